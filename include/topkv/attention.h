@@ -1,0 +1,67 @@
+// Attention as a merge of partials.
+//
+// A *partial* is softmax attention over a subset of the keys: for each query head the normalised
+// output and the natural-log-sum-exp of its scaled scores. Partials over disjoint key sets merge
+// into the partial over their union, exactly:
+//
+//   lse = log(exp(lse_a) + exp(lse_b)),   out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
+//
+// merge is associative and commutative up to rounding; the empty partial (out 0, lse -inf) is its
+// identity. Everything that takes part in attention (sinks, window, retrieved rows, other ranks)
+// is a source of partials, so one softmax is taken over the union of them all. (The formula is
+// that of FlashAttention's split softmax; Synk et al. 2025, algorithm 1, instead adds two separate
+// softmaxes, which is not attention over the union.)
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "topkv/view.h"
+
+namespace topkv {
+
+/// The log-sum-exp of no keys.
+inline constexpr float empty_lse = -std::numeric_limits<float>::infinity();
+
+/// Where a partial is kept: out [heads, head_dim] and lse [heads], both float32, contiguous.
+/// The caller owns the memory. "heads" counts independent queries: query heads, or tokens x heads.
+struct PartialView {
+  float* out = nullptr;
+  float* lse = nullptr;
+  std::int64_t heads = 0;
+  std::int64_t head_dim = 0;
+};
+
+/// An owning partial; starts empty.
+class Partial {
+ public:
+  Partial() = default;
+  Partial(std::int64_t heads, std::int64_t head_dim) { reset(heads, head_dim); }
+
+  /// Makes it the empty partial of this shape. Allocates only when it grows.
+  void reset(std::int64_t heads, std::int64_t head_dim);
+
+  PartialView view() { return {out_.data(), lse_.data(), heads_, head_dim_}; }
+  std::span<const float> out() const { return out_; }
+  std::span<const float> lse() const { return lse_; }
+
+ private:
+  std::int64_t heads_ = 0;
+  std::int64_t head_dim_ = 0;
+  std::vector<float> out_;
+  std::vector<float> lse_;
+};
+
+/// Merges `other` into `into`, head by head.
+/// REQUIRES: same shape, and the two key sets are disjoint. Throws InvalidArgument on a mismatch.
+void merge(PartialView into, PartialView other);
+
+/// The partial of queries [heads, head_dim] (float32, contiguous) over chosen rows.
+/// positions: which rows, each below rows.count, in any order; every head attends the same rows.
+/// Scores are scale * q·k. Overwrites out. Safe from many threads.
+void attend_rows(const float* queries, const RowsView& rows,
+                 std::span<const std::int64_t> positions, float scale, PartialView out);
+
+}  // namespace topkv

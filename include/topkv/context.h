@@ -1,0 +1,117 @@
+// A context: one prefilled text. Rows of every layer and KV head in host memory, and indices over
+// the keys.
+//
+// Life: a ContextBuilder takes rows as the network produces them, freeze() turns it into a
+// Context, which is immutable and shared by any number of sessions in any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topkv/key_index.h"
+#include "topkv/progress.h"
+#include "topkv/types.h"
+#include "topkv/view.h"
+
+namespace topkv {
+
+class RowStore;
+
+/// What the queries of a prefill chunk may attend.
+enum class Prefill : std::uint8_t {
+  dense,   ///< all earlier tokens
+  window,  ///< the first `sinks` tokens and the last `window` ones: cost linear in the context
+};
+
+struct PrefillAttention {
+  Prefill mode = Prefill::dense;
+  /// Window mode: tokens attended besides the sinks, the query's own included.
+  std::int64_t window = 1024;
+  std::int64_t sinks = 4;
+};
+
+struct ContextOptions {
+  /// Tokens to reserve rows for; appending more is refused.
+  std::int64_t capacity = 0;
+  /// Element type of the stored rows.
+  DType dtype = DType::bf16;
+  /// Bytes the rows may take; 0: what the machine has free. Checked before anything is reserved.
+  std::int64_t memory_budget = 0;
+};
+
+struct ContextMemory {
+  std::int64_t rows_bytes = 0;
+  std::int64_t index_bytes = 0;
+};
+
+/// Immutable once made; all members are const and safe from many threads.
+class Context {
+ public:
+  ~Context();
+  Context(const Context&) = delete;  // shared by pointer
+  Context& operator=(const Context&) = delete;
+
+  const AttentionShape& shape() const { return shape_; }
+  std::int64_t tokens() const;
+  ContextMemory memory() const;
+  /// Spec strings of its indices; "exact" is always among them, for it reads the rows in place.
+  std::vector<std::string> indices() const;
+
+  /// Rows of one (layer, KV head); valid while the context lives.
+  RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
+  /// Throws InvalidArgument when the context has no index of this spec (as passed to with_index).
+  const KeyIndex& index(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
+
+  /// A context over the same rows that has this index too. Builds all heads in parallel; layers
+  /// with a sliding window get none. This context stays as it is.
+  std::shared_ptr<const Context> with_index(std::string_view spec,
+                                            const ProgressFn& progress = {}) const;
+
+ private:
+  friend class ContextBuilder;
+  struct IndexSet;
+  Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
+          std::vector<std::shared_ptr<const IndexSet>> indices);
+
+  AttentionShape shape_;
+  std::shared_ptr<const RowStore> store_;
+  std::vector<std::shared_ptr<const IndexSet>> indices_;
+};
+
+/// Collects rows. One thread at a time.
+class ContextBuilder {
+ public:
+  /// Reserves the rows. Throws OutOfMemory (wanted and available bytes) or InvalidArgument.
+  ContextBuilder(AttentionShape shape, ContextOptions options);
+  ~ContextBuilder();
+  ContextBuilder(ContextBuilder&&) noexcept;
+  ContextBuilder& operator=(ContextBuilder&&) noexcept;
+
+  /// Appends K (post-RoPE, as attention sees it) and V of the next tokens of one layer; both
+  /// [tokens, kv_heads, head_dim] in any strides. Layers may be filled in any order.
+  /// Throws InvalidArgument when a value is NaN or infinite (naming layer, head and position),
+  /// shapes differ, or capacity is exceeded; the layer is then as it was before.
+  void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
+
+  /// Attention of the last `queries.tokens` appended tokens of the layer, causal.
+  /// queries: [tokens, q_heads, head_dim], float32; out: the same shape, contiguous, float32.
+  void attend(std::int64_t layer, const TensorView& queries, float* out,
+              const PrefillAttention& attention) const;
+
+  /// Tokens appended to the layer.
+  std::int64_t tokens(std::int64_t layer) const;
+  const AttentionShape& shape() const;
+
+  /// Turns the rows into a context with the "exact" index; add others with Context::with_index.
+  /// The builder is empty afterwards. Throws InvalidArgument when layers differ in length.
+  std::shared_ptr<const Context> freeze();
+
+ private:
+  AttentionShape shape_;
+  std::shared_ptr<RowStore> store_;
+};
+
+}  // namespace topkv

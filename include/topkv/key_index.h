@@ -1,0 +1,102 @@
+// An index finds, for a query, the keys with the largest inner product among the keys of one
+// (layer, KV head).
+//
+// The verbs are FAISS's: add keys, build, search. An index is named by one string, in FAISS's
+// manner ("exact", "faiss:IVF4096,SQ8", "hnsw:M=16,ef=128"); make_index parses it.
+//
+// Ownership: indices that can read keys where they lie do not copy them. The memory behind every
+// view handed to add must stay valid and unchanged for the life of the index.
+// Threads: search is const and safe from many threads at once. add and build are not, and must
+// not overlap a search of the same index. Different indices are independent.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topkv/types.h"
+#include "topkv/view.h"
+
+namespace topkv {
+
+/// Queries of one search.
+struct QueryBlock {
+  /// [count, dim] float32, contiguous.
+  const float* data = nullptr;
+  std::int64_t count = 0;
+  std::int64_t dim = 0;
+  /// Which positions each query may find: one range per query.
+  std::span<const PositionRange> allowed;
+
+  const float* query(std::int64_t i) const { return data + i * dim; }
+};
+
+/// What a search found: for each query up to k positions, best first, ties by lower position.
+/// Kept by the caller and reused, so that a search in the decode step does not allocate.
+class SearchResult {
+ public:
+  /// Room for `queries` results of up to k; sets all counts to 0. Allocates only when it grows.
+  void reset(std::int64_t queries, std::int64_t k);
+
+  std::int64_t queries() const { return static_cast<std::int64_t>(counts_.size()); }
+  std::int64_t k() const { return k_; }
+  /// Positions and inner products found for one query; may be fewer than k.
+  std::span<const std::int64_t> positions(std::int64_t query) const;
+  std::span<const float> scores(std::int64_t query) const;
+
+  /// For implementations: the k slots of one query, to be filled best first, and how many were.
+  std::span<std::int64_t> position_slots(std::int64_t query);
+  std::span<float> score_slots(std::int64_t query);
+  void set_count(std::int64_t query, std::int64_t count);
+
+ private:
+  std::int64_t k_ = 0;
+  std::vector<std::int64_t> counts_;
+  std::vector<std::int64_t> positions_;
+  std::vector<float> scores_;
+};
+
+class KeyIndex {
+ public:
+  virtual ~KeyIndex() = default;
+  KeyIndex() = default;
+  KeyIndex(const KeyIndex&) = delete;             // an index is large; share it by pointer
+  KeyIndex& operator=(const KeyIndex&) = delete;
+
+  /// Adds keys behind those it has: key i of the view gets position size() + i.
+  /// REQUIRES for indices that read keys in place: the views of successive calls are one array,
+  /// each continuing where the last ended (as the store's rows are). Throws InvalidArgument
+  /// otherwise, or when dim or dtype differ from the first call.
+  /// Before build: keys become searchable with build. After build: they are searchable at once.
+  virtual void add(const KeyView& keys) = 0;
+
+  /// Trains on and inserts the keys added so far. Once. An index of no keys may be built.
+  /// Runs on the calling thread and on idle threads of its TBB arena.
+  virtual void build() = 0;
+
+  /// Up to k positions of the largest q·k within each query's allowed range. k above the number
+  /// of allowed keys is clamped; approximate indices may find fewer. Never -1, never a duplicate.
+  /// REQUIRES: built, k > 0, queries.dim == dim (throws InvalidArgument), finite queries.
+  virtual void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const = 0;
+
+  /// Keys added.
+  virtual std::int64_t size() const = 0;
+  /// Bytes held beyond the keys read in place.
+  virtual std::int64_t memory() const = 0;
+  /// The spec string with all defaults spelled out, as make_index accepts it.
+  virtual std::string spec() const = 0;
+};
+
+/// Makes an empty index from its spec string. Throws InvalidArgument naming the part that was not
+/// understood and what is known.
+///
+///   exact                     every key, each search one pass over them (own SIMD scan)
+///   faiss:<factory string>    any index of the installed FAISS, inner product
+///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
+std::unique_ptr<KeyIndex> make_index(std::string_view spec);
+
+}  // namespace topkv

@@ -1,0 +1,176 @@
+// The model runner: a checkpoint in Hugging Face layout, its tokenizer, prefill and generation.
+//
+// Families: Llama 2/3.x, Mistral, Qwen2/2.5, Qwen3 (dense decoders with RMSNorm, RoPE, GQA and a
+// gated MLP); see ModelConfig for what may differ between them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topkv/context.h"
+#include "topkv/session.h"
+
+namespace topkv {
+
+/// How rotary frequencies are stretched beyond the trained context.
+struct RopeScaling {
+  enum class Kind : std::uint8_t { none, linear, llama3 };
+  Kind kind = Kind::none;
+  double factor = 1;
+  // llama3 only
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  double original_max_position = 8192;
+};
+
+/// config.json, reduced to what changes the forward pass. All sizes checked.
+struct ModelConfig {
+  std::string model_type;  ///< "llama", "mistral", "qwen2", "qwen3"
+  AttentionShape attention;
+  std::int64_t hidden_size = 0;
+  std::int64_t intermediate_size = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t max_position = 0;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling;
+  bool qkv_bias = false;
+  bool o_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;  ///< RMSNorm over head_dim on q and k before RoPE (Qwen3)
+  bool tied_embeddings = false;
+  Token bos = -1;               ///< -1: none
+  std::vector<Token> eos = {};  ///< any of them ends generation
+
+  /// Bytes of K and V of one token over all layers.
+  std::int64_t kv_bytes_per_token(DType dtype) const;
+
+  /// Reads config.json (and generation_config.json, when there, for the end tokens) of a model
+  /// directory. Accepts rope_theta/rope_scaling and rope_parameters.
+  /// Throws FileError, or Unsupported naming the key and the value.
+  static ModelConfig load(const std::filesystem::path& directory);
+};
+
+/// Byte-level BPE of a tokenizer.json. Immutable; safe from many threads.
+class Tokenizer {
+ public:
+  /// Throws FileError, or Unsupported naming the component.
+  static Tokenizer load(const std::filesystem::path& tokenizer_json);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  /// Token ids as the `tokenizers` library gives them. add_special_tokens: apply the
+  /// post-processor's template (a BOS, usually). Text need not be valid UTF-8: bytes that are not
+  /// are read as U+FFFD, as Python's decoding with errors="replace" does.
+  std::vector<Token> encode(std::string_view text, bool add_special_tokens = false) const;
+  /// The text of the tokens; incomplete UTF-8 becomes U+FFFD. Special tokens are left out.
+  std::string decode(std::span<const Token> tokens) const;
+  /// Raw bytes of one token, for streaming through a Utf8Stream; empty for special tokens.
+  std::string bytes_of_token(Token token) const;
+  /// Id of a token by its content, -1 when there is none.
+  Token find(std::string_view content) const;
+  std::int64_t vocab_size() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Turns token bytes into text as they arrive, holding back incomplete UTF-8.
+class Utf8Stream {
+ public:
+  /// Complete characters so far not given out; invalid bytes become U+FFFD.
+  std::string push(std::string_view bytes);
+  /// What is held back, as U+FFFD.
+  std::string finish();
+
+ private:
+  std::string pending_;
+};
+
+struct SamplingOptions {
+  double temperature = 0;  ///< 0: greedy
+  std::int64_t top_k = 0;  ///< 0: off
+  double top_p = 1;
+  std::uint64_t seed = 0;
+};
+
+struct GenerateOptions {
+  std::int64_t max_tokens = 128;
+  SamplingOptions sampling = {};
+};
+
+struct PrefillOptions {
+  PrefillAttention attention = {};
+  /// Tokens per step; bounds the activations. Does not change results beyond rounding.
+  std::int64_t chunk = 2048;
+  DType kv_dtype = DType::bf16;
+  std::int64_t memory_budget = 0;  ///< bytes for the rows; 0: what the machine has free
+};
+
+/// Where the time of a forward pass went, in seconds summed over calls.
+struct ForwardTimes {
+  double matmul = 0;
+  double attention = 0;  ///< dense, window and retrieved rows, and storing rows
+  double search = 0;     ///< index searches
+  double other = 0;      ///< norms, RoPE, activations, embedding
+  double total() const { return matmul + attention + search + other; }
+};
+
+/// Called with each generated token; return false to stop.
+using TokenFn = std::function<bool(Token)>;
+
+struct GenerateResult {
+  std::vector<Token> tokens;  ///< generated, without the end token
+  bool ended = false;         ///< the model gave an end token
+  double prompt_seconds = 0;
+  double decode_seconds = 0;
+  ForwardTimes times;
+};
+
+/// A loaded checkpoint. Weights stay in the checkpoint's dtype, memory-mapped. Const members are
+/// safe from many threads, each with its own session.
+class Model {
+ public:
+  /// Loads config.json, tokenizer.json and the safetensors of a directory.
+  static Model load(const std::filesystem::path& directory);
+  ~Model();
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+
+  const ModelConfig& config() const;
+  const Tokenizer& tokenizer() const;
+
+  /// Runs the tokens through the network into a new context. times, when given, is added to.
+  /// Throws InvalidArgument for no tokens or ids outside the vocabulary, OutOfMemory before any
+  /// work when the rows do not fit.
+  std::shared_ptr<const Context> prefill(std::span<const Token> tokens,
+                                         const PrefillOptions& options = {},
+                                         const ProgressFn& progress = {},
+                                         ForwardTimes* times = nullptr) const;
+
+  /// Feeds the prompt to the session, then generates. The session keeps both.
+  /// Throws InvalidArgument for an empty prompt.
+  GenerateResult generate(Session& session, std::span<const Token> prompt,
+                          const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;
+
+  /// Logits [tokens, vocab_size] of a dense forward pass over the tokens; for tests and scoring.
+  std::vector<float> logits(std::span<const Token> tokens) const;
+  /// Feeds tokens to a session and gives their logits [tokens, vocab_size].
+  std::vector<float> logits(Session& session, std::span<const Token> tokens) const;
+
+ private:
+  struct Impl;
+  explicit Model(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace topkv

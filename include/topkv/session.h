@@ -1,0 +1,107 @@
+// A session: one reader of a frozen context, with its own question and generated tokens.
+//
+// For every token and layer, attention is taken over three disjoint sets of earlier tokens, under
+// one softmax (see attention.h): the first `sinks`, the last `window` (both exact), and the k rows
+// that the index finds among the rest. Tokens of the session that leave the window are searched
+// too, in the session's own rows; the context never changes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "topkv/context.h"
+
+namespace topkv {
+
+/// Who chooses rows.
+enum class SelectBy : std::uint8_t {
+  query_head,  ///< each query head attends its own top k
+  group,       ///< the heads of a group share k rows: the k with the largest score of any head
+};
+
+/// How many rows each layer retrieves, per query head or group.
+/// (Synk et al. 2025, §4.4, compare uniform and rising schedules of equal sum.)
+struct TopK {
+  enum class Schedule : std::uint8_t { same, uniform_sum, linear_sum, list };
+
+  Schedule schedule = Schedule::same;
+  std::int64_t value = 64;             ///< same: k of each layer; *_sum: sum over the layers
+  std::vector<std::int64_t> list = {};  ///< list: k of each layer
+
+  static TopK same(std::int64_t k) { return {Schedule::same, k, {}}; }
+  /// The sum spread evenly over the layers.
+  static TopK uniform_sum(std::int64_t sum) { return {Schedule::uniform_sum, sum, {}}; }
+  /// Rising linearly from about 0 in the first layer, k_l proportional to l + 1.
+  static TopK linear_sum(std::int64_t sum) { return {Schedule::linear_sum, sum, {}}; }
+  static TopK per_layer(std::vector<std::int64_t> ks) { return {Schedule::list, 0, std::move(ks)}; }
+
+  /// "64", "64,32,16,…", "uniform:512", "linear:512". Throws InvalidArgument.
+  static TopK parse(std::string_view text);
+
+  /// k of each layer, every one at least 1; sums are met exactly. Throws InvalidArgument when a k
+  /// is below 1, a list has another length, or a sum is below the number of layers.
+  std::vector<std::int64_t> resolve(std::int64_t layers) const;
+};
+
+struct RetrievalOptions {
+  // Options that change results.
+  std::string index = "exact";   ///< spec of an index that the context has
+  TopK k = TopK::same(64);       ///< rows retrieved per layer; above the context: all of them
+  SelectBy select_by = SelectBy::query_head;
+  std::int64_t dense_layers = 0;  ///< the first n layers attend every token
+  std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
+  std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
+
+  // Options that change memory only.
+  std::int64_t capacity = 65536;  ///< tokens of its own that the session can take
+};
+
+/// What a session did, summed over its life.
+struct SessionStats {
+  std::int64_t steps = 0;            ///< (token, layer) pairs attended
+  std::int64_t rows_retrieved = 0;   ///< rows attended beyond window and sinks, over query heads
+  double search_seconds = 0;
+  double attend_seconds = 0;
+};
+
+/// One thread at a time; different sessions are independent.
+class Session {
+ public:
+  /// Throws InvalidArgument on options that cannot work with this context.
+  Session(std::shared_ptr<const Context> context, RetrievalOptions options = {});
+  ~Session();
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+
+  /// A session that goes on from here with the same own tokens. Copies only the session's own rows.
+  Session fork() const;
+
+  /// The step for an application that owns its network: takes q, k, v of the next tokens of one
+  /// layer and gives attention over everything before and including each of them.
+  /// q, out: [tokens, q_heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; all float32,
+  /// contiguous; k and q post-RoPE, at positions tokens() and on. Every layer must be given the
+  /// same tokens in turn.
+  /// Throws InvalidArgument when a value is not finite (the session stays as before the call for
+  /// this layer) or capacity is exceeded.
+  void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
+              std::int64_t tokens = 1);
+
+  /// Tokens before the next one: the context's and the session's own (those of layer 0).
+  std::int64_t tokens() const;
+  /// The session's own tokens.
+  std::int64_t own_tokens() const;
+  const Context& context() const;
+  const RetrievalOptions& options() const;
+  const SessionStats& stats() const;
+
+ private:
+  struct State;
+  explicit Session(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace topkv

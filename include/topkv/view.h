@@ -1,0 +1,67 @@
+// Non-owning views of tensors. A view never owns memory; whoever makes one keeps the memory alive
+// and unchanged for as long as the callee's documentation says.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// K or V (or Q) of consecutive tokens, as networks produce them: elements of one head are
+/// contiguous, tokens and heads may stride freely. Strides are in elements.
+struct TensorView {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  /// data is [tokens, heads, head_dim], contiguous.
+  static TensorView tokens_first(const void* data, DType dtype, std::int64_t tokens,
+                                 std::int64_t heads, std::int64_t head_dim) {
+    return {data, dtype, tokens, heads, head_dim, heads * head_dim, head_dim};
+  }
+  /// data is [heads, tokens, head_dim], contiguous: the layout of transformers' caches.
+  static TensorView heads_first(const void* data, DType dtype, std::int64_t tokens,
+                                std::int64_t heads, std::int64_t head_dim) {
+    return {data, dtype, tokens, heads, head_dim, head_dim, tokens * head_dim};
+  }
+
+  const std::byte* at(std::int64_t token, std::int64_t head) const {
+    return static_cast<const std::byte*>(data) +
+           (token * token_stride + head * head_stride) * bytes_of(dtype);
+  }
+};
+
+/// Keys of one (layer, KV head): count vectors of dim elements, each stride_bytes after the last.
+/// The position of a key is its number in the view.
+struct KeyView {
+  const std::byte* data = nullptr;
+  DType dtype = DType::bf16;
+  std::int64_t count = 0;
+  std::int64_t dim = 0;
+  std::int64_t stride_bytes = 0;
+
+  const std::byte* key(std::int64_t position) const { return data + position * stride_bytes; }
+};
+
+/// Rows [K(dim) | V(dim)] of one (layer, KV head), each stride_bytes after the last.
+struct RowsView {
+  const std::byte* data = nullptr;
+  DType dtype = DType::bf16;
+  std::int64_t count = 0;
+  std::int64_t dim = 0;
+  std::int64_t stride_bytes = 0;
+
+  const std::byte* key(std::int64_t position) const { return data + position * stride_bytes; }
+  const std::byte* value(std::int64_t position) const {
+    return key(position) + dim * bytes_of(dtype);
+  }
+  KeyView keys() const { return {data, dtype, count, dim, stride_bytes}; }
+};
+
+}  // namespace topkv

@@ -1,0 +1,40 @@
+// The one way that topkv runs things in parallel: oneTBB's arena of the calling thread.
+//
+// Libraries beneath (BLAS, FAISS) bring OpenMP teams of their own. Inside a parallel_for they are
+// held to one thread each, so that there are never more runnable threads than cores. How many
+// threads there are is the application's choice, through tbb::global_control or a tbb::task_arena;
+// the command line tool's -t does that.
+#pragma once
+
+#include <oneapi/tbb/blocked_range.h>
+#include <oneapi/tbb/parallel_for.h>
+
+#include <cstdint>
+
+namespace topkv {
+
+/// Threads that a parallel_for of this thread would use.
+std::int64_t thread_count();
+
+/// Holds OpenMP regions started by the calling thread to that thread.
+void use_one_openmp_thread();
+
+/// Calls body(begin, end) for disjoint ranges that cover [0, count), none shorter than grain if
+/// it can be helped. Which thread takes which range is not fixed: results must not depend on it.
+/// An exception in a body ends the loop and is rethrown here. Nests.
+template <class Body>
+void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
+  if (count <= 0) return;
+  if (count <= grain) {
+    use_one_openmp_thread();
+    body(std::int64_t{0}, count);
+    return;
+  }
+  oneapi::tbb::parallel_for(oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
+                            [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
+                              use_one_openmp_thread();
+                              body(range.begin(), range.end());
+                            });
+}
+
+}  // namespace topkv
