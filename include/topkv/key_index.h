@@ -64,7 +64,7 @@ class KeyIndex {
  public:
   virtual ~KeyIndex() = default;
   KeyIndex() = default;
-  KeyIndex(const KeyIndex&) = delete;             // an index is large; share it by pointer
+  KeyIndex(const KeyIndex&) = delete;  // an index is large; share it by pointer
   KeyIndex& operator=(const KeyIndex&) = delete;
 
   /// Adds keys behind those it has: key i of the view gets position size() + i.

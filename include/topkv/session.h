@@ -29,7 +29,7 @@ struct TopK {
   enum class Schedule : std::uint8_t { same, uniform_sum, linear_sum, list };
 
   Schedule schedule = Schedule::same;
-  std::int64_t value = 64;             ///< same: k of each layer; *_sum: sum over the layers
+  std::int64_t value = 64;              ///< same: k of each layer; *_sum: sum over the layers
   std::vector<std::int64_t> list = {};  ///< list: k of each layer
 
   static TopK same(std::int64_t k) { return {Schedule::same, k, {}}; }
@@ -49,8 +49,8 @@ struct TopK {
 
 struct RetrievalOptions {
   // Options that change results.
-  std::string index = "exact";   ///< spec of an index that the context has
-  TopK k = TopK::same(64);       ///< rows retrieved per layer; above the context: all of them
+  std::string index = "exact";  ///< spec of an index that the context has
+  TopK k = TopK::same(64);      ///< rows retrieved per layer; above the context: all of them
   SelectBy select_by = SelectBy::query_head;
   std::int64_t dense_layers = 0;  ///< the first n layers attend every token
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
@@ -62,8 +62,8 @@ struct RetrievalOptions {
 
 /// What a session did, summed over its life.
 struct SessionStats {
-  std::int64_t steps = 0;            ///< (token, layer) pairs attended
-  std::int64_t rows_retrieved = 0;   ///< rows attended beyond window and sinks, over query heads
+  std::int64_t steps = 0;           ///< (token, layer) pairs attended
+  std::int64_t rows_retrieved = 0;  ///< rows attended beyond window and sinks, over query heads
   double search_seconds = 0;
   double attend_seconds = 0;
 };

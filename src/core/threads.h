@@ -30,11 +30,12 @@ void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     body(std::int64_t{0}, count);
     return;
   }
-  oneapi::tbb::parallel_for(oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
-                            [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
-                              use_one_openmp_thread();
-                              body(range.begin(), range.end());
-                            });
+  oneapi::tbb::parallel_for(
+      oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
+      [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
+        use_one_openmp_thread();
+        body(range.begin(), range.end());
+      });
 }
 
 }  // namespace topkv

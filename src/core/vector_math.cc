@@ -1,0 +1,190 @@
+#include "src/core/vector_math.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/core/vector_math.cc"
+#include <hwy/foreach_target.h>
+#include "src/core/simd.h"
+#include <hwy/contrib/math/math-inl.h>
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace topkv {
+namespace HWY_NAMESPACE {
+
+using Floats = hn::ScalableTag<float>;
+
+/// Calls full(i) for every whole vector and tail(i) for every element after the last one.
+template <class Full, class Tail>
+HWY_INLINE void each(std::int64_t count, Full full, Tail tail) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(Floats()));
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) full(i);
+  for (; i < count; ++i) tail(i);
+}
+
+float max_of_any(const float* x, std::int64_t count) {
+  const Floats d;
+  auto best = hn::Set(d, -std::numeric_limits<float>::infinity());
+  float rest = -std::numeric_limits<float>::infinity();
+  each(
+      count, [&](std::int64_t i) { best = hn::Max(best, hn::LoadU(d, x + i)); },
+      [&](std::int64_t i) { rest = std::max(rest, x[i]); });
+  return std::max(rest, hn::GetLane(hn::MaxOfLanes(d, best)));
+}
+
+float exp_shifted_any(float* x, std::int64_t count, float shift) {
+  const Floats d;
+  const auto by = hn::Set(d, shift);
+  auto sum = hn::Zero(d);
+  float rest = 0;
+  each(
+      count,
+      [&](std::int64_t i) {
+        const auto e = hn::Exp(d, hn::Sub(hn::LoadU(d, x + i), by));
+        hn::StoreU(e, d, x + i);
+        sum = hn::Add(sum, e);
+      },
+      [&](std::int64_t i) {
+        x[i] = std::exp(x[i] - shift);
+        rest += x[i];
+      });
+  return rest + hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+void scale_by_any(float* x, std::int64_t count, float factor) {
+  const Floats d;
+  const auto by = hn::Set(d, factor);
+  each(
+      count, [&](std::int64_t i) { hn::StoreU(hn::Mul(hn::LoadU(d, x + i), by), d, x + i); },
+      [&](std::int64_t i) { x[i] *= factor; });
+}
+
+void add_scaled_any(float* out, float factor, const std::byte* stored, DType dtype,
+                    std::int64_t count) {
+  const Floats d;
+  const auto by = hn::Set(d, factor);
+  with_dtype(dtype, [&]<DType t>() {
+    constexpr std::int64_t size = t == DType::f32 ? 4 : 2;
+    each(
+        count,
+        [&](std::int64_t i) {
+          hn::StoreU(hn::MulAdd(by, load_float<t>(d, stored + i * size), hn::LoadU(d, out + i)), d,
+                     out + i);
+        },
+        [&](std::int64_t i) { out[i] += factor * load_float_1<t>(stored + i * size); });
+  });
+}
+
+void rms_norm_any(const float* x, const float* weight, std::int64_t count, float epsilon,
+                  float* out) {
+  const Floats d;
+  auto squares = hn::Zero(d);
+  float rest = 0;
+  each(
+      count,
+      [&](std::int64_t i) {
+        const auto v = hn::LoadU(d, x + i);
+        squares = hn::MulAdd(v, v, squares);
+      },
+      [&](std::int64_t i) { rest += x[i] * x[i]; });
+  const float mean = (rest + hn::GetLane(hn::SumOfLanes(d, squares))) / static_cast<float>(count);
+  const float factor = 1.0F / std::sqrt(mean + epsilon);
+  const auto by = hn::Set(d, factor);
+  each(
+      count,
+      [&](std::int64_t i) {
+        hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, x + i), by), hn::LoadU(d, weight + i)), d, out + i);
+      },
+      [&](std::int64_t i) { out[i] = x[i] * factor * weight[i]; });
+}
+
+void silu_multiply_any(float* gate, const float* up, std::int64_t count) {
+  const Floats d;
+  const auto one = hn::Set(d, 1.0F);
+  each(
+      count,
+      [&](std::int64_t i) {
+        const auto g = hn::LoadU(d, gate + i);
+        const auto silu = hn::Div(g, hn::Add(one, hn::Exp(d, hn::Neg(g))));
+        hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + i)), d, gate + i);
+      },
+      [&](std::int64_t i) { gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i]; });
+}
+
+void rotate_half_any(float* head, std::int64_t head_dim, const float* cos, const float* sin) {
+  const Floats d;
+  const std::int64_t half = head_dim / 2;
+  each(
+      half,
+      [&](std::int64_t i) {
+        const auto c = hn::LoadU(d, cos + i);
+        const auto s = hn::LoadU(d, sin + i);
+        const auto x1 = hn::LoadU(d, head + i);
+        const auto x2 = hn::LoadU(d, head + half + i);
+        hn::StoreU(hn::Sub(hn::Mul(x1, c), hn::Mul(x2, s)), d, head + i);
+        hn::StoreU(hn::MulAdd(x1, s, hn::Mul(x2, c)), d, head + half + i);
+      },
+      [&](std::int64_t i) {
+        const float x1 = head[i];
+        const float x2 = head[half + i];
+        head[i] = x1 * cos[i] - x2 * sin[i];
+        head[half + i] = x2 * cos[i] + x1 * sin[i];
+      });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace topkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace topkv {
+
+HWY_EXPORT(max_of_any);
+HWY_EXPORT(exp_shifted_any);
+HWY_EXPORT(scale_by_any);
+HWY_EXPORT(add_scaled_any);
+HWY_EXPORT(rms_norm_any);
+HWY_EXPORT(silu_multiply_any);
+HWY_EXPORT(rotate_half_any);
+
+float max_of(const float* x, std::int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(max_of_any)(x, count);
+}
+
+float exp_shifted(float* x, std::int64_t count, float shift) {
+  return HWY_DYNAMIC_DISPATCH(exp_shifted_any)(x, count, shift);
+}
+
+void scale_by(float* x, std::int64_t count, float factor) {
+  HWY_DYNAMIC_DISPATCH(scale_by_any)(x, count, factor);
+}
+
+void add_scaled(float* out, float factor, const std::byte* stored, DType dtype,
+                std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(add_scaled_any)(out, factor, stored, dtype, count);
+}
+
+void add_to(float* out, const float* x, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(add_scaled_any)
+  (out, 1.0F, reinterpret_cast<const std::byte*>(x), DType::f32, count);
+}
+
+void rms_norm(const float* x, const float* weight, std::int64_t count, float epsilon, float* out) {
+  HWY_DYNAMIC_DISPATCH(rms_norm_any)(x, weight, count, epsilon, out);
+}
+
+void silu_multiply(float* gate, const float* up, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(silu_multiply_any)(gate, up, count);
+}
+
+void rotate_half(float* head, std::int64_t head_dim, const float* cos, const float* sin) {
+  HWY_DYNAMIC_DISPATCH(rotate_half_any)(head, head_dim, cos, sin);
+}
+
+}  // namespace topkv
+#endif

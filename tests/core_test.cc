@@ -1,0 +1,174 @@
+// The SIMD kernels against plain loops in float64, at every tail length and dtype.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "src/core/convert.h"
+#include "src/core/dot.h"
+#include "src/core/topk.h"
+#include "src/core/vector_math.h"
+
+namespace topkv {
+namespace {
+
+const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
+
+std::vector<float> random_floats(std::int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(static_cast<std::size_t>(count));
+  for (float& x : out) x = normal(random);
+  return out;
+}
+
+/// The stored value nearest to x, found with arithmetic alone: mantissa bits by scaling.
+double rounded(double x, int mantissa_bits) {
+  if (x == 0) return 0;
+  int exponent = 0;
+  const double fraction = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, mantissa_bits + 1)), exponent - mantissa_bits - 1);
+}
+
+TEST(Convert, RoundTripRoundsToNearestEvenAtEveryLength) {
+  for (const DType dtype : dtypes) {
+    const int bits = dtype == DType::f32 ? 23 : dtype == DType::f16 ? 10 : 7;
+    for (std::int64_t n = 0; n < 70; ++n) {
+      const auto in = random_floats(n, static_cast<unsigned>(n));
+      std::vector<std::byte> stored(static_cast<std::size_t>(n * bytes_of(dtype)) + 1);
+      std::vector<float> out(static_cast<std::size_t>(n));
+      from_float(in.data(), n, dtype, stored.data());
+      to_float(stored.data(), dtype, n, out.data());
+      for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(out[i], rounded(in[i], bits)) << name_of(dtype);
+    }
+  }
+}
+
+TEST(Convert, HalfwayCasesOfBf16GoToEven) {
+  const std::vector<float> in(40, 1.0F + 1.0F / 256);  // halfway between 1 and 1 + 1/128
+  std::vector<std::byte> stored(80);
+  std::vector<float> out(40);
+  from_float(in.data(), 40, DType::bf16, stored.data());
+  to_float(stored.data(), DType::bf16, 40, out.data());
+  for (const float x : out) EXPECT_EQ(x, 1.0F);
+}
+
+TEST(Convert, FirstNotFiniteFindsEveryPlace) {
+  for (std::int64_t n = 1; n < 40; ++n) {
+    EXPECT_EQ(first_not_finite(random_floats(n, 1).data(), n), -1);
+    for (std::int64_t at = 0; at < n; ++at) {
+      for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                              -std::numeric_limits<float>::infinity()}) {
+        auto values = random_floats(n, 2);
+        values[static_cast<std::size_t>(at)] = bad;
+        EXPECT_EQ(first_not_finite(values.data(), n), at);
+      }
+    }
+  }
+}
+
+TEST(Dot, EveryShapeEqualsPlainLoops) {
+  for (const DType dtype : dtypes) {
+    for (const std::int64_t dim : {1, 7, 8, 16, 31, 64, 80, 96, 128, 257}) {
+      for (const std::int64_t queries : {1, 2, 3, 4, 5, 9}) {
+        const std::int64_t count = 11;
+        const std::int64_t stride = dim * bytes_of(dtype) * 2 + 6;  // odd strides must work too
+        const auto q = random_floats(queries * dim, 3);
+        const auto k = random_floats(count * dim, 4);
+        std::vector<std::byte> keys(static_cast<std::size_t>(stride * count), std::byte{0xff});
+        std::vector<float> widened(static_cast<std::size_t>(count * dim));
+        for (std::int64_t r = 0; r < count; ++r) {
+          from_float(&k[r * dim], dim, dtype, &keys[r * stride]);
+          to_float(&keys[r * stride], dtype, dim, &widened[r * dim]);
+        }
+        std::vector<float> scores(static_cast<std::size_t>(queries * 16), -1);
+        dot_block(q.data(), queries, dim, keys.data(), dtype, stride, count, scores.data(), 16);
+        const std::vector<std::int64_t> at = {10, 3, 3, 0, 7};
+        std::vector<float> gathered(static_cast<std::size_t>(queries * 8), -1);
+        dot_gather(q.data(), queries, dim, keys.data(), dtype, stride, at.data(), 5, gathered.data(), 8);
+        for (std::int64_t i = 0; i < queries; ++i) {
+          for (std::int64_t r = 0; r < count; ++r) {
+            double want = 0;
+            double size = 0;
+            for (std::int64_t j = 0; j < dim; ++j) {
+              const double product = double{q[i * dim + j]} * widened[r * dim + j];
+              want += product;
+              size += std::abs(product);
+            }
+            const double bound = 1e-6 * size;
+            EXPECT_NEAR(scores[i * 16 + r], want, bound);
+            EXPECT_NEAR(dot(&q[i * dim], &keys[r * stride], dtype, dim), want, bound);
+            for (std::size_t g = 0; g < at.size(); ++g) {
+              if (at[g] == r) EXPECT_EQ(gathered[i * 8 + g], scores[i * 16 + r]);
+            }
+          }
+          EXPECT_EQ(scores[i * 16 + count], -1) << "wrote past the block";
+          EXPECT_EQ(gathered[i * 8 + 5], -1) << "wrote past the block";
+        }
+        double want = 0;
+        for (std::int64_t j = 0; j < dim; ++j) want += double{widened[j]} * widened[dim + j];
+        EXPECT_NEAR(dot_stored(&keys[0], &keys[stride], dtype, dim), want, 1e-5 * static_cast<double>(dim));
+      }
+    }
+  }
+}
+
+TEST(VectorMath, EqualsPlainLoopsAtEveryLength) {
+  for (std::int64_t n = 1; n < 70; ++n) {
+    const auto x = random_floats(n, 5);
+    const auto y = random_floats(n, 6);
+    EXPECT_EQ(max_of(x.data(), n), *std::max_element(x.begin(), x.end()));
+
+    auto e = x;
+    const float sum = exp_shifted(e.data(), n, 1.5F);
+    double want_sum = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double want = std::exp(double{x[i]} - 1.5);
+      want_sum += want;
+      EXPECT_NEAR(e[i], want, 2e-6 * want);
+    }
+    EXPECT_NEAR(sum, want_sum, 2e-6 * want_sum);
+
+    auto gate = x;
+    silu_multiply(gate.data(), y.data(), n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      EXPECT_NEAR(gate[i], x[i] / (1 + std::exp(-double{x[i]})) * y[i], 1e-6 * (1 + std::abs(x[i] * y[i])));
+    }
+
+    std::vector<float> normed(static_cast<std::size_t>(n));
+    rms_norm(x.data(), y.data(), n, 1e-5F, normed.data());
+    double square = 0;
+    for (const float v : x) square += double{v} * v;
+    for (std::int64_t i = 0; i < n; ++i) {
+      EXPECT_NEAR(normed[i], x[i] / std::sqrt(square / static_cast<double>(n) + 1e-5) * y[i], 1e-5);
+    }
+  }
+}
+
+TEST(VectorMath, ExpOfMinusInfinityIsZero) {
+  std::vector<float> x(33, -std::numeric_limits<float>::infinity());
+  x[20] = 0;
+  EXPECT_EQ(exp_shifted(x.data(), 33, 0), 1.0F);
+  EXPECT_EQ(x[0], 0.0F);
+  EXPECT_EQ(x[32], 0.0F);
+}
+
+TEST(TopKeeper, KeepsTheBestWithTiesToTheLowerPosition) {
+  TopKeeper keeper;
+  keeper.reset(3);
+  for (const auto& [score, position] : std::vector<std::pair<float, std::int64_t>>{
+           {1, 9}, {2, 8}, {2, 1}, {0, 0}, {2, 5}, {1, 2}}) {
+    keeper.push(score, position);
+  }
+  const auto best = keeper.sorted();
+  ASSERT_EQ(best.size(), 3U);
+  EXPECT_EQ(best[0].position, 1);
+  EXPECT_EQ(best[1].position, 5);
+  EXPECT_EQ(best[2].position, 8);
+}
+
+}  // namespace
+}  // namespace topkv
