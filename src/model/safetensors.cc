@@ -1,1 +1,103 @@
-// placeholder
+#include "src/model/safetensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "src/core/mapped_file.h"
+#include "src/model/json_file.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A name within one directory, not a path that could leave it.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+}  // namespace
+
+SafeTensors SafeTensors::open(const fs::path& directory) {
+  const fs::path single = directory / "model.safetensors";
+  const fs::path index = directory / "model.safetensors.index.json";
+  SafeTensors result;
+  if (file_exists(single)) {
+    result.source_ = single;
+    result.files_.push_back(SafeTensorsFile::open(single));
+    for (const auto& [name, entry] : result.files_[0].entries()) result.file_of_[name] = 0;
+  } else if (file_exists(index)) {
+    result.source_ = index;
+    result.open_shards();
+  } else {
+    throw FileError(fmt::format(
+        "{}: has neither model.safetensors nor model.safetensors.index.json; expected the "
+        "directory of a Hugging Face model saved as safetensors",
+        directory.string()));
+  }
+  return result;
+}
+
+void SafeTensors::open_shards() {
+  const nlohmann::json json = read_json_file(source_);
+  const JsonObject root(json, source_);
+  if (root.find("weight_map") == nullptr) root.fail("weight_map", "an object");
+  const nlohmann::json& weight_map = json["weight_map"];
+  const JsonObject checked(weight_map, source_, "weight_map.");
+
+  std::map<std::string, std::size_t> opened;  // shard name -> files_
+  for (const auto& [tensor, value] : weight_map.items()) {
+    const auto fail = [&, &tensor = tensor](std::string_view found, std::string_view expected) {
+      throw FileError(fmt::format("{}: weight_map puts tensor {} into {}; expected {}",
+                                  source_.string(), shown(tensor), found, expected));
+    };
+    if (!value.is_string()) fail(shown(value), "the name of a file");
+    const auto& shard = value.get_ref<const std::string&>();
+    if (!is_plain_file_name(shard)) fail(shown(value), "a file in the directory of the index");
+    const auto [it, is_new] = opened.try_emplace(shard, files_.size());
+    if (is_new) {
+      const fs::path path = source_.parent_path() / shard;
+      if (!file_exists(path))
+        fail(shown(value) + ", which is missing", "the shard beside the index");
+      files_.push_back(SafeTensorsFile::open(path));
+    }
+    if (!files_[it->second].entries().contains(tensor)) {
+      fail(shown(value), "a shard that holds it; this one does not");
+    }
+    file_of_[tensor] = it->second;
+  }
+}
+
+bool SafeTensors::has(std::string_view name) const { return file_of_.find(name) != file_of_.end(); }
+
+SafeTensors::Tensor SafeTensors::get(std::string_view name,
+                                     std::span<const std::int64_t> expected_shape) const {
+  const auto it = file_of_.find(name);
+  if (it == file_of_.end()) {
+    throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}", source_.string(),
+                                shown(name), shown_shape(expected_shape)));
+  }
+  const SafeTensorsFile& file = files_[it->second];
+  const SafeTensorsFile::Entry& entry = file.entries().find(name)->second;
+  if (!std::ranges::equal(entry.shape, expected_shape)) {
+    throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}", file.path().string(),
+                                shown(name), shown_shape(entry.shape),
+                                shown_shape(expected_shape)));
+  }
+  if (!entry.dtype.dtype) {
+    throw Unsupported(fmt::format("{}: tensor {} has dtype {}; topkv reads F32, F16 and BF16",
+                                  file.path().string(), shown(name), entry.dtype.name));
+  }
+  return {entry.bytes.data(), *entry.dtype.dtype, entry.shape};
+}
+
+std::vector<std::string> SafeTensors::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : file_of_) names.push_back(name);
+  return names;
+}
+
+}  // namespace topkv

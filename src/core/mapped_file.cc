@@ -1,0 +1,77 @@
+#include "src/core/mapped_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& path, const char* action, int error) {
+  throw FileError(fmt::format("{}: cannot be {}: {}", path.string(), action,
+                              std::generic_category().message(error)));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;  // it closes what it holds
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+bool file_exists(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error) || error;
+}
+
+MappedFile MappedFile::open(const std::filesystem::path& path) {
+  // O_NONBLOCK: opening a named pipe must fail below, not wait for a writer.
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0) fail(path, "opened", errno);
+  struct stat status = {};
+  if (::fstat(fd.get(), &status) != 0) fail(path, "examined", errno);
+  if (!S_ISREG(status.st_mode)) {
+    throw FileError(fmt::format("{}: is not a regular file; expected one", path.string()));
+  }
+  MappedFile file;
+  file.path_ = path;
+  const auto size = static_cast<std::size_t>(status.st_size);
+  if (size == 0) return file;
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (data == MAP_FAILED) fail(path, "mapped into memory", errno);
+  file.bytes_ = {static_cast<const std::byte*>(data), size};
+  return file;
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace topkv

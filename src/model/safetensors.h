@@ -1,0 +1,58 @@
+// The tensors of a model directory in Hugging Face layout: one file `model.safetensors`, or the
+// shards that `model.safetensors.index.json` names. As in transformers, the single file wins when
+// both are there.
+//
+// Ownership: files are memory-mapped, nothing is copied; a Tensor's data lives as long as the
+// SafeTensors it came from (moving that keeps it). The files must not change meanwhile.
+// Threads: const members are safe from many threads.
+// Every header is checked when the directory is opened; see safetensors_file.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/model/safetensors_file.h"
+#include "topkv/types.h"
+
+namespace topkv {
+
+class SafeTensors {
+ public:
+  struct Tensor {
+    /// Row-major elements. Not necessarily aligned to their size: a file may begin its data at any
+    /// byte. Read them with memcpy or through to_float (convert.h), never through a float pointer.
+    const std::byte* data = nullptr;
+    DType dtype = DType::f32;
+    std::vector<std::int64_t> shape;
+  };
+
+  /// Throws FileError. In an index every shard must lie in the directory itself (it may be a
+  /// symbolic link, as in a download cache) and hold the tensors that are said to be in it; tensors
+  /// of a shard that the index does not list are ignored.
+  static SafeTensors open(const std::filesystem::path& directory);
+
+  bool has(std::string_view name) const;
+
+  /// Throws FileError when there is no such tensor or it has another shape, Unsupported when its
+  /// elements are not F32, F16 or BF16.
+  Tensor get(std::string_view name, std::span<const std::int64_t> expected_shape) const;
+
+  /// Names of all tensors, ascending.
+  std::vector<std::string> names() const;
+
+ private:
+  void open_shards();
+
+  std::filesystem::path source_;  // what lists the tensors: file or index
+  std::vector<SafeTensorsFile> files_;
+  std::map<std::string, std::size_t, std::less<>> file_of_;  // tensor name -> files_
+};
+
+}  // namespace topkv
