@@ -1,10 +1,14 @@
-# Everything topkv stands on, all of it packaged by Debian 12. To use another FAISS or hnswlib,
-# point -Dfaiss_ROOT=… or -DTOPKV_HNSWLIB_INCLUDE_DIR=… at it.
+# Everything topkv stands on, all of it packaged by Debian 12 (tools/setup.sh lists the packages).
+# To use another FAISS or hnswlib, point -Dfaiss_ROOT=… or -DTOPKV_HNSWLIB_INCLUDE_DIR=… at it.
+# What a static libtopkv.a is linked with also stands in topkvConfig.cmake.in and topkv.pc.in.
+
+list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(TBB REQUIRED)
 find_package(BLAS REQUIRED)   # FAISS's
 find_package(faiss REQUIRED)
+find_package(dnnl REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
@@ -14,13 +18,7 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 
 find_path(TOPKV_HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED DOC "Folder that holds hnswlib/hnswlib.h")
 
-# oneDNN by hand: Debian's own CMake files for it ask for OpenCL headers, which topkv has no use for.
-find_library(TOPKV_DNNL_LIBRARY dnnl REQUIRED)
-find_path(TOPKV_DNNL_INCLUDE_DIR dnnl.h REQUIRED)
-add_library(topkv_dnnl INTERFACE)
-target_link_libraries(topkv_dnnl INTERFACE ${TOPKV_DNNL_LIBRARY})
-target_include_directories(topkv_dnnl INTERFACE ${TOPKV_DNNL_INCLUDE_DIR})
-
+# Headers alone are wrapped in BUILD_INTERFACE: whoever links an installed topkv needs no such package.
 set(TOPKV_DEPENDENCIES
-  faiss OpenMP::OpenMP_CXX TBB::tbb topkv_dnnl nlohmann_json::nlohmann_json fmt::fmt
-  PkgConfig::hwy PkgConfig::pcre2)
+  faiss OpenMP::OpenMP_CXX TBB::tbb DNNL::dnnl fmt::fmt PkgConfig::hwy PkgConfig::pcre2
+  $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

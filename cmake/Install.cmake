@@ -1,0 +1,51 @@
+# What `cmake --install` lays down: the library and its headers, the command, a CMake package
+# (find_package(topkv)) and a pkg-config file (topkv; a static library wants --static).
+# tests/consumer builds a program against the result both ways.
+
+include(CMakePackageConfigHelpers)
+
+get_target_property(topkv_type topkv TYPE)
+if(topkv_type STREQUAL "STATIC_LIBRARY")
+  set(TOPKV_IS_STATIC TRUE)
+else()
+  set(TOPKV_IS_STATIC FALSE)
+  # Before 1.0 a minor version may change the interface.
+  set_target_properties(topkv PROPERTIES
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  # A program with a FAISS of its own must not meet the one inside libtopkv.so.
+  target_link_options(topkv PRIVATE LINKER:--exclude-libs,ALL)
+  set_target_properties(topkv-cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+endif()
+
+install(TARGETS topkv EXPORT topkvTargets)
+install(TARGETS topkv-cli)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/topkv TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE TYPE DOC)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/topkv)
+install(EXPORT topkvTargets NAMESPACE topkv:: DESTINATION ${package_dir})
+configure_package_config_file(cmake/topkvConfig.cmake.in ${PROJECT_BINARY_DIR}/topkvConfig.cmake
+  INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/topkvConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/topkvConfig.cmake ${PROJECT_BINARY_DIR}/topkvConfigVersion.cmake
+  cmake/Finddnnl.cmake DESTINATION ${package_dir})
+
+# pkg-config. Folders are relative to the file, so that the installed tree may be moved.
+file(RELATIVE_PATH TOPKV_PC_TO_PREFIX
+  ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" TOPKV_PC_TO_PREFIX ${TOPKV_PC_TO_PREFIX})
+if(TOPKV_IS_STATIC)
+  set(TOPKV_PC_REQUIRES "tbb fmt libhwy libpcre2-8")
+  set(TOPKV_PC_LIBS "-lfaiss -ldnnl -llapack -lblas ${OpenMP_CXX_FLAGS} -lstdc++ -lm")
+  # A FAISS or oneDNN outside the linker's own folders is named by its folder.
+  foreach(library faiss DNNL::dnnl)
+    get_target_property(file ${library} LOCATION)
+    cmake_path(GET file PARENT_PATH folder)
+    if(NOT folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+      string(PREPEND TOPKV_PC_LIBS "-L${folder} ")
+    endif()
+  endforeach()
+endif()
+configure_file(cmake/topkv.pc.in ${PROJECT_BINARY_DIR}/topkv.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/topkv.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

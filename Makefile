@@ -1,0 +1,49 @@
+# A thin front for the CMake presets. Targets that build install missing Debian packages first.
+
+PREFIX ?= /usr/local
+jobs := $(shell nproc)
+topkv := build/release/src/cli/topkv
+
+.PHONY: help needle check build install bench asan tsan setup clean
+
+help:
+	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… are added)'
+	@echo 'make check     build the dev preset and run all tests'
+	@echo 'make build     build the library and the command, $(topkv)'
+	@echo 'make install   install them under PREFIX, $(PREFIX)'
+	@echo 'make bench     build and run the benchmarks'
+	@echo 'make asan      tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make tsan      tests of threads under ThreadSanitizer'
+	@echo 'make setup     install the Debian packages that are missing'
+	@echo 'make clean     delete build/ and out/'
+
+needle: setup
+	cmake --preset release
+	cmake --build --preset release --parallel $(jobs) --target topkv-cli
+	$(topkv) needle -m models/needle-14m -c 1M --kv-index exact --kv-topk 64 --prefill window -o out/needle $(ARGS)
+
+check: preset := dev
+asan: preset := asan
+tsan: preset := tsan
+check asan tsan: setup
+	cmake --preset $(preset)
+	cmake --build --preset $(preset) --parallel $(jobs)
+	ctest --preset $(preset) --parallel $(jobs)
+
+build: setup
+	cmake --preset release
+	cmake --build --preset release --parallel $(jobs)
+
+install: build
+	cmake --install build/release --prefix $(PREFIX)
+
+bench: setup
+	cmake --preset release -D TOPKV_BUILD_BENCH=ON
+	cmake --build --preset release --parallel $(jobs)
+	for benchmark in build/release/bench/*_bench; do $$benchmark || exit 1; done
+
+setup:
+	@bash tools/setup.sh
+
+clean:
+	rm -rf build out
