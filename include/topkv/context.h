@@ -56,6 +56,7 @@ class Context {
 
   const AttentionShape& shape() const { return shape_; }
   std::int64_t tokens() const;
+  DType dtype() const;
   ContextMemory memory() const;
   /// Spec strings of its indices; "exact" is always among them, for it reads the rows in place.
   std::vector<std::string> indices() const;
@@ -110,8 +111,10 @@ class ContextBuilder {
   std::shared_ptr<const Context> freeze();
 
  private:
+  const RowStore& store() const;
+
   AttentionShape shape_;
-  std::shared_ptr<RowStore> store_;
+  std::shared_ptr<RowStore> store_;  // null once frozen
 };
 
 }  // namespace topkv

@@ -57,7 +57,7 @@ struct RetrievalOptions {
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
 
   // Options that change memory only.
-  std::int64_t capacity = 65536;  ///< tokens of its own that the session can take
+  std::int64_t capacity = 16384;  ///< tokens of its own that the session can take
 };
 
 /// What a session did, summed over its life.

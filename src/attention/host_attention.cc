@@ -1,1 +1,57 @@
-// placeholder
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "src/core/dot.h"
+#include "src/core/vector_math.h"
+#include "topkv/attention.h"
+#include "topkv/error.h"
+
+namespace topkv {
+
+void attend_rows(const float* queries, const RowsView& rows,
+                 std::span<const std::int64_t> positions, float scale, PartialView out) {
+  if (out.head_dim != rows.dim) {
+    throw InvalidArgument(
+        fmt::format("attend_rows: queries of {} elements over rows of {}", out.head_dim, rows.dim));
+  }
+  constexpr std::int64_t tile = 256;
+  thread_local std::vector<float> scores;
+  thread_local std::vector<float> high;
+  scores.resize(static_cast<std::size_t>(out.heads * tile));
+  high.assign(static_cast<std::size_t>(out.heads), empty_lse);
+  std::fill_n(out.out, out.heads * out.head_dim, 0.0F);
+  std::fill_n(out.lse, out.heads, 0.0F);  // the sum of exponentials until the end
+  const auto count = static_cast<std::int64_t>(positions.size());
+
+  // A running softmax over tiles of positions (FlashAttention's recurrence).
+  for (std::int64_t begin = 0; begin < count; begin += tile) {
+    const std::int64_t n = std::min(tile, count - begin);
+    const std::int64_t* at = positions.data() + begin;
+    dot_gather(queries, out.heads, rows.dim, rows.data, rows.dtype, rows.stride_bytes, at, n,
+               scores.data(), tile);
+    for (std::int64_t h = 0; h < out.heads; ++h) {
+      float* s = &scores[static_cast<std::size_t>(h * tile)];
+      scale_by(s, n, scale);
+      const float new_high = std::max(high[h], max_of(s, n));
+      const float shrink = std::exp(high[h] - new_high);  // 0 for the first tile
+      scale_by(out.out + h * rows.dim, rows.dim, shrink);
+      out.lse[h] = out.lse[h] * shrink + exp_shifted(s, n, new_high);
+      high[h] = new_high;
+    }
+    for (std::int64_t r = 0; r < n; ++r) {
+      const std::byte* value = rows.value(at[r]);
+      for (std::int64_t h = 0; h < out.heads; ++h) {
+        add_scaled(out.out + h * rows.dim, scores[h * tile + r], value, rows.dtype, rows.dim);
+      }
+    }
+  }
+  for (std::int64_t h = 0; h < out.heads; ++h) {
+    if (out.lse[h] > 0) scale_by(out.out + h * rows.dim, rows.dim, 1.0F / out.lse[h]);
+    out.lse[h] = out.lse[h] > 0 ? high[h] + std::log(out.lse[h]) : empty_lse;
+  }
+}
+
+}  // namespace topkv

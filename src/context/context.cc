@@ -1,1 +1,182 @@
-// placeholder
+#include "topkv/context.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/attention/block_attention.h"
+#include "src/core/convert.h"
+#include "src/core/threads.h"
+#include "src/store/row_store.h"
+#include "topkv/error.h"
+
+namespace topkv {
+
+/// One index per (layer, KV head); null where a layer has a sliding window.
+struct Context::IndexSet {
+  std::string spec;
+  std::vector<std::unique_ptr<KeyIndex>> heads;  // [layers, kv_heads]
+};
+
+Context::Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
+                 std::vector<std::shared_ptr<const IndexSet>> indices)
+    : shape_(std::move(shape)), store_(std::move(store)), indices_(std::move(indices)) {}
+
+Context::~Context() = default;
+
+std::int64_t Context::tokens() const { return store_->size(0); }
+
+DType Context::dtype() const { return store_->dtype(); }
+
+ContextMemory Context::memory() const {
+  ContextMemory memory;
+  memory.rows_bytes = store_->bytes();
+  for (const auto& set : indices_) {
+    for (const auto& index : set->heads) {
+      if (index) memory.index_bytes += index->memory();
+    }
+  }
+  return memory;
+}
+
+std::vector<std::string> Context::indices() const {
+  std::vector<std::string> specs;
+  for (const auto& set : indices_) specs.push_back(set->spec);
+  return specs;
+}
+
+RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
+  if (layer < 0 || layer >= shape_.layers || kv_head < 0 || kv_head >= shape_.kv_heads) {
+    throw InvalidArgument(
+        fmt::format("rows of layer {}, KV head {}: the context has {} layers of {}", layer, kv_head,
+                    shape_.layers, shape_.kv_heads));
+  }
+  return store_->rows(layer, kv_head);
+}
+
+const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,
+                               std::int64_t kv_head) const {
+  rows(layer, kv_head);  // checks layer and head
+  for (const auto& set : indices_) {
+    if (set->spec != spec) continue;
+    const auto& index = set->heads[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)];
+    if (index) return *index;
+    throw InvalidArgument(
+        fmt::format("layer {} attends a sliding window of {} tokens and so has no index", layer,
+                    shape_.window_of(layer)));
+  }
+  throw InvalidArgument(
+      fmt::format("the context has no index '{}', only {}; add it with with_index", spec,
+                  fmt::join(indices(), ", ")));
+}
+
+std::shared_ptr<const Context> Context::with_index(std::string_view spec,
+                                                   const ProgressFn& progress) const {
+  auto indices = indices_;
+  const auto known = this->indices();
+  if (std::find(known.begin(), known.end(), spec) == known.end()) {
+    auto set = std::make_shared<IndexSet>();
+    set->spec = spec;
+    const std::int64_t total = shape_.layers * shape_.kv_heads;
+    for (std::int64_t i = 0; i < total; ++i) {
+      const bool sliding = shape_.window_of(i / shape_.kv_heads) > 0;
+      set->heads.push_back(sliding ? nullptr : make_index(spec));
+    }
+    // As many heads at a time as there are threads, so that this thread can report between them.
+    const std::int64_t wave = std::max<std::int64_t>(1, thread_count());
+    for (std::int64_t begin = 0; begin < total; begin += wave) {
+      const std::int64_t count = std::min(wave, total - begin);
+      parallel_for(count, 1, [&](std::int64_t from, std::int64_t to) {
+        for (std::int64_t i = begin + from; i < begin + to; ++i) {
+          if (!set->heads[i]) continue;
+          set->heads[i]->add(store_->rows(i / shape_.kv_heads, i % shape_.kv_heads).keys());
+          set->heads[i]->build();
+        }
+      });
+      if (progress) progress({"index", "heads", begin + count, total});
+    }
+    indices.push_back(std::move(set));
+  }
+  return std::shared_ptr<const Context>(new Context(shape_, store_, std::move(indices)));
+}
+
+ContextBuilder::ContextBuilder(AttentionShape shape, ContextOptions options)
+    : shape_(std::move(shape)) {
+  shape_.check();
+  store_ = std::make_shared<RowStore>(shape_, options.dtype, options.capacity,
+                                      options.memory_budget, "context");
+}
+
+ContextBuilder::~ContextBuilder() = default;
+ContextBuilder::ContextBuilder(ContextBuilder&&) noexcept = default;
+ContextBuilder& ContextBuilder::operator=(ContextBuilder&&) noexcept = default;
+
+const RowStore& ContextBuilder::store() const {
+  if (!store_) throw InvalidArgument("this context builder was frozen; make another one");
+  return *store_;
+}
+
+void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
+  store();
+  store_->append(layer, keys, values);
+}
+
+void ContextBuilder::attend(std::int64_t layer, const TensorView& queries, float* out,
+                            const PrefillAttention& attention) const {
+  const std::int64_t held = tokens(layer);
+  if (queries.dtype != DType::f32 || queries.heads != shape_.q_heads ||
+      queries.head_dim != shape_.head_dim || queries.tokens > held) {
+    throw InvalidArgument(
+        fmt::format("queries are [{} tokens, {} heads, {}] {}; expected [at most {}, {}, {}] f32",
+                    queries.tokens, queries.heads, queries.head_dim, name_of(queries.dtype), held,
+                    shape_.q_heads, shape_.head_dim));
+  }
+  CausalWindow visible;
+  if (const std::int64_t sliding = shape_.window_of(layer); sliding > 0) {
+    visible.window = sliding;
+  } else if (attention.mode == Prefill::window) {
+    if (attention.window < 1 || attention.sinks < 0) {
+      throw InvalidArgument(
+          fmt::format("prefill window of {} tokens with {} sinks; expected at least 1 and 0",
+                      attention.window, attention.sinks));
+    }
+    visible = {attention.window, attention.sinks};
+  }
+  std::vector<RowSpan> spans;
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    spans.push_back({store().rows(layer, head), 0});
+  }
+  Partial unused_lse(queries.tokens * shape_.q_heads, 0);
+  attend_tokens(shape_,
+                {static_cast<const float*>(queries.data), queries.tokens, queries.token_stride,
+                 queries.head_stride, held - queries.tokens},
+                visible, spans.data(),
+                {out, unused_lse.view().lse, queries.tokens * shape_.q_heads, shape_.head_dim});
+}
+
+std::int64_t ContextBuilder::tokens(std::int64_t layer) const {
+  if (layer < 0 || layer >= shape_.layers) {
+    throw InvalidArgument(
+        fmt::format("layer {} of a context with {} layers", layer, shape_.layers));
+  }
+  return store().size(layer);
+}
+
+const AttentionShape& ContextBuilder::shape() const { return shape_; }
+
+std::shared_ptr<const Context> ContextBuilder::freeze() {
+  for (std::int64_t layer = 1; layer < shape_.layers; ++layer) {
+    if (tokens(layer) != tokens(0)) {
+      throw InvalidArgument(
+          fmt::format("layer 0 holds {} tokens and layer {} holds {}; append the same "
+                      "tokens to every layer before freezing",
+                      tokens(0), layer, tokens(layer)));
+    }
+  }
+  store();
+  const Context bare(shape_, std::move(store_), {});
+  return bare.with_index("exact");
+}
+
+}  // namespace topkv

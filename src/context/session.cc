@@ -1,1 +1,253 @@
-// placeholder
+#include "topkv/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "src/attention/block_attention.h"
+#include "src/context/retrieval.h"
+#include "src/core/convert.h"
+#include "src/core/threads.h"
+#include "src/store/row_store.h"
+#include "topkv/attention.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// What one KV head needs for one step; kept between steps.
+struct HeadStep {
+  Selector selector;
+  std::vector<float> queries;                  // [tokens x group, dim]
+  std::vector<PositionRange> context_allowed;  // per query
+  std::vector<PositionRange> own_allowed;
+  Partial retrieved;
+  std::int64_t rows = 0;
+};
+
+}  // namespace
+
+struct Session::State {
+  State(std::shared_ptr<const Context> ctx, RetrievalOptions opts)
+      : context(std::move(ctx)),
+        options(std::move(opts)),
+        shape(context->shape()),
+        k(options.k.resolve(shape.layers)),
+        own(shape, context->dtype(), options.capacity, 0, "session"),
+        heads(static_cast<std::size_t>(shape.kv_heads)) {
+    for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
+      own_indices.push_back(make_index("exact"));
+      own_indices.back()->build();
+    }
+  }
+
+  bool retrieves(std::int64_t layer) const {
+    return shape.window_of(layer) == 0 && layer >= options.dense_layers;
+  }
+  KeyIndex& own_index(std::int64_t layer, std::int64_t head) {
+    return *own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)];
+  }
+
+  void append(std::int64_t layer, const float* k, const float* v, std::int64_t tokens);
+  void attend_visible(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void attend_found(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
+                    PartialView out);
+
+  std::shared_ptr<const Context> context;
+  RetrievalOptions options;
+  AttentionShape shape;
+  std::vector<std::int64_t> k;                         // per layer
+  RowStore own;                                        // rows of the session's own tokens
+  std::vector<std::unique_ptr<KeyIndex>> own_indices;  // [layers, kv_heads], over own
+  SessionStats stats;
+
+  std::vector<HeadStep> heads;
+  Partial exact;
+  Partial own_part;
+};
+
+void Session::State::append(std::int64_t layer, const float* keys, const float* values,
+                            std::int64_t tokens) {
+  own.append(layer,
+             TensorView::tokens_first(keys, DType::f32, tokens, shape.kv_heads, shape.head_dim),
+             TensorView::tokens_first(values, DType::f32, tokens, shape.kv_heads, shape.head_dim));
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    KeyIndex& index = own_index(layer, head);
+    KeyView keys_added = own.rows(layer, head).keys();
+    keys_added.data += index.size() * keys_added.stride_bytes;
+    keys_added.count -= index.size();
+    index.add(keys_added);
+  }
+}
+
+/// The exact part: everything for a dense layer, else the sliding window, or sinks and window.
+void Session::State::attend_visible(std::int64_t layer, const TokenQueries& queries,
+                                    PartialView out) {
+  CausalWindow visible;
+  if (shape.window_of(layer) > 0) {
+    visible.window = shape.window_of(layer);
+  } else if (retrieves(layer)) {
+    visible = {options.window, options.sinks};
+  }
+  thread_local std::vector<RowSpan> spans;
+  const auto attend_span = [&](std::int64_t first, auto rows_of, PartialView part) {
+    spans.clear();
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+      spans.push_back({rows_of(head), first});
+    attend_tokens(shape, queries, visible, spans.data(), part);
+  };
+  own_part.reset(out.heads, out.head_dim);
+  attend_span(
+      context->tokens(), [&](std::int64_t head) { return own.rows(layer, head); }, own_part.view());
+  if (context->tokens() > 0) {
+    attend_span(
+        0, [&](std::int64_t head) { return context->rows(layer, head); }, out);
+    merge(out, own_part.view());
+  } else {
+    std::copy_n(own_part.view().out, out.heads * out.head_dim, out.out);
+  }
+}
+
+/// Finds rows between the sinks and each query's window.
+void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  const std::int64_t group = shape.group();
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t count = queries.tokens * group;
+  step.queries.resize(static_cast<std::size_t>(count * d));
+  step.context_allowed.resize(static_cast<std::size_t>(count));
+  step.own_allowed.resize(static_cast<std::size_t>(count));
+  const std::int64_t n = context->tokens();
+  const CausalWindow window{options.window, options.sinks};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t token = i / group;
+    const float* q = queries.data + token * queries.token_stride +
+                     (head * group + i % group) * queries.head_stride;
+    std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
+    const std::int64_t end = window.begin(queries.first + token);
+    step.context_allowed[static_cast<std::size_t>(i)] = {options.sinks, std::min(end, n)};
+    step.own_allowed[static_cast<std::size_t>(i)] = {std::max<std::int64_t>(0, options.sinks - n),
+                                                     end - n};
+  }
+  step.selector.select(context->index(options.index, layer, head), own_index(layer, head),
+                       step.queries.data(), count, d, step.context_allowed, step.own_allowed,
+                       k[static_cast<std::size_t>(layer)], group, options.select_by);
+}
+
+/// Attends the rows found and merges them into the exact part.
+void Session::State::attend_found(std::int64_t layer, std::int64_t head,
+                                  const TokenQueries& queries, PartialView out) {
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  const std::int64_t group = shape.group();
+  const std::int64_t d = shape.head_dim;
+  const float scale = shape.softmax_scale();
+  step.rows = 0;
+  step.retrieved.reset(1, d);
+  for (std::int64_t i = 0; i < queries.tokens * group; ++i) {
+    const Selection& selection = step.selector.of(i);
+    const float* q = &step.queries[static_cast<std::size_t>(i * d)];
+    const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
+    const PartialView target{out.out + at * d, out.lse + at, 1, d};
+    const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
+      if (positions.empty()) return;
+      attend_rows(q, rows, positions, scale, step.retrieved.view());
+      merge(target, step.retrieved.view());
+      step.rows += static_cast<std::int64_t>(positions.size());
+    };
+    take(context->rows(layer, head), selection.context);
+    take(own.rows(layer, head), selection.own);
+  }
+}
+
+Session::Session(std::shared_ptr<const Context> context, RetrievalOptions options) {
+  if (!context) throw InvalidArgument("a session needs a context; got none");
+  const auto at_least = [](std::int64_t value, std::int64_t least, const char* what) {
+    if (value < least)
+      throw InvalidArgument(fmt::format("{} is {}; it must be at least {}", what, value, least));
+  };
+  at_least(options.window, 1, "window");
+  at_least(options.sinks, 0, "sinks");
+  at_least(options.dense_layers, 0, "dense_layers");
+  at_least(options.capacity, 1, "capacity");
+  for (std::int64_t layer = 0; layer < context->shape().layers; ++layer) {
+    if (context->shape().window_of(layer) > 0) continue;
+    context->index(options.index, layer, 0);  // throws when the context has no such index
+    break;
+  }
+  state_ = std::make_unique<State>(std::move(context), std::move(options));
+}
+
+Session::Session(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Session::~Session() = default;
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&&) noexcept = default;
+
+Session Session::fork() const {
+  auto state = std::make_unique<State>(state_->context, state_->options);
+  state->own.copy_from(state_->own);
+  for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) {
+    for (std::int64_t head = 0; head < state->shape.kv_heads; ++head) {
+      state->own_index(layer, head).add(state->own.rows(layer, head).keys());
+    }
+  }
+  state->stats = state_->stats;
+  return Session(std::move(state));
+}
+
+void Session::attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
+                     std::int64_t tokens) {
+  State& s = *state_;
+  if (layer < 0 || layer >= s.shape.layers || tokens < 1) {
+    throw InvalidArgument(
+        fmt::format("attend: layer {}, {} tokens; the context has {} layers and a step "
+                    "at least 1 token",
+                    layer, tokens, s.shape.layers));
+  }
+  const std::int64_t d = s.shape.head_dim;
+  const std::int64_t queries_count = tokens * s.shape.q_heads;
+  if (const std::int64_t bad = first_not_finite(q, queries_count * d); bad >= 0) {
+    throw InvalidArgument(fmt::format(
+        "q of layer {}, query head {}, position {} is not finite", layer, bad / d % s.shape.q_heads,
+        s.context->tokens() + s.own.size(layer) + bad / d / s.shape.q_heads));
+  }
+  const TokenQueries queries{q, tokens, s.shape.q_heads * d, d,
+                             s.context->tokens() + s.own.size(layer)};
+  const auto start = std::chrono::steady_clock::now();
+  double search_seconds = 0;
+
+  s.append(layer, k, v, tokens);
+  s.exact.reset(queries_count, d);
+  const PartialView result{out, s.exact.view().lse, queries_count, d};
+  s.attend_visible(layer, queries, result);
+  // Rows to find lie between the sinks and the window of the last token.
+  if (s.retrieves(layer) && queries.first + tokens > s.options.window + s.options.sinks) {
+    const auto search_start = std::chrono::steady_clock::now();
+    parallel_for(s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t head = begin; head < end; ++head) s.search(layer, head, queries);
+    });
+    search_seconds = seconds_since(search_start);
+    parallel_for(s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t head = begin; head < end; ++head)
+        s.attend_found(layer, head, queries, result);
+    });
+    for (const HeadStep& step : s.heads) s.stats.rows_retrieved += step.rows;
+  }
+  s.stats.steps += tokens;
+  s.stats.search_seconds += search_seconds;
+  s.stats.attend_seconds += seconds_since(start) - search_seconds;
+}
+
+std::int64_t Session::tokens() const { return state_->context->tokens() + own_tokens(); }
+std::int64_t Session::own_tokens() const { return state_->own.size(0); }
+const Context& Session::context() const { return *state_->context; }
+const RetrievalOptions& Session::options() const { return state_->options; }
+const SessionStats& Session::stats() const { return state_->stats; }
+
+}  // namespace topkv

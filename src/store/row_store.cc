@@ -1,1 +1,158 @@
-// placeholder
+#include "src/store/row_store.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+
+#include "src/core/convert.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t huge_page = std::int64_t{2} << 20;
+constexpr std::int64_t page = 4096;
+constexpr std::int64_t append_grain = 512;  // rows a thread converts at a time
+
+/// a * b, or InvalidArgument when that is beyond 64 bits.
+std::int64_t checked_product(std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    throw InvalidArgument(fmt::format("{} x {} bytes of rows are beyond 64 bits", a, b));
+  }
+  return product;
+}
+
+std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
+  if (bytes > std::numeric_limits<std::int64_t>::max() - unit) return checked_product(bytes, 2);
+  return (bytes + unit - 1) / unit * unit;
+}
+
+void check_tensor(const TensorView& tensor, const char* name, std::int64_t tokens,
+                  std::int64_t heads, std::int64_t head_dim) {
+  if (tensor.tokens != tokens || tensor.heads != heads || tensor.head_dim != head_dim) {
+    throw InvalidArgument(fmt::format("{} is [{} tokens, {} heads, {}]; expected [{}, {}, {}]",
+                                      name, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
+                                      heads, head_dim));
+  }
+  if (tensor.data == nullptr && tokens > 0) {
+    throw InvalidArgument(fmt::format("{} has no data for {} tokens", name, tokens));
+  }
+}
+
+/// One half row: widened, checked, rounded. Gives the index of the first value that cannot be
+/// stored, or -1.
+std::int64_t store_half(const std::byte* in, DType in_dtype, std::int64_t count, float* scratch,
+                        DType dtype, std::byte* out) {
+  to_float(in, in_dtype, count, scratch);
+  std::int64_t bad = first_not_finite(scratch, count);
+  if (bad >= 0) return bad;
+  from_float(scratch, count, dtype, out);
+  if (dtype != DType::f16) return -1;
+  to_float(out, dtype, count, scratch);  // values beyond 65504 became infinite
+  return first_not_finite(scratch, count);
+}
+
+}  // namespace
+
+std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, DType dtype) {
+  return checked_product(checked_product(shape.layers, shape.kv_heads),
+                         checked_product(shape.head_dim, 2 * bytes_of(dtype)));
+}
+
+RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capacity,
+                   std::int64_t budget, std::string owner)
+    : kv_heads_(shape.kv_heads),
+      head_dim_(shape.head_dim),
+      dtype_(dtype),
+      capacity_(capacity),
+      owner_(std::move(owner)),
+      row_bytes_(2 * shape.head_dim * bytes_of(dtype)),
+      sizes_(static_cast<std::size_t>(shape.layers), 0) {
+  if (capacity < 0) {
+    throw InvalidArgument(
+        fmt::format("{}: room for {} tokens; it must not be negative", owner_, capacity));
+  }
+  const std::int64_t wanted = checked_product(bytes_per_token(shape, dtype), capacity);
+  const std::int64_t available = budget > 0 ? budget : available_host_memory();
+  if (wanted > available) {
+    throw OutOfMemory(
+        fmt::format("host memory for the KV rows of {} tokens ({})", capacity, owner_), wanted,
+        available,
+        budget > 0 ? "raise the memory budget or take a shorter context"
+                   : "free memory, take a shorter context, or set a memory budget to "
+                     "override what the system reports");
+  }
+  const std::int64_t array = checked_product(row_bytes_, capacity);
+  array_bytes_ = round_up(array, array >= huge_page ? huge_page : page);
+  region_ = Region(checked_product(array_bytes_, checked_product(shape.layers, shape.kv_heads)));
+}
+
+std::byte* RowStore::array(std::int64_t layer, std::int64_t kv_head) const {
+  return region_.data() + (layer * kv_heads_ + kv_head) * array_bytes_;
+}
+
+void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
+  if (layer < 0 || layer >= static_cast<std::int64_t>(sizes_.size())) {
+    throw InvalidArgument(
+        fmt::format("layer {} of a {} with {} layers", layer, owner_, sizes_.size()));
+  }
+  check_tensor(keys, "keys", keys.tokens, kv_heads_, head_dim_);
+  check_tensor(values, "values", keys.tokens, kv_heads_, head_dim_);
+  const std::int64_t tokens = keys.tokens;
+  const std::int64_t start = size(layer);
+  if (tokens > capacity_ - start) {
+    throw InvalidArgument(fmt::format(
+        "layer {} holds {} tokens and gets {} more; this {} was made with room for {}: give it a "
+        "larger capacity",
+        layer, start, tokens, owner_, capacity_));
+  }
+  parallel_for(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
+    thread_local std::vector<float> scratch;  // appending one token must not allocate
+    scratch.resize(static_cast<std::size_t>(head_dim_));
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t head = i / tokens;
+      const std::int64_t token = i % tokens;
+      std::byte* row = array(layer, head) + (start + token) * row_bytes_;
+      for (const auto* tensor : {&keys, &values}) {
+        std::byte* half = tensor == &keys ? row : row + row_bytes_ / 2;
+        const std::int64_t bad = store_half(tensor->at(token, head), tensor->dtype, head_dim_,
+                                            scratch.data(), dtype_, half);
+        if (bad >= 0) {
+          throw InvalidArgument(
+              fmt::format("{} of layer {}, KV head {}, position {} holds {} at element {}; values "
+                          "must be finite "
+                          "in {}",
+                          tensor == &keys ? "K" : "V", layer, head, start + token,
+                          scratch[static_cast<std::size_t>(bad)], bad, name_of(dtype_)));
+        }
+      }
+    }
+  });
+  sizes_[static_cast<std::size_t>(layer)] = start + tokens;
+}
+
+void RowStore::copy_from(const RowStore& other) {
+  for (std::size_t layer = 0; layer < sizes_.size(); ++layer) {
+    const auto l = static_cast<std::int64_t>(layer);
+    for (std::int64_t head = 0; head < kv_heads_; ++head) {
+      const std::byte* from = other.array(l, head);
+      std::copy(from, from + other.size(l) * row_bytes_, array(l, head));
+    }
+    sizes_[layer] = other.size(l);
+  }
+}
+
+std::int64_t RowStore::bytes() const {
+  std::int64_t tokens = 0;
+  for (const std::int64_t size : sizes_) tokens += size;
+  return tokens * kv_heads_ * row_bytes_;
+}
+
+RowsView RowStore::rows(std::int64_t layer, std::int64_t kv_head) const {
+  return {array(layer, kv_head), dtype_, size(layer), head_dim_, row_bytes_};
+}
+
+}  // namespace topkv

@@ -1,0 +1,50 @@
+// Exact attention of consecutive tokens over rows that lie in one array: prefill, and a session's
+// window and sinks.
+#pragma once
+
+#include <cstdint>
+
+#include "topkv/attention.h"
+#include "topkv/types.h"
+#include "topkv/view.h"
+
+namespace topkv {
+
+/// What a token at position p may attend: positions x <= p that are among the first `sinks` or
+/// the last `window` (x > p - window).
+struct CausalWindow {
+  std::int64_t window = 0;  ///< 0: all earlier tokens
+  std::int64_t sinks = 0;
+
+  /// First position of the window of a token at p.
+  std::int64_t begin(std::int64_t p) const {
+    return window == 0 || p < window ? 0 : p - window + 1;
+  }
+};
+
+/// Rows of consecutive positions: row i is position first + i.
+struct RowSpan {
+  RowsView rows;
+  std::int64_t first = 0;
+
+  std::int64_t end() const { return first + rows.count; }
+};
+
+/// Queries of consecutive tokens.
+struct TokenQueries {
+  const float* data = nullptr;  ///< [tokens, q_heads, head_dim] with the strides below
+  std::int64_t tokens = 0;
+  std::int64_t token_stride = 0;  ///< elements
+  std::int64_t head_stride = 0;   ///< elements
+  std::int64_t first = 0;         ///< position of the first token
+};
+
+/// Partials of the queries over those rows of each KV head's span that they may attend.
+/// span_of(kv_head) gives a KV head's rows; out: heads = [tokens, q_heads], overwritten.
+/// Split over threads by KV head, tokens and, for few tokens over many rows, by rows; the split
+/// and so the result do not depend on the number of threads.
+void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
+                   const CausalWindow& visible, const RowSpan* spans /* [kv_heads] */,
+                   PartialView out);
+
+}  // namespace topkv

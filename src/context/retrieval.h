@@ -1,0 +1,51 @@
+// Choosing rows for the queries of one KV head's group.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "topkv/key_index.h"
+#include "topkv/session.h"
+
+namespace topkv {
+
+/// The rows that each query of a block attends, in two arrays: the context's and the session's
+/// own. Positions are within their array, ascending and unique.
+struct Selection {
+  std::vector<std::int64_t> context;
+  std::vector<std::int64_t> own;
+};
+
+/// Keeps its buffers, so that selecting in the decode step does not allocate once it has grown.
+class Selector {
+ public:
+  /// Searches the context's index and the session's own for each query and keeps the k best of
+  /// both together. queries: [tokens x group, dim], token by token.
+  /// context_allowed, own_allowed: per query, positions within each array.
+  /// With SelectBy::group the queries of one token share one selection.
+  void select(const KeyIndex& context, const KeyIndex& own, const float* queries,
+              std::int64_t query_count, std::int64_t dim,
+              std::span<const PositionRange> context_allowed,
+              std::span<const PositionRange> own_allowed, std::int64_t k, std::int64_t group,
+              SelectBy select_by);
+
+  /// What query i attends.
+  const Selection& of(std::int64_t query) const {
+    return selections_[static_cast<std::size_t>(query)];
+  }
+
+ private:
+  struct Candidate {
+    float score;
+    std::int64_t position;  // own rows are numbered after all of the context's
+  };
+  void take_best(std::int64_t k);
+
+  SearchResult from_context_;
+  SearchResult from_own_;
+  std::vector<Candidate> candidates_;
+  std::vector<Selection> selections_;  // per query
+};
+
+}  // namespace topkv

@@ -1,0 +1,61 @@
+// The rows of a context or a session: for every (layer, KV head) one array of [K(d) | V(d)] in
+// host memory, append-only.
+//
+// Address space for `capacity` tokens is reserved up front, so rows never move: indices read keys
+// in place. Memory is committed as rows arrive, on huge pages where the system grants them.
+// Threads: one thread appends; rows below size(layer) may be read by any thread meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/core/memory.h"
+#include "topkv/types.h"
+#include "topkv/view.h"
+
+namespace topkv {
+
+class RowStore {
+ public:
+  /// owner: what the rows are for, in error messages ("context", "session").
+  /// budget: bytes the rows of `capacity` tokens may take; 0: what the machine has available.
+  /// Throws OutOfMemory, before anything is reserved, when they need more.
+  RowStore(const AttentionShape& shape, DType dtype, std::int64_t capacity, std::int64_t budget,
+           std::string owner);
+
+  /// Bytes of K and V of one token over all layers.
+  static std::int64_t bytes_per_token(const AttentionShape& shape, DType dtype);
+
+  /// Appends K and V of the next tokens of one layer, rounded to the store's dtype.
+  /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, capacity is
+  /// exceeded, or a value is NaN, infinite or beyond the dtype's range.
+  void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
+
+  /// Copies the rows that `other` has in every layer. REQUIRES: same shape and dtype, this empty,
+  /// capacity enough.
+  void copy_from(const RowStore& other);
+
+  std::int64_t size(std::int64_t layer) const { return sizes_[static_cast<std::size_t>(layer)]; }
+  std::int64_t capacity() const { return capacity_; }
+  DType dtype() const { return dtype_; }
+  /// Bytes of all rows that are there.
+  std::int64_t bytes() const;
+  /// The rows of one (layer, KV head); the address stays for the store's life.
+  RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
+
+ private:
+  std::byte* array(std::int64_t layer, std::int64_t kv_head) const;
+
+  std::int64_t kv_heads_;
+  std::int64_t head_dim_;
+  DType dtype_;
+  std::int64_t capacity_;
+  std::string owner_;
+  std::int64_t row_bytes_;
+  std::int64_t array_bytes_;         // of one (layer, KV head), padded to whole pages
+  Region region_;                    // [layers, kv_heads, array_bytes]
+  std::vector<std::int64_t> sizes_;  // per layer, tokens
+};
+
+}  // namespace topkv
