@@ -123,6 +123,13 @@ struct ForwardTimes {
   double search = 0;     ///< index searches
   double other = 0;      ///< norms, RoPE, activations, embedding
   double total() const { return matmul + attention + search + other; }
+  ForwardTimes& operator+=(const ForwardTimes& more) {
+    matmul += more.matmul;
+    attention += more.attention;
+    search += more.search;
+    other += more.other;
+    return *this;
+  }
 };
 
 /// Called with each generated token; return false to stop.
@@ -140,13 +147,15 @@ struct GenerateResult {
 /// safe from many threads, each with its own session.
 class Model {
  public:
-  /// Loads config.json, tokenizer.json and the safetensors of a directory.
+  /// Loads config.json, tokenizer.json and the safetensors of a directory. Without tokenizer.json
+  /// the model takes token ids only. Throws FileError or Unsupported.
   static Model load(const std::filesystem::path& directory);
   ~Model();
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
 
   const ModelConfig& config() const;
+  /// Throws FileError when the directory has no tokenizer.json.
   const Tokenizer& tokenizer() const;
 
   /// Runs the tokens through the network into a new context. times, when given, is added to.
@@ -157,7 +166,8 @@ class Model {
                                          const ProgressFn& progress = {},
                                          ForwardTimes* times = nullptr) const;
 
-  /// Feeds the prompt to the session, then generates. The session keeps both.
+  /// Feeds the prompt to the session, then generates. The session keeps both, except
+  /// the last token chosen (the end token, or where max_tokens or on_token ended it). The forward pass runs at positions session.tokens() and on.
   /// Throws InvalidArgument for an empty prompt.
   GenerateResult generate(Session& session, std::span<const Token> prompt,
                           const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;

@@ -1,1 +1,136 @@
-// placeholder
+#include <dnnl.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "src/core/convert.h"
+#include "src/core/dot.h"
+#include "src/core/threads.h"
+#include "src/core/vector_math.h"
+#include "src/device/compute_device.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+// Up to this many tokens a product is bound by reading the weights once, in their own dtype.
+constexpr std::int64_t few_tokens = 4;
+// Tiles of a larger product: the weights of one tile are widened to float32 and used for
+// token_tile tokens, while they are in the second-level cache.
+constexpr std::int64_t feature_tile = 128;
+constexpr std::int64_t token_tile = 512;
+constexpr std::int64_t element_grain = 1 << 14;  // elements a thread takes at a time
+
+class HostDevice final : public ComputeDevice {
+ public:
+  void embed(const Matrix& table, std::span<const Token> tokens, float* out) const override {
+    const std::int64_t width = table.in_features;
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      to_float(table.data + tokens[t] * width * bytes_of(table.dtype), table.dtype, width,
+               out + static_cast<std::int64_t>(t) * width);
+    }
+  }
+
+  void matmul(const Matrix& weight, const float* x, std::int64_t tokens, bool accumulate,
+              float* out) const override {
+    if (tokens <= few_tokens) {
+      stream_weights(weight, x, tokens, accumulate, out);
+    } else {
+      multiply_tiles(weight, x, tokens, accumulate, out);
+    }
+  }
+
+  void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) const override {
+    each_row(rows, width, [&](std::int64_t row) { add_to(x + row * width, bias, width); });
+  }
+
+  void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
+                float epsilon, float* out) const override {
+    each_row(rows, width, [&](std::int64_t row) {
+      topkv::rms_norm(x + row * width, weight, width, epsilon, out + row * width);
+    });
+  }
+
+  void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
+            std::int64_t head_dim, float* x) const override {
+    each_row(tokens, heads * head_dim, [&](std::int64_t token) {
+      for (std::int64_t head = 0; head < heads; ++head) {
+        rotate_half(x + (token * heads + head) * head_dim, head_dim,
+                    angles.cos + token * head_dim / 2, angles.sin + token * head_dim / 2);
+      }
+    });
+  }
+
+  void silu_multiply(const float* up, std::int64_t count, float* gate) const override {
+    parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
+      topkv::silu_multiply(gate + begin, up + begin, end - begin);
+    });
+  }
+
+ private:
+  template <class Body>
+  static void each_row(std::int64_t rows, std::int64_t width, const Body& body) {
+    parallel_for(rows, std::max<std::int64_t>(1, element_grain / width),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t row = begin; row < end; ++row) body(row);
+                 });
+  }
+
+  /// A product with few tokens is many inner products with the rows of the weight: the same kernel
+  /// that scores keys.
+  static void stream_weights(const Matrix& weight, const float* x, std::int64_t tokens,
+                             bool accumulate, float* out) {
+    const std::int64_t row_bytes = weight.in_features * bytes_of(weight.dtype);
+    parallel_for(weight.out_features,
+                 std::max<std::int64_t>(64, element_grain * 4 / weight.in_features),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   thread_local std::vector<float> scores;
+                   const std::int64_t n = end - begin;
+                   scores.resize(static_cast<std::size_t>(n * tokens));
+                   dot_block(x, tokens, weight.in_features, weight.data + begin * row_bytes,
+                             weight.dtype, row_bytes, n, scores.data(), n);
+                   for (std::int64_t t = 0; t < tokens; ++t) {
+                     float* to = out + t * weight.out_features + begin;
+                     const float* from = scores.data() + t * n;
+                     if (accumulate) {
+                       add_to(to, from, n);
+                     } else {
+                       std::copy(from, from + n, to);
+                     }
+                   }
+                 });
+  }
+
+  static void multiply_tiles(const Matrix& weight, const float* x, std::int64_t tokens,
+                             bool accumulate, float* out) {
+    const std::int64_t in = weight.in_features;
+    const std::int64_t feature_tiles = (weight.out_features + feature_tile - 1) / feature_tile;
+    const std::int64_t token_tiles = (tokens + token_tile - 1) / token_tile;
+    parallel_for(feature_tiles * token_tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+      thread_local std::vector<float> widened;
+      widened.resize(static_cast<std::size_t>(feature_tile * in));
+      for (std::int64_t tile = begin; tile < end; ++tile) {
+        const std::int64_t first = tile / token_tiles * feature_tile;
+        const std::int64_t features = std::min(feature_tile, weight.out_features - first);
+        const std::int64_t token = tile % token_tiles * token_tile;
+        to_float(weight.data + first * in * bytes_of(weight.dtype), weight.dtype, features * in,
+                 widened.data());
+        if (dnnl_sgemm('N', 'T', std::min(token_tile, tokens - token), features, in, 1.0F,
+                       x + token * in, in, widened.data(), in, accumulate ? 1.0F : 0.0F,
+                       out + token * weight.out_features + first,
+                       weight.out_features) != dnnl_success) {
+          throw Error("oneDNN refused a matrix product");
+        }
+      }
+    });
+  }
+};
+
+}  // namespace
+
+const ComputeDevice& host_device() {
+  static const HostDevice device;
+  return device;
+}
+
+}  // namespace topkv

@@ -1,1 +1,55 @@
-// placeholder
+#include "topkv/model.h"
+
+#include <fmt/format.h>
+
+#include "src/model/model_impl.h"
+#include "topkv/error.h"
+
+namespace topkv {
+
+Model::Impl::Impl(const std::filesystem::path& dir)
+    : directory(dir),
+      config(ModelConfig::load(dir)),
+      tensors(SafeTensors::open(dir)),
+      weights(Weights::load(tensors, config)) {
+  const auto path = dir / "tokenizer.json";
+  if (std::filesystem::exists(path)) {
+    tokenizer = Tokenizer::load(path);
+    if (tokenizer->vocab_size() > config.vocab_size) {
+      throw FileError(
+          fmt::format("{}: the tokenizer has {} tokens, the model's vocabulary {}; they do not "
+                      "belong together",
+                      path.string(), tokenizer->vocab_size(), config.vocab_size));
+    }
+  }
+}
+
+void Model::Impl::check_tokens(std::span<const Token> tokens) const {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= config.vocab_size) {
+      throw InvalidArgument(fmt::format("token {} at {} is outside the vocabulary of {}", tokens[i],
+                                        i, config.vocab_size));
+    }
+  }
+}
+
+Model Model::load(const std::filesystem::path& directory) {
+  return Model(std::make_unique<Impl>(directory));
+}
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::~Model() = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+
+const ModelConfig& Model::config() const { return impl_->config; }
+
+const Tokenizer& Model::tokenizer() const {
+  if (!impl_->tokenizer) {
+    throw FileError(fmt::format("{}: no tokenizer.json there, so text cannot be encoded",
+                                impl_->directory.string()));
+  }
+  return *impl_->tokenizer;
+}
+
+}  // namespace topkv
