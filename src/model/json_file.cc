@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int max_depth = 64;
-constexpr std::int64_t max_values = std::int64_t{1} << 24;
+constexpr std::int64_t max_values = std::int64_t{1} << 23;
 
 std::string cut(std::string text, std::size_t length) {
   if (text.size() > length) text = text.substr(0, length) + "...";

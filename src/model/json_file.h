@@ -16,7 +16,7 @@ inline constexpr std::int64_t max_json_bytes = 100'000'000;
 
 /// Parses strict JSON (UTF-8, no comments, no NaN). Throws FileError that begins with `file` when
 /// the text is malformed or too long, is nested more than 64 deep (so that code which recurses over
-/// the result is safe), has more than 2^24 values, or gives a key twice in one object.
+/// the result is safe), has more than 2^23 values, or gives a key twice in one object.
 nlohmann::json parse_json(std::string_view text, const std::filesystem::path& file);
 
 /// Reads and parses a whole file.
