@@ -30,7 +30,8 @@ double rounded(double x, int mantissa_bits) {
   if (x == 0) return 0;
   int exponent = 0;
   const double fraction = std::frexp(x, &exponent);
-  return std::ldexp(std::nearbyint(std::ldexp(fraction, mantissa_bits + 1)), exponent - mantissa_bits - 1);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, mantissa_bits + 1)),
+                    exponent - mantissa_bits - 1);
 }
 
 TEST(Convert, RoundTripRoundsToNearestEvenAtEveryLength) {
@@ -42,7 +43,8 @@ TEST(Convert, RoundTripRoundsToNearestEvenAtEveryLength) {
       std::vector<float> out(static_cast<std::size_t>(n));
       from_float(in.data(), n, dtype, stored.data());
       to_float(stored.data(), dtype, n, out.data());
-      for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(out[i], rounded(in[i], bits)) << name_of(dtype);
+      for (std::int64_t i = 0; i < n; ++i)
+        EXPECT_EQ(out[i], rounded(in[i], bits)) << name_of(dtype);
     }
   }
 }
@@ -60,8 +62,8 @@ TEST(Convert, FirstNotFiniteFindsEveryPlace) {
   for (std::int64_t n = 1; n < 40; ++n) {
     EXPECT_EQ(first_not_finite(random_floats(n, 1).data(), n), -1);
     for (std::int64_t at = 0; at < n; ++at) {
-      for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                              -std::numeric_limits<float>::infinity()}) {
+      for (const float bad :
+           {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
         auto values = random_floats(n, 2);
         values[static_cast<std::size_t>(at)] = bad;
         EXPECT_EQ(first_not_finite(values.data(), n), at);
@@ -88,7 +90,8 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         dot_block(q.data(), queries, dim, keys.data(), dtype, stride, count, scores.data(), 16);
         const std::vector<std::int64_t> at = {10, 3, 3, 0, 7};
         std::vector<float> gathered(static_cast<std::size_t>(queries * 8), -1);
-        dot_gather(q.data(), queries, dim, keys.data(), dtype, stride, at.data(), 5, gathered.data(), 8);
+        dot_gather(q.data(), queries, dim, keys.data(), dtype, stride, at.data(), 5,
+                   gathered.data(), 8);
         for (std::int64_t i = 0; i < queries; ++i) {
           for (std::int64_t r = 0; r < count; ++r) {
             double want = 0;
@@ -102,7 +105,8 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
             EXPECT_NEAR(scores[i * 16 + r], want, bound);
             EXPECT_NEAR(dot(&q[i * dim], &keys[r * stride], dtype, dim), want, bound);
             for (std::size_t g = 0; g < at.size(); ++g) {
-              if (at[g] == r) EXPECT_EQ(gathered[i * 8 + g], scores[i * 16 + r]);
+              if (at[g] != r) continue;
+              EXPECT_EQ(gathered[i * 8 + g], scores[i * 16 + r]);
             }
           }
           EXPECT_EQ(scores[i * 16 + count], -1) << "wrote past the block";
@@ -110,7 +114,8 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         }
         double want = 0;
         for (std::int64_t j = 0; j < dim; ++j) want += double{widened[j]} * widened[dim + j];
-        EXPECT_NEAR(dot_stored(&keys[0], &keys[stride], dtype, dim), want, 1e-5 * static_cast<double>(dim));
+        EXPECT_NEAR(dot_stored(&keys[0], &keys[stride], dtype, dim), want,
+                    1e-5 * static_cast<double>(dim));
       }
     }
   }
@@ -135,7 +140,8 @@ TEST(VectorMath, EqualsPlainLoopsAtEveryLength) {
     auto gate = x;
     silu_multiply(gate.data(), y.data(), n);
     for (std::int64_t i = 0; i < n; ++i) {
-      EXPECT_NEAR(gate[i], x[i] / (1 + std::exp(-double{x[i]})) * y[i], 1e-6 * (1 + std::abs(x[i] * y[i])));
+      EXPECT_NEAR(gate[i], x[i] / (1 + std::exp(-double{x[i]})) * y[i],
+                  1e-6 * (1 + std::abs(x[i] * y[i])));
     }
 
     std::vector<float> normed(static_cast<std::size_t>(n));

@@ -1,0 +1,79 @@
+// Attention in float64 by plain loops, sharing no code with the library: what every fast path is
+// compared with.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace reference {
+
+/// K and V of one (layer, KV head): [rows, dim] each, the values as stored (already rounded).
+struct Rows {
+  std::vector<double> keys, values;
+  std::int64_t dim = 0;
+
+  std::int64_t count() const { return static_cast<std::int64_t>(keys.size()) / dim; }
+};
+
+struct Result {
+  std::vector<double> out;
+  double lse = -std::numeric_limits<double>::infinity();
+};
+
+inline double score(const Rows& rows, const float* query, std::int64_t row) {
+  double sum = 0;
+  for (std::int64_t j = 0; j < rows.dim; ++j)
+    sum += double{query[j]} * rows.keys[row * rows.dim + j];
+  return sum;
+}
+
+/// Softmax attention of one query over the rows for which visible(row).
+inline Result attend(const Rows& rows, const float* query, double scale,
+                     const std::function<bool(std::int64_t)>& visible) {
+  Result result;
+  result.out.assign(static_cast<std::size_t>(rows.dim), 0.0);
+  double high = -std::numeric_limits<double>::infinity();
+  for (std::int64_t r = 0; r < rows.count(); ++r) {
+    if (visible(r)) high = std::max(high, scale * score(rows, query, r));
+  }
+  if (std::isinf(high)) return result;
+  double sum = 0;
+  for (std::int64_t r = 0; r < rows.count(); ++r) {
+    if (!visible(r)) continue;
+    const double weight = std::exp(scale * score(rows, query, r) - high);
+    sum += weight;
+    for (std::int64_t j = 0; j < rows.dim; ++j)
+      result.out[j] += weight * rows.values[r * rows.dim + j];
+  }
+  for (double& x : result.out) x /= sum;
+  result.lse = high + std::log(sum);
+  return result;
+}
+
+inline std::vector<float> random_floats(std::int64_t count, unsigned seed, float size = 1.0F) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0F, size);
+  std::vector<float> out(static_cast<std::size_t>(count));
+  for (float& x : out) x = normal(random);
+  return out;
+}
+
+/// x with its mantissa cut to bf16's 7 bits (exact in bf16), so that storing loses nothing.
+inline float as_bf16(float x) {
+  int exponent = 0;
+  const float fraction = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
+}
+
+inline std::vector<float> random_bf16(std::int64_t count, unsigned seed, float size = 1.0F) {
+  auto out = random_floats(count, seed, size);
+  for (float& x : out) x = as_bf16(x);
+  return out;
+}
+
+}  // namespace reference
