@@ -11,14 +11,14 @@ find_package(faiss REQUIRED)
 find_package(dnnl REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 
 find_path(TOPKV_HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED DOC "Folder that holds hnswlib/hnswlib.h")
 
 # Headers alone are wrapped in BUILD_INTERFACE: whoever links an installed topkv needs no such package.
 set(TOPKV_DEPENDENCIES
-  faiss OpenMP::OpenMP_CXX TBB::tbb DNNL::dnnl fmt::fmt PkgConfig::hwy PkgConfig::pcre2
+  faiss OpenMP::OpenMP_CXX TBB::tbb DNNL::dnnl fmt::fmt PkgConfig::hwy PkgConfig::pcre2 PkgConfig::utf8proc
   $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

@@ -1,1 +1,200 @@
-// placeholder
+// `topkv generate`: a prompt, over an empty context or over files.
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "src/cli/commands.h"
+#include "src/cli/files.h"
+#include "src/cli/help.h"
+#include "src/cli/interrupt.h"
+#include "src/cli/numbers.h"
+#include "src/cli/options.h"
+#include "src/cli/progress_bar.h"
+#include "src/cli/report.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct GenerateFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  PrefillFlags prefill;
+  SamplingFlags sampling;
+  std::string prompt;
+  std::vector<std::string> files;
+  bool json = false;
+};
+
+struct Prefilled {
+  std::shared_ptr<const Context> context;
+  double seconds = 0;
+  ForwardTimes times = {};
+};
+
+std::string context_text(const std::vector<std::string>& files) {
+  std::string text;
+  for (const std::string& file : files) text += file == "-" ? read_stdin() : read_file(file);
+  if (!files.empty() && text.empty()) {
+    throw FileError(fmt::format("{}: no text in it", files.front()));
+  }
+  return text;
+}
+
+Prefilled make_context(const Model& model, const GenerateFlags& flags, const std::string& text,
+                       ProgressBar& progress) {
+  const PrefillOptions options = prefill_options(flags.prefill, flags.retrieval);
+  Prefilled prefilled;
+  if (text.empty()) {
+    prefilled.context =
+        ContextBuilder(model.config().attention, {1, options.kv_dtype, options.memory_budget})
+            .freeze();
+    return prefilled;
+  }
+  std::vector<Token> tokens = beginning_tokens(model.tokenizer());
+  const std::vector<Token> encoded = model.tokenizer().encode(text);
+  tokens.insert(tokens.end(), encoded.begin(), encoded.end());
+  const auto started = std::chrono::steady_clock::now();
+  prefilled.context =
+      model.prefill(tokens, options, progress.callback("prefill"), &prefilled.times);
+  prefilled.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  return prefilled;
+}
+
+double rate(std::int64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+struct Figures {
+  std::int64_t prompt_tokens = 0;
+  double rows_per_head = 0;
+  ContextMemory memory;
+};
+
+void print_json(const Model& model, const Prefilled& prefilled, const GenerateResult& result,
+                const Figures& figures, const std::string& prompt) {
+  const auto generated = static_cast<std::int64_t>(result.tokens.size());
+  Json json;
+  json["prompt"] = prompt;
+  json["text"] = model.tokenizer().decode(result.tokens);
+  json["tokens"] = result.tokens;
+  json["ended"] = result.ended;
+  json["context_tokens"] = prefilled.context->tokens();
+  json["prefill_seconds"] = prefilled.seconds;
+  json["prefill_tokens_per_second"] = rate(prefilled.context->tokens(), prefilled.seconds);
+  json["prompt_tokens"] = figures.prompt_tokens;
+  json["prompt_seconds"] = result.prompt_seconds;
+  json["generated_tokens"] = generated;
+  json["decode_seconds"] = result.decode_seconds;
+  json["decode_tokens_per_second"] = rate(generated, result.decode_seconds);
+  json["rows_per_head"] = figures.rows_per_head;
+  json["rows_bytes"] = figures.memory.rows_bytes;
+  json["index_bytes"] = figures.memory.index_bytes;
+  json["peak_memory_bytes"] = peak_memory_bytes();
+  json["version"] = version();
+  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_figures(const Prefilled& prefilled, const GenerateResult& result,
+                   const Figures& figures) {
+  const auto generated = static_cast<std::int64_t>(result.tokens.size());
+  const std::int64_t context = prefilled.context->tokens();
+  if (context > 0) {
+    fmt::print(stderr, "context    {} tokens, {}/s, {} of rows\n", format_grouped(context),
+               format_rate(rate(context, prefilled.seconds)),
+               format_bytes(figures.memory.rows_bytes));
+  }
+  if (figures.memory.index_bytes > 0) {
+    fmt::print(stderr, "index      {}\n", format_bytes(figures.memory.index_bytes));
+  }
+  fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
+             format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));
+  fmt::print(stderr, "generated  {} tokens, {}/s{}\n", format_grouped(generated),
+             format_rate(rate(generated, result.decode_seconds)),
+             result.ended ? ", ended by the model" : "");
+  fmt::print(stderr, "time       {}\n", time_shares(result.times));
+  fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
+             figures.rows_per_head);
+  fmt::print(stderr, "memory     {} at most\n", format_bytes(peak_memory_bytes()));
+}
+
+int run_generate(const GenerateFlags& flags) {
+  check_flags(flags.retrieval, flags.prefill, flags.sampling);
+  if (flags.retrieval.indices.size() > 1) {
+    throw UsageError("--kv-index: generate takes one index; several are for topkv needle");
+  }
+  if (flags.prompt.empty()) throw InvalidArgument("the prompt is empty; give text to continue");
+  const std::string& index = flags.retrieval.indices.front();
+  const std::int64_t predict =
+      flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
+
+  const ThreadLimit threads(flags.model.threads);
+  const std::string text = context_text(flags.files);
+  const Model model = Model::load(flags.model.directory);
+  const Tokenizer& tokenizer = model.tokenizer();
+  catch_interrupts();
+  ProgressBar progress = stderr_progress();
+  Prefilled prefilled = make_context(model, flags, text, progress);
+  if (index != "exact") {
+    prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
+  }
+  progress.finish();
+
+  std::vector<Token> prompt;
+  if (prefilled.context->tokens() == 0) prompt = beginning_tokens(tokenizer);
+  const std::vector<Token> encoded = tokenizer.encode(flags.prompt);
+  prompt.insert(prompt.end(), encoded.begin(), encoded.end());
+  Figures figures;
+  figures.prompt_tokens = static_cast<std::int64_t>(prompt.size());
+  const AttentionShape& shape = model.config().attention;
+  Session session(prefilled.context, retrieval_options(flags.retrieval, shape.layers, index,
+                                                       figures.prompt_tokens + predict + 1));
+  Utf8Stream stream;
+  const auto show = [&](const std::string& piece) {
+    if (flags.json) return;
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+  };
+  const auto on_token = [&](Token token) {
+    show(stream.push(tokenizer.bytes_of_token(token)));
+    return !interrupted();
+  };
+  const GenerateResult result =
+      model.generate(session, prompt, {predict, sampling_options(flags.sampling)}, on_token);
+  show(stream.finish() + "\n");
+
+  const SessionStats& stats = session.stats();
+  if (stats.steps > 0) {
+    figures.rows_per_head = static_cast<double>(stats.rows_retrieved) /
+                            static_cast<double>(stats.steps * shape.q_heads);
+  }
+  figures.memory = prefilled.context->memory();
+  if (flags.json) {
+    print_json(model, prefilled, result, figures, flags.prompt);
+  } else {
+    print_figures(prefilled, result, figures);
+  }
+  return interrupted() ? exit_interrupted : 0;
+}
+
+}  // namespace
+
+Run add_generate(CLI::App& app) {
+  CLI::App* command = add_command(app, "generate", generate_help);
+  const auto flags = std::make_shared<GenerateFlags>();
+  flags->prefill.mode = "dense";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->retrieval);
+  add_flags(*command, flags->prefill);
+  add_flags(*command, flags->sampling);
+  command->add_option("-p,--prompt", flags->prompt)->required();
+  command->add_option("-f,--file", flags->files)->expected(1)->take_all();
+  command->add_flag("--json", flags->json);
+  return [flags] { return run_generate(*flags); };
+}
+
+}  // namespace topkv::cli

@@ -1,1 +1,144 @@
-// placeholder
+// `topkv info`: a model's shape, and the memory that its contexts take.
+
+#include <fmt/format.h>
+
+#include <array>
+#include <filesystem>
+#include <memory>
+
+#include "src/cli/commands.h"
+#include "src/cli/help.h"
+#include "src/cli/numbers.h"
+#include "src/cli/options.h"
+#include "src/cli/report.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct InfoFlags {
+  std::string directory;
+  std::string dtype = "bf16";
+  bool json = false;
+};
+
+/// Rows of one context length on this machine.
+struct Need {
+  std::int64_t tokens = 0;
+  std::int64_t bytes = 0;
+  bool fits = false;
+};
+
+constexpr std::array<std::int64_t, 3> lengths = {4096, 131072, 1048576};
+
+// Weights of the network that the configuration describes.
+std::int64_t parameters(const ModelConfig& config) {
+  const AttentionShape& shape = config.attention;
+  const std::int64_t q = shape.q_heads * shape.head_dim;
+  const std::int64_t kv = shape.kv_heads * shape.head_dim;
+  const std::int64_t hidden = config.hidden_size;
+  std::int64_t layer = hidden * (q + 2 * kv) + q * hidden;  // q, k, v and output projections
+  layer += 3 * hidden * config.intermediate_size;           // gate, up and down
+  layer += 2 * hidden;                                      // two norms
+  if (config.qkv_bias) layer += q + 2 * kv;
+  if (config.o_bias) layer += hidden;
+  if (config.mlp_bias) layer += 2 * config.intermediate_size + hidden;
+  if (config.qk_norm) layer += 2 * shape.head_dim;
+  const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
+  return shape.layers * layer + embeddings + hidden;
+}
+
+std::int64_t weights_bytes(const std::filesystem::path& directory) {
+  std::int64_t bytes = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const auto size = entry.file_size(error);
+    if (!error) bytes += static_cast<std::int64_t>(size);
+  }
+  return bytes;
+}
+
+// What the library itself says when asked to reserve them.
+Need need_of(const ModelConfig& config, DType dtype, std::int64_t tokens) {
+  Need need{tokens, config.kv_bytes_per_token(dtype) * tokens, true};
+  try {
+    ContextBuilder(config.attention, {tokens, dtype, 0});
+  } catch (const OutOfMemory&) {
+    need.fits = false;
+  }
+  return need;
+}
+
+void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
+                std::int64_t bytes) {
+  Json json;
+  json["model_type"] = config.model_type;
+  json["parameters"] = parameters(config);
+  json["weights_bytes"] = bytes;
+  json["layers"] = config.attention.layers;
+  json["q_heads"] = config.attention.q_heads;
+  json["kv_heads"] = config.attention.kv_heads;
+  json["head_dim"] = config.attention.head_dim;
+  json["hidden_size"] = config.hidden_size;
+  json["intermediate_size"] = config.intermediate_size;
+  json["vocab_size"] = config.vocab_size;
+  json["max_position"] = config.max_position;
+  json["rope_theta"] = config.rope_theta;
+  json["kv_dtype"] = flags.dtype;
+  json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
+  for (const std::int64_t tokens : lengths) {
+    const Need need = need_of(config, dtype, tokens);
+    json["contexts"].push_back(
+        {{"tokens", need.tokens}, {"rows_bytes", need.bytes}, {"fits", need.fits}});
+  }
+  json["version"] = version();
+  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
+                std::int64_t bytes) {
+  const AttentionShape& shape = config.attention;
+  fmt::print("model       {}: {}, {} parameters, weights {}\n", flags.directory, config.model_type,
+             format_grouped(parameters(config)), format_bytes(bytes));
+  fmt::print("network     {} layers, hidden {}, MLP {}, vocabulary {}\n", shape.layers,
+             config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
+  fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
+             shape.kv_heads, shape.head_dim);
+  fmt::print("positions   made for {}, RoPE theta {:g}\n", format_grouped(config.max_position),
+             config.rope_theta);
+  fmt::print("rows        {}, {} per token\n\n", flags.dtype,
+             format_bytes(config.kv_bytes_per_token(dtype)));
+  std::vector<std::vector<std::string>> rows;
+  for (const std::int64_t tokens : lengths) {
+    const Need need = need_of(config, dtype, tokens);
+    rows.push_back({format_count(tokens), format_bytes(need.bytes), need.fits ? "yes" : "no"});
+  }
+  fmt::print(
+      "{}", format_table({"context", "KV rows", "fits in free memory"}, rows, {true, true, false}));
+}
+
+int run_info(const InfoFlags& flags) {
+  const ModelConfig config = ModelConfig::load(flags.directory);
+  const DType dtype = parse_dtype(flags.dtype);
+  const std::int64_t bytes = weights_bytes(flags.directory);
+  if (flags.json) {
+    print_json(config, flags, dtype, bytes);
+  } else {
+    print_text(config, flags, dtype, bytes);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Run add_info(CLI::App& app) {
+  CLI::App* command = add_command(app, "info", info_help);
+  const auto flags = std::make_shared<InfoFlags>();
+  command->add_option("-m,--model", flags->directory)->required();
+  command->add_option("--kv-dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f16", "f32"}));
+  command->add_flag("--json", flags->json);
+  return [flags] { return run_info(*flags); };
+}
+
+}  // namespace topkv::cli

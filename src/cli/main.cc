@@ -1,1 +1,3 @@
-int main() { return 0; }
+#include "src/cli/app.h"
+
+int main(int argc, char** argv) { return topkv::cli::run_app(argc, argv); }

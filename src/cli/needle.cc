@@ -1,1 +1,127 @@
-// placeholder
+// `topkv needle`: flags to plan, the run, and what is shown of it.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "src/cli/commands.h"
+#include "src/cli/files.h"
+#include "src/cli/heatmap.h"
+#include "src/cli/help.h"
+#include "src/cli/interrupt.h"
+#include "src/cli/needle_run.h"
+#include "src/cli/numbers.h"
+#include "src/cli/report.h"
+
+namespace topkv::cli {
+namespace {
+
+bool colour_wanted() {
+  const char* no_color = std::getenv("NO_COLOR");  // https://no-color.org
+  return isatty(STDOUT_FILENO) != 0 && (no_color == nullptr || *no_color == '\0');
+}
+
+std::string model_name(const NeedleFlags& flags) {
+  const auto path = std::filesystem::weakly_canonical(flags.model.directory);
+  return path.filename().empty() ? path.string() : path.filename().string();
+}
+
+std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan) {
+  std::string prefill = flags.prefill.mode;
+  if (prefill == "window") prefill += " " + flags.prefill.window;
+  return fmt::format("top {} of {} by {}, window {}, sinks {}; prefill {}; haystack {}",
+                     flags.retrieval.k,
+                     flags.retrieval.indices.size() == 1 ? flags.retrieval.indices.front()
+                                                         : std::string("several indices"),
+                     flags.retrieval.select == "group" ? "group" : "query head",
+                     flags.retrieval.window, flags.retrieval.sinks, prefill, plan.haystack);
+}
+
+void add_times(ForwardTimes& sum, const ForwardTimes& times) {
+  sum.matmul += times.matmul;
+  sum.attention += times.attention;
+  sum.search += times.search;
+  sum.other += times.other;
+}
+
+void print_report(const std::vector<Cell>& cells, const Grid& grid, const NeedleFlags& flags,
+                  const NeedlePlan& plan, const RunDirectory& directory) {
+  ForwardTimes prefill;
+  ForwardTimes answers;
+  std::int64_t peak = 0;
+  for (const Cell& cell : cells) {
+    add_times(prefill, cell.prefill_times);
+    add_times(answers, cell.answer_times);
+    peak = std::max(peak, cell.peak_memory_bytes);
+  }
+  const std::vector<Summary> summaries = summarise(cells);
+  fmt::print("{}\n", answers_table(cells));
+  fmt::print("{}\n", terminal_heatmap(grid, colour_wanted()));
+  fmt::print("{}\n", summary_table(summaries));
+  fmt::print("settings      {}\n", settings_line(flags, plan));
+  fmt::print("prefill time  {}\n", time_shares(prefill));
+  fmt::print("answer time   {}\n", time_shares(answers));
+  fmt::print("peak memory   {}\n", format_bytes(peak));
+  fmt::print("files         {}/: cells.jsonl summary.csv heatmap.svg run.json\n",
+             directory.file("").parent_path().string());
+}
+
+void print_score(const std::vector<Cell>& cells, std::size_t wanted) {
+  std::int64_t found = 0;
+  for (const Cell& cell : cells) found += cell.found ? 1 : 0;
+  const double percent =
+      cells.empty() ? 0 : 100.0 * static_cast<double>(found) / static_cast<double>(cells.size());
+  fmt::print("score         {} of {} found ({:.0f} %)", found, cells.size(), percent);
+  if (cells.size() < wanted) fmt::print(", {} cells not run", wanted - cells.size());
+  fmt::print("\n");
+}
+
+void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory& directory) {
+  const std::vector<Cell> cells = in_grid_order(directory.cells(), flags.retrieval.indices);
+  const Grid grid = make_grid(cells, plan.lengths, plan.depths, flags.retrieval.indices);
+  write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
+  write_file(directory.file("heatmap.svg"),
+             svg_heatmap(grid, fmt::format("Needles found by {}", model_name(flags)),
+                         settings_line(flags, plan)));
+  if (flags.json) {
+    for (const Cell& cell : cells) {
+      fmt::print("{}\n", to_json(cell).dump(-1, ' ', false, Json::error_handler_t::replace));
+    }
+    return;
+  }
+  print_report(cells, grid, flags, plan, directory);
+  print_score(cells, plan.lengths.size() * plan.depths.size() * flags.retrieval.indices.size());
+}
+
+int run_needle(const NeedleFlags& flags) {
+  const NeedlePlan plan = make_plan(flags);
+  const ThreadLimit threads(flags.model.threads);
+  const Model model = Model::load(flags.model.directory);
+  catch_interrupts();
+  RunDirectory directory(flags.output, configuration(flags, plan, threads.threads()), flags.fresh);
+  ProgressBar progress = stderr_progress();
+  int status = 0;
+  try {
+    NeedleRun(model, flags, plan, directory, progress).run();
+  } catch (const Interrupted&) {
+    progress.note("interrupted: the same command goes on from here");
+    status = exit_interrupted;
+  }
+  progress.finish();
+  if (status == 0 || !directory.cells().empty()) finish(flags, plan, directory);
+  return status;
+}
+
+}  // namespace
+
+Run add_needle(CLI::App& app) {
+  CLI::App* command = add_command(app, "needle", needle_help);
+  const auto flags = std::make_shared<NeedleFlags>();
+  add_flags(*command, *flags);
+  return [flags] { return run_needle(*flags); };
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,67 @@
+// One cell of the needle grid, as kept in cells.jsonl.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/cli/options.h"
+
+namespace topkv::cli {
+
+/// One question asked of one context through one index.
+struct Cell {
+  // Which cell it is.
+  std::int64_t length = 0;  ///< tokens asked for with -c
+  double depth = 0;         ///< percent asked for with --depths
+  std::string index;        ///< spec string as given
+
+  // What was asked and answered.
+  std::string key;
+  std::string value;
+  std::string answer;  ///< the text generated, as it came
+  bool found = false;
+
+  // Sizes in tokens, positions as token numbers of the context.
+  std::int64_t context_tokens = 0;
+  std::int64_t needle_begin = 0;
+  std::int64_t needle_end = 0;
+  std::int64_t question_tokens = 0;
+  std::int64_t answer_tokens = 0;
+  /// Rows attended beyond window and sinks, per token, layer and query head, on average.
+  double rows_per_head = 0;
+
+  // Cost of the context, the same in all cells that it served.
+  double prefill_seconds = 0;
+  double prefill_tokens_per_second = 0;
+  ForwardTimes prefill_times = {};
+  double index_build_seconds = 0;
+  std::int64_t index_bytes = 0;
+  std::int64_t rows_bytes = 0;
+
+  // Cost of the answer.
+  double question_seconds = 0;
+  double decode_seconds = 0;
+  double decode_tokens_per_second = 0;
+  ForwardTimes answer_times = {};  ///< question and decoding
+  double seconds = 0;              ///< session from start to end
+  std::int64_t peak_memory_bytes = 0;
+
+  // What it was run with.
+  std::string kv_topk;
+  std::int64_t kv_window = 0;
+  std::int64_t kv_sinks = 0;
+  std::uint64_t seed = 0;
+  std::string version;
+};
+
+/// All members under their names.
+Json to_json(const Cell& cell);
+
+/// Throws nlohmann::json::exception when a member is missing or of another type.
+Cell cell_from_json(const Json& json);
+
+/// Sorted as people read them: by index in the order given, then length, then depth.
+std::vector<Cell> in_grid_order(std::vector<Cell> cells, const std::vector<std::string>& indices);
+
+}  // namespace topkv::cli

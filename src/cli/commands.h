@@ -1,0 +1,24 @@
+// The sub-commands. Each registers its flags on a CLI11 command and returns what runs it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace topkv::cli {
+
+/// Exit statuses besides 0.
+inline constexpr int exit_error = 1;
+inline constexpr int exit_usage = 2;
+inline constexpr int exit_interrupted = 130;  // 128 + SIGINT, as shells have it
+
+/// Runs a parsed command and returns its exit status; throws UsageError, Error or Interrupted.
+using Run = std::function<int()>;
+
+Run add_needle(CLI::App& app);
+Run add_generate(CLI::App& app);
+Run add_info(CLI::App& app);
+
+/// Adds a command whose --help prints this text.
+CLI::App* add_command(CLI::App& app, const char* name, const char* help);
+
+}  // namespace topkv::cli

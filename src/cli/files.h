@@ -1,0 +1,19 @@
+// Whole files, read and written with errors that name the path.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace topkv::cli {
+
+/// The file's bytes. Throws FileError.
+std::string read_file(const std::filesystem::path& path);
+
+/// Everything on standard input. Throws FileError.
+std::string read_stdin();
+
+/// Replaces the file in one step, so that it is never seen half written. Throws FileError.
+void write_file(const std::filesystem::path& path, std::string_view text);
+
+}  // namespace topkv::cli

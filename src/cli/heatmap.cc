@@ -1,0 +1,217 @@
+#include "src/cli/heatmap.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "src/cli/numbers.h"
+
+namespace topkv::cli {
+namespace {
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&apos;";
+        break;
+      default:
+        // XML knows no control characters.
+        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+  }
+  return out;
+}
+
+// Blue and orange are told apart by every kind of colour vision; the marks in the cells do without
+// colour altogether.
+constexpr const char* style = R"(<style>
+  .paper { fill: #ffffff } .ink { fill: #1f2328 } .faint { fill: #59636e }
+  .found { fill: #2f7ebc } .missed { fill: #f0883e } .open { fill: none; stroke: #9aa4ae; stroke-dasharray: 3 3 }
+  .mark { fill: none; stroke: #ffffff; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round }
+  text { font-family: system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 13px }
+  .title { font-size: 17px; font-weight: 600 }
+  @media (prefers-color-scheme: dark) {
+    .paper { fill: #0d1117 } .ink { fill: #e6edf3 } .faint { fill: #9198a1 }
+    .found { fill: #3b8fd1 } .missed { fill: #d9722b } .open { stroke: #59636e }
+  }
+</style>
+)";
+
+struct Layout {
+  int left = 84;
+  int top = 92;
+  int cell_width = 64;
+  int cell_height = 30;
+  int gap = 3;
+  int panel_gap = 66;
+
+  int panel_height(const Grid& grid) const {
+    return cell_height * static_cast<int>(grid.depths.size());
+  }
+};
+
+std::string cell_shape(int x, int y, int width, int height, const std::optional<bool>& found) {
+  std::string text =
+      fmt::format("<rect class='{}' x='{}' y='{}' width='{}' height='{}' rx='3'/>\n",
+                  found.has_value() ? (*found ? "found" : "missed") : "open", x, y, width, height);
+  const int cx = x + width / 2;
+  const int cy = y + height / 2;
+  if (found.has_value() && *found) {
+    text += fmt::format("<path class='mark' d='M{} {}l4 4l7 -8'/>\n", cx - 6, cy);
+  } else if (found.has_value()) {
+    text += fmt::format("<path class='mark' d='M{0} {1}l8 8m0 -8l-8 8'/>\n", cx - 4, cy - 4);
+  }
+  return text;
+}
+
+std::string panel_svg(const Grid& grid, const Grid::Panel& panel, const Layout& layout, int top,
+                      bool named) {
+  std::string text;
+  const int width = layout.cell_width * static_cast<int>(grid.lengths.size());
+  const int bottom = top + layout.panel_height(grid);
+  if (named) {
+    text += fmt::format("<text class='ink' x='{}' y='{}' font-weight='600'>{}</text>\n",
+                        layout.left, top - 12, escaped(panel.index));
+  }
+  for (std::size_t row = 0; row < grid.depths.size(); ++row) {
+    const int y = top + static_cast<int>(row) * layout.cell_height;
+    text += fmt::format("<text class='ink' x='{}' y='{}' text-anchor='end'>{} %</text>\n",
+                        layout.left - 10, y + layout.cell_height / 2 + 4,
+                        format_percent(grid.depths[row]));
+    for (std::size_t column = 0; column < grid.lengths.size(); ++column) {
+      text += cell_shape(layout.left + static_cast<int>(column) * layout.cell_width, y,
+                         layout.cell_width - layout.gap, layout.cell_height - layout.gap,
+                         panel.found[row][column]);
+    }
+  }
+  for (std::size_t column = 0; column < grid.lengths.size(); ++column) {
+    text += fmt::format("<text class='ink' x='{}' y='{}' text-anchor='middle'>{}</text>\n",
+                        layout.left + static_cast<int>(column) * layout.cell_width +
+                            (layout.cell_width - layout.gap) / 2,
+                        bottom + 17, format_count(grid.lengths[column]));
+  }
+  text += fmt::format(
+      "<text class='faint' x='{}' y='{}' text-anchor='middle'>context length "
+      "(tokens)</text>\n",
+      layout.left + std::max(width, 130) / 2, bottom + 36);
+  const int middle = (top + bottom) / 2;
+  text += fmt::format(
+      "<text class='faint' x='20' y='{0}' text-anchor='middle' "
+      "transform='rotate(-90 20 {0})'>depth of the needle</text>\n",
+      middle);
+  return text;
+}
+
+bool any_open(const Grid& grid) {
+  for (const Grid::Panel& panel : grid.panels) {
+    for (const auto& row : panel.found) {
+      if (std::find(row.begin(), row.end(), std::nullopt) != row.end()) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths,
+               std::vector<double> depths, const std::vector<std::string>& indices) {
+  Grid grid{std::move(lengths), std::move(depths), {}};
+  std::sort(grid.lengths.begin(), grid.lengths.end());
+  std::sort(grid.depths.begin(), grid.depths.end());
+  for (const std::string& index : indices) {
+    Grid::Panel panel{index, {}};
+    panel.found.assign(grid.depths.size(),
+                       std::vector<std::optional<bool>>(grid.lengths.size(), std::nullopt));
+    for (const Cell& cell : cells) {
+      const auto row = std::find(grid.depths.begin(), grid.depths.end(), cell.depth);
+      const auto column = std::find(grid.lengths.begin(), grid.lengths.end(), cell.length);
+      if (cell.index != index || row == grid.depths.end() || column == grid.lengths.end()) continue;
+      panel.found[static_cast<std::size_t>(row - grid.depths.begin())]
+                 [static_cast<std::size_t>(column - grid.lengths.begin())] = cell.found;
+    }
+    grid.panels.push_back(std::move(panel));
+  }
+  return grid;
+}
+
+std::string terminal_heatmap(const Grid& grid, bool colour) {
+  constexpr int width = 7;
+  std::string text;
+  for (const Grid::Panel& panel : grid.panels) {
+    text += grid.panels.size() > 1 ? fmt::format("  depth   {}\n", panel.index) : "  depth\n";
+    for (std::size_t row = 0; row < grid.depths.size(); ++row) {
+      text += fmt::format("{:>5} %  ", format_percent(grid.depths[row]));
+      for (const std::optional<bool>& found : panel.found[row]) {
+        // The marks are one character wide but several bytes: padded by hand.
+        const char* mark = !found.has_value() ? " " : *found ? "✓" : "✗";
+        const std::string padded = fmt::format("   {}   ", mark);
+        if (!colour || !found.has_value()) {
+          text += padded;
+        } else {
+          text += fmt::format("\x1b[48;5;{};38;5;231m{}\x1b[0m", *found ? 31 : 166, padded);
+        }
+      }
+      text += "\n";
+    }
+    text += "         ";
+    for (const std::int64_t length : grid.lengths) {
+      text += fmt::format("{:^{}}", format_count(length), width);
+    }
+    text += "  context\n";
+  }
+  return text;
+}
+
+std::string svg_heatmap(const Grid& grid, const std::string& title, const std::string& subtitle) {
+  const Layout layout;
+  const bool named = grid.panels.size() > 1;
+  const int columns = layout.cell_width * static_cast<int>(grid.lengths.size());
+  const int text_width = 8 * static_cast<int>(std::max(title.size(), subtitle.size()));
+  const int width = std::max(layout.left + std::max(columns, 240) + 24, 20 + text_width);
+  const int first = layout.top + (named ? 24 : 0);
+  const int step = layout.panel_height(grid) + layout.panel_gap + (named ? 14 : 0);
+  const int legend = first + step * static_cast<int>(grid.panels.size()) - 6;
+  const int height = legend + 30;
+
+  std::string text = fmt::format(
+      "<svg xmlns='http://www.w3.org/2000/svg' width='{0}' height='{1}' viewBox='0 0 {0} {1}' "
+      "role='img' aria-label='{2}'>\n",
+      width, height, escaped(title));
+  text += style;
+  text += fmt::format("<rect class='paper' width='{}' height='{}'/>\n", width, height);
+  text += fmt::format("<text class='ink title' x='20' y='34'>{}</text>\n", escaped(title));
+  text += fmt::format("<text class='faint' x='20' y='56'>{}</text>\n", escaped(subtitle));
+  int top = first;
+  for (const Grid::Panel& panel : grid.panels) {
+    text += panel_svg(grid, panel, layout, top, named);
+    top += step;
+  }
+  int x = layout.left;
+  const auto entry = [&](const std::optional<bool>& found, const char* label, int entry_width) {
+    text += cell_shape(x, legend - 4, 26, 18, found);
+    text += fmt::format("<text class='ink' x='{}' y='{}'>{}</text>\n", x + 34, legend + 10, label);
+    x += entry_width;
+  };
+  entry(true, "found", 90);
+  entry(false, "missed", 100);
+  if (any_open(grid)) entry(std::nullopt, "not run", 90);
+  return text + "</svg>\n";
+}
+
+}  // namespace topkv::cli

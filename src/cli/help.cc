@@ -1,0 +1,79 @@
+#include "src/cli/help.h"
+
+namespace topkv::cli {
+
+const char* const main_help =
+    R"(usage: topkv COMMAND [flags]
+
+Runs language models over contexts of a million tokens: their keys and values stay in host memory,
+and each step attends only the rows that an index finds.
+
+  needle     hide facts in a long text and ask for them
+  generate   continue a prompt, over files as context if you like
+  info       what a model is and how much memory its contexts take
+
+  -h, --help       this text; topkv COMMAND --help tells its flags
+  --version        print the version
+
+examples:
+  topkv needle -m models/needle-14m -c 1M
+  topkv generate -m models/needle-14m -f notes.txt -p "The meeting was moved to"
+)";
+
+const char* const needle_help =
+    R"(usage: topkv needle -m DIR [-c 128K,1M] [flags]                       [default] in brackets
+Hides facts at several depths of a long text, prefills it once and asks for each in its own session.
+  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  -c, --ctx LIST         tokens prefilled; K = Ki = 1024, M = Mi = 1024²: 4096,128K,1M [128K]
+  --depths N|LIST        N depths spread evenly, or percent: 5,50,95 [10]
+  --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
+  --needle STYLE         number, word, uuid (as in RULER) or passkey [number]
+  --needle-text T --question Q --answer A                  a needle of your own instead
+  --separate             a context for each needle; passkey and own needles always have that
+  --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8; repeat to compare several [exact]
+  --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --prefill HOW          window (time grows with the length) or dense (its square) [window]
+  --prefill-window N [2048]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
+  -n, --predict N        answer's tokens at most [32; 64 for uuid]
+  --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
+  -o, --output DIR       results; the same command goes on where it stopped [out/needle]
+  --fresh                start over          --json   print cells as JSON lines
+examples:
+  topkv needle -m models/needle-14m -c 32K,128K,1M --kv-topk 64
+  topkv needle -m models/needle-14m -c 128K --kv-index exact --kv-index hnsw:M=16 -o out/hnsw
+)";
+
+const char* const generate_help =
+    R"(usage: topkv generate -m DIR -p PROMPT [-f FILE]... [flags]           [default] in brackets
+Continues a prompt. Files become a frozen context before it, of which each step retrieves rows.
+  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  -p, --prompt TEXT      what to continue
+  -f, --file FILE        text of the context; repeat for several, - is standard input
+  -n, --predict N        tokens to generate at most [128]
+  --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
+  --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8 [exact]
+  --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --prefill HOW          dense, or window: time grows with the length, not its square [dense]
+  --prefill-window N [2048]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
+  --json                 one JSON object at the end instead of text as it comes
+examples:
+  topkv generate -m models/needle-14m -p "Once upon a time" -n 40
+  cat book.txt | topkv generate -m models/needle-14m -f - -p "The hero's name is" --prefill window
+)";
+
+const char* const info_help =
+    R"(usage: topkv info -m DIR [flags]
+Tells a model's shape and the memory that its contexts take, and whether this machine has it.
+  -m, --model DIR        model in Hugging Face layout
+  --kv-dtype TYPE        of the rows: bf16, f16 or f32 [bf16]
+  --json                 print one JSON object
+examples:
+  topkv info -m models/needle-14m
+  topkv info -m models/needle-14m --kv-dtype f32 --json
+)";
+
+}  // namespace topkv::cli

@@ -1,0 +1,12 @@
+// The texts of --help. Written by hand, so that each fits one screen; a test checks that every
+// flag is in them, and nothing else.
+#pragma once
+
+namespace topkv::cli {
+
+extern const char* const main_help;
+extern const char* const needle_help;
+extern const char* const generate_help;
+extern const char* const info_help;
+
+}  // namespace topkv::cli

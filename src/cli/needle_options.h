@@ -1,0 +1,49 @@
+// The settings of a needle run: flags, their meaning, and the configuration written to run.json.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/cli/needle_task.h"
+#include "src/cli/options.h"
+
+namespace topkv::cli {
+
+struct NeedleFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  PrefillFlags prefill;
+  SamplingFlags sampling;
+  std::string lengths = "128K";
+  std::string depths = "10";
+  std::string haystack = "generated";
+  std::string style = "number";
+  CustomNeedle custom;
+  bool separate = false;
+  bool fresh = false;
+  bool json = false;
+  std::string output = "out/needle";
+};
+
+/// Registers all flags of the command.
+void add_flags(CLI::App& command, NeedleFlags& flags);
+
+/// The flags understood.
+struct NeedlePlan {
+  std::vector<std::int64_t> lengths;  ///< ascending
+  std::vector<double> depths;         ///< ascending
+  NeedleTask task;
+  std::string haystack;
+  bool separate = false;  ///< one context per needle
+  std::int64_t predict = 0;
+};
+
+/// Throws UsageError for flags that cannot be meant, whatever the model.
+NeedlePlan make_plan(const NeedleFlags& flags);
+
+/// Everything that changes results or their timing.
+Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads);
+
+}  // namespace topkv::cli

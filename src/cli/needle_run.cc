@@ -1,0 +1,218 @@
+#include "src/cli/needle_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "src/cli/interrupt.h"
+#include "src/cli/needle_context.h"
+#include "src/cli/numbers.h"
+
+namespace topkv::cli {
+namespace {
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+};
+
+double per_second(std::int64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+// Reserving rows is how the library says whether they fit; nothing is written to them.
+void check_memory(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options) {
+  ContextBuilder(shape, {tokens, options.kv_dtype, options.memory_budget});
+}
+
+}  // namespace
+
+struct NeedleRun::Prefilled {
+  std::int64_t length = 0;
+  std::shared_ptr<const Context> context;
+  std::vector<PlacedNeedle> needles;
+  double seconds = 0;
+  ForwardTimes times = {};
+};
+
+NeedleRun::NeedleRun(const Model& model, const NeedleFlags& flags, const NeedlePlan& plan,
+                     RunDirectory& directory, ProgressBar& progress)
+    : model_(model),
+      flags_(flags),
+      plan_(plan),
+      directory_(directory),
+      progress_(progress),
+      prefill_options_(prefill_options(flags.prefill, flags.retrieval)),
+      beginning_(beginning_tokens(model.tokenizer())) {
+  const ModelConfig& config = model.config();
+  retrieval_options(flags.retrieval, config.attention.layers, "exact", 1);
+  check_memory(config.attention, plan.lengths.back(), prefill_options_);
+  if (config.max_position > 0 && plan.lengths.back() > config.max_position) {
+    progress_.note(fmt::format("note: {} tokens are more than the {} that the model was made for",
+                               format_grouped(plan.lengths.back()),
+                               format_grouped(config.max_position)));
+  }
+}
+
+bool NeedleRun::missing(std::int64_t length, double depth) const {
+  const auto& indices = flags_.retrieval.indices;
+  return std::any_of(indices.begin(), indices.end(), [&](const std::string& index) {
+    return !directory_.has(length, depth, index);
+  });
+}
+
+std::int64_t NeedleRun::total_cells() const {
+  return static_cast<std::int64_t>(plan_.lengths.size() * plan_.depths.size() *
+                                   flags_.retrieval.indices.size());
+}
+
+void NeedleRun::run() {
+  if (!directory_.cells().empty()) {
+    progress_.note(fmt::format("{}: {} of {} cells are there already",
+                               directory_.file("").parent_path().string(),
+                               directory_.cells().size(), total_cells()));
+  }
+  for (const std::int64_t length : plan_.lengths) {
+    const std::uint64_t seed = mix_seed(flags_.sampling.seed, static_cast<std::uint64_t>(length));
+    if (!plan_.separate) {
+      run_context(length, plan_.depths, seed);
+      continue;
+    }
+    for (std::size_t i = 0; i < plan_.depths.size(); ++i) {
+      run_context(length, {plan_.depths[i]}, mix_seed(seed, i));
+    }
+  }
+}
+
+void NeedleRun::run_context(std::int64_t length, const std::vector<double>& depths,
+                            std::uint64_t seed) {
+  if (std::none_of(depths.begin(), depths.end(),
+                   [&](double depth) { return missing(length, depth); })) {
+    return;
+  }
+  const Prefilled prefilled = prefill(length, depths, seed);
+  for (const std::string& index : flags_.retrieval.indices) ask_all(prefilled, index);
+}
+
+NeedleRun::Prefilled NeedleRun::prefill(std::int64_t length, const std::vector<double>& depths,
+                                        std::uint64_t seed) {
+  stop_if_interrupted();
+  const std::vector<Needle> needles = plan_.task.needles(depths, seed);
+  Random distractors(mix_seed(seed, 1));
+  const auto haystack = make_haystack(plan_.haystack, mix_seed(seed, 2),
+                                      [&] { return plan_.task.distractor(distractors, needles); });
+  const NeedleContext text = build_needle_context(
+      length, beginning_, plan_.task.intro(), needles, *haystack,
+      [&](std::string_view piece) { return model_.tokenizer().encode(piece); });
+
+  Prefilled prefilled;
+  prefilled.length = length;
+  prefilled.needles = text.needles;
+  std::string title = fmt::format("{} prefill", format_count(length));
+  if (depths.size() == 1) title += fmt::format(" (depth {} %)", format_percent(depths.front()));
+  const Stopwatch watch;
+  prefilled.context =
+      model_.prefill(text.tokens, prefill_options_, progress_.callback(title), &prefilled.times);
+  prefilled.seconds = watch.seconds();
+  return prefilled;
+}
+
+void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
+  const auto wanted = [&](const PlacedNeedle& placed) {
+    return !directory_.has(prefilled.length, placed.needle.depth, index);
+  };
+  const auto missing_cells =
+      std::count_if(prefilled.needles.begin(), prefilled.needles.end(), wanted);
+  if (missing_cells == 0) return;
+
+  stop_if_interrupted();
+  const Stopwatch build;
+  std::shared_ptr<const Context> context = prefilled.context;
+  const std::string prefix = format_count(prefilled.length);
+  const std::vector<std::string> there = context->indices();
+  const bool built = std::find(there.begin(), there.end(), index) == there.end();
+  if (built) {
+    context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)));
+  }
+  const double build_seconds = built ? build.seconds() : 0;
+
+  Progress progress{"ask", "needles", 0, missing_cells};
+  const std::string title = fmt::format("{} ask ({})", prefix, index);
+  progress_.report(title, progress);
+  for (const PlacedNeedle& placed : prefilled.needles) {
+    if (!wanted(placed)) continue;
+    Cell cell = ask(context, index, placed);
+    cell.length = prefilled.length;
+    cell.context_tokens = context->tokens();
+    cell.prefill_seconds = prefilled.seconds;
+    cell.prefill_tokens_per_second = per_second(context->tokens(), prefilled.seconds);
+    cell.prefill_times = prefilled.times;
+    cell.index_build_seconds = build_seconds;
+    cell.index_bytes = context->memory().index_bytes - prefilled.context->memory().index_bytes;
+    cell.rows_bytes = context->memory().rows_bytes;
+    directory_.append(cell);
+    progress.done += 1;
+    progress_.report(title, progress);
+  }
+}
+
+Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::string& index,
+                    const PlacedNeedle& placed) const {
+  const Tokenizer& tokenizer = model_.tokenizer();
+  const Stopwatch watch;
+  Cell cell;
+  cell.index = index;
+  cell.depth = placed.needle.depth;
+  cell.key = placed.needle.key;
+  cell.value = placed.needle.value;
+  cell.needle_begin = placed.tokens.begin;
+  cell.needle_end = placed.tokens.end;
+
+  const std::vector<Token> question = tokenizer.encode(placed.needle.question);
+  const auto question_tokens = static_cast<std::int64_t>(question.size());
+  const AttentionShape& shape = model_.config().attention;
+  Session session(context, retrieval_options(flags_.retrieval, shape.layers, index,
+                                             question_tokens + plan_.predict + 1));
+  // The answer ends with its line; a line break before the first word does not end it.
+  bool started = false;
+  const auto on_token = [&](Token token) {
+    for (const char c : tokenizer.bytes_of_token(token)) {
+      if (c == '\n' && started) return false;
+      started = started || (c != ' ' && c != '\n');
+    }
+    return !interrupted();
+  };
+  const GenerateResult result = model_.generate(
+      session, question, {plan_.predict, sampling_options(flags_.sampling)}, on_token);
+  stop_if_interrupted();
+
+  cell.answer = tokenizer.decode(result.tokens);
+  cell.found = answer_has(cell.answer, cell.value);
+  cell.question_tokens = question_tokens;
+  cell.answer_tokens = static_cast<std::int64_t>(result.tokens.size());
+  const SessionStats& stats = session.stats();
+  cell.rows_per_head = stats.steps > 0 ? static_cast<double>(stats.rows_retrieved) /
+                                             static_cast<double>(stats.steps * shape.q_heads)
+                                       : 0;
+  cell.question_seconds = result.prompt_seconds;
+  cell.decode_seconds = result.decode_seconds;
+  cell.decode_tokens_per_second = per_second(cell.answer_tokens, result.decode_seconds);
+  cell.answer_times = result.times;
+  cell.seconds = watch.seconds();
+  cell.peak_memory_bytes = peak_memory_bytes();
+  cell.kv_topk = flags_.retrieval.k;
+  cell.kv_window = session.options().window;
+  cell.kv_sinks = session.options().sinks;
+  cell.seed = flags_.sampling.seed;
+  cell.version = version();
+  return cell;
+}
+
+}  // namespace topkv::cli

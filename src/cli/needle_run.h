@@ -1,0 +1,44 @@
+// The work of a needle run: contexts are prefilled and indexed where cells are missing, and every
+// missing cell is asked in a session of its own.
+#pragma once
+
+#include <memory>
+
+#include "src/cli/needle_options.h"
+#include "src/cli/progress_bar.h"
+#include "src/cli/run_directory.h"
+#include "topkv/model.h"
+
+namespace topkv::cli {
+
+/// Throws Interrupted after Ctrl-C; finished cells are in the directory by then.
+class NeedleRun {
+ public:
+  /// All arguments are borrowed. Throws what is wrong with flags for this model: OutOfMemory when
+  /// the rows of the longest context would not fit, InvalidArgument, UsageError.
+  NeedleRun(const Model& model, const NeedleFlags& flags, const NeedlePlan& plan,
+            RunDirectory& directory, ProgressBar& progress);
+
+  void run();
+
+ private:
+  struct Prefilled;
+
+  void run_context(std::int64_t length, const std::vector<double>& depths, std::uint64_t seed);
+  Prefilled prefill(std::int64_t length, const std::vector<double>& depths, std::uint64_t seed);
+  void ask_all(const Prefilled& prefilled, const std::string& index);
+  Cell ask(const std::shared_ptr<const Context>& context, const std::string& index,
+           const struct PlacedNeedle& placed) const;
+  bool missing(std::int64_t length, double depth) const;
+  std::int64_t total_cells() const;
+
+  const Model& model_;
+  const NeedleFlags& flags_;
+  const NeedlePlan& plan_;
+  RunDirectory& directory_;
+  ProgressBar& progress_;
+  PrefillOptions prefill_options_;
+  std::vector<Token> beginning_;
+};
+
+}  // namespace topkv::cli

@@ -1,0 +1,194 @@
+#include "src/cli/numbers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+namespace topkv::cli {
+namespace {
+
+constexpr double largest_count = 4.6e18;  // below 2^62: sums of a few still fit
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+// Reads a plain decimal number off the front of text.
+bool take_number(std::string_view& text, double& value) {
+  if (text.empty() || !(text.front() == '.' || (text.front() >= '0' && text.front() <= '9'))) {
+    return false;
+  }
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+  if (error != std::errc{}) return false;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return true;
+}
+
+// 1024^n for "", "K"/"Ki", "M"/"Mi", "G"/"Gi", "T"/"Ti"; 0 for anything else.
+double binary_factor(std::string_view unit) {
+  if (unit.empty()) return 1;
+  if (unit.size() == 2 && unit[1] != 'i') return 0;
+  if (unit.size() > 2) return 0;
+  switch (unit[0]) {
+    case 'k':
+    case 'K':
+      return 1024.0;
+    case 'm':
+    case 'M':
+      return 1024.0 * 1024;
+    case 'g':
+    case 'G':
+      return 1024.0 * 1024 * 1024;
+    case 't':
+    case 'T':
+      return 1024.0 * 1024 * 1024 * 1024;
+    default:
+      return 0;
+  }
+}
+
+std::int64_t scaled(std::string_view flag, std::string_view text, std::string_view unit,
+                    double value, std::string_view expected) {
+  const double factor = binary_factor(unit);
+  if (factor == 0) {
+    throw UsageError(
+        fmt::format("{}: '{}' has an unknown unit; expected {}", flag, text, expected));
+  }
+  const double exact = value * factor;
+  if (exact >= largest_count) throw UsageError(fmt::format("{}: '{}' is too large", flag, text));
+  if (exact != std::floor(exact)) {
+    throw UsageError(fmt::format("{}: '{}' is not a whole number", flag, text));
+  }
+  return static_cast<std::int64_t>(exact);
+}
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const auto comma = text.find(',');
+    parts.push_back(trimmed(text.substr(0, comma)));
+    if (comma == std::string_view::npos) return parts;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace
+
+std::int64_t parse_count(std::string_view flag, std::string_view text, std::int64_t least) {
+  constexpr std::string_view expected = "a count such as 4096, 128K or 1M";
+  std::string_view rest = trimmed(text);
+  double value = 0;
+  if (!take_number(rest, value)) {
+    throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
+  }
+  const std::int64_t count = scaled(flag, text, rest, value, expected);
+  if (count < least) {
+    throw UsageError(fmt::format("{}: expected {} or more, found {}", flag, least, text));
+  }
+  return count;
+}
+
+std::int64_t parse_bytes(std::string_view flag, std::string_view text) {
+  constexpr std::string_view expected = "a size such as 512MiB or 8GiB";
+  std::string_view rest = trimmed(text);
+  double value = 0;
+  if (!take_number(rest, value)) {
+    throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
+  }
+  rest = trimmed(rest);
+  if (!rest.empty() && (rest.back() == 'B' || rest.back() == 'b')) rest.remove_suffix(1);
+  const std::int64_t bytes = scaled(flag, text, rest, value, expected);
+  if (bytes < 1) throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
+  return bytes;
+}
+
+std::vector<std::int64_t> parse_counts(std::string_view flag, std::string_view text) {
+  std::vector<std::int64_t> counts;
+  for (const std::string_view part : split(text)) {
+    const std::int64_t count = parse_count(flag, part);
+    if (std::find(counts.begin(), counts.end(), count) == counts.end()) counts.push_back(count);
+  }
+  return counts;
+}
+
+std::vector<double> parse_depths(std::string_view flag, std::string_view text) {
+  const std::string_view all = trimmed(text);
+  std::vector<double> depths;
+  if (all.find_first_of(",.%") == std::string_view::npos) {
+    const std::int64_t count = parse_count(flag, all);
+    if (count > 1000) {
+      throw UsageError(fmt::format("{}: expected at most 1000 depths, found {}", flag, text));
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      depths.push_back(100.0 * (static_cast<double>(i) + 0.5) / static_cast<double>(count));
+    }
+    return depths;
+  }
+  for (std::string_view part : split(all)) {
+    double depth = 0;
+    std::string_view rest = part;
+    const bool number = take_number(rest, depth);
+    if (!number || !(rest.empty() || rest == "%") || depth < 0 || depth > 100) {
+      throw UsageError(
+          fmt::format("{}: expected a number of depths such as 10, or percentages from 0 to 100 "
+                      "such as 5,50,95; found '{}'",
+                      flag, part));
+    }
+    depths.push_back(depth);
+  }
+  std::sort(depths.begin(), depths.end());
+  depths.erase(std::unique(depths.begin(), depths.end()), depths.end());
+  return depths;
+}
+
+std::string format_count(std::int64_t count) {
+  constexpr std::int64_t ki = 1024;
+  if (count >= ki * ki && count % (ki * ki) == 0) return fmt::format("{}M", count / (ki * ki));
+  if (count >= ki && count % ki == 0) return fmt::format("{}K", count / ki);
+  return fmt::format("{}", count);
+}
+
+std::string format_grouped(std::int64_t count) {
+  std::string digits = fmt::format("{}", count);
+  const std::ptrdiff_t first = count < 0 ? 1 : 0;
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > first; at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), 1, ',');
+  }
+  return digits;
+}
+
+std::string format_bytes(std::int64_t bytes) {
+  constexpr std::array<std::string_view, 5> units = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1023.95 && unit + 1 < units.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string format_seconds(double seconds) {
+  if (seconds < 9.95) return fmt::format("{:.1f} s", seconds);
+  const auto whole = static_cast<std::int64_t>(std::llround(seconds));
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{} min {:02d} s", whole / 60, whole % 60);
+  return fmt::format("{} h {:02d} min", whole / 3600, whole % 3600 / 60);
+}
+
+std::string format_rate(double per_second) {
+  if (!(per_second > 0) || !std::isfinite(per_second)) return "-";
+  if (per_second < 1) return fmt::format("{:.2f}", per_second);
+  if (per_second < 99.95) return fmt::format("{:.1f}", per_second);
+  return format_grouped(std::llround(per_second));
+}
+
+std::string format_percent(double percent) { return fmt::format("{:g}", percent); }
+
+}  // namespace topkv::cli

@@ -1,0 +1,49 @@
+// Numbers as people type and read them: "128K" tokens, "8GiB", "5,50,95" percent.
+//
+// Token counts and bytes are binary: K = Ki = 1024, M = Mi = 1024², G = Gi = 1024³. All functions
+// are pure; parsers throw UsageError naming the flag, the text found and what was expected.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace topkv::cli {
+
+/// A command line that cannot be understood; ends the program with status 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// "4096", "128K", "128Ki", "1M", "1.5M": a count of at least `least` (and below 2^62).
+std::int64_t parse_count(std::string_view flag, std::string_view text, std::int64_t least = 1);
+
+/// "8GiB", "8G", "512MB", "1073741824": bytes, at least 1.
+std::int64_t parse_bytes(std::string_view flag, std::string_view text);
+
+/// "128K,1M": counts separated by commas, without repetition, in the order given.
+std::vector<std::int64_t> parse_counts(std::string_view flag, std::string_view text);
+
+/// Depths in percent, ascending and distinct. "10" means that many, evenly spaced from the middle
+/// of the first tenth to the middle of the last (5, 15, …, 95); "5,50,95" or "50%" are the depths
+/// themselves, each from 0 to 100.
+std::vector<double> parse_depths(std::string_view flag, std::string_view text);
+
+/// 131072 → "128K", 1048576 → "1M", 1000 → "1000": the shortest exact form.
+std::string format_count(std::int64_t count);
+/// 1234567 → "1,234,567".
+std::string format_grouped(std::int64_t count);
+/// "0 B", "900 B", "1.5 KiB", "4.0 GiB".
+std::string format_bytes(std::int64_t bytes);
+/// "0.4 s", "12 s", "3 min 05 s", "2 h 10 min".
+std::string format_seconds(double seconds);
+/// Three significant digits, grouped: "0.42", "7.1", "31.5", "1,240". "-" for what was not
+/// measured.
+std::string format_rate(double per_second);
+/// "5", "12.5".
+std::string format_percent(double percent);
+
+}  // namespace topkv::cli

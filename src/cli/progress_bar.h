@@ -1,0 +1,51 @@
+// Shows on stderr how far long work is: one line that updates itself on a terminal, plain lines
+// (the first, then at most one every ten seconds, and the last) in a pipe or a file.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+#include "topkv/progress.h"
+
+namespace topkv::cli {
+
+/// The text of one report, without what starts or ends a line:
+/// "prefill  131072/1048576 tokens  12 %  3,210 tokens/s  4 min 45 s left".
+/// seconds: since the stage began.
+std::string progress_text(const std::string& title, const Progress& progress, double seconds);
+
+/// One thread at a time. Ends its line when destroyed.
+class ProgressBar {
+ public:
+  /// out is borrowed. terminal: update one line in place.
+  ProgressBar(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
+  ~ProgressBar() { finish(); }
+  ProgressBar(const ProgressBar&) = delete;  // it owns the line it is writing
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  /// A callback that reports under this title and throws Interrupted after Ctrl-C. Valid while the
+  /// bar lives.
+  ProgressFn callback(std::string title);
+
+  void report(const std::string& title, const Progress& progress);
+  /// Writes a line of its own, above the updating one.
+  void note(const std::string& line);
+  /// Ends the updating line, if there is one.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::FILE* out_;
+  bool terminal_;
+  bool line_open_ = false;
+  std::string stage_;
+  Clock::time_point started_;
+  Clock::time_point shown_;
+};
+
+/// A bar on stderr.
+ProgressBar stderr_progress();
+
+}  // namespace topkv::cli
