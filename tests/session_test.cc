@@ -1,0 +1,330 @@
+// Sessions over a frozen context against float64: the union of sinks, window and retrieved rows
+// under one softmax; and the laws that every index must keep.
+#include "topkv/session.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "tests/reference.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using reference::random_bf16;
+
+constexpr double tolerance = 3e-5;  // float32 sums of up to a few thousand terms of size about 1
+
+/// A stream of tokens of a small attention stack: the first `context` are prefilled.
+struct Stream {
+  explicit Stream(AttentionShape s, std::int64_t total, unsigned seed = 1)
+      : shape(std::move(s)), total(total) {
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      const unsigned at = seed + static_cast<unsigned>(l) * 10;
+      q.push_back(reference::random_floats(total * q_width(), at, 1.5F));
+      k.push_back(random_bf16(total * kv_width(), at + 1));
+      v.push_back(random_bf16(total * kv_width(), at + 2));
+    }
+  }
+  std::int64_t q_width() const { return shape.q_heads * shape.head_dim; }
+  std::int64_t kv_width() const { return shape.kv_heads * shape.head_dim; }
+
+  std::shared_ptr<const Context> prefill(std::int64_t tokens) const {
+    ContextBuilder builder(shape, {.capacity = tokens});
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      builder.append(
+          l,
+          TensorView::tokens_first(k[l].data(), DType::f32, tokens, shape.kv_heads, shape.head_dim),
+          TensorView::tokens_first(v[l].data(), DType::f32, tokens, shape.kv_heads,
+                                   shape.head_dim));
+    }
+    return builder.freeze();
+  }
+
+  /// Feeds tokens [session.tokens(), end) in steps; gives out of [layer][token x q_width].
+  std::vector<std::vector<float>> feed(Session& session, std::int64_t end,
+                                       std::int64_t step) const {
+    std::vector<std::vector<float>> outs(static_cast<std::size_t>(shape.layers));
+    const std::int64_t start = session.tokens();
+    for (auto& out : outs) out.resize(static_cast<std::size_t>((end - start) * q_width()));
+    for (std::int64_t t = start; t < end; t += step) {
+      const std::int64_t n = std::min(step, end - t);
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        session.attend(l, &q[l][t * q_width()], &k[l][t * kv_width()], &v[l][t * kv_width()],
+                       &outs[l][(t - start) * q_width()], n);
+      }
+    }
+    return outs;
+  }
+
+  reference::Rows rows(std::int64_t layer, std::int64_t kv_head, std::int64_t tokens) const {
+    reference::Rows rows;
+    rows.dim = shape.head_dim;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t j = 0; j < shape.head_dim; ++j) {
+        rows.keys.push_back(k[layer][t * kv_width() + kv_head * shape.head_dim + j]);
+        rows.values.push_back(v[layer][t * kv_width() + kv_head * shape.head_dim + j]);
+      }
+    }
+    return rows;
+  }
+
+  AttentionShape shape;
+  std::int64_t total;
+  std::vector<std::vector<float>> q, k, v;  // [layers][tokens x width]
+};
+
+/// The k rows of largest score among [begin, end), by float64 scores; score is the largest of the
+/// queries given.
+std::set<std::int64_t> best_rows(const reference::Rows& rows,
+                                 const std::vector<const float*>& queries, std::int64_t begin,
+                                 std::int64_t end, std::int64_t k) {
+  std::vector<std::pair<double, std::int64_t>> scored;
+  for (std::int64_t r = begin; r < end; ++r) {
+    double best = -std::numeric_limits<double>::infinity();
+    for (const float* query : queries) best = std::max(best, reference::score(rows, query, r));
+    scored.push_back({-best, r});
+  }
+  std::sort(scored.begin(), scored.end());
+  std::set<std::int64_t> positions;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(k, scored.size()); ++i)
+    positions.insert(scored[i].second);
+  return positions;
+}
+
+/// What the session must give for the token at p of one layer.
+void expect_step(const Stream& stream, std::int64_t layer, std::int64_t p, std::int64_t k,
+                 const RetrievalOptions& options, const float* out) {
+  const AttentionShape& shape = stream.shape;
+  const std::int64_t group = shape.group();
+  const std::int64_t window_begin = std::max<std::int64_t>(options.sinks, p - options.window + 1);
+  for (std::int64_t h = 0; h < shape.q_heads; ++h) {
+    const reference::Rows rows = stream.rows(layer, h / group, p + 1);
+    const auto query = [&](std::int64_t head) {
+      return &stream.q[layer][p * stream.q_width() + head * shape.head_dim];
+    };
+    std::vector<const float*> choosers;
+    if (options.select_by == SelectBy::query_head) {
+      choosers = {query(h)};
+    } else {
+      for (std::int64_t g = 0; g < group; ++g) choosers.push_back(query(h / group * group + g));
+    }
+    std::set<std::int64_t> found;
+    if (layer >= options.dense_layers)
+      found = best_rows(rows, choosers, options.sinks, window_begin, k);
+    const auto want = reference::attend(rows, query(h), shape.softmax_scale(), [&](std::int64_t x) {
+      return layer < options.dense_layers || x < options.sinks || x > p - options.window ||
+             found.contains(x);
+    });
+    for (std::int64_t j = 0; j < shape.head_dim; ++j) {
+      ASSERT_NEAR(out[h * shape.head_dim + j], want.out[j], tolerance)
+          << "layer " << layer << " position " << p << " head " << h;
+    }
+  }
+}
+
+const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+
+struct Case {
+  std::int64_t context, k, window, sinks, dense_layers;
+  SelectBy select_by;
+};
+
+class SessionSteps : public testing::TestWithParam<Case> {};
+
+TEST_P(SessionSteps, EqualFloat64OneByOneAndInBlocks) {
+  const Case c = GetParam();
+  const std::int64_t total = c.context + 60;
+  const Stream stream(small, total);
+  const RetrievalOptions options{.k = TopK::same(c.k),
+                                 .select_by = c.select_by,
+                                 .dense_layers = c.dense_layers,
+                                 .window = c.window,
+                                 .sinks = c.sinks};
+  const auto context = stream.prefill(c.context);
+  for (const std::int64_t step : {1, 7, 60}) {
+    Session session(context, options);
+    const auto outs = stream.feed(session, total, step);
+    EXPECT_EQ(session.tokens(), total);
+    for (std::int64_t l = 0; l < small.layers; ++l) {
+      for (const std::int64_t t : {0, 1, 30, 59}) {
+        expect_step(stream, l, c.context + t, c.k, options, &outs[l][t * stream.q_width()]);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, SessionSteps,
+    testing::Values(Case{300, 8, 20, 4, 0, SelectBy::query_head},    // own tokens leave the window
+                    Case{300, 8, 20, 4, 0, SelectBy::group},         // heads share rows
+                    Case{300, 8, 20, 4, 1, SelectBy::query_head},    // first layer dense
+                    Case{300, 5, 1, 0, 0, SelectBy::query_head},     // window of one, no sinks
+                    Case{300, 8, 1000, 4, 0, SelectBy::query_head},  // window over everything
+                    Case{300, 8, 20, 310, 0, SelectBy::query_head},  // sinks into the session's own
+                    Case{0, 3, 10, 2, 0, SelectBy::query_head},      // no context at all
+                    Case{1, 1, 1, 1, 0, SelectBy::query_head}));
+
+TEST(Session, AllKeysRetrievedEqualsDenseForEveryIndex) {
+  const Stream stream(small, 420);
+  const auto exact = stream.prefill(400);
+  for (const char* spec :
+       {"exact", "faiss:Flat", "faiss:IVF16,Flat", "faiss:HNSW16", "hnsw:M=16,efc=100,ef=800"}) {
+    const auto context = exact->with_index(spec);
+    Session dense(context, {.index = spec, .dense_layers = 2});
+    Session all(context, {.index = spec, .k = TopK::same(100000), .window = 16, .sinks = 2});
+    const auto want = stream.feed(dense, 420, 1);
+    const auto got = stream.feed(all, 420, 1);
+    for (std::size_t l = 0; l < want.size(); ++l) {
+      for (std::size_t i = 0; i < want[l].size(); ++i)
+        ASSERT_NEAR(got[l][i], want[l][i], tolerance) << spec;
+    }
+  }
+}
+
+TEST(Session, ForkGoesOnExactlyAsTheOriginal) {
+  const Stream stream(small, 260);
+  Session session(stream.prefill(200), {.k = TopK::same(8), .window = 16});
+  stream.feed(session, 230, 1);
+  Session copy = session.fork();
+  EXPECT_EQ(copy.own_tokens(), 30);
+  const auto a = stream.feed(session, 260, 1);
+  EXPECT_EQ(copy.tokens(), 230) << "the original's tokens reached the fork";
+  const auto b = stream.feed(copy, 260, 1);
+  EXPECT_EQ(a, b);
+}
+
+TEST(Session, ResultsAreTheSameBitsWhateverOtherSessionsRun) {
+  const Stream stream(small, 1060);
+  const auto context = stream.prefill(1000)->with_index("hnsw:M=8,efc=40,ef=64");
+  for (const char* spec : {"exact", "hnsw:M=8,efc=40,ef=64"}) {
+    const RetrievalOptions options{.index = spec, .k = TopK::same(8), .window = 16};
+    Session alone(context, options);
+    const auto want = stream.feed(alone, 1060, 3);
+    std::vector<std::vector<std::vector<float>>> got(4);
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        threads.emplace_back([&, i] {
+          Session session(context, options);
+          got[i] = stream.feed(session, 1060, 3);
+        });
+      }
+    }
+    for (const auto& outs : got) EXPECT_EQ(outs, want) << spec;
+  }
+}
+
+TEST(Session, SlidingLayersSeeTheirWindowOnly) {
+  AttentionShape shape = small;
+  shape.sliding_window = {0, 12};
+  const Stream stream(shape, 330);
+  Session session(stream.prefill(300), {.k = TopK::same(8), .window = 20, .sinks = 4});
+  const auto outs = stream.feed(session, 330, 5);
+  for (const std::int64_t t : {0, 5, 29}) {
+    const std::int64_t p = 300 + t;
+    for (std::int64_t h = 0; h < shape.q_heads; ++h) {
+      const auto want = reference::attend(
+          stream.rows(1, h / 3, p + 1), &stream.q[1][p * stream.q_width() + h * 16],
+          shape.softmax_scale(), [&](std::int64_t x) { return x > p - 12; });
+      for (std::int64_t j = 0; j < 16; ++j) {
+        EXPECT_NEAR(outs[1][t * stream.q_width() + h * 16 + j], want.out[j], tolerance);
+      }
+    }
+  }
+}
+
+TEST(Session, RefusedStepLeavesTheSessionAsItWas) {
+  const Stream stream(small, 220);
+  const auto context = stream.prefill(200);
+  Session clean(context, {.window = 16});
+  const auto want = stream.feed(clean, 220, 20);
+  Session session(context, {.window = 16});
+  std::vector<float> out(static_cast<std::size_t>(stream.q_width()));
+  std::vector<float> bad(stream.q[0].begin(), stream.q[0].begin() + stream.q_width());
+  bad[17] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THROW(session.attend(0, bad.data(), stream.k[0].data(), stream.v[0].data(), out.data()),
+               InvalidArgument);
+  EXPECT_THROW(session.attend(0, stream.q[0].data(), bad.data(), stream.v[0].data(), out.data()),
+               InvalidArgument);
+  EXPECT_THROW(session.attend(0, stream.q[0].data(), stream.k[0].data(), bad.data(), out.data()),
+               InvalidArgument);
+  EXPECT_THROW(
+      session.attend(2, stream.q[0].data(), stream.k[0].data(), stream.v[0].data(), out.data()),
+      InvalidArgument);
+  EXPECT_EQ(session.own_tokens(), 0);
+  EXPECT_EQ(stream.feed(session, 220, 20), want);
+}
+
+TEST(Session, FullSessionIsRefusedClearly) {
+  const Stream stream(small, 30);
+  Session session(stream.prefill(10), {.window = 4, .capacity = 5});
+  EXPECT_THROW(stream.feed(session, 30, 1), InvalidArgument);
+}
+
+TEST(Session, OptionsThatCannotWorkAreRefused) {
+  const Stream stream(small, 20);
+  const auto context = stream.prefill(20);
+  EXPECT_THROW(Session(context, {.index = "hnsw"}), InvalidArgument);
+  EXPECT_THROW(Session(context, {.k = TopK::same(0)}), InvalidArgument);
+  EXPECT_THROW(Session(context, {.k = TopK::per_layer({1, 2, 3})}), InvalidArgument);
+  EXPECT_THROW(Session(context, {.window = 0}), InvalidArgument);
+  EXPECT_THROW(Session(context, {.sinks = -1}), InvalidArgument);
+  EXPECT_THROW(Session(std::shared_ptr<const Context>()), InvalidArgument);
+}
+
+TEST(Context, LayersOfDifferentLengthCannotBeFrozen) {
+  const Stream stream(small, 20);
+  ContextBuilder builder(small, {.capacity = 20});
+  builder.append(0, TensorView::tokens_first(stream.k[0].data(), DType::f32, 20, 2, 16),
+                 TensorView::tokens_first(stream.v[0].data(), DType::f32, 20, 2, 16));
+  EXPECT_THROW(builder.freeze(), InvalidArgument);
+}
+
+TEST(Context, FrozenBuilderRefusesEverything) {
+  const Stream stream(small, 20);
+  ContextBuilder builder(small, {.capacity = 20});
+  const auto context = builder.freeze();
+  EXPECT_EQ(context->tokens(), 0);
+  EXPECT_THROW(builder.freeze(), InvalidArgument);
+  EXPECT_THROW(builder.append(0, TensorView::tokens_first(stream.k[0].data(), DType::f32, 1, 2, 16),
+                              TensorView::tokens_first(stream.v[0].data(), DType::f32, 1, 2, 16)),
+               InvalidArgument);
+}
+
+TEST(Context, AddingAnIndexLeavesTheOriginalAsItWas) {
+  const Stream stream(small, 200);
+  const auto context = stream.prefill(200);
+  const auto more = context->with_index("hnsw:M=8,efc=40");
+  EXPECT_EQ(context->indices(), std::vector<std::string>{"exact"});
+  EXPECT_EQ(more->indices(), (std::vector<std::string>{"exact", "hnsw:M=8,efc=40"}));
+  EXPECT_EQ(context->rows(1, 1).data, more->rows(1, 1).data) << "rows were copied";
+  EXPECT_THROW(context->with_index("nonsense"), InvalidArgument);
+}
+
+TEST(TopK, SchedulesMeetTheirSumAndRise) {
+  EXPECT_EQ(TopK::parse("64").resolve(3), (std::vector<std::int64_t>{64, 64, 64}));
+  EXPECT_EQ(TopK::parse("5,6,7").resolve(3), (std::vector<std::int64_t>{5, 6, 7}));
+  for (const std::int64_t sum : {8, 9, 100, 511, 4096}) {
+    const auto linear = TopK::linear_sum(sum).resolve(8);
+    const auto uniform = TopK::parse("uniform:" + std::to_string(sum)).resolve(8);
+    EXPECT_EQ(std::accumulate(linear.begin(), linear.end(), std::int64_t{0}), sum);
+    EXPECT_EQ(std::accumulate(uniform.begin(), uniform.end(), std::int64_t{0}), sum);
+    EXPECT_TRUE(std::is_sorted(linear.begin(), linear.end()));
+    EXPECT_LE(*std::max_element(uniform.begin(), uniform.end()),
+              *std::min_element(uniform.begin(), uniform.end()) + 1);
+  }
+  for (const char* text :
+       {"0", "-1", "", "5,", "x", "linear:", "linear:x", "5;6", "99999999999999999999"}) {
+    EXPECT_THROW(TopK::parse(text), InvalidArgument) << text;
+  }
+  EXPECT_THROW(TopK::linear_sum(7).resolve(8), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace topkv
