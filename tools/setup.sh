@@ -7,8 +7,8 @@ packages=(
   g++ cmake ninja-build pkg-config          # build
   libfaiss-dev libopenblas-dev libhnswlib-dev  # indices
   libhwy-dev libdnnl-dev libtbb-dev         # arithmetic and threads
-  nlohmann-json3-dev libpcre2-dev           # checkpoints and tokenizer
-  libcli11-dev libfmt-dev libspdlog-dev     # command line
+  nlohmann-json3-dev libpcre2-dev libutf8proc-dev  # checkpoints and tokenizer
+  libcli11-dev libfmt-dev                   # command line
   libgtest-dev libbenchmark-dev             # tests and benchmarks
 )
 
