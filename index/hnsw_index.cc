@@ -1,1 +1,280 @@
-// placeholder
+#include "index/hnsw_index.h"
+
+#include <fmt/format.h>
+#include <hnswlib/hnswlib.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "index/approximate_index.h"
+#include "index/spec.h"
+#include "src/core/dot.h"
+#include "src/core/threads.h"
+#include "src/core/topk.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using Node = hnswlib::tableint;  // hnswlib's own number of a node, in order of insertion
+using Row = std::uint32_t;       // a position among the keys; what a node stores
+
+struct Params {
+  std::int64_t m = 16;
+  std::int64_t efc = 100;
+  std::int64_t ef = 0;
+};
+
+/// The distance of two nodes, for building: minus the inner product of their rows.
+class RowSpace final : public hnswlib::SpaceInterface<float> {
+ public:
+  explicit RowSpace(const KeyView* keys) : keys_(keys) {}
+  std::size_t get_data_size() override { return sizeof(Row); }
+  hnswlib::DISTFUNC<float> get_dist_func() override { return distance; }
+  void* get_dist_func_param() override { return const_cast<KeyView*>(keys_); }
+
+  static Row row(const void* data) {
+    Row row;
+    std::memcpy(&row, data, sizeof row);
+    return row;
+  }
+
+ private:
+  static float distance(const void* a, const void* b, const void* param) {
+    const auto& keys = *static_cast<const KeyView*>(param);
+    return -dot_stored(keys.key(row(a)), keys.key(row(b)), keys.dtype, keys.dim);
+  }
+
+  const KeyView* keys_;
+};
+
+/// Which nodes a search has seen. One per thread, shared by all graphs: 2 bytes per node of the
+/// largest graph that the thread has searched.
+class Visited {
+ public:
+  void begin(std::size_t nodes) {
+    if (marks_.size() < nodes) marks_.resize(nodes, 0);
+    if (++mark_ == 0) {
+      std::fill(marks_.begin(), marks_.end(), std::uint16_t{0});
+      mark_ = 1;
+    }
+  }
+  /// False if it was seen before.
+  bool insert(Node node) {
+    if (marks_[node] == mark_) return false;
+    marks_[node] = mark_;
+    return true;
+  }
+
+ private:
+  std::uint16_t mark_ = 0;
+  std::vector<std::uint16_t> marks_;
+};
+
+/// What a walk over a graph needs. A walk never waits, so there is one per thread.
+struct Walk {
+  Visited visited;
+  std::vector<Scored> frontier;  // a heap of nodes to expand, the best in front
+  TopKeeper best;                // rows
+  std::vector<Node> nodes;       // unseen neighbours of one node …
+  std::vector<std::int64_t> rows;
+  std::vector<float> scores;
+};
+
+Walk& thread_walk() {
+  thread_local Walk walk;
+  return walk;
+}
+
+/// The order of a heap with the best in front.
+bool worse(const Scored& a, const Scored& b) { return ranks_before(b, a); }
+
+class Graph final : public hnswlib::HierarchicalNSW<float> {
+ public:
+  Graph(RowSpace* space, const KeyView* keys, std::size_t capacity, const Params& params)
+      : HierarchicalNSW(space, capacity, static_cast<std::size_t>(params.m),
+                        static_cast<std::size_t>(params.efc)),
+        keys_(keys) {}
+
+  /// Inserts rows first..keys.count.
+  void insert(std::int64_t first) {
+    resizeIndex(static_cast<std::size_t>(keys_->count));
+    parallel_for(keys_->count - first, 64, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto row = static_cast<Row>(first + i);
+        addPoint(&row, row);
+      }
+    });
+    // Only building needs a mutex per node, the map from label to node, and a list of visited nodes
+    // for every thread that took part; resizeIndex, called before every insertion, makes them anew.
+    resizeIndex(static_cast<std::size_t>(keys_->count));
+    std::vector<std::mutex>().swap(link_list_locks_);
+    decltype(label_lookup_)().swap(label_lookup_);
+    rows_.resize(static_cast<std::size_t>(keys_->count));
+    for (Node node = 0; node < rows_.size(); ++node) {
+      rows_[node] = RowSpace::row(getDataByInternalId(node));
+    }
+  }
+
+  /// The ef best rows within the allowed range that the walk comes across.
+  void search(const float* query, PositionRange allowed, std::int64_t ef,
+              std::vector<std::int64_t>& found) const {
+    Walk& walk = thread_walk();
+    walk.visited.begin(rows_.size());
+    walk.frontier.clear();
+    walk.best.reset(ef);
+
+    const Scored entry = descend(query, walk);
+    walk.visited.insert(static_cast<Node>(entry.position));
+    visit(entry, allowed, walk);
+    while (!walk.frontier.empty()) {
+      std::pop_heap(walk.frontier.begin(), walk.frontier.end(), worse);
+      const Scored node = walk.frontier.back();
+      walk.frontier.pop_back();
+      if (node.score < walk.best.threshold()) break;
+      collect(get_linklist0(static_cast<Node>(node.position)), true, walk);
+      score(query, walk);
+      for (std::size_t i = 0; i < walk.nodes.size(); ++i) {
+        if (walk.scores[i] >= walk.best.threshold()) {
+          visit({walk.scores[i], walk.nodes[i]}, allowed, walk);
+        }
+      }
+      if (!walk.frontier.empty()) {
+        __builtin_prefetch(get_linklist0(static_cast<Node>(walk.frontier.front().position)));
+      }
+    }
+    found.clear();
+    for (const Scored& scored : walk.best.held()) found.push_back(scored.position);
+  }
+
+  std::int64_t bytes() const {
+    const std::size_t ground = max_elements_ * (size_data_per_element_ + sizeof(char*) +
+                                                sizeof(hnswlib::vl_type) + sizeof(int));
+    std::size_t upper = 0;
+    for (const int level : element_levels_) upper += static_cast<std::size_t>(level);
+    return static_cast<std::int64_t>(ground + upper * size_links_per_element_ +
+                                     rows_.size() * sizeof(Row) +
+                                     max_update_locks * sizeof(std::mutex) + sizeof *this);
+  }
+
+ private:
+  static constexpr std::size_t max_update_locks = 65536;  // hnswlib's, made with every graph
+
+  void visit(const Scored& node, PositionRange allowed, Walk& walk) const {
+    walk.frontier.push_back(node);
+    std::push_heap(walk.frontier.begin(), walk.frontier.end(), worse);
+    const std::int64_t row = rows_[static_cast<std::size_t>(node.position)];
+    if (allowed.contains(row)) walk.best.push(node.score, row);
+  }
+
+  /// walk.nodes and walk.rows = the linked nodes (of those, the unseen ones), their rows on the way
+  /// to the cache.
+  void collect(hnswlib::linklistsizeint* links, bool unseen_only, Walk& walk) const {
+    const std::size_t count = getListCount(links);
+    const Node* linked = links + 1;
+    walk.nodes.clear();
+    walk.rows.clear();
+    const std::int64_t key_bytes = keys_->dim * bytes_of(keys_->dtype);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (unseen_only && !walk.visited.insert(linked[i])) continue;
+      const std::int64_t row = rows_[linked[i]];
+      walk.nodes.push_back(linked[i]);
+      walk.rows.push_back(row);
+      const std::byte* key = keys_->key(row);
+      for (std::int64_t offset = 0; offset < key_bytes; offset += 64) {
+        __builtin_prefetch(key + offset);
+      }
+    }
+  }
+
+  void score(const float* query, Walk& walk) const {
+    const auto count = static_cast<std::int64_t>(walk.rows.size());
+    walk.scores.resize(walk.rows.size());
+    dot_gather(query, 1, keys_->dim, keys_->data, keys_->dtype, keys_->stride_bytes,
+               walk.rows.data(), count, walk.scores.data(), count);
+  }
+
+  /// Greedy descent through the upper floors to the entry of the ground floor.
+  Scored descend(const float* query, Walk& walk) const {
+    Scored at{0.0F, enterpoint_node_};
+    at.score = dot(query, keys_->key(rows_[enterpoint_node_]), keys_->dtype, keys_->dim);
+    for (int level = maxlevel_; level > 0; --level) {
+      for (bool moved = true; moved;) {
+        moved = false;
+        collect(get_linklist(static_cast<Node>(at.position), level), false, walk);
+        score(query, walk);
+        for (std::size_t i = 0; i < walk.nodes.size(); ++i) {
+          if (walk.scores[i] > at.score) {
+            at = {walk.scores[i], walk.nodes[i]};
+            moved = true;
+          }
+        }
+      }
+    }
+    return at;
+  }
+
+  const KeyView* keys_;
+  std::vector<Row> rows_;  // of each node
+};
+
+class HnswIndex final : public ApproximateIndex {
+ public:
+  explicit HnswIndex(const Params& params) : params_(params) {}
+
+  std::int64_t memory() const override {
+    return static_cast<std::int64_t>(sizeof *this) + (graph_ ? graph_->bytes() : 0);
+  }
+
+  std::string spec() const override {
+    return fmt::format("hnsw:M={},efc={},ef={}", params_.m, params_.efc, params_.ef);
+  }
+
+ protected:
+  void insert(std::int64_t first) override {
+    if (keys().count > std::numeric_limits<std::int32_t>::max()) {
+      throw InvalidArgument(
+          fmt::format("{}: {} keys; hnswlib takes up to 2^31 - 1", spec(), keys().count));
+    }
+    try {
+      if (!graph_) {
+        graph_.emplace(&space_, &keys(), static_cast<std::size_t>(keys().count), params_);
+      }
+      graph_->insert(first);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& e) {
+      throw Error(fmt::format("{}: hnswlib: {}", spec(), one_line(e.what())));
+    }
+  }
+
+  void candidates(const float* query, PositionRange allowed, std::int64_t want,
+                  std::vector<std::int64_t>& found) const override {
+    graph_->search(query, allowed, std::max(want, ef(want)), found);
+  }
+
+ private:
+  std::int64_t ef(std::int64_t want) const {
+    return params_.ef > 0 ? params_.ef : std::max<std::int64_t>(64, 2 * want);
+  }
+
+  Params params_;
+  RowSpace space_{&keys()};
+  std::optional<Graph> graph_;
+};
+
+}  // namespace
+
+std::unique_ptr<KeyIndex> make_hnsw_index(std::string_view spec, std::string_view options) {
+  Params params;
+  parse_options(
+      spec, options,
+      {{"M", &params.m, 2, 512}, {"efc", &params.efc, 1, 100000}, {"ef", &params.ef, 0, 1000000}});
+  return std::make_unique<HnswIndex>(params);
+}
+
+}  // namespace topkv

@@ -1,1 +1,39 @@
-// placeholder
+#include <algorithm>
+
+#include "topkv/key_index.h"
+
+namespace topkv {
+
+void SearchResult::reset(std::int64_t queries, std::int64_t k) {
+  k_ = k;
+  counts_.assign(static_cast<std::size_t>(queries), 0);
+  const auto slots = static_cast<std::size_t>(queries * k);
+  if (positions_.size() < slots) {
+    positions_.resize(slots);
+    scores_.resize(slots);
+  }
+}
+
+std::span<const std::int64_t> SearchResult::positions(std::int64_t query) const {
+  const auto i = static_cast<std::size_t>(query);
+  return {positions_.data() + query * k_, static_cast<std::size_t>(counts_[i])};
+}
+
+std::span<const float> SearchResult::scores(std::int64_t query) const {
+  const auto i = static_cast<std::size_t>(query);
+  return {scores_.data() + query * k_, static_cast<std::size_t>(counts_[i])};
+}
+
+std::span<std::int64_t> SearchResult::position_slots(std::int64_t query) {
+  return {positions_.data() + query * k_, static_cast<std::size_t>(k_)};
+}
+
+std::span<float> SearchResult::score_slots(std::int64_t query) {
+  return {scores_.data() + query * k_, static_cast<std::size_t>(k_)};
+}
+
+void SearchResult::set_count(std::int64_t query, std::int64_t count) {
+  counts_[static_cast<std::size_t>(query)] = count;
+}
+
+}  // namespace topkv

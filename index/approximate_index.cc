@@ -1,0 +1,105 @@
+#include "index/approximate_index.h"
+
+#include <algorithm>
+
+#include "index/scan.h"
+#include "index/scratch.h"
+#include "src/core/dot.h"
+#include "src/core/threads.h"
+#include "src/core/topk.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t tile_keys = 512;
+
+struct Workspace {
+  TopKeeper keeper;
+  std::vector<std::int64_t> found;
+  std::vector<float> scores;
+};
+
+void scan_range(const KeyView& keys, const float* query, PositionRange range, TopKeeper& keeper) {
+  float scores[tile_keys];
+  for (std::int64_t begin = range.begin; begin < range.end; begin += tile_keys) {
+    const std::int64_t count = std::min(tile_keys, range.end - begin);
+    dot_block(query, 1, keys.dim, keys.key(begin), keys.dtype, keys.stride_bytes, count, scores,
+              tile_keys);
+    push_scores(scores, count, begin, keeper);
+  }
+}
+
+/// Whether reading a whole range costs no more than looking for `want` of its keys among all keys.
+/// A candidate costs tens of random reads; reading in order is several times cheaper per key.
+bool scan_is_cheaper(PositionRange range, std::int64_t want) {
+  return range.size() <= std::max<std::int64_t>(1024, 8 * want);
+}
+
+}  // namespace
+
+void ApproximateIndex::add(const KeyView& keys) {
+  const std::int64_t first = keys_.size();
+  keys_.append(keys);
+  if (built_ && keys_.size() > first) {
+    built_ = false;  // for good, if insert throws
+    insert(first);
+    built_ = true;
+  }
+}
+
+void ApproximateIndex::build() {
+  if (built_) {
+    throw InvalidArgument(spec() + ": build called twice; keys added after it are searchable");
+  }
+  if (keys_.size() > 0) insert(0);
+  built_ = true;
+}
+
+void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
+                              SearchResult& result) const {
+  keys_.check_search("index", built_, queries, k);
+  k = std::min(k, std::max<std::int64_t>(keys_.size(), 1));
+  result.reset(queries.count, k);
+  if (keys_.size() == 0) return;
+  parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t q = begin; q < end; ++q) {
+      const auto range = keys_.clamp(queries.allowed[static_cast<std::size_t>(q)]);
+      if (range.size() > 0) search_one(queries.query(q), range, k, q, result);
+    }
+  });
+}
+
+void ApproximateIndex::search_one(const float* query, PositionRange allowed, std::int64_t k,
+                                  std::int64_t slot, SearchResult& result) const {
+  const KeyView& keys = keys_.view();
+  const Scratch<Workspace> workspace;
+  auto& [keeper, found, scores] = *workspace;
+  keeper.reset(k);
+  const std::int64_t enough = std::min(k, allowed.size());
+  // Somewhat more than k from the start: a lossy code misorders candidates, and a few keys that
+  // every query likes (attention sinks) are often those that are not allowed.
+  for (std::int64_t want = k + k / 4 + 16;; want *= 2) {
+    if (scan_is_cheaper(allowed, want)) {
+      scan_range(keys, query, allowed, keeper);
+      break;
+    }
+    candidates(query, allowed, want, found);
+    std::erase_if(found, [&](std::int64_t position) { return !allowed.contains(position); });
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    const auto count = static_cast<std::int64_t>(found.size());
+    if (count < enough) continue;
+    scores.resize(found.size());
+    dot_gather(query, 1, keys.dim, keys.data, keys.dtype, keys.stride_bytes, found.data(), count,
+               scores.data(), count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      if (scores[at] >= keeper.threshold()) keeper.push(scores[at], found[at]);
+    }
+    break;
+  }
+  write_result(keeper, slot, result);
+}
+
+}  // namespace topkv

@@ -1,0 +1,45 @@
+// What approximate indices have in common: they propose candidates, and this class makes a result
+// of them.
+//
+// Candidates are scored again, exactly, against the keys where they lie, so that the scores and the
+// order of a result mean the same whatever index it came from. When an index proposes too few
+// candidates within the allowed range it is asked for twice as many, and so on; where that would
+// cost more than reading the range, the range is read. So a search finds min(k, allowed keys).
+#pragma once
+
+#include <vector>
+
+#include "index/key_list.h"
+
+namespace topkv {
+
+class ApproximateIndex : public KeyIndex {
+ public:
+  void add(const KeyView& keys) final;
+  void build() final;
+  void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
+  std::int64_t size() const final { return keys_.size(); }
+
+ protected:
+  const KeyView& keys() const { return keys_.view(); }
+
+  /// Inserts keys first..count of keys(), training on them if nothing was inserted before.
+  /// Called by build, and by add after build; never for no keys. After a call that
+  /// throws the index refuses to be searched.
+  virtual void insert(std::int64_t first) = 0;
+
+  /// Replaces `found` by candidates for one query [dim], in any order: about `want` of them or
+  /// more, if it has them. Positions outside the allowed range (within the keys, not empty),
+  /// duplicates and -1 are dropped by the caller. Safe from many threads.
+  virtual void candidates(const float* query, PositionRange allowed, std::int64_t want,
+                          std::vector<std::int64_t>& found) const = 0;
+
+ private:
+  void search_one(const float* query, PositionRange allowed, std::int64_t k, std::int64_t slot,
+                  SearchResult& result) const;
+
+  KeyList keys_;
+  bool built_ = false;
+};
+
+}  // namespace topkv

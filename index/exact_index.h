@@ -1,0 +1,27 @@
+// The exact index: no structure at all. A search scores every allowed key where it lies, on all
+// cores, and keeps the best k. It is bound by the bandwidth at which memory gives up the keys.
+//
+// Results do not depend on the number of threads. Few queries at a time are scored one pair at a
+// time (src/core/dot.h); blocks of many queries are scored by matrix multiplication, whose sums are
+// rounded differently in the last bits.
+#pragma once
+
+#include "index/key_list.h"
+
+namespace topkv {
+
+class ExactIndex final : public KeyIndex {
+ public:
+  void add(const KeyView& keys) override { keys_.append(keys); }
+  void build() override;
+  void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const override;
+  std::int64_t size() const override { return keys_.size(); }
+  std::int64_t memory() const override { return static_cast<std::int64_t>(sizeof *this); }
+  std::string spec() const override { return "exact"; }
+
+ private:
+  KeyList keys_;
+  bool built_ = false;
+};
+
+}  // namespace topkv

@@ -1,0 +1,69 @@
+#include "index/key_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "topkv/error.h"
+
+namespace topkv {
+
+void KeyList::append(const KeyView& keys) {
+  if (keys.count < 0) {
+    throw InvalidArgument(fmt::format("index.add got a view of {} keys", keys.count));
+  }
+  if (keys.count == 0) return;
+  const std::int64_t size = bytes_of(keys.dtype);
+  if (keys.data == nullptr || keys.dim <= 0 ||
+      keys.dim > std::numeric_limits<std::int32_t>::max() || keys.stride_bytes < keys.dim * size) {
+    throw InvalidArgument(
+        fmt::format("index.add got {} keys of dim {} that are {} bytes apart, at {}; a key of {} "
+                    "needs at least dim * {} bytes and a non-null address",
+                    keys.count, keys.dim, keys.stride_bytes, static_cast<const void*>(keys.data),
+                    name_of(keys.dtype), size));
+  }
+  if (view_.count == 0) {
+    view_ = keys;
+    return;
+  }
+  if (keys.dim != view_.dim || keys.dtype != view_.dtype ||
+      (keys.count > 1 && keys.stride_bytes != view_.stride_bytes)) {
+    throw InvalidArgument(fmt::format(
+        "index.add got keys of dim {}, {}, {} bytes apart; the index holds dim {}, {}, {} bytes "
+        "apart",
+        keys.dim, name_of(keys.dtype), keys.stride_bytes, view_.dim, name_of(view_.dtype),
+        view_.stride_bytes));
+  }
+  if (keys.data != view_.key(view_.count)) {
+    throw InvalidArgument(fmt::format(
+        "index.add got keys that do not continue the {} it holds: they begin {} bytes away from "
+        "where those end; add the keys of one array, in order",
+        view_.count, keys.data - view_.key(view_.count)));
+  }
+  view_.count += keys.count;
+}
+
+void KeyList::check_search(std::string_view index, bool built, const QueryBlock& queries,
+                           std::int64_t k) const {
+  if (!built) {
+    throw InvalidArgument(fmt::format("{}: searched before build; call build first", index));
+  }
+  if (k <= 0) throw InvalidArgument(fmt::format("{}: k is {}; it must be at least 1", index, k));
+  if (queries.count < 0 || static_cast<std::int64_t>(queries.allowed.size()) != queries.count) {
+    throw InvalidArgument(fmt::format("{}: {} queries with {} allowed ranges; each query needs one",
+                                      index, queries.count, queries.allowed.size()));
+  }
+  if (view_.count > 0 && queries.count > 0 && queries.dim != view_.dim) {
+    throw InvalidArgument(
+        fmt::format("{}: queries of dim {}; the keys have {}", index, queries.dim, view_.dim));
+  }
+}
+
+PositionRange KeyList::clamp(PositionRange range) const {
+  range.begin = std::clamp<std::int64_t>(range.begin, 0, view_.count);
+  range.end = std::clamp<std::int64_t>(range.end, range.begin, view_.count);
+  return range;
+}
+
+}  // namespace topkv

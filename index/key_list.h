@@ -1,0 +1,31 @@
+// The keys that an index reads where they lie: the views handed to add, joined to one.
+#pragma once
+
+#include <string_view>
+
+#include "topkv/key_index.h"
+
+namespace topkv {
+
+class KeyList {
+ public:
+  /// Throws InvalidArgument when the view is malformed, differs in dim, dtype or stride from the
+  /// first, or does not begin where the last one ended. An empty view is ignored.
+  void append(const KeyView& keys);
+
+  const KeyView& view() const { return view_; }
+  std::int64_t size() const { return view_.count; }
+
+  /// Checks what every search must be given; index is its name in the message. Throws
+  /// InvalidArgument.
+  void check_search(std::string_view index, bool built, const QueryBlock& queries,
+                    std::int64_t k) const;
+
+  /// The part of a range that the keys cover.
+  PositionRange clamp(PositionRange range) const;
+
+ private:
+  KeyView view_{};
+};
+
+}  // namespace topkv
