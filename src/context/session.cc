@@ -103,16 +103,17 @@ void Session::State::attend_visible(std::int64_t layer, const TokenQueries& quer
       spans.push_back({rows_of(head), first});
     attend_tokens(shape, queries, visible, spans.data(), part);
   };
-  own_part.reset(out.heads, out.head_dim);
-  attend_span(
-      context->tokens(), [&](std::int64_t head) { return own.rows(layer, head); }, own_part.view());
-  if (context->tokens() > 0) {
-    attend_span(
-        0, [&](std::int64_t head) { return context->rows(layer, head); }, out);
-    merge(out, own_part.view());
-  } else {
-    std::copy_n(own_part.view().out, out.heads * out.head_dim, out.out);
+  const auto own_rows = [&](std::int64_t head) { return own.rows(layer, head); };
+  const std::int64_t n = context->tokens();
+  if (n == 0) {
+    attend_span(0, own_rows, out);
+    return;
   }
+  attend_span(
+      0, [&](std::int64_t head) { return context->rows(layer, head); }, out);
+  own_part.reset(out.heads, out.head_dim);
+  attend_span(n, own_rows, own_part.view());
+  merge(out, own_part.view());
 }
 
 /// Finds rows between the sinks and each query's window.
