@@ -1,1 +1,93 @@
-// placeholder
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "src/model/tokenizer_file.h"
+#include "src/model/utf8.h"
+#include "topkv/error.h"
+#include "topkv/model.h"
+
+namespace topkv {
+
+struct Tokenizer::Impl {
+  std::string file;
+  TokenizerParts parts;
+
+  void encode(std::string_view text, std::vector<Token>& out) const;
+};
+
+void Tokenizer::Impl::encode(std::string_view text, std::vector<Token>& out) const {
+  PreTokenizer::Scratch scratch;
+  WordCache cache;
+  std::string normalized;
+  const PreTokenizer::PieceFn piece = [&](std::string_view word) {
+    parts.bpe.encode(word, cache, out);
+  };
+  parts.added_raw.split(text, [&](std::string_view raw, Token raw_token) {
+    if (raw_token >= 0) {
+      out.push_back(raw_token);
+      return;
+    }
+    parts.added_normalized.split(parts.normalizer.apply(raw, normalized),
+                                 [&](std::string_view part, Token token) {
+                                   if (token >= 0) {
+                                     out.push_back(token);
+                                   } else {
+                                     parts.pre_tokenizer.split(part, scratch, piece);
+                                   }
+                                 });
+  });
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+Tokenizer Tokenizer::load(const std::filesystem::path& tokenizer_json) {
+  return Tokenizer(
+      std::make_unique<Impl>(Impl{tokenizer_json.string(), read_tokenizer_file(tokenizer_json)}));
+}
+
+std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  // Places in a piece are 32-bit; U+FFFD and NFC make a text up to three times as long.
+  if (text.size() >= std::size_t{1} << 29U) {
+    throw InvalidArgument(fmt::format(
+        "the text to encode has {} bytes; expected less than 512 MiB: encode it in parts",
+        text.size()));
+  }
+  std::string repaired;
+  if (valid_utf8_bytes(text) < text.size()) {
+    repaired = replace_invalid_utf8(text);
+    text = repaired;
+  }
+  const TokenTemplate& around = impl_->parts.around;
+  std::vector<Token> out;
+  out.reserve(text.size() / 4 + 16);
+  if (add_special_tokens) out.insert(out.end(), around.before.begin(), around.before.end());
+  try {
+    impl_->encode(text, out);
+  } catch (const FileError& error) {
+    throw FileError(impl_->file + ": " + error.what());
+  }
+  if (add_special_tokens) out.insert(out.end(), around.after.begin(), around.after.end());
+  return out;
+}
+
+std::string Tokenizer::decode(std::span<const Token> tokens) const {
+  std::string bytes;
+  for (const Token token : tokens) bytes += impl_->parts.vocabulary.bytes(token);
+  return valid_utf8_bytes(bytes) < bytes.size() ? replace_invalid_utf8(bytes) : bytes;
+}
+
+std::string Tokenizer::bytes_of_token(Token token) const {
+  return impl_->parts.vocabulary.bytes(token);
+}
+
+Token Tokenizer::find(std::string_view content) const {
+  return impl_->parts.vocabulary.find(content);
+}
+
+std::int64_t Tokenizer::vocab_size() const { return impl_->parts.vocabulary.size(); }
+
+}  // namespace topkv

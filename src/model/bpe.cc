@@ -1,0 +1,185 @@
+#include "src/model/bpe.h"
+
+#include <fmt/format.h>
+
+#include <queue>
+#include <utility>
+
+#include "src/model/byte_level.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+/// Pieces up to this many bytes are merged by scanning for the best pair: the fastest way for
+/// words, quadratic for the long runs that the other way is for.
+constexpr std::size_t max_scanned_bytes = 64;
+
+/// Bytes that stand nowhere in well-formed UTF-8.
+bool never_in_utf8(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0xF5; }
+
+std::uint64_t pair_of(Token left, Token right) {
+  return static_cast<std::uint64_t>(left) << 32U | static_cast<std::uint32_t>(right);
+}
+
+std::size_t hash_of(std::uint64_t pair) {
+  pair *= 0x9E3779B97F4A7C15U;
+  return pair ^ (pair >> 32U);
+}
+
+}  // namespace
+
+Bpe::Bpe(const Vocabulary& vocabulary, bool ignore_merges) : merges_(256) {
+  byte_tokens_.fill(-1);
+  for (const auto& [content, token] : vocabulary.ids()) {
+    auto bytes = bytes_from_byte_level(content);
+    if (!bytes) continue;
+    if (bytes->size() == 1) byte_tokens_[static_cast<unsigned char>(bytes->front())] = token;
+    if (ignore_merges) whole_words_.emplace(*std::move(bytes), token);
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    if (byte_tokens_[static_cast<std::size_t>(byte)] < 0 && !never_in_utf8(byte)) {
+      throw Unsupported(fmt::format(
+          "model.vocab has no token for the byte 0x{:02x}; topkv runs byte-level vocabularies, "
+          "which have one for each",
+          byte));
+    }
+  }
+}
+
+void Bpe::add_merge(Token left, Token right, Token merged) {
+  if (2 * (static_cast<std::size_t>(merge_count_) + 1) > merges_.size()) grow();
+  Merge& merge = merges_[slot_of(pair_of(left, right))];
+  if (merge.merged < 0) ++merge_count_;
+  merge = {pair_of(left, right), next_rank_++, merged};
+}
+
+void Bpe::grow() {
+  const std::vector<Merge> old = std::exchange(merges_, std::vector<Merge>(merges_.size() * 2));
+  for (const Merge& merge : old) {
+    if (merge.merged >= 0) merges_[slot_of(merge.pair)] = merge;
+  }
+}
+
+/// Where the merge of a pair is, or the empty slot where it would be.
+std::size_t Bpe::slot_of(std::uint64_t pair) const {
+  std::size_t at = hash_of(pair) & (merges_.size() - 1);
+  while (merges_[at].merged >= 0 && merges_[at].pair != pair) at = (at + 1) & (merges_.size() - 1);
+  return at;
+}
+
+/// With rank = no_merge when there is none.
+const Bpe::Merge& Bpe::find_merge(Token left, Token right) const {
+  return merges_[slot_of(pair_of(left, right))];
+}
+
+void Bpe::encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const {
+  if (piece.size() == 1) {
+    out.push_back(byte_tokens_[static_cast<unsigned char>(piece[0])]);
+    return;
+  }
+  const bool cached = piece.size() <= WordCache::max_piece_bytes;
+  if (cached) {
+    const auto known = cache.find(piece);
+    if (!known.empty()) {
+      out.insert(out.end(), known.begin(), known.end());
+      return;
+    }
+  }
+  const std::size_t begin = out.size();
+  const auto whole = whole_words_.find(piece);
+  if (whole != whole_words_.end()) {
+    out.push_back(whole->second);
+  } else if (piece.size() <= max_scanned_bytes) {
+    merge_short(piece, out);
+  } else {
+    merge_long(piece, out);
+  }
+  if (cached) cache.insert(piece, std::span(out).subspan(begin));
+}
+
+void Bpe::merge_short(std::string_view piece, std::vector<Token>& out) const {
+  struct Symbol {
+    Token token = -1;
+    std::int32_t rank = no_merge;  // of the merge with the next symbol
+    Token merged = -1;
+  };
+  std::array<Symbol, max_scanned_bytes> symbols;
+  std::size_t count = piece.size();
+  const auto look_up = [&](std::size_t i) {
+    const Merge& merge = find_merge(symbols[i].token, symbols[i + 1].token);
+    symbols[i].rank = merge.rank;
+    symbols[i].merged = merge.merged;
+  };
+  for (std::size_t i = 0; i < count; ++i) {
+    symbols[i].token = byte_tokens_[static_cast<unsigned char>(piece[i])];
+  }
+  for (std::size_t i = 0; i + 1 < count; ++i) look_up(i);
+  while (count > 1) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i + 1 < count; ++i) {
+      if (symbols[i].rank < symbols[best].rank) best = i;
+    }
+    if (symbols[best].rank == no_merge) break;
+    symbols[best].token = symbols[best].merged;
+    --count;
+    for (std::size_t i = best + 1; i < count; ++i) symbols[i] = symbols[i + 1];
+    if (best > 0) look_up(best - 1);
+    if (best + 1 < count) look_up(best);
+  }
+  for (std::size_t i = 0; i < count; ++i) out.push_back(symbols[i].token);
+}
+
+void Bpe::merge_long(std::string_view piece, std::vector<Token>& out) const {
+  // A linked list of symbols, at the place of their first byte, and a heap of the merges that were
+  // possible when they were put in. One that no longer is, is recognised by its rank.
+  struct Symbol {
+    Token token = -1;  // -1: merged into the symbol before
+    std::int32_t previous = -1;
+    std::int32_t next = -1;
+  };
+  struct Candidate {
+    std::int32_t rank;
+    std::int32_t place;
+    bool operator>(const Candidate& other) const {
+      return rank != other.rank ? rank > other.rank : place > other.place;
+    }
+  };
+  const auto count = static_cast<std::int32_t>(piece.size());
+  std::vector<Symbol> symbols(piece.size());
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
+  const auto symbol = [&](std::int32_t place) -> Symbol& {
+    return symbols[static_cast<std::size_t>(place)];
+  };
+  const auto merge_at = [&](std::int32_t place) -> const Merge& {
+    return find_merge(symbol(place).token, symbol(symbol(place).next).token);
+  };
+  const auto propose = [&](std::int32_t place) {
+    if (place < 0 || symbol(place).next < 0) return;
+    const std::int32_t rank = merge_at(place).rank;
+    if (rank != no_merge) heap.push({rank, place});
+  };
+  for (std::int32_t i = 0; i < count; ++i) {
+    const auto byte = static_cast<unsigned char>(piece[static_cast<std::size_t>(i)]);
+    symbol(i) = {byte_tokens_[byte], i - 1, i + 1 < count ? i + 1 : -1};
+  }
+  for (std::int32_t i = 0; i < count; ++i) propose(i);
+  while (!heap.empty()) {
+    const auto [rank, place] = heap.top();
+    heap.pop();
+    Symbol& left = symbol(place);
+    if (left.token < 0 || left.next < 0) continue;
+    const Merge& merge = merge_at(place);
+    if (merge.rank != rank) continue;
+    Symbol& right = symbol(left.next);
+    left.token = merge.merged;
+    left.next = right.next;
+    right.token = -1;
+    if (left.next >= 0) symbol(left.next).previous = place;
+    propose(left.previous);
+    propose(place);
+  }
+  for (std::int32_t i = 0; i >= 0; i = symbol(i).next) out.push_back(symbol(i).token);
+}
+
+}  // namespace topkv

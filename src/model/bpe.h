@@ -1,0 +1,54 @@
+// Byte-pair encoding: a piece of text starts as one token per byte; then the neighbours whose merge
+// was learnt first are merged, leftmost first, until none can be.
+// Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016.
+//
+// Threads: const members are safe from many threads, each with its own WordCache.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/model/vocabulary.h"
+#include "src/model/word_cache.h"
+#include "topkv/types.h"
+
+namespace topkv {
+
+class Bpe {
+ public:
+  /// ignore_merges: a piece that is a token as a whole becomes that token (Llama 3).
+  /// Throws Unsupported when a byte that UTF-8 uses is no token: the `tokenizers` library would
+  /// drop it from the text.
+  Bpe(const Vocabulary& vocabulary, bool ignore_merges);
+
+  /// The next merge to be learnt. A pair given again counts from its last place.
+  void add_merge(Token left, Token right, Token merged);
+
+  /// Appends the tokens of one piece.
+  void encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const;
+
+ private:
+  struct Merge {
+    std::uint64_t pair = ~std::uint64_t{0};  // left << 32 | right; all ones: an empty slot
+    std::int32_t rank = no_merge;
+    Token merged = -1;
+  };
+  static constexpr std::int32_t no_merge = INT32_MAX;
+
+  std::size_t slot_of(std::uint64_t pair) const;
+  const Merge& find_merge(Token left, Token right) const;
+  void grow();
+  void merge_short(std::string_view piece, std::vector<Token>& out) const;
+  void merge_long(std::string_view piece, std::vector<Token>& out) const;
+
+  std::array<Token, 256> byte_tokens_ = {};
+  std::vector<Merge> merges_;  // open addressing, a power of two in size, at most half full
+  std::int32_t merge_count_ = 0;
+  std::int32_t next_rank_ = 0;
+  TokenMap whole_words_;  // by bytes; empty without ignore_merges
+};
+
+}  // namespace topkv

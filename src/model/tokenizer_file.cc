@@ -1,0 +1,207 @@
+#include "src/model/tokenizer_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/model/json_file.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& file)
+      : file_(file), json_(read_json_file(file)), root_(json_, file) {}
+
+  TokenizerParts read() {
+    for (const char* key : {"truncation", "padding"}) {
+      if (root_.find(key) != nullptr) root_.unsupported(key, "null: set it to null in the file");
+    }
+    Normalizer normalizer = Normalizer::parse(value("normalizer"), file_);
+    PreTokenizer pre_tokenizer = PreTokenizer::parse(value("pre_tokenizer"), file_);
+    check_decoder();
+    const Json* model_json = root_.find("model");
+    if (model_json == nullptr) root_.fail("model", "an object");
+    const JsonObject model(*model_json, file_, "model.");
+    check_model(model);
+    read_vocabulary(model);
+    Bpe bpe = make_bpe(model);
+    read_merges(model, bpe);
+    TokenizerParts parts{{}, normalizer, {}, std::move(pre_tokenizer), std::move(bpe), {}, {}};
+    read_added_tokens(parts);
+    parts.around = TokenTemplate::parse(value("post_processor"), vocabulary_, file_);
+    parts.vocabulary = std::move(vocabulary_);
+    return parts;
+  }
+
+ private:
+  /// What an entry of added_tokens says.
+  struct Added {
+    std::string content;
+    Token token;
+    bool special;
+    bool strip_left;
+    bool strip_right;
+    bool normalized;
+  };
+
+  const Json& value(std::string_view key) const {
+    static const Json null;
+    const Json* found = root_.find(key);
+    return found == nullptr ? null : *found;
+  }
+
+  template <class E>
+  [[noreturn]] void fail(const std::string& message) const {
+    throw E(fmt::format("{}: {}", file_.string(), message));
+  }
+
+  void check_decoder() const {
+    if (root_.find("decoder") == nullptr) return;  // bytes are put together all the same
+    const JsonObject decoder(value("decoder"), file_, "decoder.");
+    if (decoder.text("type") != "ByteLevel") decoder.unsupported("type", "ByteLevel");
+  }
+
+  static void check_model(const JsonObject& model) {
+    // Files of before 2021 do not say the type.
+    if (model.text("type", "BPE") != "BPE") model.unsupported("type", "BPE");
+    const Json* dropout = model.find("dropout");
+    if (dropout != nullptr && *dropout != 0) model.unsupported("dropout", "no dropout");
+    for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      const Json* affix = model.find(key);
+      if (affix != nullptr && *affix != "") model.unsupported(key, "none");
+    }
+    // unk_token and fuse_unk never matter: Bpe makes sure that each byte of a text has a token.
+    if (model.find("byte_fallback") != nullptr && model.flag("byte_fallback")) {
+      model.unsupported("byte_fallback", "byte-level vocabularies, which need none");
+    }
+  }
+
+  void read_vocabulary(const JsonObject& model) {
+    const Json* vocab = model.find("vocab");
+    if (vocab == nullptr || !vocab->is_object()) model.fail("vocab", "an object of tokens to ids");
+    for (const auto& [content, id] : vocab->items()) {
+      const bool fits = id.is_number_unsigned() && id.get<std::uint64_t>() < Vocabulary::max_tokens;
+      if (!fits) {
+        fail<FileError>(fmt::format("model.vocab gives {} the id {}; expected 0 to {}",
+                                    shown(content), shown(id), Vocabulary::max_tokens - 1));
+      }
+      if (!vocabulary_.add(content, id.get<Token>())) {
+        fail<FileError>(fmt::format("model.vocab gives {} the id {}, which another token has",
+                                    shown(content), shown(id)));
+      }
+    }
+  }
+
+  Bpe make_bpe(const JsonObject& model) const {
+    const bool ignore_merges =
+        model.find("ignore_merges") != nullptr && model.flag("ignore_merges");
+    try {
+      return Bpe(vocabulary_, ignore_merges);
+    } catch (const Unsupported& error) {
+      fail<Unsupported>(error.what());
+    }
+  }
+
+  /// "a b", or ["a", "b"] as newer files have it.
+  std::pair<std::string, std::string> merge_pair(const Json& merge, std::size_t index) const {
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      return {merge[0].get<std::string>(), merge[1].get<std::string>()};
+    }
+    if (merge.is_string()) {
+      const auto& text = merge.get_ref<const std::string&>();
+      const std::size_t space = text.find(' ');
+      if (space != std::string::npos && text.find(' ', space + 1) == std::string::npos) {
+        return {text.substr(0, space), text.substr(space + 1)};
+      }
+    }
+    fail<FileError>(
+        fmt::format("model.merges[{}] is {}; expected two tokens", index, shown(merge)));
+  }
+
+  void read_merges(const JsonObject& model, Bpe& bpe) const {
+    const Json* merges = model.find("merges");
+    if (merges == nullptr || !merges->is_array()) model.fail("merges", "an array");
+    for (std::size_t i = 0; i < merges->size(); ++i) {
+      const Json& merge = (*merges)[i];
+      // The first line of a merges.txt, copied along.
+      if (merge.is_string() && merge.get_ref<const std::string&>().starts_with("#version"))
+        continue;
+      const auto [left, right] = merge_pair(merge, i);
+      const auto known = [&](const std::string& content) {
+        const Token token = vocabulary_.find(content);
+        if (token < 0) {
+          fail<FileError>(fmt::format("model.merges[{}] is {}, but model.vocab lacks {}", i,
+                                      shown(merge), shown(content)));
+        }
+        return token;
+      };
+      bpe.add_merge(known(left), known(right), known(left + right));
+    }
+  }
+
+  Added added_token(const Json& entry, std::size_t index) const {
+    const JsonObject object(entry, file_, fmt::format("added_tokens[{}].", index));
+    Added added{.content = object.text("content"),
+                .token = static_cast<Token>(object.integer("id", 0, Vocabulary::max_tokens - 1)),
+                .special = object.flag("special"),
+                .strip_left = object.flag("lstrip"),
+                .strip_right = object.flag("rstrip"),
+                .normalized = object.flag("normalized")};
+    if (added.content.empty()) object.fail("content", "a text that is not empty");
+    if (object.flag("single_word")) object.unsupported("single_word", "false");
+    return added;
+  }
+
+  void read_added_tokens(TokenizerParts& parts) {
+    const Json& list = value("added_tokens");
+    if (!list.is_null() && !list.is_array()) root_.fail("added_tokens", "an array");
+    const std::int64_t in_model = vocabulary_.count();
+    std::int64_t next = in_model;
+    std::vector<Added> tokens;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Added& added = tokens.emplace_back(added_token(list[i], i));
+      // The tokenizers library numbers added tokens itself, whatever the file says. A file that
+      // says otherwise would mean one thing there and another here.
+      const Token known = vocabulary_.find(added.content);
+      const std::int64_t expected = known >= 0 ? known : next;
+      if (added.token != expected || (known < 0 && !vocabulary_.add(added.content, added.token))) {
+        fail<FileError>(fmt::format("added_tokens[{}], {}, has the id {}; expected {}", i,
+                                    shown(added.content), added.token,
+                                    vocabulary_.contains(static_cast<Token>(expected)) && known < 0
+                                        ? "an id that no other token has"
+                                        : std::to_string(expected)));
+      }
+      next = std::max(next, std::int64_t{added.token} + 1);
+      if (added.special) vocabulary_.make_special(added.token);
+    }
+    // Of two that normalize to the same text, special ones come first.
+    std::stable_partition(tokens.begin(), tokens.end(), [](const Added& a) { return a.special; });
+    std::string buffer;
+    for (const Added& added : tokens) {
+      const std::string_view content = added.normalized
+                                           ? parts.normalizer.apply(added.content, buffer)
+                                           : std::string_view(added.content);
+      (added.normalized ? parts.added_normalized : parts.added_raw)
+          .add(content, added.token, added.strip_left, added.strip_right);
+    }
+  }
+
+  const std::filesystem::path& file_;
+  Json json_;
+  JsonObject root_;
+  Vocabulary vocabulary_;
+};
+
+}  // namespace
+
+TokenizerParts read_tokenizer_file(const std::filesystem::path& file) {
+  return Reader(file).read();
+}
+
+}  // namespace topkv

@@ -1,0 +1,31 @@
+// Reads tokenizer.json, as the `tokenizers` library (0.2x) writes it, into the parts of a
+// Tokenizer.
+#pragma once
+
+#include <filesystem>
+
+#include "src/model/added_tokens.h"
+#include "src/model/bpe.h"
+#include "src/model/normalizer.h"
+#include "src/model/post_processor.h"
+#include "src/model/pre_tokenizer.h"
+#include "src/model/vocabulary.h"
+
+namespace topkv {
+
+/// Text goes through the parts in this order.
+struct TokenizerParts {
+  AddedTokens added_raw;         // looked for in the text as it is
+  Normalizer normalizer;         // then each part in between is normalized
+  AddedTokens added_normalized;  // looked for in normalized text
+  PreTokenizer pre_tokenizer;
+  Bpe bpe;
+  TokenTemplate around;
+  Vocabulary vocabulary;  // model.vocab and the added tokens
+};
+
+/// Throws FileError for what is broken or contradicts itself, Unsupported naming the component for
+/// what topkv does not implement; both begin with the path.
+TokenizerParts read_tokenizer_file(const std::filesystem::path& file);
+
+}  // namespace topkv

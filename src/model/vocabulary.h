@@ -1,0 +1,60 @@
+// What the tokens are: content (as a tokenizer.json spells it), bytes, and whether they are
+// special.
+//
+// Threads: const members are safe from many threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// Hash of a string for maps that are searched with a string_view.
+struct StringHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>()(text);
+  }
+};
+using TokenMap = std::unordered_map<std::string, Token, StringHash, std::equal_to<>>;
+
+class Vocabulary {
+ public:
+  /// Ids are below this; memory grows with the largest one.
+  static constexpr Token max_tokens = 1 << 20;
+
+  /// False when the content or the id is taken. REQUIRES: 0 <= token < max_tokens, content is
+  /// well-formed UTF-8.
+  bool add(const std::string& content, Token token);
+  /// Leaves the token out of decoded text. REQUIRES: the token was added.
+  void make_special(Token token);
+
+  /// -1 when there is none.
+  Token find(std::string_view content) const;
+  bool contains(Token token) const;
+  /// Bytes that the token stands for: its content read in the byte-level alphabet, or, when that
+  /// cannot be, the content itself. Empty for special tokens and for ids without a token.
+  const std::string& bytes(Token token) const;
+
+  /// Number of tokens.
+  std::int64_t count() const { return static_cast<std::int64_t>(ids_.size()); }
+  /// One more than the largest id.
+  std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
+  const TokenMap& ids() const { return ids_; }
+
+ private:
+  struct Entry {
+    bool used = false;
+    std::string bytes;
+  };
+  TokenMap ids_;
+  std::vector<Entry> tokens_;  // by id
+};
+
+}  // namespace topkv
