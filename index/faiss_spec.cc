@@ -67,6 +67,11 @@ FaissSpec FaissSpec::parse(std::string_view spec, std::string_view text) {
                     "\"faiss:\", {}",
                     one_line(spec), longest, examples));
   }
+  if (std::any_of(factory.begin(), factory.end(), [](char c) { return c <= ' ' || c > '~'; })) {
+    throw InvalidArgument(fmt::format(
+        "index \"{}\": a factory string of FAISS holds no spaces and no control characters, {}",
+        one_line(spec), examples));
+  }
   check_numbers(spec, factory);
 
   FaissSpec out;

@@ -4,6 +4,7 @@
 #include <hnswlib/hnswlib.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -29,13 +30,37 @@ struct Params {
   std::int64_t ef = 0;
 };
 
-/// The distance of two nodes, for building: minus the inner product of their rows.
+/// The distance of two nodes, for building. It is not the inner product of their keys: there a key
+/// of large norm is everybody's neighbour, the pruning of links leaves nothing else, and keys that
+/// such hubs crowd out cannot be reached. Instead every key gets one more coordinate that brings it
+/// to the same norm, the largest one (Bachrach et al. 2014, "Speeding up the Xbox recommender
+/// system", §3), which turns inner products into a metric and keeps q·k as it is for a query whose
+/// coordinate is 0.
 class RowSpace final : public hnswlib::SpaceInterface<float> {
  public:
   explicit RowSpace(const KeyView* keys) : keys_(keys) {}
   std::size_t get_data_size() override { return sizeof(Row); }
   hnswlib::DISTFUNC<float> get_dist_func() override { return distance; }
-  void* get_dist_func_param() override { return const_cast<KeyView*>(keys_); }
+  void* get_dist_func_param() override { return this; }
+
+  /// Makes the extra coordinate of keys that have none yet.
+  void extend() {
+    const auto first = static_cast<std::int64_t>(extra_.size());
+    extra_.resize(static_cast<std::size_t>(keys_->count));
+    parallel_for(keys_->count - first, 4096, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = first + begin; i < first + end; ++i) {
+        const std::byte* key = keys_->key(i);
+        extra_[static_cast<std::size_t>(i)] = dot_stored(key, key, keys_->dtype, keys_->dim);
+      }
+    });
+    if (first == 0) square_ = *std::max_element(extra_.begin(), extra_.end());
+    for (std::size_t i = static_cast<std::size_t>(first); i < extra_.size(); ++i) {
+      // Later keys may be longer than the longest of the first ones: those get 0.
+      extra_[i] = std::sqrt(std::max(0.0F, square_ - extra_[i]));
+    }
+  }
+
+  std::size_t bytes() const { return extra_.capacity() * sizeof(float); }
 
   static Row row(const void* data) {
     Row row;
@@ -45,11 +70,17 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
 
  private:
   static float distance(const void* a, const void* b, const void* param) {
-    const auto& keys = *static_cast<const KeyView*>(param);
-    return -dot_stored(keys.key(row(a)), keys.key(row(b)), keys.dtype, keys.dim);
+    const auto& space = *static_cast<const RowSpace*>(param);
+    const KeyView& keys = *space.keys_;
+    const Row i = row(a);
+    const Row j = row(b);
+    return -(dot_stored(keys.key(i), keys.key(j), keys.dtype, keys.dim) +
+             space.extra_[i] * space.extra_[j]);
   }
 
   const KeyView* keys_;
+  float square_ = 0.0F;       // of the largest norm
+  std::vector<float> extra_;  // [keys]
 };
 
 /// Which nodes a search has seen. One per thread, shared by all graphs: 2 bytes per node of the
@@ -227,7 +258,8 @@ class HnswIndex final : public ApproximateIndex {
   explicit HnswIndex(const Params& params) : params_(params) {}
 
   std::int64_t memory() const override {
-    return static_cast<std::int64_t>(sizeof *this) + (graph_ ? graph_->bytes() : 0);
+    return static_cast<std::int64_t>(sizeof *this) + (graph_ ? graph_->bytes() : 0) +
+           static_cast<std::int64_t>(space_.bytes());
   }
 
   std::string spec() const override {
@@ -241,6 +273,7 @@ class HnswIndex final : public ApproximateIndex {
           fmt::format("{}: {} keys; hnswlib takes up to 2^31 - 1", spec(), keys().count));
     }
     try {
+      space_.extend();
       if (!graph_) {
         graph_.emplace(&space_, &keys(), static_cast<std::size_t>(keys().count), params_);
       }

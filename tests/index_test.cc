@@ -1,0 +1,498 @@
+// One suite over all index specs, against a float64 brute force that shares no code with them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/core/convert.h"
+#include "topkv/error.h"
+#include "topkv/key_index.h"
+
+namespace topkv {
+namespace {
+
+/// Rows [K | V] as the store lays them out; V and the bytes after the last row are NaN patterns, so
+/// that an index that reads beyond a key finds nonsense.
+struct Keys {
+  std::vector<std::byte> memory;
+  std::vector<double> values;  // [count, dim], as stored
+  DType dtype = DType::bf16;
+  std::int64_t count = 0;
+  std::int64_t dim = 0;
+  std::int64_t stride = 0;
+  std::int64_t offset = 0;
+
+  KeyView view(std::int64_t first, std::int64_t end) const {
+    return {memory.data() + offset + first * stride, dtype, end - first, dim, stride};
+  }
+  KeyView view() const { return view(0, count); }
+};
+
+/// A mixture of Gaussians of unequal norm, a few keys that everybody likes, and duplicates: keys of
+/// attention heads are of this kind.
+std::vector<float> clustered(std::int64_t count, std::int64_t dim, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  const std::int64_t clusters = 40;
+  std::vector<float> centres(static_cast<std::size_t>(clusters * dim));
+  for (float& x : centres) x = normal(random);
+  std::vector<float> out(static_cast<std::size_t>(count * dim));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto cluster = static_cast<std::int64_t>(random() % static_cast<unsigned>(clusters));
+    const float size = 0.5F + static_cast<float>(random() % 100) / 100.0F;
+    for (std::int64_t j = 0; j < dim; ++j) {
+      const float centre = centres[static_cast<std::size_t>(cluster * dim + j)];
+      out[static_cast<std::size_t>(i * dim + j)] = size * (centre + 0.7F * normal(random));
+    }
+  }
+  return out;
+}
+
+Keys make_keys(const std::vector<float>& source, std::int64_t dim, DType dtype,
+               std::int64_t offset = 0) {
+  Keys keys;
+  keys.dtype = dtype;
+  keys.dim = dim;
+  keys.count = static_cast<std::int64_t>(source.size()) / dim;
+  keys.offset = offset;
+  const std::int64_t bytes = dim * bytes_of(dtype);
+  keys.stride = 2 * bytes;
+  keys.memory.assign(static_cast<std::size_t>(offset + keys.count * keys.stride + 256),
+                     std::byte{0xFF});
+  keys.values.resize(source.size());
+  std::vector<float> stored(static_cast<std::size_t>(dim));
+  for (std::int64_t i = 0; i < keys.count; ++i) {
+    std::byte* key = keys.memory.data() + offset + i * keys.stride;
+    from_float(source.data() + i * dim, dim, dtype, key);
+    to_float(key, dtype, dim, stored.data());
+    for (std::int64_t j = 0; j < dim; ++j) {
+      keys.values[static_cast<std::size_t>(i * dim + j)] = stored[static_cast<std::size_t>(j)];
+    }
+  }
+  return keys;
+}
+
+double score(const Keys& keys, const float* query, std::int64_t position) {
+  double sum = 0;
+  for (std::int64_t j = 0; j < keys.dim; ++j) {
+    sum += double{query[j]} * keys.values[static_cast<std::size_t>(position * keys.dim + j)];
+  }
+  return sum;
+}
+
+/// A bound on the float32 rounding error of q·k.
+double tolerance(const Keys& keys, const float* query, std::int64_t position) {
+  double magnitude = 0;
+  for (std::int64_t j = 0; j < keys.dim; ++j) {
+    magnitude +=
+        std::abs(double{query[j]} * keys.values[static_cast<std::size_t>(position * keys.dim + j)]);
+  }
+  return magnitude * static_cast<double>(keys.dim) * 0x1p-24;
+}
+
+/// The k-th largest score within a range: what a result of recall 1 does not fall below.
+double kth_score(const Keys& keys, const float* query, PositionRange range, std::int64_t k) {
+  std::vector<double> all;
+  for (std::int64_t i = range.begin; i < range.end; ++i) all.push_back(score(keys, query, i));
+  std::nth_element(all.begin(), all.begin() + (k - 1), all.end(), std::greater<>());
+  return all[static_cast<std::size_t>(k - 1)];
+}
+
+struct Queries {
+  std::vector<float> data;
+  std::vector<PositionRange> allowed;
+  std::int64_t dim = 0;
+
+  QueryBlock block() const {
+    return {data.data(), static_cast<std::int64_t>(allowed.size()), dim, allowed};
+  }
+  const float* query(std::int64_t i) const { return data.data() + i * dim; }
+};
+
+/// Queries near keys, as attention's are, and of larger norm.
+Queries make_queries(const Keys& keys, std::int64_t count, PositionRange allowed, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  Queries queries;
+  queries.dim = keys.dim;
+  queries.allowed.assign(static_cast<std::size_t>(count), allowed);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto near = static_cast<std::size_t>(random() % static_cast<unsigned>(keys.count));
+    for (std::int64_t j = 0; j < keys.dim; ++j) {
+      const double key =
+          keys.values[near * static_cast<std::size_t>(keys.dim) + static_cast<std::size_t>(j)];
+      queries.data.push_back(2.0F * static_cast<float>(key) + normal(random));
+    }
+  }
+  return queries;
+}
+
+/// What every result must satisfy, whatever the index; gives the recall.
+double check_result(const Keys& keys, const Queries& queries, std::int64_t k,
+                    const SearchResult& result) {
+  std::int64_t hits = 0;
+  std::int64_t wanted = 0;
+  EXPECT_EQ(result.queries(), static_cast<std::int64_t>(queries.allowed.size()));
+  for (std::int64_t q = 0; q < result.queries(); ++q) {
+    PositionRange range = queries.allowed[static_cast<std::size_t>(q)];
+    range.begin = std::clamp<std::int64_t>(range.begin, 0, keys.count);
+    range.end = std::clamp<std::int64_t>(range.end, 0, keys.count);
+    const std::int64_t expected = std::min(k, range.size());
+    const auto positions = result.positions(q);
+    const auto scores = result.scores(q);
+    EXPECT_EQ(positions.size(), scores.size());
+    EXPECT_EQ(static_cast<std::int64_t>(positions.size()), expected) << "query " << q;
+    if (expected == 0) continue;
+    const double worst = kth_score(keys, queries.query(q), range, expected);
+    std::set<std::int64_t> seen;
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      const std::int64_t position = positions[i];
+      EXPECT_TRUE(range.contains(position)) << position;
+      EXPECT_TRUE(seen.insert(position).second) << "duplicate " << position;
+      if (!range.contains(position)) continue;
+      const double exact = score(keys, queries.query(q), position);
+      const double rounding = tolerance(keys, queries.query(q), position);
+      EXPECT_NEAR(scores[i], exact, rounding) << "query " << q << " place " << i;
+      if (i > 0) {
+        EXPECT_TRUE(scores[i - 1] > scores[i] ||
+                    (scores[i - 1] == scores[i] && positions[i - 1] < position))
+            << "query " << q << " place " << i << " is out of order";
+      }
+      hits += exact >= worst - rounding ? 1 : 0;
+    }
+    wanted += expected;
+  }
+  return wanted == 0 ? 1.0 : static_cast<double>(hits) / static_cast<double>(wanted);
+}
+
+SearchResult search(const KeyIndex& index, const Queries& queries, std::int64_t k) {
+  SearchResult result;
+  index.search(queries.block(), k, result);
+  return result;
+}
+
+struct Case {
+  std::string spec;
+  double recall;  // at k = 32 of 6000 clustered keys, at least
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.spec; }
+
+class EveryIndex : public testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<KeyIndex> built(const KeyView& keys) const {
+    auto index = make_index(GetParam().spec);
+    index->add(keys);
+    index->build();
+    return index;
+  }
+};
+
+constexpr PositionRange everything{0, std::int64_t{1} << 62};
+
+TEST_P(EveryIndex, FindsTheLargestInnerProducts) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const Keys keys = make_keys(clustered(6000, 64, 1), 64, dtype);
+    const auto index = built(keys.view());
+    EXPECT_EQ(index->size(), 6000);
+    const Queries queries = make_queries(keys, 24, everything, 2);
+    const double recall = check_result(keys, queries, 32, search(*index, queries, 32));
+    RecordProperty("recall_" + std::string(name_of(dtype)), std::to_string(recall));
+    EXPECT_GE(recall, GetParam().recall) << name_of(dtype);
+  }
+}
+
+TEST_P(EveryIndex, AllowedRangesAreHonoured) {
+  const Keys keys = make_keys(clustered(6000, 64, 3), 64, DType::bf16);
+  const auto index = built(keys.view());
+  Queries queries = make_queries(keys, 10, everything, 4);
+  queries.allowed = {{0, 0},       {100, 90}, {5, 6},    {17, 40},     {5990, 6000},
+                     {5990, 9000}, {-5, 3},   {4, 5000}, {3000, 6000}, {7000, 8000}};
+  const SearchResult result = search(*index, queries, 32);
+  EXPECT_GE(check_result(keys, queries, 32, result), GetParam().recall);
+  EXPECT_EQ(result.positions(0).size(), 0U);
+  EXPECT_EQ(result.positions(1).size(), 0U);
+  EXPECT_EQ(result.positions(9).size(), 0U);
+}
+
+TEST_P(EveryIndex, KeysThatEverybodyLikesButNobodyMayFindDoNotCrowdOutOthers) {
+  std::vector<float> source = clustered(6000, 64, 5);
+  Keys keys = make_keys(source, 64, DType::bf16);
+  Queries queries = make_queries(keys, 8, {400, 6000}, 6);
+  for (std::int64_t i = 0; i < 400; ++i) {  // sinks: multiples of the queries
+    const float* query = queries.query(i % 8);
+    for (std::int64_t j = 0; j < 64; ++j) {
+      source[static_cast<std::size_t>(i * 64 + j)] = 1.5F * query[j];
+    }
+  }
+  keys = make_keys(source, 64, DType::bf16);
+  const auto index = built(keys.view());
+  EXPECT_GE(check_result(keys, queries, 32, search(*index, queries, 32)), GetParam().recall);
+}
+
+TEST_P(EveryIndex, KAboveTheNumberOfKeysGivesThemAll) {
+  const Keys keys = make_keys(clustered(300, 32, 7), 32, DType::bf16);
+  const auto index = built(keys.view());
+  const Queries queries = make_queries(keys, 3, everything, 8);
+  for (const std::int64_t k : {std::int64_t{300}, std::int64_t{301}, std::int64_t{1} << 40}) {
+    EXPECT_EQ(check_result(keys, queries, k, search(*index, queries, k)), 1.0);
+  }
+}
+
+TEST_P(EveryIndex, NoKeysAndOneKey) {
+  const Keys keys = make_keys(clustered(1, 64, 9), 64, DType::bf16);
+  const Queries queries = make_queries(keys, 2, everything, 10);
+  auto index = make_index(GetParam().spec);
+  index->add({});
+  index->build();
+  const SearchResult nothing = search(*index, queries, 4);
+  EXPECT_EQ(nothing.queries(), 2);
+  EXPECT_EQ(nothing.positions(0).size() + nothing.positions(1).size(), 0U);
+  if (GetParam().spec.find("IVF64") != std::string::npos) {
+    EXPECT_THROW(index->add(keys.view()), InvalidArgument);  // 64 lists of one key
+    return;
+  }
+  index->add(keys.view());  // the first keys may come after build
+  EXPECT_EQ(check_result(keys, queries, 4, search(*index, queries, 4)), 1.0);
+}
+
+TEST_P(EveryIndex, DuplicateKeysAreAllFound) {
+  std::vector<float> source = clustered(2000, 32, 11);
+  for (std::size_t i = 0; i < 1000; ++i) {  // half of the keys are one and the same
+    std::copy_n(source.begin(), 32, source.begin() + static_cast<std::ptrdiff_t>(i * 64));
+  }
+  const Keys keys = make_keys(source, 32, DType::bf16);
+  const auto index = built(keys.view());
+  Queries queries = make_queries(keys, 1, everything, 12);
+  std::copy_n(source.begin(), 32, queries.data.begin());
+  const SearchResult result = search(*index, queries, 200);
+  check_result(keys, queries, 200, result);
+}
+
+TEST_P(EveryIndex, KeysMayBeAddedInPartsBeforeAndAfterBuild) {
+  const Keys keys = make_keys(clustered(6000, 64, 13), 64, DType::bf16);
+  auto index = make_index(GetParam().spec);
+  index->add(keys.view(0, 1500));
+  index->add(keys.view(1500, 3000));
+  index->build();
+  const Queries early = make_queries(keys, 6, everything, 14);
+  const SearchResult before = search(*index, early, 32);
+  for (const std::int64_t position : before.positions(0)) EXPECT_LT(position, 3000);
+  index->add(keys.view(3000, 3001));
+  index->add(keys.view(3001, 6000));
+  EXPECT_EQ(index->size(), 6000);
+  const Queries queries = make_queries(keys, 24, everything, 15);
+  // Lists and codes trained on the first half suit the second a little less.
+  EXPECT_GE(check_result(keys, queries, 32, search(*index, queries, 32)), GetParam().recall - 0.03);
+}
+
+TEST_P(EveryIndex, OddSizesAndUnalignedKeysWork) {
+  for (const std::int64_t dim : {40, 96}) {
+    const Keys keys = make_keys(clustered(1500, dim, 16), dim, DType::bf16, 2);
+    const auto index = built(keys.view());
+    const Queries queries = make_queries(keys, 5, everything, 17);
+    EXPECT_GE(check_result(keys, queries, 16, search(*index, queries, 16)), GetParam().recall);
+  }
+}
+
+TEST_P(EveryIndex, ConcurrentSearchesEqualSequentialOnes) {
+  const Keys keys = make_keys(clustered(4000, 64, 18), 64, DType::bf16);
+  const auto index = built(keys.view());
+  const Queries queries = make_queries(keys, 12, {4, 3900}, 19);
+  const SearchResult expected = search(*index, queries, 20);
+  std::vector<std::thread> threads;
+  std::vector<int> different(4, 0);
+  for (std::size_t t = 0; t < different.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 5; ++round) {
+        const SearchResult result = search(*index, queries, 20);
+        for (std::int64_t q = 0; q < 12; ++q) {
+          const auto a = expected.positions(q);
+          const auto b = result.positions(q);
+          different[t] += std::equal(a.begin(), a.end(), b.begin(), b.end()) ? 0 : 1;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(std::accumulate(different.begin(), different.end(), 0), 0);
+}
+
+TEST_P(EveryIndex, SpecWithDefaultsMakesTheSameIndex) {
+  const std::string spec = make_index(GetParam().spec)->spec();
+  EXPECT_EQ(make_index(spec)->spec(), spec);
+}
+
+TEST_P(EveryIndex, MisuseIsRefused) {
+  const Keys keys = make_keys(clustered(500, 64, 20), 64, DType::bf16);
+  const Queries queries = make_queries(keys, 2, everything, 21);
+  auto index = make_index(GetParam().spec);
+  SearchResult result;
+  index->add(keys.view(0, 300));
+  EXPECT_THROW(index->search(queries.block(), 4, result), InvalidArgument);  // not built
+  index->build();
+  EXPECT_THROW(index->build(), InvalidArgument);
+  EXPECT_THROW(index->search(queries.block(), 0, result), InvalidArgument);
+  QueryBlock narrow = queries.block();
+  narrow.dim = 63;
+  EXPECT_THROW(index->search(narrow, 4, result), InvalidArgument);
+  QueryBlock unranged = queries.block();
+  unranged.allowed = unranged.allowed.first(1);
+  EXPECT_THROW(index->search(unranged, 4, result), InvalidArgument);
+
+  EXPECT_THROW(index->add(keys.view(301, 400)), InvalidArgument);  // a gap
+  KeyView view = keys.view(300, 400);
+  view.dim = 32;
+  EXPECT_THROW(index->add(view), InvalidArgument);
+  view = keys.view(300, 400);
+  view.dtype = DType::f16;
+  EXPECT_THROW(index->add(view), InvalidArgument);
+  view = keys.view(300, 400);
+  view.stride_bytes = 64;
+  EXPECT_THROW(index->add(view), InvalidArgument);
+  EXPECT_EQ(index->size(), 300);
+  check_result(make_keys(clustered(500, 64, 20), 64, DType::bf16), queries, 1,
+               search(*index, queries, 1));  // still works
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, EveryIndex,
+                         testing::Values(Case{"exact", 1.0}, Case{"faiss:Flat", 1.0},
+                                         Case{"faiss:IVF", 0.9}, Case{"faiss:IVF64,SQ8", 0.9},
+                                         Case{"faiss:HNSW32", 0.9}, Case{"faiss:HNSW16,SQ8", 0.9},
+                                         Case{"hnsw", 0.9}, Case{"hnsw:M=8,efc=40,ef=200", 0.9}),
+                         [](const auto& info) {
+                           std::string name = info.param.spec;
+                           for (char& c : name)
+                             c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+                           return name;
+                         });
+
+TEST(ExactIndex, ManyQueriesOverManyBlocksFindWhatFewDo) {
+  const Keys keys = make_keys(clustered(40000, 16, 30), 16, DType::bf16);
+  auto index = make_index("exact");
+  index->add(keys.view());
+  index->build();
+  Queries queries = make_queries(keys, 300, everything, 31);
+  for (std::size_t i = 0; i < 300; ++i)
+    queries.allowed[i] = {static_cast<std::int64_t>(i * 100), 40000 - static_cast<std::int64_t>(i)};
+  EXPECT_EQ(check_result(keys, queries, 10, search(*index, queries, 10)), 1.0);
+}
+
+TEST(InPlaceGraphs, HoldLessThanTheKeysTheyIndex) {
+  const Keys keys = make_keys(clustered(3000, 256, 32), 256, DType::f32);
+  for (const char* spec : {"hnsw", "faiss:HNSW32"}) {
+    auto index = make_index(spec);
+    index->add(keys.view());
+    const std::int64_t empty = index->memory();
+    index->build();
+    EXPECT_GT(index->memory(), empty + 3000 * 32 * 4) << spec;  // the links are counted
+    // hnswlib's locks, 2.6 MB of them whatever the number of keys, apart
+    const std::int64_t locks = spec[0] == 'h' ? 3 << 20 : 0;
+    EXPECT_LT(index->memory(), 3000 * 256 * 4 / 2 + locks) << spec;
+  }
+}
+
+TEST(MakeIndex, MalformedSpecsAreRefusedInOneLine) {
+  for (const std::string spec : {"",
+                                 ":",
+                                 "exactt",
+                                 "Exact",
+                                 "exact:1",
+                                 "exact:",
+                                 "hnsw:",
+                                 "hnsw:M=0",
+                                 "hnsw:M=1",
+                                 "hnsw:M=abc",
+                                 "hnsw:M=",
+                                 "hnsw:M",
+                                 "hnsw:M=-4",
+                                 "hnsw:M=16,",
+                                 "hnsw:M=16,M=8",
+                                 "hnsw:foo=1",
+                                 "hnsw:M=99999999999999999999",
+                                 "hnsw:M=1e3",
+                                 "hnsw:M=16;ef=3",
+                                 "faiss",
+                                 "faiss:",
+                                 "faiss:;",
+                                 "faiss:Nonsense",
+                                 "faiss:IVF0",
+                                 "faiss:IVF-5",
+                                 "faiss:IVF99999999999999999999",
+                                 "faiss:HNSW0",
+                                 "faiss:HNSW1",
+                                 "faiss:HNSW100000",
+                                 "faiss:PQ4x30",
+                                 "faiss:Flat;nprobe=3",
+                                 "faiss:IVF64,SQ8;",
+                                 "faiss:IVF64,SQ8;ef=3",
+                                 "faiss:HNSW32;nprobe=3",
+                                 "faiss:HNSW32;ef=x",
+                                 "faiss:IVF,",
+                                 "faiss:IVF64,SQ8\nx",
+                                 "ivf",
+                                 "quest:page=16"}) {
+    try {
+      make_index(spec);
+      FAIL() << "accepted \"" << spec << "\"";
+    } catch (const InvalidArgument& e) {
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << spec;
+      EXPECT_GT(std::string(e.what()).size(), 20U) << spec;
+    }
+  }
+  for (const std::string& spec :
+       {std::string("faiss:") + std::string(100000, 'I'), std::string(100000, 'x'),
+        "hnsw:" + std::string(100000, 'M'), std::string("faiss:IVF64,SQ8\0,", 17)}) {
+    try {
+      make_index(spec);
+      FAIL() << "accepted a hostile spec";
+    } catch (const InvalidArgument& e) {
+      EXPECT_LT(std::string(e.what()).size(), 1000U);
+    }
+  }
+}
+
+TEST(MakeIndex, TheMessageSuggestsTheNearestName) {
+  try {
+    make_index("exactt");
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_NE(std::string(e.what()).find("did you mean exact?"), std::string::npos) << e.what();
+  }
+}
+
+TEST(MakeIndex, MoreListsThanKeysAreRefusedWithARemedy) {
+  const Keys keys = make_keys(clustered(100, 64, 33), 64, DType::bf16);
+  auto index = make_index("faiss:IVF256,SQ8");
+  index->add(keys.view());
+  try {
+    index->build();
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_NE(std::string(e.what()).find("256 lists"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Add, ViewsThatCannotBeRightAreRefused) {
+  const Keys keys = make_keys(clustered(10, 64, 34), 64, DType::bf16);
+  for (const auto& change : std::vector<std::function<void(KeyView&)>>{
+           [](KeyView& v) { v.count = -1; }, [](KeyView& v) { v.data = nullptr; },
+           [](KeyView& v) { v.dim = 0; }, [](KeyView& v) { v.dim = std::int64_t{1} << 40; },
+           [](KeyView& v) { v.stride_bytes = 127; }}) {
+    KeyView view = keys.view();
+    change(view);
+    EXPECT_THROW(make_index("exact")->add(view), InvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace topkv
