@@ -109,10 +109,11 @@ int run_app(int argc, const char* const* argv) {
     return status;
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
-  } catch (const CLI::ExtrasError&) {
-    return usage_error(unexpected(*used(), used()->remaining()), used()->get_name());
   } catch (const CLI::ParseError& error) {
-    return usage_error(error.what(), app.get_subcommands().empty() ? "" : used()->get_name());
+    if (app.get_subcommands().empty()) return usage_error(error.what(), "");
+    // A mistyped flag may also be why another is missing: it is what to tell.
+    const std::vector<std::string> left = used()->remaining();
+    return usage_error(left.empty() ? error.what() : unexpected(*used(), left), used()->get_name());
   } catch (const UsageError& error) {
     return usage_error(error.what(), name);
   } catch (const Error& error) {

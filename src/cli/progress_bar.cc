@@ -27,6 +27,7 @@ std::string progress_text(const std::string& title, const Progress& progress, do
 }
 
 ProgressFn ProgressBar::callback(std::string title) {
+  idle_since_ = Clock::now();
   return [this, title = std::move(title)](const Progress& progress) {
     report(title, progress);
     stop_if_interrupted();
@@ -42,7 +43,7 @@ void ProgressBar::report(const std::string& title, const Progress& progress) {
   if (first) {
     finish();
     stage_ = stage;
-    started_ = now;
+    started_ = progress.done == 0 ? now : idle_since_;
   }
   const auto pause = terminal_ ? Clock::duration(100ms) : Clock::duration(10s);
   if (!first && !last && now - shown_ < pause) return;
@@ -60,6 +61,7 @@ void ProgressBar::report(const std::string& title, const Progress& progress) {
   if (last) {
     finish();
     stage_.clear();
+    idle_since_ = now;
   }
 }
 

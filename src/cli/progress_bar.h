@@ -19,7 +19,8 @@ std::string progress_text(const std::string& title, const Progress& progress, do
 class ProgressBar {
  public:
   /// out is borrowed. terminal: update one line in place.
-  ProgressBar(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
+  ProgressBar(std::FILE* out, bool terminal)
+      : out_(out), terminal_(terminal), idle_since_(Clock::now()) {}
   ~ProgressBar() { finish(); }
   ProgressBar(const ProgressBar&) = delete;  // it owns the line it is writing
   ProgressBar& operator=(const ProgressBar&) = delete;
@@ -41,6 +42,7 @@ class ProgressBar {
   bool terminal_;
   bool line_open_ = false;
   std::string stage_;
+  Clock::time_point idle_since_;  // when work could begin that first reports when some is done
   Clock::time_point started_;
   Clock::time_point shown_;
 };

@@ -7,7 +7,8 @@
 
 namespace topkv::cli {
 
-/// Insertions, deletions and substitutions that turn a into b (Levenshtein 1966), over bytes.
+/// Insertions, deletions, substitutions and swaps of neighbours that turn a into b, over bytes
+/// (Levenshtein 1966 with Damerau's swaps, each letter edited once).
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// The known word nearest to `typed`, the first among equals; empty when none is near enough to

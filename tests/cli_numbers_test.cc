@@ -1,0 +1,103 @@
+// Numbers on the command line, their way back to text, and "did you mean".
+
+#include <gtest/gtest.h>
+
+#include "src/cli/numbers.h"
+#include "src/cli/suggest.h"
+#include "tests/temp_directory.h"
+
+namespace topkv::cli {
+namespace {
+
+TEST(CliCount, BinaryUnitsAreUnderstoodInEveryUsualSpelling) {
+  EXPECT_EQ(parse_count("-c", "4096"), 4096);
+  EXPECT_EQ(parse_count("-c", "128K"), 131072);
+  EXPECT_EQ(parse_count("-c", "128k"), 131072);
+  EXPECT_EQ(parse_count("-c", "128Ki"), 131072);
+  EXPECT_EQ(parse_count("-c", "1M"), 1048576);
+  EXPECT_EQ(parse_count("-c", "1Mi"), 1048576);
+  EXPECT_EQ(parse_count("-c", "1.5M"), 1572864);
+  EXPECT_EQ(parse_count("-c", "2G"), std::int64_t{1} << 31);
+  EXPECT_EQ(parse_count("--kv-sinks", "0", 0), 0);
+}
+
+TEST(CliCount, WhatIsNoCountIsRefusedNamingTheFlag) {
+  for (const char* text : {"", "abc", "-5", "1X", "1KiB", "K", "1.3", "1e3", "nan", "inf", "0x10",
+                           "1 2", "0", "99999999999T", "1e400"}) {
+    expect_error<UsageError>([&] { parse_count("-c", text); }, "-c: ", {});
+  }
+  expect_error<UsageError>([] { parse_count("-c", "12Q"); }, "-c: ", {"12Q", "unit"});
+  expect_error<UsageError>([] { parse_count("-c", "99999999999T"); }, "-c: ", {"too large"});
+}
+
+TEST(CliBytes, SizesTakeUnitsWithAndWithoutB) {
+  EXPECT_EQ(parse_bytes("--mem", "8GiB"), std::int64_t{8} << 30);
+  EXPECT_EQ(parse_bytes("--mem", "8GB"), std::int64_t{8} << 30);
+  EXPECT_EQ(parse_bytes("--mem", "8G"), std::int64_t{8} << 30);
+  EXPECT_EQ(parse_bytes("--mem", "512 MiB"), std::int64_t{512} << 20);
+  EXPECT_EQ(parse_bytes("--mem", "100"), 100);
+  expect_error<UsageError>([] { parse_bytes("--mem", "0"); }, "--mem: ", {});
+  expect_error<UsageError>([] { parse_bytes("--mem", "much"); }, "--mem: ", {"much"});
+}
+
+TEST(CliCounts, ListsKeepTheirOrderAndDropRepetitions) {
+  EXPECT_EQ(parse_counts("-c", "1M,128K, 1024K"), (std::vector<std::int64_t>{1048576, 131072}));
+  expect_error<UsageError>([] { parse_counts("-c", "1M,,2M"); }, "-c: ", {});
+}
+
+TEST(CliDepths, ANumberMeansThatManyEvenlySpread) {
+  EXPECT_EQ(parse_depths("--depths", "10"),
+            (std::vector<double>{5, 15, 25, 35, 45, 55, 65, 75, 85, 95}));
+  EXPECT_EQ(parse_depths("--depths", "1"), (std::vector<double>{50}));
+}
+
+TEST(CliDepths, PercentagesAreSortedAndDistinct) {
+  EXPECT_EQ(parse_depths("--depths", "95,5,50,5"), (std::vector<double>{5, 50, 95}));
+  EXPECT_EQ(parse_depths("--depths", "50%"), (std::vector<double>{50}));
+  EXPECT_EQ(parse_depths("--depths", "0,12.5,100"), (std::vector<double>{0, 12.5, 100}));
+  for (const char* text : {"0", "-1,5", "5,101", "5,,6", "x", "5,x", "2000"}) {
+    expect_error<UsageError>([&] { parse_depths("--depths", text); }, "--depths: ", {});
+  }
+}
+
+TEST(CliFormat, NumbersReadAsPeopleWriteThem) {
+  EXPECT_EQ(format_count(131072), "128K");
+  EXPECT_EQ(format_count(1048576), "1M");
+  EXPECT_EQ(format_count(1000), "1000");
+  EXPECT_EQ(format_count(1536 * 1024), "1536K");
+  EXPECT_EQ(format_grouped(0), "0");
+  EXPECT_EQ(format_grouped(-1234), "-1,234");
+  EXPECT_EQ(format_grouped(1048576), "1,048,576");
+  EXPECT_EQ(format_bytes(900), "900 B");
+  EXPECT_EQ(format_bytes(std::int64_t{4} << 30), "4.0 GiB");
+  EXPECT_EQ(format_bytes((std::int64_t{1} << 30) - 1), "1.0 GiB");
+  EXPECT_EQ(format_seconds(0.42), "0.4 s");
+  EXPECT_EQ(format_seconds(185), "3 min 05 s");
+  EXPECT_EQ(format_seconds(7800), "2 h 10 min");
+  EXPECT_EQ(format_rate(0), "-");
+  EXPECT_EQ(format_rate(0.42), "0.42");
+  EXPECT_EQ(format_rate(31.52), "31.5");
+  EXPECT_EQ(format_rate(1240.4), "1,240");
+}
+
+TEST(CliFormat, CountsSurviveTheWayToTextAndBack) {
+  for (const std::int64_t count : {1L, 1000L, 4096L, 131072L, 1048576L, 1048577L, 1L << 40}) {
+    EXPECT_EQ(parse_count("-c", format_count(count)), count);
+  }
+}
+
+TEST(CliSuggest, ATypingErrorFindsItsNeighbourAndNonsenseFindsNothing) {
+  const std::vector<std::string> flags = {"--kv-topk", "--kv-window", "--top-k", "-c"};
+  EXPECT_EQ(nearest("--kv-topkk", flags), "--kv-topk");
+  EXPECT_EQ(nearest("--kvtopk", flags), "--kv-topk");
+  EXPECT_EQ(nearest("--kv-windwo", flags), "--kv-window");
+  EXPECT_EQ(nearest("--completely-else", flags), "");
+  EXPECT_EQ(nearest(std::string(100000, 'x'), flags), "");
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3U);
+  EXPECT_EQ(edit_distance("", "abc"), 3U);
+  EXPECT_EQ(edit_distance("abc", ""), 3U);
+  EXPECT_EQ(edit_distance("nosie", "noise"), 1U);
+}
+
+}  // namespace
+}  // namespace topkv::cli

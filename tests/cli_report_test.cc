@@ -1,0 +1,337 @@
+// What a needle run leaves behind: cells and their directory, tables, heatmaps, progress lines.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <sstream>
+
+#include "src/cli/cell.h"
+#include "src/cli/files.h"
+#include "src/cli/heatmap.h"
+#include "src/cli/progress_bar.h"
+#include "src/cli/report.h"
+#include "src/cli/run_directory.h"
+#include "tests/temp_directory.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+Cell cell_at(std::int64_t length, double depth, const std::string& index, bool found) {
+  Cell cell;
+  cell.length = length;
+  cell.depth = depth;
+  cell.index = index;
+  cell.key = "quiet-river";
+  cell.value = "1234567";
+  cell.answer = found ? " 1234567." : " 7654321.";
+  cell.found = found;
+  cell.answer_tokens = 9;
+  cell.decode_seconds = 0.5;
+  cell.decode_tokens_per_second = 18;
+  cell.prefill_tokens_per_second = 3000;
+  cell.prefill_times = {1, 2, 3, 4};
+  cell.rows_bytes = 4096 * length;
+  cell.rows_per_head = 64;
+  cell.version = "0.1.0";
+  return cell;
+}
+
+const Json configuration = {{"version", "0.1.0"}, {"lengths", {4096}}, {"kv_topk", "64"}};
+
+TEST(Cells, SurviveTheWayToJsonAndBack) {
+  Cell cell = cell_at(4096, 12.5, "hnsw:M=16,ef=128", true);
+  cell.seed = ~std::uint64_t{0};
+  cell.answer = "a\"b\\c\n\x01 \xe2\x80\xa6";
+  const Json json = to_json(cell);
+  EXPECT_EQ(to_json(cell_from_json(Json::parse(json.dump()))), json);
+  EXPECT_EQ(json.at("prefill_times").at("search"), 3);
+  EXPECT_GE(json.size(), 30U);
+}
+
+TEST(RunDirectory, GoesOnWithTheCellsOfTheSameConfiguration) {
+  const TempDirectory temp;
+  const auto path = temp.path() / "deep" / "out";
+  {
+    RunDirectory directory(path, configuration, false);
+    EXPECT_FALSE(directory.has(4096, 5, "exact"));
+    directory.append(cell_at(4096, 5, "exact", true));
+  }
+  const RunDirectory again(path, configuration, false);
+  EXPECT_TRUE(again.has(4096, 5, "exact"));
+  EXPECT_FALSE(again.has(4096, 15, "exact"));
+  EXPECT_FALSE(again.has(4096, 5, "hnsw"));
+  EXPECT_FALSE(again.has(8192, 5, "exact"));
+}
+
+TEST(RunDirectory, RefusesAnotherConfigurationNamingWhatDiffers) {
+  const TempDirectory temp;
+  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  Json other = configuration;
+  other["kv_topk"] = "128";
+  expect_error<FileError>([&] { RunDirectory(temp.path(), other, false); }, temp.path().string(),
+                          {"kv_topk \"64\" there, \"128\" here", "--fresh", "-o"});
+  const RunDirectory untouched(temp.path(), configuration, false);
+  EXPECT_EQ(untouched.cells().size(), 1U);
+}
+
+TEST(RunDirectory, TakesAnotherConfigurationWhereNoCellIsFinished) {
+  const TempDirectory temp;
+  { const RunDirectory first(temp.path(), configuration, false); }
+  Json other = configuration;
+  other["kv_topk"] = "128";
+  { RunDirectory(temp.path(), other, false).append(cell_at(4096, 5, "exact", true)); }
+  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+                          temp.path().string(), {"kv_topk"});
+}
+
+TEST(RunDirectory, FreshForgetsTheEarlierRunAndLeavesOtherFilesAlone) {
+  const TempDirectory temp;
+  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  temp.write("heatmap.svg", "old");
+  temp.write("notes.txt", "mine");
+  Json other = configuration;
+  other["kv_topk"] = "128";
+  const RunDirectory fresh(temp.path(), other, true);
+  EXPECT_TRUE(fresh.cells().empty());
+  EXPECT_FALSE(std::filesystem::exists(temp.path() / "heatmap.svg"));
+  EXPECT_EQ(read_file(temp.path() / "notes.txt"), "mine");
+}
+
+TEST(RunDirectory, CutsOffTheLineThatAKilledRunLeftIncomplete) {
+  const TempDirectory temp;
+  {
+    RunDirectory directory(temp.path(), configuration, false);
+    directory.append(cell_at(4096, 5, "exact", true));
+    directory.append(cell_at(4096, 15, "exact", true));
+  }
+  const std::string whole = read_file(temp.path() / "cells.jsonl");
+  const std::size_t second = whole.find('\n') + 1;
+  for (const std::size_t kept : {second, second + 1, second + 50, whole.size() - 1}) {
+    temp.write("cells.jsonl", whole.substr(0, kept));
+    RunDirectory directory(temp.path(), configuration, false);
+    EXPECT_EQ(directory.cells().size(), 1U) << kept;
+    directory.append(cell_at(4096, 15, "exact", true));
+    EXPECT_EQ(read_file(temp.path() / "cells.jsonl"), whole) << kept;
+  }
+}
+
+TEST(RunDirectory, RefusesADamagedLineRatherThanGuess) {
+  const TempDirectory temp;
+  { const RunDirectory first(temp.path(), configuration, false); }
+  for (const char* line :
+       {"{\"length\": 4096}\n", "garbage\n", "[]\n", "\n", "{\"length\": \"x\"}\n"}) {
+    temp.write("cells.jsonl", line);
+    expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+                            (temp.path() / "cells.jsonl").string(), {"line 1", "--fresh"});
+  }
+}
+
+TEST(RunDirectory, RefusesCellsThatNoConfigurationExplains) {
+  const TempDirectory temp;
+  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  std::filesystem::remove(temp.path() / "run.json");
+  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+                          temp.path().string(), {"no run.json"});
+  temp.write("run.json", "[1, 2");
+  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, false); },
+                          temp.path().string(), {"run.json", "--fresh"});
+}
+
+TEST(RunDirectory, IsHeldByOneRunAtATime) {
+  const TempDirectory temp;
+  const RunDirectory first(temp.path(), configuration, false);
+  expect_error<FileError>([&] { RunDirectory(temp.path(), configuration, true); },
+                          temp.path().string(), {"another topkv"});
+}
+
+TEST(RunDirectory, AFileInItsPlaceIsRefused) {
+  const TempDirectory temp;
+  const auto file = temp.write("taken", "x");
+  expect_error<FileError>([&] { RunDirectory(file, configuration, false); }, file.string(), {});
+}
+
+std::vector<Cell> sample_cells() {
+  return {cell_at(4096, 5, "exact", true), cell_at(4096, 95, "exact", false),
+          cell_at(32768, 5, "exact", true), cell_at(32768, 95, "exact", true)};
+}
+
+TEST(Report, TablesLineUpByCharactersNotBytes) {
+  EXPECT_EQ(format_table({"a", "b"}, {{"é", "1"}, {"xyz", "22"}}, {false, true}),
+            "a     b\n"
+            "é     1\n"
+            "xyz  22\n");
+}
+
+TEST(Report, AnswersAreShownOnOneLineEach) {
+  EXPECT_EQ(one_line("  a\n\n b\tc ", 40), "a b c");
+  EXPECT_EQ(one_line("abcdef", 4), "abc…");
+  EXPECT_EQ(one_line("ééééé", 3), "éé…");
+  std::vector<Cell> cells = sample_cells();
+  cells[0].answer = "line\nbreak";
+  const std::string table = answers_table(cells);
+  EXPECT_NE(table.find("line break"), std::string::npos) << table;
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 5) << table;
+  EXPECT_EQ(table.find("index"), std::string::npos) << table;
+}
+
+TEST(Report, CellsStandInGridOrderWhateverOrderTheyRanIn) {
+  std::vector<Cell> cells = {cell_at(32768, 5, "exact", true), cell_at(4096, 95, "hnsw", true),
+                             cell_at(4096, 95, "exact", true), cell_at(4096, 5, "exact", true)};
+  cells = in_grid_order(cells, {"hnsw", "exact"});
+  EXPECT_EQ(cells[0].index, "hnsw");
+  EXPECT_EQ(cells[1].depth, 5);
+  EXPECT_EQ(cells[2].depth, 95);
+  EXPECT_EQ(cells[3].length, 32768);
+}
+
+TEST(Report, SummariesCountPerLengthAndIndex) {
+  const std::vector<Summary> summaries = summarise(sample_cells());
+  ASSERT_EQ(summaries.size(), 2U);
+  EXPECT_EQ(summaries[0].found, 1);
+  EXPECT_EQ(summaries[0].asked, 2);
+  EXPECT_DOUBLE_EQ(summaries[0].score(), 0.5);
+  EXPECT_DOUBLE_EQ(summaries[0].decode_tokens_per_second, 18);
+  EXPECT_EQ(summaries[1].rows_bytes, 4096 * 32768);
+}
+
+TEST(Report, CsvQuotesIndexSpecsWithCommas) {
+  std::vector<Cell> cells = {cell_at(4096, 5, "faiss:IVF4,\"x\"", true)};
+  std::istringstream csv(summary_csv(summarise(cells)));
+  std::string heading;
+  std::string line;
+  std::getline(csv, heading);
+  std::getline(csv, line);
+  EXPECT_TRUE(heading.starts_with("context_tokens,index,asked,found,score,")) << heading;
+  EXPECT_TRUE(line.starts_with("4096,\"faiss:IVF4,\"\"x\"\"\",1,1,1.0000,")) << line;
+}
+
+TEST(Report, TimeSharesAddUpToTheWhole) {
+  EXPECT_EQ(time_shares({5, 3, 0, 2}), "matmul 50 %  attention 30 %  search 0 %  other 20 %");
+  EXPECT_EQ(time_shares({}), "not measured");
+}
+
+Grid sample_grid(const std::vector<std::string>& indices) {
+  return make_grid(sample_cells(), {32768, 4096, 1048576}, {95, 5}, indices);
+}
+
+TEST(Heatmap, GridsAreSortedAndKnowWhatWasNotRun) {
+  const Grid grid = sample_grid({"exact", "hnsw:M=16"});
+  EXPECT_EQ(grid.lengths, (std::vector<std::int64_t>{4096, 32768, 1048576}));
+  EXPECT_EQ(grid.depths, (std::vector<double>{5, 95}));
+  EXPECT_EQ(grid.panels[0].found[0][0], std::optional<bool>(true));
+  EXPECT_EQ(grid.panels[0].found[1][0], std::optional<bool>(false));
+  EXPECT_EQ(grid.panels[0].found[0][2], std::nullopt);
+  EXPECT_EQ(grid.panels[1].found[0][0], std::nullopt);
+}
+
+TEST(Heatmap, TerminalColoursAreOnlyThereWhenWanted) {
+  const Grid grid = sample_grid({"exact"});
+  const std::string plain = terminal_heatmap(grid, false);
+  EXPECT_EQ(plain.find('\x1b'), std::string::npos);
+  EXPECT_NE(plain.find("✓"), std::string::npos);
+  EXPECT_NE(plain.find("✗"), std::string::npos);
+  EXPECT_NE(plain.find("32K"), std::string::npos);
+  EXPECT_NE(terminal_heatmap(grid, true).find("\x1b[48;5;"), std::string::npos);
+}
+
+// Tags nest and close, attributes are quoted, and no text holds a bare & or <.
+void expect_well_formed(const std::string& xml) {
+  std::vector<std::string> open;
+  std::size_t at = 0;
+  while (at < xml.size()) {
+    if (xml[at] == '&') {
+      const std::string entity = xml.substr(at, xml.find(';', at) + 1 - at);
+      EXPECT_TRUE(entity == "&amp;" || entity == "&lt;" || entity == "&gt;" || entity == "&quot;" ||
+                  entity == "&apos;")
+          << entity;
+    }
+    if (xml[at] != '<') {
+      ++at;
+      continue;
+    }
+    std::size_t end = at + 1;
+    bool quoted = false;
+    for (; end < xml.size() && (quoted || xml[end] != '>'); ++end) {
+      if (xml[end] == '\'') quoted = !quoted;
+      ASSERT_NE(xml[end], '<') << xml.substr(at, 80);
+    }
+    ASSERT_LT(end, xml.size());
+    const std::string tag = xml.substr(at + 1, end - at - 1);
+    if (tag.front() == '/') {
+      ASSERT_FALSE(open.empty());
+      EXPECT_EQ(tag.substr(1), open.back());
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(tag.substr(0, tag.find(' ')));
+    }
+    at = end + 1;
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+TEST(Heatmap, SvgIsWellFormedWhateverTheNames) {
+  const std::string svg =
+      svg_heatmap(sample_grid({"exact", "<&\"'>"}), "A & <B>", "it's \x01 \"so\"");
+  expect_well_formed(svg);
+  EXPECT_TRUE(svg.starts_with("<svg xmlns='http://www.w3.org/2000/svg'"));
+  EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
+}
+
+TEST(Heatmap, SvgDrawsEveryCellOnceAndLabelsBothAxes) {
+  const std::string svg = svg_heatmap(sample_grid({"exact"}), "title", "subtitle");
+  const auto count = [&](const std::string& part) {
+    std::size_t n = 0;
+    for (auto at = svg.find(part); at != std::string::npos; at = svg.find(part, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("class='found'"), 3U + 1U);  // and one in the legend
+  EXPECT_EQ(count("class='missed'"), 1U + 1U);
+  EXPECT_EQ(count("class='open'"), 2U + 1U);
+  for (const char* label : {">4K<", ">32K<", ">1M<", ">5 %<", ">95 %<", "context length (tokens)",
+                            "depth of the needle", ">found<", ">missed<", ">not run<"}) {
+    EXPECT_EQ(count(label), 1U) << label;
+  }
+}
+
+TEST(ProgressText, TellsHowFarHowFastAndHowLong) {
+  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 25000, 100000}, 10),
+            "prefill  25,000/100,000 tokens  25 %  2,500 tokens/s  30 s left");
+  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 100000, 100000}, 40),
+            "prefill  100,000/100,000 tokens  100 %  2,500 tokens/s  in 40 s");
+  EXPECT_EQ(progress_text("ask", {"ask", "needles", 0, 0}, 0), "ask  0/0 needles");
+}
+
+std::string progress_output(bool terminal) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* out = open_memstream(&text, &size);
+  {
+    ProgressBar bar(out, terminal);
+    for (int done = 0; done <= 1000; ++done) bar.report("work", {"stage", "steps", done, 1000});
+    bar.note("a note");
+  }
+  std::fclose(out);
+  std::string output(text, size);
+  std::free(text);
+  return output;
+}
+
+TEST(ProgressBar, InAPipeShowsTheFirstAndTheLastOfQuickWork) {
+  const std::string output = progress_output(false);
+  EXPECT_EQ(std::count(output.begin(), output.end(), '\n'), 3) << output;
+  EXPECT_TRUE(output.starts_with("work  0/1,000 steps")) << output;
+  EXPECT_NE(output.find("\nwork  1,000/1,000 steps  100 %"), std::string::npos) << output;
+  EXPECT_EQ(output.find('\r'), std::string::npos);
+}
+
+TEST(ProgressBar, OnATerminalUpdatesOneLine) {
+  const std::string output = progress_output(true);
+  EXPECT_EQ(std::count(output.begin(), output.end(), '\n'), 2) << output;
+  EXPECT_NE(output.find('\r'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace topkv::cli
