@@ -71,6 +71,7 @@ struct Session::State {
   std::vector<HeadStep> heads;
   Partial exact;
   Partial own_part;
+  std::vector<RowSpan> spans;  // per KV head
 };
 
 void Session::State::append(std::int64_t layer, const float* keys, const float* values,
@@ -96,7 +97,6 @@ void Session::State::attend_visible(std::int64_t layer, const TokenQueries& quer
   } else if (retrieves(layer)) {
     visible = {options.window, options.sinks};
   }
-  thread_local std::vector<RowSpan> spans;
   const auto attend_span = [&](std::int64_t first, auto rows_of, PartialView part) {
     spans.clear();
     for (std::int64_t head = 0; head < shape.kv_heads; ++head)
