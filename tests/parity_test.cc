@@ -1,6 +1,7 @@
 // The model runner against transformers: logits and greedy tokens of small checkpoints of every
 // family, made by tools/make_parity_fixtures.py. See there for what each variant exercises and how
 // far a mistake would move its logits.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -82,7 +83,8 @@ void expect_close(const std::vector<float>& got, const std::vector<float>& expec
   ASSERT_GT(largest, 0);
   const auto row = (skipped + worst_at) / static_cast<std::size_t>(vocab);
   const auto token = (skipped + worst_at) % static_cast<std::size_t>(vocab);
-  testing::Test::RecordProperty("worst_relative_to_largest", std::to_string(worst / largest));
+  testing::Test::RecordProperty("worst_relative_to_largest",
+                                fmt::format("{:.1e}", worst / largest));
   EXPECT_LE(worst, tolerance * largest)
       << "worst logit: position " << row << ", token " << token << ": " << got[skipped + worst_at]
       << ", transformers has " << expected[worst_at] << "; off by " << worst / largest
