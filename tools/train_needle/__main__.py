@@ -18,6 +18,7 @@ Needs tools/requirements.txt; transformers is not used.
 """
 
 import argparse
+import os
 import random
 import signal
 from dataclasses import asdict
@@ -55,7 +56,8 @@ def arguments():
         help="tokens of one forward pass (bounds GPU memory); default %(default)s")
     add("--lr", type=float, default=2e-3, help="peak learning rate; default %(default)s")
     add("--seed", type=int, default=0)
-    add("--workers", type=int, default=4, help="processes that make samples; default %(default)s")
+    add("--workers", type=int, default=min(4, os.cpu_count() or 1),
+        help="processes that make samples; default %(default)s")
     add("--eval-every", type=int, default=500, help="steps; default %(default)s")
     add("--save-every", type=int, default=500, help="steps; default %(default)s")
     add("--log-every", type=int, default=10, help="steps between lines in a pipe")
