@@ -38,7 +38,7 @@ bool is_nfc(const Json& description, const std::filesystem::path& file, const st
 // The `tokenizers` library normalizes by Unicode 9. What came later neither composes nor moves
 // there; of that, these are the characters of Unicode 10 to 14 that otherwise would. U+11A7, a
 // vowel, is here because utf8proc 2.8 takes it for a final consonant and loses it.
-constexpr UnicodeRange unknown_marks[] = {
+constexpr UnicodeRange inert_marks[] = {
     {0x7fd, 0x7fd, {}},     {0x898, 0x89f, {}},     {0x8ca, 0x8d3, {}},     {0x9fe, 0x9fe, {}},
     {0xc3c, 0xc3c, {}},     {0xd3b, 0xd3c, {}},     {0xeba, 0xeba, {}},     {0x11a7, 0x11a7, {}},
     {0x1715, 0x1715, {}},   {0x1abf, 0x1ace, {}},   {0x1df6, 0x1dfa, {}},   {0xa82c, 0xa82c, {}},
@@ -53,7 +53,7 @@ constexpr UnicodeRange unknown_marks[] = {
 /// do so anyway are among them.
 bool is_inert(char32_t c) {
   static const std::vector<UnicodeRange> inert = [] {
-    std::vector<UnicodeRange> all(std::begin(unknown_marks), std::end(unknown_marks));
+    std::vector<UnicodeRange> all(std::begin(inert_marks), std::end(inert_marks));
     all.insert(all.end(), unicode_additions().begin(), unicode_additions().end());
     std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.last < b.last; });
     return all;
