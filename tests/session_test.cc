@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "tests/reference.h"
@@ -217,6 +218,28 @@ TEST(Session, ResultsAreTheSameBitsWhateverOtherSessionsRun) {
       }
     }
     for (const auto& outs : got) EXPECT_EQ(outs, want) << spec;
+  }
+}
+
+TEST(Session, RecallIsOneForExactSearchAndLowForAPoorGraph) {
+  const Stream stream(small, 3030);
+  const auto context = stream.prefill(3000)->with_index("hnsw:M=2,efc=4,ef=1");
+  std::vector<std::vector<float>> outs[2];
+  for (const char* spec : {"exact", "hnsw:M=2,efc=4,ef=1"}) {
+    RetrievalOptions options{
+        .index = spec, .k = TopK::same(8), .window = 16, .measure_recall = true};
+    Session session(context, options);
+    outs[0] = stream.feed(session, 3030, 10);
+    const SessionStats& stats = session.stats();
+    EXPECT_EQ(stats.exact_rows, 30 * 2 * 6 * 8) << "tokens x layers x query heads x k";
+    const bool exact = std::string_view(spec) == "exact";
+    EXPECT_EQ(stats.exact_rows_found == stats.exact_rows, exact);
+    EXPECT_GT(stats.exact_rows_found, 0);
+    options.measure_recall = false;
+    Session plain(context, options);
+    outs[1] = stream.feed(plain, 3030, 10);
+    EXPECT_EQ(outs[0], outs[1]) << "measuring changed results";
+    EXPECT_EQ(plain.stats().exact_rows, 0);
   }
 }
 

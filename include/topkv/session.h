@@ -56,8 +56,9 @@ struct RetrievalOptions {
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
 
-  // Options that change memory only.
+  // Options that change cost only.
   std::int64_t capacity = 16384;  ///< tokens of its own that the session can take
+  bool measure_recall = false;    ///< compare every search with exact search; makes steps slower
 };
 
 /// What a session did, summed over its life.
@@ -66,6 +67,10 @@ struct SessionStats {
   std::int64_t rows_retrieved = 0;  ///< rows attended beyond window and sinks, over query heads
   double search_seconds = 0;
   double attend_seconds = 0;
+  // With measure_recall: rows of the context that exact search found, and how many of these the
+  // index found too. Their ratio is the recall.
+  std::int64_t exact_rows = 0;
+  std::int64_t exact_rows_found = 0;
 };
 
 /// One thread at a time; different sessions are independent.

@@ -57,6 +57,7 @@ struct Session::State {
   void append(std::int64_t layer, const float* k, const float* v, std::int64_t tokens);
   void attend_visible(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void measure_recall(std::int64_t layer, std::int64_t head);
   void attend_found(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
                     PartialView out);
 
@@ -140,6 +141,26 @@ void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQu
   step.selector.select(context->index(options.index, layer, head), own_index(layer, head),
                        step.queries.data(), count, d, step.context_allowed, step.own_allowed,
                        k[static_cast<std::size_t>(layer)], group, options.select_by);
+}
+
+/// Compares the context's index with exact search on the queries of this step.
+void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
+  const HeadStep& step = heads[static_cast<std::size_t>(head)];
+  const auto count = static_cast<std::int64_t>(step.context_allowed.size());
+  const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.context_allowed};
+  SearchResult wanted;
+  SearchResult found;
+  context->index("exact", layer, head).search(queries, k[static_cast<std::size_t>(layer)], wanted);
+  context->index(options.index, layer, head)
+      .search(queries, k[static_cast<std::size_t>(layer)], found);
+  for (std::int64_t q = 0; q < count; ++q) {
+    std::vector<std::int64_t> have(found.positions(q).begin(), found.positions(q).end());
+    std::sort(have.begin(), have.end());
+    for (const std::int64_t position : wanted.positions(q)) {
+      ++stats.exact_rows;
+      stats.exact_rows_found += std::binary_search(have.begin(), have.end(), position);
+    }
+  }
 }
 
 /// Attends the rows found and merges them into the exact part.
@@ -228,7 +249,9 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
   const PartialView result{out, s.exact.view().lse, queries_count, d};
   s.attend_visible(layer, queries, result);
   // Rows to find lie between the sinks and the window of the last token.
-  if (s.retrieves(layer) && queries.first + tokens > s.options.window + s.options.sinks) {
+  const bool searches =
+      s.retrieves(layer) && queries.first + tokens > s.options.window + s.options.sinks;
+  if (searches) {
     const auto search_start = std::chrono::steady_clock::now();
     parallel_for(s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) s.search(layer, head, queries);
@@ -240,9 +263,13 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
     });
     for (const HeadStep& step : s.heads) s.stats.rows_retrieved += step.rows;
   }
-  s.stats.steps += tokens;
-  s.stats.search_seconds += search_seconds;
-  s.stats.attend_seconds += seconds_since(start) - search_seconds;
+}
+s.stats.steps += tokens;
+s.stats.search_seconds += search_seconds;
+s.stats.attend_seconds += seconds_since(start) - search_seconds;
+if (s.options.measure_recall && searches) {
+  for (std::int64_t head = 0; head < s.shape.kv_heads; ++head) s.measure_recall(layer, head);
+}
 }
 
 std::int64_t Session::tokens() const { return state_->context->tokens() + own_tokens(); }
