@@ -263,13 +263,12 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
     });
     for (const HeadStep& step : s.heads) s.stats.rows_retrieved += step.rows;
   }
-}
-s.stats.steps += tokens;
-s.stats.search_seconds += search_seconds;
-s.stats.attend_seconds += seconds_since(start) - search_seconds;
-if (s.options.measure_recall && searches) {
-  for (std::int64_t head = 0; head < s.shape.kv_heads; ++head) s.measure_recall(layer, head);
-}
+  s.stats.steps += tokens;
+  s.stats.search_seconds += search_seconds;
+  s.stats.attend_seconds += seconds_since(start) - search_seconds;
+  if (s.options.measure_recall && searches) {
+    for (std::int64_t head = 0; head < s.shape.kv_heads; ++head) s.measure_recall(layer, head);
+  }
 }
 
 std::int64_t Session::tokens() const { return state_->context->tokens() + own_tokens(); }
