@@ -6,7 +6,6 @@
 #include "index/scratch.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
-#include "src/core/topk.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -15,18 +14,18 @@ namespace {
 constexpr std::int64_t tile_keys = 512;
 
 struct Workspace {
-  TopKeeper keeper;
+  ScanKeeper keeper;
   std::vector<std::int64_t> found;
   std::vector<float> scores;
 };
 
-void scan_range(const KeyView& keys, const float* query, PositionRange range, TopKeeper& keeper) {
+void scan_range(const KeyView& keys, const float* query, PositionRange range, ScanKeeper& keeper) {
   float scores[tile_keys];
   for (std::int64_t begin = range.begin; begin < range.end; begin += tile_keys) {
     const std::int64_t count = std::min(tile_keys, range.end - begin);
     dot_block(query, 1, keys.dim, keys.key(begin), keys.dtype, keys.stride_bytes, count, scores,
               tile_keys);
-    push_scores(scores, count, begin, keeper);
+    keeper.push(scores, count, begin);
   }
 }
 
@@ -95,11 +94,11 @@ void ApproximateIndex::search_one(const float* query, PositionRange allowed, std
                scores.data(), count);
     for (std::int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      if (scores[at] >= keeper.threshold()) keeper.push(scores[at], found[at]);
+      keeper.push(&scores[at], 1, found[at]);
     }
     break;
   }
-  write_result(keeper, slot, result);
+  write_result(keeper.sorted(), slot, result);
 }
 
 }  // namespace topkv

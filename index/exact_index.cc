@@ -1,16 +1,12 @@
 #include "index/exact_index.h"
 
-#include <dnnl.h>
-
 #include <algorithm>
 #include <atomic>
 
 #include "index/scan.h"
 #include "index/scratch.h"
-#include "src/core/convert.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
-#include "src/core/topk.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -19,30 +15,21 @@ namespace {
 // How the work is cut. None of it depends on the number of threads.
 constexpr std::int64_t block_keys = 16384;   // what a thread takes at a time
 constexpr std::int64_t tile_keys = 512;      // scores of a tile stay in the first-level cache
-constexpr std::int64_t matrix_queries = 16;  // from here on, matrix multiplication is faster
 constexpr std::int64_t group_queries = 256;  // queries of one pass over the keys
 
 /// What one worker needs for one pass.
 struct Worker {
   bool used = false;
-  std::vector<TopKeeper> keepers;  // one per query of the group
-  std::vector<float> scores;       // [queries, tile_keys]
-  std::vector<float> keys;         // [tile_keys, dim], widened; for matrix multiplication only
+  std::vector<ScanKeeper> keepers;  // one per query of the group
+  std::vector<float> scores;        // [queries, tile_keys]
 
-  void begin(std::int64_t queries, std::int64_t k, std::int64_t dim) {
+  void begin(std::int64_t queries, std::int64_t k) {
     used = true;
     const auto count = static_cast<std::size_t>(queries);
     if (keepers.size() < count) keepers.resize(count);
     for (std::size_t i = 0; i < count; ++i) keepers[i].reset(k);
-    grow(scores, queries * tile_keys);
-    if (queries >= matrix_queries) grow(keys, tile_keys * dim);
-  }
-
- private:
-  static void grow(std::vector<float>& buffer, std::int64_t size) {
-    if (static_cast<std::int64_t>(buffer.size()) < size) {
-      buffer.resize(static_cast<std::size_t>(size));
-    }
+    const auto size = static_cast<std::size_t>(queries * tile_keys);
+    if (scores.size() < size) scores.resize(size);
   }
 };
 
@@ -51,36 +38,19 @@ struct Workspace {
   std::vector<Worker> workers;
 };
 
-/// worker.scores[q, r] = query q · key first + r.
-void score_tile(const QueryBlock& queries, const KeyView& keys, PositionRange tile,
-                Worker& worker) {
-  const std::int64_t count = tile.size();
-  if (queries.count < matrix_queries) {
-    dot_block(queries.data, queries.count, keys.dim, keys.key(tile.begin), keys.dtype,
-              keys.stride_bytes, count, worker.scores.data(), tile_keys);
-    return;
-  }
-  for (std::int64_t r = 0; r < count; ++r) {
-    to_float(keys.key(tile.begin + r), keys.dtype, keys.dim, worker.keys.data() + r * keys.dim);
-  }
-  const dnnl_status_t status =
-      dnnl_sgemm('N', 'T', queries.count, count, keys.dim, 1.0F, queries.data, keys.dim,
-                 worker.keys.data(), keys.dim, 0.0F, worker.scores.data(), tile_keys);
-  if (status != dnnl_success) throw Error("exact: oneDNN refused a matrix product");
-}
-
 void scan_block(const QueryBlock& queries, std::span<const PositionRange> allowed,
                 const KeyView& keys, PositionRange block, Worker& worker) {
   for (std::int64_t begin = block.begin; begin < block.end; begin += tile_keys) {
     const PositionRange tile{begin, std::min(begin + tile_keys, block.end)};
-    score_tile(queries, keys, tile, worker);
+    dot_block(queries.data, queries.count, keys.dim, keys.key(tile.begin), keys.dtype,
+              keys.stride_bytes, tile.size(), worker.scores.data(), tile_keys);
     for (std::int64_t q = 0; q < queries.count; ++q) {
       const auto i = static_cast<std::size_t>(q);
       const std::int64_t from = std::max(tile.begin, allowed[i].begin);
       const std::int64_t to = std::min(tile.end, allowed[i].end);
       if (from >= to) continue;
-      push_scores(worker.scores.data() + q * tile_keys + (from - tile.begin), to - from, from,
-                  worker.keepers[i]);
+      worker.keepers[i].push(worker.scores.data() + q * tile_keys + (from - tile.begin), to - from,
+                             from);
     }
   }
 }
@@ -117,7 +87,7 @@ void search_group(const QueryBlock& queries, const KeyList& list, std::int64_t k
       for (;;) {
         const std::int64_t block = next_block.fetch_add(1, std::memory_order_relaxed);
         if (block >= end_block) break;
-        if (!worker.used) worker.begin(queries.count, k, keys.dim);
+        if (!worker.used) worker.begin(queries.count, k);
         scan_block(
             queries, allowed, keys,
             {std::max(block * block_keys, all.begin), std::min((block + 1) * block_keys, all.end)},
@@ -129,18 +99,16 @@ void search_group(const QueryBlock& queries, const KeyList& list, std::int64_t k
   // The order of scores and positions is total, so that merging in any order gives one result.
   for (std::int64_t q = 0; q < queries.count; ++q) {
     const auto i = static_cast<std::size_t>(q);
-    TopKeeper* merged = nullptr;
+    ScanKeeper* merged = nullptr;
     for (Worker& worker : workers) {
       if (!worker.used) continue;
       if (merged == nullptr) {
         merged = &worker.keepers[i];
-        continue;
-      }
-      for (const Scored& scored : worker.keepers[i].held()) {
-        merged->push(scored.score, scored.position);
+      } else {
+        merged->merge(worker.keepers[i]);
       }
     }
-    write_result(*merged, first_query + q, result);
+    write_result(merged->sorted(), first_query + q, result);
   }
 }
 

@@ -1,9 +1,9 @@
 // The exact index: no structure at all. A search scores every allowed key where it lies, on all
 // cores, and keeps the best k. It is bound by the bandwidth at which memory gives up the keys.
 //
-// Results do not depend on the number of threads. Few queries at a time are scored one pair at a
-// time (src/core/dot.h); blocks of many queries are scored by matrix multiplication, whose sums are
-// rounded differently in the last bits.
+// Results do not depend on the number of threads, nor a query's on the queries beside it. (Blocks
+// of many queries gain nothing from matrix multiplication: the keys would have to be widened first,
+// and the pairwise kernel runs at the same speed from registers.)
 #pragma once
 
 #include "index/key_list.h"

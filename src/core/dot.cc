@@ -119,19 +119,20 @@ HWY_INLINE void prefetch(const std::byte* key, std::int64_t bytes) {
   for (std::int64_t offset = 0; offset < bytes; offset += 64) {
     __builtin_prefetch(key + offset);
   }
+  __builtin_prefetch(key + bytes - 1);  // a key that begins within a line ends in one more
 }
 
-/// key_of(r) gives the address of key r.
+/// key_of(r) gives the address of key r, for r below `known`.
 template <DType dtype, class KeyOf>
 void dot_many(const float* queries, std::int64_t query_count, std::int64_t dim, KeyOf key_of,
-              std::int64_t key_count, float* scores, std::int64_t stride) {
+              std::int64_t key_count, std::int64_t known, float* scores, std::int64_t stride) {
   const std::int64_t key_bytes = dim * (dtype == DType::f32 ? 4 : 2);
   std::int64_t r = 0;
   for (; r + quad <= key_count; r += quad) {
     const std::byte* keys[quad];
     for (std::int64_t j = 0; j < quad; ++j) {
       keys[j] = key_of(r + j);
-      if (r + j + ahead < key_count) prefetch(key_of(r + j + ahead), key_bytes);
+      if (r + j + ahead < known) prefetch(key_of(r + j + ahead), key_bytes);
     }
     dot_quad_any<dtype>(queries, query_count, dim, keys, scores + r, stride);
   }
@@ -152,7 +153,8 @@ void dot_block_any(const float* queries, std::int64_t query_count, std::int64_t 
   with_dtype(dtype, [&]<DType t>() {
     dot_many<t>(
         queries, query_count, dim, [=](std::int64_t r) { return keys + r * key_stride_bytes; },
-        key_count, scores, stride);
+        key_count, key_count + ahead,  // the keys behind a block are likely to be asked for next
+        scores, stride);
   });
 }
 
@@ -163,8 +165,8 @@ void dot_gather_any(const float* queries, std::int64_t query_count, std::int64_t
   with_dtype(dtype, [&]<DType t>() {
     dot_many<t>(
         queries, query_count, dim,
-        [=](std::int64_t r) { return keys + positions[r] * key_stride_bytes; }, key_count, scores,
-        stride);
+        [=](std::int64_t r) { return keys + positions[r] * key_stride_bytes; }, key_count,
+        key_count, scores, stride);
   });
 }
 
