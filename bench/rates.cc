@@ -44,15 +44,12 @@ int main(int argc, char** argv) try {
     });
     constexpr std::int64_t decoded = 16;
     topkv::Session session(context);
-    topkv::GenerateResult result;
-    double searched = 0;
-    // The first token of the result comes from the prompt; each further one is a decode step.
     model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = 2});
     const double before = session.stats().search_seconds;
-    result = model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = decoded});
-    searched =
-        (session.stats().search_seconds - before) / static_cast<double>(result.tokens.size());
-    const double steps = static_cast<double>(result.tokens.size());
+    const topkv::GenerateResult result =
+        model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = decoded});
+    const double steps = static_cast<double>(1 + result.steps);  // the prompt is one step too
+    const double searched = (session.stats().search_seconds - before) / steps;
     const double key_bytes =
         static_cast<double>(length * model.config().kv_bytes_per_token(topkv::DType::bf16)) / 2;
     const double pass = key_bytes / bandwidth;

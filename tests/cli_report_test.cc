@@ -29,6 +29,7 @@ Cell cell_at(std::int64_t length, double depth, const std::string& index, bool f
   cell.answer = found ? " 1234567." : " 7654321.";
   cell.found = found;
   cell.answer_tokens = 9;
+  cell.decode_steps = 9;
   cell.decode_seconds = 0.5;
   cell.decode_tokens_per_second = 18;
   cell.prefill_tokens_per_second = 3000;

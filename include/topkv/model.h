@@ -142,6 +142,7 @@ using TokenFn = std::function<bool(Token)>;
 struct GenerateResult {
   std::vector<Token> tokens;  ///< generated, without the end token
   bool ended = false;         ///< the model gave an end token
+  std::int64_t steps = 0;     ///< tokens fed after the prompt: what decode_seconds were spent on
   double prompt_seconds = 0;
   double decode_seconds = 0;
   ForwardTimes times;

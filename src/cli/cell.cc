@@ -39,6 +39,7 @@ void each_member(CellType& cell, const Visit& visit) {
   visit("question_tokens", cell.question_tokens);
   visit("answer_tokens", cell.answer_tokens);
   visit("rows_per_head", cell.rows_per_head);
+  visit("recall", cell.recall);
   visit("prefill_seconds", cell.prefill_seconds);
   visit("prefill_tokens_per_second", cell.prefill_tokens_per_second);
   visit("prefill_times", cell.prefill_times);
@@ -46,6 +47,7 @@ void each_member(CellType& cell, const Visit& visit) {
   visit("index_bytes", cell.index_bytes);
   visit("rows_bytes", cell.rows_bytes);
   visit("question_seconds", cell.question_seconds);
+  visit("decode_steps", cell.decode_steps);
   visit("decode_seconds", cell.decode_seconds);
   visit("decode_tokens_per_second", cell.decode_tokens_per_second);
   visit("answer_times", cell.answer_times);

@@ -30,6 +30,9 @@ struct Cell {
   std::int64_t answer_tokens = 0;
   /// Rows attended beyond window and sinks, per token, layer and query head, on average.
   double rows_per_head = 0;
+  /// With --kv-recall: share of exact search's rows that the index found for the question's
+  /// queries; -1 when not measured.
+  double recall = -1;
 
   // Cost of the context, the same in all cells that it served.
   double prefill_seconds = 0;
@@ -41,6 +44,7 @@ struct Cell {
 
   // Cost of the answer.
   double question_seconds = 0;
+  std::int64_t decode_steps = 0;  ///< tokens decoded in decode_seconds
   double decode_seconds = 0;
   double decode_tokens_per_second = 0;
   ForwardTimes answer_times = {};  ///< question and decoding

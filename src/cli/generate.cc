@@ -90,7 +90,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["prompt_seconds"] = result.prompt_seconds;
   json["generated_tokens"] = generated;
   json["decode_seconds"] = result.decode_seconds;
-  json["decode_tokens_per_second"] = rate(generated, result.decode_seconds);
+  json["decode_tokens_per_second"] = rate(result.steps, result.decode_seconds);
   json["rows_per_head"] = figures.rows_per_head;
   json["rows_bytes"] = figures.memory.rows_bytes;
   json["index_bytes"] = figures.memory.index_bytes;
@@ -114,7 +114,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
              format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));
   fmt::print(stderr, "generated  {} tokens, {}/s{}\n", format_grouped(generated),
-             format_rate(rate(generated, result.decode_seconds)),
+             format_rate(rate(result.steps, result.decode_seconds)),
              result.ended ? ", ended by the model" : "");
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
@@ -132,11 +132,11 @@ int run_generate(const GenerateFlags& flags) {
   const std::int64_t predict =
       flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
 
-  const ThreadLimit threads(flags.model.threads);
   const std::string text = context_text(flags.files);
+  catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
+  const ThreadLimit threads(flags.model.threads);
   const Model model = Model::load(flags.model.directory);
   const Tokenizer& tokenizer = model.tokenizer();
-  catch_interrupts();
   ProgressBar progress = stderr_progress();
   Prefilled prefilled = make_context(model, flags, text, progress);
   if (index != "exact") {
@@ -178,7 +178,7 @@ int run_generate(const GenerateFlags& flags) {
   } else {
     print_figures(prefilled, result, figures);
   }
-  return interrupted() ? exit_interrupted : 0;
+  return interrupted() ? interrupted_status() : 0;
 }
 
 }  // namespace

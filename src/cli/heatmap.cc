@@ -54,9 +54,12 @@ constexpr const char* style = R"(<style>
 )";
 
 struct Layout {
+  explicit Layout(const Grid& grid)
+      : cell_width(std::clamp(480 / static_cast<int>(grid.lengths.size()), 52, 112)) {}
+
   int left = 84;
   int top = 92;
-  int cell_width = 64;
+  int cell_width;
   int cell_height = 30;
   int gap = 3;
   int panel_gap = 66;
@@ -179,7 +182,7 @@ std::string terminal_heatmap(const Grid& grid, bool colour) {
 }
 
 std::string svg_heatmap(const Grid& grid, const std::string& title, const std::string& subtitle) {
-  const Layout layout;
+  const Layout layout(grid);
   const bool named = grid.panels.size() > 1;
   const int columns = layout.cell_width * static_cast<int>(grid.lengths.size());
   const int text_width = 8 * static_cast<int>(std::max(title.size(), subtitle.size()));

@@ -39,6 +39,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
   -o, --output DIR       results; the same command goes on where it stopped [out/needle]
+  --kv-recall            also ask beside exact search, and report the share of its rows found
   --fresh                start over          --json   print cells as JSON lines
 examples:
   topkv needle -m models/needle-14m -c 32K,128K,1M --kv-topk 64

@@ -23,6 +23,7 @@ void add_flags(CLI::App& command, NeedleFlags& flags) {
   command.add_option("--answer", flags.custom.answer);
   command.add_flag("--separate", flags.separate);
   command.add_option("-o,--output", flags.output);
+  command.add_flag("--kv-recall", flags.recall);
   command.add_flag("--fresh", flags.fresh);
   command.add_flag("--json", flags.json);
 }
@@ -76,6 +77,7 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
   json["kv_window"] = parse_count("--kv-window", flags.retrieval.window);
   json["kv_sinks"] = parse_count("--kv-sinks", flags.retrieval.sinks, 0);
   json["kv_select"] = flags.retrieval.select;
+  json["kv_recall"] = flags.recall;
   json["kv_dense_layers"] = flags.retrieval.dense_layers;
   json["kv_dtype"] = flags.prefill.dtype;
   json["prefill"] = flags.prefill.mode;

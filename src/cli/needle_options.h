@@ -22,6 +22,7 @@ struct NeedleFlags {
   std::string style = "number";
   CustomNeedle custom;
   bool separate = false;
+  bool recall = false;
   bool fresh = false;
   bool json = false;
   std::string output = "out/needle";

@@ -163,6 +163,22 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   }
 }
 
+// The question once more, beside exact search: slower, and so kept out of every time above.
+double NeedleRun::measure_recall(const std::shared_ptr<const Context>& context,
+                                 const std::string& index,
+                                 const std::vector<Token>& question) const {
+  RetrievalOptions options =
+      retrieval_options(flags_.retrieval, model_.config().attention.layers, index,
+                        static_cast<std::int64_t>(question.size()) + 1);
+  options.measure_recall = true;
+  Session session(context, options);
+  model_.generate(session, question, {.max_tokens = 1});
+  const SessionStats& stats = session.stats();
+  return stats.exact_rows > 0
+             ? static_cast<double>(stats.exact_rows_found) / static_cast<double>(stats.exact_rows)
+             : 1;
+}
+
 Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::string& index,
                     const PlacedNeedle& placed) const {
   const Tokenizer& tokenizer = model_.tokenizer();
@@ -203,10 +219,12 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
                                        : 0;
   cell.question_seconds = result.prompt_seconds;
   cell.decode_seconds = result.decode_seconds;
-  cell.decode_tokens_per_second = per_second(cell.answer_tokens, result.decode_seconds);
+  cell.decode_steps = result.steps;
+  cell.decode_tokens_per_second = per_second(result.steps, result.decode_seconds);
   cell.answer_times = result.times;
   cell.seconds = watch.seconds();
   cell.peak_memory_bytes = peak_memory_bytes();
+  if (flags_.recall) cell.recall = measure_recall(context, index, question);
   cell.kv_topk = flags_.retrieval.k;
   cell.kv_window = session.options().window;
   cell.kv_sinks = session.options().sinks;

@@ -29,6 +29,8 @@ class NeedleRun {
   void ask_all(const Prefilled& prefilled, const std::string& index);
   Cell ask(const std::shared_ptr<const Context>& context, const std::string& index,
            const struct PlacedNeedle& placed) const;
+  double measure_recall(const std::shared_ptr<const Context>& context, const std::string& index,
+                        const std::vector<Token>& question) const;
   bool missing(std::int64_t length, double depth) const;
   std::int64_t total_cells() const;
 

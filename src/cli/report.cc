@@ -131,8 +131,9 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
     at->index_bytes = std::max(at->index_bytes, cell.index_bytes);
     at->rows_bytes = std::max(at->rows_bytes, cell.rows_bytes);
     at->rows_per_head += cell.rows_per_head;
+    at->recall += cell.recall;
     auto& [tokens, seconds] = decoded[static_cast<std::size_t>(at - summaries.begin())];
-    tokens += static_cast<double>(cell.answer_tokens);
+    tokens += static_cast<double>(cell.decode_steps);
     seconds += cell.decode_seconds;
   }
   for (std::size_t i = 0; i < summaries.size(); ++i) {
@@ -140,6 +141,7 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
     summaries[i].prefill_tokens_per_second /= asked;
     summaries[i].index_build_seconds /= asked;
     summaries[i].rows_per_head /= asked;
+    summaries[i].recall /= asked;
     const auto& [tokens, seconds] = decoded[i];
     summaries[i].decode_tokens_per_second = seconds > 0 ? tokens / seconds : 0;
   }
@@ -154,25 +156,27 @@ std::string summary_table(const std::vector<Summary>& summaries) {
                     fmt::format("{}/{}", summary.found, summary.asked),
                     format_rate(summary.prefill_tokens_per_second),
                     format_rate(summary.decode_tokens_per_second),
-                    fmt::format("{:.0f}", summary.rows_per_head), format_bytes(summary.rows_bytes),
+                    fmt::format("{:.0f}", summary.rows_per_head),
+                    or_dash(summary.recall >= 0, fmt::format("{:.3f}", summary.recall)),
+                    format_bytes(summary.rows_bytes),
                     or_dash(built, format_bytes(summary.index_bytes)),
                     or_dash(built, format_seconds(summary.index_build_seconds))});
   }
   return format_table({"context", "index", "found", "prefill tok/s", "decode tok/s", "rows/head",
-                       "KV rows", "index size", "index build"},
-                      rows, {true, false, true, true, true, true, true, true, true});
+                       "recall", "KV rows", "index size", "index build"},
+                      rows, {true, false, true, true, true, true, true, true, true, true});
 }
 
 std::string summary_csv(const std::vector<Summary>& summaries) {
   std::string text =
       "context_tokens,index,asked,found,score,prefill_tokens_per_second,"
-      "decode_tokens_per_second,rows_per_head,rows_bytes,index_bytes,index_build_seconds\n";
+      "decode_tokens_per_second,rows_per_head,recall,rows_bytes,index_bytes,index_build_seconds\n";
   for (const Summary& summary : summaries) {
-    text += fmt::format("{},{},{},{},{:.4f},{:.2f},{:.3f},{:.2f},{},{},{:.3f}\n", summary.length,
-                        csv_field(summary.index), summary.asked, summary.found, summary.score(),
-                        summary.prefill_tokens_per_second, summary.decode_tokens_per_second,
-                        summary.rows_per_head, summary.rows_bytes, summary.index_bytes,
-                        summary.index_build_seconds);
+    text += fmt::format("{},{},{},{},{:.4f},{:.2f},{:.3f},{:.2f},{:.4f},{},{},{:.3f}\n",
+                        summary.length, csv_field(summary.index), summary.asked, summary.found,
+                        summary.score(), summary.prefill_tokens_per_second,
+                        summary.decode_tokens_per_second, summary.rows_per_head, summary.recall,
+                        summary.rows_bytes, summary.index_bytes, summary.index_build_seconds);
   }
   return text;
 }

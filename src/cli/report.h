@@ -28,6 +28,7 @@ struct Summary {
   std::int64_t index_bytes = 0;
   std::int64_t rows_bytes = 0;
   double rows_per_head = 0;
+  double recall = 0;                    ///< below 0: not measured
   double decode_tokens_per_second = 0;  ///< of all tokens over all seconds
 
   double score() const {

@@ -70,6 +70,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     if (on_token && !on_token(token)) break;
     if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
     feed(forward, session, std::span(&result.tokens.back(), 1), last_logits);
+    ++result.steps;
   }
   result.decode_seconds = seconds_since(start);
   result.times = forward.times();
