@@ -1,6 +1,10 @@
 #include "index/hnsw_index.h"
 
 #include <fmt/format.h>
+
+// hnswlib's prefetching reads one link beyond the end of a list, which for the last list of a node
+// lies outside its allocation.
+#define NO_MANUAL_VECTORIZATION
 #include <hnswlib/hnswlib.h>
 
 #include <algorithm>
