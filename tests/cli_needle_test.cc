@@ -14,6 +14,7 @@
 #include "src/cli/words.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
+#include "topkv/model.h"
 
 namespace topkv::cli {
 namespace {
@@ -267,6 +268,26 @@ INSTANTIATE_TEST_SUITE_P(Haystacks, NeedleContexts,
                          [](const auto& info) {
                            return info.param.haystack + std::to_string(info.param.length);
                          });
+
+// Sentences are encoded one by one; that must not show.
+TEST_P(NeedleContexts, HaveTheTokensOfTheWholeText) {
+  const Tokenizer tokenizer =
+      Tokenizer::load(std::filesystem::path(TOPKV_SOURCE_DIR) / "models/needle-14m/tokenizer.json");
+  const std::vector<Needle> needles = task_.needles(ten_depths, 1);
+  Random random(9);
+  const auto haystack =
+      make_haystack(GetParam().haystack, 9, [&] { return task_.distractor(random, needles); });
+  const NeedleContext context =
+      build_needle_context(GetParam().length, {}, task_.intro(), needles, *haystack,
+                           [&](std::string_view text) { return tokenizer.encode(text); });
+  EXPECT_LE(static_cast<std::int64_t>(context.tokens.size()), GetParam().length);
+  EXPECT_EQ(context.tokens, tokenizer.encode(tokenizer.decode(context.tokens)));
+  // The question begins a line, so that asking does not change tokens before it either.
+  std::vector<Token> asked = context.tokens;
+  const std::vector<Token> question = tokenizer.encode(needles[3].question);
+  asked.insert(asked.end(), question.begin(), question.end());
+  EXPECT_EQ(asked, tokenizer.encode(tokenizer.decode(context.tokens) + needles[3].question));
+}
 
 TEST(NeedleContext, NeedlesAtTheVeryEndsStandThere) {
   const NeedleTask task(NeedleStyle::number, {});

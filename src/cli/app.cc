@@ -119,7 +119,7 @@ int run_app(int argc, const char* const* argv) {
   } catch (const Error& error) {
     return fail(exit_error, error.what());
   } catch (const Interrupted&) {
-    return fail(exit_interrupted, "interrupted");
+    return fail(interrupted_status(), "interrupted");
   } catch (const std::bad_alloc&) {
     return fail(exit_error, "out of host memory");
   } catch (const std::exception& error) {

@@ -9,7 +9,6 @@ namespace topkv::cli {
 /// Exit statuses besides 0.
 inline constexpr int exit_error = 1;
 inline constexpr int exit_usage = 2;
-inline constexpr int exit_interrupted = 130;  // 128 + SIGINT, as shells have it
 
 /// Runs a parsed command and returns its exit status; throws UsageError, Error or Interrupted.
 using Run = std::function<int()>;

@@ -1,23 +1,48 @@
 #include "src/cli/interrupt.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 namespace topkv::cli {
 namespace {
 
-volatile std::sig_atomic_t arrived = 0;
+std::atomic<int> arrived = 0;
+static_assert(std::atomic<int>::is_always_lock_free);  // the handler may use it
 
-void on_signal(int) { arrived = 1; }
+void on_signal(int signal) {
+  if (arrived.exchange(signal) != 0) ::_exit(128 + signal);
+}
+
+void handle(int signal) {
+  struct sigaction action = {};
+  sigaction(signal, nullptr, &action);
+  if (action.sa_handler == SIG_IGN) return;
+  action = {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigaction(signal, &action, nullptr);
+}
 
 }  // namespace
 
 void catch_interrupts() {
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  // The handler is removed when it runs, so that a second Ctrl-C ends a program that hangs.
-  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    handle(signal);
+    sigaddset(&signals, signal);
+  }
+  // Inherited by threads started later. Threads that libraries started before (OpenBLAS does, when
+  // loaded) may run the handler too: they never run oneDNN.
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread([signals] {
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    for (;;) ::pause();
+  }).detach();
 }
 
 bool interrupted() { return arrived != 0; }
@@ -25,5 +50,7 @@ bool interrupted() { return arrived != 0; }
 void stop_if_interrupted() {
   if (interrupted()) throw Interrupted();
 }
+
+int interrupted_status() { return 128 + arrived; }
 
 }  // namespace topkv::cli

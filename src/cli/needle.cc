@@ -30,14 +30,23 @@ std::string model_name(const NeedleFlags& flags) {
 }
 
 std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan) {
-  std::string prefill = flags.prefill.mode;
-  if (prefill == "window") prefill += " " + flags.prefill.window;
-  return fmt::format("top {} of {} by {}, window {}, sinks {}; prefill {}; haystack {}",
-                     flags.retrieval.k,
-                     flags.retrieval.indices.size() == 1 ? flags.retrieval.indices.front()
-                                                         : std::string("several indices"),
-                     flags.retrieval.select == "group" ? "group" : "query head",
-                     flags.retrieval.window, flags.retrieval.sinks, prefill, plan.haystack);
+  const RetrievalFlags& kv = flags.retrieval;
+  std::string text =
+      fmt::format("top {} of {} by {}, window {}, sinks {}", kv.k,
+                  kv.indices.size() == 1 ? kv.indices.front() : std::string("several indices"),
+                  kv.select == "group" ? "group" : "query head", kv.window, kv.sinks);
+  if (kv.dense_layers == "all") {
+    text = "dense in all layers";
+  } else if (kv.dense_layers != "0") {
+    text += fmt::format(", first {} layers dense", kv.dense_layers);
+  }
+  text += fmt::format("; prefill {}", flags.prefill.mode);
+  if (flags.prefill.mode == "window") text += " " + flags.prefill.window;
+  if (flags.prefill.dtype != "bf16") text += fmt::format("; rows {}", flags.prefill.dtype);
+  if (flags.sampling.temperature > 0) {
+    text += fmt::format("; temperature {:g}", flags.sampling.temperature);
+  }
+  return fmt::format("{}; haystack {}", text, plan.haystack);
 }
 
 void add_times(ForwardTimes& sum, const ForwardTimes& times) {
@@ -97,10 +106,10 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory
 }
 
 int run_needle(const NeedleFlags& flags) {
+  catch_interrupts();
   const NeedlePlan plan = make_plan(flags);
   const ThreadLimit threads(flags.model.threads);
   const Model model = Model::load(flags.model.directory);
-  catch_interrupts();
   RunDirectory directory(flags.output, configuration(flags, plan, threads.threads()), flags.fresh);
   ProgressBar progress = stderr_progress();
   int status = 0;
@@ -108,7 +117,7 @@ int run_needle(const NeedleFlags& flags) {
     NeedleRun(model, flags, plan, directory, progress).run();
   } catch (const Interrupted&) {
     progress.note("interrupted: the same command goes on from here");
-    status = exit_interrupted;
+    status = interrupted_status();
   }
   progress.finish();
   if (status == 0 || !directory.cells().empty()) finish(flags, plan, directory);

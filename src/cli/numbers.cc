@@ -189,6 +189,6 @@ std::string format_rate(double per_second) {
   return format_grouped(std::llround(per_second));
 }
 
-std::string format_percent(double percent) { return fmt::format("{:g}", percent); }
+std::string format_percent(double percent) { return fmt::format("{:.4g}", percent); }
 
 }  // namespace topkv::cli
