@@ -36,10 +36,14 @@ struct Params {
 
 /// The distance of two nodes, for building. It is not the inner product of their keys: there a key
 /// of large norm is everybody's neighbour, the pruning of links leaves nothing else, and keys that
-/// such hubs crowd out cannot be reached. Instead every key gets one more coordinate that brings it
-/// to the same norm, the largest one (Bachrach et al. 2014, "Speeding up the Xbox recommender
-/// system", §3), which turns inner products into a metric and keeps q·k as it is for a query whose
-/// coordinate is 0.
+/// such hubs crowd out cannot be reached. Instead keys are put on a sphere: one more coordinate
+/// brings a key to the common norm (Bachrach et al. 2014, "Speeding up the Xbox recommender
+/// system", §3), which leaves q·k as it is for a query whose coordinate is 0.
+///
+/// The common norm is the 80th percentile of the norms, not the largest: a few very long keys would
+/// make the extra coordinate all that counts. Longer keys are scaled down to it, in building only.
+/// (20,000 clustered keys, M 16, efc 100, ef 192: recall@64 is 0.99 this way, 0.95 with the plain
+/// inner product; with 400 longer keys that may not be found it is 0.99 and 0.66.)
 class RowSpace final : public hnswlib::SpaceInterface<float> {
  public:
   explicit RowSpace(const KeyView* keys) : keys_(keys) {}
@@ -47,24 +51,29 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
   hnswlib::DISTFUNC<float> get_dist_func() override { return distance; }
   void* get_dist_func_param() override { return this; }
 
-  /// Makes the extra coordinate of keys that have none yet.
+  /// Finds the place on the sphere of keys that have none yet.
   void extend() {
-    const auto first = static_cast<std::int64_t>(extra_.size());
-    extra_.resize(static_cast<std::size_t>(keys_->count));
+    const auto first = static_cast<std::int64_t>(lift_.size());
+    lift_.resize(static_cast<std::size_t>(keys_->count));
     parallel_for(keys_->count - first, 4096, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = first + begin; i < first + end; ++i) {
         const std::byte* key = keys_->key(i);
-        extra_[static_cast<std::size_t>(i)] = dot_stored(key, key, keys_->dtype, keys_->dim);
+        lift_[static_cast<std::size_t>(i)] = dot_stored(key, key, keys_->dtype, keys_->dim);
       }
     });
-    if (first == 0) square_ = *std::max_element(extra_.begin(), extra_.end());
-    for (std::size_t i = static_cast<std::size_t>(first); i < extra_.size(); ++i) {
-      // Later keys may be longer than the longest of the first ones: those get 0.
-      extra_[i] = std::sqrt(std::max(0.0F, square_ - extra_[i]));
+    if (first == 0) {
+      std::vector<float> squares = lift_;
+      const auto at = squares.begin() + static_cast<std::ptrdiff_t>(squares.size() * 8 / 10);
+      std::nth_element(squares.begin(), at, squares.end());
+      square_ = *at;
+    }
+    for (std::size_t i = static_cast<std::size_t>(first); i < lift_.size(); ++i) {
+      const float square = lift_[i];
+      lift_[i] = square <= square_ ? std::sqrt(square_ - square) : -std::sqrt(square_ / square);
     }
   }
 
-  std::size_t bytes() const { return extra_.capacity() * sizeof(float); }
+  std::size_t bytes() const { return lift_.capacity() * sizeof(float); }
 
   static Row row(const void* data) {
     Row row;
@@ -78,13 +87,18 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     const KeyView& keys = *space.keys_;
     const Row i = row(a);
     const Row j = row(b);
-    return -(dot_stored(keys.key(i), keys.key(j), keys.dtype, keys.dim) +
-             space.extra_[i] * space.extra_[j]);
+    const float x = space.lift_[i];
+    const float y = space.lift_[j];
+    const float product = dot_stored(keys.key(i), keys.key(j), keys.dtype, keys.dim);
+    return -(product * scale(x) * scale(y) + coordinate(x) * coordinate(y));
   }
 
+  static float scale(float lift) { return lift < 0.0F ? -lift : 1.0F; }
+  static float coordinate(float lift) { return std::max(lift, 0.0F); }
+
   const KeyView* keys_;
-  float square_ = 0.0F;       // of the largest norm
-  std::vector<float> extra_;  // [keys]
+  float square_ = 0.0F;      // of the common norm
+  std::vector<float> lift_;  // [keys] the extra coordinate; of longer keys, minus their scale
 };
 
 /// Which nodes a search has seen. One per thread, shared by all graphs: 2 bytes per node of the

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -25,22 +26,25 @@ class ScanKeeper {
   }
 
   /// Takes scores[i] at position first + i. Scores that are NaN are skipped.
+  /// REQUIRES: positions ascend from call to call; so a tie with the k-th best comes too late.
   void push(const float* scores, std::int64_t count, std::int64_t first) {
-    // Most scores of a scan are below the threshold: groups of them are dismissed by one test.
+    // Most scores of a scan are too small: groups of them are dismissed by one test.
     constexpr std::int64_t group = 32;
     std::int64_t i = 0;
     for (; i + group <= count; i += group) {
-      int any = 0;
+      int any = static_cast<int>(held_.size() < k_);
       for (std::int64_t j = 0; j < group; ++j) {
-        any |= static_cast<int>(scores[i + j] >= threshold_);
+        any |= static_cast<int>(scores[i + j] > threshold_);
       }
       if (any != 0) push_each(scores + i, group, first + i);
     }
     push_each(scores + i, count - i, first + i);
   }
 
+  /// Takes what another holds, whose positions may be any.
   void merge(const ScanKeeper& other) {
-    for (const Scored& scored : other.held_) take(scored);
+    held_.insert(held_.end(), other.held_.begin(), other.held_.end());
+    if (held_.size() > k_) shrink();
   }
 
   /// The k best, best first. Reset before the next push.
@@ -52,14 +56,13 @@ class ScanKeeper {
 
  private:
   void push_each(const float* scores, std::int64_t count, std::int64_t first) {
-    for (std::int64_t i = 0; i < count; ++i) take({scores[i], first + i});
-  }
-
-  void take(const Scored& scored) {
-    if (!(scored.score >= threshold_)) return;
-    held_.push_back(scored);
-    // At least 64 more, so that a small k does not shrink at every other key.
-    if (held_.size() >= k_ + std::max<std::size_t>(k_, 64)) shrink();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bool filling = held_.size() < k_ && !std::isnan(scores[i]);
+      if (!(scores[i] > threshold_) && !filling) continue;
+      held_.push_back({scores[i], first + i});
+      // At least 64 more, so that a small k does not shrink at every other key.
+      if (held_.size() >= k_ + std::max<std::size_t>(k_, 64)) shrink();
+    }
   }
 
   void shrink() {
@@ -70,7 +73,7 @@ class ScanKeeper {
   }
 
   std::size_t k_ = 1;
-  float threshold_ = 0.0F;  // a score below it is not among the k best
+  float threshold_ = 0.0F;  // the k-th best score when last looked at
   std::vector<Scored> held_;
 };
 
