@@ -7,6 +7,7 @@
 #include <faiss/IndexPQ.h>
 #include <faiss/IndexPreTransform.h>
 #include <faiss/IndexRefine.h>
+#include <faiss/impl/DistanceComputer.h>
 #include <faiss/impl/FaissException.h>
 #include <faiss/impl/IDSelector.h>
 #include <faiss/index_factory.h>
@@ -20,10 +21,10 @@
 
 #include "index/approximate_index.h"
 #include "index/faiss_spec.h"
-#include "index/faiss_storage.h"
 #include "index/scratch.h"
 #include "index/spec.h"
 #include "src/core/convert.h"
+#include "src/core/dot.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
@@ -39,6 +40,45 @@ std::string faiss_text(const std::exception& e) {
   if (at != std::string_view::npos) text.remove_prefix(at + 7);
   return one_line(text);
 }
+
+/// FAISS's notion of a storage, over keys that stay where they are: a graph above it computes its
+/// distances from the keys themselves, and nothing is copied.
+class KeyStorage final : public faiss::Index {
+ public:
+  /// keys must outlive the storage; its count may grow.
+  explicit KeyStorage(const KeyView* keys)
+      : faiss::Index(static_cast<int>(keys->dim), faiss::METRIC_INNER_PRODUCT), keys_(keys) {}
+
+  /// Takes note of n more keys. They are read from the view, not from x.
+  void add(std::int64_t n, const float*) override { ntotal += n; }
+  void reset() override { ntotal = 0; }
+  /// Scores are inner products. The caller deletes it (FAISS's convention).
+  faiss::DistanceComputer* get_distance_computer() const override { return new Distance(*keys_); }
+  void search(std::int64_t, const float*, std::int64_t, float*, std::int64_t*,
+              const faiss::SearchParameters*) const override {
+    throw Error("faiss: the keys of a graph are not searched without the graph");
+  }
+
+ private:
+  class Distance final : public faiss::DistanceComputer {
+   public:
+    explicit Distance(const KeyView& keys) : keys_(keys) {}
+
+    void set_query(const float* x) override { query_ = x; }
+    float operator()(std::int64_t i) override {
+      return dot(query_, keys_.key(i), keys_.dtype, keys_.dim);
+    }
+    float symmetric_dis(std::int64_t i, std::int64_t j) override {
+      return dot_stored(keys_.key(i), keys_.key(j), keys_.dtype, keys_.dim);
+    }
+
+   private:
+    KeyView keys_;
+    const float* query_ = nullptr;
+  };
+
+  const KeyView* keys_;
+};
 
 std::unique_ptr<faiss::Index> make_by_factory(std::int64_t dim, const std::string& factory) {
   return std::unique_ptr<faiss::Index>(
@@ -105,7 +145,7 @@ std::int64_t bytes_held(const faiss::Index* index) {
     const auto entry = static_cast<std::int64_t>(lists->code_size + sizeof(std::int64_t));
     return bytes_held(lists->quantizer) + lists->ntotal * entry;
   }
-  if (dynamic_cast<const FaissStorage*>(index) != nullptr) return 0;
+  if (dynamic_cast<const KeyStorage*>(index) != nullptr) return 0;
   try {
     return index->ntotal * static_cast<std::int64_t>(index->sa_code_size());
   } catch (const faiss::FaissException&) {  // an index without a code of fixed size
@@ -160,7 +200,7 @@ class FaissIndex final : public ApproximateIndex {
   void make() {
     const KeyView& view = keys();
     if (spec_.graph_links > 0) {
-      storage_ = std::make_unique<FaissStorage>(&view);
+      storage_ = std::make_unique<KeyStorage>(&view);
       index_ =
           std::make_unique<faiss::IndexHNSW>(storage_.get(), static_cast<int>(spec_.graph_links));
     } else {
@@ -245,7 +285,7 @@ class FaissIndex final : public ApproximateIndex {
   }
 
   FaissSpec spec_;
-  std::unique_ptr<FaissStorage> storage_;  // of an in-place graph; outlives index_
+  std::unique_ptr<KeyStorage> storage_;  // of an in-place graph; outlives index_
   std::unique_ptr<faiss::Index> index_;
   bool takes_parameters_ = true;
 };

@@ -1,15 +1,13 @@
 #include "src/attention/block_attention.h"
 
-#include <dnnl.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "src/core/convert.h"
+#include "src/core/matrix_product.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
-#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -36,16 +34,6 @@ struct Scratch {
   }
 };
 
-/// C[m, n] = A[m, k] B + beta C, row-major; transposed: B is [n, k].
-void multiply(bool transposed, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
-              std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c,
-              std::int64_t ldc) {
-  if (dnnl_sgemm('N', transposed ? 'T' : 'N', m, n, k, 1.0F, a, lda, b, ldb, beta, c, ldc) !=
-      dnnl_success) {
-    throw Error("oneDNN refused a matrix product");
-  }
-}
-
 /// The queries of one tile: tokens [begin, end) of the block, all heads of one group.
 struct Tile {
   const TokenQueries& queries;
@@ -69,7 +57,8 @@ void add_key_tile(const Tile& tile, const RowSpan& span, std::int64_t from, std:
     to_float(span.rows.key(from + i - span.first), span.rows.dtype, d, &s.keys[i * d]);
     to_float(span.rows.value(from + i - span.first), span.rows.dtype, d, &s.values[i * d]);
   }
-  multiply(true, m, n, d, s.queries.data(), d, s.keys.data(), d, 0, s.scores.data(), key_tile);
+  matrix_product(Transposed::yes, m, n, d, s.queries.data(), d, s.keys.data(), d, 0,
+                 s.scores.data(), key_tile);
   for (std::int64_t row = 0; row < m; ++row) {
     float* scores = &s.scores[row * key_tile];
     const std::int64_t p = tile.position(row);
@@ -93,7 +82,8 @@ void add_key_tile(const Tile& tile, const RowSpan& span, std::int64_t from, std:
     }
     s.sum[row] += exp_shifted(scores, n, high);
   }
-  multiply(false, m, d, n, s.scores.data(), key_tile, s.values.data(), d, 1, s.out.data(), d);
+  matrix_product(Transposed::no, m, d, n, s.scores.data(), key_tile, s.values.data(), d, 1,
+                 s.out.data(), d);
 }
 
 /// The tile's partial over keys [begin, end) of the span; out_row(row) gives where a query's

@@ -50,6 +50,7 @@ HWY_INLINE auto to_bf16(hn::Vec<Floats> value) {
 void from_float_to(const float* in, std::int64_t count, DType dtype, std::byte* out) {
   const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  if (count == 0) return;  // in and out may then be null
   if (dtype == DType::f32) {
     std::memcpy(out, in, static_cast<std::size_t>(count) * sizeof(float));
     return;

@@ -1,14 +1,12 @@
-#include <dnnl.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "src/core/convert.h"
 #include "src/core/dot.h"
+#include "src/core/matrix_product.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/compute_device.h"
-#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -115,12 +113,9 @@ class HostDevice final : public ComputeDevice {
         const std::int64_t token = tile % token_tiles * token_tile;
         to_float(weight.data + first * in * bytes_of(weight.dtype), weight.dtype, features * in,
                  widened.data());
-        if (dnnl_sgemm('N', 'T', std::min(token_tile, tokens - token), features, in, 1.0F,
+        matrix_product(Transposed::yes, std::min(token_tile, tokens - token), features, in,
                        x + token * in, in, widened.data(), in, accumulate ? 1.0F : 0.0F,
-                       out + token * weight.out_features + first,
-                       weight.out_features) != dnnl_success) {
-          throw Error("oneDNN refused a matrix product");
-        }
+                       out + token * weight.out_features + first, weight.out_features);
       }
     });
   }
