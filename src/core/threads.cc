@@ -3,7 +3,36 @@
 #include <omp.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <mutex>
+
+// There when the process has OpenBLAS, null otherwise.
+extern "C" {
+__attribute__((weak)) void openblas_set_num_threads(int threads);
+__attribute__((weak)) int openblas_get_num_threads();
+}
+
 namespace topkv {
+namespace {
+
+std::mutex blas_mutex;
+int blas_holders = 0;
+int blas_threads_before = 0;
+
+}  // namespace
+
+OneBlasThread::OneBlasThread() {
+  if (openblas_set_num_threads == nullptr || openblas_get_num_threads == nullptr) return;
+  const std::lock_guard lock(blas_mutex);
+  if (blas_holders++ > 0) return;
+  blas_threads_before = openblas_get_num_threads();
+  openblas_set_num_threads(1);
+}
+
+OneBlasThread::~OneBlasThread() {
+  if (openblas_set_num_threads == nullptr || openblas_get_num_threads == nullptr) return;
+  const std::lock_guard lock(blas_mutex);
+  if (--blas_holders == 0) openblas_set_num_threads(blas_threads_before);
+}
 
 std::int64_t thread_count() { return oneapi::tbb::this_task_arena::max_concurrency(); }
 

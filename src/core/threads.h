@@ -19,6 +19,17 @@ std::int64_t thread_count();
 /// Holds OpenMP regions started by the calling thread to that thread.
 void use_one_openmp_thread();
 
+/// While one lives, OpenBLAS, if it is the BLAS beneath FAISS, computes on the calling thread
+/// alone: its own threads are none of OpenMP's. The setting is the process's; it is put back when
+/// the last one goes.
+class OneBlasThread {
+ public:
+  OneBlasThread();
+  ~OneBlasThread();
+  OneBlasThread(const OneBlasThread&) = delete;  // belongs to one scope
+  OneBlasThread& operator=(const OneBlasThread&) = delete;
+};
+
 /// Calls body(begin, end) for disjoint ranges that cover [0, count), none shorter than grain if
 /// it can be helped. Which thread takes which range is not fixed: results must not depend on it.
 /// An exception in a body ends the loop and is rethrown here. Nests.
