@@ -276,13 +276,16 @@ class FaissIndex final : public ApproximateIndex {
   std::int64_t nprobe(const faiss::IndexIVF& lists, std::int64_t want) const {
     const auto list_count = static_cast<std::int64_t>(lists.nlist);
     const std::int64_t holding = (want * list_count + keys().count - 1) / keys().count;
-    const std::int64_t chosen = spec_.nprobe > 0 ? std::max(spec_.nprobe, holding)
-                                                 : std::max<std::int64_t>(16, 4 * holding);
+    // The best keys for one of attention's queries are spread over many lists.
+    const std::int64_t chosen = spec_.nprobe > 0
+                                    ? std::max(spec_.nprobe, holding)
+                                    : std::max({std::int64_t{16}, 4 * holding, list_count / 8});
     return std::min(chosen, list_count);
   }
 
   std::int64_t ef(std::int64_t want) const {
-    return spec_.ef > 0 ? spec_.ef : std::max<std::int64_t>(64, 2 * want);
+    // Attention's queries lie far from the keys that a graph is built of: they need a wide search.
+    return spec_.ef > 0 ? spec_.ef : std::max<std::int64_t>(256, 8 * want);
   }
 
   FaissSpec spec_;

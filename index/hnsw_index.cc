@@ -310,7 +310,8 @@ class HnswIndex final : public ApproximateIndex {
 
  private:
   std::int64_t ef(std::int64_t want) const {
-    return params_.ef > 0 ? params_.ef : std::max<std::int64_t>(64, 2 * want);
+    // Attention's queries lie far from the keys that a graph is built of: they need a wide search.
+    return params_.ef > 0 ? params_.ef : std::max<std::int64_t>(256, 8 * want);
   }
 
   Params params_;
