@@ -3,7 +3,7 @@
 // Keys: a mixture of 256 Gaussian clusters (spread 0.7 of the distance scale between centres),
 // norms varied by a factor of 3, one key in 1000 a heavy hitter of 3 times the norm.
 // Queries: twice a random key plus unit noise.
-// Rows are [K | V] in bf16, as the store lays them out; V is left zero.
+// Keys lie one after another in bf16, as the store lays them out.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@
 namespace bench {
 
 struct Data {
-  topkv::Region rows;          // on huge pages, as the store's are
+  topkv::Region rows;          // of keys, on huge pages, as the store's are
   std::vector<float> queries;  // [query_count, dim]
   std::int64_t count = 0;
   std::int64_t dim = 0;
 
-  topkv::KeyView keys() const { return {rows.data(), topkv::DType::bf16, count, dim, 4 * dim}; }
+  topkv::KeyView keys() const { return {rows.data(), topkv::DType::bf16, count, dim, 2 * dim}; }
 };
 
 inline Data make_data(std::int64_t count, std::int64_t dim, std::int64_t query_count) {
@@ -30,7 +30,7 @@ inline Data make_data(std::int64_t count, std::int64_t dim, std::int64_t query_c
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> size(0.5F, 1.5F);
-  Data data{topkv::Region(count * dim * 4),
+  Data data{topkv::Region(count * dim * 2),
             std::vector<float>(static_cast<std::size_t>(query_count * dim)), count, dim};
   std::vector<float> centres(static_cast<std::size_t>(clusters * dim));
   for (float& x : centres) x = normal(random);
@@ -41,7 +41,7 @@ inline Data make_data(std::int64_t count, std::int64_t dim, std::int64_t query_c
     for (std::int64_t j = 0; j < dim; ++j) {
       key[static_cast<std::size_t>(j)] = norm * (centre[j] + 0.7F * normal(random));
     }
-    topkv::from_float(key.data(), dim, topkv::DType::bf16, data.rows.data() + i * 4 * dim);
+    topkv::from_float(key.data(), dim, topkv::DType::bf16, data.rows.data() + i * 2 * dim);
   }
   for (std::int64_t q = 0; q < query_count; ++q) {
     const auto near = static_cast<std::int64_t>(random() % static_cast<std::uint32_t>(count));

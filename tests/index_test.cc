@@ -20,7 +20,7 @@
 namespace topkv {
 namespace {
 
-/// Rows [K | V] as the store lays them out; V and the bytes after the last row are NaN patterns, so
+/// Rows [K | V], keys with a stride; V and the bytes after the last row are NaN patterns, so
 /// that an index that reads beyond a key finds nonsense.
 struct Keys {
   std::vector<std::byte> memory;

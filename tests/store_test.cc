@@ -97,7 +97,7 @@ TEST(RowStore, OffsetsBeyond32BitsReachTheirRows) {
   RowStore store(shape, DType::bf16, capacity, std::int64_t{1} << 40, "test");
   const auto k = reference::random_bf16(width, 1);
   store.append(1, tokens_first(k), tokens_first(k));
-  EXPECT_GT(store.rows(1, 1).data - store.rows(0, 0).data, std::int64_t{2} << 32);
+  EXPECT_GT(store.rows(1, 1).value_data - store.rows(0, 0).key_data, std::int64_t{2} << 32);
   EXPECT_EQ(row_of(store, 1, 1, 0)[0], k[24]);
 }
 

@@ -49,19 +49,20 @@ struct KeyView {
   const std::byte* key(std::int64_t position) const { return data + position * stride_bytes; }
 };
 
-/// Rows [K(dim) | V(dim)] of one (layer, KV head), each stride_bytes after the last.
+/// Rows of one (layer, KV head): K and V of the same positions, in two arrays of equal stride.
 struct RowsView {
-  const std::byte* data = nullptr;
+  const std::byte* key_data = nullptr;
+  const std::byte* value_data = nullptr;
   DType dtype = DType::bf16;
   std::int64_t count = 0;
   std::int64_t dim = 0;
   std::int64_t stride_bytes = 0;
 
-  const std::byte* key(std::int64_t position) const { return data + position * stride_bytes; }
+  const std::byte* key(std::int64_t position) const { return key_data + position * stride_bytes; }
   const std::byte* value(std::int64_t position) const {
-    return key(position) + dim * bytes_of(dtype);
+    return value_data + position * stride_bytes;
   }
-  KeyView keys() const { return {data, dtype, count, dim, stride_bytes}; }
+  KeyView keys() const { return {key_data, dtype, count, dim, stride_bytes}; }
 };
 
 }  // namespace topkv

@@ -30,7 +30,7 @@ void attend_rows(const float* queries, const RowsView& rows,
   for (std::int64_t begin = 0; begin < count; begin += tile) {
     const std::int64_t n = std::min(tile, count - begin);
     const std::int64_t* at = positions.data() + begin;
-    dot_gather(queries, out.heads, rows.dim, rows.data, rows.dtype, rows.stride_bytes, at, n,
+    dot_gather(queries, out.heads, rows.dim, rows.key_data, rows.dtype, rows.stride_bytes, at, n,
                scores.data(), tile);
     for (std::int64_t h = 0; h < out.heads; ++h) {
       float* s = &scores[static_cast<std::size_t>(h * tile)];

@@ -35,7 +35,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
-  --prefill-window N [2048]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
+  --prefill-window N [1024]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
   -o, --output DIR       results; the same command goes on where it stopped [out/needle]
@@ -59,7 +59,7 @@ Continues a prompt. Files become a frozen context before it, of which each step 
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
-  --prefill-window N [2048]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
+  --prefill-window N [1024]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
   --json                 one JSON object at the end instead of text as it comes
 examples:
   topkv generate -m models/needle-14m -p "Once upon a time" -n 40

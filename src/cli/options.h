@@ -33,7 +33,7 @@ struct RetrievalFlags {
 
 struct PrefillFlags {
   std::string mode;
-  std::string window = "2048";
+  std::string window = "1024";
   std::string chunk = "2048";
   std::string dtype = "bf16";
   std::string memory;  ///< empty: what the machine has free

@@ -69,7 +69,7 @@ RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capaci
       dtype_(dtype),
       capacity_(capacity),
       owner_(std::move(owner)),
-      row_bytes_(2 * shape.head_dim * bytes_of(dtype)),
+      half_bytes_(shape.head_dim * bytes_of(dtype)),
       sizes_(static_cast<std::size_t>(shape.layers), 0) {
   if (capacity < 0) {
     throw InvalidArgument(
@@ -85,13 +85,15 @@ RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capaci
                    : "free memory, take a shorter context, or set a memory budget to "
                      "override what the system reports");
   }
-  const std::int64_t array = checked_product(row_bytes_, capacity);
+  const std::int64_t array = checked_product(half_bytes_, capacity);
   array_bytes_ = round_up(array, array >= huge_page ? huge_page : page);
-  region_ = Region(checked_product(array_bytes_, checked_product(shape.layers, shape.kv_heads)));
+  region_ =
+      Region(checked_product(array_bytes_, checked_product(2 * shape.layers, shape.kv_heads)));
 }
 
-std::byte* RowStore::array(std::int64_t layer, std::int64_t kv_head) const {
-  return region_.data() + (layer * kv_heads_ + kv_head) * array_bytes_;
+std::byte* RowStore::array(std::int64_t layer, std::int64_t kv_head, Half half) const {
+  return region_.data() +
+         ((layer * kv_heads_ + kv_head) * 2 + static_cast<std::int64_t>(half)) * array_bytes_;
 }
 
 void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
@@ -115,9 +117,9 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t head = i / tokens;
       const std::int64_t token = i % tokens;
-      std::byte* row = array(layer, head) + (start + token) * row_bytes_;
       for (const auto* tensor : {&keys, &values}) {
-        std::byte* half = tensor == &keys ? row : row + row_bytes_ / 2;
+        std::byte* half = array(layer, head, tensor == &keys ? Half::keys : Half::values) +
+                          (start + token) * half_bytes_;
         const std::int64_t bad = store_half(tensor->at(token, head), tensor->dtype, head_dim_,
                                             scratch.data(), dtype_, half);
         if (bad >= 0) {
@@ -138,8 +140,10 @@ void RowStore::copy_from(const RowStore& other) {
   for (std::size_t layer = 0; layer < sizes_.size(); ++layer) {
     const auto l = static_cast<std::int64_t>(layer);
     for (std::int64_t head = 0; head < kv_heads_; ++head) {
-      const std::byte* from = other.array(l, head);
-      std::copy(from, from + other.size(l) * row_bytes_, array(l, head));
+      for (const Half half : {Half::keys, Half::values}) {
+        const std::byte* from = other.array(l, head, half);
+        std::copy(from, from + other.size(l) * half_bytes_, array(l, head, half));
+      }
     }
     sizes_[layer] = other.size(l);
   }
@@ -148,11 +152,16 @@ void RowStore::copy_from(const RowStore& other) {
 std::int64_t RowStore::bytes() const {
   std::int64_t tokens = 0;
   for (const std::int64_t size : sizes_) tokens += size;
-  return tokens * kv_heads_ * row_bytes_;
+  return tokens * kv_heads_ * 2 * half_bytes_;
 }
 
 RowsView RowStore::rows(std::int64_t layer, std::int64_t kv_head) const {
-  return {array(layer, kv_head), dtype_, size(layer), head_dim_, row_bytes_};
+  return {array(layer, kv_head, Half::keys),
+          array(layer, kv_head, Half::values),
+          dtype_,
+          size(layer),
+          head_dim_,
+          half_bytes_};
 }
 
 }  // namespace topkv
