@@ -9,7 +9,7 @@ packages=(
   libhwy-dev libdnnl-dev libtbb-dev         # arithmetic and threads
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev  # checkpoints and tokenizer
   libcli11-dev libfmt-dev                   # command line
-  libgtest-dev libbenchmark-dev             # tests and benchmarks
+  libgtest-dev                              # tests
 )
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
