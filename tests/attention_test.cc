@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ostream>
 
 #include "src/attention/block_attention.h"
 #include "src/core/convert.h"
@@ -168,6 +169,11 @@ TEST(AttendRows, HugeScoresDoNotOverflow) {
 struct Case {
   std::int64_t group, head_dim, tokens, rows, first, window, sinks;
 };
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << "group " << c.group << ", head_dim " << c.head_dim << ", tokens " << c.tokens << ", rows "
+       << c.rows << ", first " << c.first << ", window " << c.window << ", sinks " << c.sinks;
+}
 
 class AttendTokens : public testing::TestWithParam<Case> {};
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <ostream>
 #include <set>
 #include <string_view>
 #include <thread>
@@ -135,6 +136,12 @@ struct Case {
   std::int64_t context, k, window, sinks, dense_layers;
   SelectBy select_by;
 };
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << "context " << c.context << ", k " << c.k << ", window " << c.window << ", sinks "
+       << c.sinks << ", dense layers " << c.dense_layers
+       << (c.select_by == SelectBy::group ? ", by group" : ", by query head");
+}
 
 class SessionSteps : public testing::TestWithParam<Case> {};
 
