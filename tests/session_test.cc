@@ -291,6 +291,21 @@ TEST(Session, RefusedStepLeavesTheSessionAsItWas) {
   EXPECT_EQ(stream.feed(session, 220, 20), want);
 }
 
+TEST(Session, LayersOutOfTurnAndNullPointersAreRefused) {
+  const Stream stream(small, 220);
+  Session session(stream.prefill(200), {.window = 16});
+  const float* q = stream.q[0].data();
+  const float* k = stream.k[0].data();
+  std::vector<float> out(static_cast<std::size_t>(stream.q_width()));
+  EXPECT_THROW(session.attend(1, q, k, k, out.data()), InvalidArgument) << "layer 1 before layer 0";
+  session.attend(0, q, k, k, out.data());
+  EXPECT_THROW(session.attend(0, q, k, k, out.data()), InvalidArgument) << "layer 1 was left out";
+  session.attend(1, q, k, k, out.data());
+  EXPECT_THROW(session.attend(0, nullptr, k, k, out.data()), InvalidArgument);
+  EXPECT_THROW(session.attend(0, q, k, k, nullptr), InvalidArgument);
+  EXPECT_EQ(session.own_tokens(), 1);
+}
+
 TEST(Session, FullSessionIsRefusedClearly) {
   const Stream stream(small, 30);
   Session session(stream.prefill(10), {.window = 4, .capacity = 5});

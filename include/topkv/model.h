@@ -172,7 +172,8 @@ class Model {
                                          ForwardTimes* times = nullptr) const;
 
   /// Feeds the prompt to the session, then generates. The session keeps both, except
-  /// the last token chosen (the end token, or where max_tokens or on_token ended it). The forward pass runs at positions session.tokens() and on.
+  /// the last token chosen (the end token, or where max_tokens or on_token ended it). The forward
+  /// pass runs at positions session.tokens() and on.
   /// Throws InvalidArgument for an empty prompt.
   GenerateResult generate(Session& session, std::span<const Token> prompt,
                           const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;

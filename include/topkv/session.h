@@ -89,9 +89,9 @@ class Session {
   /// layer and gives attention over everything before and including each of them.
   /// q, out: [tokens, q_heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; all float32,
   /// contiguous; k and q post-RoPE, at positions tokens() and on. Every layer must be given the
-  /// same tokens in turn.
-  /// Throws InvalidArgument when a value is not finite (the session stays as before the call for
-  /// this layer) or capacity is exceeded.
+  /// same tokens in turn, layer 0 first.
+  /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite
+  /// (the session stays as before the call for this layer) or capacity is exceeded.
   void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
               std::int64_t tokens = 1);
 

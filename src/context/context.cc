@@ -49,7 +49,7 @@ std::vector<std::string> Context::indices() const {
 RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
   if (layer < 0 || layer >= shape_.layers || kv_head < 0 || kv_head >= shape_.kv_heads) {
     throw InvalidArgument(
-        fmt::format("rows of layer {}, KV head {}: the context has {} layers of {}", layer, kv_head,
+        fmt::format("rows of layer {}, KV head {}: the context has {} layers of {} KV heads", layer, kv_head,
                     shape_.layers, shape_.kv_heads));
   }
   return store_->rows(layer, kv_head);

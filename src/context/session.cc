@@ -54,6 +54,7 @@ struct Session::State {
     return *own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)];
   }
 
+  void check_turn(std::int64_t layer, std::int64_t tokens) const;
   void append(std::int64_t layer, const float* k, const float* v, std::int64_t tokens);
   void attend_visible(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
@@ -74,6 +75,24 @@ struct Session::State {
   Partial own_part;
   std::vector<RowSpan> spans;  // per KV head
 };
+
+/// Layer 0 takes new tokens when every layer has the last ones; the others follow it.
+void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
+  const std::int64_t first = own.size(0);
+  if (layer > 0 && own.size(layer) + tokens > first) {
+    throw InvalidArgument(fmt::format(
+        "attend: layer {} holds {} tokens of the session and gets {} more, beyond the {} "
+        "of layer 0; give each layer the same tokens, layer 0 first",
+        layer, own.size(layer), tokens, first));
+  }
+  for (std::int64_t l = 1; layer == 0 && l < shape.layers; ++l) {
+    if (own.size(l) == first) continue;
+    throw InvalidArgument(
+        fmt::format("attend: layer 0 gets new tokens while layer {} holds {} of its {}; give each "
+                    "layer the same tokens, layer 0 first",
+                    l, own.size(l), first));
+  }
+}
 
 void Session::State::append(std::int64_t layer, const float* keys, const float* values,
                             std::int64_t tokens) {
@@ -232,6 +251,10 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
                     "at least 1 token",
                     layer, tokens, s.shape.layers));
   }
+  if (q == nullptr || k == nullptr || v == nullptr || out == nullptr) {
+    throw InvalidArgument("attend: q, k, v and out must not be null");
+  }
+  s.check_turn(layer, tokens);
   const std::int64_t d = s.shape.head_dim;
   const std::int64_t queries_count = tokens * s.shape.q_heads;
   if (const std::int64_t bad = first_not_finite(q, queries_count * d); bad >= 0) {

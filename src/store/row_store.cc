@@ -81,9 +81,8 @@ RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capaci
     throw OutOfMemory(
         fmt::format("host memory for the KV rows of {} tokens ({})", capacity, owner_), wanted,
         available,
-        budget > 0 ? "raise the memory budget or take a shorter context"
-                   : "free memory, take a shorter context, or set a memory budget to "
-                     "override what the system reports");
+        budget > 0 ? "raise the memory budget or ask for fewer tokens"
+                   : "free memory or ask for fewer tokens");
   }
   const std::int64_t array = checked_product(half_bytes_, capacity);
   array_bytes_ = round_up(array, array >= huge_page ? huge_page : page);
