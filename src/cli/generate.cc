@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstdio>
 #include <memory>
 
@@ -14,6 +13,7 @@
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
+#include "src/core/stopwatch.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -57,11 +57,10 @@ Prefilled make_context(const Model& model, const GenerateFlags& flags, const std
   std::vector<Token> tokens = beginning_tokens(model.tokenizer());
   const std::vector<Token> encoded = model.tokenizer().encode(text);
   tokens.insert(tokens.end(), encoded.begin(), encoded.end());
-  const auto started = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   prefilled.context =
       model.prefill(tokens, options, progress.callback("prefill"), &prefilled.times);
-  prefilled.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  prefilled.seconds = watch.seconds();
   return prefilled;
 }
 

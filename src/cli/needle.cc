@@ -49,21 +49,14 @@ std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan) {
   return fmt::format("{}; haystack {}", text, plan.haystack);
 }
 
-void add_times(ForwardTimes& sum, const ForwardTimes& times) {
-  sum.matmul += times.matmul;
-  sum.attention += times.attention;
-  sum.search += times.search;
-  sum.other += times.other;
-}
-
 void print_report(const std::vector<Cell>& cells, const Grid& grid, const NeedleFlags& flags,
                   const NeedlePlan& plan, const RunDirectory& directory) {
   ForwardTimes prefill;
   ForwardTimes answers;
   std::int64_t peak = 0;
   for (const Cell& cell : cells) {
-    add_times(prefill, cell.prefill_times);
-    add_times(answers, cell.answer_times);
+    prefill += cell.prefill_times;
+    answers += cell.answer_times;
     peak = std::max(peak, cell.peak_memory_bytes);
   }
   const std::vector<Summary> summaries = summarise(cells);

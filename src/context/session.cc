@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "src/attention/block_attention.h"
 #include "src/context/retrieval.h"
 #include "src/core/convert.h"
+#include "src/core/stopwatch.h"
 #include "src/core/threads.h"
 #include "src/store/row_store.h"
 #include "topkv/attention.h"
@@ -16,10 +16,6 @@
 
 namespace topkv {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 /// What one KV head needs for one step; kept between steps.
 struct HeadStep {
@@ -264,7 +260,7 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
   }
   const TokenQueries queries{q, tokens, s.shape.q_heads * d, d,
                              s.context->tokens() + s.own.size(layer)};
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch whole;
   double search_seconds = 0;
 
   s.append(layer, k, v, tokens);
@@ -275,11 +271,11 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
   const bool searches =
       s.retrieves(layer) && queries.first + tokens > s.options.window + s.options.sinks;
   if (searches) {
-    const auto search_start = std::chrono::steady_clock::now();
+    const Stopwatch searching;
     parallel_for(s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) s.search(layer, head, queries);
     });
-    search_seconds = seconds_since(search_start);
+    search_seconds = searching.seconds();
     parallel_for(s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head)
         s.attend_found(layer, head, queries, result);
@@ -288,7 +284,7 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
   }
   s.stats.steps += tokens;
   s.stats.search_seconds += search_seconds;
-  s.stats.attend_seconds += seconds_since(start) - search_seconds;
+  s.stats.attend_seconds += whole.seconds() - search_seconds;
   if (s.options.measure_recall && searches) {
     for (std::int64_t head = 0; head < s.shape.kv_heads; ++head) s.measure_recall(layer, head);
   }

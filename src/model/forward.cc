@@ -1,23 +1,21 @@
 #include "src/model/forward.h"
 
-#include <chrono>
+#include "src/core/stopwatch.h"
 
 namespace topkv {
 namespace {
 
 /// Adds the time of a scope to a counter.
-class Stopwatch {
+class ScopeTime {
  public:
-  explicit Stopwatch(double& total) : total_(total) {}
-  ~Stopwatch() {
-    total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
+  explicit ScopeTime(double& total) : total_(total) {}
+  ~ScopeTime() { total_ += watch_.seconds(); }
+  ScopeTime(const ScopeTime&) = delete;  // belongs to one scope
+  ScopeTime& operator=(const ScopeTime&) = delete;
 
  private:
   double& total_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Stopwatch watch_;
 };
 
 }  // namespace
@@ -40,12 +38,12 @@ const float* Forward::run(std::span<const Token> tokens, std::int64_t first,
   up_.resize(size(config_.intermediate_size));
   RopeAngles angles;
   {
-    const Stopwatch watch(times_.other);
+    const ScopeTime time(times_.other);
     angles = rope_.angles(first, count);
     device_.embed(weights_.embedding, tokens, x_.data());
   }
   for (std::int64_t l = 0; l < shape.layers; ++l) layer(l, count, angles, attend);
-  const Stopwatch watch(times_.other);
+  const ScopeTime time(times_.other);
   device_.rms_norm(x_.data(), weights_.final_norm.data(), count, config_.hidden_size,
                    static_cast<float>(config_.rms_norm_eps), x_.data());
   return x_.data();
@@ -57,12 +55,12 @@ void Forward::layer(std::int64_t l, std::int64_t tokens, const RopeAngles& angle
   const AttentionShape& shape = config_.attention;
   const auto norm = [&](const std::vector<float>& weight, std::int64_t rows, const float* x,
                         float* out) {
-    const Stopwatch watch(times_.other);
+    const ScopeTime time(times_.other);
     device_.rms_norm(x, weight.data(), rows, static_cast<std::int64_t>(weight.size()),
                      static_cast<float>(config_.rms_norm_eps), out);
   };
   const auto rotate = [&](std::vector<float>& x, std::int64_t heads) {
-    const Stopwatch watch(times_.other);
+    const ScopeTime time(times_.other);
     device_.rope(angles, tokens, heads, shape.head_dim, x.data());
   };
 
@@ -77,7 +75,7 @@ void Forward::layer(std::int64_t l, std::int64_t tokens, const RopeAngles& angle
   rotate(q_, shape.q_heads);
   rotate(k_, shape.kv_heads);
   {
-    const Stopwatch watch(times_.attention);
+    const ScopeTime time(times_.attention);
     attend(l, q_.data(), k_.data(), v_.data(), attended_.data(), tokens);
   }
   project(w.o, w.o_bias, attended_.data(), tokens, x_, true);
@@ -86,7 +84,7 @@ void Forward::layer(std::int64_t l, std::int64_t tokens, const RopeAngles& angle
   project(w.gate, w.gate_bias, normed_.data(), tokens, gate_);
   project(w.up, w.up_bias, normed_.data(), tokens, up_);
   {
-    const Stopwatch watch(times_.other);
+    const ScopeTime time(times_.other);
     device_.silu_multiply(up_.data(), tokens * config_.intermediate_size, gate_.data());
   }
   project(w.down, w.down_bias, gate_.data(), tokens, x_, true);
@@ -95,16 +93,16 @@ void Forward::layer(std::int64_t l, std::int64_t tokens, const RopeAngles& angle
 void Forward::project(const Matrix& weight, const std::vector<float>& bias, const float* x,
                       std::int64_t tokens, std::vector<float>& out, bool accumulate) {
   {
-    const Stopwatch watch(times_.matmul);
+    const ScopeTime time(times_.matmul);
     device_.matmul(weight, x, tokens, accumulate, out.data());
   }
   if (bias.empty()) return;
-  const Stopwatch watch(times_.other);
+  const ScopeTime time(times_.other);
   device_.add_bias(bias.data(), tokens, weight.out_features, out.data());
 }
 
 void Forward::logits(const float* hidden, std::int64_t rows, float* out) {
-  const Stopwatch watch(times_.matmul);
+  const ScopeTime time(times_.matmul);
   device_.matmul(weights_.lm_head, hidden, rows, false, out);
 }
 

@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
+#include "src/core/stopwatch.h"
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
 #include "src/model/sampler.h"
@@ -30,10 +30,6 @@ void feed(Forward& forward, Session& session, std::span<const Token> tokens, con
   }
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 }  // namespace
 
 GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
@@ -55,11 +51,11 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   const double searched_before = session.stats().search_seconds;
 
   GenerateResult result;
-  auto start = std::chrono::steady_clock::now();
+  const Stopwatch prompting;
   feed(forward, session, prompt, last_logits);
-  result.prompt_seconds = seconds_since(start);
+  result.prompt_seconds = prompting.seconds();
 
-  start = std::chrono::steady_clock::now();
+  const Stopwatch decoding;
   while (static_cast<std::int64_t>(result.tokens.size()) < options.max_tokens) {
     const Token token = sampler.sample(logits);
     if (std::find(config.eos.begin(), config.eos.end(), token) != config.eos.end()) {
@@ -72,7 +68,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     feed(forward, session, std::span(&result.tokens.back(), 1), last_logits);
     ++result.steps;
   }
-  result.decode_seconds = seconds_since(start);
+  result.decode_seconds = decoding.seconds();
   result.times = forward.times();
   result.times.search = session.stats().search_seconds - searched_before;
   result.times.attention -= result.times.search;

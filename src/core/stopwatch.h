@@ -1,0 +1,19 @@
+// Seconds since a moment.
+#pragma once
+
+#include <chrono>
+
+namespace topkv {
+
+/// Runs from its construction on.
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace topkv
