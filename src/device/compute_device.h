@@ -1,27 +1,40 @@
 // The operations that a forward pass is written against, so that it is written once. An
-// implementation owns where the arithmetic runs; attention over stored rows is not here but behind
-// AttendFn (src/model/forward.h), for rows stay in host memory.
+// implementation owns where the arithmetic runs and the memory that it runs on.
 //
-// Layout: activations are float32, row-major [tokens, features]. Weights stay in the checkpoint's
-// dtype.
-// Threads: const and safe from many threads.
+// Layout: activations are float32, row-major [tokens, features], in the device's memory. What a
+// matrix product reads is an *operand*: the same values in the device's operand type (float32 on
+// the host, bf16 on CUDA), which rms_norm, silu_multiply and to_operand write.
+// Order: operations happen as if in the order of the calls; on CUDA they are only begun when a call
+// returns, and copy_out waits for all before it.
+// Threads: one thread at a time per device on CUDA (callers hold `lock`); the host's operations are
+// safe from many threads.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <string>
+#include <string_view>
+#include <utility>
 
+#include "src/device/device_attention.h"
+#include "topkv/device.h"
 #include "topkv/types.h"
 
 namespace topkv {
 
-/// A weight matrix [out_features, in_features] as the checkpoint holds it; not owned. Elements may
-/// be unaligned.
+/// A weight matrix [out_features, in_features], row-major; not owned. On the host as the checkpoint
+/// holds it (elements may be unaligned), on CUDA in bf16.
 struct Matrix {
   const std::byte* data = nullptr;
   DType dtype = DType::bf16;
   std::int64_t out_features = 0;
   std::int64_t in_features = 0;
+
+  std::int64_t bytes() const { return out_features * in_features * bytes_of(dtype); }
 };
 
 /// cos and sin of the rotary angles of consecutive positions: [tokens, head_dim / 2].
@@ -30,35 +43,116 @@ struct RopeAngles {
   const float* sin = nullptr;
 };
 
+/// Memory of a device, given back when it goes. At least 256-byte aligned; not initialised.
+class Buffer {
+ public:
+  using Free = std::function<void(std::byte*, std::int64_t bytes)>;
+
+  Buffer() = default;
+  Buffer(std::byte* data, std::int64_t bytes, Free free)
+      : data_(data), bytes_(bytes), free_(std::move(free)) {}
+  ~Buffer() { release(); }
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    if (this != &other) {
+      release();
+      data_ = std::exchange(other.data_, nullptr);
+      bytes_ = std::exchange(other.bytes_, 0);
+      free_ = std::move(other.free_);
+    }
+    return *this;
+  }
+
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  float* floats() const { return reinterpret_cast<float*>(data_); }
+
+ private:
+  void release() {
+    if (data_ != nullptr) free_(data_, bytes_);
+  }
+
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  Free free_;
+};
+
 class ComputeDevice {
  public:
   virtual ~ComputeDevice() = default;
 
+  virtual bool is_cuda() const = 0;
+  virtual std::string name() const = 0;
+  virtual DeviceMemory memory() const = 0;
+  /// Held by whoever gives a CUDA device work; not locked on the host.
+  virtual std::unique_lock<std::mutex> lock() = 0;
+
+  /// Type of operands.
+  virtual DType operand_dtype() const = 0;
+  /// Tokens of a prefill chunk that suit the device when the caller has no wish.
+  virtual std::int64_t prefill_chunk() const = 0;
+
+  /// what: for the account of memory ("weights"). Throws OutOfMemory.
+  virtual Buffer allocate(std::int64_t bytes, std::string_view what) = 0;
+  /// Host to device; the host memory may be changed on return.
+  virtual void copy_in(const void* host, std::int64_t bytes, std::byte* to) = 0;
+  /// Device to host; waits for all earlier work and the copy.
+  virtual void copy_out(const std::byte* from, std::int64_t bytes, void* host) = 0;
+  virtual void synchronize() = 0;
+
+  /// The matrix as this device multiplies it: itself on the host; on CUDA a copy in `storage`.
+  virtual Matrix upload(const Matrix& host, Buffer& storage) = 0;
+
   /// out[t] = row tokens[t] of the table. out: [tokens, in_features].
   /// REQUIRES: 0 <= token < table.out_features.
-  virtual void embed(const Matrix& table, std::span<const Token> tokens, float* out) const = 0;
+  virtual void embed(const Matrix& table, std::span<const Token> tokens, float* out) = 0;
 
-  /// out = x W^T (+ out when accumulate). x: [tokens, in_features], out: [tokens, out_features].
-  virtual void matmul(const Matrix& weight, const float* x, std::int64_t tokens, bool accumulate,
-                      float* out) const = 0;
+  /// out = x W^T (+ out when accumulate). x: operand [tokens, in_features],
+  /// out: [tokens, out_features].
+  virtual void matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens,
+                      bool accumulate, float* out) = 0;
 
   /// x[row] += bias, for each of the rows. x: [rows, width].
-  virtual void add_bias(const float* bias, std::int64_t rows, std::int64_t width,
-                        float* x) const = 0;
+  virtual void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) = 0;
 
-  /// out[row] = RMSNorm of x[row] over width. out may be x.
+  /// out[row] = RMSNorm of x[row] over width, as an operand (Zhang & Sennrich 2019, eq. 4).
   virtual void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
-                        float epsilon, float* out) const = 0;
+                        float epsilon, std::byte* out) = 0;
+
+  /// RMSNorm in place, in float32: q/k-norm over the heads' width.
+  virtual void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
+                         float* x) = 0;
 
   /// Rotates every head in place. x: [tokens, heads, head_dim].
   virtual void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
-                    std::int64_t head_dim, float* x) const = 0;
+                    std::int64_t head_dim, float* x) = 0;
 
-  /// gate = silu(gate) * up, element by element.
-  virtual void silu_multiply(const float* up, std::int64_t count, float* gate) const = 0;
+  /// out = silu(gate) * up, element by element, as an operand.
+  virtual void silu_multiply(const float* gate, const float* up, std::int64_t count,
+                             std::byte* out) = 0;
+
+  /// out = x as an operand.
+  virtual void to_operand(const float* x, std::int64_t count, std::byte* out) = 0;
+
+  /// Index of the largest of `count` logits; of equal ones the first. Waits for it.
+  virtual Token argmax(const float* logits, std::int64_t count) = 0;
+
+  /// Attention of a prefill into the store, which outlives what is made.
+  virtual std::unique_ptr<PrefillAttention> prefill_attention(const AttentionShape& shape,
+                                                              const PrefillVisibility& visible,
+                                                              std::int64_t chunk,
+                                                              RowStore& store) = 0;
+
+  /// The device's side of a session's attention; null on the host, where a session needs none.
+  virtual std::unique_ptr<SessionAttention> session_attention(const SessionShape& shape) = 0;
 };
 
 /// The host's cores. Lives as long as the program.
-const ComputeDevice& host_device();
+const std::shared_ptr<ComputeDevice>& host_device();
+
+/// gpu/: the CUDA device of this number; gpu_count() is 0 without CUDA, and gpu_reason() says why.
+std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling);
+int gpu_count();
+std::string gpu_reason();
 
 }  // namespace topkv

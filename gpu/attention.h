@@ -1,0 +1,63 @@
+// Attention of queries over rows in device memory: the one kernel that window, prefill tiles and
+// fetched rows go through (flash attention with tensor cores; Dao 2023, algorithm 1).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace topkv::gpu {
+
+/// Keys and values of each KV head: [kv_heads] blocks of [slots, head_dim] bf16, 16-byte aligned.
+/// Row i of `count` has position first + i and lies in slot (first + i) % ring when ring > 0, else
+/// in slot i.
+struct DeviceRows {
+  const __nv_bfloat16* keys = nullptr;
+  const __nv_bfloat16* values = nullptr;
+  std::int64_t head_stride = 0;  ///< elements from one KV head's keys (values) to the next
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  std::int64_t ring = 0;                 ///< slots of a ring buffer; 0: none
+  const std::int32_t* counts = nullptr;  ///< per KV head, device memory: rows of it (<= count);
+                                         ///< null: count for all
+};
+
+struct AttentionQueries {
+  const __nv_bfloat16* data = nullptr;  ///< [tokens, q_heads, head_dim], contiguous
+  std::int64_t tokens = 0;
+  std::int64_t q_heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256
+  std::int64_t first = 0;     ///< position of the first token
+  float scale = 0;            ///< on q·k
+};
+
+/// Which rows a token at position p attends: x <= p when causal, and, when window > 0, x < sinks or
+/// x > p - window.
+struct DeviceVisibility {
+  bool causal = false;
+  std::int64_t window = 0;
+  std::int64_t sinks = 0;
+};
+
+/// A partial in device memory: out [tokens, q_heads, head_dim] and lse [tokens, q_heads] (natural
+/// log), float32.
+struct DevicePartial {
+  float* out = nullptr;
+  float* lse = nullptr;
+};
+
+enum class Into : bool { overwrite, merge };
+
+/// True for the head dims that attend() is built for.
+bool attention_supports(std::int64_t head_dim);
+
+/// The partial of the queries over the rows that they may see; merged into what `partial` holds, or
+/// written over it. A query that sees nothing gives the empty partial (0, -inf).
+/// Asynchronous, on stream. Throws Error when the launch fails.
+void attend(const AttentionQueries& queries, const DeviceRows& rows,
+            const DeviceVisibility& visible, const DevicePartial& partial, Into into,
+            cudaStream_t stream);
+
+}  // namespace topkv::gpu
