@@ -4,13 +4,15 @@ PREFIX ?= /usr/local
 jobs := $(shell nproc)
 topkv := build/release/src/cli/topkv
 
-.PHONY: help needle check build install bench asan tsan setup clean
+.PHONY: help needle check build install bundle bench asan tsan setup clean
 
 help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… are added)'
 	@echo 'make check     build the dev preset and run all tests'
 	@echo 'make build     build the library and the command, $(topkv)'
 	@echo 'make install   install them under PREFIX, $(PREFIX)'
+	@echo 'make bundle    pack them, with all libraries, into out/topkv-*.tar.gz for other machines'
+	@echo '               (BUNDLE_ARGS=--without-cuda-libraries leaves cuBLAS out: 0.6 GB less)'
 	@echo 'make bench     build and run the benchmarks'
 	@echo 'make asan      tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      tests of threads under ThreadSanitizer'
@@ -36,6 +38,9 @@ build: setup
 
 install: build
 	cmake --install build/release --prefix $(PREFIX)
+
+bundle: build
+	bash tools/bundle.sh $(BUNDLE_ARGS)
 
 bench: setup
 	cmake --preset release -D TOPKV_BUILD_BENCH=ON

@@ -14,8 +14,14 @@ else()
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
   # A program with a FAISS of its own must not meet the one inside libtopkv.so.
   target_link_options(topkv PRIVATE LINKER:--exclude-libs,ALL)
-  set_target_properties(topkv-cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 endif()
+
+# The command finds libraries in its own installation first, then where they were at the build. As
+# DT_RPATH, which the libraries that it loads inherit (DT_RUNPATH is not): tools/bundle.sh puts
+# theirs there too.
+set_target_properties(topkv-cli PROPERTIES
+  INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" INSTALL_RPATH_USE_LINK_PATH TRUE)
+target_link_options(topkv-cli PRIVATE LINKER:--disable-new-dtags)
 
 install(TARGETS topkv EXPORT topkvTargets)
 install(TARGETS topkv-cli)
