@@ -280,6 +280,8 @@ class HnswIndex final : public ApproximateIndex {
            static_cast<std::int64_t>(space_.bytes());
   }
 
+  bool grows() const override { return true; }
+
   std::string spec() const override {
     return fmt::format("hnsw:M={},efc={},ef={}", params_.m, params_.efc, params_.ef);
   }

@@ -73,6 +73,7 @@ class Context {
 
  private:
   friend class ContextBuilder;
+  friend class PrefillContext;
   struct IndexSet;
   Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
           std::vector<std::shared_ptr<const IndexSet>> indices);
@@ -111,6 +112,7 @@ class ContextBuilder {
   std::shared_ptr<const Context> freeze();
 
  private:
+  friend class PrefillContext;
   const RowStore& store() const;
 
   AttentionShape shape_;

@@ -83,6 +83,10 @@ class KeyIndex {
   /// REQUIRES: built, k > 0, queries.dim == dim (throws InvalidArgument), finite queries.
   virtual void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const = 0;
 
+  /// True when keys added after build are found as well as those before it: such an index may be
+  /// built while keys still arrive. (False where build learns from all keys, as k-means does.)
+  virtual bool grows() const { return false; }
+
   /// Keys added.
   virtual std::int64_t size() const = 0;
   /// Bytes held beyond the keys read in place.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "topkv/context.h"
+#include "topkv/device.h"
 #include "topkv/session.h"
 
 namespace topkv {
@@ -114,10 +115,15 @@ struct GenerateOptions {
 
 struct PrefillOptions {
   PrefillAttention attention = {};
-  /// Tokens per step; bounds the activations. Does not change results beyond rounding.
-  std::int64_t chunk = 2048;
-  DType kv_dtype = DType::bf16;
+  DType kv_dtype = DType::bf16;  ///< a CUDA device takes bf16 only
+
+  // Options that change cost only (results up to rounding).
+  /// Tokens per step; bounds the activations. 0: what suits the device and its memory.
+  std::int64_t chunk = 0;
   std::int64_t memory_budget = 0;  ///< bytes for the rows; 0: what the machine has free
+  /// Specs of indices that the context shall have. On a CUDA device those that grow key by key
+  /// (hnsw) are built by the host's cores while the device computes; others at the end.
+  std::vector<std::string> indices = {};
 };
 
 /// Where the time of a forward pass went, in seconds summed over calls.
@@ -125,15 +131,30 @@ struct ForwardTimes {
   double matmul = 0;
   double attention = 0;  ///< dense, window and retrieved rows, and storing rows
   double search = 0;     ///< index searches
+  double indexing = 0;   ///< of a prefill: waiting for indices after the last token
   double other = 0;      ///< norms, RoPE, activations, embedding
-  double total() const { return matmul + attention + search + other; }
-  ForwardTimes& operator+=(const ForwardTimes& more) {
-    matmul += more.matmul;
-    attention += more.attention;
-    search += more.search;
-    other += more.other;
+  double total() const { return matmul + attention + search + indexing + other; }
+  ForwardTimes& operator+=(const ForwardTimes& more) { return add(more, 1); }
+  ForwardTimes operator-(const ForwardTimes& less) const { return ForwardTimes(*this).add(less, -1); }
+
+ private:
+  ForwardTimes& add(const ForwardTimes& more, double sign) {
+    matmul += sign * more.matmul;
+    attention += sign * more.attention;
+    search += sign * more.search;
+    indexing += sign * more.indexing;
+    other += sign * more.other;
     return *this;
   }
+};
+
+/// Where device memory would go: for a prefill and a session of it, before any work.
+struct DevicePlan {
+  std::vector<MemoryItem> items;  ///< in the order of a run; empty for the host
+  std::int64_t peak = 0;          ///< the most that is taken at a time
+  std::int64_t ceiling = 0;
+  std::int64_t chunk = 0;  ///< tokens of a prefill chunk: the largest that fits
+  bool fits() const { return peak <= ceiling; }
 };
 
 /// Called with each generated token; return false to stop.
@@ -148,22 +169,30 @@ struct GenerateResult {
   ForwardTimes times;
 };
 
-/// A loaded checkpoint. Weights stay in the checkpoint's dtype, memory-mapped. Const members are
-/// safe from many threads, each with its own session.
+/// A loaded checkpoint. On the host weights stay in the checkpoint's dtype, memory-mapped; on a
+/// CUDA device they are copied to it in bf16. Const members are safe from many threads, each with
+/// its own session.
 class Model {
  public:
   /// Loads config.json, tokenizer.json and the safetensors of a directory. Without tokenizer.json
-  /// the model takes token ids only. Throws FileError or Unsupported.
-  static Model load(const std::filesystem::path& directory);
+  /// the model takes token ids only. Throws FileError, Unsupported or OutOfMemory.
+  static Model load(const std::filesystem::path& directory, const Device& device = {});
+
+  /// What a prefill with these options and a session of the context would take of the device's
+  /// memory; reads headers only. Throws as load does, but not for a plan that does not fit.
+  static DevicePlan plan(const std::filesystem::path& directory, const Device& device,
+                         const PrefillOptions& prefill, const RetrievalOptions& retrieval);
   ~Model();
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
 
   const ModelConfig& config() const;
+  const Device& device() const;
   /// Throws FileError when the directory has no tokenizer.json.
   const Tokenizer& tokenizer() const;
 
   /// Runs the tokens through the network into a new context. times, when given, is added to.
+  /// On a CUDA device the rows of the context are page-locked, so that copies run at full speed.
   /// Throws InvalidArgument for no tokens or ids outside the vocabulary, OutOfMemory before any
   /// work when the rows do not fit.
   std::shared_ptr<const Context> prefill(std::span<const Token> tokens,
@@ -174,7 +203,7 @@ class Model {
   /// Feeds the prompt to the session, then generates. The session keeps both, except
   /// the last token chosen (the end token, or where max_tokens or on_token ended it). The forward
   /// pass runs at positions session.tokens() and on.
-  /// Throws InvalidArgument for an empty prompt.
+  /// Throws InvalidArgument for an empty prompt or a session on another device.
   GenerateResult generate(Session& session, std::span<const Token> prompt,
                           const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;
 
@@ -183,8 +212,9 @@ class Model {
   /// Feeds tokens to a session and gives their logits [tokens, vocab_size].
   std::vector<float> logits(Session& session, std::span<const Token> tokens) const;
 
+  struct Impl;  ///< for topkv itself
+
  private:
-  struct Impl;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

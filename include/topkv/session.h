@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "topkv/context.h"
+#include "topkv/device.h"
 
 namespace topkv {
 
@@ -21,6 +22,13 @@ namespace topkv {
 enum class SelectBy : std::uint8_t {
   query_head,  ///< each query head attends its own top k
   group,       ///< the heads of a group share k rows: the k with the largest score of any head
+};
+
+/// Where a session of a CUDA device attends the rows that its searches found.
+enum class AttendOn : std::uint8_t {
+  automatic,  ///< whichever is faster as measured: see the README
+  host,       ///< next to the rows, on the host's cores; the partial travels
+  device,     ///< host threads gather the rows, which travel; for one token at a time
 };
 
 /// How many rows each layer retrieves, per query head or group.
@@ -59,6 +67,24 @@ struct RetrievalOptions {
   // Options that change cost only.
   std::int64_t capacity = 16384;  ///< tokens of its own that the session can take
   bool measure_recall = false;    ///< compare every search with exact search; makes steps slower
+  AttendOn attend_on = AttendOn::automatic;  ///< sessions of a CUDA device only
+};
+
+/// Where the time of a session's steps in one layer went, in seconds summed over the session's
+/// life, by the host's clock. What runs on a device beside the host's work is not in it.
+struct StepTimes {
+  double q_out = 0;   ///< q, k, v from the device: its work so far, and the copy
+  double append = 0;  ///< rows to the session's own store
+  double window = 0;  ///< host sessions: attention over sinks and window
+  double search = 0;
+  double attend = 0;  ///< attention over the rows found, on the host
+  double gather = 0;  ///< rows found into page-locked memory
+  double copy = 0;    ///< giving copies and device attention to the device
+  double merge = 0;   ///< giving the merge to the device
+
+  double total() const {
+    return q_out + append + window + search + attend + gather + copy + merge;
+  }
 };
 
 /// What a session did, summed over its life.
@@ -76,8 +102,10 @@ struct SessionStats {
 /// One thread at a time; different sessions are independent.
 class Session {
  public:
-  /// Throws InvalidArgument on options that cannot work with this context.
-  Session(std::shared_ptr<const Context> context, RetrievalOptions options = {});
+  /// On a CUDA device the session keeps window and sinks there; nothing is allocated later on.
+  /// Throws InvalidArgument on options that cannot work with this context, OutOfMemory.
+  Session(std::shared_ptr<const Context> context, RetrievalOptions options = {},
+          const Device& device = {});
   ~Session();
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
@@ -90,10 +118,12 @@ class Session {
   /// q, out: [tokens, q_heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; all float32,
   /// contiguous; k and q post-RoPE, at positions tokens() and on. Every layer must be given the
   /// same tokens in turn, layer 0 first.
+  /// On a CUDA device the pointers are to its memory; stream is the cudaStream_t on which q, k and
+  /// v were made and out will be used, null for the device's own. Returns before out is there.
   /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite
   /// (the session stays as before the call for this layer) or capacity is exceeded.
   void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
-              std::int64_t tokens = 1);
+              std::int64_t tokens = 1, void* stream = nullptr);
 
   /// Tokens before the next one: the context's and the session's own (those of layer 0).
   std::int64_t tokens() const;
@@ -101,7 +131,10 @@ class Session {
   std::int64_t own_tokens() const;
   const Context& context() const;
   const RetrievalOptions& options() const;
+  const Device& device() const;
   const SessionStats& stats() const;
+  /// [layers]
+  const std::vector<StepTimes>& step_times() const;
 
  private:
   struct State;

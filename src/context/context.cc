@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "src/attention/block_attention.h"
+#include "src/context/prefill_context.h"
 #include "src/core/convert.h"
 #include "src/core/threads.h"
 #include "src/store/row_store.h"
@@ -14,10 +15,7 @@
 namespace topkv {
 
 /// One index per (layer, KV head); null where a layer has a sliding window.
-struct Context::IndexSet {
-  std::string spec;
-  std::vector<std::unique_ptr<KeyIndex>> heads;  // [layers, kv_heads]
-};
+struct Context::IndexSet : GrownIndex {};
 
 Context::Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
                  std::vector<std::shared_ptr<const IndexSet>> indices)
@@ -49,8 +47,8 @@ std::vector<std::string> Context::indices() const {
 RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
   if (layer < 0 || layer >= shape_.layers || kv_head < 0 || kv_head >= shape_.kv_heads) {
     throw InvalidArgument(
-        fmt::format("rows of layer {}, KV head {}: the context has {} layers of {} KV heads", layer, kv_head,
-                    shape_.layers, shape_.kv_heads));
+        fmt::format("rows of layer {}, KV head {}: the context has {} layers of {} KV heads", layer,
+                    kv_head, shape_.layers, shape_.kv_heads));
   }
   return store_->rows(layer, kv_head);
 }
@@ -132,17 +130,7 @@ void ContextBuilder::attend(std::int64_t layer, const TensorView& queries, float
                     queries.tokens, queries.heads, queries.head_dim, name_of(queries.dtype), held,
                     shape_.q_heads, shape_.head_dim));
   }
-  CausalWindow visible;
-  if (const std::int64_t sliding = shape_.window_of(layer); sliding > 0) {
-    visible.window = sliding;
-  } else if (attention.mode == Prefill::window) {
-    if (attention.window < 1 || attention.sinks < 0) {
-      throw InvalidArgument(
-          fmt::format("prefill window of {} tokens with {} sinks; expected at least 1 and 0",
-                      attention.window, attention.sinks));
-    }
-    visible = {attention.window, attention.sinks};
-  }
+  const CausalWindow visible = PrefillContext::visible(shape_, layer, attention);
   std::vector<RowSpan> spans;
   for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
     spans.push_back({store().rows(layer, head), 0});
@@ -177,6 +165,16 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
   store();
   const Context bare(shape_, std::move(store_), {});
   return bare.with_index("exact");
+}
+
+std::shared_ptr<const Context> PrefillContext::freeze(ContextBuilder& builder,
+                                                      std::vector<GrownIndex> indices) {
+  const auto exact = builder.freeze();
+  auto sets = exact->indices_;
+  for (GrownIndex& grown : indices) {
+    sets.push_back(std::make_shared<Context::IndexSet>(Context::IndexSet{std::move(grown)}));
+  }
+  return std::shared_ptr<const Context>(new Context(exact->shape_, exact->store_, std::move(sets)));
 }
 
 }  // namespace topkv

@@ -5,72 +5,30 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/attention/block_attention.h"
-#include "src/context/retrieval.h"
+#include "src/context/session_state.h"
 #include "src/core/convert.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
-#include "src/store/row_store.h"
-#include "topkv/attention.h"
 #include "topkv/error.h"
 
 namespace topkv {
-namespace {
 
-/// What one KV head needs for one step; kept between steps.
-struct HeadStep {
-  Selector selector;
-  std::vector<float> queries;                  // [tokens x group, dim]
-  std::vector<PositionRange> context_allowed;  // per query
-  std::vector<PositionRange> own_allowed;
-  Partial retrieved;
-  std::int64_t rows = 0;
-};
-
-}  // namespace
-
-struct Session::State {
-  State(std::shared_ptr<const Context> ctx, RetrievalOptions opts)
-      : context(std::move(ctx)),
-        options(std::move(opts)),
-        shape(context->shape()),
-        k(options.k.resolve(shape.layers)),
-        own(shape, context->dtype(), options.capacity, 0, "session"),
-        heads(static_cast<std::size_t>(shape.kv_heads)) {
-    for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
-      own_indices.push_back(make_index("exact"));
-      own_indices.back()->build();
-    }
+Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
+                      const Device& where)
+    : context(std::move(ctx)),
+      options(std::move(opts)),
+      device(where),
+      shape(context->shape()),
+      k(options.k.resolve(shape.layers)),
+      own(shape, context->dtype(), options.capacity, 0, "session"),
+      step_times(static_cast<std::size_t>(shape.layers)),
+      heads(static_cast<std::size_t>(shape.kv_heads)) {
+  for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
+    own_indices.push_back(make_index("exact"));
+    own_indices.back()->build();
   }
-
-  bool retrieves(std::int64_t layer) const {
-    return shape.window_of(layer) == 0 && layer >= options.dense_layers;
-  }
-  KeyIndex& own_index(std::int64_t layer, std::int64_t head) {
-    return *own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)];
-  }
-
-  void check_turn(std::int64_t layer, std::int64_t tokens) const;
-  void append(std::int64_t layer, const float* k, const float* v, std::int64_t tokens);
-  void attend_visible(std::int64_t layer, const TokenQueries& queries, PartialView out);
-  void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
-  void measure_recall(std::int64_t layer, std::int64_t head);
-  void attend_found(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
-                    PartialView out);
-
-  std::shared_ptr<const Context> context;
-  RetrievalOptions options;
-  AttentionShape shape;
-  std::vector<std::int64_t> k;                         // per layer
-  RowStore own;                                        // rows of the session's own tokens
-  std::vector<std::unique_ptr<KeyIndex>> own_indices;  // [layers, kv_heads], over own
-  SessionStats stats;
-
-  std::vector<HeadStep> heads;
-  Partial exact;
-  Partial own_part;
-  std::vector<RowSpan> spans;  // per KV head
-};
+  if (device.is_cuda()) open_on_device();
+}
 
 /// Layer 0 takes new tokens when every layer has the last ones; the others follow it.
 void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
@@ -90,11 +48,17 @@ void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
   }
 }
 
-void Session::State::append(std::int64_t layer, const float* keys, const float* values,
-                            std::int64_t tokens) {
-  own.append(layer,
-             TensorView::tokens_first(keys, DType::f32, tokens, shape.kv_heads, shape.head_dim),
-             TensorView::tokens_first(values, DType::f32, tokens, shape.kv_heads, shape.head_dim));
+void Session::State::check_queries(std::int64_t layer, const float* q, std::int64_t tokens) const {
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t bad = first_not_finite(q, tokens * shape.q_heads * d);
+  if (bad < 0) return;
+  throw InvalidArgument(fmt::format(
+      "q of layer {}, query head {}, position {} is not finite", layer, bad / d % shape.q_heads,
+      context->tokens() + own.size(layer) + bad / d / shape.q_heads));
+}
+
+void Session::State::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
+  own.append(layer, keys, values);
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     KeyIndex& index = own_index(layer, head);
     KeyView keys_added = own.rows(layer, head).keys();
@@ -178,32 +142,88 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   }
 }
 
-/// Attends the rows found and merges them into the exact part.
-void Session::State::attend_found(std::int64_t layer, std::int64_t head,
-                                  const TokenQueries& queries, PartialView out) {
-  HeadStep& step = heads[static_cast<std::size_t>(head)];
+/// Rows to find lie between the sinks and the window of the last token.
+bool Session::State::searches(std::int64_t layer, const TokenQueries& queries) const {
+  return retrieves(layer) && queries.first + queries.tokens > options.window + options.sinks;
+}
+
+void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
+  const Stopwatch searching;
+  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) search(layer, head, queries);
+  });
+  const double seconds = searching.seconds();
+  stats.search_seconds += seconds;
+  times(layer).search += seconds;
+}
+
+/// Attends the rows found and merges them into `out`.
+void Session::State::attend_found(std::int64_t layer, const TokenQueries& queries,
+                                  PartialView out) {
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const float scale = shape.softmax_scale();
-  step.rows = 0;
-  step.retrieved.reset(1, d);
-  for (std::int64_t i = 0; i < queries.tokens * group; ++i) {
-    const Selection& selection = step.selector.of(i);
-    const float* q = &step.queries[static_cast<std::size_t>(i * d)];
-    const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
-    const PartialView target{out.out + at * d, out.lse + at, 1, d};
-    const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
-      if (positions.empty()) return;
-      attend_rows(q, rows, positions, scale, step.retrieved.view());
-      merge(target, step.retrieved.view());
-      step.rows += static_cast<std::int64_t>(positions.size());
-    };
-    take(context->rows(layer, head), selection.context);
-    take(own.rows(layer, head), selection.own);
+  // One task per query head: with few KV heads there would be too few tasks for the cores.
+  const std::int64_t per_head = queries.tokens * group;
+  for (HeadStep& step : heads) {
+    step.retrieved.reset(per_head, d);
+  }
+  parallel_for(shape.kv_heads * per_head, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t head = task / per_head;
+      const std::int64_t i = task % per_head;
+      HeadStep& step = heads[static_cast<std::size_t>(head)];
+      const Selection& selection = step.selector.of(i);
+      const float* q = &step.queries[static_cast<std::size_t>(i * d)];
+      const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
+      const PartialView target{out.out + at * d, out.lse + at, 1, d};
+      const PartialView part{step.retrieved.view().out + i * d, step.retrieved.view().lse + i, 1,
+                             d};
+      const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
+        if (positions.empty()) return;
+        attend_rows(q, rows, positions, scale, part);
+        merge(target, part);
+      };
+      take(context->rows(layer, head), selection.context);
+      take(own.rows(layer, head), selection.own);
+    }
+  });
+  for (const HeadStep& step : heads) {
+    for (std::int64_t i = 0; i < per_head; ++i) {
+      const Selection& selection = step.selector.of(i);
+      stats.rows_retrieved +=
+          static_cast<std::int64_t>(selection.context.size() + selection.own.size());
+    }
   }
 }
 
-Session::Session(std::shared_ptr<const Context> context, RetrievalOptions options) {
+void Session::State::host_step(std::int64_t layer, const float* q, const float* k_new,
+                               const float* v_new, std::int64_t tokens, float* out) {
+  const std::int64_t d = shape.head_dim;
+  check_queries(layer, q, tokens);
+  const TokenQueries queries{q, tokens, shape.q_heads * d, d,
+                             context->tokens() + own.size(layer)};
+  StepTimes& time = times(layer);
+  const Stopwatch appending;
+  append(layer, TensorView::tokens_first(k_new, DType::f32, tokens, shape.kv_heads, d),
+         TensorView::tokens_first(v_new, DType::f32, tokens, shape.kv_heads, d));
+  time.append += appending.seconds();
+
+  const Stopwatch attending;
+  exact.reset(tokens * shape.q_heads, d);
+  const PartialView result{out, exact.view().lse, tokens * shape.q_heads, d};
+  attend_visible(layer, queries, result);
+  time.window += attending.seconds();
+  if (searches(layer, queries)) {
+    search_all(layer, queries);
+    const Stopwatch found;
+    attend_found(layer, queries, result);
+    time.attend += found.seconds();
+  }
+}
+
+Session::Session(std::shared_ptr<const Context> context, RetrievalOptions options,
+                 const Device& device) {
   if (!context) throw InvalidArgument("a session needs a context; got none");
   const auto at_least = [](std::int64_t value, std::int64_t least, const char* what) {
     if (value < least)
@@ -218,7 +238,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
     context->index(options.index, layer, 0);  // throws when the context has no such index
     break;
   }
-  state_ = std::make_unique<State>(std::move(context), std::move(options));
+  state_ = std::make_unique<State>(std::move(context), std::move(options), device);
 }
 
 Session::Session(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -227,7 +247,7 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
 Session Session::fork() const {
-  auto state = std::make_unique<State>(state_->context, state_->options);
+  auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
   state->own.copy_from(state_->own);
   for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) {
     for (std::int64_t head = 0; head < state->shape.kv_heads; ++head) {
@@ -235,11 +255,13 @@ Session Session::fork() const {
     }
   }
   state->stats = state_->stats;
+  state->step_times = state_->step_times;
+  if (state->on_device) state->open_on_device();
   return Session(std::move(state));
 }
 
 void Session::attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
-                     std::int64_t tokens) {
+                     std::int64_t tokens, void* stream) {
   State& s = *state_;
   if (layer < 0 || layer >= s.shape.layers || tokens < 1) {
     throw InvalidArgument(
@@ -251,41 +273,18 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
     throw InvalidArgument("attend: q, k, v and out must not be null");
   }
   s.check_turn(layer, tokens);
-  const std::int64_t d = s.shape.head_dim;
-  const std::int64_t queries_count = tokens * s.shape.q_heads;
-  if (const std::int64_t bad = first_not_finite(q, queries_count * d); bad >= 0) {
-    throw InvalidArgument(fmt::format(
-        "q of layer {}, query head {}, position {} is not finite", layer, bad / d % s.shape.q_heads,
-        s.context->tokens() + s.own.size(layer) + bad / d / s.shape.q_heads));
-  }
-  const TokenQueries queries{q, tokens, s.shape.q_heads * d, d,
-                             s.context->tokens() + s.own.size(layer)};
   const Stopwatch whole;
-  double search_seconds = 0;
-
-  s.append(layer, k, v, tokens);
-  s.exact.reset(queries_count, d);
-  const PartialView result{out, s.exact.view().lse, queries_count, d};
-  s.attend_visible(layer, queries, result);
-  // Rows to find lie between the sinks and the window of the last token.
-  const bool searches =
-      s.retrieves(layer) && queries.first + tokens > s.options.window + s.options.sinks;
-  if (searches) {
-    const Stopwatch searching;
-    parallel_for(s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t head = begin; head < end; ++head) s.search(layer, head, queries);
-    });
-    search_seconds = searching.seconds();
-    parallel_for(s.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t head = begin; head < end; ++head)
-        s.attend_found(layer, head, queries, result);
-    });
-    for (const HeadStep& step : s.heads) s.stats.rows_retrieved += step.rows;
+  const double searched = s.stats.search_seconds;
+  if (s.on_device) {
+    s.device_step(layer, q, k, v, tokens, out, stream);
+  } else {
+    s.host_step(layer, q, k, v, tokens, out);
   }
   s.stats.steps += tokens;
-  s.stats.search_seconds += search_seconds;
-  s.stats.attend_seconds += whole.seconds() - search_seconds;
-  if (s.options.measure_recall && searches) {
+  s.stats.attend_seconds += whole.seconds() - (s.stats.search_seconds - searched);
+  const std::int64_t end = s.context->tokens() + s.own.size(layer);
+  if (s.options.measure_recall && s.retrieves(layer) &&
+      end > s.options.window + s.options.sinks) {
     for (std::int64_t head = 0; head < s.shape.kv_heads; ++head) s.measure_recall(layer, head);
   }
 }
@@ -294,6 +293,8 @@ std::int64_t Session::tokens() const { return state_->context->tokens() + own_to
 std::int64_t Session::own_tokens() const { return state_->own.size(0); }
 const Context& Session::context() const { return *state_->context; }
 const RetrievalOptions& Session::options() const { return state_->options; }
+const Device& Session::device() const { return state_->device; }
+const std::vector<StepTimes>& Session::step_times() const { return state_->step_times; }
 const SessionStats& Session::stats() const { return state_->stats; }
 
 }  // namespace topkv

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "src/device/device_attention.h"
+#include "src/device/phase_clock.h"
 #include "topkv/device.h"
 #include "topkv/types.h"
 
@@ -84,13 +85,15 @@ class ComputeDevice {
   virtual bool is_cuda() const = 0;
   virtual std::string name() const = 0;
   virtual DeviceMemory memory() const = 0;
-  /// Held by whoever gives a CUDA device work; not locked on the host.
-  virtual std::unique_lock<std::mutex> lock() = 0;
+  /// Held by whoever gives a CUDA device work; owns no mutex on the host.
+  virtual std::unique_lock<std::recursive_mutex> lock() = 0;
 
   /// Type of operands.
   virtual DType operand_dtype() const = 0;
   /// Tokens of a prefill chunk that suit the device when the caller has no wish.
   virtual std::int64_t prefill_chunk() const = 0;
+
+  virtual std::unique_ptr<PhaseClock> phase_clock() = 0;
 
   /// what: for the account of memory ("weights"). Throws OutOfMemory.
   virtual Buffer allocate(std::int64_t bytes, std::string_view what) = 0;
@@ -100,8 +103,10 @@ class ComputeDevice {
   virtual void copy_out(const std::byte* from, std::int64_t bytes, void* host) = 0;
   virtual void synchronize() = 0;
 
-  /// The matrix as this device multiplies it: itself on the host; on CUDA a copy in `storage`.
-  virtual Matrix upload(const Matrix& host, Buffer& storage) = 0;
+  /// The matrix as this device multiplies it: itself on the host; on CUDA a copy in bf16, in
+  /// upload_bytes(host) bytes of device memory at `storage`.
+  virtual Matrix upload(const Matrix& host, std::byte* storage) = 0;
+  virtual std::int64_t upload_bytes(const Matrix& host) const = 0;
 
   /// out[t] = row tokens[t] of the table. out: [tokens, in_features].
   /// REQUIRES: 0 <= token < table.out_features.
@@ -138,19 +143,27 @@ class ComputeDevice {
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
 
   /// Attention of a prefill into the store, which outlives what is made.
-  virtual std::unique_ptr<PrefillAttention> prefill_attention(const AttentionShape& shape,
+  /// REQUIRES: the store is empty and has room for the whole prefill. Throws OutOfMemory, and
+  /// Unsupported for a head_dim or row dtype that the device does not know.
+  virtual std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                               const PrefillVisibility& visible,
                                                               std::int64_t chunk,
                                                               RowStore& store) = 0;
 
+  /// Device memory that it takes.
+  virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
+                                               const PrefillVisibility& visible,
+                                               std::int64_t chunk) const = 0;
+
   /// The device's side of a session's attention; null on the host, where a session needs none.
-  virtual std::unique_ptr<SessionAttention> session_attention(const SessionShape& shape) = 0;
+  virtual std::unique_ptr<DeviceSession> session_attention(const SessionShape& shape) = 0;
+  virtual std::int64_t session_attention_bytes(const SessionShape& shape) const = 0;
 };
 
 /// The host's cores. Lives as long as the program.
 const std::shared_ptr<ComputeDevice>& host_device();
 
-/// gpu/: the CUDA device of this number; gpu_count() is 0 without CUDA, and gpu_reason() says why.
+/// In gpu/: the CUDA device of this number; gpu_count() is 0 without CUDA, and gpu_reason() says why.
 std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling);
 int gpu_count();
 std::string gpu_reason();

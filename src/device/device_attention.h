@@ -20,9 +20,9 @@ class RowStore;
 using PrefillVisibility = std::vector<CausalWindow>;
 
 /// Attention of a prefill, chunk by chunk and layer by layer. One thread at a time.
-class PrefillAttention {
+class DevicePrefill {
  public:
-  virtual ~PrefillAttention() = default;
+  virtual ~DevicePrefill() = default;
 
   /// Takes q, k, v (post-RoPE, float32, device memory) of the next tokens of a layer, at most the
   /// chunk it was made for: rows go to the store, and attention over all that each token may see to
@@ -47,64 +47,62 @@ struct SessionShape {
   std::int64_t window = 1024;
   std::int64_t sinks = 4;
   std::int64_t dense_layers = 0;
-  std::int64_t max_tokens = 256;   ///< of one call; more are taken in pieces by the session
-  std::int64_t fetched_rows = 0;   ///< most rows that one token's queries of one layer fetch
+  std::int64_t max_tokens = 256;  ///< of one begin
+  std::int64_t lists = 0;         ///< lists of fetched rows of one token and layer; 0: none fetched
+  std::int64_t list_rows = 0;     ///< most rows of a list
 };
 
-/// Seconds of device work of one session, summed; only measured when profiling.
-struct DeviceTimes {
-  double copy = 0;
-  double attend = 0;
-  double merge = 0;
-};
-
-/// Rows that each query of one token attends, gathered into pinned host memory piece by piece.
-/// Lists: query heads, or KV heads when the heads of a group share their rows.
+/// A list of rows in page-locked host memory, on its way to the device. A list is what one query
+/// head attends, or one group when its heads share their rows.
 struct FetchPiece {
-  std::int64_t list = 0;   ///< which list
-  std::int64_t count = 0;  ///< rows
-  std::byte* keys = nullptr;    ///< [count, head_dim], to be filled by the caller
+  std::int64_t list = 0;
+  std::int64_t count = 0;       ///< rows
+  std::byte* keys = nullptr;    ///< [count, head_dim] bf16, to be filled by the caller
   std::byte* values = nullptr;  ///< [count, head_dim]
 };
 
 /// The device's side of a session: the resident window and sinks, and the merge. One thread at a
-/// time. Positions are those of the session: the context's rows first.
-class SessionAttention {
+/// time. Positions are those of the session: the context's rows come first.
+///
+/// A step: begin, attend_all for dense layers, then either the partial of the rows found or stage
+/// and send of their lists, finish. Allocates nothing after it was made.
+class DeviceSession {
  public:
-  virtual ~SessionAttention() = default;
+  virtual ~DeviceSession() = default;
 
   /// Host copies of what begin was given; valid until the next begin.
   struct Step {
     const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
-    TensorView k, v;           ///< bf16 [kv_heads, tokens, head_dim]
+    TensorView k, v;           ///< float32 [tokens, kv_heads, head_dim]
   };
 
-  /// Loads the sinks and the last rows of a layer: rows(kv_head) of positions [0, count).
-  virtual void load(std::int64_t layer, std::span<const RowsView> rows) = 0;
+  /// Loads those rows that are sinks or in the window of a token at position `end`. rows: per KV
+  /// head, of positions first and on, bf16.
+  virtual void load(std::int64_t layer, std::span<const RowsView> rows, std::int64_t first,
+                    std::int64_t end) = 0;
 
-  /// Takes q, k, v (device memory) of tokens at position `first` and on, begins the exact part over
-  /// sinks, window and these tokens, and waits for the host copies. stream: a cudaStream_t that
-  /// made q, k and v and will use out; null: the device's own.
+  /// Takes q, k, v (device memory, float32) of tokens at position `first` and on, begins the exact
+  /// part over sinks, window and these tokens, and waits for the host copies. stream: a
+  /// cudaStream_t that made q, k and v and will use out; null: the device's own.
   virtual Step begin(std::int64_t layer, const float* q, const float* k, const float* v,
                      std::int64_t tokens, std::int64_t first, void* stream) = 0;
 
-  /// Dense layers: the exact part also takes the rows [0, count) of these views, all of which lie
-  /// before the resident window. REQUIRES: count <= first of the window.
-  virtual void attend_all(std::int64_t layer, std::span<const RowsView> rows) = 0;
-
-  /// First position that the resident window of a layer holds before tokens at `first`.
+  /// First position that the resident window of a layer still holds, for tokens at `first`.
   virtual std::int64_t window_begin(std::int64_t layer, std::int64_t first) const = 0;
 
-  /// Room for one list's rows. REQUIRES: tokens of this step == 1.
+  /// Dense layers: the exact part also takes all rows of these views (per KV head), which lie
+  /// before the resident window.
+  virtual void attend_all(std::int64_t layer, std::span<const RowsView> rows) = 0;
+
+  /// Room for the rows of a list. REQUIRES: one token in this step; list < lists, count <=
+  /// list_rows.
   virtual FetchPiece stage(std::int64_t list, std::int64_t count) = 0;
-  /// The piece is filled: begins its copy and its attention. lists: how many in all.
-  virtual void send(const FetchPiece& piece, std::int64_t lists) = 0;
+  /// These lists are filled: begins their copies. A list that is not sent is empty.
+  virtual void send(std::span<const FetchPiece> pieces) = 0;
 
-  /// Merges a partial computed on the host ([tokens x q_heads] heads; empty: heads == 0) and all
-  /// that was sent into the exact part, and writes out [tokens, q_heads, head_dim] (device memory).
-  virtual void finish(std::int64_t layer, PartialView retrieved, float* out) = 0;
-
-  virtual DeviceTimes times() = 0;
+  /// Merges a partial in host memory ([tokens x q_heads] heads; heads == 0: none) and all lists
+  /// that were sent into the exact part, and writes out [tokens, q_heads, head_dim], device memory.
+  virtual void finish(std::int64_t layer, PartialView found, float* out) = 0;
 };
 
 }  // namespace topkv

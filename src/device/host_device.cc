@@ -1,4 +1,8 @@
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstring>
+#include <new>
 #include <vector>
 
 #include "src/core/convert.h"
@@ -7,6 +11,7 @@
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/compute_device.h"
+#include "src/device/host_prefill.h"
 
 namespace topkv {
 namespace {
@@ -21,7 +26,33 @@ constexpr std::int64_t element_grain = 1 << 14;  // elements a thread takes at a
 
 class HostDevice final : public ComputeDevice {
  public:
-  void embed(const Matrix& table, std::span<const Token> tokens, float* out) const override {
+  bool is_cuda() const override { return false; }
+  std::string name() const override { return fmt::format("host, {} threads", thread_count()); }
+  DeviceMemory memory() const override { return {}; }
+  std::unique_lock<std::recursive_mutex> lock() override { return {}; }
+  DType operand_dtype() const override { return DType::f32; }
+  std::int64_t prefill_chunk() const override { return 2048; }
+
+  std::unique_ptr<PhaseClock> phase_clock() override { return std::make_unique<HostPhaseClock>(); }
+
+  Buffer allocate(std::int64_t bytes, std::string_view /*what*/) override {
+    constexpr std::align_val_t alignment{256};
+    auto* data = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), alignment));
+    return {data, bytes, [](std::byte* memory, std::int64_t) {
+              ::operator delete(memory, std::align_val_t{256});
+            }};
+  }
+  void copy_in(const void* host, std::int64_t bytes, std::byte* to) override {
+    std::memcpy(to, host, static_cast<std::size_t>(bytes));
+  }
+  void copy_out(const std::byte* from, std::int64_t bytes, void* host) override {
+    std::memcpy(host, from, static_cast<std::size_t>(bytes));
+  }
+  void synchronize() override {}
+  Matrix upload(const Matrix& host, std::byte* /*storage*/) override { return host; }
+  std::int64_t upload_bytes(const Matrix& /*host*/) const override { return 0; }
+
+  void embed(const Matrix& table, std::span<const Token> tokens, float* out) override {
     const std::int64_t width = table.in_features;
     for (std::size_t t = 0; t < tokens.size(); ++t) {
       to_float(table.data + tokens[t] * width * bytes_of(table.dtype), table.dtype, width,
@@ -29,8 +60,9 @@ class HostDevice final : public ComputeDevice {
     }
   }
 
-  void matmul(const Matrix& weight, const float* x, std::int64_t tokens, bool accumulate,
-              float* out) const override {
+  void matmul(const Matrix& weight, const std::byte* operand, std::int64_t tokens, bool accumulate,
+              float* out) override {
+    const float* x = floats(operand);
     if (tokens <= few_tokens) {
       stream_weights(weight, x, tokens, accumulate, out);
     } else {
@@ -38,19 +70,26 @@ class HostDevice final : public ComputeDevice {
     }
   }
 
-  void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) const override {
+  void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) override {
     each_row(rows, width, [&](std::int64_t row) { add_to(x + row * width, bias, width); });
   }
 
   void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
-                float epsilon, float* out) const override {
+                float epsilon, std::byte* out) override {
     each_row(rows, width, [&](std::int64_t row) {
-      topkv::rms_norm(x + row * width, weight, width, epsilon, out + row * width);
+      topkv::rms_norm(x + row * width, weight, width, epsilon, floats(out) + row * width);
+    });
+  }
+
+  void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
+                 float* x) override {
+    each_row(rows, width, [&](std::int64_t row) {
+      topkv::rms_norm(x + row * width, weight, width, epsilon, x + row * width);
     });
   }
 
   void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
-            std::int64_t head_dim, float* x) const override {
+            std::int64_t head_dim, float* x) override {
     each_row(tokens, heads * head_dim, [&](std::int64_t token) {
       for (std::int64_t head = 0; head < heads; ++head) {
         rotate_half(x + (token * heads + head) * head_dim, head_dim,
@@ -59,13 +98,44 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
-  void silu_multiply(const float* up, std::int64_t count, float* gate) const override {
+  void silu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override {
     parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
-      topkv::silu_multiply(gate + begin, up + begin, end - begin);
+      std::copy(gate + begin, gate + end, floats(out) + begin);
+      topkv::silu_multiply(floats(out) + begin, up + begin, end - begin);
     });
   }
 
+  void to_operand(const float* x, std::int64_t count, std::byte* out) override {
+    std::copy(x, x + count, floats(out));
+  }
+
+  Token argmax(const float* logits, std::int64_t count) override {
+    return static_cast<Token>(std::max_element(logits, logits + count) - logits);
+  }
+
+  std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
+                                                      const PrefillVisibility& visible,
+                                                      std::int64_t /*chunk*/,
+                                                      RowStore& store) override {
+    return make_host_prefill(shape, visible, store);
+  }
+  std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,
+                                       const PrefillVisibility& /*visible*/,
+                                       std::int64_t /*chunk*/) const override {
+    return 0;
+  }
+  std::unique_ptr<DeviceSession> session_attention(const SessionShape& /*shape*/) override {
+    return nullptr;
+  }
+  std::int64_t session_attention_bytes(const SessionShape& /*shape*/) const override { return 0; }
+
  private:
+  static float* floats(std::byte* memory) { return reinterpret_cast<float*>(memory); }
+  static const float* floats(const std::byte* memory) {
+    return reinterpret_cast<const float*>(memory);
+  }
+
   template <class Body>
   static void each_row(std::int64_t rows, std::int64_t width, const Body& body) {
     parallel_for(rows, std::max<std::int64_t>(1, element_grain / width),
@@ -123,8 +193,8 @@ class HostDevice final : public ComputeDevice {
 
 }  // namespace
 
-const ComputeDevice& host_device() {
-  static const HostDevice device;
+const std::shared_ptr<ComputeDevice>& host_device() {
+  static const std::shared_ptr<ComputeDevice> device = std::make_shared<HostDevice>();
   return device;
 }
 

@@ -1,109 +1,164 @@
 #include "src/model/forward.h"
 
-#include "src/core/stopwatch.h"
+#include <algorithm>
+#include <type_traits>
 
 namespace topkv {
 namespace {
 
-/// Adds the time of a scope to a counter.
-class ScopeTime {
- public:
-  explicit ScopeTime(double& total) : total_(total) {}
-  ~ScopeTime() { total_ += watch_.seconds(); }
-  ScopeTime(const ScopeTime&) = delete;  // belongs to one scope
-  ScopeTime& operator=(const ScopeTime&) = delete;
-
- private:
-  double& total_;
-  Stopwatch watch_;
-};
+constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the widest activations
+constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
+constexpr std::int64_t alignment = 256;
 
 }  // namespace
 
-Forward::Forward(const ModelConfig& config, const Weights& weights, const ComputeDevice& device)
-    : config_(config), weights_(weights), device_(device), rope_(config) {}
+std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
+                              std::byte* memory, Activations& out) {
+  std::int64_t used = 0;
+  const auto place = [&](auto*& pointer, std::int64_t elements, std::int64_t element_bytes) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(
+        reinterpret_cast<std::uintptr_t>(memory) + static_cast<std::uintptr_t>(used));
+    used += (elements * element_bytes + alignment - 1) / alignment * alignment;
+  };
+  const AttentionShape& shape = config.attention;
+  const std::int64_t q_width = shape.q_heads * shape.head_dim;
+  const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
+  const std::int64_t mlp = std::min(chunk, mlp_tokens) * config.intermediate_size;
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const std::int64_t op = bytes_of(operand);
+  place(out.x, chunk * config.hidden_size, f32);
+  place(out.q, chunk * q_width, f32);
+  place(out.k, chunk * kv_width, f32);
+  place(out.v, chunk * kv_width, f32);
+  place(out.attended, chunk * q_width, f32);
+  place(out.gate, mlp, f32);
+  place(out.up, mlp, f32);
+  place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
+  place(out.cos, chunk * shape.head_dim / 2, f32);
+  place(out.sin, chunk * shape.head_dim / 2, f32);
+  place(out.hidden, chunk * config.hidden_size, op);
+  place(out.heads, chunk * q_width, op);
+  place(out.mlp, mlp, op);
+  return used;
+}
 
-const float* Forward::run(std::span<const Token> tokens, std::int64_t first,
-                          const AttendFn& attend) {
+std::int64_t Forward::bytes(const ModelConfig& config, const ComputeDevice& device,
+                            std::int64_t chunk) {
+  Activations unused;
+  return lay_out(config, device.operand_dtype(), chunk, nullptr, unused);
+}
+
+Forward::Forward(const ModelConfig& config, const Weights& weights,
+                 const std::shared_ptr<ComputeDevice>& device, std::int64_t chunk)
+    : config_(config),
+      weights_(weights),
+      device_(device),
+      chunk_(chunk),
+      memory_(device->allocate(bytes(config, *device, chunk), "activations")),
+      rope_(config),
+      clock_(device->phase_clock()) {
+  lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
+}
+
+void Forward::run(std::span<const Token> tokens, std::int64_t first, const AttendFn& attend) {
   const auto count = static_cast<std::int64_t>(tokens.size());
-  const auto size = [count](std::int64_t width) { return static_cast<std::size_t>(count * width); };
-  const AttentionShape& shape = config_.attention;
-  x_.resize(size(config_.hidden_size));
-  normed_.resize(size(config_.hidden_size));
-  q_.resize(size(shape.q_heads * shape.head_dim));
-  k_.resize(size(shape.kv_heads * shape.head_dim));
-  v_.resize(size(shape.kv_heads * shape.head_dim));
-  attended_.resize(size(shape.q_heads * shape.head_dim));
-  gate_.resize(size(config_.intermediate_size));
-  up_.resize(size(config_.intermediate_size));
-  RopeAngles angles;
-  {
-    const ScopeTime time(times_.other);
-    angles = rope_.angles(first, count);
-    device_.embed(weights_.embedding, tokens, x_.data());
-  }
-  for (std::int64_t l = 0; l < shape.layers; ++l) layer(l, count, angles, attend);
-  const ScopeTime time(times_.other);
-  device_.rms_norm(x_.data(), weights_.final_norm.data(), count, config_.hidden_size,
-                   static_cast<float>(config_.rms_norm_eps), x_.data());
-  return x_.data();
+  clock_->begin(Phase::other);
+  const RopeAngles angles = rope_.angles(first, count);
+  const std::int64_t angle_bytes = count * config_.attention.head_dim / 2 * bytes_of(DType::f32);
+  device_->copy_in(angles.cos, angle_bytes, reinterpret_cast<std::byte*>(a_.cos));
+  device_->copy_in(angles.sin, angle_bytes, reinterpret_cast<std::byte*>(a_.sin));
+  device_->embed(weights_.embedding, tokens, a_.x);
+  for (std::int64_t l = 0; l < config_.attention.layers; ++l) layer(l, count, attend);
+  clock_->begin(Phase::other);
+  device_->rms_norm(a_.x, weights_.final_norm.data, count, config_.hidden_size,
+                    static_cast<float>(config_.rms_norm_eps), a_.hidden);
+  clock_->end();
 }
 
-void Forward::layer(std::int64_t l, std::int64_t tokens, const RopeAngles& angles,
-                    const AttendFn& attend) {
+void Forward::layer(std::int64_t l, std::int64_t tokens, const AttendFn& attend) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
+  attention_part(w, l, tokens, attend);
+  mlp_part(w, tokens);
+}
+
+void Forward::attention_part(const LayerWeights& w, std::int64_t l, std::int64_t tokens,
+                             const AttendFn& attend) {
   const AttentionShape& shape = config_.attention;
-  const auto norm = [&](const std::vector<float>& weight, std::int64_t rows, const float* x,
-                        float* out) {
-    const ScopeTime time(times_.other);
-    device_.rms_norm(x, weight.data(), rows, static_cast<std::int64_t>(weight.size()),
-                     static_cast<float>(config_.rms_norm_eps), out);
-  };
-  const auto rotate = [&](std::vector<float>& x, std::int64_t heads) {
-    const ScopeTime time(times_.other);
-    device_.rope(angles, tokens, heads, shape.head_dim, x.data());
-  };
-
-  norm(w.input_norm, tokens, x_.data(), normed_.data());
-  project(w.q, w.q_bias, normed_.data(), tokens, q_);
-  project(w.k, w.k_bias, normed_.data(), tokens, k_);
-  project(w.v, w.v_bias, normed_.data(), tokens, v_);
+  const auto epsilon = static_cast<float>(config_.rms_norm_eps);
+  clock_->begin(Phase::other);
+  device_->rms_norm(a_.x, w.input_norm.data, tokens, config_.hidden_size, epsilon, a_.hidden);
+  project(w.q, w.q_bias, a_.hidden, tokens, a_.q);
+  project(w.k, w.k_bias, a_.hidden, tokens, a_.k);
+  project(w.v, w.v_bias, a_.hidden, tokens, a_.v);
+  clock_->begin(Phase::other);
   if (config_.qk_norm) {
-    norm(w.q_norm, tokens * shape.q_heads, q_.data(), q_.data());
-    norm(w.k_norm, tokens * shape.kv_heads, k_.data(), k_.data());
+    device_->head_norm(w.q_norm.data, tokens * shape.q_heads, shape.head_dim, epsilon, a_.q);
+    device_->head_norm(w.k_norm.data, tokens * shape.kv_heads, shape.head_dim, epsilon, a_.k);
   }
-  rotate(q_, shape.q_heads);
-  rotate(k_, shape.kv_heads);
-  {
-    const ScopeTime time(times_.attention);
-    attend(l, q_.data(), k_.data(), v_.data(), attended_.data(), tokens);
-  }
-  project(w.o, w.o_bias, attended_.data(), tokens, x_, true);
-
-  norm(w.mlp_norm, tokens, x_.data(), normed_.data());
-  project(w.gate, w.gate_bias, normed_.data(), tokens, gate_);
-  project(w.up, w.up_bias, normed_.data(), tokens, up_);
-  {
-    const ScopeTime time(times_.other);
-    device_.silu_multiply(up_.data(), tokens * config_.intermediate_size, gate_.data());
-  }
-  project(w.down, w.down_bias, gate_.data(), tokens, x_, true);
+  device_->rope({a_.cos, a_.sin}, tokens, shape.q_heads, shape.head_dim, a_.q);
+  device_->rope({a_.cos, a_.sin}, tokens, shape.kv_heads, shape.head_dim, a_.k);
+  clock_->begin(Phase::attention);
+  attend(l, a_.q, a_.k, a_.v, tokens, a_.attended);
+  clock_->begin(Phase::other);
+  device_->to_operand(a_.attended, tokens * shape.q_heads * shape.head_dim, a_.heads);
+  project(w.o, w.o_bias, a_.heads, tokens, a_.x, true);
 }
 
-void Forward::project(const Matrix& weight, const std::vector<float>& bias, const float* x,
-                      std::int64_t tokens, std::vector<float>& out, bool accumulate) {
-  {
-    const ScopeTime time(times_.matmul);
-    device_.matmul(weight, x, tokens, accumulate, out.data());
+void Forward::mlp_part(const LayerWeights& w, std::int64_t tokens) {
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t operand = bytes_of(device_->operand_dtype());
+  clock_->begin(Phase::other);
+  device_->rms_norm(a_.x, w.mlp_norm.data, tokens, hidden,
+                    static_cast<float>(config_.rms_norm_eps), a_.hidden);
+  for (std::int64_t begin = 0; begin < tokens; begin += mlp_tokens) {
+    const std::int64_t count = std::min(mlp_tokens, tokens - begin);
+    const std::byte* x = a_.hidden + begin * hidden * operand;
+    project(w.gate, w.gate_bias, x, count, a_.gate);
+    project(w.up, w.up_bias, x, count, a_.up);
+    clock_->begin(Phase::other);
+    device_->silu_multiply(a_.gate, a_.up, count * config_.intermediate_size, a_.mlp);
+    project(w.down, w.down_bias, a_.mlp, count, a_.x + begin * hidden, true);
   }
+}
+
+void Forward::project(const Matrix& weight, const Vector& bias, const std::byte* x,
+                      std::int64_t tokens, float* out, bool accumulate) {
+  clock_->begin(Phase::matmul);
+  device_->matmul(weight, x, tokens, accumulate, out);
   if (bias.empty()) return;
-  const ScopeTime time(times_.other);
-  device_.add_bias(bias.data(), tokens, weight.out_features, out.data());
+  clock_->begin(Phase::other);
+  device_->add_bias(bias.data, tokens, weight.out_features, out);
 }
 
-void Forward::logits(const float* hidden, std::int64_t rows, float* out) {
-  const ScopeTime time(times_.matmul);
-  device_.matmul(weights_.lm_head, hidden, rows, false, out);
+void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
+  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
+  const std::int64_t step = std::min(logit_rows, chunk_);
+  for (std::int64_t done = 0; done < count; done += step) {
+    const std::int64_t rows = std::min(step, count - done);
+    clock_->begin(Phase::matmul);
+    device_->matmul(weights_.lm_head, a_.hidden + (begin + done) * row, rows, false, a_.logits);
+    clock_->end();
+    device_->copy_out(reinterpret_cast<const std::byte*>(a_.logits),
+                      rows * config_.vocab_size * bytes_of(DType::f32),
+                      out + done * config_.vocab_size);
+  }
+}
+
+Token Forward::best(std::int64_t at) {
+  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
+  clock_->begin(Phase::matmul);
+  device_->matmul(weights_.lm_head, a_.hidden + at * row, 1, false, a_.logits);
+  clock_->end();
+  return device_->argmax(a_.logits, config_.vocab_size);
+}
+
+ForwardTimes Forward::times() const {
+  const PhaseSeconds seconds = clock_->seconds();
+  ForwardTimes times;
+  times.matmul = seconds[static_cast<std::size_t>(Phase::matmul)];
+  times.attention = seconds[static_cast<std::size_t>(Phase::attention)];
+  times.other = seconds[static_cast<std::size_t>(Phase::other)];
+  return times;
 }
 
 }  // namespace topkv

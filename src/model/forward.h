@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -15,37 +16,60 @@ namespace topkv {
 
 /// Attention of the next tokens of one layer: takes q, k, v (post-RoPE), keeps k and v, and writes
 /// attention over everything it lets each token see. q, out: [tokens, q_heads, head_dim];
-/// k, v: [tokens, kv_heads, head_dim].
+/// k, v: [tokens, kv_heads, head_dim]; float32, in the device's memory.
 using AttendFn = std::function<void(std::int64_t layer, const float* q, const float* k,
-                                    const float* v, float* out, std::int64_t tokens)>;
+                                    const float* v, std::int64_t tokens, float* out)>;
 
-/// Runs tokens through the network, chunk by chunk. Owns the activations of one chunk. One thread
-/// at a time; weights and device outlive it.
+/// Runs tokens through the network, chunk by chunk. Owns the activations of one chunk, allocated
+/// once. One thread at a time; weights outlive it.
 class Forward {
  public:
-  Forward(const ModelConfig& config, const Weights& weights, const ComputeDevice& device);
+  /// chunk: most tokens of one run. Throws OutOfMemory.
+  Forward(const ModelConfig& config, const Weights& weights,
+          const std::shared_ptr<ComputeDevice>& device, std::int64_t chunk);
 
-  /// The final hidden states [tokens, hidden], normalised, of tokens at positions first and on;
-  /// valid until the next call. REQUIRES: tokens within the vocabulary.
-  const float* run(std::span<const Token> tokens, std::int64_t first, const AttendFn& attend);
+  /// Device memory of the activations of a chunk.
+  static std::int64_t bytes(const ModelConfig& config, const ComputeDevice& device,
+                            std::int64_t chunk);
 
-  /// Logits [rows, vocab] of hidden states [rows, hidden].
-  void logits(const float* hidden, std::int64_t rows, float* out);
+  std::int64_t chunk() const { return chunk_; }
 
-  /// Seconds so far. attention includes what attend spent searching.
-  const ForwardTimes& times() const { return times_; }
+  /// Takes tokens at positions first and on; their final states stay until the next call.
+  /// REQUIRES: tokens within the vocabulary, at most chunk of them.
+  void run(std::span<const Token> tokens, std::int64_t first, const AttendFn& attend);
+
+  /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
+  void logits(std::int64_t begin, std::int64_t count, float* out);
+  /// The most likely token after token `at` of the last run.
+  Token best(std::int64_t at);
+
+  /// Seconds so far. attention includes what attend spent searching. Waits for the device.
+  ForwardTimes times() const;
 
  private:
-  void layer(std::int64_t l, std::int64_t tokens, const RopeAngles& angles, const AttendFn& attend);
-  void project(const Matrix& weight, const std::vector<float>& bias, const float* x,
-               std::int64_t tokens, std::vector<float>& out, bool accumulate = false);
+  /// The activations, one behind the other in a buffer.
+  struct Activations {
+    float *x, *q, *k, *v, *attended, *gate, *up, *logits, *cos, *sin;
+    std::byte *hidden, *heads, *mlp;  // operands
+  };
+  static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
+                              std::byte* memory, Activations& out);
+
+  void layer(std::int64_t l, std::int64_t tokens, const AttendFn& attend);
+  void attention_part(const LayerWeights& w, std::int64_t l, std::int64_t tokens,
+                      const AttendFn& attend);
+  void mlp_part(const LayerWeights& w, std::int64_t tokens);
+  void project(const Matrix& weight, const Vector& bias, const std::byte* x, std::int64_t tokens,
+               float* out, bool accumulate = false);
 
   const ModelConfig& config_;
   const Weights& weights_;
-  const ComputeDevice& device_;
+  std::shared_ptr<ComputeDevice> device_;
+  std::int64_t chunk_;
+  Buffer memory_;
+  Activations a_{};
   RopeTable rope_;
-  std::vector<float> x_, normed_, q_, k_, v_, attended_, gate_, up_;
-  ForwardTimes times_;
+  std::unique_ptr<PhaseClock> clock_;
 };
 
 }  // namespace topkv

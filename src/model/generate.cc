@@ -12,21 +12,34 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t prompt_chunk = 256;  // bounds activations and the block of queries searched
+/// A forward pass of the model, given back at the end.
+class Lease {
+ public:
+  explicit Lease(const Model::Impl& model) : model_(model), forward_(model.take_forward()) {}
+  ~Lease() { model_.keep(std::move(forward_)); }
+  Lease(const Lease&) = delete;  // gives back once
+  Lease& operator=(const Lease&) = delete;
+  Forward& operator*() const { return *forward_; }
 
-/// Runs tokens through a session, chunk by chunk; take(hidden, rows) gets each chunk's final
-/// states.
+ private:
+  const Model::Impl& model_;
+  std::unique_ptr<Forward> forward_;
+};
+
+/// Runs tokens through a session, chunk by chunk; take(count) is called after each chunk.
 template <class Take>
-void feed(Forward& forward, Session& session, std::span<const Token> tokens, const Take& take) {
+void feed(Forward& forward, ComputeDevice& device, Session& session, std::span<const Token> tokens,
+          const Take& take) {
   const AttendFn attend = [&session](std::int64_t layer, const float* q, const float* k,
-                                     const float* v, float* out, std::int64_t count) {
+                                     const float* v, std::int64_t count, float* out) {
     session.attend(layer, q, k, v, out, count);
   };
-  for (std::size_t begin = 0; begin < tokens.size(); begin += prompt_chunk) {
-    const auto chunk =
-        tokens.subspan(begin, std::min<std::size_t>(prompt_chunk, tokens.size() - begin));
-    const std::int64_t first = session.tokens();
-    take(forward.run(chunk, first, attend), static_cast<std::int64_t>(chunk.size()));
+  const auto chunk = static_cast<std::size_t>(session_chunk);
+  for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
+    const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
+    const auto lock = device.lock();
+    forward.run(piece, session.tokens(), attend);
+    take(static_cast<std::int64_t>(piece.size()));
   }
 }
 
@@ -41,23 +54,33 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
         fmt::format("{} tokens to generate; expected 0 or more", options.max_tokens));
   }
   impl_->check_tokens(prompt);
+  impl_->check_device(session);
   const ModelConfig& config = impl_->config;
+  ComputeDevice& device = *impl_->device.compute();
   Sampler sampler(options.sampling);
-  Forward forward(config, impl_->weights, impl_->device);
-  std::vector<float> logits(static_cast<std::size_t>(config.vocab_size));
-  const auto last_logits = [&](const float* hidden, std::int64_t rows) {
-    forward.logits(hidden + (rows - 1) * config.hidden_size, 1, logits.data());
+  const Lease lease(*impl_);
+  Forward& forward = *lease;
+  const bool greedy = options.sampling.temperature == 0;
+  std::vector<float> logits(greedy ? 0 : static_cast<std::size_t>(config.vocab_size));
+  Token next = 0;
+  const auto choose = [&](std::int64_t count) {
+    if (greedy) {
+      next = forward.best(count - 1);
+    } else {
+      forward.logits(count - 1, 1, logits.data());
+    }
   };
   const double searched_before = session.stats().search_seconds;
+  const ForwardTimes before = forward.times();
 
   GenerateResult result;
   const Stopwatch prompting;
-  feed(forward, session, prompt, last_logits);
+  feed(forward, device, session, prompt, choose);
   result.prompt_seconds = prompting.seconds();
 
   const Stopwatch decoding;
   while (static_cast<std::int64_t>(result.tokens.size()) < options.max_tokens) {
-    const Token token = sampler.sample(logits);
+    const Token token = greedy ? next : sampler.sample(logits);
     if (std::find(config.eos.begin(), config.eos.end(), token) != config.eos.end()) {
       result.ended = true;
       break;
@@ -65,11 +88,11 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     result.tokens.push_back(token);
     if (on_token && !on_token(token)) break;
     if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
-    feed(forward, session, std::span(&result.tokens.back(), 1), last_logits);
+    feed(forward, device, session, std::span(&result.tokens.back(), 1), choose);
     ++result.steps;
   }
   result.decode_seconds = decoding.seconds();
-  result.times = forward.times();
+  result.times = forward.times() - before;
   result.times.search = session.stats().search_seconds - searched_before;
   result.times.attention -= result.times.search;
   return result;
@@ -78,13 +101,15 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
 std::vector<float> Model::logits(Session& session, std::span<const Token> tokens) const {
   if (tokens.empty()) throw InvalidArgument("logits of no tokens; give at least one");
   impl_->check_tokens(tokens);
+  impl_->check_device(session);
   const ModelConfig& config = impl_->config;
-  Forward forward(config, impl_->weights, impl_->device);
+  const Lease lease(*impl_);
+  Forward& forward = *lease;
   std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.vocab_size));
   float* next = logits.data();
-  feed(forward, session, tokens, [&](const float* hidden, std::int64_t rows) {
-    forward.logits(hidden, rows, next);
-    next += rows * config.vocab_size;
+  feed(forward, *impl_->device.compute(), session, tokens, [&](std::int64_t count) {
+    forward.logits(0, count, next);
+    next += count * config.vocab_size;
   });
   return logits;
 }

@@ -7,11 +7,13 @@
 
 namespace topkv {
 
-Model::Impl::Impl(const std::filesystem::path& dir)
+Model::Impl::Impl(const std::filesystem::path& dir, const Device& on)
     : directory(dir),
+      device(on),
       config(ModelConfig::load(dir)),
       tensors(SafeTensors::open(dir)),
-      weights(Weights::load(tensors, config)) {
+      weights(Weights::load(tensors, config, *device.compute())) {
+  if (device.is_cuda()) keep(take_forward());
   const auto path = dir / "tokenizer.json";
   if (std::filesystem::exists(path)) {
     tokenizer = Tokenizer::load(path);
@@ -33,8 +35,32 @@ void Model::Impl::check_tokens(std::span<const Token> tokens) const {
   }
 }
 
-Model Model::load(const std::filesystem::path& directory) {
-  return Model(std::make_unique<Impl>(directory));
+void Model::Impl::check_device(const Session& session) const {
+  if (session.device().compute() == device.compute()) return;
+  throw InvalidArgument(fmt::format("the session is on {}, the model on {}; open the session with "
+                                    "the model's device()",
+                                    session.device().name(), device.name()));
+}
+
+std::unique_ptr<Forward> Model::Impl::take_forward() const {
+  {
+    const std::lock_guard lock(idle_mutex);
+    if (!idle.empty()) {
+      std::unique_ptr<Forward> forward = std::move(idle.back());
+      idle.pop_back();
+      return forward;
+    }
+  }
+  return std::make_unique<Forward>(config, weights, device.compute(), session_chunk);
+}
+
+void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
+  const std::lock_guard lock(idle_mutex);
+  idle.push_back(std::move(forward));
+}
+
+Model Model::load(const std::filesystem::path& directory, const Device& device) {
+  return Model(std::make_unique<Impl>(directory, device));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -43,6 +69,7 @@ Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 
 const ModelConfig& Model::config() const { return impl_->config; }
+const Device& Model::device() const { return impl_->device; }
 
 const Tokenizer& Model::tokenizer() const {
   if (!impl_->tokenizer) {

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "src/device/compute_device.h"
 #include "src/model/forward.h"
@@ -13,18 +16,41 @@
 
 namespace topkv {
 
+/// Tokens of a prompt, or of a step, given to a session at a time: bounds the activations and the
+/// block of queries searched.
+inline constexpr std::int64_t session_chunk = 256;
+
+/// Prefill chunks that are tried, largest first, until one fits the device's memory.
+std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice& device,
+                                  const PrefillOptions& options, std::int64_t tokens,
+                                  std::int64_t room);
+/// Device memory of a prefill beside the weights.
+std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& device,
+                           const PrefillOptions& options, std::int64_t chunk);
+
 struct Model::Impl {
-  explicit Impl(const std::filesystem::path& directory);
+  Impl(const std::filesystem::path& directory, const Device& device);
 
   /// Throws InvalidArgument naming the first token outside the vocabulary.
   void check_tokens(std::span<const Token> tokens) const;
 
+  /// Throws InvalidArgument when the session is on another device than the model.
+  void check_device(const Session& session) const;
+
+  /// A forward pass for sessions; give it back with keep. Made at load on a device, where nothing is
+  /// to be allocated later on (unless several threads generate at once).
+  std::unique_ptr<Forward> take_forward() const;
+  void keep(std::unique_ptr<Forward> forward) const;
+
   std::filesystem::path directory;
+  Device device;
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
   SafeTensors tensors;
-  Weights weights;  // views into tensors
-  const ComputeDevice& device = host_device();
+  Weights weights;  // views into tensors, or on the device
+
+  mutable std::mutex idle_mutex;
+  mutable std::vector<std::unique_ptr<Forward>> idle;
 };
 
 }  // namespace topkv

@@ -3,64 +3,88 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/context/index_growth.h"
+#include "src/context/prefill_context.h"
+#include "src/core/stopwatch.h"
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
 #include "topkv/error.h"
 
 namespace topkv {
-namespace {
-
-/// Attention of a prefill: rows go to the builder, queries see what the prefill mode allows.
-AttendFn attend_in(ContextBuilder& builder, const PrefillAttention& attention) {
-  return [&builder, &attention](std::int64_t layer, const float* q, const float* k, const float* v,
-                                float* out, std::int64_t tokens) {
-    const AttentionShape& shape = builder.shape();
-    builder.append(layer,
-                   TensorView::tokens_first(k, DType::f32, tokens, shape.kv_heads, shape.head_dim),
-                   TensorView::tokens_first(v, DType::f32, tokens, shape.kv_heads, shape.head_dim));
-    builder.attend(layer,
-                   TensorView::tokens_first(q, DType::f32, tokens, shape.q_heads, shape.head_dim),
-                   out, attention);
-  };
-}
-
-}  // namespace
 
 std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
                                               const PrefillOptions& options,
                                               const ProgressFn& progress,
                                               ForwardTimes* times) const {
   if (tokens.empty()) throw InvalidArgument("prefill was given no tokens; it needs at least one");
-  if (options.chunk < 1) {
+  if (options.chunk < 0) {
     throw InvalidArgument(
-        fmt::format("prefill chunk of {} tokens; expected at least 1", options.chunk));
+        fmt::format("prefill chunk of {} tokens; expected at least 1, or 0 for what suits the "
+                    "device",
+                    options.chunk));
   }
   impl_->check_tokens(tokens);
+  const ModelConfig& config = impl_->config;
+  const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
   ContextBuilder builder(
-      impl_->config.attention,
+      config.attention,
       {.capacity = total, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});
-  Forward forward(impl_->config, impl_->weights, impl_->device);
-  const AttendFn attend = attend_in(builder, options.attention);
-  for (std::int64_t begin = 0; begin < total; begin += options.chunk) {
-    const std::int64_t count = std::min(options.chunk, total - begin);
-    forward.run(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)),
-                begin, attend);
+  RowStore& store = PrefillContext::store(builder);
+  const DeviceMemory memory = device->memory();
+  const std::int64_t chunk =
+      choose_prefill_chunk(config, *device, options, total, memory.ceiling - memory.used);
+  Forward forward(config, impl_->weights, device, chunk);
+  const auto attention = device->prefill_attention(
+      config.attention, PrefillContext::visibility(config.attention, options.attention), chunk,
+      store);
+  const AttendFn attend = [&](std::int64_t layer, const float* q, const float* k, const float* v,
+                              std::int64_t count, float* out) {
+    attention->attend(layer, q, k, v, count, out);
+  };
+  IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), store,
+                     config.attention, *attention);
+  for (std::int64_t begin = 0; begin < total; begin += chunk) {
+    const std::int64_t count = std::min(chunk, total - begin);
+    {
+      const auto lock = device->lock();
+      forward.run(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)),
+                  begin, attend);
+      if (begin + count == total) attention->finish();
+    }
     if (progress) progress({"prefill", "tokens", begin + count, total});
   }
-  if (times != nullptr) *times += forward.times();
-  return builder.freeze();
+  const Stopwatch indexing;
+  std::shared_ptr<const Context> context = PrefillContext::freeze(builder, growth.finish());
+  for (const std::string& spec : options.indices) context = context->with_index(spec, progress);
+  if (times != nullptr) {
+    *times += forward.times();
+    times->indexing += indexing.seconds();
+  }
+  return context;
 }
 
 std::vector<float> Model::logits(std::span<const Token> tokens) const {
   if (tokens.empty()) throw InvalidArgument("logits of no tokens; give at least one");
   impl_->check_tokens(tokens);
+  const ModelConfig& config = impl_->config;
+  const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
-  ContextBuilder builder(impl_->config.attention, {.capacity = total, .dtype = DType::f32});
-  Forward forward(impl_->config, impl_->weights, impl_->device);
-  std::vector<float> logits(static_cast<std::size_t>(total * impl_->config.vocab_size));
-  const PrefillAttention dense;
-  forward.logits(forward.run(tokens, 0, attend_in(builder, dense)), total, logits.data());
+  const DType dtype = device->is_cuda() ? DType::bf16 : DType::f32;
+  ContextBuilder builder(config.attention, {.capacity = total, .dtype = dtype});
+  const auto lock = device->lock();
+  Forward forward(config, impl_->weights, device, total);
+  const auto attention = device->prefill_attention(
+      config.attention, PrefillContext::visibility(config.attention, {}), total,
+      PrefillContext::store(builder));
+  forward.run(tokens, 0,
+              [&](std::int64_t layer, const float* q, const float* k, const float* v,
+                  std::int64_t count, float* out) {
+                attention->attend(layer, q, k, v, count, out);
+              });
+  attention->finish();
+  std::vector<float> logits(static_cast<std::size_t>(total * config.vocab_size));
+  forward.logits(0, total, logits.data());
   return logits;
 }
 

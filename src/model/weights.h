@@ -1,5 +1,6 @@
 // The weights of a decoder, by name and shape, as Hugging Face checkpoints of the Llama line name
-// them. Matrices stay in the mapped file; the small vectors are widened to float32.
+// them. On the host matrices stay in the mapped file; on another device they are copied to it. The
+// small vectors are widened to float32.
 #pragma once
 
 #include <vector>
@@ -10,24 +11,38 @@
 
 namespace topkv {
 
+/// float32 values in a device's memory; not owned.
+struct Vector {
+  const float* data = nullptr;
+  std::int64_t size = 0;
+
+  bool empty() const { return size == 0; }
+};
+
 struct LayerWeights {
-  std::vector<float> input_norm;  // [hidden]
+  Vector input_norm;  // [hidden]
   Matrix q, k, v, o;
-  std::vector<float> q_bias, k_bias, v_bias, o_bias;  // empty: none
-  std::vector<float> q_norm, k_norm;                  // [head_dim]; empty: none
-  std::vector<float> mlp_norm;                        // [hidden]
+  Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
+  Vector q_norm, k_norm;                  // [head_dim]; empty: none
+  Vector mlp_norm;                        // [hidden]
   Matrix gate, up, down;
-  std::vector<float> gate_bias, up_bias, down_bias;  // empty: none
+  Vector gate_bias, up_bias, down_bias;  // empty: none
 };
 
 struct Weights {
   Matrix embedding;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
-  std::vector<float> final_norm;
+  Vector final_norm;
   Matrix lm_head;  // [vocab, hidden]; the embedding when tied
+  Buffer storage;  // what is not in the mapped file
 
-  /// Views into tensors, which must outlive the weights. Throws FileError naming the tensor.
-  static Weights load(const SafeTensors& tensors, const ModelConfig& config);
+  /// Views into tensors, which must outlive the weights, or copies in the device's memory.
+  /// Throws FileError naming the tensor, OutOfMemory.
+  static Weights load(const SafeTensors& tensors, const ModelConfig& config, ComputeDevice& device);
+
+  /// Device memory that load takes.
+  static std::int64_t bytes(const SafeTensors& tensors, const ModelConfig& config,
+                            const ComputeDevice& device);
 };
 
 }  // namespace topkv

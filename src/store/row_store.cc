@@ -135,6 +135,14 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   sizes_[static_cast<std::size_t>(layer)] = start + tokens;
 }
 
+RowStore::Arrays RowStore::arrays(std::int64_t layer, std::int64_t kv_head) const {
+  return {array(layer, kv_head, Half::keys), array(layer, kv_head, Half::values)};
+}
+
+void RowStore::extend(std::int64_t layer, std::int64_t tokens) {
+  sizes_[static_cast<std::size_t>(layer)] += tokens;
+}
+
 void RowStore::copy_from(const RowStore& other) {
   for (std::size_t layer = 0; layer < sizes_.size(); ++layer) {
     const auto l = static_cast<std::int64_t>(layer);

@@ -11,7 +11,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/core/memory.h"
@@ -35,6 +37,20 @@ class RowStore {
   /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, capacity is
   /// exceeded, or a value is NaN, infinite or beyond the dtype's range.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
+
+  /// Where rows of one (layer, KV head) lie: [capacity, head_dim] each. For a writer that puts rows
+  /// there itself, already rounded and checked, and then calls extend.
+  struct Arrays {
+    std::byte* keys = nullptr;
+    std::byte* values = nullptr;
+  };
+  Arrays arrays(std::int64_t layer, std::int64_t kv_head) const;
+  /// The layer's next tokens have been put in its arrays. REQUIRES: room for them.
+  void extend(std::int64_t layer, std::int64_t tokens);
+
+  /// All arrays as one piece of memory, and something to be kept as long as it (a page-lock).
+  Region& region() { return region_; }
+  void keep(std::shared_ptr<void> kept) { kept_ = std::move(kept); }
 
   /// Copies the rows that `other` has in every layer. REQUIRES: same shape and dtype, this empty,
   /// capacity enough.
@@ -60,6 +76,7 @@ class RowStore {
   std::int64_t half_bytes_;          // of one K or V
   std::int64_t array_bytes_;         // of one array, padded to whole pages
   Region region_;                    // [layers, kv_heads, 2, array_bytes]
+  std::shared_ptr<void> kept_;       // goes before region_
   std::vector<std::int64_t> sizes_;  // per layer, tokens
 };
 

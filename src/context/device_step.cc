@@ -1,0 +1,192 @@
+// A session's step when q, k and v come from a device: the window's part is computed there while
+// the host searches; rows found are attended on either side, and the device merges.
+#include <algorithm>
+#include <cstring>
+
+#include "src/context/session_state.h"
+#include "src/core/stopwatch.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t gather_grain = 128;  // rows that a thread gathers at a time
+constexpr std::int64_t prefetch_ahead = 8;  // rows
+
+/// Adds the time since the last call to a counter.
+class Lap {
+ public:
+  void operator()(double& counter) {
+    counter += watch_.seconds();
+    watch_ = Stopwatch();
+  }
+
+ private:
+  Stopwatch watch_;
+};
+
+/// Copies rows positions[begin, end) of the view to places begin and on of the piece.
+void gather(const RowsView& rows, const std::vector<std::int64_t>& positions, std::int64_t begin,
+            std::int64_t end, std::int64_t place, const FetchPiece& piece) {
+  const auto bytes = static_cast<std::size_t>(rows.stride_bytes);
+  for (std::int64_t i = begin; i < end; ++i) {
+    const std::int64_t ahead = positions[static_cast<std::size_t>(
+        std::min(i + prefetch_ahead, static_cast<std::int64_t>(positions.size()) - 1))];
+    for (std::size_t byte = 0; byte < bytes; byte += 64) {
+      __builtin_prefetch(rows.key(ahead) + byte);
+      __builtin_prefetch(rows.value(ahead) + byte);
+    }
+    const std::int64_t position = positions[static_cast<std::size_t>(i)];
+    const std::size_t to = static_cast<std::size_t>(place + i) * bytes;
+    std::memcpy(piece.keys + to, rows.key(position), bytes);
+    std::memcpy(piece.values + to, rows.value(position), bytes);
+  }
+}
+
+}  // namespace
+
+SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
+                           std::int64_t context_tokens) {
+  SessionShape out;
+  out.attention = shape;
+  out.window = options.window;
+  out.sinks = options.sinks;
+  out.dense_layers = std::min(options.dense_layers, shape.layers);
+  if (options.attend_on == AttendOn::device) {
+    out.lists = options.select_by == SelectBy::group ? shape.kv_heads : shape.q_heads;
+    const std::vector<std::int64_t> k = options.k.resolve(shape.layers);
+    out.list_rows =
+        std::min(*std::max_element(k.begin(), k.end()), context_tokens + options.capacity);
+  }
+  return out;
+}
+
+void Session::State::open_on_device() {
+  if (context->dtype() != DType::bf16) {
+    throw InvalidArgument(
+        "a session on a CUDA device reads rows in bf16; the context holds " +
+        std::string(name_of(context->dtype())) + ": prefill it with kv_dtype bf16");
+  }
+  const auto lock = device.compute()->lock();
+  on_device =
+      device.compute()->session_attention(session_shape(shape, options, context->tokens()));
+  const std::int64_t n = context->tokens();
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::int64_t end = n + own.size(layer);
+    views.clear();
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+      views.push_back(context->rows(layer, head));
+    on_device->load(layer, views, 0, end);
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+      views[static_cast<std::size_t>(head)] = own.rows(layer, head);
+    on_device->load(layer, views, n, end);
+  }
+}
+
+void Session::State::device_step(std::int64_t layer, const float* q, const float* k_new,
+                                 const float* v_new, std::int64_t tokens, float* out,
+                                 void* stream) {
+  const auto lock = device.compute()->lock();
+  const std::int64_t q_width = shape.q_heads * shape.head_dim;
+  const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
+  constexpr std::int64_t most = SessionShape().max_tokens;
+  for (std::int64_t begin = 0; begin < tokens; begin += most) {
+    device_piece(layer, q + begin * q_width, k_new + begin * kv_width, v_new + begin * kv_width,
+                 std::min(most, tokens - begin), out + begin * q_width, stream);
+  }
+}
+
+void Session::State::device_piece(std::int64_t layer, const float* q, const float* k_new,
+                                  const float* v_new, std::int64_t tokens, float* out,
+                                  void* stream) {
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t first = context->tokens() + own.size(layer);
+  StepTimes& time = times(layer);
+  Lap lap;
+  const DeviceSession::Step step =
+      on_device->begin(layer, q, k_new, v_new, tokens, first, stream);
+  lap(time.q_out);
+  check_queries(layer, step.q, tokens);
+  append(layer, step.k, step.v);
+  lap(time.append);
+  if (!retrieves(layer) && shape.window_of(layer) == 0) {
+    attend_earlier(layer, first);
+    lap(time.copy);
+  }
+  const TokenQueries queries{step.q, tokens, shape.q_heads * d, d, first};
+  PartialView found{nullptr, nullptr, 0, d};
+  if (searches(layer, queries)) {
+    search_all(layer, queries);
+    lap = Lap();
+    if (options.attend_on == AttendOn::device && tokens == 1) {
+      send_found(layer);
+      lap = Lap();
+    } else {
+      exact.reset(tokens * shape.q_heads, d);
+      found = exact.view();
+      attend_found(layer, queries, found);
+      lap(time.attend);
+    }
+  }
+  on_device->finish(layer, found, out);
+  lap(time.merge);
+}
+
+/// Dense layers: all rows before the resident window, from both stores.
+void Session::State::attend_earlier(std::int64_t layer, std::int64_t first) {
+  const std::int64_t end = on_device->window_begin(layer, first);
+  const std::int64_t n = context->tokens();
+  const auto attend = [&](std::int64_t count, const auto& rows_of) {
+    if (count <= 0) return;
+    views.clear();
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+      views.push_back(rows_of(head));
+      views.back().count = count;
+    }
+    on_device->attend_all(layer, views);
+  };
+  attend(std::min(end, n), [&](std::int64_t head) { return context->rows(layer, head); });
+  attend(end - n, [&](std::int64_t head) { return own.rows(layer, head); });
+}
+
+/// Gathers the rows found, KV head by KV head, each on its way while the next is gathered.
+void Session::State::send_found(std::int64_t layer) {
+  StepTimes& time = times(layer);
+  Lap lap;
+  const bool shared = options.select_by == SelectBy::group;
+  const std::int64_t lists = shared ? 1 : shape.group();
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    const Selector& selector = heads[static_cast<std::size_t>(head)].selector;
+    const RowsView from_context = context->rows(layer, head);
+    const RowsView from_own = own.rows(layer, head);
+    pieces.clear();
+    std::int64_t longest = 0;
+    for (std::int64_t i = 0; i < lists; ++i) {
+      const Selection& selection = selector.of(i);
+      const auto count =
+          static_cast<std::int64_t>(selection.context.size() + selection.own.size());
+      pieces.push_back(on_device->stage(head * lists + i, count));
+      longest = std::max(longest, count);
+      stats.rows_retrieved += shared ? count * shape.group() : count;
+    }
+    const std::int64_t blocks = (longest + gather_grain - 1) / gather_grain;
+    parallel_for(lists * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t task = begin; task < end; ++task) {
+        const FetchPiece& piece = pieces[static_cast<std::size_t>(task / blocks)];
+        const Selection& selection = selector.of(task / blocks);
+        const auto context_rows = static_cast<std::int64_t>(selection.context.size());
+        const std::int64_t from = task % blocks * gather_grain;
+        const std::int64_t to = std::min(from + gather_grain, piece.count);
+        gather(from_context, selection.context, from, std::min(to, context_rows), 0, piece);
+        gather(from_own, selection.own, std::max<std::int64_t>(0, from - context_rows),
+               to - context_rows, context_rows, piece);
+      }
+    });
+    lap(time.gather);
+    on_device->send(pieces);
+    lap(time.copy);
+  }
+}
+
+}  // namespace topkv

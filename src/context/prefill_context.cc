@@ -1,0 +1,30 @@
+#include "src/context/prefill_context.h"
+
+#include <fmt/format.h>
+
+#include "topkv/error.h"
+
+namespace topkv {
+
+CausalWindow PrefillContext::visible(const AttentionShape& shape, std::int64_t layer,
+                                     const PrefillAttention& attention) {
+  if (const std::int64_t sliding = shape.window_of(layer); sliding > 0) return {sliding, 0};
+  if (attention.mode == Prefill::dense) return {};
+  if (attention.window < 1 || attention.sinks < 0) {
+    throw InvalidArgument(
+        fmt::format("prefill window of {} tokens with {} sinks; expected at least 1 and 0",
+                    attention.window, attention.sinks));
+  }
+  return {attention.window, attention.sinks};
+}
+
+PrefillVisibility PrefillContext::visibility(const AttentionShape& shape,
+                                             const PrefillAttention& attention) {
+  PrefillVisibility all;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    all.push_back(visible(shape, layer, attention));
+  }
+  return all;
+}
+
+}  // namespace topkv

@@ -1,0 +1,84 @@
+// What a session holds, and the parts of its step that host and device sessions share.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "src/attention/block_attention.h"
+#include "src/context/retrieval.h"
+#include "src/device/compute_device.h"
+#include "src/store/row_store.h"
+#include "topkv/attention.h"
+#include "topkv/session.h"
+
+namespace topkv {
+
+/// What a device is asked for by a session with these options.
+SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
+                           std::int64_t context_tokens);
+
+struct Session::State {
+  /// What one KV head needs for one step; kept between steps.
+  struct HeadStep {
+    Selector selector;
+    std::vector<float> queries;                  // [tokens x group, dim]
+    std::vector<PositionRange> context_allowed;  // per query
+    std::vector<PositionRange> own_allowed;
+    Partial retrieved;
+  };
+
+  State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
+
+  bool retrieves(std::int64_t layer) const {
+    return shape.window_of(layer) == 0 && layer >= options.dense_layers;
+  }
+  KeyIndex& own_index(std::int64_t layer, std::int64_t head) {
+    return *own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)];
+  }
+  StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
+
+  // session.cc: what host and device share
+  void check_turn(std::int64_t layer, std::int64_t tokens) const;
+  void check_queries(std::int64_t layer, const float* q, std::int64_t tokens) const;
+  void append(std::int64_t layer, const TensorView& k, const TensorView& v);
+  bool searches(std::int64_t layer, const TokenQueries& queries) const;
+  void search_all(std::int64_t layer, const TokenQueries& queries);
+  void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void attend_found(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void measure_recall(std::int64_t layer, std::int64_t head);
+
+  // session.cc: a step whose tensors are in host memory
+  void host_step(std::int64_t layer, const float* q, const float* k, const float* v,
+                 std::int64_t tokens, float* out);
+  void attend_visible(std::int64_t layer, const TokenQueries& queries, PartialView out);
+
+  // device_step.cc: a step whose tensors are in a device's memory
+  void device_step(std::int64_t layer, const float* q, const float* k, const float* v,
+                   std::int64_t tokens, float* out, void* stream);
+  void device_piece(std::int64_t layer, const float* q, const float* k, const float* v,
+                    std::int64_t tokens, float* out, void* stream);
+  void attend_earlier(std::int64_t layer, std::int64_t first);
+  void send_found(std::int64_t layer);
+  void open_on_device();
+
+  std::shared_ptr<const Context> context;
+  RetrievalOptions options;
+  Device device;
+  AttentionShape shape;
+  std::vector<std::int64_t> k;                         // per layer
+  RowStore own;                                        // rows of the session's own tokens
+  std::vector<std::unique_ptr<KeyIndex>> own_indices;  // [layers, kv_heads], over own
+  std::unique_ptr<DeviceSession> on_device;            // null on the host
+  SessionStats stats;
+  std::vector<StepTimes> step_times;  // per layer
+
+  std::vector<HeadStep> heads;
+  Partial exact;
+  Partial own_part;
+  std::vector<RowSpan> spans;    // per KV head
+  std::vector<RowsView> views;   // per KV head
+  std::vector<FetchPiece> pieces;  // of one KV head
+};
+
+}  // namespace topkv

@@ -1,0 +1,14 @@
+// Prefill attention on the host's cores, over rows where they lie.
+#pragma once
+
+#include <memory>
+
+#include "src/device/device_attention.h"
+
+namespace topkv {
+
+std::unique_ptr<DevicePrefill> make_host_prefill(const AttentionShape& shape,
+                                                    const PrefillVisibility& visible,
+                                                    RowStore& store);
+
+}  // namespace topkv

@@ -1,0 +1,63 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "src/context/prefill_context.h"
+#include "src/context/session_state.h"
+#include "src/model/forward.h"
+#include "src/model/model_impl.h"
+
+namespace topkv {
+
+std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& device,
+                           const PrefillOptions& options, std::int64_t chunk) {
+  return Forward::bytes(config, device, chunk) +
+         device.prefill_attention_bytes(
+             config.attention, PrefillContext::visibility(config.attention, options.attention),
+             chunk);
+}
+
+std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice& device,
+                                  const PrefillOptions& options, std::int64_t tokens,
+                                  std::int64_t room) {
+  if (options.chunk > 0) return std::min(options.chunk, tokens);
+  std::int64_t chunk = device.prefill_chunk();
+  constexpr std::int64_t smallest = 256;
+  while (device.is_cuda() && chunk > smallest &&
+         prefill_bytes(config, device, options, chunk) > room) {
+    chunk /= 2;
+  }
+  return std::min(chunk, tokens);
+}
+
+DevicePlan Model::plan(const std::filesystem::path& directory, const Device& device,
+                       const PrefillOptions& prefill, const RetrievalOptions& retrieval) {
+  const ModelConfig config = ModelConfig::load(directory);
+  const ComputeDevice& compute = *device.compute();
+  DevicePlan plan;
+  constexpr std::int64_t any_tokens = std::int64_t{1} << 60;
+  if (!device.is_cuda()) {
+    plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, 0);
+    return plan;
+  }
+  const DeviceMemory memory = device.memory();
+  const SafeTensors tensors = SafeTensors::open(directory);
+  const std::int64_t weights = Weights::bytes(tensors, config, compute);
+  const std::int64_t step = Forward::bytes(config, compute, session_chunk);
+  const std::int64_t always = memory.used + weights + step;
+  plan.ceiling = memory.ceiling;
+  plan.chunk =
+      choose_prefill_chunk(config, compute, prefill, any_tokens, memory.ceiling - always);
+  const std::int64_t prefilling = prefill_bytes(config, compute, prefill, plan.chunk);
+  const std::int64_t session =
+      compute.session_attention_bytes(session_shape(config.attention, retrieval, any_tokens));
+  plan.items = {{"CUDA context, libraries, workspaces", memory.used},
+                {"weights", weights},
+                {"activations of a step", step},
+                {fmt::format("prefill in chunks of {} tokens", plan.chunk), prefilling},
+                {"session: window, sinks, fetched rows", session}};
+  plan.peak = always + std::max(prefilling, session);
+  return plan;
+}
+
+}  // namespace topkv
