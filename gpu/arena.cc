@@ -36,12 +36,6 @@ std::string raise_to(std::int64_t bytes) {
 
 }  // namespace
 
-CurrentDevice::CurrentDevice(int device) {
-  TOPKV_CUDA(cudaGetDevice(&before_));
-  TOPKV_CUDA(cudaSetDevice(device));
-}
-CurrentDevice::~CurrentDevice() { cudaSetDevice(before_); }
-
 std::shared_ptr<Arena> Arena::make(int device, std::int64_t ceiling, std::int64_t libraries,
                                    const DriverMemory& driver) {
   if (ceiling < libraries) {
@@ -80,7 +74,7 @@ Buffer Arena::allocate(std::int64_t bytes, std::string_view what) {
           fmt::format("device memory for {} under a ceiling of {} bytes", what, ceiling_), bytes,
           ceiling_ - before, raise_to(after));
     }
-    const CurrentDevice current(device_);
+    TOPKV_CUDA(cudaSetDevice(device_));
     void* data = nullptr;
     const cudaError_t status = cudaMalloc(&data, static_cast<std::size_t>(bytes));
     if (status == cudaErrorMemoryAllocation) {

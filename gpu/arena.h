@@ -5,7 +5,8 @@
 // of 1 MiB or more takes whole pages of 2 MiB; smaller ones share pages. The CUDA context and the
 // code of its libraries count from the start.
 // Ownership: a Buffer gives its memory back when it goes, and keeps the arena alive until then.
-// Threads: all members are safe from many threads. Freeing waits for the device's work, as cudaFree
+// Threads: all members are safe from many threads; allocate leaves the device current in the
+// calling thread. Freeing waits for the device's work, as cudaFree
 // does, so a buffer may be dropped while work that was begun still uses it.
 #pragma once
 
@@ -22,18 +23,6 @@
 #include "topkv/device.h"
 
 namespace topkv::gpu {
-
-/// Makes a device the calling thread's current one while it lives.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device);
-  ~CurrentDevice();
-  CurrentDevice(const CurrentDevice&) = delete;  // belongs to one scope
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-
- private:
-  int before_ = 0;
-};
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:

@@ -1,0 +1,37 @@
+// Matrix products on a CUDA device: bf16 operands, float32 sums and results. The one place that
+// uses cuBLAS, which allocates nothing of its own once it has a workspace.
+#pragma once
+
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "src/device/compute_device.h"
+
+namespace topkv::gpu {
+
+class Cublas {
+ public:
+  /// All products run on the stream, which outlives this, of the current device.
+  explicit Cublas(cudaStream_t stream);
+  ~Cublas();
+  Cublas(const Cublas&) = delete;  // owns its handle
+  Cublas& operator=(const Cublas&) = delete;
+
+  /// Bytes of workspace that let cuBLAS choose among all its kernels on any architecture.
+  static constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;
+  /// REQUIRES: before the first product; workspace_bytes bytes.
+  void set_workspace(Buffer workspace);
+
+  /// out = x W^T (+ out when accumulate). x: [tokens, in], weight: [out_features, in],
+  /// out: [tokens, out_features], all row-major. Asynchronous. Throws Error when cuBLAS refuses.
+  void multiply(const __nv_bfloat16* weight, std::int64_t out_features, std::int64_t in,
+                const __nv_bfloat16* x, std::int64_t tokens, bool accumulate, float* out);
+
+ private:
+  Buffer workspace_;  // outlives the handle
+  cublasHandle_t handle_ = nullptr;
+};
+
+}  // namespace topkv::gpu
