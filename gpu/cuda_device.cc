@@ -1,1 +1,233 @@
-// placeholder
+#include "gpu/cuda_device.h"
+
+#include <fmt/format.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "gpu/elementwise.h"
+#include "gpu/phase_clock.h"
+#include "gpu/prefill.h"
+#include "gpu/session.h"
+#include "src/core/convert.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr std::int64_t mib = 1 << 20;
+// Code that CUDA and cuBLAS load when a kernel is first used, and pages that small allocations
+// leave unfilled: nothing counts these as they come, so room is kept for them.
+constexpr std::int64_t lazy_code_bytes = 192 * mib;
+// The CUDA context and cuBLAS's handle where the driver cannot be asked what they take: about what
+// they took on devices where it can, rounded up.
+constexpr std::int64_t unmeasured_libraries_bytes = 768 * mib;
+constexpr std::int64_t embed_tokens = 8192;  // token ids on their way at a time
+
+std::string name_of(int number) {
+  cudaDeviceProp properties{};
+  TOPKV_CUDA(cudaGetDeviceProperties(&properties, number));
+  return fmt::format("{} (cuda:{})", properties.name, number);
+}
+
+std::shared_ptr<Arena> make_arena(int number, std::int64_t ceiling, const DriverMemory& driver) {
+  const std::int64_t libraries = driver.taken().value_or(unmeasured_libraries_bytes);
+  if (ceiling == 0) {
+    std::size_t left = 0;
+    std::size_t total = 0;
+    TOPKV_CUDA(cudaMemGetInfo(&left, &total));
+    const std::int64_t free_at_start =
+        std::min(static_cast<std::int64_t>(left) + libraries, static_cast<std::int64_t>(total));
+    ceiling = free_at_start / 10 * 9;
+  }
+  return Arena::make(number, ceiling, libraries + lazy_code_bytes, driver);
+}
+
+const __nv_bfloat16* bf16(const std::byte* data) {
+  return reinterpret_cast<const __nv_bfloat16*>(data);
+}
+__nv_bfloat16* bf16(std::byte* data) { return reinterpret_cast<__nv_bfloat16*>(data); }
+
+/// parallel_for over large pieces. Isolated: a thread that waits in here, holding the device's
+/// lock, must not take up other work that would wait for the lock.
+template <class Body>
+void fill_parallel(std::int64_t count, const Body& body) {
+  constexpr std::int64_t grain = 1 << 17;
+  if (count <= grain) {
+    body(std::int64_t{0}, count);
+  } else {
+    oneapi::tbb::this_task_arena::isolate([&] { parallel_for(count, grain, body); });
+  }
+}
+
+/// to[i] = value i of from, for i in [0, count), as bf16.
+void convert(const std::byte* from, DType dtype, std::int64_t count, std::byte* to) {
+  if (dtype == DType::bf16) {
+    std::memcpy(to, from, static_cast<std::size_t>(count * bytes_of(dtype)));
+    return;
+  }
+  std::array<float, 2048> values;
+  const auto most = static_cast<std::int64_t>(values.size());
+  for (std::int64_t i = 0; i < count; i += most) {
+    const std::int64_t n = std::min(most, count - i);
+    to_float(from + i * bytes_of(dtype), dtype, n, values.data());
+    from_float(values.data(), n, DType::bf16, to + i * bytes_of(DType::bf16));
+  }
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(int number, std::int64_t ceiling, const DriverMemory& driver)
+    : number_(number),
+      name_(name_of(number)),
+      cublas_(stream_),
+      arena_(make_arena(number, ceiling, driver)),
+      tokens_(arena_->allocate(embed_tokens * std::int64_t{sizeof(Token)}, "device")),
+      argmax_scratch_(arena_->allocate(argmax_scratch_bytes(), "device")),
+      argmax_best_(arena_->allocate(sizeof(Token), "device")),
+      argmax_result_(sizeof(Token)),
+      staging_(stream_) {
+  cublas_.set_workspace(arena_->allocate(Cublas::workspace_bytes, "matrix product workspace"));
+  try_kernels();
+}
+
+// What was begun must end before the memory that it uses goes.
+CudaDevice::~CudaDevice() {
+  cudaSetDevice(number_);
+  cudaStreamSynchronize(stream_);
+}
+
+void CudaDevice::try_kernels() {
+  TOPKV_CUDA(
+      cudaMemsetAsync(tokens_.data(), 0, static_cast<std::size_t>(tokens_.bytes()), stream_));
+  try {
+    to_bf16(tokens_.floats(), 1, bf16(argmax_best_.data()), stream_);
+    stream_.synchronize();
+  } catch (const Error& error) {
+    throw Unsupported(fmt::format(
+        "{} cannot run this topkv's kernels: {}; build it with CMAKE_CUDA_ARCHITECTURES=native",
+        name_, error.what()));
+  }
+}
+
+std::unique_lock<std::recursive_mutex> CudaDevice::lock() {
+  std::unique_lock lock(mutex_);
+  TOPKV_CUDA(cudaSetDevice(number_));
+  return lock;
+}
+
+std::unique_ptr<PhaseClock> CudaDevice::phase_clock() {
+  return std::make_unique<CudaPhaseClock>(stream_);
+}
+
+void CudaDevice::copy_in(const void* host, std::int64_t bytes, std::byte* to) {
+  const auto* from = static_cast<const std::byte*>(host);
+  staging_.send(bytes, to, [from](std::byte* piece, std::int64_t first, std::int64_t count) {
+    fill_parallel(count, [&](std::int64_t begin, std::int64_t end) {
+      std::memcpy(piece + begin, from + first + begin, static_cast<std::size_t>(end - begin));
+    });
+  });
+}
+
+void CudaDevice::copy_out(const std::byte* from, std::int64_t bytes, void* host) {
+  TOPKV_CUDA(cudaMemcpyAsync(host, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost,
+                             stream_));
+  stream_.synchronize();
+}
+
+std::int64_t CudaDevice::upload_bytes(const Matrix& host) const {
+  return host.out_features * host.in_features * bytes_of(DType::bf16);
+}
+
+Matrix CudaDevice::upload(const Matrix& host, std::byte* storage) {
+  const std::int64_t size = bytes_of(DType::bf16);
+  staging_.send(upload_bytes(host), storage,
+                [&](std::byte* piece, std::int64_t first, std::int64_t count) {
+                  const std::byte* from = host.data + first / size * bytes_of(host.dtype);
+                  fill_parallel(count / size, [&](std::int64_t begin, std::int64_t end) {
+                    convert(from + begin * bytes_of(host.dtype), host.dtype, end - begin,
+                            piece + begin * size);
+                  });
+                });
+  return {storage, DType::bf16, host.out_features, host.in_features};
+}
+
+void CudaDevice::embed(const Matrix& table, std::span<const Token> tokens, float* out) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  auto* ids = reinterpret_cast<Token*>(tokens_.data());
+  for (std::int64_t first = 0; first < count; first += embed_tokens) {
+    const std::int64_t n = std::min(embed_tokens, count - first);
+    // In the order of the stream, so after the kernel that reads the tokens before these.
+    copy_in(tokens.data() + first, n * std::int64_t{sizeof(Token)}, tokens_.data());
+    gpu::embed(bf16(table.data), ids, n, table.in_features, out + first * table.in_features,
+               stream_);
+  }
+}
+
+void CudaDevice::matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens,
+                        bool accumulate, float* out) {
+  cublas_.multiply(bf16(weight.data), weight.out_features, weight.in_features, bf16(x), tokens,
+                   accumulate, out);
+}
+
+void CudaDevice::add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) {
+  gpu::add_bias(bias, rows, width, x, stream_);
+}
+
+void CudaDevice::rms_norm(const float* x, const float* weight, std::int64_t rows,
+                          std::int64_t width, float epsilon, std::byte* out) {
+  gpu::rms_norm(x, weight, rows, width, epsilon, bf16(out), stream_);
+}
+
+void CudaDevice::head_norm(const float* weight, std::int64_t rows, std::int64_t width,
+                           float epsilon, float* x) {
+  gpu::rms_norm(x, weight, rows, width, epsilon, x, stream_);
+}
+
+void CudaDevice::rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
+                      std::int64_t head_dim, float* x) {
+  gpu::rope(angles.cos, angles.sin, tokens, heads, head_dim, x, stream_);
+}
+
+void CudaDevice::silu_multiply(const float* gate, const float* up, std::int64_t count,
+                               std::byte* out) {
+  gpu::silu_multiply(gate, up, count, bf16(out), stream_);
+}
+
+void CudaDevice::to_operand(const float* x, std::int64_t count, std::byte* out) {
+  to_bf16(x, count, bf16(out), stream_);
+}
+
+Token CudaDevice::argmax(const float* logits, std::int64_t count) {
+  if (count == 0) throw InvalidArgument("argmax of no logits; expected at least one");
+  auto* best = reinterpret_cast<Token*>(argmax_best_.data());
+  gpu::argmax(logits, count, best, argmax_scratch_.data(), stream_);
+  copy_out(argmax_best_.data(), sizeof(Token), argmax_result_.data());
+  return *argmax_result_.as<Token>();
+}
+
+std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShape& shape,
+                                                             const PrefillVisibility& visible,
+                                                             std::int64_t chunk, RowStore& store) {
+  return make_prefill_attention(*this, shape, visible, chunk, store);
+}
+
+std::int64_t CudaDevice::prefill_attention_bytes(const AttentionShape& shape,
+                                                 const PrefillVisibility& visible,
+                                                 std::int64_t chunk) const {
+  return gpu::prefill_attention_bytes(shape, visible, chunk);
+}
+
+std::unique_ptr<DeviceSession> CudaDevice::session_attention(const SessionShape& shape) {
+  return make_session_attention(*this, shape);
+}
+
+std::int64_t CudaDevice::session_attention_bytes(const SessionShape& shape) const {
+  return gpu::session_attention_bytes(shape);
+}
+
+}  // namespace topkv::gpu

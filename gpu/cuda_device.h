@@ -1,0 +1,96 @@
+// A CUDA device as the forward pass sees it: one compute stream, on which all operations run in
+// the order of the calls, and an arena that all memory comes from.
+//
+// Threads: allocate and memory are safe from many threads; everything else belongs to the thread
+// that holds lock(), which also makes the device current in that thread (and leaves it so).
+// Arithmetic allocates nothing and waits for nothing but room in the staging ring.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "gpu/arena.h"
+#include "gpu/cublas.h"
+#include "gpu/driver_memory.h"
+#include "gpu/handles.h"
+#include "gpu/staging.h"
+#include "src/device/compute_device.h"
+
+namespace topkv::gpu {
+
+class CudaDevice final : public ComputeDevice {
+ public:
+  /// Opens the calling thread's current device, whose number this is. ceiling: bytes, the CUDA
+  /// context included; 0: nine tenths of what is free. driver: made before the context was.
+  /// Throws OutOfMemory when the ceiling leaves no room, Unsupported when this build has no code
+  /// for the device's architecture.
+  CudaDevice(int number, std::int64_t ceiling, const DriverMemory& driver);
+  ~CudaDevice() override;
+
+  const Stream& compute_stream() const { return stream_; }
+  Arena& arena() { return *arena_; }
+
+  bool is_cuda() const override { return true; }
+  std::string name() const override { return name_; }
+  DeviceMemory memory() const override { return arena_->memory(); }
+  std::unique_lock<std::recursive_mutex> lock() override;
+  DType operand_dtype() const override { return DType::bf16; }
+  std::int64_t prefill_chunk() const override { return 8192; }
+  std::unique_ptr<PhaseClock> phase_clock() override;
+
+  Buffer allocate(std::int64_t bytes, std::string_view what) override {
+    return arena_->allocate(bytes, what);
+  }
+  void copy_in(const void* host, std::int64_t bytes, std::byte* to) override;
+  void copy_out(const std::byte* from, std::int64_t bytes, void* host) override;
+  void synchronize() override { stream_.synchronize(); }
+  Matrix upload(const Matrix& host, std::byte* storage) override;
+  std::int64_t upload_bytes(const Matrix& host) const override;
+
+  void embed(const Matrix& table, std::span<const Token> tokens, float* out) override;
+  void matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens, bool accumulate,
+              float* out) override;
+  void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) override;
+  void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
+                float epsilon, std::byte* out) override;
+  void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
+                 float* x) override;
+  void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
+            std::int64_t head_dim, float* x) override;
+  void silu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override;
+  void to_operand(const float* x, std::int64_t count, std::byte* out) override;
+  Token argmax(const float* logits, std::int64_t count) override;
+
+  std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
+                                                   const PrefillVisibility& visible,
+                                                   std::int64_t chunk, RowStore& store) override;
+  std::int64_t prefill_attention_bytes(const AttentionShape& shape,
+                                       const PrefillVisibility& visible,
+                                       std::int64_t chunk) const override;
+  std::unique_ptr<DeviceSession> session_attention(const SessionShape& shape) override;
+  std::int64_t session_attention_bytes(const SessionShape& shape) const override;
+
+ private:
+  /// Runs one kernel, so that a device without code for it is refused now.
+  void try_kernels();
+
+  const int number_;
+  const std::string name_;
+  std::recursive_mutex mutex_;
+  Stream stream_;
+  Cublas cublas_;
+  std::shared_ptr<Arena> arena_;  // made last of what its account of libraries measures
+  Buffer tokens_;                 // [embed_tokens] token ids
+  Buffer argmax_scratch_;
+  Buffer argmax_best_;          // one Token
+  PinnedBuffer argmax_result_;  // its host copy
+  Staging staging_;
+};
+
+}  // namespace topkv::gpu

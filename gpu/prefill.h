@@ -1,0 +1,23 @@
+// Attention of a prefill on a CUDA device: rows stream to the store while tiles of earlier rows
+// stream back from it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "src/device/device_attention.h"
+
+namespace topkv::gpu {
+
+class CudaDevice;
+
+/// The contracts of ComputeDevice::prefill_attention and prefill_attention_bytes. The device
+/// outlives what is made.
+std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
+                                                      const AttentionShape& shape,
+                                                      const PrefillVisibility& visible,
+                                                      std::int64_t chunk, RowStore& store);
+std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
+                                     std::int64_t chunk);
+
+}  // namespace topkv::gpu
