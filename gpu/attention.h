@@ -55,7 +55,8 @@ bool attention_supports(std::int64_t head_dim);
 
 /// The partial of the queries over the rows that they may see; merged into what `partial` holds, or
 /// written over it. A query that sees nothing gives the empty partial (0, -inf).
-/// Asynchronous, on stream. Throws Error when the launch fails.
+/// Asynchronous, on stream. Throws Unsupported for another head dim, InvalidArgument unless
+/// scale > 0, rows.count <= ring and all counts are at most 2^30, Error when the launch fails.
 void attend(const AttentionQueries& queries, const DeviceRows& rows,
             const DeviceVisibility& visible, const DevicePartial& partial, Into into,
             cudaStream_t stream);
