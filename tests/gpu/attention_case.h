@@ -1,6 +1,7 @@
 // An attention problem with random operands, its way to the device, and its answer in float64.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +16,20 @@
 #include "tests/reference.h"
 
 namespace test {
+
+using topkv::gpu::DeviceArray;
+
+inline std::vector<__nv_bfloat16> to_bf16(const std::vector<float>& values) {
+  std::vector<__nv_bfloat16> out;
+  out.reserve(values.size());
+  for (const float x : values) out.push_back(__float2bfloat16(x));
+  return out;
+}
+
+/// What overwrite must not read.
+inline std::vector<float> not_numbers(std::int64_t count) {
+  return std::vector<float>(static_cast<std::size_t>(count), NAN);
+}
 
 struct Shape {
   std::int64_t head_dim = 64;
@@ -45,12 +60,8 @@ class AttentionCase {
         device_keys_(to_bf16(slotted(keys_))),
         device_values_(to_bf16(slotted(values_))),
         device_counts_(shape.counts),
-        out_(heads() * shape.head_dim),
-        lse_(heads()) {
-    // What overwrite must not read.
-    out_.copy_in(std::vector<float>(static_cast<std::size_t>(out_.size()), NAN));
-    lse_.copy_in(std::vector<float>(static_cast<std::size_t>(lse_.size()), NAN));
-  }
+        out_(not_numbers(heads() * shape.head_dim)),
+        lse_(not_numbers(heads())) {}
 
   std::int64_t q_heads() const { return shape_.kv_heads * shape_.group; }
   std::int64_t heads() const { return shape_.tokens * q_heads(); }
@@ -81,7 +92,7 @@ class AttentionCase {
   void attend(std::int64_t begin, std::int64_t end, topkv::gpu::Into into) {
     topkv::gpu::attend(queries(), rows(begin, end), shape_.visible, partial(), into, nullptr);
   }
-  Answer answer() const { return {out_.copy_out(), lse_.copy_out()}; }
+  Answer answer() const { return {out_.read(), lse_.read()}; }
 
   /// Against float64, element by element.
   ///
