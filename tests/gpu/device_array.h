@@ -22,11 +22,13 @@ class DeviceArray {
       : DeviceArray(static_cast<std::int64_t>(values.size()), skew) {
     TOPKV_CUDA(
         cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    TOPKV_CUDA(cudaDeviceSynchronize());
   }
   /// Every byte is `pattern`.
   explicit DeviceArray(std::int64_t count, std::int64_t skew = 0) : count_(count), skew_(skew) {
     TOPKV_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory_), bytes()));
     TOPKV_CUDA(cudaMemset(memory_, pattern, bytes()));
+    TOPKV_CUDA(cudaDeviceSynchronize());  // streams of ours do not wait for this one
   }
   ~DeviceArray() { cudaFree(memory_); }
   DeviceArray(const DeviceArray&) = delete;  // owns its memory
