@@ -25,3 +25,5 @@ if(TOPKV_CUDA)
   set(CMAKE_CUDA_STANDARD 17)  # of the .cu files: CMake 3.25 knows no later one
   list(APPEND TOPKV_WARNINGS $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${TOPKV_WERROR}>>:-Werror=all-warnings>)
 endif()
+
+include(${CMAKE_CURRENT_LIST_DIR}/CudnnFrontend.cmake)

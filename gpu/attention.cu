@@ -5,6 +5,7 @@
 #include "gpu/attention.h"
 #include "gpu/attention_kernel.cuh"
 #include "gpu/handles.h"
+#include "gpu/merge_weights.cuh"
 #include "topkv/error.h"
 
 namespace topkv::gpu {

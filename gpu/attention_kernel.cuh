@@ -240,8 +240,9 @@ __device__ __forceinline__ void raise_max(const AttentionTask& task,
       high = fmaxf(high, __shfl_xor_sync(0xffffffffU, high, 2));
       running.max[f][half] = high;
       // A row that has seen nothing yet keeps sums of 0: 2^(-inf - 0), never inf - inf.
-      offsets[f][half] = high == -INFINITY ? 0.0F : high * task.scale_log2;
-      shrink[f][half] = exp2_fast(before * task.scale_log2 - offsets[f][half]);
+      offsets[f][half] = high == -INFINITY ? 0.0F : __fmul_rn(high, task.scale_log2);
+      // Not fused: an unchanged maximum must give exactly 1, however many tiles there are.
+      shrink[f][half] = exp2_fast(__fmul_rn(before, task.scale_log2) - offsets[f][half]);
       changed = changed || high != before;
     }
   }
@@ -293,18 +294,6 @@ __device__ __forceinline__ void multiply_values(const AttentionTask& task, std::
       }
     }
   }
-}
-
-/// Factors of the partial that is there and of the new one, and the lse of both together.
-struct Weights {
-  float before, now, lse;
-};
-__device__ __forceinline__ Weights merge_weights(float before, float now) {
-  const float high = fmaxf(before, now);
-  if (high == -INFINITY) return {1.0F, 0.0F, high};
-  const float a = expf(before - high);
-  const float b = expf(now - high);
-  return {a / (a + b), b / (a + b), high + logf(a + b)};
 }
 
 /// The block's rows and the keys that they may see, then the loop over key tiles.
