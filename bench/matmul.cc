@@ -19,7 +19,7 @@ struct Shape {
 }  // namespace
 
 int main() {
-  const topkv::ComputeDevice& device = topkv::host_device();
+  topkv::ComputeDevice& device = *topkv::host_device();
   const double peak = bench::matmul_peak();
   const double bandwidth = bench::read_bandwidth();
   fmt::print("oneDNN float32 peak {:.0f} GFLOP/s, streaming read {:.1f} GB/s\n\n", peak / 1e9,
@@ -43,8 +43,10 @@ int main() {
       for (std::size_t i = 0; i < x.size(); ++i)
         x[i] = static_cast<float>(static_cast<int>(i * 104729 % 199) - 99) / 100.0F;
       std::vector<float> out(static_cast<std::size_t>(tokens * shape.out));
-      const double seconds = bench::median_seconds(
-          7, [&] { device.matmul(weight, x.data(), tokens, false, out.data()); });
+      const double seconds = bench::median_seconds(7, [&] {
+        device.matmul(weight, reinterpret_cast<const std::byte*>(x.data()), tokens, false,
+                      out.data());
+      });
       // The weights hold multiples of 1/128 below 1: exact in bf16, so float64 sums are the truth.
       for (const std::int64_t at :
            {std::int64_t{0}, tokens * shape.out / 2, tokens * shape.out - 1}) {

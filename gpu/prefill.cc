@@ -1,1 +1,295 @@
-// placeholder
+#include "gpu/prefill.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "gpu/attention.h"
+#include "gpu/cuda_device.h"
+#include "gpu/elementwise.h"
+#include "gpu/faults.h"
+#include "gpu/page_lock.h"
+#include "gpu/row_stream.h"
+#include "src/store/row_store.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr std::int64_t largest_tile = 32768;  // rows
+constexpr std::int64_t alignment = 256;
+constexpr std::int64_t in_flight = 2;  // chunks whose rows are on their way at a time
+
+/// Rows of a tile: large enough that a copy takes less time than the chunk's attention over it.
+std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
+  std::int64_t longest = 64;
+  for (const CausalWindow& window : visible) {
+    longest = std::max(longest,
+                       window.window == 0 ? largest_tile : std::max(window.window, window.sinks));
+  }
+  return std::min({longest, largest_tile, std::max<std::int64_t>(1024, 4 * chunk)});
+}
+
+/// Pieces of device memory, one behind the other.
+struct Layout {
+  std::int64_t queries, lse, packed, tiles, bad, total;
+
+  Layout(const AttentionShape& shape, std::int64_t chunk, std::int64_t tile) {
+    std::int64_t used = 0;
+    const auto place = [&](std::int64_t bytes) {
+      const std::int64_t at = used;
+      used += (bytes + alignment - 1) / alignment * alignment;
+      return at;
+    };
+    const std::int64_t row = shape.head_dim * bytes_of(DType::bf16);
+    queries = place(chunk * shape.q_heads * row);
+    lse = place(chunk * shape.q_heads * bytes_of(DType::f32));
+    packed = place(in_flight * shape.kv_heads * 2 * chunk * row);
+    tiles = place(RowStream::bytes(shape.kv_heads, shape.head_dim, tile));
+    bad = place(in_flight * shape.layers * 8);
+    total = used;
+  }
+};
+
+class CudaPrefill final : public DevicePrefill {
+ public:
+  CudaPrefill(CudaDevice& device, const AttentionShape& shape, const PrefillVisibility& visible,
+              std::int64_t chunk, RowStore& store)
+      : compute_(device.compute_stream()),
+        shape_(shape),
+        visible_(visible),
+        chunk_(chunk),
+        store_(store),
+        tile_(tile_rows(visible, chunk)),
+        layout_(shape, chunk, tile_),
+        memory_(device.allocate(layout_.total, "prefill")),
+        tiles_(shape.kv_heads, shape.head_dim, tile_, memory_.data() + layout_.tiles),
+        bad_(in_flight * shape.layers * 8),
+        given_(static_cast<std::size_t>(shape.layers), 0),
+        rows_out_(static_cast<std::size_t>(shape.layers)),
+        arrived_(static_cast<std::size_t>(shape.layers)) {
+    if (!attention_supports(shape.head_dim)) {
+      throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
+                                    shape.head_dim));
+    }
+    if (store.dtype() != DType::bf16) {
+      throw Unsupported(
+          fmt::format("rows in {} on a CUDA device; it takes bf16 only", name_of(store.dtype())));
+    }
+    store.keep(page_lock(store.region().data(), store.region().bytes()));
+  }
+
+  ~CudaPrefill() override {
+    // Copies into the store may be under way after an error.
+    cudaStreamSynchronize(compute_);
+    cudaStreamSynchronize(out_);
+  }
+
+  void attend(std::int64_t layer, const float* q, const float* k, const float* v,
+              std::int64_t tokens, float* out) override {
+    if (layer == 0) begin_chunk(tokens);
+    const auto l = static_cast<std::size_t>(layer);
+    const std::int64_t first = given_[l];
+    tiles_.after(rows_out_[l]);  // of the chunk before: earlier rows are in the store
+    const DeviceRows own = take_rows(layer, k, v, tokens);
+
+    auto* q16 = reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries);
+    to_bf16(q, tokens * shape_.q_heads * shape_.head_dim, q16, compute_);
+    AttentionQueries queries;
+    queries.data = q16;
+    queries.tokens = tokens;
+    queries.q_heads = shape_.q_heads;
+    queries.kv_heads = shape_.kv_heads;
+    queries.head_dim = shape_.head_dim;
+    queries.first = first;
+    queries.scale = shape_.softmax_scale();
+    const DevicePartial partial{out, reinterpret_cast<float*>(memory_.data() + layout_.lse)};
+    const CausalWindow& visible = visible_[l];
+    gpu::attend(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite,
+                compute_);
+    for (const PositionRange& range : earlier(visible, first)) {
+      tiles_.stream(views(layer), range, compute_, [&](const DeviceRows& tile) {
+        gpu::attend(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge,
+                    compute_);
+      });
+    }
+    given_[l] = first + tokens;
+    if (layer == shape_.layers - 1) end_chunk();
+  }
+
+  void finish() override {
+    for (std::int64_t i = 0; i < in_flight; ++i) {
+      settle(static_cast<std::size_t>((chunks_ + i) % in_flight));
+    }
+  }
+
+  std::int64_t arrived(std::int64_t layer) const override {
+    return arrived_[static_cast<std::size_t>(layer)].load(std::memory_order_acquire);
+  }
+
+ private:
+  /// A chunk whose rows are on their way.
+  struct Flight {
+    std::int64_t tokens = 0;  // 0: none
+    std::int64_t first = 0;
+    Event computed;
+    Event copied;
+  };
+
+  __nv_bfloat16* packed(std::size_t slot) const {
+    return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.packed) +
+           static_cast<std::int64_t>(slot) * shape_.kv_heads * 2 * chunk_ * shape_.head_dim;
+  }
+  unsigned long long* bad_words(std::size_t slot) const {
+    return reinterpret_cast<unsigned long long*>(memory_.data() + layout_.bad) +
+           static_cast<std::int64_t>(slot) * shape_.layers;
+  }
+
+  /// Rows that tokens from `first` on may attend of those before `first`.
+  static std::vector<PositionRange> earlier(const CausalWindow& visible, std::int64_t first) {
+    if (visible.window == 0) return {{0, first}};
+    const std::int64_t begin = visible.begin(first);
+    std::vector<PositionRange> ranges;
+    const std::int64_t sinks = std::min(visible.sinks, begin);
+    if (sinks > 0) ranges.push_back({0, sinks});
+    if (begin < first) ranges.push_back({begin, first});
+    return ranges;
+  }
+
+  /// The store's arrays of a layer as views, whatever has arrived: copies wait for their rows.
+  std::span<const RowsView> views(std::int64_t layer) {
+    views_.clear();
+    const std::int64_t stride = shape_.head_dim * bytes_of(DType::bf16);
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      const RowStore::Arrays arrays = store_.arrays(layer, head);
+      views_.push_back(
+          {arrays.keys, arrays.values, DType::bf16, store_.capacity(), shape_.head_dim, stride});
+    }
+    return views_;
+  }
+
+  void begin_chunk(std::int64_t tokens) {
+    const auto slot = static_cast<std::size_t>(chunks_ % in_flight);
+    settle(slot);
+    Flight& flight = flights_[slot];
+    flight.tokens = tokens;
+    flight.first = given_[0];
+    TOPKV_CUDA(cudaMemsetAsync(bad_words(slot), 0xff, static_cast<std::size_t>(shape_.layers) * 8,
+                               compute_));
+  }
+
+  /// Rounds k and v to rows, and begins their way to the store. Two slots take turns by layer.
+  DeviceRows take_rows(std::int64_t layer, const float* k, const float* v, std::int64_t tokens) {
+    const auto l = static_cast<std::size_t>(layer);
+    const auto chunk_slot = static_cast<std::size_t>(chunks_ % in_flight);
+    const std::size_t slot = turn_++ % in_flight;
+    const std::int64_t d = shape_.head_dim;
+    const std::int64_t half = chunk_ * d;
+    __nv_bfloat16* to = packed(slot);
+    slot_free_[slot].block(compute_);
+    PackTarget target;
+    target.keys = to;
+    target.values = to + half;
+    target.head_stride = 2 * half;
+    pack_rows(k, v, tokens, shape_.kv_heads, d, target, bad_words(chunk_slot) + layer, compute_);
+    slot_full_[slot].record(compute_);
+    slot_full_[slot].block(out_);
+    inject_copy_delay(out_);
+    const auto bytes = static_cast<std::size_t>(tokens * d * bytes_of(DType::bf16));
+    const std::int64_t offset = given_[l] * d * bytes_of(DType::bf16);
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      const RowStore::Arrays arrays = store_.arrays(layer, head);
+      const __nv_bfloat16* from = to + head * 2 * half;
+      TOPKV_CUDA(cudaMemcpyAsync(arrays.keys + offset, from, bytes, cudaMemcpyDeviceToHost, out_));
+      TOPKV_CUDA(cudaMemcpyAsync(arrays.values + offset, from + half, bytes, cudaMemcpyDeviceToHost,
+                                 out_));
+    }
+    slot_free_[slot].record(out_);
+    rows_out_[l].record(out_);
+    DeviceRows own;
+    own.keys = to;
+    own.values = to + half;
+    own.head_stride = 2 * half;
+    own.first = given_[l];
+    own.count = tokens;
+    return own;
+  }
+
+  void end_chunk() {
+    const auto slot = static_cast<std::size_t>(chunks_ % in_flight);
+    auto* host = bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * shape_.layers;
+    TOPKV_CUDA(cudaMemcpyAsync(host, bad_words(slot), static_cast<std::size_t>(shape_.layers) * 8,
+                               cudaMemcpyDeviceToHost, compute_));
+    flights_[slot].computed.record(compute_);
+    flights_[slot].copied.record(out_);
+    ++chunks_;
+  }
+
+  /// Waits for a chunk and hands its rows over to the store.
+  void settle(std::size_t slot) {
+    Flight& flight = flights_[slot];
+    if (flight.tokens == 0) return;
+    flight.computed.synchronize();
+    flight.copied.synchronize();
+    const std::int64_t tokens = std::exchange(flight.tokens, 0);
+    const auto* bad =
+        bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * shape_.layers;
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      if (bad[layer] != all_finite) report(layer, bad[layer], flight.first);
+    }
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      store_.extend(layer, tokens);
+      arrived_[static_cast<std::size_t>(layer)].fetch_add(tokens, std::memory_order_release);
+    }
+  }
+
+  [[noreturn]] void report(std::int64_t layer, unsigned long long word, std::int64_t first) const {
+    const auto element = static_cast<std::int64_t>(word / 2);
+    const std::int64_t d = shape_.head_dim;
+    throw InvalidArgument(fmt::format(
+        "{} of layer {}, KV head {}, position {} is not finite at element {}; values must be "
+        "finite in bf16",
+        word % 2 == 0 ? "K" : "V", layer, element / d % shape_.kv_heads,
+        first + element / d / shape_.kv_heads, element % d));
+  }
+
+  const Stream& compute_;
+  AttentionShape shape_;
+  PrefillVisibility visible_;
+  std::int64_t chunk_;
+  RowStore& store_;
+  std::int64_t tile_;
+  Layout layout_;
+  Buffer memory_;
+  Stream out_;  // rows to the host
+  RowStream tiles_;
+  PinnedBuffer bad_;                 // host copies of the words
+  std::vector<std::int64_t> given_;  // tokens attended, per layer
+  std::vector<Event> rows_out_;      // per layer: its last rows have left
+  Event slot_full_[in_flight];       // packed rows are there
+  Event slot_free_[in_flight];       // and have left
+  Flight flights_[in_flight];
+  std::int64_t chunks_ = 0;
+  std::size_t turn_ = 0;
+  std::vector<RowsView> views_;
+  std::vector<std::atomic<std::int64_t>> arrived_;  // per layer
+};
+
+}  // namespace
+
+std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
+                                                      const AttentionShape& shape,
+                                                      const PrefillVisibility& visible,
+                                                      std::int64_t chunk, RowStore& store) {
+  return std::make_unique<CudaPrefill>(device, shape, visible, chunk, store);
+}
+
+std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
+                                     std::int64_t chunk) {
+  return Layout(shape, chunk, tile_rows(visible, chunk)).total;
+}
+
+}  // namespace topkv::gpu

@@ -1,1 +1,360 @@
-// placeholder
+#include "gpu/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "gpu/attention.h"
+#include "gpu/cuda_device.h"
+#include "gpu/elementwise.h"
+#include "gpu/faults.h"
+#include "gpu/row_stream.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr std::int64_t alignment = 256;
+constexpr std::int64_t dense_tile = 16384;  // rows of a dense layer on their way at a time
+
+/// Counts out pieces of memory.
+class Pieces {
+ public:
+  std::int64_t place(std::int64_t bytes) {
+    const std::int64_t at = used_;
+    used_ += (bytes + alignment - 1) / alignment * alignment;
+    return at;
+  }
+  std::int64_t used() const { return used_; }
+
+ private:
+  std::int64_t used_ = 0;
+};
+
+/// The resident rows of one layer: a ring of the last rows, and the sinks.
+struct LayerWindow {
+  std::int64_t window = 0;    // rows before a token that it attends, itself included
+  std::int64_t sinks = 0;     // rows
+  std::int64_t slots = 0;     // of the ring
+  std::int64_t ring_at = 0;   // bytes; [kv_heads, 2, slots, head_dim]
+  std::int64_t sinks_at = 0;  // bytes; [kv_heads, 2, sinks, head_dim]
+  bool dense = false;         // attends every row
+};
+
+/// Where everything lies in device memory and in page-locked memory.
+struct Layout {
+  std::vector<LayerWindow> layers;
+  std::int64_t queries, exact, lse, found, lists, counts, tiles, bad, device_bytes;
+  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_counts, host_bytes;
+
+  explicit Layout(const SessionShape& shape) {
+    const AttentionShape& a = shape.attention;
+    const std::int64_t f32 = bytes_of(DType::f32);
+    const std::int64_t row = a.head_dim * bytes_of(DType::bf16);
+    const std::int64_t heads = shape.max_tokens * a.q_heads;
+    Pieces device;
+    bool any_dense = false;
+    for (std::int64_t l = 0; l < a.layers; ++l) {
+      LayerWindow layer;
+      layer.window = a.window_of(l) > 0 ? a.window_of(l) : shape.window;
+      layer.dense = a.window_of(l) == 0 && l < shape.dense_layers;
+      layer.sinks = a.window_of(l) > 0 || layer.dense ? 0 : shape.sinks;
+      layer.slots = layer.window + shape.max_tokens;
+      layer.ring_at = device.place(a.kv_heads * 2 * layer.slots * row);
+      layer.sinks_at = device.place(a.kv_heads * 2 * layer.sinks * row);
+      any_dense = any_dense || layer.dense;
+      layers.push_back(layer);
+    }
+    const std::int64_t list_bytes = shape.lists * shape.list_rows * 2 * row;
+    queries = device.place(heads * row);
+    exact = device.place(heads * a.head_dim * f32);
+    lse = device.place(heads * f32);
+    found = device.place(heads * (a.head_dim + 1) * f32);
+    lists = device.place(list_bytes);
+    counts = device.place(shape.lists * 4);
+    tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, dense_tile) : 0);
+    bad = device.place(8);
+    device_bytes = device.used();
+
+    Pieces host;
+    host_q = host.place(heads * a.head_dim * f32);
+    host_k = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
+    host_v = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
+    host_found = host.place(heads * (a.head_dim + 1) * f32);
+    host_lists = host.place(list_bytes);
+    host_counts = host.place(shape.lists * 4);
+    host_bytes = host.used();
+  }
+
+  bool has_tiles() const { return bad > tiles; }
+};
+
+class CudaSession final : public DeviceSession {
+ public:
+  CudaSession(CudaDevice& device, const SessionShape& shape)
+      : compute_(device.compute_stream()),
+        shape_(shape),
+        attention_(shape_.attention),
+        layout_(shape),
+        memory_(device.allocate(layout_.device_bytes, "session")),
+        host_(layout_.host_bytes) {
+    if (!attention_supports(attention_.head_dim)) {
+      throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
+                                    attention_.head_dim));
+    }
+    if (layout_.has_tiles()) {
+      tiles_ = std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim, dense_tile,
+                                           memory_.data() + layout_.tiles);
+    }
+  }
+
+  ~CudaSession() override {
+    cudaStreamSynchronize(copies_);
+    cudaStreamSynchronize(compute_);
+  }
+
+  void load(std::int64_t layer, std::span<const RowsView> rows, std::int64_t first,
+            std::int64_t end) override {
+    const LayerWindow& window = of(layer);
+    const std::int64_t last = first + rows[0].count;
+    // Sinks, then as many of the last rows as any window of later tokens reaches back to.
+    put(layer, rows, first, {first, std::min(last, window.sinks)}, false);
+    put(layer, rows, first, {std::max(first, end - window.window), last}, true);
+    compute_.synchronize();
+  }
+
+  Step begin(std::int64_t layer, const float* q, const float* k, const float* v,
+             std::int64_t tokens, std::int64_t first, void* stream) override {
+    user_ = static_cast<cudaStream_t>(stream);
+    if (user_ != nullptr) {
+      given_.record(user_);
+      given_.block(compute_);
+    }
+    const std::int64_t d = attention_.head_dim;
+    copy_to_host(q, tokens * attention_.q_heads * d, layout_.host_q);
+    copy_to_host(k, tokens * attention_.kv_heads * d, layout_.host_k);
+    copy_to_host(v, tokens * attention_.kv_heads * d, layout_.host_v);
+    on_host_.record(compute_);
+
+    to_bf16(q, tokens * attention_.q_heads * d, at<__nv_bfloat16>(layout_.queries), compute_);
+    queries_.data = at<__nv_bfloat16>(layout_.queries);
+    queries_.tokens = tokens;
+    queries_.q_heads = attention_.q_heads;
+    queries_.kv_heads = attention_.kv_heads;
+    queries_.head_dim = d;
+    queries_.first = first;
+    queries_.scale = attention_.softmax_scale();
+    keep_rows(layer, k, v, tokens, first);
+    attend_window(layer, tokens, first);
+
+    lists_ = 0;
+    on_host_.synchronize();
+    Step step;
+    step.q = host<float>(layout_.host_q);
+    step.k = TensorView::tokens_first(host<float>(layout_.host_k), DType::f32, tokens,
+                                      attention_.kv_heads, d);
+    step.v = TensorView::tokens_first(host<float>(layout_.host_v), DType::f32, tokens,
+                                      attention_.kv_heads, d);
+    return step;
+  }
+
+  std::int64_t window_begin(std::int64_t layer, std::int64_t first) const override {
+    return std::max<std::int64_t>(0, first - of(layer).window + 1);
+  }
+
+  void attend_all(std::int64_t /*layer*/, std::span<const RowsView> rows) override {
+    tiles_->stream(rows, {0, rows[0].count}, compute_, [&](const DeviceRows& tile) {
+      gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
+    });
+  }
+
+  FetchPiece stage(std::int64_t list, std::int64_t count, std::int64_t most) override {
+    if (lists_ == 0) list_rows_ = most;
+    ++lists_;
+    host<std::int32_t>(layout_.host_counts)[list] = static_cast<std::int32_t>(count);
+    const std::int64_t bytes = list_rows_ * attention_.head_dim * bytes_of(DType::bf16);
+    std::byte* keys = host_.data() + layout_.host_lists + list * 2 * bytes;
+    return {list, count, keys, keys + bytes};
+  }
+
+  void send(std::span<const FetchPiece> pieces) override {
+    if (pieces.empty()) return;
+    // Lists lie behind each other, so those of consecutive numbers travel in one copy.
+    const FetchPiece& last = pieces.back();
+    const std::byte* begin = pieces.front().keys;
+    const std::byte* end = last.values + last.count * attention_.head_dim * bytes_of(DType::bf16);
+    std::byte* to = memory_.data() + layout_.lists + (begin - (host_.data() + layout_.host_lists));
+    inject_copy_delay(copies_);
+    TOPKV_CUDA(cudaMemcpyAsync(to, begin, static_cast<std::size_t>(end - begin),
+                               cudaMemcpyHostToDevice, copies_));
+  }
+
+  void finish(std::int64_t /*layer*/, PartialView found, float* out) override {
+    if (lists_ > 0) attend_lists();
+    if (found.heads > 0) merge_found(found);
+    const std::int64_t values = queries_.tokens * attention_.q_heads * attention_.head_dim;
+    TOPKV_CUDA(cudaMemcpyAsync(out, exact().out, static_cast<std::size_t>(values) * sizeof(float),
+                               cudaMemcpyDeviceToDevice, compute_));
+    if (user_ != nullptr) {
+      given_.record(compute_);
+      given_.block(user_);
+    }
+  }
+
+ private:
+  const LayerWindow& of(std::int64_t layer) const {
+    return layout_.layers[static_cast<std::size_t>(layer)];
+  }
+  template <class T>
+  T* at(std::int64_t offset) const {
+    return reinterpret_cast<T*>(memory_.data() + offset);
+  }
+  template <class T>
+  T* host(std::int64_t offset) const {
+    return reinterpret_cast<T*>(host_.data() + offset);
+  }
+  DevicePartial exact() const { return {at<float>(layout_.exact), at<float>(layout_.lse)}; }
+
+  void copy_to_host(const float* from, std::int64_t count, std::int64_t offset) {
+    inject_copy_delay(compute_);
+    TOPKV_CUDA(cudaMemcpyAsync(host_.data() + offset, from,
+                               static_cast<std::size_t>(count) * sizeof(float),
+                               cudaMemcpyDeviceToHost, compute_));
+  }
+
+  /// Copies rows of positions `range` to the ring (or the sinks); rows[head] begins at `first`.
+  void put(std::int64_t layer, std::span<const RowsView> rows, std::int64_t first,
+           PositionRange range, bool ring) {
+    const LayerWindow& window = of(layer);
+    const std::int64_t slots = ring ? window.slots : window.sinks;
+    const std::int64_t row = attention_.head_dim * bytes_of(DType::bf16);
+    std::byte* base = memory_.data() + (ring ? window.ring_at : window.sinks_at);
+    for (std::int64_t p = range.begin; p < range.end;) {
+      const std::int64_t slot = p % slots;
+      const std::int64_t count = std::min(range.end - p, slots - slot);
+      for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
+        const RowsView& from = rows[static_cast<std::size_t>(head)];
+        std::byte* keys = base + (head * 2 * slots + slot) * row;
+        const auto bytes = static_cast<std::size_t>(count * row);
+        TOPKV_CUDA(
+            cudaMemcpyAsync(keys, from.key(p - first), bytes, cudaMemcpyHostToDevice, compute_));
+        TOPKV_CUDA(cudaMemcpyAsync(keys + slots * row, from.value(p - first), bytes,
+                                   cudaMemcpyHostToDevice, compute_));
+      }
+      p += count;
+    }
+  }
+
+  DeviceRows ring(const LayerWindow& window, std::int64_t first, std::int64_t count) const {
+    DeviceRows rows;
+    rows.keys = at<__nv_bfloat16>(window.ring_at);
+    rows.values = rows.keys + window.slots * attention_.head_dim;
+    rows.head_stride = 2 * window.slots * attention_.head_dim;
+    rows.first = first;
+    rows.count = count;
+    rows.ring = window.slots;
+    return rows;
+  }
+
+  /// The new rows join the ring, and the sinks while these are not complete. What cannot be stored
+  /// is found on the host, which keeps the rows for good.
+  void keep_rows(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
+                 std::int64_t first) {
+    const LayerWindow& window = of(layer);
+    const std::int64_t d = attention_.head_dim;
+    auto* bad = at<unsigned long long>(layout_.bad);
+    PackTarget target;
+    target.keys = at<__nv_bfloat16>(window.ring_at);
+    target.values = target.keys + window.slots * d;
+    target.head_stride = 2 * window.slots * d;
+    target.first = first;
+    target.ring = window.slots;
+    pack_rows(k, v, tokens, attention_.kv_heads, d, target, bad, compute_);
+    const std::int64_t sinks = std::min(tokens, window.sinks - first);
+    if (sinks <= 0) return;
+    PackTarget first_rows;
+    first_rows.keys = at<__nv_bfloat16>(window.sinks_at) + first * d;
+    first_rows.values = first_rows.keys + window.sinks * d;
+    first_rows.head_stride = 2 * window.sinks * d;
+    pack_rows(k, v, sinks, attention_.kv_heads, d, first_rows, bad, compute_);
+  }
+
+  /// Sinks before the ring's rows, and the ring: two disjoint sets.
+  void attend_window(std::int64_t layer, std::int64_t tokens, std::int64_t first) {
+    const LayerWindow& window = of(layer);
+    const std::int64_t begin = window_begin(layer, first);
+    gpu::attend(queries_, ring(window, begin, first + tokens - begin),
+                {true, window.dense ? 0 : window.window, window.sinks}, exact(), Into::overwrite,
+                compute_);
+    const std::int64_t sinks = std::min(window.sinks, begin);
+    if (sinks == 0) return;
+    DeviceRows rows;
+    rows.keys = at<__nv_bfloat16>(window.sinks_at);
+    rows.values = rows.keys + window.sinks * attention_.head_dim;
+    rows.head_stride = 2 * window.sinks * attention_.head_dim;
+    rows.count = sinks;
+    gpu::attend(queries_, rows, {}, exact(), Into::merge, compute_);
+  }
+
+  void attend_lists() {
+    sent_.record(copies_);
+    auto* counts = at<std::int32_t>(layout_.counts);
+    TOPKV_CUDA(cudaMemcpyAsync(counts, host_.data() + layout_.host_counts,
+                               static_cast<std::size_t>(lists_) * sizeof(std::int32_t),
+                               cudaMemcpyHostToDevice, compute_));
+    sent_.block(compute_);
+    AttentionQueries queries = queries_;
+    queries.kv_heads = lists_;
+    DeviceRows rows;
+    rows.keys = at<__nv_bfloat16>(layout_.lists);
+    rows.values = rows.keys + list_rows_ * attention_.head_dim;
+    rows.head_stride = 2 * list_rows_ * attention_.head_dim;
+    rows.count = list_rows_;
+    rows.counts = counts;
+    gpu::attend(queries, rows, {}, exact(), Into::merge, compute_);
+  }
+
+  void merge_found(PartialView found) {
+    const std::int64_t values = found.heads * found.head_dim;
+    auto* staged = host<float>(layout_.host_found);
+    std::memcpy(staged, found.out, static_cast<std::size_t>(values) * sizeof(float));
+    std::memcpy(staged + values, found.lse, static_cast<std::size_t>(found.heads) * sizeof(float));
+    auto* device = at<float>(layout_.found);
+    inject_copy_delay(compute_);
+    TOPKV_CUDA(cudaMemcpyAsync(device, staged,
+                               static_cast<std::size_t>(values + found.heads) * sizeof(float),
+                               cudaMemcpyHostToDevice, compute_));
+    merge_partials(device, values, device + values, found.heads, 1, found.heads, found.head_dim,
+                   exact().out, exact().lse, compute_);
+  }
+
+  const Stream& compute_;
+  SessionShape shape_;
+  const AttentionShape& attention_;
+  Layout layout_;
+  Buffer memory_;
+  PinnedBuffer host_;
+  Stream copies_;                     // fetched rows to the device
+  std::unique_ptr<RowStream> tiles_;  // null: no dense layers
+  Event on_host_, given_, sent_;
+  cudaStream_t user_ = nullptr;  // of this step; null: none
+  AttentionQueries queries_;     // of this step
+  std::int64_t lists_ = 0;       // staged in this step
+  std::int64_t list_rows_ = 0;   // room of each
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceSession> make_session_attention(CudaDevice& device,
+                                                      const SessionShape& shape) {
+  return std::make_unique<CudaSession>(device, shape);
+}
+
+std::int64_t session_attention_bytes(const SessionShape& shape) {
+  return Layout(shape).device_bytes;
+}
+
+}  // namespace topkv::gpu

@@ -97,7 +97,7 @@ TEST(Prefill, BadInputIsRefusedBeforeWork) {
   EXPECT_THROW(bundled().prefill(none), InvalidArgument);
   EXPECT_THROW(bundled().prefill(wild), InvalidArgument);
   EXPECT_THROW(bundled().prefill(negative), InvalidArgument);
-  EXPECT_THROW(bundled().prefill(some, {.chunk = 0}), InvalidArgument);
+  EXPECT_THROW(bundled().prefill(some, {.chunk = -1}), InvalidArgument);
   EXPECT_THROW(bundled().prefill(some, {.memory_budget = 1000}), OutOfMemory);
 }
 

@@ -1,4 +1,5 @@
-// Where the arithmetic of a network runs: the host's cores, or a CUDA device under a memory ceiling.
+// Where the arithmetic of a network runs: the host's cores, or a CUDA device under a memory
+// ceiling.
 //
 // A Device is a shared handle: copies mean the same device, whose memory lives until the last
 // model, context and session made on it is gone. Rows of contexts stay in host memory either way.
@@ -26,10 +27,10 @@ struct MemoryItem {
 struct DeviceMemory {
   std::int64_t ceiling = 0;  ///< what topkv may take in all
   std::int64_t libraries =
-      0;                     ///< of it, taken by the CUDA context and kept for its libraries' code
-  std::int64_t used = 0;     ///< allocated now, libraries included
-  std::int64_t peak = 0;     ///< the most that was allocated at a time, libraries included
-  std::int64_t driver = 0;   ///< what this process takes as the driver has it; 0: not known
+      0;                    ///< of it, taken by the CUDA context and kept for its libraries' code
+  std::int64_t used = 0;    ///< allocated now, libraries included
+  std::int64_t peak = 0;    ///< the most that was allocated at a time, libraries included
+  std::int64_t driver = 0;  ///< what this process takes as the driver has it; 0: not known
   std::vector<MemoryItem> items = {};  ///< what `used` consists of
 };
 

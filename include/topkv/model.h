@@ -115,11 +115,10 @@ struct GenerateOptions {
 
 struct PrefillOptions {
   PrefillAttention attention = {};
-  DType kv_dtype = DType::bf16;  ///< a CUDA device takes bf16 only
-
-  // Options that change cost only (results up to rounding).
-  /// Tokens per step; bounds the activations. 0: what suits the device and its memory.
+  /// Tokens per step; bounds the activations. Does not change results beyond rounding. 0: what
+  /// suits the device and its memory.
   std::int64_t chunk = 0;
+  DType kv_dtype = DType::bf16;    ///< a CUDA device takes bf16 only
   std::int64_t memory_budget = 0;  ///< bytes for the rows; 0: what the machine has free
   /// Specs of indices that the context shall have. On a CUDA device those that grow key by key
   /// (hnsw) are built by the host's cores while the device computes; others at the end.
@@ -135,7 +134,9 @@ struct ForwardTimes {
   double other = 0;      ///< norms, RoPE, activations, embedding
   double total() const { return matmul + attention + search + indexing + other; }
   ForwardTimes& operator+=(const ForwardTimes& more) { return add(more, 1); }
-  ForwardTimes operator-(const ForwardTimes& less) const { return ForwardTimes(*this).add(less, -1); }
+  ForwardTimes operator-(const ForwardTimes& less) const {
+    return ForwardTimes(*this).add(less, -1);
+  }
 
  private:
   ForwardTimes& add(const ForwardTimes& more, double sign) {

@@ -82,9 +82,7 @@ struct StepTimes {
   double copy = 0;    ///< giving copies and device attention to the device
   double merge = 0;   ///< giving the merge to the device
 
-  double total() const {
-    return q_out + append + window + search + attend + gather + copy + merge;
-  }
+  double total() const { return q_out + append + window + search + attend + gather + copy + merge; }
 };
 
 /// What a session did, summed over its life.

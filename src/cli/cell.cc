@@ -10,6 +10,7 @@ static void to_json(cli::Json& json, const ForwardTimes& times) {
   json = {{"matmul", times.matmul},
           {"attention", times.attention},
           {"search", times.search},
+          {"indexing", times.indexing},
           {"other", times.other}};
 }
 
@@ -17,6 +18,7 @@ static void from_json(const cli::Json& json, ForwardTimes& times) {
   json.at("matmul").get_to(times.matmul);
   json.at("attention").get_to(times.attention);
   json.at("search").get_to(times.search);
+  json.at("indexing").get_to(times.indexing);
   json.at("other").get_to(times.other);
 }
 
@@ -53,6 +55,8 @@ void each_member(CellType& cell, const Visit& visit) {
   visit("answer_times", cell.answer_times);
   visit("seconds", cell.seconds);
   visit("peak_memory_bytes", cell.peak_memory_bytes);
+  visit("gpu_peak_bytes", cell.gpu_peak_bytes);
+  visit("device", cell.device);
   visit("kv_topk", cell.kv_topk);
   visit("kv_window", cell.kv_window);
   visit("kv_sinks", cell.kv_sinks);

@@ -38,7 +38,7 @@ struct Cell {
   double prefill_seconds = 0;
   double prefill_tokens_per_second = 0;
   ForwardTimes prefill_times = {};
-  double index_build_seconds = 0;
+  double index_build_seconds = 0;  ///< time to the first question that the index added
   std::int64_t index_bytes = 0;
   std::int64_t rows_bytes = 0;
 
@@ -47,11 +47,13 @@ struct Cell {
   std::int64_t decode_steps = 0;  ///< tokens decoded in decode_seconds
   double decode_seconds = 0;
   double decode_tokens_per_second = 0;
-  ForwardTimes answer_times = {};  ///< question and decoding
-  double seconds = 0;              ///< session from start to end
-  std::int64_t peak_memory_bytes = 0;
+  ForwardTimes answer_times = {};      ///< question and decoding
+  double seconds = 0;                  ///< session from start to end
+  std::int64_t peak_memory_bytes = 0;  ///< of the host
+  std::int64_t gpu_peak_bytes = 0;     ///< of the device, as topkv accounts for it
 
   // What it was run with.
+  std::string device;
   std::string kv_topk;
   std::int64_t kv_window = 0;
   std::int64_t kv_sinks = 0;

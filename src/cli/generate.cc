@@ -6,11 +6,13 @@
 #include <memory>
 
 #include "src/cli/commands.h"
+#include "src/cli/device_report.h"
 #include "src/cli/files.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
+#include "src/cli/profile.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
 #include "src/core/stopwatch.h"
@@ -26,6 +28,7 @@ struct GenerateFlags {
   SamplingFlags sampling;
   std::string prompt;
   std::vector<std::string> files;
+  bool profile = false;
   bool json = false;
 };
 
@@ -46,7 +49,8 @@ std::string context_text(const std::vector<std::string>& files) {
 
 Prefilled make_context(const Model& model, const GenerateFlags& flags, const std::string& text,
                        ProgressBar& progress) {
-  const PrefillOptions options = prefill_options(flags.prefill, flags.retrieval);
+  PrefillOptions options = prefill_options(flags.prefill, flags.retrieval);
+  if (flags.retrieval.indices.front() != "exact") options.indices = flags.retrieval.indices;
   Prefilled prefilled;
   if (text.empty()) {
     prefilled.context =
@@ -134,11 +138,18 @@ int run_generate(const GenerateFlags& flags) {
   const std::string text = context_text(flags.files);
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model.threads);
-  const Model model = Model::load(flags.model.directory);
+  const Device device = open_device(flags.model);
+  check_plan(
+      Model::plan(
+          flags.model.directory, device, prefill_options(flags.prefill, flags.retrieval),
+          retrieval_options(flags.retrieval,
+                            ModelConfig::load(flags.model.directory).attention.layers, "exact", 1)),
+      device);
+  const Model model = Model::load(flags.model.directory, device);
   const Tokenizer& tokenizer = model.tokenizer();
   ProgressBar progress = stderr_progress();
   Prefilled prefilled = make_context(model, flags, text, progress);
-  if (index != "exact") {
+  if (index != "exact") {  // an empty context has none yet
     prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
   }
   progress.finish();
@@ -150,15 +161,19 @@ int run_generate(const GenerateFlags& flags) {
   Figures figures;
   figures.prompt_tokens = static_cast<std::int64_t>(prompt.size());
   const AttentionShape& shape = model.config().attention;
-  Session session(prefilled.context, retrieval_options(flags.retrieval, shape.layers, index,
-                                                       figures.prompt_tokens + predict + 1));
+  Session session(
+      prefilled.context,
+      retrieval_options(flags.retrieval, shape.layers, index, figures.prompt_tokens + predict + 1),
+      device);
   Utf8Stream stream;
   const auto show = [&](const std::string& piece) {
     if (flags.json) return;
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
   };
+  std::vector<StepTimes> before_decoding;
   const auto on_token = [&](Token token) {
+    if (before_decoding.empty()) before_decoding = session.step_times();
     show(stream.push(tokenizer.bytes_of_token(token)));
     return !interrupted();
   };
@@ -176,6 +191,12 @@ int run_generate(const GenerateFlags& flags) {
     print_json(model, prefilled, result, figures, flags.prompt);
   } else {
     print_figures(prefilled, result, figures);
+    if (device.is_cuda()) fmt::print(stderr, "GPU memory {}\n", memory_account(device));
+  }
+  if (flags.profile) {
+    std::vector<StepTimes> decoding;
+    add_difference(decoding, session.step_times(), before_decoding);
+    std::fputs(profile_table(decoding, result.steps, result.decode_seconds).c_str(), stderr);
   }
   return interrupted() ? interrupted_status() : 0;
 }
@@ -192,6 +213,7 @@ Run add_generate(CLI::App& app) {
   add_flags(*command, flags->sampling);
   command->add_option("-p,--prompt", flags->prompt)->required();
   command->add_option("-f,--file", flags->files)->expected(1)->take_all();
+  command->add_flag("--profile", flags->profile);
   command->add_flag("--json", flags->json);
   return [flags] { return run_generate(*flags); };
 }

@@ -24,6 +24,8 @@ const char* const needle_help =
     R"(usage: topkv needle -m DIR [-c 128K,1M] [flags]                       [default] in brackets
 Hides facts at several depths of a long text, prefills it once and asks for each in its own session.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx LIST         tokens prefilled; K = Ki = 1024, M = Mi = 1024²: 4096,128K,1M [128K]
   --depths N|LIST        N depths spread evenly, or percent: 5,50,95 [10]
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
@@ -34,11 +36,13 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
-  --prefill-window N [1024]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   rows may take, such as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
   -o, --output DIR       results; the same command goes on where it stopped [out/needle]
+  --profile              where the time of a step went, layer by layer
   --kv-recall            also ask beside exact search, and report the share of its rows found
   --fresh                start over          --json   print cells as JSON lines
 examples:
@@ -50,6 +54,8 @@ const char* const generate_help =
     R"(usage: topkv generate -m DIR -p PROMPT [-f FILE]... [flags]           [default] in brackets
 Continues a prompt. Files become a frozen context before it, of which each step retrieves rows.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -p, --prompt TEXT      what to continue
   -f, --file FILE        text of the context; repeat for several, - is standard input
   -n, --predict N        tokens to generate at most [128]
@@ -58,8 +64,10 @@ Continues a prompt. Files become a frozen context before it, of which each step 
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
-  --prefill-window N [1024]   --chunk N [2048]   --mem SIZE   rows may take, such as 8GiB [free]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   rows may take, such as 8GiB [free]
+  --profile              where the time of a step went, layer by layer
   --json                 one JSON object at the end instead of text as it comes
 examples:
   topkv generate -m models/needle-14m -p "Once upon a time" -n 40

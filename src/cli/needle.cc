@@ -8,12 +8,14 @@
 #include <memory>
 
 #include "src/cli/commands.h"
+#include "src/cli/device_report.h"
 #include "src/cli/files.h"
 #include "src/cli/heatmap.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/needle_run.h"
 #include "src/cli/numbers.h"
+#include "src/cli/profile.h"
 #include "src/cli/report.h"
 
 namespace topkv::cli {
@@ -54,10 +56,12 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const Needle
   ForwardTimes prefill;
   ForwardTimes answers;
   std::int64_t peak = 0;
+  std::int64_t gpu_peak = 0;
   for (const Cell& cell : cells) {
     prefill += cell.prefill_times;
     answers += cell.answer_times;
     peak = std::max(peak, cell.peak_memory_bytes);
+    gpu_peak = std::max(gpu_peak, cell.gpu_peak_bytes);
   }
   const std::vector<Summary> summaries = summarise(cells);
   fmt::print("{}\n", answers_table(cells));
@@ -66,7 +70,9 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const Needle
   fmt::print("settings      {}\n", settings_line(flags, plan));
   fmt::print("prefill time  {}\n", time_shares(prefill));
   fmt::print("answer time   {}\n", time_shares(answers));
+  fmt::print("device        {}\n", cells.empty() ? "-" : cells.back().device);
   fmt::print("peak memory   {}\n", format_bytes(peak));
+  if (gpu_peak > 0) fmt::print("GPU memory    {} at most\n", format_bytes(gpu_peak));
   fmt::print("files         {}/: cells.jsonl summary.csv heatmap.svg run.json\n",
              directory.file("").parent_path().string());
 }
@@ -102,17 +108,32 @@ int run_needle(const NeedleFlags& flags) {
   catch_interrupts();
   const NeedlePlan plan = make_plan(flags);
   const ThreadLimit threads(flags.model.threads);
-  const Model model = Model::load(flags.model.directory);
-  RunDirectory directory(flags.output, configuration(flags, plan, threads.threads()), flags.fresh);
+  const Device device = open_device(flags.model);
+  RunDirectory directory(flags.output, configuration(flags, plan, threads.threads(), device.name()),
+                         flags.fresh);
+  check_plan(
+      Model::plan(
+          flags.model.directory, device, prefill_options(flags.prefill, flags.retrieval),
+          retrieval_options(flags.retrieval,
+                            ModelConfig::load(flags.model.directory).attention.layers, "exact", 1)),
+      device);
+  const Model model = Model::load(flags.model.directory, device);
   ProgressBar progress = stderr_progress();
   int status = 0;
   try {
-    NeedleRun(model, flags, plan, directory, progress).run();
+    NeedleRun run(model, flags, plan, directory, progress);
+    run.run();
+    if (flags.profile) {
+      std::fputs(
+          profile_table(run.profile().layers, run.profile().steps, run.profile().seconds).c_str(),
+          stderr);
+    }
   } catch (const Interrupted&) {
     progress.note("interrupted: the same command goes on from here");
     status = interrupted_status();
   }
   progress.finish();
+  if (device.is_cuda()) progress.note(fmt::format("GPU memory: {}", memory_account(device)));
   if (status == 0 || !directory.cells().empty()) finish(flags, plan, directory);
   return status;
 }

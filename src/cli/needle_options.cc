@@ -24,6 +24,7 @@ void add_flags(CLI::App& command, NeedleFlags& flags) {
   command.add_flag("--separate", flags.separate);
   command.add_option("-o,--output", flags.output);
   command.add_flag("--kv-recall", flags.recall);
+  command.add_flag("--profile", flags.profile);
   command.add_flag("--fresh", flags.fresh);
   command.add_flag("--json", flags.json);
 }
@@ -52,7 +53,8 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
   return plan;
 }
 
-Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads) {
+Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads,
+                   const std::string& device) {
   const auto absolute = [](const std::string& path) {
     return std::filesystem::weakly_canonical(path).string();
   };
@@ -84,12 +86,15 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
   if (flags.prefill.mode == "window") {
     json["prefill_window"] = parse_count("--prefill-window", flags.prefill.window);
   }
-  json["chunk"] = parse_count("--chunk", flags.prefill.chunk);
+  json["chunk"] = flags.prefill.chunk;
   json["temperature"] = flags.sampling.temperature;
   json["top_p"] = flags.sampling.top_p;
   json["top_k"] = parse_count("--top-k", flags.sampling.top_k, 0);
   json["seed"] = flags.sampling.seed;
   json["threads"] = threads;
+  json["device"] = device;
+  json["gpu_mem"] = flags.model.gpu_memory;
+  json["kv_attend"] = flags.retrieval.attend_on;
   return json;
 }
 

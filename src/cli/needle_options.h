@@ -23,6 +23,7 @@ struct NeedleFlags {
   CustomNeedle custom;
   bool separate = false;
   bool recall = false;
+  bool profile = false;
   bool fresh = false;
   bool json = false;
   std::string output = "out/needle";
@@ -45,6 +46,7 @@ struct NeedlePlan {
 NeedlePlan make_plan(const NeedleFlags& flags);
 
 /// Everything that changes results or their timing.
-Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads);
+Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads,
+                   const std::string& device);
 
 }  // namespace topkv::cli

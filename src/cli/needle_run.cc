@@ -8,6 +8,7 @@
 #include "src/cli/interrupt.h"
 #include "src/cli/needle_context.h"
 #include "src/cli/numbers.h"
+#include "src/cli/profile.h"
 #include "src/core/stopwatch.h"
 
 namespace topkv::cli {
@@ -20,6 +21,19 @@ double per_second(std::int64_t count, double seconds) {
 // Reserving rows is how the library says whether they fit; nothing is written to them.
 void check_memory(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options) {
   ContextBuilder(shape, {tokens, options.kv_dtype, options.memory_budget});
+}
+
+/// Bytes that an index takes beside the rows, all heads together.
+std::int64_t index_bytes(const Context& context, const std::string& index) {
+  const AttentionShape& shape = context.shape();
+  std::int64_t bytes = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (shape.window_of(layer) > 0) continue;
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+      bytes += context.index(index, layer, head).memory();
+    }
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -42,6 +56,11 @@ NeedleRun::NeedleRun(const Model& model, const NeedleFlags& flags, const NeedleP
       prefill_options_(prefill_options(flags.prefill, flags.retrieval)),
       beginning_(beginning_tokens(model.tokenizer())) {
   const ModelConfig& config = model.config();
+  for (const std::string& index : flags.retrieval.indices) {
+    if (model.device().is_cuda() && make_index(index)->grows()) {
+      prefill_options_.indices.push_back(index);
+    }
+  }
   retrieval_options(flags.retrieval, config.attention.layers, "exact", 1);
   check_memory(config.attention, plan.lengths.back(), prefill_options_);
   if (config.max_position > 0 && plan.lengths.back() > config.max_position) {
@@ -131,7 +150,10 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   if (built) {
     context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)));
   }
-  const double build_seconds = built ? build.seconds() : 0;
+  // One that grew beside the prefill cost what was waited for it, shared by all that did.
+  const double build_seconds = built              ? build.seconds()
+                               : index == "exact" ? 0
+                                                  : prefilled.times.indexing;
 
   Progress progress{"ask", "needles", 0, missing_cells};
   const std::string title = fmt::format("{} ask ({})", prefix, index);
@@ -145,7 +167,7 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
     cell.prefill_tokens_per_second = per_second(context->tokens(), prefilled.seconds);
     cell.prefill_times = prefilled.times;
     cell.index_build_seconds = build_seconds;
-    cell.index_bytes = context->memory().index_bytes - prefilled.context->memory().index_bytes;
+    cell.index_bytes = index == "exact" ? 0 : index_bytes(*context, index);
     cell.rows_bytes = context->memory().rows_bytes;
     directory_.append(cell);
     progress.done += 1;
@@ -161,7 +183,7 @@ double NeedleRun::measure_recall(const std::shared_ptr<const Context>& context,
       retrieval_options(flags_.retrieval, model_.config().attention.layers, index,
                         static_cast<std::int64_t>(question.size()) + 1);
   options.measure_recall = true;
-  Session session(context, options);
+  Session session(context, options, model_.device());
   model_.generate(session, question, {.max_tokens = 1});
   const SessionStats& stats = session.stats();
   return stats.exact_rows > 0
@@ -170,7 +192,7 @@ double NeedleRun::measure_recall(const std::shared_ptr<const Context>& context,
 }
 
 Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::string& index,
-                    const PlacedNeedle& placed) const {
+                    const PlacedNeedle& placed) {
   const Tokenizer& tokenizer = model_.tokenizer();
   const Stopwatch watch;
   Cell cell;
@@ -184,11 +206,15 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   const std::vector<Token> question = tokenizer.encode(placed.needle.question);
   const auto question_tokens = static_cast<std::int64_t>(question.size());
   const AttentionShape& shape = model_.config().attention;
-  Session session(context, retrieval_options(flags_.retrieval, shape.layers, index,
-                                             question_tokens + plan_.predict + 1));
+  Session session(
+      context,
+      retrieval_options(flags_.retrieval, shape.layers, index, question_tokens + plan_.predict + 1),
+      model_.device());
   // The answer ends with its line; a line break before the first word does not end it.
   bool started = false;
+  std::vector<StepTimes> before_decoding;
   const auto on_token = [&](Token token) {
+    if (before_decoding.empty()) before_decoding = session.step_times();
     for (const char c : tokenizer.bytes_of_token(token)) {
       if (c == '\n' && started) return false;
       started = started || (c != ' ' && c != '\n');
@@ -198,6 +224,9 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   const GenerateResult result = model_.generate(
       session, question, {plan_.predict, sampling_options(flags_.sampling)}, on_token);
   stop_if_interrupted();
+  add_difference(profile_.layers, session.step_times(), before_decoding);
+  profile_.steps += result.steps;
+  profile_.seconds += result.decode_seconds;
 
   cell.answer = tokenizer.decode(result.tokens);
   cell.found = answer_has(cell.answer, cell.value);
@@ -214,6 +243,8 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   cell.answer_times = result.times;
   cell.seconds = watch.seconds();
   cell.peak_memory_bytes = peak_memory_bytes();
+  cell.gpu_peak_bytes = model_.device().memory().peak;
+  cell.device = model_.device().name();
   if (flags_.recall) cell.recall = measure_recall(context, index, question);
   cell.kv_topk = flags_.retrieval.k;
   cell.kv_window = session.options().window;

@@ -21,6 +21,14 @@ class NeedleRun {
 
   void run();
 
+  /// Steps of all sessions so far that decoded one token.
+  struct Profile {
+    std::vector<StepTimes> layers;
+    std::int64_t steps = 0;
+    double seconds = 0;
+  };
+  const Profile& profile() const { return profile_; }
+
  private:
   struct Prefilled;
 
@@ -28,7 +36,7 @@ class NeedleRun {
   Prefilled prefill(std::int64_t length, const std::vector<double>& depths, std::uint64_t seed);
   void ask_all(const Prefilled& prefilled, const std::string& index);
   Cell ask(const std::shared_ptr<const Context>& context, const std::string& index,
-           const struct PlacedNeedle& placed) const;
+           const struct PlacedNeedle& placed);
   double measure_recall(const std::shared_ptr<const Context>& context, const std::string& index,
                         const std::vector<Token>& question) const;
   bool missing(std::int64_t length, double depth) const;
@@ -41,6 +49,7 @@ class NeedleRun {
   ProgressBar& progress_;
   PrefillOptions prefill_options_;
   std::vector<Token> beginning_;
+  Profile profile_;
 };
 
 }  // namespace topkv::cli

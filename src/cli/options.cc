@@ -17,6 +17,8 @@ namespace topkv::cli {
 void add_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("-m,--model", flags.directory)->required();
   command.add_option("-t,--threads", flags.threads)->check(CLI::Range(0, 4096));
+  command.add_option("--device", flags.device);
+  command.add_option("--gpu-mem", flags.gpu_memory);
 }
 
 void add_flags(CLI::App& command, RetrievalFlags& flags) {
@@ -26,6 +28,8 @@ void add_flags(CLI::App& command, RetrievalFlags& flags) {
   command.add_option("--kv-sinks", flags.sinks);
   command.add_option("--kv-select", flags.select)->check(CLI::IsMember({"query_head", "group"}));
   command.add_option("--kv-dense-layers", flags.dense_layers);
+  command.add_option("--kv-attend", flags.attend_on)
+      ->check(CLI::IsMember({"auto", "host", "device"}));
 }
 
 void add_flags(CLI::App& command, PrefillFlags& flags) {
@@ -61,6 +65,9 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   options.window = parse_count("--kv-window", flags.window);
   options.sinks = parse_count("--kv-sinks", flags.sinks, 0);
   options.capacity = capacity;
+  options.attend_on = flags.attend_on == "host"     ? AttendOn::host
+                      : flags.attend_on == "device" ? AttendOn::device
+                                                    : AttendOn::automatic;
   return options;
 }
 
@@ -69,10 +76,15 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
   options.attention.mode = flags.mode == "dense" ? Prefill::dense : Prefill::window;
   options.attention.window = parse_count("--prefill-window", flags.window);
   options.attention.sinks = parse_count("--kv-sinks", retrieval.sinks, 0);
-  options.chunk = parse_count("--chunk", flags.chunk);
+  options.chunk = flags.chunk == "auto" ? 0 : parse_count("--chunk", flags.chunk);
   options.kv_dtype = parse_dtype(flags.dtype);
   options.memory_budget = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
   return options;
+}
+
+Device open_device(const ModelFlags& flags) {
+  return Device::open(flags.device,
+                      flags.gpu_memory.empty() ? 0 : parse_bytes("--gpu-mem", flags.gpu_memory));
 }
 
 SamplingOptions sampling_options(const SamplingFlags& flags) {

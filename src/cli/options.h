@@ -20,6 +20,8 @@ using Json = nlohmann::ordered_json;
 struct ModelFlags {
   std::string directory;
   std::int64_t threads = 0;  ///< 0: all cores
+  std::string device = "auto";
+  std::string gpu_memory;  ///< empty: nine tenths of what is free
 };
 
 struct RetrievalFlags {
@@ -29,12 +31,13 @@ struct RetrievalFlags {
   std::string sinks = "4";
   std::string select = "query_head";
   std::string dense_layers = "0";
+  std::string attend_on = "auto";
 };
 
 struct PrefillFlags {
   std::string mode;
   std::string window = "1024";
-  std::string chunk = "2048";
+  std::string chunk = "auto";
   std::string dtype = "bf16";
   std::string memory;  ///< empty: what the machine has free
 };
@@ -67,6 +70,9 @@ void check_flags(const RetrievalFlags& retrieval, const PrefillFlags& prefill,
 /// whose tokenizer adds one, nothing for others (a bos_token_id in config.json does not tell: Qwen
 /// names one that its texts never begin with).
 std::vector<Token> beginning_tokens(const Tokenizer& tokenizer);
+
+/// The device that the flags name. Throws UsageError, and what Device::open throws.
+Device open_device(const ModelFlags& flags);
 
 /// Limits every parallel loop to so many threads while it lives; 0: all cores.
 class ThreadLimit {

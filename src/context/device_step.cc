@@ -64,13 +64,12 @@ SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& 
 
 void Session::State::open_on_device() {
   if (context->dtype() != DType::bf16) {
-    throw InvalidArgument(
-        "a session on a CUDA device reads rows in bf16; the context holds " +
-        std::string(name_of(context->dtype())) + ": prefill it with kv_dtype bf16");
+    throw InvalidArgument("a session on a CUDA device reads rows in bf16; the context holds " +
+                          std::string(name_of(context->dtype())) +
+                          ": prefill it with kv_dtype bf16");
   }
   const auto lock = device.compute()->lock();
-  on_device =
-      device.compute()->session_attention(session_shape(shape, options, context->tokens()));
+  on_device = device.compute()->session_attention(session_shape(shape, options, context->tokens()));
   const std::int64_t n = context->tokens();
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     const std::int64_t end = n + own.size(layer);
@@ -104,8 +103,7 @@ void Session::State::device_piece(std::int64_t layer, const float* q, const floa
   const std::int64_t first = context->tokens() + own.size(layer);
   StepTimes& time = times(layer);
   Lap lap;
-  const DeviceSession::Step step =
-      on_device->begin(layer, q, k_new, v_new, tokens, first, stream);
+  const DeviceSession::Step step = on_device->begin(layer, q, k_new, v_new, tokens, first, stream);
   lap(time.q_out);
   check_queries(layer, step.q, tokens);
   append(layer, step.k, step.v);
@@ -156,6 +154,8 @@ void Session::State::send_found(std::int64_t layer) {
   Lap lap;
   const bool shared = options.select_by == SelectBy::group;
   const std::int64_t lists = shared ? 1 : shape.group();
+  const std::int64_t most =
+      std::min(k[static_cast<std::size_t>(layer)], context->tokens() + options.capacity);
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     const Selector& selector = heads[static_cast<std::size_t>(head)].selector;
     const RowsView from_context = context->rows(layer, head);
@@ -164,9 +164,8 @@ void Session::State::send_found(std::int64_t layer) {
     std::int64_t longest = 0;
     for (std::int64_t i = 0; i < lists; ++i) {
       const Selection& selection = selector.of(i);
-      const auto count =
-          static_cast<std::int64_t>(selection.context.size() + selection.own.size());
-      pieces.push_back(on_device->stage(head * lists + i, count));
+      const auto count = static_cast<std::int64_t>(selection.context.size() + selection.own.size());
+      pieces.push_back(on_device->stage(head * lists + i, count, most));
       longest = std::max(longest, count);
       stats.rows_retrieved += shared ? count * shape.group() : count;
     }

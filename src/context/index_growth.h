@@ -38,7 +38,8 @@ class IndexGrowth {
 
  private:
   void run();
-  /// Inserts keys that have arrived, of heads with at least so many new ones; false: there are none.
+  /// Inserts keys that have arrived, of heads with at least so many new ones; false: there are
+  /// none.
   bool insert(std::int64_t at_least);
   void stop();
 

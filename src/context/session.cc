@@ -52,9 +52,9 @@ void Session::State::check_queries(std::int64_t layer, const float* q, std::int6
   const std::int64_t d = shape.head_dim;
   const std::int64_t bad = first_not_finite(q, tokens * shape.q_heads * d);
   if (bad < 0) return;
-  throw InvalidArgument(fmt::format(
-      "q of layer {}, query head {}, position {} is not finite", layer, bad / d % shape.q_heads,
-      context->tokens() + own.size(layer) + bad / d / shape.q_heads));
+  throw InvalidArgument(fmt::format("q of layer {}, query head {}, position {} is not finite",
+                                    layer, bad / d % shape.q_heads,
+                                    context->tokens() + own.size(layer) + bad / d / shape.q_heads));
 }
 
 void Session::State::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
@@ -201,8 +201,7 @@ void Session::State::host_step(std::int64_t layer, const float* q, const float* 
                                const float* v_new, std::int64_t tokens, float* out) {
   const std::int64_t d = shape.head_dim;
   check_queries(layer, q, tokens);
-  const TokenQueries queries{q, tokens, shape.q_heads * d, d,
-                             context->tokens() + own.size(layer)};
+  const TokenQueries queries{q, tokens, shape.q_heads * d, d, context->tokens() + own.size(layer)};
   StepTimes& time = times(layer);
   const Stopwatch appending;
   append(layer, TensorView::tokens_first(k_new, DType::f32, tokens, shape.kv_heads, d),
@@ -283,8 +282,7 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
   s.stats.steps += tokens;
   s.stats.attend_seconds += whole.seconds() - (s.stats.search_seconds - searched);
   const std::int64_t end = s.context->tokens() + s.own.size(layer);
-  if (s.options.measure_recall && s.retrieves(layer) &&
-      end > s.options.window + s.options.sinks) {
+  if (s.options.measure_recall && s.retrieves(layer) && end > s.options.window + s.options.sinks) {
     for (std::int64_t head = 0; head < s.shape.kv_heads; ++head) s.measure_recall(layer, head);
   }
 }

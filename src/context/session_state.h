@@ -76,8 +76,8 @@ struct Session::State {
   std::vector<HeadStep> heads;
   Partial exact;
   Partial own_part;
-  std::vector<RowSpan> spans;    // per KV head
-  std::vector<RowsView> views;   // per KV head
+  std::vector<RowSpan> spans;      // per KV head
+  std::vector<RowsView> views;     // per KV head
   std::vector<FetchPiece> pieces;  // of one KV head
 };
 

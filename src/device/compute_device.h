@@ -146,9 +146,8 @@ class ComputeDevice {
   /// REQUIRES: the store is empty and has room for the whole prefill. Throws OutOfMemory, and
   /// Unsupported for a head_dim or row dtype that the device does not know.
   virtual std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
-                                                              const PrefillVisibility& visible,
-                                                              std::int64_t chunk,
-                                                              RowStore& store) = 0;
+                                                           const PrefillVisibility& visible,
+                                                           std::int64_t chunk, RowStore& store) = 0;
 
   /// Device memory that it takes.
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
@@ -163,7 +162,8 @@ class ComputeDevice {
 /// The host's cores. Lives as long as the program.
 const std::shared_ptr<ComputeDevice>& host_device();
 
-/// In gpu/: the CUDA device of this number; gpu_count() is 0 without CUDA, and gpu_reason() says why.
+/// In gpu/: the CUDA device of this number; gpu_count() is 0 without CUDA, and gpu_reason() says
+/// why.
 std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling);
 int gpu_count();
 std::string gpu_reason();

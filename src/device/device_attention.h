@@ -94,10 +94,11 @@ class DeviceSession {
   /// before the resident window.
   virtual void attend_all(std::int64_t layer, std::span<const RowsView> rows) = 0;
 
-  /// Room for the rows of a list. REQUIRES: one token in this step; list < lists, count <=
-  /// list_rows.
-  virtual FetchPiece stage(std::int64_t list, std::int64_t count) = 0;
-  /// These lists are filled: begins their copies. A list that is not sent is empty.
+  /// Room for the `count` rows of a list, of which no list of this step and layer has more than
+  /// `most`. Every list is staged, in order. REQUIRES: one token in this step, list < lists,
+  /// count <= most <= list_rows.
+  virtual FetchPiece stage(std::int64_t list, std::int64_t count, std::int64_t most) = 0;
+  /// These lists, of consecutive numbers, are filled: begins their copy.
   virtual void send(std::span<const FetchPiece> pieces) = 0;
 
   /// Merges a partial in host memory ([tokens x q_heads] heads; heads == 0: none) and all lists

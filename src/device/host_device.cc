@@ -37,9 +37,10 @@ class HostDevice final : public ComputeDevice {
 
   Buffer allocate(std::int64_t bytes, std::string_view /*what*/) override {
     constexpr std::align_val_t alignment{256};
-    auto* data = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), alignment));
+    auto* data =
+        static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), alignment));
     return {data, bytes, [](std::byte* memory, std::int64_t) {
-              ::operator delete(memory, std::align_val_t{256});
+              ::operator delete (memory, std::align_val_t{256});
             }};
   }
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) override {
@@ -115,9 +116,9 @@ class HostDevice final : public ComputeDevice {
   }
 
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
-                                                      const PrefillVisibility& visible,
-                                                      std::int64_t /*chunk*/,
-                                                      RowStore& store) override {
+                                                   const PrefillVisibility& visible,
+                                                   std::int64_t /*chunk*/,
+                                                   RowStore& store) override {
     return make_host_prefill(shape, visible, store);
   }
   std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,

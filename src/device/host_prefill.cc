@@ -43,8 +43,8 @@ class HostPrefill final : public DevicePrefill {
 }  // namespace
 
 std::unique_ptr<DevicePrefill> make_host_prefill(const AttentionShape& shape,
-                                                    const PrefillVisibility& visible,
-                                                    RowStore& store) {
+                                                 const PrefillVisibility& visible,
+                                                 RowStore& store) {
   return std::make_unique<HostPrefill>(shape, visible, store);
 }
 

@@ -8,7 +8,6 @@
 namespace topkv {
 
 std::unique_ptr<DevicePrefill> make_host_prefill(const AttentionShape& shape,
-                                                    const PrefillVisibility& visible,
-                                                    RowStore& store);
+                                                 const PrefillVisibility& visible, RowStore& store);
 
 }  // namespace topkv

@@ -108,8 +108,8 @@ void Forward::mlp_part(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
   clock_->begin(Phase::other);
-  device_->rms_norm(a_.x, w.mlp_norm.data, tokens, hidden,
-                    static_cast<float>(config_.rms_norm_eps), a_.hidden);
+  device_->rms_norm(a_.x, w.mlp_norm.data, tokens, hidden, static_cast<float>(config_.rms_norm_eps),
+                    a_.hidden);
   for (std::int64_t begin = 0; begin < tokens; begin += mlp_tokens) {
     const std::int64_t count = std::min(mlp_tokens, tokens - begin);
     const std::byte* x = a_.hidden + begin * hidden * operand;

@@ -37,9 +37,10 @@ void Model::Impl::check_tokens(std::span<const Token> tokens) const {
 
 void Model::Impl::check_device(const Session& session) const {
   if (session.device().compute() == device.compute()) return;
-  throw InvalidArgument(fmt::format("the session is on {}, the model on {}; open the session with "
-                                    "the model's device()",
-                                    session.device().name(), device.name()));
+  throw InvalidArgument(
+      fmt::format("the session is on {}, the model on {}; open the session with "
+                  "the model's device()",
+                  session.device().name(), device.name()));
 }
 
 std::unique_ptr<Forward> Model::Impl::take_forward() const {

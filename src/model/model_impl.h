@@ -37,8 +37,8 @@ struct Model::Impl {
   /// Throws InvalidArgument when the session is on another device than the model.
   void check_device(const Session& session) const;
 
-  /// A forward pass for sessions; give it back with keep. Made at load on a device, where nothing is
-  /// to be allocated later on (unless several threads generate at once).
+  /// A forward pass for sessions; give it back with keep. Made at load on a device, where nothing
+  /// is to be allocated later on (unless several threads generate at once).
   std::unique_ptr<Forward> take_forward() const;
   void keep(std::unique_ptr<Forward> forward) const;
 

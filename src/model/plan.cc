@@ -46,8 +46,7 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
   const std::int64_t step = Forward::bytes(config, compute, session_chunk);
   const std::int64_t always = memory.used + weights + step;
   plan.ceiling = memory.ceiling;
-  plan.chunk =
-      choose_prefill_chunk(config, compute, prefill, any_tokens, memory.ceiling - always);
+  plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, memory.ceiling - always);
   const std::int64_t prefilling = prefill_bytes(config, compute, prefill, plan.chunk);
   const std::int64_t session =
       compute.session_attention_bytes(session_shape(config.attention, retrieval, any_tokens));

@@ -95,8 +95,9 @@ Weights place(Placer& placer, const ModelConfig& config) {
     weights.layers.push_back(std::move(layer));
   }
   weights.final_norm = placer.vector("model.norm.weight", hidden);
-  weights.lm_head = config.tied_embeddings ? weights.embedding
-                                           : placer.matrix("lm_head.weight", config.vocab_size, hidden);
+  weights.lm_head = config.tied_embeddings
+                        ? weights.embedding
+                        : placer.matrix("lm_head.weight", config.vocab_size, hidden);
   return weights;
 }
 

@@ -1,0 +1,21 @@
+// Faults that tests inject into the order of streams, to show that waits are there and needed.
+// Nothing but tests sets them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+
+namespace topkv::gpu {
+
+struct Faults {
+  /// Every copy between host and device is held up by so many microseconds on its stream.
+  static inline std::atomic<int> copy_delay_us{0};
+  /// Streams do not wait for events of other streams.
+  static inline std::atomic<bool> drop_waits{false};
+};
+
+/// Holds up the stream by Faults::copy_delay_us; does nothing when that is 0.
+void inject_copy_delay(cudaStream_t stream);
+
+}  // namespace topkv::gpu

@@ -1,0 +1,44 @@
+#include "src/cli/device_report.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "src/cli/numbers.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+
+std::string plan_table(const DevicePlan& plan) {
+  std::string text = fmt::format("GPU memory, ceiling {}\n", format_bytes(plan.ceiling));
+  for (const MemoryItem& item : plan.items) {
+    text += fmt::format("  {:<44} {:>10}\n", item.what, format_bytes(item.bytes));
+  }
+  return text + fmt::format("  {:<44} {:>10}\n", "at most at a time", format_bytes(plan.peak));
+}
+
+void check_plan(const DevicePlan& plan, const Device& device) {
+  if (!device.is_cuda()) return;
+  std::fputs(plan_table(plan).c_str(), stderr);
+  if (plan.fits()) return;
+  throw OutOfMemory(fmt::format("memory of {} for this model and these flags", device.name()),
+                    plan.peak, plan.ceiling,
+                    fmt::format("raise --gpu-mem by {}, shrink what the table above shows as "
+                                "largest (--kv-window, --chunk, --kv-attend host), or use "
+                                "--device cpu",
+                                format_bytes(plan.peak - plan.ceiling)));
+}
+
+std::string memory_account(const Device& device) {
+  if (!device.is_cuda()) return {};
+  const DeviceMemory memory = device.memory();
+  std::string text =
+      fmt::format("{} at most, of {}", format_bytes(memory.peak), format_bytes(memory.ceiling));
+  if (memory.driver > 0) {
+    text += fmt::format("; the driver counts {} now, topkv {}", format_bytes(memory.driver),
+                        format_bytes(memory.used));
+  }
+  return text;
+}
+
+}  // namespace topkv::cli
