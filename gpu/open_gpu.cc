@@ -50,8 +50,11 @@ int device_count(std::string& reason) {
 std::string unusable(int number) {
   int major = 0;
   int minor = 0;
-  TOPKV_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, number));
-  TOPKV_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, number));
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, number) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, number) != cudaSuccess) {
+    return fmt::format("cuda:{} does not answer: {}", number,
+                       cudaGetErrorString(cudaGetLastError()));
+  }
   if (major >= least_major) return {};
   return fmt::format("cuda:{} has compute capability {}.{}, and topkv needs {}.0 or later", number,
                      major, minor, least_major);
@@ -64,14 +67,17 @@ struct Open {
 
 }  // namespace
 
+// Devices are numbered as CUDA numbers them, the most able first: when that one is too old, there
+// is none to use.
 int gpu_count() {
   std::string reason;
-  return device_count(reason);
+  const int count = device_count(reason);
+  return count > 0 && unusable(0).empty() ? count : 0;
 }
 
 std::string gpu_reason() {
   std::string reason;
-  return device_count(reason) > 0 ? "" : reason;
+  return device_count(reason) > 0 ? unusable(0) : reason;
 }
 
 std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling) {

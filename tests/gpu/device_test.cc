@@ -1,6 +1,6 @@
 // The CUDA device behind ComputeDevice: its arithmetic against float64, the ways to it and back.
 //
-// u is float32's unit roundoff, 2^-24, and v bf16's, 2^-9.
+// u is float32's unit roundoff, 2^-24, and v bf16's, 2^-8.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace topkv {
 namespace {
 
 constexpr double u = 1.0 / (1 << 24);
-constexpr double v = 1.0 / (1 << 9);
+constexpr double v = 1.0 / (1 << 8);
 constexpr std::int64_t ceiling = std::int64_t{3} << 30;
 
 /// The device, its lock, and what the tests do with both.

@@ -1,6 +1,6 @@
 // The memory-bound kernels against plain loops in float64.
 //
-// u is float32's unit roundoff, 2^-24, and v bf16's, 2^-9: the most that one rounding errs by,
+// u is float32's unit roundoff, 2^-24, and v bf16's, 2^-8: the most that one rounding errs by,
 // relative to the result.
 #include "gpu/elementwise.h"
 
@@ -25,7 +25,7 @@ namespace {
 using Bf16 = std::uint16_t;  // its bits
 
 constexpr double u = 1.0 / (1 << 24);
-constexpr double v = 1.0 / (1 << 9);
+constexpr double v = 1.0 / (1 << 8);
 constexpr float infinity = std::numeric_limits<float>::infinity();
 const float nan = std::nanf("");
 
