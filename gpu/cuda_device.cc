@@ -210,6 +210,14 @@ Token CudaDevice::argmax(const float* logits, std::int64_t count) {
   return *argmax_result_.as<Token>();
 }
 
+CudnnAttention* CudaDevice::cudnn() {
+  if (!looked_for_cudnn_ && CudnnAttention::available(nullptr)) {
+    cudnn_ = std::make_unique<CudnnAttention>();
+  }
+  looked_for_cudnn_ = true;
+  return cudnn_.get();
+}
+
 std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShape& shape,
                                                              const PrefillVisibility& visible,
                                                              std::int64_t chunk, RowStore& store) {

@@ -16,6 +16,7 @@
 
 #include "gpu/arena.h"
 #include "gpu/cublas.h"
+#include "gpu/cudnn_attention.h"
 #include "gpu/driver_memory.h"
 #include "gpu/handles.h"
 #include "gpu/staging.h"
@@ -34,6 +35,8 @@ class CudaDevice final : public ComputeDevice {
 
   const Stream& compute_stream() const { return stream_; }
   Arena& arena() { return *arena_; }
+  /// cuDNN, looked for at the first call; null when this process cannot use it.
+  CudnnAttention* cudnn();
 
   bool is_cuda() const override { return true; }
   std::string name() const override { return name_; }
@@ -85,6 +88,8 @@ class CudaDevice final : public ComputeDevice {
   std::recursive_mutex mutex_;
   Stream stream_;
   Cublas cublas_;
+  std::unique_ptr<CudnnAttention> cudnn_;  // null: not looked for yet, or not there
+  bool looked_for_cudnn_ = false;
   std::shared_ptr<Arena> arena_;  // made last of what its account of libraries measures
   Buffer tokens_;                 // [embed_tokens] token ids
   Buffer argmax_scratch_;

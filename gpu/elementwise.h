@@ -46,8 +46,8 @@ void argmax(const float* x, std::int64_t count, std::int32_t* best, void* scratc
             cudaStream_t stream);
 std::int64_t argmax_scratch_bytes();
 
-/// Where pack_rows puts row (token t, KV head h): keys + h * head_stride + slot * head_dim, likewise
-/// values; slot = (first + t) % ring when ring > 0, else t.
+/// Where pack_rows puts row (token t, KV head h): keys + h * head_stride + slot * head_dim,
+/// likewise values; slot = (first + t) % ring when ring > 0, else t.
 struct PackTarget {
   __nv_bfloat16* keys = nullptr;
   __nv_bfloat16* values = nullptr;

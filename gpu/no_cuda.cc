@@ -6,7 +6,9 @@ namespace topkv {
 
 int gpu_count() { return 0; }
 
-std::string gpu_reason() { return "this topkv was built without CUDA; build it with -D TOPKV_CUDA=ON"; }
+std::string gpu_reason() {
+  return "this topkv was built without CUDA; build it with -D TOPKV_CUDA=ON";
+}
 
 std::shared_ptr<ComputeDevice> open_gpu(int /*number*/, std::int64_t /*memory_ceiling*/) {
   throw Unsupported(gpu_reason());

@@ -9,6 +9,7 @@
 
 #include "gpu/attention.h"
 #include "gpu/cuda_device.h"
+#include "gpu/cudnn_attention.h"
 #include "gpu/elementwise.h"
 #include "gpu/faults.h"
 #include "gpu/page_lock.h"
@@ -21,7 +22,9 @@ namespace {
 
 constexpr std::int64_t largest_tile = 32768;  // rows
 constexpr std::int64_t alignment = 256;
-constexpr std::int64_t in_flight = 2;  // chunks whose rows are on their way at a time
+constexpr std::int64_t cudnn_workspace = 32 << 20;  // bytes; shapes that want more are not for it
+constexpr std::int64_t cudnn_chunk = 1024;  // tokens from which on its launches and merges pay
+constexpr std::int64_t in_flight = 2;       // chunks whose rows are on their way at a time
 
 /// Rows of a tile: large enough that a copy takes less time than the chunk's attention over it.
 std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
@@ -35,7 +38,7 @@ std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
 
 /// Pieces of device memory, one behind the other.
 struct Layout {
-  std::int64_t queries, lse, packed, tiles, bad, total;
+  std::int64_t queries, lse, packed, tiles, bad, cudnn_out, cudnn_lse, workspace, total;
 
   Layout(const AttentionShape& shape, std::int64_t chunk, std::int64_t tile) {
     std::int64_t used = 0;
@@ -50,6 +53,10 @@ struct Layout {
     packed = place(in_flight * shape.kv_heads * 2 * chunk * row);
     tiles = place(RowStream::bytes(shape.kv_heads, shape.head_dim, tile));
     bad = place(in_flight * shape.layers * 8);
+    const bool large = chunk >= cudnn_chunk;
+    cudnn_out = place(large ? chunk * shape.q_heads * row : 0);
+    cudnn_lse = place(large ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
+    workspace = place(large ? cudnn_workspace : 0);
     total = used;
   }
 };
@@ -66,6 +73,7 @@ class CudaPrefill final : public DevicePrefill {
         tile_(tile_rows(visible, chunk)),
         layout_(shape, chunk, tile_),
         memory_(device.allocate(layout_.total, "prefill")),
+        cudnn_(chunk >= cudnn_chunk ? device.cudnn() : nullptr),
         tiles_(shape.kv_heads, shape.head_dim, tile_, memory_.data() + layout_.tiles),
         bad_(in_flight * shape.layers * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
@@ -108,12 +116,10 @@ class CudaPrefill final : public DevicePrefill {
     queries.scale = shape_.softmax_scale();
     const DevicePartial partial{out, reinterpret_cast<float*>(memory_.data() + layout_.lse)};
     const CausalWindow& visible = visible_[l];
-    gpu::attend(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite,
-                compute_);
+    attend_rows(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite);
     for (const PositionRange& range : earlier(visible, first)) {
       tiles_.stream(views(layer), range, compute_, [&](const DeviceRows& tile) {
-        gpu::attend(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge,
-                    compute_);
+        attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
       });
     }
     given_[l] = first + tokens;
@@ -157,6 +163,26 @@ class CudaPrefill final : public DevicePrefill {
     if (sinks > 0) ranges.push_back({0, sinks});
     if (begin < first) ranges.push_back({begin, first});
     return ranges;
+  }
+
+  /// A full chunk that sees whole tiles goes through cuDNN where it is, all else through our
+  /// kernel.
+  void attend_rows(const AttentionQueries& queries, const DeviceRows& rows,
+                   const DeviceVisibility& visible, const DevicePartial& partial, Into into) {
+    if (cudnn_ != nullptr && visible.window == 0 && queries.tokens == chunk_) {
+      const CudnnShape shape{queries.head_dim, queries.q_heads,  queries.kv_heads, queries.tokens,
+                             rows.count,       rows.head_stride, visible.causal,   queries.scale};
+      if (cudnn_->supports(shape) && cudnn_->workspace_bytes(shape) <= cudnn_workspace) {
+        const CudnnPartial out{reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.cudnn_out),
+                               reinterpret_cast<float*>(memory_.data() + layout_.cudnn_lse)};
+        cudnn_->attend(shape, queries.data, rows.keys, rows.values, out,
+                       memory_.data() + layout_.workspace, compute_);
+        store_cudnn_partial(out, queries.tokens, queries.q_heads, queries.head_dim, partial, into,
+                            compute_);
+        return;
+      }
+    }
+    gpu::attend(queries, rows, visible, partial, into, compute_);
   }
 
   /// The store's arrays of a layer as views, whatever has arrived: copies wait for their rows.
@@ -264,7 +290,8 @@ class CudaPrefill final : public DevicePrefill {
   std::int64_t tile_;
   Layout layout_;
   Buffer memory_;
-  Stream out_;  // rows to the host
+  CudnnAttention* cudnn_;  // null: our kernel does it all
+  Stream out_;             // rows to the host
   RowStream tiles_;
   PinnedBuffer bad_;                 // host copies of the words
   std::vector<std::int64_t> given_;  // tokens attended, per layer
