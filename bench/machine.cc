@@ -2,30 +2,12 @@
 
 #include <dnnl.h>
 
-#include <atomic>
-#include <cstring>
-
+#include "src/core/bandwidth.h"
 #include "src/core/threads.h"
-#include "src/core/vector_math.h"
 
 namespace bench {
 
-double read_bandwidth() {
-  constexpr std::int64_t floats = std::int64_t{1} << 28;  // 1 GiB: far beyond the caches
-  constexpr std::int64_t piece = 1 << 16;
-  static const std::vector<float> memory(static_cast<std::size_t>(floats), 1.0F);
-  std::atomic<std::int64_t> ones{0};
-  const double seconds = median_seconds(5, [&] {
-    topkv::parallel_for(floats / piece, 16, [&](std::int64_t begin, std::int64_t end) {
-      std::int64_t seen = 0;
-      for (std::int64_t i = begin; i < end; ++i) {
-        seen += topkv::max_of(memory.data() + i * piece, piece) == 1.0F;
-      }
-      ones += seen;
-    });
-  });
-  return ones > 0 ? static_cast<double>(floats) * sizeof(float) / seconds : 0;
-}
+double read_bandwidth() { return topkv::read_bandwidth(); }
 
 double matmul_peak() {
   constexpr std::int64_t n = 1024;

@@ -63,7 +63,8 @@ TEST_P(Help, TellsEveryFlagOfTheCommandAndNoOther) {
 INSTANTIATE_TEST_SUITE_P(Commands, Help,
                          testing::Values(Command{"needle", add_needle, needle_help},
                                          Command{"generate", add_generate, generate_help},
-                                         Command{"info", add_info, info_help}),
+                                         Command{"info", add_info, info_help},
+                                         Command{"bench", add_bench, bench_help}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -65,10 +65,28 @@ refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
 refuses 1 'no text' generate -m "$model" -p a -f -
 refuses 1 'no \*.txt or \*.md' needle -m "$model" --haystack .
+refuses 2 'what' bench
+refuses 2 'what' bench encode --shape needle-14m -c 4K
+refuses 2 '--shape is required' bench decode -c 4K
+refuses 2 'did you mean llama3-8b?' bench decode --shape llama-8b -c 4K
+refuses 2 'nor the path of a config.json' bench decode --shape gpt5 -c 4K
+refuses 1 'no-such-model/config.json' bench decode --shape no-such-model/config.json -c 4K
+refuses 2 '-c: give' bench decode --shape needle-14m
+refuses 2 '-c: give' bench prefill --shape needle-14m
+refuses 2 '-c: give' bench prefill --shape needle-14m -c 4K --at 4K
+refuses 2 '--at: is of topkv bench prefill' bench decode --shape needle-14m -c 4K --at 4K
+refuses 2 '--kv-topk: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-topk 8
+refuses 2 '--device: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --device cuda
+refuses 2 '--layers: the shape has 8' bench decode --shape needle-14m -c 4K --layers 9
+refuses 2 '--tokens: .*10' bench decode --shape needle-14m -c 4K --tokens 9
+refuses 2 '--kv-topk: 64 is given twice' bench decode --shape needle-14m -c 4K --kv-topk 64 --kv-topk 64
+refuses 2 '--kv-topk' bench decode --shape needle-14m -c 4K --kv-topk 0
+refuses 1 '--kv-index: .*hsnw' bench decode --shape needle-14m -c 4K --kv-index hsnw:M=16
+refuses 1 'host memory' bench decode --shape llama3-8b -c 1G
 touch taken
 refuses 1 'taken' needle -m "$model" -c 4K -o taken
 
-for command in needle generate info; do
+for command in needle generate info bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {
     failures=$((failures + 1))
     echo "FAILED: topkv $command --help"

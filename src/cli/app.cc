@@ -92,8 +92,10 @@ int run_app(int argc, const char* const* argv) {
   });
   app.set_version_flag("--version", "topkv " + version());
   app.require_subcommand(0, 1);
-  const std::map<std::string, Run> commands = {
-      {"needle", add_needle(app)}, {"generate", add_generate(app)}, {"info", add_info(app)}};
+  const std::map<std::string, Run> commands = {{"needle", add_needle(app)},
+                                               {"generate", add_generate(app)},
+                                               {"info", add_info(app)},
+                                               {"bench", add_bench(app)}};
   if (const std::string wrong = wrong_command(app, argc, argv); !wrong.empty()) {
     return usage_error(wrong, "");
   }

@@ -16,6 +16,7 @@ using Run = std::function<int()>;
 Run add_needle(CLI::App& app);
 Run add_generate(CLI::App& app);
 Run add_info(CLI::App& app);
+Run add_bench(CLI::App& app);
 
 /// Adds a command whose --help prints this text.
 CLI::App* add_command(CLI::App& app, const char* name, const char* help);

@@ -11,6 +11,7 @@ and each step attends only the rows that an index finds.
   needle     hide facts in a long text and ask for them
   generate   continue a prompt, over files as context if you like
   info       what a model is and how much memory its contexts take
+  bench      time attention over generated rows, without a model
 
   -h, --help       this text; topkv COMMAND --help tells its flags
   --version        print the version
@@ -83,6 +84,34 @@ Tells a model's shape and the memory that its contexts take, and whether this ma
 examples:
   topkv info -m models/needle-14m
   topkv info -m models/needle-14m --kv-dtype f32 --json
+)";
+
+const char* const bench_help =
+    R"(usage: topkv bench decode|prefill --shape SHAPE -c 1M [flags]          [default] in brackets
+Times attention alone, layer by layer, over generated rows: no weights, no other work. Keys come
+from clusters that drift along the text, with offsets and heavy hitters; layer 0 attends nearly
+uniformly, odd layers broadly, others sharply: decode prints how much the best rows hold.
+  --shape SHAPE          llama3-8b, qwen2.5-7b-1m, needle-14m, or the path of a config.json
+  -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024²
+  --layers N             only the first N layers [all]     -t, --threads N       [all cores]
+  --seed N [42]          --json   a JSON line per row, times in seconds
+decode: one token at a time, for each index with each k
+  --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8; repeat to compare several [exact]
+  --kv-topk K            rows retrieved per layer; repeat to compare several [64]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
+  --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --tokens N             tokens timed, after 4 that warm up; at least 10 [16]
+  --profile              also print the time of each layer
+prefill: chunk after chunk on the host, in each mode
+  --prefill HOW          dense or window; repeat for both [both]
+  --prefill-window N [1024]   --chunk N [2048]
+  --at N                 instead of -c: time only the last chunk of N tokens, over generated rows
+examples:
+  topkv bench decode --shape qwen2.5-7b-1m -c 1M --kv-topk 64 --kv-topk 1024
+  topkv bench prefill --shape llama3-8b --at 1M --layers 1 --prefill dense
 )";
 
 }  // namespace topkv::cli

@@ -8,5 +8,6 @@ extern const char* const main_help;
 extern const char* const needle_help;
 extern const char* const generate_help;
 extern const char* const info_help;
+extern const char* const bench_help;
 
 }  // namespace topkv::cli

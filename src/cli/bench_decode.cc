@@ -1,0 +1,191 @@
+// `topkv bench decode`.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "src/cli/bench_run.h"
+#include "src/cli/interrupt.h"
+#include "src/cli/profile.h"
+#include "src/core/bandwidth.h"
+#include "src/core/stopwatch.h"
+#include "src/core/threads.h"
+#include "src/device/compute_device.h"
+
+namespace topkv::cli {
+namespace {
+
+// Gives a session one token after another, from buffers of its device.
+class Decoder {
+ public:
+  Decoder(const AttentionShape& shape, const std::vector<BenchLayer>& layers, Session& session)
+      : shape_(shape),
+        layers_(layers),
+        session_(session),
+        device_(*session.device().compute()),
+        q_(static_cast<std::size_t>(shape.layers * q_size())),
+        k_(static_cast<std::size_t>(shape.layers * kv_size())),
+        v_(k_.size()),
+        device_q_(buffer(q_.size())),
+        device_k_(buffer(k_.size())),
+        device_v_(buffer(v_.size())),
+        device_out_(buffer(static_cast<std::size_t>(q_size()))) {}
+
+  // Seconds of attention for one more token, all layers in turn.
+  double step() {
+    const std::int64_t position = session_.tokens();
+    parallel_for(shape_.layers, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t layer = begin; layer < end; ++layer) {
+        const BenchLayer& source = layers_[static_cast<std::size_t>(layer)];
+        source.queries(session_.own_tokens(), session_.context().tokens(),
+                       q_.data() + layer * q_size());
+        source.fill_float(position, 1, k_.data() + layer * kv_size(),
+                          v_.data() + layer * kv_size());
+      }
+    });
+    const auto lock = device_.lock();
+    copy_in(q_, device_q_);
+    copy_in(k_, device_k_);
+    copy_in(v_, device_v_);
+    device_.synchronize();
+    const Stopwatch watch;
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      session_.attend(layer, device_q_.floats() + layer * q_size(),
+                      device_k_.floats() + layer * kv_size(),
+                      device_v_.floats() + layer * kv_size(), device_out_.floats());
+    }
+    device_.synchronize();
+    return watch.seconds();
+  }
+
+ private:
+  std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
+  std::int64_t kv_size() const { return shape_.kv_heads * shape_.head_dim; }
+  Buffer buffer(std::size_t floats) {
+    return device_.allocate(static_cast<std::int64_t>(floats * sizeof(float)), "bench");
+  }
+  void copy_in(const std::vector<float>& from, const Buffer& to) {
+    device_.copy_in(from.data(), static_cast<std::int64_t>(from.size() * sizeof(float)), to.data());
+  }
+
+  const AttentionShape& shape_;
+  const std::vector<BenchLayer>& layers_;
+  Session& session_;
+  ComputeDevice& device_;
+  std::vector<float> q_, k_, v_;  // [layers, …]
+  Buffer device_q_, device_k_, device_v_;
+  Buffer device_out_;  // of one layer
+};
+
+bool retrieves(const AttentionShape& shape, const RetrievalOptions& options, std::int64_t layer) {
+  return shape.window_of(layer) == 0 && layer >= options.dense_layers;
+}
+
+// Bytes that a token must read, without what several heads might share.
+void count_bytes(const Context& context, const RetrievalOptions& options, std::int64_t retrieved,
+                 DecodeResult& result) {
+  const AttentionShape& shape = context.shape();
+  const std::int64_t half = shape.head_dim * bytes_of(context.dtype());
+  const std::int64_t n = context.tokens();
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::int64_t window = shape.window_of(layer);
+    std::int64_t rows = window > 0 ? std::min(window, n) : n;
+    if (retrieves(shape, options, layer)) {
+      rows = std::min(n, options.window + options.sinks);
+      if (options.index == "exact") result.key_bytes += shape.kv_heads * (n - rows) * half;
+    }
+    result.row_bytes += shape.kv_heads * rows * 2 * half;
+  }
+  result.row_bytes += retrieved * 2 * half;
+}
+
+DecodeResult measure(const std::shared_ptr<const Context>& context,
+                     const std::vector<BenchLayer>& layers, const RetrievalOptions& options,
+                     const Device& device, std::int64_t tokens, const ProgressFn& progress) {
+  const AttentionShape& shape = context->shape();
+  DecodeResult result;
+  result.index = options.index;
+  Session session(context, options, device);
+  Decoder decoder(shape, layers, session);
+  for (std::int64_t i = 0; i < warm_up_tokens; ++i) decoder.step();
+  const std::vector<StepTimes> before = session.step_times();
+  const std::int64_t rows_before = session.stats().rows_retrieved;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    result.token_seconds.push_back(decoder.step());
+    progress({"decode", "tokens", i + 1, tokens});
+  }
+  const std::int64_t rows = session.stats().rows_retrieved - rows_before;
+  add_difference(result.layer_times, session.step_times(), before);
+  std::int64_t retrieving = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    retrieving += retrieves(shape, options, layer) ? 1 : 0;
+  }
+  if (retrieving > 0) {
+    result.rows_per_head =
+        static_cast<double>(rows) / static_cast<double>(tokens * retrieving * shape.q_heads);
+  }
+  count_bytes(*context, options, rows / tokens, result);
+  return result;
+}
+
+}  // namespace
+
+double DecodeResult::mean_of(double StepTimes::*part) const {
+  double sum = 0;
+  for (const StepTimes& layer : layer_times) sum += layer.*part;
+  return token_seconds.empty() ? 0 : sum / static_cast<double>(token_seconds.size());
+}
+
+double DecodeResult::mean() const {
+  double sum = 0;
+  for (const double seconds : token_seconds) sum += seconds;
+  return token_seconds.empty() ? 0 : sum / static_cast<double>(token_seconds.size());
+}
+
+double DecodeResult::quantile(double part) const {
+  std::vector<double> sorted = token_seconds;
+  std::sort(sorted.begin(), sorted.end());
+  const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(sorted.size())));
+  return sorted.empty() ? 0 : sorted[std::max<std::size_t>(rank, 1) - 1];
+}
+
+BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, ProgressBar& progress) {
+  BenchReport report;
+  report.what = "decode";
+  report.plan = plan;
+  report.device = device;
+  ContextBuilder builder(plan.shape, {plan.context, DType::bf16, 0});
+  const std::vector<BenchLayer> layers = bench_layers(plan.shape, plan.seed);
+  const Stopwatch rows;
+  append_rows(builder, layers, plan.context, progress.callback("rows"));
+  report.rows_seconds = rows.seconds();
+  const std::shared_ptr<const Context> plain = builder.freeze();
+  report.rows_bytes = plain->memory().rows_bytes;
+  const RetrievalOptions& any = plan.rows.front();
+  report.mass = attention_mass(*plain, layers, {64, 1024}, any.sinks, any.window);
+  stop_if_interrupted();
+  report.read_bandwidth = read_bandwidth();
+
+  std::shared_ptr<const Context> context = plain;
+  double build_seconds = 0;
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+    const RetrievalOptions& options = plan.rows[i];
+    if (i == 0 || options.index != plan.rows[i - 1].index) {  // ks of one index share it
+      const Stopwatch build;
+      context = options.index == "exact"
+                    ? plain
+                    : plain->with_index(options.index, progress.callback(options.index));
+      build_seconds = options.index == "exact" ? 0 : build.seconds();
+    }
+    const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";
+    DecodeResult result =
+        measure(context, layers, options, device, plan.tokens, progress.callback(title));
+    result.k = plan.ks[i];
+    result.index_bytes = context->memory().index_bytes - plain->memory().index_bytes;
+    result.build_seconds = build_seconds;
+    report.decode.push_back(std::move(result));
+  }
+  return report;
+}
+
+}  // namespace topkv::cli

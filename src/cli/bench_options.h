@@ -1,0 +1,55 @@
+// The flags of `topkv bench`, and what they ask for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/cli/options.h"
+
+namespace topkv::cli {
+
+struct BenchFlags {
+  std::string what;  ///< "decode" or "prefill"
+  std::string shape;
+  std::string context;
+  std::string layers;  ///< empty: all
+  ModelFlags model;    ///< without its directory
+  RetrievalFlags retrieval;
+  std::vector<std::string> ks = {"64"};
+  std::string tokens = "16";
+  std::vector<std::string> modes;  ///< of prefill; empty: both
+  std::string prefill_window = "1024";
+  std::string chunk = "2048";
+  std::string at;  ///< prefill: instead of context
+  std::uint64_t seed = 42;
+  bool profile = false;
+  bool json = false;
+};
+
+/// Registers them.
+void add_flags(CLI::App& command, BenchFlags& flags);
+
+/// The flags, checked and in numbers.
+struct BenchPlan {
+  std::string name;                         ///< the shape's, as given
+  AttentionShape shape;                     ///< of the layers measured
+  std::int64_t all_layers = 0;              ///< that the shape has
+  std::int64_t context = 0;                 ///< tokens
+  std::int64_t tokens = 0;                  ///< decode: steps timed
+  std::vector<RetrievalOptions> rows;       ///< decode: a row of the table each
+  std::vector<std::string> ks;              ///< decode: of each row, as given
+  std::vector<PrefillAttention> attention;  ///< prefill: a row of the table each
+  std::int64_t chunk = 0;
+  bool last_chunk = false;  ///< prefill: time that one only
+  std::uint64_t seed = 0;
+};
+
+/// Tokens that warm up a session before any is timed.
+inline constexpr std::int64_t warm_up_tokens = 4;
+
+/// Throws UsageError, or what the library throws for a bad index spec or config.json.
+BenchPlan bench_plan(const BenchFlags& flags, const CLI::App& command);
+
+}  // namespace topkv::cli

@@ -1,0 +1,19 @@
+// What `topkv bench` prints: a table for people, or a JSON line per row. Both are made from the
+// same columns.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/cli/bench_run.h"
+
+namespace topkv::cli {
+
+/// Heading, figures of the rows, one table row per measurement, notes; with profile also the time
+/// of each layer.
+std::string bench_text(const BenchReport& report, bool profile);
+
+/// One object per measurement, each complete in itself; times in seconds.
+std::vector<Json> bench_json(const BenchReport& report, bool profile);
+
+}  // namespace topkv::cli
