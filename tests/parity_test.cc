@@ -128,7 +128,9 @@ std::vector<Variant> variants() {
   const std::filesystem::path root(TOPKV_SOURCE_DIR);
   std::vector<Variant> all;
   for (const char* name : {"llama2", "llama3", "llama3-head80", "llama-linear", "llama-tied-bias",
-                           "mistral-window", "qwen2", "qwen2-window", "qwen3", "qwen3-window"}) {
+                           "llama-bias-head64", "mistral-window", "mistral-window-head256", "qwen2",
+                           "qwen2-head96", "qwen2-window", "qwen3", "qwen3-head128",
+                           "qwen3-window"}) {
     all.push_back({name, root / "tests/fixtures/parity" / name});
   }
   all.push_back({"needle-14m", root / "models/needle-14m"});

@@ -95,6 +95,21 @@ VARIANTS = {
                          use_sliding_window=True, max_window_layers=3,
                          layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                          rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
+    # The head dims that a CUDA device knows, besides 80.
+    "llama-bias-head64": dict(model_type="llama", tokens=96, dtype=torch.bfloat16,
+                              attention_bias=True, mlp_bias=True, num_attention_heads=6,
+                              num_key_value_heads=2, head_dim=64,
+                              rope_parameters=theta(100000.0)),
+    "qwen2-head96": dict(model_type="qwen2", tokens=80, dtype=torch.bfloat16, hidden_size=96,
+                         num_attention_heads=1, num_key_value_heads=1, use_sliding_window=False,
+                         rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
+    "qwen3-head128": dict(model_type="qwen3", tokens=80, dtype=torch.bfloat16, hidden_size=32,
+                          tie_word_embeddings=True, num_attention_heads=4, num_key_value_heads=2,
+                          head_dim=128, rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
+    "mistral-window-head256": dict(model_type="mistral", tokens=80, dtype=torch.bfloat16,
+                                   hidden_size=32, sliding_window=24, num_attention_heads=2,
+                                   num_key_value_heads=1, head_dim=256,
+                                   rope_parameters=theta(10000.0)),
 }
 
 
