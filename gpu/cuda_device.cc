@@ -11,6 +11,7 @@
 #include "gpu/elementwise.h"
 #include "gpu/phase_clock.h"
 #include "gpu/prefill.h"
+#include "gpu/recording.h"
 #include "gpu/session.h"
 #include "src/core/convert.h"
 #include "src/core/threads.h"
@@ -208,6 +209,11 @@ Token CudaDevice::argmax(const float* logits, std::int64_t count) {
   gpu::argmax(logits, count, best, argmax_scratch_.data(), stream_);
   copy_out(argmax_best_.data(), sizeof(Token), argmax_result_.data());
   return *argmax_result_.as<Token>();
+}
+
+void CudaDevice::replay(std::unique_ptr<Recording>& recording, const std::function<void()>& work) {
+  if (!recording) recording = std::make_unique<CudaRecording>();
+  static_cast<CudaRecording&>(*recording).run(stream_, work);
 }
 
 CudnnAttention* CudaDevice::cudnn() {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -54,6 +55,9 @@ class CudaDevice final : public ComputeDevice {
   void synchronize() override { stream_.synchronize(); }
   Matrix upload(const Matrix& host, std::byte* storage) override;
   std::int64_t upload_bytes(const Matrix& host) const override;
+
+  bool replays() const override { return true; }
+  void replay(std::unique_ptr<Recording>& recording, const std::function<void()>& work) override;
 
   void embed(const Matrix& table, std::span<const Token> tokens, float* out) override;
   void matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens, bool accumulate,

@@ -78,6 +78,12 @@ class Buffer {
   Free free_;
 };
 
+/// What a device remembers of work that it will do again.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
+
 class ComputeDevice {
  public:
   virtual ~ComputeDevice() = default;
@@ -107,6 +113,16 @@ class ComputeDevice {
   /// upload_bytes(host) bytes of device memory at `storage`.
   virtual Matrix upload(const Matrix& host, std::byte* storage) = 0;
   virtual std::int64_t upload_bytes(const Matrix& host) const = 0;
+
+  /// Whether replay is worth its while here.
+  virtual bool replays() const { return false; }
+  /// Does the work. On CUDA it is recorded on the way and later calls replay the recording, at the
+  /// price of one launch: `work` must be the same operations with the same arguments each time, of
+  /// those below up to to_operand, without embed.
+  virtual void replay(std::unique_ptr<Recording>& /*recording*/,
+                      const std::function<void()>& work) {
+    work();
+  }
 
   /// out[t] = row tokens[t] of the table. out: [tokens, in_features].
   /// REQUIRES: 0 <= token < table.out_features.

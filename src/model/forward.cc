@@ -56,77 +56,104 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
       chunk_(chunk),
       memory_(device->allocate(bytes(config, *device, chunk), "activations")),
       rope_(config),
-      clock_(device->phase_clock()) {
+      clock_(device->phase_clock()),
+      steps_(static_cast<std::size_t>(config.attention.layers + 1)) {
   lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
 }
 
 void Forward::run(std::span<const Token> tokens, std::int64_t first, const AttendFn& attend) {
   const auto count = static_cast<std::int64_t>(tokens.size());
+  recording_ = false;
   clock_->begin(Phase::other);
   const RopeAngles angles = rope_.angles(first, count);
   const std::int64_t angle_bytes = count * config_.attention.head_dim / 2 * bytes_of(DType::f32);
   device_->copy_in(angles.cos, angle_bytes, reinterpret_cast<std::byte*>(a_.cos));
   device_->copy_in(angles.sin, angle_bytes, reinterpret_cast<std::byte*>(a_.sin));
   device_->embed(weights_.embedding, tokens, a_.x);
-  for (std::int64_t l = 0; l < config_.attention.layers; ++l) layer(l, count, attend);
-  clock_->begin(Phase::other);
-  device_->rms_norm(a_.x, weights_.final_norm.data, count, config_.hidden_size,
-                    static_cast<float>(config_.rms_norm_eps), a_.hidden);
+  for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
+    between(l, count);
+    clock_->begin(Phase::attention);
+    attend(l, a_.q, a_.k, a_.v, count, a_.attended);
+  }
+  between(config_.attention.layers, count);
   clock_->end();
 }
 
-void Forward::layer(std::int64_t l, std::int64_t tokens, const AttendFn& attend) {
-  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
-  attention_part(w, l, tokens, attend);
-  mlp_part(w, tokens);
+void Forward::between(std::int64_t l, std::int64_t tokens) {
+  const auto work = [&] {
+    if (l > 0) {
+      attention_output(weights_.layers[static_cast<std::size_t>(l - 1)], tokens);
+      mlp(weights_.layers[static_cast<std::size_t>(l - 1)], tokens);
+    }
+    if (l < config_.attention.layers) {
+      queries_keys_values(weights_.layers[static_cast<std::size_t>(l)], tokens);
+    } else {
+      norm(weights_.final_norm, tokens);
+    }
+  };
+  if (tokens > 1 || !device_->replays()) {
+    work();
+    return;
+  }
+  // Decoding: many small operations, the same for every token.
+  clock_->begin(Phase::matmul);
+  device_->replay(steps_[static_cast<std::size_t>(l)], [&] {
+    recording_ = true;
+    work();
+    recording_ = false;
+  });
 }
 
-void Forward::attention_part(const LayerWeights& w, std::int64_t l, std::int64_t tokens,
-                             const AttendFn& attend) {
+void Forward::queries_keys_values(const LayerWeights& w, std::int64_t tokens) {
   const AttentionShape& shape = config_.attention;
-  const auto epsilon = static_cast<float>(config_.rms_norm_eps);
-  clock_->begin(Phase::other);
-  device_->rms_norm(a_.x, w.input_norm.data, tokens, config_.hidden_size, epsilon, a_.hidden);
+  norm(w.input_norm, tokens);
   project(w.q, w.q_bias, a_.hidden, tokens, a_.q);
   project(w.k, w.k_bias, a_.hidden, tokens, a_.k);
   project(w.v, w.v_bias, a_.hidden, tokens, a_.v);
-  clock_->begin(Phase::other);
+  begin(Phase::other);
   if (config_.qk_norm) {
+    const auto epsilon = static_cast<float>(config_.rms_norm_eps);
     device_->head_norm(w.q_norm.data, tokens * shape.q_heads, shape.head_dim, epsilon, a_.q);
     device_->head_norm(w.k_norm.data, tokens * shape.kv_heads, shape.head_dim, epsilon, a_.k);
   }
   device_->rope({a_.cos, a_.sin}, tokens, shape.q_heads, shape.head_dim, a_.q);
   device_->rope({a_.cos, a_.sin}, tokens, shape.kv_heads, shape.head_dim, a_.k);
-  clock_->begin(Phase::attention);
-  attend(l, a_.q, a_.k, a_.v, tokens, a_.attended);
-  clock_->begin(Phase::other);
+}
+
+void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
+  const AttentionShape& shape = config_.attention;
+  begin(Phase::other);
   device_->to_operand(a_.attended, tokens * shape.q_heads * shape.head_dim, a_.heads);
   project(w.o, w.o_bias, a_.heads, tokens, a_.x, true);
 }
 
-void Forward::mlp_part(const LayerWeights& w, std::int64_t tokens) {
+void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
-  clock_->begin(Phase::other);
-  device_->rms_norm(a_.x, w.mlp_norm.data, tokens, hidden, static_cast<float>(config_.rms_norm_eps),
-                    a_.hidden);
-  for (std::int64_t begin = 0; begin < tokens; begin += mlp_tokens) {
-    const std::int64_t count = std::min(mlp_tokens, tokens - begin);
-    const std::byte* x = a_.hidden + begin * hidden * operand;
+  norm(w.mlp_norm, tokens);
+  for (std::int64_t first = 0; first < tokens; first += mlp_tokens) {
+    const std::int64_t count = std::min(mlp_tokens, tokens - first);
+    const std::byte* x = a_.hidden + first * hidden * operand;
     project(w.gate, w.gate_bias, x, count, a_.gate);
     project(w.up, w.up_bias, x, count, a_.up);
-    clock_->begin(Phase::other);
+    begin(Phase::other);
     device_->silu_multiply(a_.gate, a_.up, count * config_.intermediate_size, a_.mlp);
-    project(w.down, w.down_bias, a_.mlp, count, a_.x + begin * hidden, true);
+    project(w.down, w.down_bias, a_.mlp, count, a_.x + first * hidden, true);
   }
+}
+
+void Forward::norm(const Vector& weight, std::int64_t tokens) {
+  begin(Phase::other);
+  device_->rms_norm(a_.x, weight.data, tokens, config_.hidden_size,
+                    static_cast<float>(config_.rms_norm_eps), a_.hidden);
 }
 
 void Forward::project(const Matrix& weight, const Vector& bias, const std::byte* x,
                       std::int64_t tokens, float* out, bool accumulate) {
-  clock_->begin(Phase::matmul);
+  begin(Phase::matmul);
   device_->matmul(weight, x, tokens, accumulate, out);
   if (bias.empty()) return;
-  clock_->begin(Phase::other);
+  begin(Phase::other);
   device_->add_bias(bias.data, tokens, weight.out_features, out);
 }
 

@@ -55,12 +55,19 @@ class Forward {
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
 
-  void layer(std::int64_t l, std::int64_t tokens, const AttendFn& attend);
-  void attention_part(const LayerWeights& w, std::int64_t l, std::int64_t tokens,
-                      const AttendFn& attend);
-  void mlp_part(const LayerWeights& w, std::int64_t tokens);
+  /// What lies between the attention of layer l - 1 and that of layer l (the beginning and the end
+  /// of the network for the first and the last).
+  void between(std::int64_t l, std::int64_t tokens);
+  void queries_keys_values(const LayerWeights& w, std::int64_t tokens);
+  void attention_output(const LayerWeights& w, std::int64_t tokens);
+  void mlp(const LayerWeights& w, std::int64_t tokens);
   void project(const Matrix& weight, const Vector& bias, const std::byte* x, std::int64_t tokens,
                float* out, bool accumulate = false);
+  void norm(const Vector& weight, std::int64_t tokens);
+  /// Begins a phase; nothing while a step is recorded, for then it is one.
+  void begin(Phase phase) {
+    if (!recording_) clock_->begin(phase);
+  }
 
   const ModelConfig& config_;
   const Weights& weights_;
@@ -70,6 +77,8 @@ class Forward {
   Activations a_{};
   RopeTable rope_;
   std::unique_ptr<PhaseClock> clock_;
+  std::vector<std::unique_ptr<Recording>> steps_;  // of one token: [layers + 1]
+  bool recording_ = false;
 };
 
 }  // namespace topkv
