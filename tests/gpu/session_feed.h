@@ -1,0 +1,132 @@
+// Feeding a stream's tokens to a session, and what the session must give for them in float64.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tests/gpu/token_stream.h"
+#include "topkv/session.h"
+
+namespace test {
+
+/// Tokens [first, end) of every layer in a device's memory, and what a session gives for them.
+class Feed {
+ public:
+  Feed(const Place& place, const TokenStream& stream, std::int64_t first, std::int64_t end)
+      : place_(place), stream_(stream), first_(first), end_(end) {
+    for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
+      const auto at = static_cast<std::size_t>(l);
+      q_.push_back(put(stream.q[at], stream.q_width()));
+      k_.push_back(put(stream.k[at], stream.kv_width()));
+      v_.push_back(put(stream.v[at], stream.kv_width()));
+      const auto elements = static_cast<std::size_t>((end - first) * stream.q_width());
+      out_.push_back(place.put(std::vector<float>(elements, NAN)));
+    }
+  }
+
+  /// Tokens [session.tokens(), until) in steps; stream: as Session::attend takes it.
+  void run(topkv::Session& session, std::int64_t until, std::int64_t step, void* stream = nullptr) {
+    for (std::int64_t t = session.tokens(); t < until; t = session.tokens()) {
+      for (std::int64_t l = 0; l < stream_.shape.layers; ++l)
+        attend(session, l, t, std::min(step, until - t), stream);
+    }
+  }
+  void run(topkv::Session& session, std::int64_t step) { run(session, end_, step); }
+
+  /// One step of one layer.
+  void attend(topkv::Session& session, std::int64_t layer, std::int64_t t, std::int64_t tokens,
+              void* stream = nullptr) {
+    const auto at = static_cast<std::size_t>(layer);
+    const std::int64_t skip = t - first_;
+    session.attend(layer, q_[at].floats() + skip * stream_.q_width(),
+                   k_[at].floats() + skip * stream_.kv_width(),
+                   v_[at].floats() + skip * stream_.kv_width(),
+                   out_[at].floats() + skip * stream_.q_width(), tokens, stream);
+  }
+
+  /// What has been given so far; NaN where nothing has.
+  std::vector<std::vector<float>> outs() const {
+    std::vector<std::vector<float>> all;
+    for (const topkv::Buffer& out : out_)
+      all.push_back(place_.get(out.floats(), (end_ - first_) * stream_.q_width()));
+    return all;
+  }
+
+  /// Largest error of the tokens at these positions.
+  double worst(const topkv::RetrievalOptions& options,
+               const std::vector<std::int64_t>& positions) const;
+
+ private:
+  topkv::Buffer put(const std::vector<float>& values, std::int64_t width) const {
+    return place_.put({values.begin() + first_ * width, values.begin() + end_ * width});
+  }
+
+  const Place& place_;
+  const TokenStream& stream_;
+  std::int64_t first_, end_;
+  std::vector<topkv::Buffer> q_, k_, v_, out_;  // per layer
+};
+
+/// The k rows of largest score among [begin, end), by float64 scores; score is the largest of the
+/// queries given.
+inline std::set<std::int64_t> best_rows(const reference::Rows& rows,
+                                        const std::vector<const float*>& queries,
+                                        std::int64_t begin, std::int64_t end, std::int64_t k) {
+  std::vector<std::pair<double, std::int64_t>> scored;
+  for (std::int64_t r = begin; r < end; ++r) {
+    double best = -std::numeric_limits<double>::infinity();
+    for (const float* query : queries) best = std::max(best, reference::score(rows, query, r));
+    scored.push_back({-best, r});
+  }
+  std::sort(scored.begin(), scored.end());
+  if (static_cast<std::int64_t>(scored.size()) > k) scored.resize(static_cast<std::size_t>(k));
+  std::set<std::int64_t> positions;
+  for (const auto& [score, position] : scored) positions.insert(position);
+  return positions;
+}
+
+/// The rows that a session with an exact index finds for a token at p.
+inline std::set<std::int64_t> found_rows(const TokenStream& stream,
+                                         const topkv::RetrievalOptions& options, std::int64_t layer,
+                                         std::int64_t p, std::int64_t head) {
+  const std::int64_t group = stream.shape.group();
+  const std::int64_t k = options.k.resolve(stream.shape.layers)[static_cast<std::size_t>(layer)];
+  std::vector<const float*> choosers = {stream.query(layer, p, head)};
+  if (options.select_by == topkv::SelectBy::group) {
+    choosers.clear();
+    for (std::int64_t g = 0; g < group; ++g)
+      choosers.push_back(stream.query(layer, p, head / group * group + g));
+  }
+  return best_rows(stream.rows(layer, head / group), choosers, options.sinks,
+                   std::max<std::int64_t>(0, p - options.window + 1), k);
+}
+
+inline double Feed::worst(const topkv::RetrievalOptions& options,
+                          const std::vector<std::int64_t>& positions) const {
+  const auto got = outs();
+  double worst = 0;
+  for (std::int64_t l = 0; l < stream_.shape.layers; ++l) {
+    const std::int64_t sliding = stream_.shape.window_of(l);
+    const bool dense = sliding == 0 && l < options.dense_layers;
+    for (const std::int64_t p : positions) {
+      for (std::int64_t head = 0; head < stream_.shape.q_heads; ++head) {
+        std::set<std::int64_t> found;
+        if (sliding == 0 && !dense) found = found_rows(stream_, options, l, p, head);
+        const float* out = &got[static_cast<std::size_t>(l)][static_cast<std::size_t>(
+            (p - first_) * stream_.q_width() + head * stream_.shape.head_dim)];
+        worst =
+            std::max(worst, stream_.error(l, p, head, place_.is_cuda(), out, [&](std::int64_t x) {
+              if (sliding > 0) return x > p - sliding;
+              return dense || x < options.sinks || x > p - options.window || found.contains(x);
+            }));
+      }
+    }
+  }
+  return worst;
+}
+
+}  // namespace test
