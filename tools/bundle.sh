@@ -113,6 +113,8 @@ Runs from any folder, without installation, on systems with glibc ${glibc#GLIBC_
 used where there is an NVIDIA driver and this build has the CUDA device; CUDA itself need not be
 installed, unless this archive was made without its libraries (no libcublas in lib/): then they
 must be where the loader looks, which LD_LIBRARY_PATH tells.
+cuDNN is not in it. Where the loader finds libcudnn.so.9 and libcudart.so.13 (lib/ will do), long
+prefills on a GPU are faster.
 
     bin/        the command
     lib/        what it needs beside glibc, as packaged by Debian or NVIDIA, unchanged; and libtopkv
