@@ -62,7 +62,7 @@ copy_licence() { # PACKAGE
     die "no licence of the package $1 in /usr/share/doc/$1/copyright"
 }
 
-copy_cuda_licence() { # FILE: a library of a CUDA toolkit that no package owns
+copy_cuda_licence() { # FILE: a library of a CUDA toolkit that no package owns (cudart is linked in)
   local root licence
   root=$(dirname "$(dirname "$1")")
   licence=$(find "$root/" -maxdepth 5 \( -name EULA.txt -o -path '*cublas*' -name License.txt \) |
@@ -76,11 +76,10 @@ copy_cuda_licence() { # FILE: a library of a CUDA toolkit that no package owns
 while read -r soname arrow file _; do
   [[ $soname =~ $of_the_system || $soname == /* ]] && continue
   [[ $arrow == '=>' && -e $file ]] || die "$built needs $soname, which is not found"
-  if [[ $soname =~ $of_cuda && $cuda_libraries == no ]]; then
-    continue
-  fi
   file=$(realpath "$file")
-  cp "$file" "$top/lib/$soname"
+  if [[ ! $soname =~ $of_cuda || $cuda_libraries == yes ]]; then
+    cp "$file" "$top/lib/$soname"
+  fi
   package=$(package_of "$file")
   if [[ -n $package ]]; then
     copy_licence "$package"
