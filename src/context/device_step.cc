@@ -70,43 +70,33 @@ void Session::State::open_on_device() {
   }
   const auto lock = device.compute()->lock();
   on_device = device.compute()->session_attention(session_shape(shape, options, context->tokens()));
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) load_on_device(layer);
+}
+
+/// Sinks and window as they are in the rows of context and session.
+void Session::State::load_on_device(std::int64_t layer) {
+  const auto lock = device.compute()->lock();
   const std::int64_t n = context->tokens();
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const std::int64_t end = n + own.size(layer);
+  const std::int64_t end = n + own.size(layer);
+  const auto load = [&](std::int64_t first, const auto& rows_of) {
     views.clear();
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-      views.push_back(context->rows(layer, head));
-    on_device->load(layer, views, 0, end);
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-      views[static_cast<std::size_t>(head)] = own.rows(layer, head);
-    on_device->load(layer, views, n, end);
-  }
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) views.push_back(rows_of(head));
+    on_device->load(layer, views, first, end);
+  };
+  load(0, [&](std::int64_t head) { return context->rows(layer, head); });
+  load(n, [&](std::int64_t head) { return own.rows(layer, head); });
 }
 
 void Session::State::device_step(std::int64_t layer, const float* q, const float* k_new,
                                  const float* v_new, std::int64_t tokens, float* out,
                                  void* stream) {
-  const auto lock = device.compute()->lock();
-  const std::int64_t q_width = shape.q_heads * shape.head_dim;
-  const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
-  constexpr std::int64_t most = SessionShape().max_tokens;
-  for (std::int64_t begin = 0; begin < tokens; begin += most) {
-    device_piece(layer, q + begin * q_width, k_new + begin * kv_width, v_new + begin * kv_width,
-                 std::min(most, tokens - begin), out + begin * q_width, stream);
-  }
-}
-
-void Session::State::device_piece(std::int64_t layer, const float* q, const float* k_new,
-                                  const float* v_new, std::int64_t tokens, float* out,
-                                  void* stream) {
   const std::int64_t d = shape.head_dim;
   const std::int64_t first = context->tokens() + own.size(layer);
   StepTimes& time = times(layer);
   Lap lap;
   const DeviceSession::Step step = on_device->begin(layer, q, k_new, v_new, tokens, first, stream);
   lap(time.q_out);
-  check_queries(layer, step.q, tokens);
-  append(layer, step.k, step.v);
+  append(layer, step.q, step.k, step.v);
   lap(time.append);
   if (!retrieves(layer) && shape.window_of(layer) == 0) {
     attend_earlier(layer, first);

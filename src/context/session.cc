@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "src/context/session_state.h"
@@ -48,16 +49,23 @@ void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
   }
 }
 
-void Session::State::check_queries(std::int64_t layer, const float* q, std::int64_t tokens) const {
+/// x: [tokens, heads, head_dim], which are the next tokens of the layer.
+void Session::State::check_finite(std::int64_t layer, std::string_view what, const float* x,
+                                  std::int64_t tokens, std::int64_t heads) const {
   const std::int64_t d = shape.head_dim;
-  const std::int64_t bad = first_not_finite(q, tokens * shape.q_heads * d);
+  const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
-  throw InvalidArgument(fmt::format("q of layer {}, query head {}, position {} is not finite",
-                                    layer, bad / d % shape.q_heads,
-                                    context->tokens() + own.size(layer) + bad / d / shape.q_heads));
+  throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
+                                    layer, what == "q" ? "query" : "KV", bad / d % heads,
+                                    context->tokens() + own.size(layer) + bad / d / heads));
 }
 
-void Session::State::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
+/// Takes the next tokens of a layer, all contiguous; refuses them as they are.
+void Session::State::append(std::int64_t layer, const float* q, const TensorView& keys,
+                            const TensorView& values) {
+  check_finite(layer, "q", q, keys.tokens, shape.q_heads);
+  check_finite(layer, "K", static_cast<const float*>(keys.data), keys.tokens, shape.kv_heads);
+  check_finite(layer, "V", static_cast<const float*>(values.data), keys.tokens, shape.kv_heads);
   own.append(layer, keys, values);
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     KeyIndex& index = own_index(layer, head);
@@ -200,11 +208,10 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
 void Session::State::host_step(std::int64_t layer, const float* q, const float* k_new,
                                const float* v_new, std::int64_t tokens, float* out) {
   const std::int64_t d = shape.head_dim;
-  check_queries(layer, q, tokens);
   const TokenQueries queries{q, tokens, shape.q_heads * d, d, context->tokens() + own.size(layer)};
   StepTimes& time = times(layer);
   const Stopwatch appending;
-  append(layer, TensorView::tokens_first(k_new, DType::f32, tokens, shape.kv_heads, d),
+  append(layer, q, TensorView::tokens_first(k_new, DType::f32, tokens, shape.kv_heads, d),
          TensorView::tokens_first(v_new, DType::f32, tokens, shape.kv_heads, d));
   time.append += appending.seconds();
 
@@ -219,6 +226,35 @@ void Session::State::host_step(std::int64_t layer, const float* q, const float* 
     attend_found(layer, queries, result);
     time.attend += found.seconds();
   }
+}
+
+void Session::State::step(std::int64_t layer, const float* q, const float* k_new,
+                          const float* v_new, std::int64_t tokens, float* out, void* stream) {
+  const Stopwatch whole;
+  const double searched = stats.search_seconds;
+  if (on_device) {
+    device_step(layer, q, k_new, v_new, tokens, out, stream);
+  } else {
+    host_step(layer, q, k_new, v_new, tokens, out);
+  }
+  stats.steps += tokens;
+  stats.attend_seconds += whole.seconds() - (stats.search_seconds - searched);
+  const std::int64_t end = context->tokens() + own.size(layer);
+  if (options.measure_recall && retrieves(layer) && end > options.window + options.sinks) {
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(layer, head);
+  }
+}
+
+/// Forgets the layer's own tokens from number `count` on.
+void Session::State::take_back(std::int64_t layer, std::int64_t count) {
+  own.shrink(layer, count);
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    std::unique_ptr<KeyIndex> fresh = make_index("exact");
+    fresh->build();
+    fresh->add(own.rows(layer, head).keys());
+    own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)] = std::move(fresh);
+  }
+  if (on_device) load_on_device(layer);
 }
 
 Session::Session(std::shared_ptr<const Context> context, RetrievalOptions options,
@@ -255,7 +291,8 @@ Session Session::fork() const {
   }
   state->stats = state_->stats;
   state->step_times = state_->step_times;
-  if (state->on_device) state->open_on_device();
+  for (std::int64_t layer = 0; state->on_device && layer < state->shape.layers; ++layer)
+    state->load_on_device(layer);
   return Session(std::move(state));
 }
 
@@ -272,18 +309,21 @@ void Session::attend(std::int64_t layer, const float* q, const float* k, const f
     throw InvalidArgument("attend: q, k, v and out must not be null");
   }
   s.check_turn(layer, tokens);
-  const Stopwatch whole;
-  const double searched = s.stats.search_seconds;
-  if (s.on_device) {
-    s.device_step(layer, q, k, v, tokens, out, stream);
-  } else {
-    s.host_step(layer, q, k, v, tokens, out);
-  }
-  s.stats.steps += tokens;
-  s.stats.attend_seconds += whole.seconds() - (s.stats.search_seconds - searched);
-  const std::int64_t end = s.context->tokens() + s.own.size(layer);
-  if (s.options.measure_recall && s.retrieves(layer) && end > s.options.window + s.options.sinks) {
-    for (std::int64_t head = 0; head < s.shape.kv_heads; ++head) s.measure_recall(layer, head);
+  const auto lock = s.device.compute()->lock();
+  const std::int64_t q_width = s.shape.q_heads * s.shape.head_dim;
+  const std::int64_t kv_width = s.shape.kv_heads * s.shape.head_dim;
+  const std::int64_t most = s.on_device ? SessionShape().max_tokens : tokens;
+  const std::int64_t held = s.own.size(layer);
+  const SessionStats before = s.stats;
+  try {
+    for (std::int64_t t = 0; t < tokens; t += most) {
+      s.step(layer, q + t * q_width, k + t * kv_width, v + t * kv_width, std::min(most, tokens - t),
+             out + t * q_width, stream);
+    }
+  } catch (const InvalidArgument&) {
+    if (s.own.size(layer) > held) s.take_back(layer, held);
+    s.stats = before;
+    throw;
   }
 }
 

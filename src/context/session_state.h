@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,8 +41,12 @@ struct Session::State {
 
   // session.cc: what host and device share
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
-  void check_queries(std::int64_t layer, const float* q, std::int64_t tokens) const;
-  void append(std::int64_t layer, const TensorView& k, const TensorView& v);
+  void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
+                    std::int64_t heads) const;
+  void step(std::int64_t layer, const float* q, const float* k, const float* v, std::int64_t tokens,
+            float* out, void* stream);
+  void append(std::int64_t layer, const float* q, const TensorView& k, const TensorView& v);
+  void take_back(std::int64_t layer, std::int64_t count);
   bool searches(std::int64_t layer, const TokenQueries& queries) const;
   void search_all(std::int64_t layer, const TokenQueries& queries);
   void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
@@ -56,11 +61,10 @@ struct Session::State {
   // device_step.cc: a step whose tensors are in a device's memory
   void device_step(std::int64_t layer, const float* q, const float* k, const float* v,
                    std::int64_t tokens, float* out, void* stream);
-  void device_piece(std::int64_t layer, const float* q, const float* k, const float* v,
-                    std::int64_t tokens, float* out, void* stream);
   void attend_earlier(std::int64_t layer, std::int64_t first);
   void send_found(std::int64_t layer);
   void open_on_device();
+  void load_on_device(std::int64_t layer);
 
   std::shared_ptr<const Context> context;
   RetrievalOptions options;

@@ -143,6 +143,10 @@ void RowStore::extend(std::int64_t layer, std::int64_t tokens) {
   sizes_[static_cast<std::size_t>(layer)] += tokens;
 }
 
+void RowStore::shrink(std::int64_t layer, std::int64_t tokens) {
+  sizes_[static_cast<std::size_t>(layer)] = tokens;
+}
+
 void RowStore::copy_from(const RowStore& other) {
   for (std::size_t layer = 0; layer < sizes_.size(); ++layer) {
     const auto l = static_cast<std::int64_t>(layer);

@@ -47,6 +47,8 @@ class RowStore {
   Arrays arrays(std::int64_t layer, std::int64_t kv_head) const;
   /// The layer's next tokens have been put in its arrays. REQUIRES: room for them.
   void extend(std::int64_t layer, std::int64_t tokens);
+  /// Forgets the layer's tokens from number `tokens` on.
+  void shrink(std::int64_t layer, std::int64_t tokens);
 
   /// All arrays as one piece of memory, and something to be kept as long as it (a page-lock).
   Region& region() { return region_; }
