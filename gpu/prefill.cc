@@ -87,6 +87,10 @@ class CudaPrefill final : public DevicePrefill {
       throw Unsupported(
           fmt::format("rows in {} on a CUDA device; it takes bf16 only", name_of(store.dtype())));
     }
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      given_[static_cast<std::size_t>(layer)] = store.size(layer);
+      arrived_[static_cast<std::size_t>(layer)] = store.size(layer);
+    }
     store.keep(page_lock(store.region().data(), store.region().bytes()));
   }
 

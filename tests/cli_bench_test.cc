@@ -242,7 +242,7 @@ TEST(BenchDecode, CountsDenseLayersAsRowsAndNotAsSearches) {
 
 TEST(BenchPrefill, CountsTheRowsThatEachQuerySees) {
   Silent silent;
-  const BenchReport report = run_bench_prefill(small_plan(), silent.bar);
+  const BenchReport report = run_bench_prefill(small_plan(), {}, silent.bar);
   ASSERT_EQ(report.prefill.size(), 2U);
   const double per_row = 4.0 * 4 * 20;
   EXPECT_EQ(report.prefill[0].tokens, 3000);
@@ -261,7 +261,7 @@ TEST(BenchPrefill, AtTheEndOfAContextTimesItsLastChunk) {
   plan.last_chunk = true;
   plan.attention.resize(1);
   Silent silent;
-  const BenchReport report = run_bench_prefill(plan, silent.bar);
+  const BenchReport report = run_bench_prefill(plan, {}, silent.bar);
   EXPECT_EQ(report.prefill.front().tokens, 700);
   EXPECT_EQ(report.prefill.front().flop, 3 * 4.0 * 4 * 20 * (700.0 * (2301 + 3000) / 2));
 }

@@ -19,10 +19,10 @@ int run_bench(const BenchFlags& flags, const CLI::App& command) {
   const BenchPlan plan = bench_plan(flags, command);
   catch_interrupts();
   const ThreadLimit threads(flags.model.threads);
-  const Device device = flags.what == "decode" ? open_device(flags.model) : Device();
+  const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
   const BenchReport report = flags.what == "decode" ? run_bench_decode(plan, device, progress)
-                                                    : run_bench_prefill(plan, progress);
+                                                    : run_bench_prefill(plan, device, progress);
   progress.finish();
   if (!flags.json) {
     fmt::print("{}", bench_text(report, flags.profile));

@@ -14,9 +14,9 @@ namespace {
 constexpr std::int64_t fewest_tokens = 10;  // below, a 90th percentile says nothing
 
 // Flags of one of the two measurements alone.
-constexpr const char* of_decode[] = {
-    "--kv-index",  "--kv-topk", "--kv-window", "--kv-sinks", "--kv-select", "--kv-dense-layers",
-    "--kv-attend", "--device",  "--gpu-mem",   "--tokens",   "--profile"};
+constexpr const char* of_decode[] = {"--kv-index",  "--kv-topk",   "--kv-window",
+                                     "--kv-sinks",  "--kv-select", "--kv-dense-layers",
+                                     "--kv-attend", "--tokens",    "--profile"};
 constexpr const char* of_prefill[] = {"--prefill", "--prefill-window", "--chunk", "--at"};
 
 template <std::size_t count>
@@ -51,7 +51,7 @@ void plan_decode(const BenchFlags& flags, BenchPlan& plan) {
 }
 
 void plan_prefill(const BenchFlags& flags, BenchPlan& plan) {
-  plan.chunk = parse_count("--chunk", flags.chunk);
+  plan.chunk = flags.chunk == "auto" ? 0 : parse_count("--chunk", flags.chunk);
   plan.last_chunk = !flags.at.empty();
   const std::int64_t window = parse_count("--prefill-window", flags.prefill_window);
   std::vector<std::string> modes = flags.modes;

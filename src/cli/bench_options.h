@@ -21,7 +21,7 @@ struct BenchFlags {
   std::string tokens = "16";
   std::vector<std::string> modes;  ///< of prefill; empty: both
   std::string prefill_window = "1024";
-  std::string chunk = "2048";
+  std::string chunk = "auto";
   std::string at;  ///< prefill: instead of context
   std::uint64_t seed = 42;
   bool profile = false;
@@ -41,8 +41,8 @@ struct BenchPlan {
   std::vector<RetrievalOptions> rows;       ///< decode: a row of the table each
   std::vector<std::string> ks;              ///< decode: of each row, as given
   std::vector<PrefillAttention> attention;  ///< prefill: a row of the table each
-  std::int64_t chunk = 0;
-  bool last_chunk = false;  ///< prefill: time that one only
+  std::int64_t chunk = 0;                   ///< prefill; 0: what suits the device
+  bool last_chunk = false;                  ///< prefill: time that one only
   std::uint64_t seed = 0;
 };
 

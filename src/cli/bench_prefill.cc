@@ -1,12 +1,15 @@
 // `topkv bench prefill`.
 
 #include <algorithm>
+#include <memory>
 
 #include "src/cli/bench_run.h"
 #include "src/cli/interrupt.h"
+#include "src/context/prefill_context.h"
 #include "src/core/bandwidth.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
+#include "src/device/compute_device.h"
 
 namespace topkv::cli {
 namespace {
@@ -20,54 +23,73 @@ std::int64_t visible_rows(const AttentionShape& shape, std::int64_t layer, std::
   return std::min(all, attention.window + attention.sinks);
 }
 
-// Adds one chunk of one layer: appends its rows and takes the attention of its queries.
+// Gives a prefill chunks of generated tokens, from buffers of its device. All layers of a chunk get
+// the rows and queries of the first: what they hold does not change the time.
 class Chunks {
  public:
-  Chunks(ContextBuilder& builder, const std::vector<BenchLayer>& layers, std::int64_t chunk)
-      : builder_(builder), layers_(layers) {
-    const AttentionShape& shape = builder.shape();
-    const auto tokens = static_cast<std::size_t>(chunk);
-    const auto row = static_cast<std::size_t>(shape.head_dim);
-    keys_.resize(tokens * static_cast<std::size_t>(shape.kv_heads) * row * 2);
-    values_.resize(keys_.size());
-    queries_.resize(tokens * static_cast<std::size_t>(shape.q_heads) * row);
-    out_.resize(queries_.size());
-  }
+  Chunks(RowStore& store, const AttentionShape& shape, const BenchLayer& source,
+         const PrefillAttention& attention, std::int64_t chunk, ComputeDevice& device)
+      : store_(store),
+        shape_(shape),
+        source_(source),
+        attention_(attention),
+        device_(device),
+        prefill_(device.prefill_attention(shape, PrefillContext::visibility(shape, attention),
+                                          chunk, store)),
+        q_(static_cast<std::size_t>(chunk * shape.q_heads * shape.head_dim)),
+        k_(static_cast<std::size_t>(chunk * shape.kv_heads * shape.head_dim)),
+        v_(k_.size()),
+        device_q_(buffer(q_.size())),
+        device_k_(buffer(k_.size())),
+        device_v_(buffer(v_.size())),
+        device_out_(buffer(q_.size())),
+        given_(store.size(0)) {}
 
-  void run(std::int64_t layer, std::int64_t count, const PrefillAttention& attention,
-           PrefillResult& result) {
-    const AttentionShape& shape = builder_.shape();
-    const BenchLayer& source = layers_[static_cast<std::size_t>(layer)];
-    const std::int64_t begin = builder_.tokens(layer);
-    const std::int64_t q_size = shape.q_heads * shape.head_dim;
-    source.fill(begin, count, keys_.data(), values_.data());
+  // Attention of the next tokens in all layers, and their rows to the store.
+  void run(std::int64_t count, PrefillResult& result) {
+    const std::int64_t q_size = shape_.q_heads * shape_.head_dim;
+    source_.fill_float(given_, count, k_.data(), v_.data());
     parallel_for(count, 16, [&](std::int64_t i, std::int64_t end) {
-      for (; i < end; ++i) source.queries(begin + i, begin + i + 1, queries_.data() + i * q_size);
+      for (; i < end; ++i) source_.queries(given_ + i, given_ + i + 1, q_.data() + i * q_size);
     });
-    const Stopwatch append;
-    const auto rows = [&](const std::vector<std::byte>& data) {
-      return TensorView::heads_first(data.data(), DType::bf16, count, shape.kv_heads,
-                                     shape.head_dim);
-    };
-    builder_.append(layer, rows(keys_), rows(values_));
-    result.append_seconds += append.seconds();
-    const Stopwatch attend;
-    builder_.attend(
-        layer,
-        TensorView::tokens_first(queries_.data(), DType::f32, count, shape.q_heads, shape.head_dim),
-        out_.data(), attention);
-    result.attend_seconds += attend.seconds();
-    for (std::int64_t i = 0; i < count; ++i) {
-      result.flop += 4.0 * static_cast<double>(q_size) *
-                     static_cast<double>(visible_rows(shape, layer, begin + i, attention));
+    const auto lock = device_.lock();
+    copy_in(q_, device_q_);
+    copy_in(k_, device_k_);
+    copy_in(v_, device_v_);
+    device_.synchronize();
+    const Stopwatch watch;
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      prefill_->attend(layer, device_q_.floats(), device_k_.floats(), device_v_.floats(), count,
+                       device_out_.floats());
     }
+    prefill_->finish();
+    result.attend_seconds += watch.seconds();
+    for (std::int64_t i = 0; i < count; ++i) {
+      for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+        result.flop += 4.0 * static_cast<double>(q_size) *
+                       static_cast<double>(visible_rows(shape_, layer, given_ + i, attention_));
+      }
+    }
+    given_ += count;
   }
 
  private:
-  ContextBuilder& builder_;
-  const std::vector<BenchLayer>& layers_;
-  std::vector<std::byte> keys_, values_;
-  std::vector<float> queries_, out_;
+  Buffer buffer(std::size_t floats) {
+    return device_.allocate(static_cast<std::int64_t>(floats * sizeof(float)), "bench");
+  }
+  void copy_in(const std::vector<float>& from, const Buffer& to) {
+    device_.copy_in(from.data(), static_cast<std::int64_t>(from.size() * sizeof(float)), to.data());
+  }
+
+  RowStore& store_;
+  const AttentionShape& shape_;
+  const BenchLayer& source_;
+  const PrefillAttention& attention_;
+  ComputeDevice& device_;
+  std::unique_ptr<DevicePrefill> prefill_;
+  std::vector<float> q_, k_, v_;
+  Buffer device_q_, device_k_, device_v_, device_out_;
+  std::int64_t given_;
 };
 
 PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& layers,
@@ -75,22 +97,27 @@ PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& laye
                       ProgressBar& progress) {
   PrefillResult result;
   result.mode = attention.mode;
-  const std::int64_t chunk = std::min(plan.chunk, plan.context);
+  ComputeDevice& device = *report.device.compute();
+  const std::int64_t wanted = plan.chunk > 0 ? plan.chunk : device.prefill_chunk();
+  const std::int64_t chunk = std::min(wanted, plan.context);
+  report.plan.chunk = chunk;
   result.tokens = plan.last_chunk ? chunk : plan.context;
   const std::int64_t before = plan.context - result.tokens;
   ContextBuilder builder(plan.shape, {plan.context, DType::bf16, 0});
   const Stopwatch rows;
   append_rows(builder, layers, before, progress.callback("rows"));
   report.rows_seconds += rows.seconds();
-  Chunks chunks(builder, layers, chunk);
-  const ProgressFn told = progress.callback(attention.mode == Prefill::dense ? "dense" : "window");
-  for (std::int64_t done = 0; done < result.tokens; done += chunk) {
-    const std::int64_t count = std::min(chunk, result.tokens - done);
-    for (std::int64_t layer = 0; layer < plan.shape.layers; ++layer) {
-      chunks.run(layer, count, attention, result);
+  {
+    Chunks chunks(PrefillContext::store(builder), plan.shape, layers.front(), attention, chunk,
+                  device);
+    const ProgressFn told =
+        progress.callback(attention.mode == Prefill::dense ? "dense" : "window");
+    for (std::int64_t done = 0; done < result.tokens; done += chunk) {
+      const std::int64_t count = std::min(chunk, result.tokens - done);
+      chunks.run(count, result);
       stop_if_interrupted();
+      told({"prefill", "tokens", done + count, result.tokens});
     }
-    told({"prefill", "tokens", done + count, result.tokens});
   }
   report.rows_bytes = builder.freeze()->memory().rows_bytes;
   return result;
@@ -98,10 +125,11 @@ PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& laye
 
 }  // namespace
 
-BenchReport run_bench_prefill(const BenchPlan& plan, ProgressBar& progress) {
+BenchReport run_bench_prefill(const BenchPlan& plan, const Device& device, ProgressBar& progress) {
   BenchReport report;
   report.what = "prefill";
   report.plan = plan;
+  report.device = device;
   const std::vector<BenchLayer> layers = bench_layers(plan.shape, plan.seed);
   for (const PrefillAttention& attention : plan.attention) {
     report.prefill.push_back(measure(plan, layers, attention, report, progress));

@@ -90,11 +90,9 @@ const std::vector<Column<PrefillResult>>& prefill_columns() {
        true},
       {"attend", "attend_seconds", [](const R& r, const B&) { return r.attend_seconds; },
        exact_seconds},
-      {"append", "append_seconds", [](const R& r, const B&) { return r.append_seconds; },
-       exact_seconds},
       {"tokens/s", "tokens_per_second",
        [](const R& r, const B&) {
-         return per_second(static_cast<double>(r.tokens), r.attend_seconds + r.append_seconds);
+         return per_second(static_cast<double>(r.tokens), r.attend_seconds);
        },
        format_rate},
       {"TFLOP/s", "attend_tflops",

@@ -34,13 +34,12 @@ struct DecodeResult {
   double quantile(double part) const;
 };
 
-/// Prefill in one mode, on the host.
+/// Prefill in one mode.
 struct PrefillResult {
   Prefill mode = Prefill::dense;
   std::int64_t tokens = 0;    ///< that were timed, the last ones of the context
-  double attend_seconds = 0;  ///< all measured layers together
-  double append_seconds = 0;
-  double flop = 0;  ///< 4 x head_dim per query head and visible row
+  double attend_seconds = 0;  ///< all measured layers together, storing rows included
+  double flop = 0;            ///< 4 x head_dim per query head and visible row
 };
 
 struct BenchReport {
@@ -56,7 +55,6 @@ struct BenchReport {
 };
 
 BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, ProgressBar& progress);
-/// On the host: a CUDA device takes its prefill from the network alone.
-BenchReport run_bench_prefill(const BenchPlan& plan, ProgressBar& progress);
+BenchReport run_bench_prefill(const BenchPlan& plan, const Device& device, ProgressBar& progress);
 
 }  // namespace topkv::cli

@@ -94,6 +94,8 @@ uniformly, odd layers broadly, others sharply: decode prints how much the best r
   --shape SHAPE          llama3-8b, qwen2.5-7b-1m, needle-14m, or the path of a config.json
   -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024²
   --layers N             only the first N layers [all]     -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --seed N [42]          --json   a JSON line per row, times in seconds
 decode: one token at a time, for each index with each k
   --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8; repeat to compare several [exact]
@@ -101,13 +103,11 @@ decode: one token at a time, for each index with each k
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
   --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
-  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
-  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --tokens N             tokens timed, after 4 that warm up; at least 10 [16]
   --profile              also print the time of each layer
-prefill: chunk after chunk on the host, in each mode
+prefill: chunk after chunk, in each mode
   --prefill HOW          dense or window; repeat for both [both]
-  --prefill-window N [1024]   --chunk N [2048]
+  --prefill-window N [1024]   --chunk N [auto]
   --at N                 instead of -c: time only the last chunk of N tokens, over generated rows
 examples:
   topkv bench decode --shape qwen2.5-7b-1m -c 1M --kv-topk 64 --kv-topk 1024

@@ -159,8 +159,8 @@ class ComputeDevice {
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
 
   /// Attention of a prefill into the store, which outlives what is made.
-  /// REQUIRES: the store is empty and has room for the whole prefill. Throws OutOfMemory, and
-  /// Unsupported for a head_dim or row dtype that the device does not know.
+  /// REQUIRES: the store has as many rows in every layer, and room for the whole prefill. Throws
+  /// OutOfMemory, and Unsupported for a head_dim or row dtype that the device does not know.
   virtual std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                            const PrefillVisibility& visible,
                                                            std::int64_t chunk, RowStore& store) = 0;

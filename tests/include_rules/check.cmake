@@ -21,8 +21,8 @@ set(below_src_device src/core src/store src/attention index)
 set(below_src_context ${below_src_device} src/device)
 set(below_gpu ${below_src_device} src/device)
 set(below_src_model ${below_src_context} src/context gpu)
-# The command is written against the public interface; its bench takes memory of a device.
-set(below_src_cli src/core src/device)
+# The command is written against the public interface; its bench works on a device and a store.
+set(below_src_cli src/core src/device src/store src/context)
 set(below_bindings ${below_src_model} src/model)
 
 # Headers that only some rooms may include: a pattern, and the rooms. gpu/ works on views alone.
