@@ -128,6 +128,14 @@ TEST(RowStore, ValuesBeyondF16AreRefusedInF16Only) {
   EXPECT_EQ(brain.size(0), 1);
 }
 
+TEST(RowStore, ValuesThatBf16RoundsToInfinityAreRefused) {
+  auto k = reference::random_floats(width, 1);
+  k[7] = std::numeric_limits<float>::max();
+  RowStore store(shape, DType::bf16, 10, 0, "test");
+  EXPECT_THROW(store.append(0, tokens_first(k), tokens_first(k)), InvalidArgument);
+  EXPECT_EQ(store.size(0), 0);
+}
+
 TEST(RowStore, WhatDoesNotFitIsRefusedWithWantedAndAvailableBytes) {
   try {
     RowStore store(shape, DType::bf16, 1000, 1000 * 2 * 2 * 96 - 1, "test");

@@ -50,8 +50,8 @@ std::int64_t store_half(const std::byte* in, DType in_dtype, std::int64_t count,
   std::int64_t bad = first_not_finite(scratch, count);
   if (bad >= 0) return bad;
   from_float(scratch, count, dtype, out);
-  if (dtype != DType::f16) return -1;
-  to_float(out, dtype, count, scratch);  // values beyond 65504 became infinite
+  if (dtype == DType::f32) return -1;
+  to_float(out, dtype, count, scratch);  // values beyond the type's largest became infinite
   return first_not_finite(scratch, count);
 }
 
