@@ -53,6 +53,9 @@ Arena::Arena(int device, std::int64_t ceiling, std::int64_t libraries, const Dri
       driver_(driver),
       peak_(libraries) {}
 
+// A small one may be what begins a page.
+std::int64_t Arena::most_counted(std::int64_t bytes) { return round_up(bytes, page); }
+
 Buffer Arena::allocate(std::int64_t bytes, std::string_view what) {
   if (bytes < 0) {
     throw InvalidArgument(

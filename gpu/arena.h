@@ -36,6 +36,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// device. Throws OutOfMemory, with nothing taken, when the ceiling or the device has no room.
   Buffer allocate(std::int64_t bytes, std::string_view what);
 
+  /// The most that an allocation can add to what is used.
+  static std::int64_t most_counted(std::int64_t bytes);
+
   DeviceMemory memory() const;
   std::int64_t ceiling() const { return ceiling_; }
 

@@ -50,6 +50,9 @@ class CudaDevice final : public ComputeDevice {
   Buffer allocate(std::int64_t bytes, std::string_view what) override {
     return arena_->allocate(bytes, what);
   }
+  std::int64_t allocation_bytes(std::int64_t bytes) const override {
+    return Arena::most_counted(bytes);
+  }
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) override;
   void copy_out(const std::byte* from, std::int64_t bytes, void* host) override;
   void synchronize() override { stream_.synchronize(); }

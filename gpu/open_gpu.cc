@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "gpu/cuda_device.h"
@@ -61,6 +62,7 @@ std::string unusable(int number) {
 }
 
 struct Open {
+  std::optional<gpu::DriverMemory> driver;  // made before the context, which stays when closed
   std::weak_ptr<gpu::CudaDevice> device;
   std::int64_t asked = 0;  // the ceiling that it was opened with; 0: the default
 };
@@ -102,10 +104,11 @@ std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling)
         "it first, or open it with the same ceiling",
         number, ceiling, memory_ceiling == 0 ? "the default" : fmt::to_string(memory_ceiling)));
   }
-  const gpu::DriverMemory driver(number);  // before the context, which cudaSetDevice makes
-  TOPKV_CUDA(cudaSetDevice(number));
-  auto device = std::make_shared<gpu::CudaDevice>(number, memory_ceiling, driver);
-  open = {device, memory_ceiling};
+  if (!open.driver) open.driver.emplace(number);
+  TOPKV_CUDA(cudaSetDevice(number));  // makes the context
+  auto device = std::make_shared<gpu::CudaDevice>(number, memory_ceiling, *open.driver);
+  open.device = device;
+  open.asked = memory_ceiling;
   return device;
 }
 

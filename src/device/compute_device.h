@@ -103,6 +103,8 @@ class ComputeDevice {
 
   /// what: for the account of memory ("weights"). Throws OutOfMemory.
   virtual Buffer allocate(std::int64_t bytes, std::string_view what) = 0;
+  /// The most by which allocate(bytes) raises memory().used, for plans.
+  virtual std::int64_t allocation_bytes(std::int64_t bytes) const { return bytes; }
   /// Host to device; the host memory may be changed on return.
   virtual void copy_in(const void* host, std::int64_t bytes, std::byte* to) = 0;
   /// Device to host; waits for all earlier work and the copy.

@@ -11,10 +11,10 @@ namespace topkv {
 
 std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& device,
                            const PrefillOptions& options, std::int64_t chunk) {
-  return Forward::bytes(config, device, chunk) +
-         device.prefill_attention_bytes(
-             config.attention, PrefillContext::visibility(config.attention, options.attention),
-             chunk);
+  const std::int64_t attention = device.prefill_attention_bytes(
+      config.attention, PrefillContext::visibility(config.attention, options.attention), chunk);
+  return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
+         device.allocation_bytes(attention);
 }
 
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice& device,
@@ -42,14 +42,15 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
   }
   const DeviceMemory memory = device.memory();
   const SafeTensors tensors = SafeTensors::open(directory);
-  const std::int64_t weights = Weights::bytes(tensors, config, compute);
-  const std::int64_t step = Forward::bytes(config, compute, session_chunk);
+  const std::int64_t weights = compute.allocation_bytes(Weights::bytes(tensors, config, compute));
+  const std::int64_t step =
+      compute.allocation_bytes(Forward::bytes(config, compute, session_chunk));
   const std::int64_t always = memory.used + weights + step;
   plan.ceiling = memory.ceiling;
   plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, memory.ceiling - always);
   const std::int64_t prefilling = prefill_bytes(config, compute, prefill, plan.chunk);
-  const std::int64_t session =
-      compute.session_attention_bytes(session_shape(config.attention, retrieval, any_tokens));
+  const std::int64_t session = compute.allocation_bytes(
+      compute.session_attention_bytes(session_shape(config.attention, retrieval, any_tokens)));
   plan.items = {{"CUDA context, libraries, workspaces", memory.used},
                 {"weights", weights},
                 {"activations of a step", step},

@@ -1,0 +1,156 @@
+// What a model takes of a device's memory: what the plan says, and never more than the ceiling.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <iostream>
+#include <string>
+
+#include "tests/gpu/bundled_model.h"
+#include "tests/gpu/needs_gpu.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t mib = 1 << 20;
+constexpr std::int64_t ample = std::int64_t{4} << 30;
+
+std::string directory() { return TOPKV_SOURCE_DIR "/models/needle-14m"; }
+
+const PrefillOptions prefill_options{.chunk = 1024};
+
+RetrievalOptions session_options(AttendOn attend_on) {
+  return {.k = TopK::same(64),
+          .dense_layers = 1,
+          .window = 2000,
+          .capacity = 1024,
+          .attend_on = attend_on};
+}
+
+DevicePlan plan_of(const Device& device, const RetrievalOptions& options) {
+  return Model::plan(directory(), device, prefill_options, options);
+}
+
+/// Loads, prefills, and generates.
+void run(const Device& device, const RetrievalOptions& options) {
+  const Model model = test::bundled(device);
+  const auto context = model.prefill(test::text_with_fact(model, 4096), prefill_options);
+  Session session(context, options, device);
+  model.generate(session, test::question(model), {.max_tokens = 4});
+}
+
+/// What a device holds when it is opened does not change any more: the CUDA context stays, and so
+/// does the code that its libraries load when it is first needed.
+void load_all_code() { run(Device::open("cuda", ample), session_options(AttendOn::device)); }
+
+TEST(CudaMemory, ACeilingBelowTheLibrariesIsRefusedWithNumbers) {
+  TOPKV_NEEDS_GPU();
+  try {
+    Device::open("cuda", mib);
+    ADD_FAILURE() << "a device under a ceiling of 1 MiB was opened";
+  } catch (const OutOfMemory& error) {
+    EXPECT_EQ(error.available_bytes(), mib);
+    EXPECT_GT(error.wanted_bytes(), mib);
+    const std::string what = error.what();
+    EXPECT_NE(what.find(std::to_string(error.wanted_bytes())), std::string::npos) << what;
+    EXPECT_NE(what.find(std::to_string(mib)), std::string::npos) << what;
+  }
+}
+
+TEST(CudaMemory, ACeilingBelowTheWeightsIsRefusedWithNumbersAndLeavesNothingBehind) {
+  TOPKV_NEEDS_GPU();
+  load_all_code();
+  const std::int64_t libraries = Device::open("cuda", ample).memory().used;
+  const Device device = Device::open("cuda", libraries + 16 * mib);
+  const std::int64_t used = device.memory().used;
+  try {
+    test::bundled(device);
+    ADD_FAILURE() << "28 MB of weights were loaded";
+  } catch (const OutOfMemory& error) {
+    EXPECT_GT(error.wanted_bytes(), 20 * mib);
+    EXPECT_LE(error.available_bytes(), 16 * mib + device.memory().ceiling / 10);
+    const std::string what = error.what();
+    EXPECT_NE(what.find("weights"), std::string::npos) << what;
+    EXPECT_NE(what.find(std::to_string(error.wanted_bytes())), std::string::npos) << what;
+  }
+  EXPECT_EQ(device.memory().used, used);
+}
+
+TEST(CudaMemory, ARunTakesWhatThePlanSaid) {
+  TOPKV_NEEDS_GPU();
+  for (const AttendOn attend_on : {AttendOn::host, AttendOn::device}) {
+    const Device device = Device::open("cuda", ample);
+    const std::int64_t before = device.memory().used;
+    const DevicePlan plan = plan_of(device, session_options(attend_on));
+    EXPECT_TRUE(plan.fits());
+    EXPECT_EQ(plan.chunk, 1024);
+    run(device, session_options(attend_on));
+    const DeviceMemory memory = device.memory();
+    std::cout << "planned " << plan.peak - before << " bytes besides the libraries, taken "
+              << memory.peak - before << '\n';
+    EXPECT_LE(memory.peak, plan.peak);
+    EXPECT_GE(static_cast<double>(memory.peak - before),
+              0.8 * static_cast<double>(plan.peak - before));
+    EXPECT_EQ(memory.used, before) << "the model gave its memory back";
+  }
+}
+
+TEST(CudaMemory, APlanFitsIfAndOnlyIfTheRunDoes) {
+  TOPKV_NEEDS_GPU();
+  const RetrievalOptions options = session_options(AttendOn::host);
+  load_all_code();
+  const std::int64_t peak = plan_of(Device::open("cuda", ample), options).peak;
+  for (const std::int64_t difference : {64 * mib, std::int64_t{0}, -4 * mib, -32 * mib}) {
+    const Device device = Device::open("cuda", peak + difference);
+    const bool fits = plan_of(device, options).fits();
+    if (difference > 0) {
+      EXPECT_TRUE(fits);
+    } else if (difference == -32 * mib) {
+      EXPECT_FALSE(fits);
+    }
+    bool ran = true;
+    try {
+      run(device, options);
+    } catch (const OutOfMemory&) {
+      ran = false;
+    }
+    EXPECT_TRUE(ran || !fits) << "at " << difference << " bytes: planned to fit, but did not";
+    if (difference == -32 * mib) {
+      EXPECT_FALSE(ran);
+    }
+    EXPECT_LE(device.memory().peak, device.memory().ceiling);
+  }
+}
+
+TEST(CudaMemory, AChunkIsChosenThatFits) {
+  TOPKV_NEEDS_GPU();
+  load_all_code();
+  const std::int64_t ceiling =
+      Model::plan(directory(), Device::open("cuda", ample), {.chunk = 2048}, {}).peak + 4 * mib;
+  const Device device = Device::open("cuda", ceiling);
+  const DevicePlan plan = Model::plan(directory(), device, {}, {});
+  EXPECT_LT(plan.chunk, 8192);
+  EXPECT_GE(plan.chunk, 256);
+  EXPECT_TRUE(plan.fits());
+  const Model model = test::bundled(device);
+  const auto text = test::text_with_fact(model, 9000);
+  EXPECT_EQ(model.prefill(text)->tokens(), static_cast<std::int64_t>(text.size()));
+  EXPECT_LE(device.memory().peak, ceiling);
+}
+
+TEST(CudaMemory, GeneratingAllocatesNothing) {
+  TOPKV_NEEDS_GPU();
+  const Device device = Device::open("cuda", ample);
+  const Model model = test::bundled(device);
+  const auto context = model.prefill(test::text_with_fact(model, 3000), prefill_options);
+  for (const AttendOn attend_on : {AttendOn::host, AttendOn::device}) {
+    Session session(context, session_options(attend_on), device);
+    const DeviceMemory opened = device.memory();
+    model.generate(session, test::question(model), {.max_tokens = 8});
+    EXPECT_EQ(device.memory().used, opened.used);
+    EXPECT_EQ(device.memory().peak, opened.peak);
+  }
+}
+
+}  // namespace
+}  // namespace topkv
