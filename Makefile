@@ -3,12 +3,15 @@
 PREFIX ?= /usr/local
 jobs := $(shell nproc)
 topkv := build/release/src/cli/topkv
+# With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
+native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
 
-.PHONY: help needle check build install bundle bench asan tsan setup clean
+.PHONY: help needle check check-gpu build install bundle bench asan tsan setup clean
 
 help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… are added)'
 	@echo 'make check     build the dev preset and run all tests'
+	@echo 'make check-gpu the tests that need a GPU; reported as skipped where there is none'
 	@echo 'make build     build the library and the command, $(topkv)'
 	@echo 'make install   install them under PREFIX, $(PREFIX)'
 	@echo 'make bundle    pack them, with all libraries, into out/topkv-*.tar.gz for other machines'
@@ -20,7 +23,7 @@ help:
 	@echo 'make clean     delete build/ and out/'
 
 needle: setup
-	cmake --preset release
+	cmake --preset release $(native)
 	cmake --build --preset release --parallel $(jobs) --target topkv-cli
 	$(topkv) needle -m models/needle-14m -c 1M --kv-index exact --kv-topk 64 --prefill window -o out/needle $(ARGS)
 
@@ -32,14 +35,21 @@ check asan tsan: setup
 	cmake --build --preset $(preset) --parallel $(jobs)
 	ctest --preset $(preset) --parallel $(jobs)
 
+check-gpu: setup
+	cmake --preset dev -D TOPKV_CUDA=ON $(native)
+	cmake --build --preset dev --parallel $(jobs)
+	ctest --preset dev --label-regex gpu
+
 build: setup
-	cmake --preset release
+	cmake --preset release $(native)
 	cmake --build --preset release --parallel $(jobs)
 
 install: build
 	cmake --install build/release --prefix $(PREFIX)
 
-bundle: build
+bundle: setup
+	cmake --preset release -U CMAKE_CUDA_ARCHITECTURES
+	cmake --build --preset release --parallel $(jobs)
 	bash tools/bundle.sh $(BUNDLE_ARGS)
 
 bench: setup

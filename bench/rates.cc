@@ -1,7 +1,9 @@
 // Prefill and decode rates of a model against context length. Decoding with `exact` reads every
 // key once per token: that pass, at the machine's streaming bandwidth, is its floor.
 //
-//   rates_bench [model directory [tokens…]]
+//   rates_bench [--device SPEC] [--gpu-mem GIB] [model directory [tokens…]]
+//
+// The device is the host unless named. Weights may be random (tools/make_random_checkpoint.py).
 #include <fmt/format.h>
 
 #include <charconv>
@@ -12,26 +14,45 @@
 #include "topkv/error.h"
 #include "topkv/model.h"
 
+namespace {
+
+std::int64_t number(const char* text) {
+  std::int64_t value = 0;
+  const char* end = text + std::strlen(text);
+  if (std::from_chars(text, end, value).ptr == end && value > 0) return value;
+  throw topkv::InvalidArgument(fmt::format("'{}' is not a number from 1", text));
+}
+
+}  // namespace
+
 int main(int argc, char** argv) try {
-  const std::string directory = argc > 1 ? argv[1] : "models/needle-14m";
+  std::string directory;
+  std::string device_spec = "cpu";
+  std::int64_t ceiling = 0;
   std::vector<std::int64_t> lengths;
-  for (int i = 2; i < argc; ++i) {
-    std::int64_t length = 0;
-    const char* end = argv[i] + std::strlen(argv[i]);
-    if (std::from_chars(argv[i], end, length).ptr != end || length < 1) {
-      fmt::print(stderr, "rates_bench: '{}' is not a number of tokens\n", argv[i]);
-      return 2;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--device" && i + 1 < argc) {
+      device_spec = argv[++i];
+    } else if (argument == "--gpu-mem" && i + 1 < argc) {
+      ceiling = number(argv[++i]) << 30;
+    } else if (directory.empty()) {
+      directory = argument;
+    } else {
+      lengths.push_back(number(argv[i]));
     }
-    lengths.push_back(length);
   }
+  if (directory.empty()) directory = "models/needle-14m";
   if (lengths.empty()) lengths = {4096, 16384, 65536, 262144};
 
-  const topkv::Model model = topkv::Model::load(directory);
+  const topkv::Device device = topkv::Device::open(device_spec, ceiling);
+  const topkv::Model model = topkv::Model::load(directory, device);
   const double bandwidth = bench::read_bandwidth();
-  fmt::print("{}, streaming read {:.1f} GB/s, exact k = 64, window 1024\n\n", directory,
-             bandwidth / 1e9);
-  fmt::print("{:>9} {:>16} {:>22} {:>14} {:>13} {:>20}\n", "tokens", "prefill tok/s",
-             "matmul/attend/other", "decode tok/s", "ms searching", "of one key pass");
+  fmt::print("{} on {}, streaming read {:.1f} GB/s, exact k = 64, window 1024\n\n", directory,
+             device.name(), bandwidth / 1e9);
+  fmt::print("{:>9} {:>16} {:>22} {:>14} {:>8} {:>25} {:>20}\n", "tokens", "prefill tok/s",
+             "matmul/attend/other", "decode tok/s", "ms/token", "search/attend/network ms",
+             "of one key pass");
   for (const std::int64_t length : lengths) {
     std::vector<topkv::Token> tokens(static_cast<std::size_t>(length));
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -43,7 +64,7 @@ int main(int argc, char** argv) try {
       context = model.prefill(tokens, {.attention = {.mode = topkv::Prefill::window}}, {}, &times);
     });
     constexpr std::int64_t decoded = 16;
-    topkv::Session session(context);
+    topkv::Session session(context, {}, device);
     model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = 2});
     const double before = session.stats().search_seconds;
     const topkv::GenerateResult result =
@@ -54,12 +75,23 @@ int main(int argc, char** argv) try {
         static_cast<double>(length * model.config().kv_bytes_per_token(topkv::DType::bf16)) / 2;
     const double pass = key_bytes / bandwidth;
     fmt::print(
-        "{:>9} {:>16.0f} {:>22} {:>14.1f} {:>13.2f} {:>19.0f}%\n", length,
+        "{:>9} {:>16.0f} {:>22} {:>14.1f} {:>8.2f} {:>25} {:>19.0f}%\n", length,
         static_cast<double>(length) / prefill,
         fmt::format("{:.0f}/{:.0f}/{:.0f} %", 100 * times.matmul / times.total(),
                     100 * times.attention / times.total(), 100 * times.other / times.total()),
-        steps / (result.prompt_seconds + result.decode_seconds), searched * 1e3,
+        steps / (result.prompt_seconds + result.decode_seconds),
+        1e3 * (result.prompt_seconds + result.decode_seconds) / steps,
+        fmt::format("{:.2f} / {:.2f} / {:.2f}", 1e3 * searched,
+                    1e3 * result.times.attention / steps,
+                    1e3 * (result.times.matmul + result.times.other) / steps),
         100 * pass / searched);
+  }
+  if (device.is_cuda()) {
+    const topkv::DeviceMemory memory = device.memory();
+    constexpr double gib = 1 << 30;
+    fmt::print("\nGPU memory: {:.2f} GiB at most of {:.2f}; now {:.2f}, by the driver {:.2f}\n",
+               static_cast<double>(memory.peak) / gib, static_cast<double>(memory.ceiling) / gib,
+               static_cast<double>(memory.used) / gib, static_cast<double>(memory.driver) / gib);
   }
   fmt::print(
       "\n'of one key pass': the time to read all keys once, over the time spent searching.\n");

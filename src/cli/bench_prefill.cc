@@ -102,7 +102,9 @@ PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& laye
   const std::int64_t chunk = std::min(wanted, plan.context);
   report.plan.chunk = chunk;
   result.tokens = plan.last_chunk ? chunk : plan.context;
-  const std::int64_t before = plan.context - result.tokens;
+  // One chunk more before the last one warms up: libraries choose and load their kernels then.
+  const std::int64_t warm_up = plan.last_chunk && plan.context >= 2 * chunk ? chunk : 0;
+  const std::int64_t before = plan.context - result.tokens - warm_up;
   ContextBuilder builder(plan.shape, {plan.context, DType::bf16, 0});
   const Stopwatch rows;
   append_rows(builder, layers, before, progress.callback("rows"));
@@ -112,6 +114,10 @@ PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& laye
                   device);
     const ProgressFn told =
         progress.callback(attention.mode == Prefill::dense ? "dense" : "window");
+    if (warm_up > 0) {
+      PrefillResult unused;
+      chunks.run(warm_up, unused);
+    }
     for (std::int64_t done = 0; done < result.tokens; done += chunk) {
       const std::int64_t count = std::min(chunk, result.tokens - done);
       chunks.run(count, result);
