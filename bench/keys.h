@@ -22,7 +22,11 @@ struct Data {
   std::int64_t count = 0;
   std::int64_t dim = 0;
 
-  topkv::KeyView keys() const { return {rows.data(), topkv::DType::bf16, count, dim, 2 * dim}; }
+  topkv::KeyView keys() const { return keys(0, count); }
+  /// `size` keys from the first-th on.
+  topkv::KeyView keys(std::int64_t first, std::int64_t size) const {
+    return {rows.data() + first * 2 * dim, topkv::DType::bf16, size, dim, 2 * dim};
+  }
 };
 
 inline Data make_data(std::int64_t count, std::int64_t dim, std::int64_t query_count) {
