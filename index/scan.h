@@ -8,72 +8,84 @@
 #include <span>
 #include <vector>
 
+#include "src/core/above.h"
 #include "src/core/topk.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
+
+inline constexpr float no_threshold = -std::numeric_limits<float>::infinity();
 
 /// Keeps the k best of a long stream of scores, in the same total order as TopKeeper. It sorts out
 /// the k best of 2k now and then instead of keeping a heap, which for large k is several times
 /// faster; the price is a threshold that lags behind.
 class ScanKeeper {
  public:
-  /// Empties it; k > 0. Allocates only when more is held than ever before.
-  void reset(std::int64_t k) {
+  /// Empties it; k > 0. It will keep the k best of the scores above `threshold`, and of all
+  /// scores, -inf too, when that is no_threshold. Allocates only when more is held than ever
+  /// before.
+  void reset(std::int64_t k, float threshold = no_threshold) {
     k_ = static_cast<std::size_t>(k);
     held_.clear();
-    threshold_ = -std::numeric_limits<float>::infinity();
+    takes_all_ = threshold == no_threshold;
+    threshold_ = threshold;
   }
 
   /// Takes scores[i] at position first + i. Scores that are NaN are skipped.
   /// REQUIRES: positions ascend from call to call; so a tie with the k-th best comes too late.
   void push(const float* scores, std::int64_t count, std::int64_t first) {
-    // Most scores of a scan are too small: groups of them are dismissed by one test.
-    constexpr std::int64_t group = 32;
-    std::int64_t i = 0;
-    for (; i + group <= count; i += group) {
-      int any = static_cast<int>(held_.size() < k_);
-      for (std::int64_t j = 0; j < group; ++j) {
-        any |= static_cast<int>(scores[i + j] > threshold_);
+    constexpr std::int64_t piece = 512;
+    std::int32_t above[piece];
+    for (std::int64_t begin = 0; begin < count; begin += piece) {
+      const std::int64_t size = std::min(piece, count - begin);
+      if (takes_all_ && held_.size() < k_) {
+        for (std::int64_t i = begin; i < begin + size; ++i) {
+          if (held_.size() < k_ ? !std::isnan(scores[i]) : scores[i] > threshold_) {
+            take(scores[i], first + i);
+          }
+        }
+        continue;
       }
-      if (any != 0) push_each(scores + i, group, first + i);
+      const std::int64_t found = find_above(scores + begin, size, threshold_, above);
+      for (std::int64_t i = 0; i < found; ++i) {
+        const std::int64_t at = begin + above[i];
+        if (scores[at] > threshold_) take(scores[at], first + at);  // it may have risen meanwhile
+      }
     }
-    push_each(scores + i, count - i, first + i);
   }
 
-  /// Takes what another holds, whose positions may be any.
-  void merge(const ScanKeeper& other) {
-    held_.insert(held_.end(), other.held_.begin(), other.held_.end());
-    if (held_.size() > k_) shrink();
-  }
+  /// What is held, in no order: the k best and possibly others.
+  std::span<const Scored> held() const { return held_; }
 
   /// The k best, best first. Reset before the next push.
-  std::span<const Scored> sorted() {
-    if (held_.size() > k_) shrink();
-    std::sort(held_.begin(), held_.end(), ranks_before);
-    return held_;
+  std::span<const Scored> sorted() { return best_first(held_, k_); }
+
+  /// The k best of all, or all when they are fewer, best first. Reorders and cuts `all`.
+  static std::span<const Scored> best_first(std::vector<Scored>& all, std::size_t k) {
+    if (all.size() > k) cut(all, k);
+    std::sort(all.begin(), all.end(), ranks_before);
+    return all;
   }
 
  private:
-  void push_each(const float* scores, std::int64_t count, std::int64_t first) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      const bool filling = held_.size() < k_ && !std::isnan(scores[i]);
-      if (!(scores[i] > threshold_) && !filling) continue;
-      held_.push_back({scores[i], first + i});
-      // At least 64 more, so that a small k does not shrink at every other key.
-      if (held_.size() >= k_ + std::max<std::size_t>(k_, 64)) shrink();
-    }
+  void take(float score, std::int64_t position) {
+    held_.push_back({score, position});
+    // At least 64 more, so that a small k does not shrink at every other key.
+    if (held_.size() < k_ + std::max<std::size_t>(k_, 64)) return;
+    cut(held_, k_);
+    threshold_ = held_.back().score;
   }
 
-  void shrink() {
-    const auto kth = held_.begin() + static_cast<std::ptrdiff_t>(k_) - 1;
-    std::nth_element(held_.begin(), kth, held_.end(), ranks_before);
-    threshold_ = kth->score;
-    held_.resize(k_);
+  /// Leaves the k best, the k-th last.
+  static void cut(std::vector<Scored>& all, std::size_t k) {
+    const auto kth = all.begin() + static_cast<std::ptrdiff_t>(k) - 1;
+    std::nth_element(all.begin(), kth, all.end(), ranks_before);
+    all.resize(k);
   }
 
   std::size_t k_ = 1;
-  float threshold_ = 0.0F;  // the k-th best score when last looked at
+  bool takes_all_ = true;
+  float threshold_ = no_threshold;  // the k-th best score when last looked at
   std::vector<Scored> held_;
 };
 
