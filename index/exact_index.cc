@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "index/ranking.h"
 #include "index/sample.h"
 #include "index/scan.h"
 #include "index/scratch.h"
@@ -204,10 +205,10 @@ void search_group(const QueryBlock& queries, const KeyList& list, std::int64_t k
   // come.
   parallel_for(queries.count, std::max<std::int64_t>(finish_keys / k, 1),
                [&](std::int64_t begin, std::int64_t end) {
+                 const Scratch<Ranking> ranking;
                  for (std::int64_t q = begin; q < end; ++q) {
-                   std::vector<Scored>& found = gather(static_cast<std::size_t>(q), workspace);
-                   write_result(ScanKeeper::best_first(found, static_cast<std::size_t>(k)),
-                                first_query + q, result);
+                   const auto& found = gather(static_cast<std::size_t>(q), workspace);
+                   write_result(ranking->best_first(found, k), first_query + q, result);
                  }
                });
 }

@@ -29,6 +29,9 @@ class ScanKeeper {
     held_.clear();
     takes_all_ = threshold == no_threshold;
     threshold_ = threshold;
+    // At least 64 more than k, so that a small k is not sorted out at every other key; and several
+    // times k above a threshold, which is given so that little more than k exceed it.
+    room_ = k_ + std::max<std::size_t>(takes_all_ ? k_ : 3 * k_, 64);
   }
 
   /// Takes scores[i] at position first + i. Scores that are NaN are skipped.
@@ -58,32 +61,29 @@ class ScanKeeper {
   std::span<const Scored> held() const { return held_; }
 
   /// The k best, best first. Reset before the next push.
-  std::span<const Scored> sorted() { return best_first(held_, k_); }
-
-  /// The k best of all, or all when they are fewer, best first. Reorders and cuts `all`.
-  static std::span<const Scored> best_first(std::vector<Scored>& all, std::size_t k) {
-    if (all.size() > k) cut(all, k);
-    std::sort(all.begin(), all.end(), ranks_before);
-    return all;
+  std::span<const Scored> sorted() {
+    if (held_.size() > k_) cut();
+    std::sort(held_.begin(), held_.end(), ranks_before);
+    return held_;
   }
 
  private:
   void take(float score, std::int64_t position) {
     held_.push_back({score, position});
-    // At least 64 more, so that a small k does not shrink at every other key.
-    if (held_.size() < k_ + std::max<std::size_t>(k_, 64)) return;
-    cut(held_, k_);
+    if (held_.size() < room_) return;
+    cut();
     threshold_ = held_.back().score;
   }
 
   /// Leaves the k best, the k-th last.
-  static void cut(std::vector<Scored>& all, std::size_t k) {
-    const auto kth = all.begin() + static_cast<std::ptrdiff_t>(k) - 1;
-    std::nth_element(all.begin(), kth, all.end(), ranks_before);
-    all.resize(k);
+  void cut() {
+    const auto kth = held_.begin() + static_cast<std::ptrdiff_t>(k_) - 1;
+    std::nth_element(held_.begin(), kth, held_.end(), ranks_before);
+    held_.resize(k_);
   }
 
   std::size_t k_ = 1;
+  std::size_t room_ = 1;  // what is held is cut to k when it gets here
   bool takes_all_ = true;
   float threshold_ = no_threshold;  // the k-th best score when last looked at
   std::vector<Scored> held_;
