@@ -27,6 +27,8 @@ constexpr std::int64_t lazy_code_bytes = 192 * mib;
 // The CUDA context and cuBLAS's handle where the driver cannot be asked what they take: about what
 // they took on devices where it can, rounded up.
 constexpr std::int64_t unmeasured_libraries_bytes = 768 * mib;
+// More than they take anywhere: another process began to use the device in that moment.
+constexpr std::int64_t most_libraries_bytes = 1536 * mib;
 constexpr std::int64_t embed_tokens = 8192;  // token ids on their way at a time
 
 std::string name_of(int number) {
@@ -36,7 +38,8 @@ std::string name_of(int number) {
 }
 
 std::shared_ptr<Arena> make_arena(int number, std::int64_t ceiling, const DriverMemory& driver) {
-  const std::int64_t libraries = driver.taken().value_or(unmeasured_libraries_bytes);
+  std::int64_t libraries = driver.taken().value_or(unmeasured_libraries_bytes);
+  if (libraries > most_libraries_bytes) libraries = unmeasured_libraries_bytes;
   if (ceiling == 0) {
     std::size_t left = 0;
     std::size_t total = 0;

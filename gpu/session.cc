@@ -105,6 +105,7 @@ class CudaSession final : public DeviceSession {
       throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
                                     attention_.head_dim));
     }
+    TOPKV_CUDA(cudaMemsetAsync(memory_.data() + layout_.bad, 0xff, 8, compute_));
     if (layout_.has_tiles()) {
       tiles_ = std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim, dense_tile,
                                            memory_.data() + layout_.tiles);

@@ -64,7 +64,7 @@ Prefilled make_context(const Model& model, const GenerateFlags& flags, const std
   const Stopwatch watch;
   prefilled.context =
       model.prefill(tokens, options, progress.callback("prefill"), &prefilled.times);
-  prefilled.seconds = watch.seconds();
+  prefilled.seconds = watch.seconds() - prefilled.times.indexing;
   return prefilled;
 }
 
@@ -112,7 +112,8 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
                format_bytes(figures.memory.rows_bytes));
   }
   if (figures.memory.index_bytes > 0) {
-    fmt::print(stderr, "index      {}\n", format_bytes(figures.memory.index_bytes));
+    fmt::print(stderr, "index      {}, waited for it {}\n",
+               format_bytes(figures.memory.index_bytes), format_seconds(prefilled.times.indexing));
   }
   fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
              format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));

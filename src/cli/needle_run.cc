@@ -129,7 +129,7 @@ NeedleRun::Prefilled NeedleRun::prefill(std::int64_t length, const std::vector<d
   const Stopwatch watch;
   prefilled.context =
       model_.prefill(text.tokens, prefill_options_, progress_.callback(title), &prefilled.times);
-  prefilled.seconds = watch.seconds();
+  prefilled.seconds = watch.seconds() - prefilled.times.indexing;
   return prefilled;
 }
 

@@ -128,6 +128,8 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
     at->found += cell.found ? 1 : 0;
     at->prefill_tokens_per_second += cell.prefill_tokens_per_second;
     at->index_build_seconds += cell.index_build_seconds;
+    at->first_token_seconds +=
+        cell.prefill_seconds + cell.index_build_seconds + cell.question_seconds;
     at->index_bytes = std::max(at->index_bytes, cell.index_bytes);
     at->rows_bytes = std::max(at->rows_bytes, cell.rows_bytes);
     at->rows_per_head += cell.rows_per_head;
@@ -140,6 +142,7 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
     const auto asked = static_cast<double>(summaries[i].asked);
     summaries[i].prefill_tokens_per_second /= asked;
     summaries[i].index_build_seconds /= asked;
+    summaries[i].first_token_seconds /= asked;
     summaries[i].rows_per_head /= asked;
     summaries[i].recall /= asked;
     const auto& [tokens, seconds] = decoded[i];
@@ -160,23 +163,26 @@ std::string summary_table(const std::vector<Summary>& summaries) {
                     or_dash(summary.recall >= 0, fmt::format("{:.3f}", summary.recall)),
                     format_bytes(summary.rows_bytes),
                     or_dash(built, format_bytes(summary.index_bytes)),
-                    or_dash(built, format_seconds(summary.index_build_seconds))});
+                    or_dash(built, format_seconds(summary.index_build_seconds)),
+                    format_seconds(summary.first_token_seconds)});
   }
   return format_table({"context", "index", "found", "prefill tok/s", "decode tok/s", "rows/head",
-                       "recall", "KV rows", "index size", "index build"},
-                      rows, {true, false, true, true, true, true, true, true, true, true});
+                       "recall", "KV rows", "index size", "index wait", "first token"},
+                      rows, {true, false, true, true, true, true, true, true, true, true, true});
 }
 
 std::string summary_csv(const std::vector<Summary>& summaries) {
   std::string text =
       "context_tokens,index,asked,found,score,prefill_tokens_per_second,"
-      "decode_tokens_per_second,rows_per_head,recall,rows_bytes,index_bytes,index_build_seconds\n";
+      "decode_tokens_per_second,rows_per_head,recall,rows_bytes,index_bytes,index_build_seconds,"
+      "first_token_seconds\n";
   for (const Summary& summary : summaries) {
-    text += fmt::format("{},{},{},{},{:.4f},{:.2f},{:.3f},{:.2f},{:.4f},{},{},{:.3f}\n",
+    text += fmt::format("{},{},{},{},{:.4f},{:.2f},{:.3f},{:.2f},{:.4f},{},{},{:.3f},{:.3f}\n",
                         summary.length, csv_field(summary.index), summary.asked, summary.found,
                         summary.score(), summary.prefill_tokens_per_second,
                         summary.decode_tokens_per_second, summary.rows_per_head, summary.recall,
-                        summary.rows_bytes, summary.index_bytes, summary.index_build_seconds);
+                        summary.rows_bytes, summary.index_bytes, summary.index_build_seconds,
+                        summary.first_token_seconds);
   }
   return text;
 }

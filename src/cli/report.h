@@ -24,7 +24,8 @@ struct Summary {
   std::int64_t asked = 0;
   std::int64_t found = 0;
   double prefill_tokens_per_second = 0;  ///< mean over its contexts
-  double index_build_seconds = 0;        ///< mean over its contexts
+  double index_build_seconds = 0;        ///< that the index added before the first question; mean
+  double first_token_seconds = 0;        ///< prefill, index and question; mean
   std::int64_t index_bytes = 0;
   std::int64_t rows_bytes = 0;
   double rows_per_head = 0;
