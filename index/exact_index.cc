@@ -10,6 +10,7 @@
 #include "index/scratch.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
+#include "src/core/tile_dot.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -37,6 +38,7 @@ struct Wanted {
 };
 
 struct Workspace {
+  TileQueries tiles;  // of the group's queries, when the machine scores with matrix tiles
   std::vector<Wanted> wanted;
   std::vector<Worker> workers;
   std::vector<std::vector<Scored>> candidates;  // one per query of the group
@@ -146,6 +148,8 @@ void set_thresholds(const QueryBlock& queries, const KeyView& keys, std::int64_t
 void scan(const QueryBlock& queries, const KeyView& keys, PositionRange all, std::int64_t k,
           Workspace& workspace) {
   const auto& wanted = workspace.wanted;
+  const bool tiles = TileQueries::usable(keys.dtype, keys.dim, queries.count);
+  if (tiles) workspace.tiles.prepare(queries.data, queries.count, keys.dim);
   deal_out(
       {all.begin / block_keys, (all.end + block_keys - 1) / block_keys}, queries.count,
       workspace.workers,
@@ -154,8 +158,13 @@ void scan(const QueryBlock& queries, const KeyView& keys, PositionRange all, std
         const std::int64_t end = std::min((block + 1) * block_keys, all.end);
         for (std::int64_t at = std::max(block * block_keys, all.begin); at < end; at += tile_keys) {
           const PositionRange tile{at, std::min(at + tile_keys, end)};
-          dot_block(queries.data, queries.count, keys.dim, keys.key(at), keys.dtype,
-                    keys.stride_bytes, tile.size(), worker.scores.data(), tile_keys);
+          if (tiles) {
+            workspace.tiles.dot_block(keys.key(at), keys.stride_bytes, tile.size(),
+                                      worker.scores.data(), tile_keys);
+          } else {
+            dot_block(queries.data, queries.count, keys.dim, keys.key(at), keys.dtype,
+                      keys.stride_bytes, tile.size(), worker.scores.data(), tile_keys);
+          }
           keep_tile(
               tile, queries.count, [&](std::size_t q) { return wanted[q].allowed; }, worker);
         }

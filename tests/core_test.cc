@@ -9,6 +9,7 @@
 
 #include "src/core/convert.h"
 #include "src/core/dot.h"
+#include "src/core/tile_dot.h"
 #include "src/core/topk.h"
 #include "src/core/vector_math.h"
 
@@ -116,6 +117,44 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         for (std::int64_t j = 0; j < dim; ++j) want += double{widened[j]} * widened[dim + j];
         EXPECT_NEAR(dot_stored(&keys[0], &keys[stride], dtype, dim), want,
                     1e-5 * static_cast<double>(dim));
+      }
+    }
+  }
+}
+
+TEST(TileQueries, ScoreKeysAsPlainLoopsDo) {
+  if (!TileQueries::usable(DType::bf16, 64, 3)) GTEST_SKIP() << "no AMX on this machine";
+  for (const std::int64_t dim : {32, 64, 96, 128, 256}) {
+    for (const std::int64_t queries : {3, 7, 8, 9, 17}) {
+      for (const std::int64_t keys : {1, 15, 16, 31, 32, 33, 512, 527}) {
+        const auto query = random_floats(queries * dim, 1);
+        const auto key = random_floats(keys * dim, 2);
+        const std::int64_t stride = dim * 2 + (keys % 2) * 2;  // keys need not lie dense
+        std::vector<std::byte> stored(static_cast<std::size_t>(keys * stride));
+        for (std::int64_t r = 0; r < keys; ++r) {
+          from_float(key.data() + r * dim, dim, DType::bf16, stored.data() + r * stride);
+        }
+        TileQueries tiles;
+        tiles.prepare(query.data(), queries, dim);
+        const std::int64_t room = keys + 3;
+        std::vector<float> scores(static_cast<std::size_t>(queries * room), -7.0F);
+        tiles.dot_block(stored.data(), stride, keys, scores.data(), room);
+        for (std::int64_t q = 0; q < queries; ++q) {
+          for (std::int64_t r = 0; r < keys; ++r) {
+            double want = 0;
+            double size = 0;
+            for (std::int64_t i = 0; i < dim; ++i) {
+              const double product = double{query[q * dim + i]} * rounded(key[r * dim + i], 7);
+              want += product;
+              size += std::abs(product);
+            }
+            // float32 sums of 3 * dim exact products.
+            ASSERT_NEAR(scores[q * room + r], want, size * 3 * dim * 0x1p-24)
+                << "dim " << dim << ", query " << q << " of " << queries << ", key " << r << " of "
+                << keys;
+          }
+          for (std::int64_t r = keys; r < room; ++r) ASSERT_EQ(scores[q * room + r], -7.0F);
+        }
       }
     }
   }
