@@ -15,29 +15,20 @@ namespace HWY_NAMESPACE {
 
 using Floats = hn::ScalableTag<float>;
 
-// Two keys are scored at a time with as many queries as the registers hold sums for: widening a key
-// costs as much as two queries, so each key is widened once for all of them. Four sums of lanes
-// cost little more than one when they are reduced together. The score of a query and a key is the
-// same in any place of any block.
-constexpr int pair = 2;
-// 2 * 8 sums, two keys and an element of the query are 19 vectors; of 16 registers 2 * 6 leave
-// room.
-#if HWY_TARGET <= HWY_AVX3
-constexpr int most_queries = 8;
-#else
-constexpr int most_queries = 6;
-#endif
+// Keys are scored four at a time: four sums of lanes cost little more than one when they are
+// reduced together. A key's score is the same in any place of a quad and any block.
+constexpr int quad = 4;
 
-/// The sums of the lanes of four vectors: a and b to out[0..1], c and e to next[0..1].
+/// out[0..3] = the sums of the lanes of four vectors.
 template <class D>
-HWY_INLINE void store_sums(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> e, float* out,
-                           float* next) {
+HWY_INLINE void store_sums(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> e,
+                           float* out) {
 #if HWY_TARGET == HWY_SCALAR
   (void)d;
   out[0] = hn::GetLane(a);
   out[1] = hn::GetLane(b);
-  next[0] = hn::GetLane(c);
-  next[1] = hn::GetLane(e);
+  out[2] = hn::GetLane(c);
+  out[3] = hn::GetLane(e);
 #else
   const hn::Repartition<std::uint64_t, D> d64;
   // In every 128-bit block: [a0+a2, b0+b2, a1+a3, b1+b3], then [a, b, c, e].
@@ -47,76 +38,76 @@ HWY_INLINE void store_sums(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Ve
   const auto high = hn::InterleaveUpper(d64, hn::BitCast(d64, ab), hn::BitCast(d64, ce));
   const auto blocks = hn::Add(hn::BitCast(d, low), hn::BitCast(d, high));
   const hn::CappedTag<float, 4> d4;
-  const hn::CappedTag<float, 2> d2;
-  const auto store = [&](auto four) {
-    hn::StoreU(hn::LowerHalf(d2, four), d2, out);
-    hn::StoreU(hn::UpperHalf(d2, four), d2, next);
-  };
   if constexpr (hn::MaxLanes(d) == 16) {
     const hn::Half<D> dh;
     const auto halves = hn::Add(hn::LowerHalf(dh, blocks), hn::UpperHalf(dh, blocks));
-    store(hn::Add(hn::LowerHalf(d4, halves), hn::UpperHalf(d4, halves)));
+    hn::StoreU(hn::Add(hn::LowerHalf(d4, halves), hn::UpperHalf(d4, halves)), d4, out);
   } else if constexpr (hn::MaxLanes(d) == 8) {
-    store(hn::Add(hn::LowerHalf(d4, blocks), hn::UpperHalf(d4, blocks)));
+    hn::StoreU(hn::Add(hn::LowerHalf(d4, blocks), hn::UpperHalf(d4, blocks)), d4, out);
   } else {
-    store(blocks);
+    hn::StoreU(blocks, d4, out);
   }
 #endif
 }
 
-/// scores of `queries` (1 to most_queries) queries with two keys; scores[q * stride + 0..1].
+/// scores of `queries` (1 to 4) queries with four keys; scores[q * stride + 0..3].
 template <DType dtype, int queries>
-HWY_INLINE void dot_pair(const float* query, std::int64_t dim, const std::byte* const* keys,
+HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* const* keys,
                          float* scores, std::int64_t stride) {
   const Floats d;
   using V = hn::Vec<Floats>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   constexpr std::int64_t size = dtype == DType::f32 ? 4 : 2;
-  V sums[queries][pair];
+  V sums[queries][quad];
   // The pragmas matter: at -O2 GCC alone would keep the sums in memory, which is four times slower.
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int q = 0; q < queries; ++q) {
-    sums[q][0] = hn::Zero(d);
-    sums[q][1] = hn::Zero(d);
+#pragma GCC unroll 4
+    for (int r = 0; r < quad; ++r) sums[q][r] = hn::Zero(d);
   }
   std::int64_t i = 0;
   for (; i + lanes <= dim; i += lanes) {
-    const V a = load_float<dtype>(d, keys[0] + i * size);
-    const V b = load_float<dtype>(d, keys[1] + i * size);
-#pragma GCC unroll 8
+    V key[quad];
+#pragma GCC unroll 4
+    for (int r = 0; r < quad; ++r) key[r] = load_float<dtype>(d, keys[r] + i * size);
+#pragma GCC unroll 4
     for (int q = 0; q < queries; ++q) {
       const V x = hn::LoadU(d, query + q * dim + i);
-      sums[q][0] = hn::MulAdd(x, a, sums[q][0]);
-      sums[q][1] = hn::MulAdd(x, b, sums[q][1]);
+#pragma GCC unroll 4
+      for (int r = 0; r < quad; ++r) sums[q][r] = hn::MulAdd(x, key[r], sums[q][r]);
     }
   }
-  float spare[pair];
-#pragma GCC unroll 8
-  for (int q = 0; q < queries; q += 2) {
-    const int r = q + 1 < queries ? q + 1 : q;
-    store_sums(d, sums[q][0], sums[q][1], sums[r][0], sums[r][1], scores + q * stride,
-               q + 1 < queries ? scores + r * stride : spare);
+#pragma GCC unroll 4
+  for (int q = 0; q < queries; ++q) {
+    store_sums(d, sums[q][0], sums[q][1], sums[q][2], sums[q][3], scores + q * stride);
   }
   for (; i < dim; ++i) {
-    for (int r = 0; r < pair; ++r) {
+    for (int r = 0; r < quad; ++r) {
       const float key = load_float_1<dtype>(keys[r] + i * size);
       for (int q = 0; q < queries; ++q) scores[q * stride + r] += query[q * dim + i] * key;
     }
   }
 }
 
-/// The same for any number of queries.
-template <DType dtype, int most = most_queries>
-HWY_INLINE void dot_pair_any(const float* queries, std::int64_t count, std::int64_t dim,
+template <DType dtype>
+HWY_INLINE void dot_quad_any(const float* queries, std::int64_t count, std::int64_t dim,
                              const std::byte* const* keys, float* scores, std::int64_t stride) {
-  if constexpr (most > 0) {
-    while (count >= most) {
-      dot_pair<dtype, most>(queries, dim, keys, scores, stride);
-      queries += most * dim;
-      scores += most * stride;
-      count -= most;
-    }
-    dot_pair_any<dtype, most - 1>(queries, count, dim, keys, scores, stride);
+  std::int64_t q = 0;
+  for (; q + 4 <= count; q += 4) {
+    dot_quad<dtype, 4>(queries + q * dim, dim, keys, scores + q * stride, stride);
+  }
+  switch (count - q) {
+    case 3:
+      dot_quad<dtype, 3>(queries + q * dim, dim, keys, scores + q * stride, stride);
+      break;
+    case 2:
+      dot_quad<dtype, 2>(queries + q * dim, dim, keys, scores + q * stride, stride);
+      break;
+    case 1:
+      dot_quad<dtype, 1>(queries + q * dim, dim, keys, scores + q * stride, stride);
+      break;
+    default:
+      break;
   }
 }
 
@@ -137,20 +128,21 @@ void dot_many(const float* queries, std::int64_t query_count, std::int64_t dim, 
               std::int64_t key_count, std::int64_t known, float* scores, std::int64_t stride) {
   const std::int64_t key_bytes = dim * (dtype == DType::f32 ? 4 : 2);
   std::int64_t r = 0;
-  for (; r + pair <= key_count; r += pair) {
-    const std::byte* keys[pair];
-    for (std::int64_t j = 0; j < pair; ++j) {
+  for (; r + quad <= key_count; r += quad) {
+    const std::byte* keys[quad];
+    for (std::int64_t j = 0; j < quad; ++j) {
       keys[j] = key_of(r + j);
       if (r + j + ahead < known) prefetch(key_of(r + j + ahead), key_bytes);
     }
-    dot_pair_any<dtype>(queries, query_count, dim, keys, scores + r, stride);
+    dot_quad_any<dtype>(queries, query_count, dim, keys, scores + r, stride);
   }
-  if (r < key_count) {  // the last pair repeats its last key into a scratch row
-    const std::byte* keys[pair] = {key_of(r), key_of(r)};
+  if (r < key_count) {  // the last quad repeats its last key into a scratch row
+    const std::byte* keys[quad];
+    for (std::int64_t j = 0; j < quad; ++j) keys[j] = key_of(std::min(r + j, key_count - 1));
     for (std::int64_t q = 0; q < query_count; ++q) {
-      float two[pair];
-      dot_pair<dtype, 1>(queries + q * dim, dim, keys, two, pair);
-      scores[q * stride + r] = two[0];
+      float four[quad];
+      dot_quad<dtype, 1>(queries + q * dim, dim, keys, four, quad);
+      std::copy(four, four + (key_count - r), scores + q * stride + r);
     }
   }
 }
