@@ -56,6 +56,9 @@ bool permitted() {
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
+/// GCC's tile intrinsics do not say that they read memory: what was written before is to be there.
+inline void written(const void* memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
+
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -70,6 +73,7 @@ __attribute__((target("amx-tile,amx-bf16"))) void multiply(const std::byte* keys
                                                            std::int64_t stride,
                                                            const std::uint16_t* parts,
                                                            std::int64_t steps, float* sums) {
+  written(keys);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -115,6 +119,7 @@ __attribute__((target("amx-tile"))) void configure() {
     config.rows[tile] = tile_rows;
     config.row_bytes[tile] = 64;
   }
+  written(&config);
   _tile_loadconfig(&config);
 }
 
