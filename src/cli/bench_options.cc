@@ -84,6 +84,7 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
       ->check(CLI::IsMember({"dense", "window"}));
   command.add_option("--prefill-window", flags.prefill_window);
   command.add_option("--chunk", flags.chunk);
+  command.add_option("--mem", flags.memory);
   command.add_option("--at", flags.at);
   command.add_option("--seed", flags.seed);
   command.add_flag("--profile", flags.profile);
@@ -107,6 +108,7 @@ BenchPlan bench_plan(const BenchFlags& flags, const CLI::App& command) {
     plan.shape = first_layers(plan.shape, parse_count("--layers", flags.layers));
   }
   plan.seed = flags.seed;
+  plan.memory_budget = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
   if (flags.what == "decode") {
     refuse(command, of_prefill, "decode", "prefill");
     plan_decode(flags, plan);

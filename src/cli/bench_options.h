@@ -22,7 +22,8 @@ struct BenchFlags {
   std::vector<std::string> modes;  ///< of prefill; empty: both
   std::string prefill_window = "1024";
   std::string chunk = "auto";
-  std::string at;  ///< prefill: instead of context
+  std::string at;      ///< prefill: instead of context
+  std::string memory;  ///< empty: what the machine has free
   std::uint64_t seed = 42;
   bool profile = false;
   bool json = false;
@@ -43,6 +44,7 @@ struct BenchPlan {
   std::vector<PrefillAttention> attention;  ///< prefill: a row of the table each
   std::int64_t chunk = 0;                   ///< prefill; 0: what suits the device
   bool last_chunk = false;                  ///< prefill: time that one only
+  std::int64_t memory_budget = 0;           ///< bytes for the rows; 0: what the machine has free
   std::uint64_t seed = 0;
 };
 

@@ -96,6 +96,7 @@ uniformly, odd layers broadly, others sharply: decode prints how much the best r
   --layers N             only the first N layers [all]     -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --mem SIZE             rows may take, such as 100GiB [what is free]
   --seed N [42]          --json   a JSON line per row, times in seconds
 decode: one token at a time, for each index with each k
   --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8; repeat to compare several [exact]
