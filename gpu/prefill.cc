@@ -91,6 +91,7 @@ class CudaPrefill final : public DevicePrefill {
       given_[static_cast<std::size_t>(layer)] = store.size(layer);
       arrived_[static_cast<std::size_t>(layer)] = store.size(layer);
     }
+    make_plans();
     store.keep(page_lock(store.region().data(), store.region().bytes()));
   }
 
@@ -169,13 +170,29 @@ class CudaPrefill final : public DevicePrefill {
     return ranges;
   }
 
+  CudnnShape cudnn_shape(std::int64_t rows, std::int64_t head_stride, bool causal) const {
+    return {shape_.head_dim, shape_.q_heads, shape_.kv_heads,       chunk_, rows,
+            head_stride,     causal,         shape_.softmax_scale()};
+  }
+
+  /// cuDNN's plans take a while to make: now, rather than in the middle of a prefill.
+  void make_plans() {
+    const auto dense = [](const CausalWindow& window) { return window.window == 0; };
+    if (cudnn_ == nullptr || std::none_of(visible_.begin(), visible_.end(), dense)) return;
+    if (store_.capacity() < chunk_) return;
+    cudnn_->supports(cudnn_shape(chunk_, 2 * chunk_ * shape_.head_dim, true));
+    const std::int64_t longest = std::min(tile_, store_.capacity() - chunk_);
+    for (std::int64_t rows = chunk_; rows <= longest; rows += chunk_) {
+      cudnn_->supports(cudnn_shape(rows, 2 * tile_ * shape_.head_dim, false));
+    }
+  }
+
   /// A full chunk that sees whole tiles goes through cuDNN where it is, all else through our
   /// kernel.
   void attend_rows(const AttentionQueries& queries, const DeviceRows& rows,
                    const DeviceVisibility& visible, const DevicePartial& partial, Into into) {
     if (cudnn_ != nullptr && visible.window == 0 && queries.tokens == chunk_) {
-      const CudnnShape shape{queries.head_dim, queries.q_heads,  queries.kv_heads, queries.tokens,
-                             rows.count,       rows.head_stride, visible.causal,   queries.scale};
+      const CudnnShape shape = cudnn_shape(rows.count, rows.head_stride, visible.causal);
       if (cudnn_->supports(shape) && cudnn_->workspace_bytes(shape) <= cudnn_workspace) {
         const CudnnPartial out{reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.cudnn_out),
                                reinterpret_cast<float*>(memory_.data() + layout_.cudnn_lse)};
