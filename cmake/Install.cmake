@@ -52,6 +52,12 @@ if(TOPKV_IS_STATIC)
       string(PREPEND TOPKV_PC_LIBS "-L${folder} ")
     endif()
   endforeach()
+  if(TOPKV_CUDA)
+    # Outside the linker's own folders, and the loader's too.
+    set(folder ${CUDAToolkit_LIBRARY_DIR})
+    string(APPEND TOPKV_PC_LIBS
+      " -L${folder} -Wl,-rpath,${folder} -lcublas -lcudart_static -ldl -lrt -lpthread")
+  endif()
 endif()
 configure_file(cmake/topkv.pc.in ${PROJECT_BINARY_DIR}/topkv.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/topkv.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
