@@ -7,7 +7,8 @@ namespace {
 __global__ void spin(long long nanoseconds) {
   unsigned long long start = 0;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-  for (unsigned long long now = start; now - start < static_cast<unsigned long long>(nanoseconds);) {
+  for (unsigned long long now = start;
+       now - start < static_cast<unsigned long long>(nanoseconds);) {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   }
 }

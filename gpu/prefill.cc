@@ -14,14 +14,14 @@
 #include "gpu/faults.h"
 #include "gpu/page_lock.h"
 #include "gpu/row_stream.h"
+#include "src/device/pieces.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {
 namespace {
 
-constexpr std::int64_t largest_tile = 32768;  // rows
-constexpr std::int64_t alignment = 256;
+constexpr std::int64_t largest_tile = 32768;        // rows
 constexpr std::int64_t cudnn_workspace = 32 << 20;  // bytes; shapes that want more are not for it
 constexpr std::int64_t cudnn_chunk = 1024;  // tokens from which on its launches and merges pay
 constexpr std::int64_t in_flight = 2;       // chunks whose rows are on their way at a time
@@ -41,23 +41,18 @@ struct Layout {
   std::int64_t queries, lse, packed, tiles, bad, cudnn_out, cudnn_lse, workspace, total;
 
   Layout(const AttentionShape& shape, std::int64_t chunk, std::int64_t tile) {
-    std::int64_t used = 0;
-    const auto place = [&](std::int64_t bytes) {
-      const std::int64_t at = used;
-      used += (bytes + alignment - 1) / alignment * alignment;
-      return at;
-    };
+    Pieces pieces;
     const std::int64_t row = shape.head_dim * bytes_of(DType::bf16);
-    queries = place(chunk * shape.q_heads * row);
-    lse = place(chunk * shape.q_heads * bytes_of(DType::f32));
-    packed = place(in_flight * shape.kv_heads * 2 * chunk * row);
-    tiles = place(RowStream::bytes(shape.kv_heads, shape.head_dim, tile));
-    bad = place(in_flight * shape.layers * 8);
+    queries = pieces.place(chunk * shape.q_heads * row);
+    lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
+    packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
+    tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, tile));
+    bad = pieces.place(in_flight * shape.layers * 8);
     const bool large = chunk >= cudnn_chunk;
-    cudnn_out = place(large ? chunk * shape.q_heads * row : 0);
-    cudnn_lse = place(large ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
-    workspace = place(large ? cudnn_workspace : 0);
-    total = used;
+    cudnn_out = pieces.place(large ? chunk * shape.q_heads * row : 0);
+    cudnn_lse = pieces.place(large ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
+    workspace = pieces.place(large ? cudnn_workspace : 0);
+    total = pieces.used();
   }
 };
 

@@ -12,27 +12,13 @@
 #include "gpu/elementwise.h"
 #include "gpu/faults.h"
 #include "gpu/row_stream.h"
+#include "src/device/pieces.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {
 namespace {
 
-constexpr std::int64_t alignment = 256;
 constexpr std::int64_t dense_tile = 16384;  // rows of a dense layer on their way at a time
-
-/// Counts out pieces of memory.
-class Pieces {
- public:
-  std::int64_t place(std::int64_t bytes) {
-    const std::int64_t at = used_;
-    used_ += (bytes + alignment - 1) / alignment * alignment;
-    return at;
-  }
-  std::int64_t used() const { return used_; }
-
- private:
-  std::int64_t used_ = 0;
-};
 
 /// The resident rows of one layer: a ring of the last rows, and the sinks.
 struct LayerWindow {

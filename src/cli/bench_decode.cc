@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "src/cli/bench_floats.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/profile.h"
@@ -26,10 +27,10 @@ class Decoder {
         q_(static_cast<std::size_t>(shape.layers * q_size())),
         k_(static_cast<std::size_t>(shape.layers * kv_size())),
         v_(k_.size()),
-        device_q_(buffer(q_.size())),
-        device_k_(buffer(k_.size())),
-        device_v_(buffer(v_.size())),
-        device_out_(buffer(static_cast<std::size_t>(q_size()))) {}
+        device_q_(device_, q_.size()),
+        device_k_(device_, k_.size()),
+        device_v_(device_, v_.size()),
+        device_out_(device_, static_cast<std::size_t>(q_size())) {}
 
   // Seconds of attention for one more token, all layers in turn.
   double step() {
@@ -44,15 +45,15 @@ class Decoder {
       }
     });
     const auto lock = device_.lock();
-    copy_in(q_, device_q_);
-    copy_in(k_, device_k_);
-    copy_in(v_, device_v_);
+    device_q_.fill(q_);
+    device_k_.fill(k_);
+    device_v_.fill(v_);
     device_.synchronize();
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      session_.attend(layer, device_q_.floats() + layer * q_size(),
-                      device_k_.floats() + layer * kv_size(),
-                      device_v_.floats() + layer * kv_size(), device_out_.floats());
+      session_.attend(layer, device_q_.data() + layer * q_size(),
+                      device_k_.data() + layer * kv_size(), device_v_.data() + layer * kv_size(),
+                      device_out_.data());
     }
     device_.synchronize();
     return watch.seconds();
@@ -61,20 +62,14 @@ class Decoder {
  private:
   std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
   std::int64_t kv_size() const { return shape_.kv_heads * shape_.head_dim; }
-  Buffer buffer(std::size_t floats) {
-    return device_.allocate(static_cast<std::int64_t>(floats * sizeof(float)), "bench");
-  }
-  void copy_in(const std::vector<float>& from, const Buffer& to) {
-    device_.copy_in(from.data(), static_cast<std::int64_t>(from.size() * sizeof(float)), to.data());
-  }
 
   const AttentionShape& shape_;
   const std::vector<BenchLayer>& layers_;
   Session& session_;
   ComputeDevice& device_;
   std::vector<float> q_, k_, v_;  // [layers, …]
-  Buffer device_q_, device_k_, device_v_;
-  Buffer device_out_;  // of one layer
+  DeviceFloats device_q_, device_k_, device_v_;
+  DeviceFloats device_out_;  // of one layer
 };
 
 bool retrieves(const AttentionShape& shape, const RetrievalOptions& options, std::int64_t layer) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "src/cli/bench_floats.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/interrupt.h"
 #include "src/context/prefill_context.h"
@@ -39,10 +40,10 @@ class Chunks {
         q_(static_cast<std::size_t>(chunk * shape.q_heads * shape.head_dim)),
         k_(static_cast<std::size_t>(chunk * shape.kv_heads * shape.head_dim)),
         v_(k_.size()),
-        device_q_(buffer(q_.size())),
-        device_k_(buffer(k_.size())),
-        device_v_(buffer(v_.size())),
-        device_out_(buffer(q_.size())),
+        device_q_(device_, q_.size()),
+        device_k_(device_, k_.size()),
+        device_v_(device_, v_.size()),
+        device_out_(device_, q_.size()),
         given_(store.size(0)) {}
 
   // Attention of the next tokens in all layers, and their rows to the store.
@@ -53,14 +54,14 @@ class Chunks {
       for (; i < end; ++i) source_.queries(given_ + i, given_ + i + 1, q_.data() + i * q_size);
     });
     const auto lock = device_.lock();
-    copy_in(q_, device_q_);
-    copy_in(k_, device_k_);
-    copy_in(v_, device_v_);
+    device_q_.fill(q_);
+    device_k_.fill(k_);
+    device_v_.fill(v_);
     device_.synchronize();
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      prefill_->attend(layer, device_q_.floats(), device_k_.floats(), device_v_.floats(), count,
-                       device_out_.floats());
+      prefill_->attend(layer, device_q_.data(), device_k_.data(), device_v_.data(), count,
+                       device_out_.data());
     }
     prefill_->finish();
     result.attend_seconds += watch.seconds();
@@ -74,13 +75,6 @@ class Chunks {
   }
 
  private:
-  Buffer buffer(std::size_t floats) {
-    return device_.allocate(static_cast<std::int64_t>(floats * sizeof(float)), "bench");
-  }
-  void copy_in(const std::vector<float>& from, const Buffer& to) {
-    device_.copy_in(from.data(), static_cast<std::int64_t>(from.size() * sizeof(float)), to.data());
-  }
-
   RowStore& store_;
   const AttentionShape& shape_;
   const BenchLayer& source_;
@@ -88,7 +82,7 @@ class Chunks {
   ComputeDevice& device_;
   std::unique_ptr<DevicePrefill> prefill_;
   std::vector<float> q_, k_, v_;
-  Buffer device_q_, device_k_, device_v_, device_out_;
+  DeviceFloats device_q_, device_k_, device_v_, device_out_;
   std::int64_t given_;
 };
 

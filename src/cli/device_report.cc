@@ -17,8 +17,9 @@ std::string plan_table(const DevicePlan& plan) {
   return text + fmt::format("  {:<44} {:>10}\n", "at most at a time", format_bytes(plan.peak));
 }
 
+namespace {
+
 void check_plan(const DevicePlan& plan, const Device& device) {
-  if (!device.is_cuda()) return;
   std::fputs(plan_table(plan).c_str(), stderr);
   if (plan.fits()) return;
   throw OutOfMemory(fmt::format("memory of {} for this model and these flags", device.name()),
@@ -27,6 +28,19 @@ void check_plan(const DevicePlan& plan, const Device& device) {
                                 "largest (--kv-window, --chunk, --kv-attend host), or use "
                                 "--device cpu",
                                 format_bytes(plan.peak - plan.ceiling)));
+}
+
+}  // namespace
+
+Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
+                 const RetrievalFlags& retrieval) {
+  if (device.is_cuda()) {
+    const std::int64_t layers = ModelConfig::load(directory).attention.layers;
+    check_plan(Model::plan(directory, device, prefill_options(prefill, retrieval),
+                           retrieval_options(retrieval, layers, "exact", 1)),
+               device);
+  }
+  return Model::load(directory, device);
 }
 
 std::string memory_account(const Device& device) {

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "src/cli/options.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
@@ -10,9 +11,11 @@ namespace topkv::cli {
 /// "GPU memory, ceiling 16 GiB" and a table of where it would go.
 std::string plan_table(const DevicePlan& plan);
 
-/// Prints the plan to standard error, and throws OutOfMemory when it does not fit, with the
-/// smallest change that would. Does nothing for the host.
-void check_plan(const DevicePlan& plan, const Device& device);
+/// Opens nothing but files: prints the plan for a prefill and a session on a CUDA device to
+/// standard error, and loads the model. Throws OutOfMemory, before anything is loaded, when the
+/// plan does not fit, with the smallest change that would.
+Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
+                 const RetrievalFlags& retrieval);
 
 /// "peak 1.2 GiB of 16 GiB; the driver counts 1.2 GiB"; empty for the host.
 std::string memory_account(const Device& device);

@@ -140,13 +140,7 @@ int run_generate(const GenerateFlags& flags) {
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model.threads);
   const Device device = open_device(flags.model);
-  check_plan(
-      Model::plan(
-          flags.model.directory, device, prefill_options(flags.prefill, flags.retrieval),
-          retrieval_options(flags.retrieval,
-                            ModelConfig::load(flags.model.directory).attention.layers, "exact", 1)),
-      device);
-  const Model model = Model::load(flags.model.directory, device);
+  const Model model = load_model(flags.model.directory, device, flags.prefill, flags.retrieval);
   const Tokenizer& tokenizer = model.tokenizer();
   ProgressBar progress = stderr_progress();
   Prefilled prefilled = make_context(model, flags, text, progress);

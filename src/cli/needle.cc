@@ -111,13 +111,7 @@ int run_needle(const NeedleFlags& flags) {
   const Device device = open_device(flags.model);
   RunDirectory directory(flags.output, configuration(flags, plan, threads.threads(), device.name()),
                          flags.fresh);
-  check_plan(
-      Model::plan(
-          flags.model.directory, device, prefill_options(flags.prefill, flags.retrieval),
-          retrieval_options(flags.retrieval,
-                            ModelConfig::load(flags.model.directory).attention.layers, "exact", 1)),
-      device);
-  const Model model = Model::load(flags.model.directory, device);
+  const Model model = load_model(flags.model.directory, device, flags.prefill, flags.retrieval);
   ProgressBar progress = stderr_progress();
   int status = 0;
   try {

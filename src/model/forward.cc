@@ -3,22 +3,23 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "src/device/pieces.h"
+
 namespace topkv {
 namespace {
 
 constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the widest activations
 constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
-constexpr std::int64_t alignment = 256;
 
 }  // namespace
 
 std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out) {
-  std::int64_t used = 0;
+  Pieces pieces;
   const auto place = [&](auto*& pointer, std::int64_t elements, std::int64_t element_bytes) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(
-        reinterpret_cast<std::uintptr_t>(memory) + static_cast<std::uintptr_t>(used));
-    used += (elements * element_bytes + alignment - 1) / alignment * alignment;
+        reinterpret_cast<std::uintptr_t>(memory) +
+        static_cast<std::uintptr_t>(pieces.place(elements * element_bytes)));
   };
   const AttentionShape& shape = config.attention;
   const std::int64_t q_width = shape.q_heads * shape.head_dim;
@@ -39,7 +40,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
   place(out.mlp, mlp, op);
-  return used;
+  return pieces.used();
 }
 
 std::int64_t Forward::bytes(const ModelConfig& config, const ComputeDevice& device,

@@ -6,11 +6,10 @@
 #include <string>
 
 #include "src/core/convert.h"
+#include "src/device/pieces.h"
 
 namespace topkv {
 namespace {
-
-constexpr std::int64_t alignment = 256;
 
 /// Lays weights out behind each other and, when there is storage, puts them there.
 class Placer {
@@ -20,13 +19,13 @@ class Placer {
   Placer(const SafeTensors& tensors, ComputeDevice& device, std::byte* storage)
       : tensors_(tensors), measure_(device), device_(&device), storage_(storage) {}
 
-  std::int64_t used() const { return used_; }
+  std::int64_t used() const { return pieces_.used(); }
 
   Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) {
     const std::array<std::int64_t, 2> shape = {out, in};
     const SafeTensors::Tensor tensor = tensors_.get(name, shape);
     const Matrix host{tensor.data, tensor.dtype, out, in};
-    const std::int64_t at = reserve(measure_.upload_bytes(host));
+    const std::int64_t at = pieces_.place(measure_.upload_bytes(host));
     return device_ == nullptr ? host : device_->upload(host, storage_ + at);
   }
 
@@ -34,7 +33,7 @@ class Placer {
     const std::array<std::int64_t, 1> shape = {size};
     const SafeTensors::Tensor tensor = tensors_.get(name, shape);
     const std::int64_t bytes = size * bytes_of(DType::f32);
-    const std::int64_t at = reserve(bytes);
+    const std::int64_t at = pieces_.place(bytes);
     if (device_ == nullptr) return {nullptr, size};
     values_.resize(static_cast<std::size_t>(size));
     to_float(tensor.data, tensor.dtype, size, values_.data());
@@ -43,17 +42,11 @@ class Placer {
   }
 
  private:
-  std::int64_t reserve(std::int64_t bytes) {
-    const std::int64_t at = used_;
-    used_ += (bytes + alignment - 1) / alignment * alignment;
-    return at;
-  }
-
   const SafeTensors& tensors_;
   const ComputeDevice& measure_;
   ComputeDevice* device_ = nullptr;  // null: only measure
   std::byte* storage_ = nullptr;
-  std::int64_t used_ = 0;
+  Pieces pieces_;
   std::vector<float> values_;
 };
 
