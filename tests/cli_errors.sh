@@ -76,7 +76,10 @@ refuses 2 '-c: give' bench prefill --shape needle-14m
 refuses 2 '-c: give' bench prefill --shape needle-14m -c 4K --at 4K
 refuses 2 '--at: is of topkv bench prefill' bench decode --shape needle-14m -c 4K --at 4K
 refuses 2 '--kv-topk: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-topk 8
-refuses 2 '--device: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --device cuda
+refuses 2 '--tokens: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --tokens 20
+refuses 1 "device 'gpu' is not understood" bench prefill --shape needle-14m -c 4K --device gpu
+refuses 1 "device 'cuda:x' is not understood" needle -m models/needle-14m --device cuda:x
+refuses 2 '--gpu-mem' needle -m models/needle-14m --gpu-mem lots
 refuses 2 '--layers: the shape has 8' bench decode --shape needle-14m -c 4K --layers 9
 refuses 2 '--tokens: .*10' bench decode --shape needle-14m -c 4K --tokens 9
 refuses 2 '--kv-topk: 64 is given twice' bench decode --shape needle-14m -c 4K --kv-topk 64 --kv-topk 64
