@@ -80,7 +80,8 @@ class CudaPrefill final : public DevicePrefill {
     }
     if (store.dtype() != DType::bf16) {
       throw Unsupported(
-          fmt::format("rows in {} on a CUDA device; it takes bf16 only", name_of(store.dtype())));
+          fmt::format("rows in {} on a CUDA device; it takes bf16, the host others too",
+                      name_of(store.dtype())));
     }
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       given_[static_cast<std::size_t>(layer)] = store.size(layer);

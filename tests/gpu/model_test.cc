@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -76,6 +77,10 @@ void expect_close(std::span<const float> got, std::span<const float> want,
 struct Variant {
   std::string device, name;
 };
+
+void PrintTo(const Variant& variant, std::ostream* out) {
+  *out << variant.name << " on " << variant.device;
+}
 
 std::string name_of_case(const testing::TestParamInfo<Variant>& info) {
   std::string name = info.param.name + "_on_" + info.param.device;
