@@ -1,6 +1,7 @@
 # A thin front for the CMake presets. Targets that build install missing Debian packages first.
 
 PREFIX ?= /usr/local
+ARGS ?= -c 1M --kv-index exact --kv-topk 64 --prefill window -o out/needle
 jobs := $(shell nproc)
 topkv := build/release/src/cli/topkv
 # With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
@@ -9,7 +10,7 @@ native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTU
 .PHONY: help needle check check-gpu build install bundle bench asan tsan setup clean
 
 help:
-	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… are added)'
+	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… replaces the flags)'
 	@echo 'make check     build the dev preset and run all tests'
 	@echo 'make check-gpu the tests that need a GPU; reported as skipped where there is none'
 	@echo 'make build     build the library and the command, $(topkv)'
@@ -25,7 +26,7 @@ help:
 needle: setup
 	cmake --preset release $(native)
 	cmake --build --preset release --parallel $(jobs) --target topkv-cli
-	$(topkv) needle -m models/needle-14m -c 1M --kv-index exact --kv-topk 64 --prefill window -o out/needle $(ARGS)
+	$(topkv) needle -m models/needle-14m $(ARGS)
 
 check: preset := dev
 asan: preset := asan
@@ -53,7 +54,7 @@ bundle: setup
 	bash tools/bundle.sh $(BUNDLE_ARGS)
 
 bench: setup
-	cmake --preset release -D TOPKV_BUILD_BENCH=ON
+	cmake --preset release -D TOPKV_BUILD_BENCH=ON $(native)
 	cmake --build --preset release --parallel $(jobs)
 	for benchmark in build/release/bench/*_bench; do $$benchmark || exit 1; done
 

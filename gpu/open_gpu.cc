@@ -27,7 +27,7 @@ int device_count(std::string& reason) {
   int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
     cudaGetLastError();
-    reason = "no NVIDIA driver was found";
+    reason = "no NVIDIA driver was found; install it, or compute on the host (--device cpu)";
     return 0;
   }
   int count = 0;

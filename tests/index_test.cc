@@ -369,7 +369,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, EveryIndex,
                          testing::Values(Case{"exact", 1.0}, Case{"faiss:Flat", 1.0},
                                          Case{"faiss:IVF", 0.9}, Case{"faiss:IVF64,SQ8", 0.9},
                                          Case{"faiss:HNSW32", 0.9}, Case{"faiss:HNSW16,SQ8", 0.9},
-                                         Case{"hnsw", 0.9}, Case{"hnsw:M=8,efc=40,ef=200", 0.9}),
+                                         Case{"hnsw", 0.9}, Case{"hnsw:M=12,efc=80,ef=400", 0.9}),
                          [](const auto& info) {
                            std::string name = info.param.spec;
                            for (char& c : name)

@@ -48,7 +48,7 @@ class Device {
   static Device open(std::string_view spec, std::int64_t memory_ceiling = 0);
 
   bool is_cuda() const;
-  /// "host, 16 threads", "NVIDIA H200 (cuda:0)".
+  /// "host", "NVIDIA H200 (cuda:0)".
   std::string name() const;
   DeviceMemory memory() const;
 

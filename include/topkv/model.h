@@ -130,9 +130,10 @@ struct ForwardTimes {
   double matmul = 0;
   double attention = 0;  ///< dense, window and retrieved rows, and storing rows
   double search = 0;     ///< index searches
-  double indexing = 0;   ///< of a prefill: waiting for indices after the last token
   double other = 0;      ///< norms, RoPE, activations, embedding
-  double total() const { return matmul + attention + search + indexing + other; }
+  double indexing = 0;   ///< after a prefill's last token, waiting for its indices
+  /// Of the forward pass: without indexing.
+  double total() const { return matmul + attention + search + other; }
   ForwardTimes& operator+=(const ForwardTimes& more) { return add(more, 1); }
   ForwardTimes operator-(const ForwardTimes& less) const {
     return ForwardTimes(*this).add(less, -1);

@@ -26,7 +26,7 @@ enum class SelectBy : std::uint8_t {
 
 /// Where a session of a CUDA device attends the rows that its searches found.
 enum class AttendOn : std::uint8_t {
-  automatic,  ///< whichever is faster as measured: see the README
+  automatic,  ///< the host, which was faster on all that was measured (docs/gpu.md)
   host,       ///< next to the rows, on the host's cores; the partial travels
   device,     ///< host threads gather the rows, which travel; for one token at a time
 };

@@ -62,8 +62,11 @@ Prefilled make_context(const Model& model, const GenerateFlags& flags, const std
   const std::vector<Token> encoded = model.tokenizer().encode(text);
   tokens.insert(tokens.end(), encoded.begin(), encoded.end());
   const Stopwatch watch;
-  prefilled.context =
-      model.prefill(tokens, options, progress.callback("prefill"), &prefilled.times);
+  prefilled.context = model.prefill(
+      tokens, options,
+      [&, prefill = progress.callback("prefill"), index = progress.callback("index")](
+          const Progress& done) { (done.stage == "index" ? index : prefill)(done); },
+      &prefilled.times);
   prefilled.seconds = watch.seconds() - prefilled.times.indexing;
   return prefilled;
 }
@@ -98,6 +101,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["rows_bytes"] = figures.memory.rows_bytes;
   json["index_bytes"] = figures.memory.index_bytes;
   json["peak_memory_bytes"] = peak_memory_bytes();
+  json["device"] = model.device().name();
   json["version"] = version();
   fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
@@ -111,7 +115,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
                format_rate(rate(context, prefilled.seconds)),
                format_bytes(figures.memory.rows_bytes));
   }
-  if (figures.memory.index_bytes > 0) {
+  if (prefilled.times.indexing > 0.05) {
     fmt::print(stderr, "index      {}, waited for it {}\n",
                format_bytes(figures.memory.index_bytes), format_seconds(prefilled.times.indexing));
   }
@@ -186,6 +190,7 @@ int run_generate(const GenerateFlags& flags) {
     print_json(model, prefilled, result, figures, flags.prompt);
   } else {
     print_figures(prefilled, result, figures);
+    fmt::print(stderr, "device     {}\n", device.name());
     if (device.is_cuda()) fmt::print(stderr, "GPU memory {}\n", memory_account(device));
   }
   if (flags.profile) {

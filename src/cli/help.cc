@@ -109,7 +109,7 @@ decode: one token at a time, for each index with each k
 prefill: chunk after chunk, in each mode
   --prefill HOW          dense or window; repeat for both [both]
   --prefill-window N [1024]   --chunk N [auto]
-  --at N                 instead of -c: time only the last chunk of N tokens, over generated rows
+  --at N                 instead of -c: time only the last chunk of a context of N tokens
 examples:
   topkv bench decode --shape qwen2.5-7b-1m -c 1M --kv-topk 64 --kv-topk 1024
   topkv bench prefill --shape llama3-8b --at 1M --layers 1 --prefill dense

@@ -191,13 +191,9 @@ std::string time_shares(const ForwardTimes& times) {
   const double total = times.total();
   if (!(total > 0)) return "not measured";
   const auto percent = [&](double seconds) { return 100 * seconds / total; };
-  std::string text = fmt::format(
-      "matmul {:.0f} %  attention {:.0f} %  search {:.0f} %  other {:.0f} %", percent(times.matmul),
-      percent(times.attention), percent(times.search), percent(times.other));
-  if (times.indexing > 0) {
-    text += fmt::format("  waiting for indices {:.0f} %", percent(times.indexing));
-  }
-  return text;
+  return fmt::format("matmul {:.0f} %  attention {:.0f} %  search {:.0f} %  other {:.0f} %",
+                     percent(times.matmul), percent(times.attention), percent(times.search),
+                     percent(times.other));
 }
 
 }  // namespace topkv::cli

@@ -27,7 +27,7 @@ constexpr std::int64_t element_grain = 1 << 14;  // elements a thread takes at a
 class HostDevice final : public ComputeDevice {
  public:
   bool is_cuda() const override { return false; }
-  std::string name() const override { return fmt::format("host, {} threads", thread_count()); }
+  std::string name() const override { return "host"; }
   DeviceMemory memory() const override { return {}; }
   std::unique_lock<std::recursive_mutex> lock() override { return {}; }
   DType operand_dtype() const override { return DType::f32; }
