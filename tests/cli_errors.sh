@@ -16,7 +16,8 @@ refuses() {
   problem=
   [ "$got" -eq "$status" ] || problem="exit status $got, expected $status"
   [ ! -s stdout ] || problem="$problem; wrote to stdout"
-  [ "$(wc -l <stderr)" -eq 1 ] || problem="$problem; stderr is not one line"
+  # Where there is a GPU, the plan of its memory may come first.
+  [ "$(grep -c -v -e '^GPU memory' -e '^  ' stderr)" -eq 1 ] || problem="$problem; stderr is not one line"
   grep -q '^topkv: error: ' stderr || problem="$problem; no 'topkv: error: '"
   grep -q -e "$pattern" stderr || problem="$problem; stderr lacks '$pattern'"
   if [ -n "$problem" ]; then
