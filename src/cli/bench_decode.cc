@@ -4,7 +4,7 @@
 #include <cmath>
 #include <memory>
 
-#include "src/cli/bench_floats.h"
+#include "src/cli/bench_inputs.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/profile.h"
@@ -24,13 +24,7 @@ class Decoder {
         layers_(layers),
         session_(session),
         device_(*session.device().compute()),
-        q_(static_cast<std::size_t>(shape.layers * q_size())),
-        k_(static_cast<std::size_t>(shape.layers * kv_size())),
-        v_(k_.size()),
-        device_q_(device_, q_.size()),
-        device_k_(device_, k_.size()),
-        device_v_(device_, v_.size()),
-        device_out_(device_, static_cast<std::size_t>(q_size())) {}
+        inputs_(device_, shape.layers * q_size(), shape.layers * kv_size()) {}
 
   // Seconds of attention for one more token, all layers in turn.
   double step() {
@@ -39,21 +33,18 @@ class Decoder {
       for (std::int64_t layer = begin; layer < end; ++layer) {
         const BenchLayer& source = layers_[static_cast<std::size_t>(layer)];
         source.queries(session_.own_tokens(), session_.context().tokens(),
-                       q_.data() + layer * q_size());
-        source.fill_float(position, 1, k_.data() + layer * kv_size(),
-                          v_.data() + layer * kv_size());
+                       inputs_.q.data() + layer * q_size());
+        source.fill_float(position, 1, inputs_.k.data() + layer * kv_size(),
+                          inputs_.v.data() + layer * kv_size());
       }
     });
     const auto lock = device_.lock();
-    device_q_.fill(q_);
-    device_k_.fill(k_);
-    device_v_.fill(v_);
-    device_.synchronize();
+    inputs_.send();
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      session_.attend(layer, device_q_.data() + layer * q_size(),
-                      device_k_.data() + layer * kv_size(), device_v_.data() + layer * kv_size(),
-                      device_out_.data());
+      session_.attend(layer, inputs_.device_q() + layer * q_size(),
+                      inputs_.device_k() + layer * kv_size(),
+                      inputs_.device_v() + layer * kv_size(), inputs_.device_out());
     }
     device_.synchronize();
     return watch.seconds();
@@ -67,9 +58,7 @@ class Decoder {
   const std::vector<BenchLayer>& layers_;
   Session& session_;
   ComputeDevice& device_;
-  std::vector<float> q_, k_, v_;  // [layers, …]
-  DeviceFloats device_q_, device_k_, device_v_;
-  DeviceFloats device_out_;  // of one layer
+  BenchInputs inputs_;  // [layers, …]; out is used for one layer at a time
 };
 
 bool retrieves(const AttentionShape& shape, const RetrievalOptions& options, std::int64_t layer) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "src/cli/bench_floats.h"
+#include "src/cli/bench_inputs.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/interrupt.h"
 #include "src/context/prefill_context.h"
@@ -16,12 +16,9 @@ namespace topkv::cli {
 namespace {
 
 // Rows that a query at `position` attends.
-std::int64_t visible_rows(const AttentionShape& shape, std::int64_t layer, std::int64_t position,
-                          const PrefillAttention& attention) {
+std::int64_t visible_rows(const CausalWindow& visible, std::int64_t position) {
   const std::int64_t all = position + 1;
-  if (shape.window_of(layer) > 0) return std::min(all, shape.window_of(layer));
-  if (attention.mode == Prefill::dense) return all;
-  return std::min(all, attention.window + attention.sinks);
+  return visible.window == 0 ? all : std::min(all, visible.window + visible.sinks);
 }
 
 // Gives a prefill chunks of generated tokens, from buffers of its device. All layers of a chunk get
@@ -30,59 +27,48 @@ class Chunks {
  public:
   Chunks(RowStore& store, const AttentionShape& shape, const BenchLayer& source,
          const PrefillAttention& attention, std::int64_t chunk, ComputeDevice& device)
-      : store_(store),
-        shape_(shape),
+      : shape_(shape),
         source_(source),
-        attention_(attention),
+        visible_(PrefillContext::visibility(shape, attention)),
         device_(device),
-        prefill_(device.prefill_attention(shape, PrefillContext::visibility(shape, attention),
-                                          chunk, store)),
-        q_(static_cast<std::size_t>(chunk * shape.q_heads * shape.head_dim)),
-        k_(static_cast<std::size_t>(chunk * shape.kv_heads * shape.head_dim)),
-        v_(k_.size()),
-        device_q_(device_, q_.size()),
-        device_k_(device_, k_.size()),
-        device_v_(device_, v_.size()),
-        device_out_(device_, q_.size()),
+        prefill_(device.prefill_attention(shape, visible_, chunk, store)),
+        inputs_(device, chunk * shape.q_heads * shape.head_dim,
+                chunk * shape.kv_heads * shape.head_dim),
         given_(store.size(0)) {}
 
   // Attention of the next tokens in all layers, and their rows to the store.
   void run(std::int64_t count, PrefillResult& result) {
     const std::int64_t q_size = shape_.q_heads * shape_.head_dim;
-    source_.fill_float(given_, count, k_.data(), v_.data());
+    source_.fill_float(given_, count, inputs_.k.data(), inputs_.v.data());
     parallel_for(count, 16, [&](std::int64_t i, std::int64_t end) {
-      for (; i < end; ++i) source_.queries(given_ + i, given_ + i + 1, q_.data() + i * q_size);
+      for (; i < end; ++i)
+        source_.queries(given_ + i, given_ + i + 1, inputs_.q.data() + i * q_size);
     });
     const auto lock = device_.lock();
-    device_q_.fill(q_);
-    device_k_.fill(k_);
-    device_v_.fill(v_);
-    device_.synchronize();
+    inputs_.send();
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      prefill_->attend(layer, device_q_.data(), device_k_.data(), device_v_.data(), count,
-                       device_out_.data());
+      prefill_->attend(layer, inputs_.device_q(), inputs_.device_k(), inputs_.device_v(), count,
+                       inputs_.device_out());
     }
     prefill_->finish();
     result.attend_seconds += watch.seconds();
     for (std::int64_t i = 0; i < count; ++i) {
-      for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      for (const CausalWindow& visible : visible_) {
         result.flop += 4.0 * static_cast<double>(q_size) *
-                       static_cast<double>(visible_rows(shape_, layer, given_ + i, attention_));
+                       static_cast<double>(visible_rows(visible, given_ + i));
       }
     }
     given_ += count;
   }
 
  private:
-  RowStore& store_;
   const AttentionShape& shape_;
   const BenchLayer& source_;
-  const PrefillAttention& attention_;
+  PrefillVisibility visible_;
   ComputeDevice& device_;
   std::unique_ptr<DevicePrefill> prefill_;
-  std::vector<float> q_, k_, v_;
-  DeviceFloats device_q_, device_k_, device_v_, device_out_;
+  BenchInputs inputs_;
   std::int64_t given_;
 };
 

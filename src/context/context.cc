@@ -74,13 +74,8 @@ std::shared_ptr<const Context> Context::with_index(std::string_view spec,
   auto indices = indices_;
   const auto known = this->indices();
   if (std::find(known.begin(), known.end(), spec) == known.end()) {
-    auto set = std::make_shared<IndexSet>();
-    set->spec = spec;
+    auto set = std::make_shared<IndexSet>(IndexSet{make_indices(std::string(spec), shape_)});
     const std::int64_t total = shape_.layers * shape_.kv_heads;
-    for (std::int64_t i = 0; i < total; ++i) {
-      const bool sliding = shape_.window_of(i / shape_.kv_heads) > 0;
-      set->heads.push_back(sliding ? nullptr : make_index(spec));
-    }
     // As many heads at a time as there are threads, so that this thread can report between them.
     const std::int64_t wave = std::max<std::int64_t>(1, thread_count());
     for (std::int64_t begin = 0; begin < total; begin += wave) {

@@ -15,17 +15,21 @@ constexpr std::int64_t segment = 32768;  // keys of a head that are worth an ins
 
 }  // namespace
 
+GrownIndex make_indices(const std::string& spec, const AttentionShape& shape) {
+  GrownIndex indices{spec, {}};
+  for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
+    const bool sliding = shape.window_of(i / shape.kv_heads) > 0;
+    indices.heads.push_back(sliding ? nullptr : make_index(spec));
+  }
+  return indices;
+}
+
 IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, const RowStore& store,
                          const AttentionShape& shape, const DevicePrefill& prefill)
     : store_(store), shape_(shape), prefill_(prefill) {
   for (const std::string& spec : specs) {
     if (!make_index(spec)->grows()) continue;
-    GrownIndex index{spec, {}};
-    for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
-      const bool sliding = shape.window_of(i / shape.kv_heads) > 0;
-      index.heads.push_back(sliding ? nullptr : make_index(spec));
-    }
-    indices_.push_back(std::move(index));
+    indices_.push_back(make_indices(spec, shape));
   }
   if (!indices_.empty()) thread_ = std::thread([this] { run(); });
 }

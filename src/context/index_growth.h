@@ -22,6 +22,10 @@ struct GrownIndex {
   std::vector<std::unique_ptr<KeyIndex>> heads;  // [layers, kv_heads]
 };
 
+/// Empty indices of this spec for a context of this shape. Throws InvalidArgument on a spec that is
+/// not understood.
+GrownIndex make_indices(const std::string& spec, const AttentionShape& shape);
+
 /// Owns a thread from its construction to finish (or destruction), if any spec can grow. Store and
 /// prefill outlive it.
 class IndexGrowth {
