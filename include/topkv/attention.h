@@ -60,8 +60,36 @@ void merge(PartialView into, PartialView other);
 
 /// The partial of queries [heads, head_dim] (float32, contiguous) over chosen rows.
 /// positions: which rows, each below rows.count, in any order; every head attends the same rows.
-/// Scores are scale * q·k. Overwrites out. Safe from many threads.
+/// Scores are scale * q·k, capped when softcap > 0 (AttentionShape). Overwrites out. Safe from many
+/// threads.
 void attend_rows(const float* queries, const RowsView& rows,
-                 std::span<const std::int64_t> positions, float scale, PartialView out);
+                 std::span<const std::int64_t> positions, float scale, PartialView out,
+                 float softcap = 0.0F);
+
+/// One layer's tensors of consecutive tokens, in prefill (ContextBuilder::attend) and decoding
+/// (Session::attend): K and V of the new tokens join the rows, and each token attends what came
+/// before it and itself. All float32, contiguous, in the memory of the builder's or session's
+/// device; k and q post-RoPE.
+///
+/// A context may be sharded by sequence: each rank is given all queries but the K and V of its own
+/// tokens only, and the ranks' (out, lse) are merged.
+struct AttentionStep {
+  std::int64_t layer = 0;
+  std::int64_t tokens = 1;
+  const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
+  const float* k = nullptr;  ///< [kv_tokens, kv_heads, head_dim]
+  const float* v = nullptr;  ///< [kv_tokens, kv_heads, head_dim]
+  float* out = nullptr;      ///< [tokens, q_heads, head_dim]
+  float* lse = nullptr;      ///< [tokens, q_heads], log-sum-exp of the scores; null: not wanted
+  /// Which of the tokens k and v are of: kv_tokens from number kv_first on; -1: all. When 0, k and
+  /// v may be null. Tokens before kv_first see none of these rows.
+  std::int64_t kv_first = 0;
+  std::int64_t kv_tokens = -1;
+  /// On a CUDA device, the cudaStream_t that makes q, k and v and will use out and lse; null: the
+  /// device's own. Ignored on the host.
+  void* stream = nullptr;
+
+  std::int64_t kv_count() const { return kv_tokens < 0 ? tokens - kv_first : kv_tokens; }
+};
 
 }  // namespace topkv

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "topkv/attention.h"
+#include "topkv/device.h"
 #include "topkv/key_index.h"
 #include "topkv/progress.h"
 #include "topkv/types.h"
@@ -34,10 +36,12 @@ struct PrefillAttention {
 };
 
 struct ContextOptions {
-  /// Tokens to reserve rows for; appending more is refused.
+  /// Tokens to reserve rows for; more are refused until reserve() makes room.
   std::int64_t capacity = 0;
-  /// Element type of the stored rows.
+  /// Element type of the stored rows; a CUDA device takes bf16 only.
   DType dtype = DType::bf16;
+  /// What attend() lets tokens see.
+  PrefillAttention attention = {};
   /// Bytes the rows may take; 0: what the machine has free. Checked before anything is reserved.
   std::int64_t memory_budget = 0;
 };
@@ -87,25 +91,37 @@ class Context {
 class ContextBuilder {
  public:
   /// Reserves the rows. Throws OutOfMemory (wanted and available bytes) or InvalidArgument.
-  ContextBuilder(AttentionShape shape, ContextOptions options);
+  /// On a CUDA device attend() computes there, and rows are page-locked once it is called.
+  ContextBuilder(AttentionShape shape, ContextOptions options, const Device& device = {});
   ~ContextBuilder();
   ContextBuilder(ContextBuilder&&) noexcept;
   ContextBuilder& operator=(ContextBuilder&&) noexcept;
 
+  /// Makes room for this many tokens in all; nothing happens when there is. Rows move, so both
+  /// copies are in memory for a moment: reserve once when the length is known.
+  /// REQUIRES: all layers hold the same tokens. Throws as the constructor does.
+  void reserve(std::int64_t tokens);
+
   /// Appends K (post-RoPE, as attention sees it) and V of the next tokens of one layer; both
-  /// [tokens, kv_heads, head_dim] in any strides. Layers may be filled in any order.
-  /// Throws InvalidArgument when a value is NaN or infinite (naming layer, head and position),
-  /// shapes differ, or capacity is exceeded; the layer is then as it was before.
+  /// [tokens, kv_heads, head_dim] in any strides, in host memory. Layers may be filled in any
+  /// order. Throws InvalidArgument when a value is NaN or infinite (naming layer, head and
+  /// position), shapes differ, or capacity is exceeded; the layer is then as it was before.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
 
-  /// Attention of the last `queries.tokens` appended tokens of the layer, causal.
-  /// queries: [tokens, q_heads, head_dim], float32; out: the same shape, contiguous, float32.
-  void attend(std::int64_t layer, const TensorView& queries, float* out,
-              const PrefillAttention& attention) const;
+  /// The step of a prefill for an application that owns its network: appends K and V of the next
+  /// tokens of a layer and gives the attention of these tokens, causal, over all that
+  /// options.attention lets them see. Every layer must be given the same tokens in turn, layer 0
+  /// first.
+  /// Throws InvalidArgument as append does and when a pointer is null or a layer out of turn. On a
+  /// CUDA device the call returns before out is there, and values that are not finite are reported
+  /// by a later call or by freeze().
+  void attend(const AttentionStep& step);
 
-  /// Tokens appended to the layer.
+  /// Tokens given to the layer.
   std::int64_t tokens(std::int64_t layer) const;
+  std::int64_t capacity() const;
   const AttentionShape& shape() const;
+  const Device& device() const;
 
   /// Turns the rows into a context with the "exact" index; add others with Context::with_index.
   /// The builder is empty afterwards. Throws InvalidArgument when layers differ in length.

@@ -112,16 +112,21 @@ class Session {
   Session fork() const;
 
   /// The step for an application that owns its network: takes q, k, v of the next tokens of one
-  /// layer and gives attention over everything before and including each of them.
-  /// q, out: [tokens, q_heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; all float32,
-  /// contiguous; k and q post-RoPE, at positions tokens() and on. Every layer must be given the
-  /// same tokens in turn, layer 0 first.
-  /// On a CUDA device the pointers are to its memory; stream is the cudaStream_t on which q, k and
-  /// v were made and out will be used, null for the device's own. Returns before out is there.
+  /// layer, at positions tokens() and on, and gives attention over everything before and including
+  /// each of them. Every layer must be given the same tokens in turn, layer 0 first.
+  /// A step without K and V (kv_tokens 0) only reads; one with K and V has those of all its tokens.
+  /// On a CUDA device the call returns before out is there.
   /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite
   /// (the session stays as before the call for this layer) or capacity is exceeded.
+  void attend(const AttentionStep& step);
   void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
-              std::int64_t tokens = 1, void* stream = nullptr);
+              std::int64_t tokens = 1) {
+    attend({.layer = layer, .tokens = tokens, .q = q, .k = k, .v = v, .out = out});
+  }
+
+  /// Forgets the session's own tokens from number `own_tokens` on, in all layers: speculative
+  /// tokens that were rejected. Throws InvalidArgument when it has fewer.
+  void truncate(std::int64_t own_tokens);
 
   /// Tokens before the next one: the context's and the session's own (those of layer 0).
   std::int64_t tokens() const;

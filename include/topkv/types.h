@@ -41,6 +41,9 @@ struct AttentionShape {
   std::int64_t head_dim = 0;
   /// Factor on q·k before the softmax; 0 means 1/sqrt(head_dim).
   float scale = 0.0F;
+  /// A scaled score s becomes softcap * tanh(s / softcap) before the softmax (Gemma 2 report, 2024,
+  /// section 2); 0: scores stay as they are.
+  float softcap = 0.0F;
   /// Per layer: how many last tokens it attends (itself included), 0 for all of them.
   /// Empty: every layer attends all tokens.
   std::vector<std::int64_t> sliding_window = {};
@@ -50,8 +53,8 @@ struct AttentionShape {
   std::int64_t window_of(std::int64_t layer) const {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
   }
-  /// Throws InvalidArgument when a size is not positive, q_heads is no multiple of kv_heads, or
-  /// sliding_window has another length than layers.
+  /// Throws InvalidArgument when a size is not positive, q_heads is no multiple of kv_heads, scale
+  /// or softcap is negative or not finite, or sliding_window has another length than layers.
   void check() const;
 };
 

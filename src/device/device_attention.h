@@ -24,13 +24,11 @@ class DevicePrefill {
  public:
   virtual ~DevicePrefill() = default;
 
-  /// Takes q, k, v (post-RoPE, float32, device memory) of the next tokens of a layer, at most the
-  /// chunk it was made for: rows go to the store, and attention over all that each token may see to
-  /// out. q, out: [tokens, q_heads, head_dim]; k, v: [tokens, kv_heads, head_dim].
+  /// Takes the step's tensors (device memory) of the next tokens of a layer, at most the chunk it
+  /// was made for: rows go to the store, and attention over all that each token may see to out.
   /// On CUDA the rows may arrive later, and values that cannot be stored are reported by a later
-  /// call or by finish.
-  virtual void attend(std::int64_t layer, const float* q, const float* k, const float* v,
-                      std::int64_t tokens, float* out) = 0;
+  /// call or by finish. REQUIRES: layers in turn, layer 0 first.
+  virtual void attend(const AttentionStep& step) = 0;
 
   /// Waits until the rows of all attended tokens are in the store. Throws InvalidArgument when a
   /// value of K or V is not finite (naming layer, head and position).
@@ -82,10 +80,9 @@ class DeviceSession {
                     std::int64_t end) = 0;
 
   /// Takes q, k, v (device memory, float32) of tokens at position `first` and on, begins the exact
-  /// part over sinks, window and these tokens, and waits for the host copies. stream: a
-  /// cudaStream_t that made q, k and v and will use out; null: the device's own.
-  virtual Step begin(std::int64_t layer, const float* q, const float* k, const float* v,
-                     std::int64_t tokens, std::int64_t first, void* stream) = 0;
+  /// part over sinks, window and these tokens, and waits for the host copies. Without K and V
+  /// (kv_count 0) the window keeps its rows, and the copies' k and v have no tokens.
+  virtual Step begin(const AttentionStep& step, std::int64_t first) = 0;
 
   /// First position that the resident window of a layer still holds, for tokens at `first`.
   virtual std::int64_t window_begin(std::int64_t layer, std::int64_t first) const = 0;
@@ -102,8 +99,8 @@ class DeviceSession {
   virtual void send(std::span<const FetchPiece> pieces) = 0;
 
   /// Merges a partial in host memory ([tokens x q_heads] heads; heads == 0: none) and all lists
-  /// that were sent into the exact part, and writes out [tokens, q_heads, head_dim], device memory.
-  virtual void finish(std::int64_t layer, PartialView found, float* out) = 0;
+  /// that were sent into the exact part, and writes the step's out and, when wanted, lse.
+  virtual void finish(const AttentionStep& step, PartialView found) = 0;
 };
 
 }  // namespace topkv
