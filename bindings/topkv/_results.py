@@ -1,0 +1,86 @@
+"""Reads what the `topkv` command and the scripts write, as plain rows for topkv.plot."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from topkv import FileError, InvalidArgument
+
+Row = Mapping[str, Any]
+
+
+def is_path(data: object) -> bool:
+    return isinstance(data, (str, os.PathLike))
+
+
+def rows_of(data: object) -> list[Row]:
+    """Rows as given, or read from a file: CSV with a heading line, a JSON list, or a JSON object
+    per line. A directory stands for the cells.jsonl that `topkv needle` leaves in it."""
+    if not is_path(data):
+        if isinstance(data, Mapping) or not isinstance(data, Iterable):
+            raise InvalidArgument(f"expected rows or a file's path, found {type(data).__name__}")
+        return list(data)
+    path = Path(data)
+    if path.is_dir():
+        path = path / "cells.jsonl"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: cannot be read: {error}") from error
+    rows = _csv_rows(text) if path.suffix == ".csv" else _json_rows(text, path)
+    if not rows:
+        raise FileError(f"{path}: holds no results")
+    return rows
+
+
+def member(row: Row, *names: str) -> Any:
+    """The first member of these names that the row has."""
+    for name in names:
+        if name in row:
+            return row[name]
+    wanted = " or ".join(f"'{name}'" for name in names)
+    raise InvalidArgument(f"a row has no {wanted}; it has {', '.join(map(repr, row))}")
+
+
+def number(value: Any) -> float:
+    """Of a figure or its text, as CSV has it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"expected a number, found {value!r}") from None
+
+
+def share(value: Any) -> float:
+    """Of True and False, their names, or a share of 1."""
+    named = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+    if isinstance(value, str) and value.strip().lower() in named:
+        return named[value.strip().lower()]
+    found = number(value)
+    if not 0 <= found <= 1:
+        raise InvalidArgument(f"expected found or missed, or a share of 0 to 1, found {value!r}")
+    return found
+
+
+def _csv_rows(text: str) -> list[Row]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _json_rows(text: str, path: Path) -> list[Row]:
+    try:
+        whole = json.loads(text)
+        rows = whole if isinstance(whole, list) else [whole]
+    except json.JSONDecodeError:
+        # The last line is left out when a run was stopped while it wrote it, as the command does.
+        lines = [line for line in text.split("\n")[:-1] if line.strip()]
+        try:
+            rows = [json.loads(line) for line in lines]
+        except json.JSONDecodeError as error:
+            raise FileError(f"{path}: is neither CSV, JSON nor JSON lines: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise FileError(f"{path}: expected JSON objects, one for each result")
+    return rows
