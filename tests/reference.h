@@ -33,19 +33,24 @@ inline double score(const Rows& rows, const float* query, std::int64_t row) {
 }
 
 /// Softmax attention of one query over the rows for which visible(row).
+/// softcap: a scaled score s becomes softcap * tanh(s / softcap); 0: stays as it is.
 inline Result attend(const Rows& rows, const float* query, double scale,
-                     const std::function<bool(std::int64_t)>& visible) {
+                     const std::function<bool(std::int64_t)>& visible, double softcap = 0) {
+  const auto logit = [&](std::int64_t row) {
+    const double scaled = scale * score(rows, query, row);
+    return softcap == 0 ? scaled : softcap * std::tanh(scaled / softcap);
+  };
   Result result;
   result.out.assign(static_cast<std::size_t>(rows.dim), 0.0);
   double high = -std::numeric_limits<double>::infinity();
   for (std::int64_t r = 0; r < rows.count(); ++r) {
-    if (visible(r)) high = std::max(high, scale * score(rows, query, r));
+    if (visible(r)) high = std::max(high, logit(r));
   }
   if (std::isinf(high)) return result;
   double sum = 0;
   for (std::int64_t r = 0; r < rows.count(); ++r) {
     if (!visible(r)) continue;
-    const double weight = std::exp(scale * score(rows, query, r) - high);
+    const double weight = std::exp(logit(r) - high);
     sum += weight;
     for (std::int64_t j = 0; j < rows.dim; ++j)
       result.out[j] += weight * rows.values[r * rows.dim + j];
