@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -11,6 +12,7 @@
 namespace topkv::gpu {
 namespace {
 
+constexpr float log2_e = 1.44269504F;
 constexpr std::int64_t max_rows = std::int64_t{1} << 30;  // positions are 32-bit in the kernel
 constexpr unsigned max_cluster_blocks = 8;                // that every device with clusters grants
 
@@ -278,6 +280,10 @@ int clamped(std::int64_t position) {
   return static_cast<int>(std::clamp(position, -max_rows, max_rows));
 }
 
+float cap_rate(const AttentionQueries& queries) {
+  return queries.softcap > 0 ? 2 * log2_e * queries.scale / queries.softcap : 0.0F;
+}
+
 void check(const AttentionQueries& queries, const DeviceRows& rows) {
   if (!attention_supports(queries.head_dim)) {
     throw Unsupported("CUDA attention: head_dim is " + std::to_string(queries.head_dim) +
@@ -292,6 +298,10 @@ void check(const AttentionQueries& queries, const DeviceRows& rows) {
   if (!(queries.scale > 0)) {
     throw InvalidArgument("CUDA attention: scale is " + std::to_string(queries.scale) +
                           ", expected more than 0");
+  }
+  if (!(queries.softcap >= 0) || std::isinf(cap_rate(queries))) {
+    throw InvalidArgument("CUDA attention: softcap is " + std::to_string(queries.softcap) +
+                          ", expected 0 or more, not infinite and not almost 0");
   }
   if (rows.count > max_rows || queries.tokens >= max_rows ||
       (rows.ring > 0 && (rows.count > rows.ring || rows.ring > max_rows))) {
@@ -336,7 +346,9 @@ void attend(const AttentionQueries& queries, const DeviceRows& rows,
   task.sinks = clamped(visible.window > 0 ? std::max<std::int64_t>(visible.sinks - rows.first, 0)
                                           : max_rows);
   task.scale = queries.scale;
-  task.scale_log2 = queries.scale * 1.44269504F;
+  task.scale_log2 = queries.scale * log2_e;
+  task.cap = queries.softcap / queries.scale;
+  task.cap_rate = cap_rate(queries);
   task.merge = into == Into::merge;
   launch(task, queries.head_dim, queries.kv_heads, stream);
 }

@@ -31,6 +31,7 @@ struct AttentionQueries {
   std::int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256
   std::int64_t first = 0;     ///< position of the first token
   float scale = 0;            ///< on q·k
+  float softcap = 0;          ///< AttentionShape::softcap
 };
 
 /// Which rows a token at position p attends: x <= p when causal, and, when window > 0, x < sinks or
@@ -56,7 +57,8 @@ bool attention_supports(std::int64_t head_dim);
 /// The partial of the queries over the rows that they may see; merged into what `partial` holds, or
 /// written over it. A query that sees nothing gives the empty partial (0, -inf).
 /// Asynchronous, on stream. Throws Unsupported for another head dim, InvalidArgument unless
-/// scale > 0, rows.count <= ring and all counts are at most 2^30, Error when the launch fails.
+/// scale > 0, softcap >= 0, rows.count <= ring and all counts are at most 2^30, Error when the
+/// launch fails.
 void attend(const AttentionQueries& queries, const DeviceRows& rows,
             const DeviceVisibility& visible, const DevicePartial& partial, Into into,
             cudaStream_t stream);

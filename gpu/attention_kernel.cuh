@@ -36,6 +36,8 @@ struct AttentionTask {
   int sinks;
   float scale;
   float scale_log2;  ///< scale / ln 2
+  float cap;         ///< softcap / scale: what unscaled scores are kept below; 0: none
+  float cap_rate;    ///< 2 / (cap ln 2)
   bool merge;
 };
 
@@ -190,6 +192,24 @@ __device__ __forceinline__ void multiply_keys(std::uint32_t queries, std::uint32
       for (int f = 0; f < T::frags; ++f) {
         mma(scores[f][n], a[f], b[0], b[1]);
         mma(scores[f][n + 1], a[f], b[2], b[3]);
+      }
+    }
+  }
+}
+
+/// cap * tanh(score / cap), by tanh x = 1 - 2 / (e^(2x) + 1), to cap * 2^-20.
+template <class T, int key_frags>
+__device__ __forceinline__ void cap_scores(const AttentionTask& task,
+                                           float (&scores)[T::frags][key_frags][4]) {
+#pragma unroll
+  for (int f = 0; f < T::frags; ++f) {
+#pragma unroll
+    for (int n = 0; n < key_frags; ++n) {
+#pragma unroll
+      for (float& score : scores[f][n]) {
+        // Where 2^x overflows, its inverse is 0; where it vanishes, 1.
+        const float share = reciprocal_fast(exp2_fast(score * task.cap_rate) + 1.0F);
+        score = fmaf(-2.0F * task.cap, share, task.cap);
       }
     }
   }
@@ -351,6 +371,7 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
     }
     float scores[T::frags][key_frags][4];
     multiply_keys<T>(compute_here(query_address), key_address + stage, scores);
+    if (task.cap > 0.0F) cap_scores<T>(task, scores);
 
     const int begin = tiles[i] * T::tile_keys;
     const int end = begin + T::tile_keys;

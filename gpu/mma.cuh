@@ -53,6 +53,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return result;
 }
 
+/// 1 / x to 1 ulp; 0 for infinity.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const std::uint32_t*>(&pair);

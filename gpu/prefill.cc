@@ -36,6 +36,11 @@ std::int64_t tile_rows(const PrefillVisibility& visible, std::int64_t chunk) {
   return std::min({longest, largest_tile, std::max<std::int64_t>(1024, 4 * chunk)});
 }
 
+/// Whether cuDNN is for these sizes; it does not cap scores.
+bool for_cudnn(const AttentionShape& shape, std::int64_t chunk) {
+  return chunk >= cudnn_chunk && shape.softcap == 0;
+}
+
 /// Pieces of device memory, one behind the other.
 struct Layout {
   std::int64_t queries, lse, packed, tiles, bad, cudnn_out, cudnn_lse, workspace, total;
@@ -48,10 +53,10 @@ struct Layout {
     packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
     tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, tile));
     bad = pieces.place(in_flight * shape.layers * 8);
-    const bool large = chunk >= cudnn_chunk;
-    cudnn_out = pieces.place(large ? chunk * shape.q_heads * row : 0);
-    cudnn_lse = pieces.place(large ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
-    workspace = pieces.place(large ? cudnn_workspace : 0);
+    const bool cudnn = for_cudnn(shape, chunk);
+    cudnn_out = pieces.place(cudnn ? chunk * shape.q_heads * row : 0);
+    cudnn_lse = pieces.place(cudnn ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
+    workspace = pieces.place(cudnn ? cudnn_workspace : 0);
     total = pieces.used();
   }
 };
@@ -68,7 +73,7 @@ class CudaPrefill final : public DevicePrefill {
         tile_(tile_rows(visible, chunk)),
         layout_(shape, chunk, tile_),
         memory_(device.allocate(layout_.total, "prefill")),
-        cudnn_(chunk >= cudnn_chunk ? device.cudnn() : nullptr),
+        cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
         tiles_(shape.kv_heads, shape.head_dim, tile_, memory_.data() + layout_.tiles),
         bad_(in_flight * shape.layers * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
@@ -88,7 +93,7 @@ class CudaPrefill final : public DevicePrefill {
       arrived_[static_cast<std::size_t>(layer)] = store.size(layer);
     }
     make_plans();
-    store.keep(page_lock(store.region().data(), store.region().bytes()));
+    if (!store.keeps()) store.keep(page_lock(store.region().data(), store.region().bytes()));
   }
 
   ~CudaPrefill() override {
@@ -97,34 +102,37 @@ class CudaPrefill final : public DevicePrefill {
     cudaStreamSynchronize(out_);
   }
 
-  void attend(std::int64_t layer, const float* q, const float* k, const float* v,
-              std::int64_t tokens, float* out) override {
-    if (layer == 0) begin_chunk(tokens);
-    const auto l = static_cast<std::size_t>(layer);
+  void attend(const AttentionStep& step) override {
+    if (reinterpret_cast<std::uintptr_t>(step.out) % alignof(float2) != 0) {
+      throw InvalidArgument("attend: the address of out must be a multiple of 8 bytes");
+    }
+    const auto user = static_cast<cudaStream_t>(step.stream);
+    if (step.layer == 0) begin_chunk(step.kv_count());
+    const auto l = static_cast<std::size_t>(step.layer);
     const std::int64_t first = given_[l];
+    if (user != nullptr) {
+      handed_over_.record(user);
+      handed_over_.block(compute_);
+    }
     tiles_.after(rows_out_[l]);  // of the chunk before: earlier rows are in the store
-    const DeviceRows own = take_rows(layer, k, v, tokens);
-
-    auto* q16 = reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries);
-    to_bf16(q, tokens * shape_.q_heads * shape_.head_dim, q16, compute_);
-    AttentionQueries queries;
-    queries.data = q16;
-    queries.tokens = tokens;
-    queries.q_heads = shape_.q_heads;
-    queries.kv_heads = shape_.kv_heads;
-    queries.head_dim = shape_.head_dim;
-    queries.first = first;
-    queries.scale = shape_.softmax_scale();
-    const DevicePartial partial{out, reinterpret_cast<float*>(memory_.data() + layout_.lse)};
+    const DeviceRows own = take_rows(step);
+    const AttentionQueries queries = take_queries(step);
+    const DevicePartial partial{
+        step.out,
+        step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse)};
     const CausalWindow& visible = visible_[l];
     attend_rows(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite);
     for (const PositionRange& range : earlier(visible, first)) {
-      tiles_.stream(views(layer), range, compute_, [&](const DeviceRows& tile) {
+      tiles_.stream(views(step.layer), range, compute_, [&](const DeviceRows& tile) {
         attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
       });
     }
-    given_[l] = first + tokens;
-    if (layer == shape_.layers - 1) end_chunk();
+    given_[l] = first + own.count;
+    if (user != nullptr) {
+      handed_over_.record(compute_);
+      handed_over_.block(user);
+    }
+    if (step.layer == shape_.layers - 1) end_chunk();
   }
 
   void finish() override {
@@ -140,7 +148,8 @@ class CudaPrefill final : public DevicePrefill {
  private:
   /// A chunk whose rows are on their way.
   struct Flight {
-    std::int64_t tokens = 0;  // 0: none
+    bool under_way = false;  // all layers are given
+    std::int64_t rows = 0;   // of each KV head and layer; there may be none
     std::int64_t first = 0;
     Event computed;
     Event copied;
@@ -178,16 +187,22 @@ class CudaPrefill final : public DevicePrefill {
     if (store_.capacity() < chunk_) return;
     cudnn_->supports(cudnn_shape(chunk_, 2 * chunk_ * shape_.head_dim, true));
     const std::int64_t longest = std::min(tile_, store_.capacity() - chunk_);
-    for (std::int64_t rows = chunk_; rows <= longest; rows += chunk_) {
-      cudnn_->supports(cudnn_shape(rows, 2 * tile_ * shape_.head_dim, false));
+    for (std::int64_t rows = 1; rows <= longest; ++rows) {
+      if (is_planned(rows)) cudnn_->supports(cudnn_shape(rows, 2 * tile_ * shape_.head_dim, false));
     }
   }
 
-  /// A full chunk that sees whole tiles goes through cuDNN where it is, all else through our
-  /// kernel.
+  /// Tiles of these sizes are for cuDNN: a chunk may be as long as a caller's prompt, so that tiles
+  /// could come in any size.
+  bool is_planned(std::int64_t rows) const { return rows == tile_ || rows % chunk_ == 0; }
+
+  /// A full chunk that sees its own rows, or all of a tile, goes through cuDNN where it is, all
+  /// else through our kernel.
   void attend_rows(const AttentionQueries& queries, const DeviceRows& rows,
                    const DeviceVisibility& visible, const DevicePartial& partial, Into into) {
-    if (cudnn_ != nullptr && visible.window == 0 && queries.tokens == chunk_) {
+    // With rows of some tokens only, the causal edge is not where cuDNN has it.
+    const bool fits = visible.causal ? rows.count == queries.tokens : is_planned(rows.count);
+    if (cudnn_ != nullptr && visible.window == 0 && queries.tokens == chunk_ && fits) {
       const CudnnShape shape = cudnn_shape(rows.count, rows.head_stride, visible.causal);
       if (cudnn_->supports(shape) && cudnn_->workspace_bytes(shape) <= cudnn_workspace) {
         const CudnnPartial out{reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.cudnn_out),
@@ -214,19 +229,38 @@ class CudaPrefill final : public DevicePrefill {
     return views_;
   }
 
-  void begin_chunk(std::int64_t tokens) {
+  void begin_chunk(std::int64_t rows) {
     const auto slot = static_cast<std::size_t>(chunks_ % in_flight);
     settle(slot);
     Flight& flight = flights_[slot];
-    flight.tokens = tokens;
+    flight.rows = rows;
     flight.first = given_[0];
     TOPKV_CUDA(cudaMemsetAsync(bad_words(slot), 0xff, static_cast<std::size_t>(shape_.layers) * 8,
                                compute_));
   }
 
+  AttentionQueries take_queries(const AttentionStep& step) {
+    auto* q16 = reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries);
+    to_bf16(step.q, step.tokens * shape_.q_heads * shape_.head_dim, q16, compute_);
+    AttentionQueries queries;
+    queries.data = q16;
+    queries.tokens = step.tokens;
+    queries.q_heads = shape_.q_heads;
+    queries.kv_heads = shape_.kv_heads;
+    queries.head_dim = shape_.head_dim;
+    queries.first = given_[static_cast<std::size_t>(step.layer)];
+    queries.scale = shape_.softmax_scale();
+    queries.softcap = shape_.softcap;
+    return queries;
+  }
+
   /// Rounds k and v to rows, and begins their way to the store. Two slots take turns by layer.
-  DeviceRows take_rows(std::int64_t layer, const float* k, const float* v, std::int64_t tokens) {
-    const auto l = static_cast<std::size_t>(layer);
+  DeviceRows take_rows(const AttentionStep& step) {
+    const auto l = static_cast<std::size_t>(step.layer);
+    DeviceRows own;
+    own.first = given_[l] + step.kv_first;
+    own.count = step.kv_count();
+    if (own.count == 0) return own;
     const auto chunk_slot = static_cast<std::size_t>(chunks_ % in_flight);
     const std::size_t slot = turn_++ % in_flight;
     const std::int64_t d = shape_.head_dim;
@@ -237,14 +271,15 @@ class CudaPrefill final : public DevicePrefill {
     target.keys = to;
     target.values = to + half;
     target.head_stride = 2 * half;
-    pack_rows(k, v, tokens, shape_.kv_heads, d, target, bad_words(chunk_slot) + layer, compute_);
+    pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target,
+              bad_words(chunk_slot) + step.layer, compute_);
     slot_full_[slot].record(compute_);
     slot_full_[slot].block(out_);
     inject_copy_delay(out_);
-    const auto bytes = static_cast<std::size_t>(tokens * d * bytes_of(DType::bf16));
+    const auto bytes = static_cast<std::size_t>(own.count * d * bytes_of(DType::bf16));
     const std::int64_t offset = given_[l] * d * bytes_of(DType::bf16);
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      const RowStore::Arrays arrays = store_.arrays(layer, head);
+      const RowStore::Arrays arrays = store_.arrays(step.layer, head);
       const __nv_bfloat16* from = to + head * 2 * half;
       TOPKV_CUDA(cudaMemcpyAsync(arrays.keys + offset, from, bytes, cudaMemcpyDeviceToHost, out_));
       TOPKV_CUDA(cudaMemcpyAsync(arrays.values + offset, from + half, bytes, cudaMemcpyDeviceToHost,
@@ -252,12 +287,9 @@ class CudaPrefill final : public DevicePrefill {
     }
     slot_free_[slot].record(out_);
     rows_out_[l].record(out_);
-    DeviceRows own;
     own.keys = to;
     own.values = to + half;
     own.head_stride = 2 * half;
-    own.first = given_[l];
-    own.count = tokens;
     return own;
   }
 
@@ -268,24 +300,24 @@ class CudaPrefill final : public DevicePrefill {
                                cudaMemcpyDeviceToHost, compute_));
     flights_[slot].computed.record(compute_);
     flights_[slot].copied.record(out_);
+    flights_[slot].under_way = true;
     ++chunks_;
   }
 
   /// Waits for a chunk and hands its rows over to the store.
   void settle(std::size_t slot) {
     Flight& flight = flights_[slot];
-    if (flight.tokens == 0) return;
+    if (!std::exchange(flight.under_way, false)) return;
     flight.computed.synchronize();
     flight.copied.synchronize();
-    const std::int64_t tokens = std::exchange(flight.tokens, 0);
     const auto* bad =
         bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * shape_.layers;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       if (bad[layer] != all_finite) report(layer, bad[layer], flight.first);
     }
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      store_.extend(layer, tokens);
-      arrived_[static_cast<std::size_t>(layer)].fetch_add(tokens, std::memory_order_release);
+      store_.extend(layer, flight.rows);
+      arrived_[static_cast<std::size_t>(layer)].fetch_add(flight.rows, std::memory_order_release);
     }
   }
 
@@ -311,11 +343,12 @@ class CudaPrefill final : public DevicePrefill {
   Stream out_;             // rows to the host
   RowStream tiles_;
   PinnedBuffer bad_;                 // host copies of the words
-  std::vector<std::int64_t> given_;  // tokens attended, per layer
+  std::vector<std::int64_t> given_;  // rows taken, per layer
   std::vector<Event> rows_out_;      // per layer: its last rows have left
   Event slot_full_[in_flight];       // packed rows are there
   Event slot_free_[in_flight];       // and have left
   Flight flights_[in_flight];
+  Event handed_over_;  // tensors by the caller's stream, results to it
   std::int64_t chunks_ = 0;
   std::size_t turn_ = 0;
   std::vector<RowsView> views_;

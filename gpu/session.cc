@@ -113,20 +113,22 @@ class CudaSession final : public DeviceSession {
     compute_.synchronize();
   }
 
-  Step begin(std::int64_t layer, const float* q, const float* k, const float* v,
-             std::int64_t tokens, std::int64_t first, void* stream) override {
-    user_ = static_cast<cudaStream_t>(stream);
-    if (user_ != nullptr) {
-      given_.record(user_);
-      given_.block(compute_);
+  Step begin(const AttentionStep& given, std::int64_t first) override {
+    if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
+      handed_over_.record(user);
+      handed_over_.block(compute_);
     }
     const std::int64_t d = attention_.head_dim;
-    copy_to_host(q, tokens * attention_.q_heads * d, layout_.host_q);
-    copy_to_host(k, tokens * attention_.kv_heads * d, layout_.host_k);
-    copy_to_host(v, tokens * attention_.kv_heads * d, layout_.host_v);
+    const std::int64_t tokens = given.tokens;
+    const std::int64_t rows = given.kv_count();
+    copy_to_host(given.q, tokens * attention_.q_heads * d, layout_.host_q);
+    if (rows > 0) {
+      copy_to_host(given.k, rows * attention_.kv_heads * d, layout_.host_k);
+      copy_to_host(given.v, rows * attention_.kv_heads * d, layout_.host_v);
+    }
     on_host_.record(compute_);
 
-    to_bf16(q, tokens * attention_.q_heads * d, at<__nv_bfloat16>(layout_.queries), compute_);
+    to_bf16(given.q, tokens * attention_.q_heads * d, at<__nv_bfloat16>(layout_.queries), compute_);
     queries_.data = at<__nv_bfloat16>(layout_.queries);
     queries_.tokens = tokens;
     queries_.q_heads = attention_.q_heads;
@@ -134,16 +136,17 @@ class CudaSession final : public DeviceSession {
     queries_.head_dim = d;
     queries_.first = first;
     queries_.scale = attention_.softmax_scale();
-    keep_rows(layer, k, v, tokens, first);
-    attend_window(layer, tokens, first);
+    queries_.softcap = attention_.softcap;
+    if (rows > 0) keep_rows(given.layer, given.k, given.v, rows, first);
+    attend_window(given.layer, rows, first);
 
     lists_ = 0;
     on_host_.synchronize();
     Step step;
     step.q = host<float>(layout_.host_q);
-    step.k = TensorView::tokens_first(host<float>(layout_.host_k), DType::f32, tokens,
+    step.k = TensorView::tokens_first(host<float>(layout_.host_k), DType::f32, rows,
                                       attention_.kv_heads, d);
-    step.v = TensorView::tokens_first(host<float>(layout_.host_v), DType::f32, tokens,
+    step.v = TensorView::tokens_first(host<float>(layout_.host_v), DType::f32, rows,
                                       attention_.kv_heads, d);
     return step;
   }
@@ -179,15 +182,15 @@ class CudaSession final : public DeviceSession {
                                cudaMemcpyHostToDevice, copies_));
   }
 
-  void finish(std::int64_t /*layer*/, PartialView found, float* out) override {
+  void finish(const AttentionStep& given, PartialView found) override {
     if (lists_ > 0) attend_lists();
     if (found.heads > 0) merge_found(found);
-    const std::int64_t values = queries_.tokens * attention_.q_heads * attention_.head_dim;
-    TOPKV_CUDA(cudaMemcpyAsync(out, exact().out, static_cast<std::size_t>(values) * sizeof(float),
-                               cudaMemcpyDeviceToDevice, compute_));
-    if (user_ != nullptr) {
-      given_.record(compute_);
-      given_.block(user_);
+    const std::int64_t heads = given.tokens * attention_.q_heads;
+    copy_out(exact().out, heads * attention_.head_dim, given.out);
+    if (given.lse != nullptr) copy_out(exact().lse, heads, given.lse);
+    if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
+      handed_over_.record(compute_);
+      handed_over_.block(user);
     }
   }
 
@@ -210,6 +213,11 @@ class CudaSession final : public DeviceSession {
     TOPKV_CUDA(cudaMemcpyAsync(host_.data() + offset, from,
                                static_cast<std::size_t>(count) * sizeof(float),
                                cudaMemcpyDeviceToHost, compute_));
+  }
+
+  void copy_out(const float* from, std::int64_t count, float* to) {
+    TOPKV_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(float),
+                               cudaMemcpyDeviceToDevice, compute_));
   }
 
   /// Copies rows of positions `range` to the ring (or the sinks); rows[head] begins at `first`.
@@ -269,11 +277,11 @@ class CudaSession final : public DeviceSession {
     pack_rows(k, v, sinks, attention_.kv_heads, d, first_rows, bad, compute_);
   }
 
-  /// Sinks before the ring's rows, and the ring: two disjoint sets.
-  void attend_window(std::int64_t layer, std::int64_t tokens, std::int64_t first) {
+  /// Sinks before the ring's rows, and the ring with the `added` new ones: two disjoint sets.
+  void attend_window(std::int64_t layer, std::int64_t added, std::int64_t first) {
     const LayerWindow& window = of(layer);
     const std::int64_t begin = window_begin(layer, first);
-    gpu::attend(queries_, ring(window, begin, first + tokens - begin),
+    gpu::attend(queries_, ring(window, begin, first + added - begin),
                 {true, window.dense ? 0 : window.window, window.sinks}, exact(), Into::overwrite,
                 compute_);
     const std::int64_t sinks = std::min(window.sinks, begin);
@@ -326,11 +334,11 @@ class CudaSession final : public DeviceSession {
   PinnedBuffer host_;
   Stream copies_;                     // fetched rows to the device
   std::unique_ptr<RowStream> tiles_;  // null: no dense layers
-  Event on_host_, given_, sent_;
-  cudaStream_t user_ = nullptr;  // of this step; null: none
-  AttentionQueries queries_;     // of this step
-  std::int64_t lists_ = 0;       // staged in this step
-  std::int64_t list_rows_ = 0;   // room of each
+  Event on_host_, sent_;
+  Event handed_over_;           // tensors by the caller's stream, results to it
+  AttentionQueries queries_;    // of this step
+  std::int64_t lists_ = 0;      // staged in this step
+  std::int64_t list_rows_ = 0;  // room of each
 };
 
 }  // namespace

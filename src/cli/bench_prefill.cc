@@ -48,8 +48,12 @@ class Chunks {
     inputs_.send();
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      prefill_->attend(layer, inputs_.device_q(), inputs_.device_k(), inputs_.device_v(), count,
-                       inputs_.device_out());
+      prefill_->attend({.layer = layer,
+                        .tokens = count,
+                        .q = inputs_.device_q(),
+                        .k = inputs_.device_k(),
+                        .v = inputs_.device_v(),
+                        .out = inputs_.device_out()});
     }
     prefill_->finish();
     result.attend_seconds += watch.seconds();

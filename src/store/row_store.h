@@ -53,6 +53,7 @@ class RowStore {
   /// All arrays as one piece of memory, and something to be kept as long as it (a page-lock).
   Region& region() { return region_; }
   void keep(std::shared_ptr<void> kept) { kept_ = std::move(kept); }
+  bool keeps() const { return kept_ != nullptr; }
 
   /// Copies the rows that `other` has in every layer. REQUIRES: same shape and dtype, this empty,
   /// capacity enough.
