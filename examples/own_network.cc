@@ -27,21 +27,21 @@ int main() try {
   const std::int64_t prompt = 20'000;
   const std::int64_t chunk = 1000;
 
-  // Prefill: for each chunk of tokens and each layer, hand over K and V (post-RoPE), then attend.
-  topkv::ContextBuilder builder(shape, {.capacity = prompt});
+  // Prefill: for each chunk of tokens and each layer, hand over q, K and V (post-RoPE).
+  topkv::ContextBuilder builder(
+      shape, {.capacity = prompt,
+              .attention = {.mode = topkv::Prefill::window, .window = 512, .sinks = 4}});
   for (std::int64_t begin = 0; begin < prompt; begin += chunk) {
     const auto q = random_tensor(chunk * shape.q_heads * shape.head_dim);
     const auto k = random_tensor(chunk * shape.kv_heads * shape.head_dim);
     const auto v = random_tensor(chunk * shape.kv_heads * shape.head_dim);
     std::vector<float> out(q.size());
-    using topkv::DType;
-    using topkv::TensorView;
-    builder.append(
-        0, TensorView::tokens_first(k.data(), DType::f32, chunk, shape.kv_heads, shape.head_dim),
-        TensorView::tokens_first(v.data(), DType::f32, chunk, shape.kv_heads, shape.head_dim));
-    builder.attend(
-        0, TensorView::tokens_first(q.data(), DType::f32, chunk, shape.q_heads, shape.head_dim),
-        out.data(), {.mode = topkv::Prefill::window, .window = 512, .sinks = 4});
+    builder.attend({.layer = 0,
+                    .tokens = chunk,
+                    .q = q.data(),
+                    .k = k.data(),
+                    .v = v.data(),
+                    .out = out.data()});
     // … out goes on through the network.
   }
   const auto context = builder.freeze();

@@ -129,10 +129,8 @@ class ContextBuilder {
 
  private:
   friend class PrefillContext;
-  const RowStore& store() const;
-
-  AttentionShape shape_;
-  std::shared_ptr<RowStore> store_;  // null once frozen
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace topkv

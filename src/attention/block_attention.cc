@@ -41,7 +41,7 @@ struct Tile {
   std::int64_t begin, end;   // tokens
   std::int64_t head, group;  // first query head, heads
   std::int64_t dim;
-  float scale;
+  float scale, softcap;
 
   std::int64_t count() const { return (end - begin) * group; }
   std::int64_t position(std::int64_t row) const { return queries.first + begin + row / group; }
@@ -62,6 +62,7 @@ void add_key_tile(const Tile& tile, const RowSpan& span, std::int64_t from, std:
   for (std::int64_t row = 0; row < m; ++row) {
     float* scores = &s.scores[row * key_tile];
     const std::int64_t p = tile.position(row);
+    if (tile.softcap > 0) soft_cap(scores, n, tile.softcap);
     const auto hide = [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t x = std::max(begin, from); x < std::min(end, to); ++x) {
         scores[x - from] = empty_lse;
@@ -147,7 +148,8 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
                 head * group,
                 group,
                 d,
-                shape.softmax_scale()};
+                shape.softmax_scale(),
+                shape.softcap};
   };
   const auto place = [&](const Tile& tile, std::int64_t row) {
     return (tile.begin + row / group) * shape.q_heads + tile.head + row % group;

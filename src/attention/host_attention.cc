@@ -12,7 +12,8 @@
 namespace topkv {
 
 void attend_rows(const float* queries, const RowsView& rows,
-                 std::span<const std::int64_t> positions, float scale, PartialView out) {
+                 std::span<const std::int64_t> positions, float scale, PartialView out,
+                 float softcap) {
   if (out.head_dim != rows.dim) {
     throw InvalidArgument(
         fmt::format("attend_rows: queries of {} elements over rows of {}", out.head_dim, rows.dim));
@@ -35,6 +36,7 @@ void attend_rows(const float* queries, const RowsView& rows,
     for (std::int64_t h = 0; h < out.heads; ++h) {
       float* s = &scores[static_cast<std::size_t>(h * tile)];
       scale_by(s, n, scale);
+      if (softcap > 0) soft_cap(s, n, softcap);
       const float new_high = std::max(high[h], max_of(s, n));
       const float shrink = std::exp(high[h] - new_high);  // 0 for the first tile
       scale_by(out.out + h * rows.dim, rows.dim, shrink);

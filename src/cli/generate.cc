@@ -54,7 +54,9 @@ Prefilled make_context(const Model& model, const GenerateFlags& flags, const std
   Prefilled prefilled;
   if (text.empty()) {
     prefilled.context =
-        ContextBuilder(model.config().attention, {1, options.kv_dtype, options.memory_budget})
+        ContextBuilder(
+            model.config().attention,
+            {.capacity = 1, .dtype = options.kv_dtype, .memory_budget = options.memory_budget})
             .freeze();
     return prefilled;
   }

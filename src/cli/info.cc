@@ -63,7 +63,7 @@ std::int64_t weights_bytes(const std::filesystem::path& directory) {
 Need need_of(const ModelConfig& config, DType dtype, std::int64_t tokens) {
   Need need{tokens, config.kv_bytes_per_token(dtype) * tokens, true};
   try {
-    ContextBuilder(config.attention, {tokens, dtype, 0});
+    ContextBuilder(config.attention, {.capacity = tokens, .dtype = dtype});
   } catch (const OutOfMemory&) {
     need.fits = false;
   }

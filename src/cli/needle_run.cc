@@ -20,7 +20,9 @@ double per_second(std::int64_t count, double seconds) {
 
 // Reserving rows is how the library says whether they fit; nothing is written to them.
 void check_memory(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options) {
-  ContextBuilder(shape, {tokens, options.kv_dtype, options.memory_budget});
+  ContextBuilder(
+      shape,
+      {.capacity = tokens, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});
 }
 
 /// Bytes that an index takes beside the rows, all heads together.

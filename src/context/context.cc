@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/attention/block_attention.h"
 #include "src/context/prefill_context.h"
-#include "src/core/convert.h"
 #include "src/core/threads.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
@@ -92,74 +90,6 @@ std::shared_ptr<const Context> Context::with_index(std::string_view spec,
     indices.push_back(std::move(set));
   }
   return std::shared_ptr<const Context>(new Context(shape_, store_, std::move(indices)));
-}
-
-ContextBuilder::ContextBuilder(AttentionShape shape, ContextOptions options)
-    : shape_(std::move(shape)) {
-  shape_.check();
-  store_ = std::make_shared<RowStore>(shape_, options.dtype, options.capacity,
-                                      options.memory_budget, "context");
-}
-
-ContextBuilder::~ContextBuilder() = default;
-ContextBuilder::ContextBuilder(ContextBuilder&&) noexcept = default;
-ContextBuilder& ContextBuilder::operator=(ContextBuilder&&) noexcept = default;
-
-const RowStore& ContextBuilder::store() const {
-  if (!store_) throw InvalidArgument("this context builder was frozen; make another one");
-  return *store_;
-}
-
-void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
-  store();
-  store_->append(layer, keys, values);
-}
-
-void ContextBuilder::attend(std::int64_t layer, const TensorView& queries, float* out,
-                            const PrefillAttention& attention) const {
-  const std::int64_t held = tokens(layer);
-  if (queries.dtype != DType::f32 || queries.heads != shape_.q_heads ||
-      queries.head_dim != shape_.head_dim || queries.tokens > held) {
-    throw InvalidArgument(
-        fmt::format("queries are [{} tokens, {} heads, {}] {}; expected [at most {}, {}, {}] f32",
-                    queries.tokens, queries.heads, queries.head_dim, name_of(queries.dtype), held,
-                    shape_.q_heads, shape_.head_dim));
-  }
-  const CausalWindow visible = PrefillContext::visible(shape_, layer, attention);
-  std::vector<RowSpan> spans;
-  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-    spans.push_back({store().rows(layer, head), 0});
-  }
-  Partial unused_lse(queries.tokens * shape_.q_heads, 0);
-  attend_tokens(shape_,
-                {static_cast<const float*>(queries.data), queries.tokens, queries.token_stride,
-                 queries.head_stride, held - queries.tokens},
-                visible, spans.data(),
-                {out, unused_lse.view().lse, queries.tokens * shape_.q_heads, shape_.head_dim});
-}
-
-std::int64_t ContextBuilder::tokens(std::int64_t layer) const {
-  if (layer < 0 || layer >= shape_.layers) {
-    throw InvalidArgument(
-        fmt::format("layer {} of a context with {} layers", layer, shape_.layers));
-  }
-  return store().size(layer);
-}
-
-const AttentionShape& ContextBuilder::shape() const { return shape_; }
-
-std::shared_ptr<const Context> ContextBuilder::freeze() {
-  for (std::int64_t layer = 1; layer < shape_.layers; ++layer) {
-    if (tokens(layer) != tokens(0)) {
-      throw InvalidArgument(
-          fmt::format("layer 0 holds {} tokens and layer {} holds {}; append the same "
-                      "tokens to every layer before freezing",
-                      tokens(0), layer, tokens(layer)));
-    }
-  }
-  store();
-  const Context bare(shape_, std::move(store_), {});
-  return bare.with_index("exact");
 }
 
 std::shared_ptr<const Context> PrefillContext::freeze(ContextBuilder& builder,

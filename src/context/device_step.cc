@@ -87,24 +87,24 @@ void Session::State::load_on_device(std::int64_t layer) {
   load(n, [&](std::int64_t head) { return own.rows(layer, head); });
 }
 
-void Session::State::device_step(std::int64_t layer, const float* q, const float* k_new,
-                                 const float* v_new, std::int64_t tokens, float* out,
-                                 void* stream) {
+void Session::State::device_step(const AttentionStep& step) {
+  const std::int64_t layer = step.layer;
+  const std::int64_t tokens = step.tokens;
   const std::int64_t d = shape.head_dim;
-  const std::int64_t first = context->tokens() + own.size(layer);
+  const std::int64_t first = position(layer);
   StepTimes& time = times(layer);
   Lap lap;
-  const DeviceSession::Step step = on_device->begin(layer, q, k_new, v_new, tokens, first, stream);
+  const DeviceSession::Step copied = on_device->begin(step, first);
   lap(time.q_out);
-  append(layer, step.q, step.k, step.v);
+  append(layer, copied.q, tokens, copied.k, copied.v);
   lap(time.append);
   if (!retrieves(layer) && shape.window_of(layer) == 0) {
     attend_earlier(layer, first);
     lap(time.copy);
   }
-  const TokenQueries queries{step.q, tokens, shape.q_heads * d, d, first};
+  const TokenQueries queries{copied.q, tokens, shape.q_heads * d, d, first};
   PartialView found{nullptr, nullptr, 0, d};
-  if (searches(layer, queries)) {
+  if (searches(layer, first + tokens)) {
     search_all(layer, queries);
     lap = Lap();
     if (options.attend_on == AttendOn::device && tokens == 1) {
@@ -117,7 +117,7 @@ void Session::State::device_step(std::int64_t layer, const float* q, const float
       lap(time.attend);
     }
   }
-  on_device->finish(layer, found, out);
+  on_device->finish(step, found);
   lap(time.merge);
 }
 

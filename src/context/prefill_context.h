@@ -21,7 +21,7 @@ class PrefillContext {
                                       const PrefillAttention& attention);
 
   /// The store that a device writes rows to.
-  static RowStore& store(ContextBuilder& builder) { return *builder.store_; }
+  static RowStore& store(ContextBuilder& builder);
 
   /// builder.freeze() with the indices that grew meanwhile.
   static std::shared_ptr<const Context> freeze(ContextBuilder& builder,

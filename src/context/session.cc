@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "src/context/attention_step.h"
 #include "src/context/session_state.h"
 #include "src/core/convert.h"
 #include "src/core/stopwatch.h"
@@ -57,13 +58,15 @@ void Session::State::check_finite(std::int64_t layer, std::string_view what, con
   if (bad < 0) return;
   throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
                                     layer, what == "q" ? "query" : "KV", bad / d % heads,
-                                    context->tokens() + own.size(layer) + bad / d / heads));
+                                    position(layer) + bad / d / heads));
 }
 
-/// Takes the next tokens of a layer, all contiguous; refuses them as they are.
-void Session::State::append(std::int64_t layer, const float* q, const TensorView& keys,
-                            const TensorView& values) {
-  check_finite(layer, "q", q, keys.tokens, shape.q_heads);
+/// Takes the next tokens of a layer, all contiguous, unless K and V have none; refuses them as they
+/// are.
+void Session::State::append(std::int64_t layer, const float* q, std::int64_t tokens,
+                            const TensorView& keys, const TensorView& values) {
+  check_finite(layer, "q", q, tokens, shape.q_heads);
+  if (keys.tokens == 0) return;
   check_finite(layer, "K", static_cast<const float*>(keys.data), keys.tokens, shape.kv_heads);
   check_finite(layer, "V", static_cast<const float*>(values.data), keys.tokens, shape.kv_heads);
   own.append(layer, keys, values);
@@ -74,34 +77,6 @@ void Session::State::append(std::int64_t layer, const float* q, const TensorView
     keys_added.count -= index.size();
     index.add(keys_added);
   }
-}
-
-/// The exact part: everything for a dense layer, else the sliding window, or sinks and window.
-void Session::State::attend_visible(std::int64_t layer, const TokenQueries& queries,
-                                    PartialView out) {
-  CausalWindow visible;
-  if (shape.window_of(layer) > 0) {
-    visible.window = shape.window_of(layer);
-  } else if (retrieves(layer)) {
-    visible = {options.window, options.sinks};
-  }
-  const auto attend_span = [&](std::int64_t first, auto rows_of, PartialView part) {
-    spans.clear();
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-      spans.push_back({rows_of(head), first});
-    attend_tokens(shape, queries, visible, spans.data(), part);
-  };
-  const auto own_rows = [&](std::int64_t head) { return own.rows(layer, head); };
-  const std::int64_t n = context->tokens();
-  if (n == 0) {
-    attend_span(0, own_rows, out);
-    return;
-  }
-  attend_span(
-      0, [&](std::int64_t head) { return context->rows(layer, head); }, out);
-  own_part.reset(out.heads, out.head_dim);
-  attend_span(n, own_rows, own_part.view());
-  merge(out, own_part.view());
 }
 
 /// Finds rows between the sinks and each query's window.
@@ -150,9 +125,9 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   }
 }
 
-/// Rows to find lie between the sinks and the window of the last token.
-bool Session::State::searches(std::int64_t layer, const TokenQueries& queries) const {
-  return retrieves(layer) && queries.first + queries.tokens > options.window + options.sinks;
+/// Rows to find lie between the sinks and the window of the last token, which is at end - 1.
+bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
+  return retrieves(layer) && end > options.window + options.sinks;
 }
 
 void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
@@ -189,7 +164,7 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
                              d};
       const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
         if (positions.empty()) return;
-        attend_rows(q, rows, positions, scale, part);
+        attend_rows(q, rows, positions, scale, part, shape.softcap);
         merge(target, part);
       };
       take(context->rows(layer, head), selection.context);
@@ -205,43 +180,19 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
   }
 }
 
-void Session::State::host_step(std::int64_t layer, const float* q, const float* k_new,
-                               const float* v_new, std::int64_t tokens, float* out) {
-  const std::int64_t d = shape.head_dim;
-  const TokenQueries queries{q, tokens, shape.q_heads * d, d, context->tokens() + own.size(layer)};
-  StepTimes& time = times(layer);
-  const Stopwatch appending;
-  append(layer, q, TensorView::tokens_first(k_new, DType::f32, tokens, shape.kv_heads, d),
-         TensorView::tokens_first(v_new, DType::f32, tokens, shape.kv_heads, d));
-  time.append += appending.seconds();
-
-  const Stopwatch attending;
-  exact.reset(tokens * shape.q_heads, d);
-  const PartialView result{out, exact.view().lse, tokens * shape.q_heads, d};
-  attend_visible(layer, queries, result);
-  time.window += attending.seconds();
-  if (searches(layer, queries)) {
-    search_all(layer, queries);
-    const Stopwatch found;
-    attend_found(layer, queries, result);
-    time.attend += found.seconds();
-  }
-}
-
-void Session::State::step(std::int64_t layer, const float* q, const float* k_new,
-                          const float* v_new, std::int64_t tokens, float* out, void* stream) {
+void Session::State::step(const AttentionStep& step) {
   const Stopwatch whole;
   const double searched = stats.search_seconds;
+  const std::int64_t end = position(step.layer) + step.tokens;
   if (on_device) {
-    device_step(layer, q, k_new, v_new, tokens, out, stream);
+    device_step(step);
   } else {
-    host_step(layer, q, k_new, v_new, tokens, out);
+    host_step(step);
   }
-  stats.steps += tokens;
+  stats.steps += step.tokens;
   stats.attend_seconds += whole.seconds() - (stats.search_seconds - searched);
-  const std::int64_t end = context->tokens() + own.size(layer);
-  if (options.measure_recall && retrieves(layer) && end > options.window + options.sinks) {
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(layer, head);
+  if (options.measure_recall && searches(step.layer, end)) {
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(step.layer, head);
   }
 }
 
@@ -296,34 +247,54 @@ Session Session::fork() const {
   return Session(std::move(state));
 }
 
-void Session::attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
-                     std::int64_t tokens, void* stream) {
+void Session::attend(const AttentionStep& step) {
   State& s = *state_;
-  if (layer < 0 || layer >= s.shape.layers || tokens < 1) {
+  check_step(s.shape, step);
+  const bool reads = step.kv_count() == 0;
+  if (!reads && step.kv_count() != step.tokens) {
     throw InvalidArgument(
-        fmt::format("attend: layer {}, {} tokens; the context has {} layers and a step "
-                    "at least 1 token",
-                    layer, tokens, s.shape.layers));
+        fmt::format("attend: K and V of {} of the {} tokens of a session's step; give those of "
+                    "all of them, or of none to read only",
+                    step.kv_count(), step.tokens));
   }
-  if (q == nullptr || k == nullptr || v == nullptr || out == nullptr) {
-    throw InvalidArgument("attend: q, k, v and out must not be null");
-  }
-  s.check_turn(layer, tokens);
+  if (!reads) s.check_turn(step.layer, step.tokens);
   const auto lock = s.device.compute()->lock();
   const std::int64_t q_width = s.shape.q_heads * s.shape.head_dim;
   const std::int64_t kv_width = s.shape.kv_heads * s.shape.head_dim;
-  const std::int64_t most = s.on_device ? SessionShape().max_tokens : tokens;
-  const std::int64_t held = s.own.size(layer);
+  // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
+  const std::int64_t most = s.on_device || reads ? SessionShape().max_tokens : step.tokens;
+  const std::int64_t held = s.own.size(step.layer);
   const SessionStats before = s.stats;
   try {
-    for (std::int64_t t = 0; t < tokens; t += most) {
-      s.step(layer, q + t * q_width, k + t * kv_width, v + t * kv_width, std::min(most, tokens - t),
-             out + t * q_width, stream);
+    for (std::int64_t t = 0; t < step.tokens; t += most) {
+      AttentionStep piece = step;
+      piece.tokens = std::min(most, step.tokens - t);
+      piece.q += t * q_width;
+      piece.out += t * q_width;
+      if (step.lse != nullptr) piece.lse += t * s.shape.q_heads;
+      piece.kv_first = 0;
+      piece.kv_tokens = reads ? 0 : piece.tokens;
+      if (!reads) {
+        piece.k += t * kv_width;
+        piece.v += t * kv_width;
+      }
+      s.step(piece);
     }
   } catch (const InvalidArgument&) {
-    if (s.own.size(layer) > held) s.take_back(layer, held);
+    if (s.own.size(step.layer) > held) s.take_back(step.layer, held);
     s.stats = before;
     throw;
+  }
+}
+
+void Session::truncate(std::int64_t own_tokens) {
+  State& s = *state_;
+  if (own_tokens < 0 || own_tokens > s.own.size(0)) {
+    throw InvalidArgument(
+        fmt::format("truncate to {} own tokens; the session has {}", own_tokens, s.own.size(0)));
+  }
+  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
+    if (s.own.size(layer) > own_tokens) s.take_back(layer, own_tokens);
   }
 }
 

@@ -37,30 +37,30 @@ struct Session::State {
   KeyIndex& own_index(std::int64_t layer, std::int64_t head) {
     return *own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)];
   }
+  /// Where the layer's next token stands.
+  std::int64_t position(std::int64_t layer) const { return context->tokens() + own.size(layer); }
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
 
   // session.cc: what host and device share
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
   void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
                     std::int64_t heads) const;
-  void step(std::int64_t layer, const float* q, const float* k, const float* v, std::int64_t tokens,
-            float* out, void* stream);
-  void append(std::int64_t layer, const float* q, const TensorView& k, const TensorView& v);
+  void step(const AttentionStep& step);
+  void append(std::int64_t layer, const float* q, std::int64_t tokens, const TensorView& k,
+              const TensorView& v);
   void take_back(std::int64_t layer, std::int64_t count);
-  bool searches(std::int64_t layer, const TokenQueries& queries) const;
+  bool searches(std::int64_t layer, std::int64_t end) const;
   void search_all(std::int64_t layer, const TokenQueries& queries);
   void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_found(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void measure_recall(std::int64_t layer, std::int64_t head);
 
-  // session.cc: a step whose tensors are in host memory
-  void host_step(std::int64_t layer, const float* q, const float* k, const float* v,
-                 std::int64_t tokens, float* out);
+  // host_step.cc: a step whose tensors are in host memory
+  void host_step(const AttentionStep& step);
   void attend_visible(std::int64_t layer, const TokenQueries& queries, PartialView out);
 
   // device_step.cc: a step whose tensors are in a device's memory
-  void device_step(std::int64_t layer, const float* q, const float* k, const float* v,
-                   std::int64_t tokens, float* out, void* stream);
+  void device_step(const AttentionStep& step);
   void attend_earlier(std::int64_t layer, std::int64_t first);
   void send_found(std::int64_t layer);
   void open_on_device();

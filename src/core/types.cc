@@ -55,6 +55,10 @@ void AttentionShape::check() const {
                     "1/sqrt(head_dim)",
                     scale));
   }
+  if (!std::isfinite(softcap) || softcap < 0) {
+    throw InvalidArgument(
+        fmt::format("attention shape: softcap is {}; it must be positive, or 0 for none", softcap));
+  }
   if (!sliding_window.empty() && static_cast<std::int64_t>(sliding_window.size()) != layers) {
     throw InvalidArgument(
         fmt::format("attention shape: sliding_window has {} entries for {} layers",

@@ -56,6 +56,18 @@ float exp_shifted_any(float* x, std::int64_t count, float shift) {
   return rest + hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+void soft_cap_any(float* x, std::int64_t count, float cap) {
+  const Floats d;
+  const auto to = hn::Set(d, cap);
+  const auto by = hn::Set(d, 1.0F / cap);
+  each(
+      count,
+      [&](std::int64_t i) {
+        hn::StoreU(hn::Mul(to, hn::Tanh(d, hn::Mul(hn::LoadU(d, x + i), by))), d, x + i);
+      },
+      [&](std::int64_t i) { x[i] = cap * std::tanh(x[i] * (1.0F / cap)); });
+}
+
 void scale_by_any(float* x, std::int64_t count, float factor) {
   const Floats d;
   const auto by = hn::Set(d, factor);
@@ -146,6 +158,7 @@ namespace topkv {
 
 HWY_EXPORT(max_of_any);
 HWY_EXPORT(exp_shifted_any);
+HWY_EXPORT(soft_cap_any);
 HWY_EXPORT(scale_by_any);
 HWY_EXPORT(add_scaled_any);
 HWY_EXPORT(rms_norm_any);
@@ -158,6 +171,10 @@ float max_of(const float* x, std::int64_t count) {
 
 float exp_shifted(float* x, std::int64_t count, float shift) {
   return HWY_DYNAMIC_DISPATCH(exp_shifted_any)(x, count, shift);
+}
+
+void soft_cap(float* x, std::int64_t count, float cap) {
+  HWY_DYNAMIC_DISPATCH(soft_cap_any)(x, count, cap);
 }
 
 void scale_by(float* x, std::int64_t count, float factor) {

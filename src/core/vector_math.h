@@ -14,6 +14,9 @@ float max_of(const float* x, std::int64_t count);
 /// x[i] = exp(x[i] - shift); gives their sum. -inf becomes 0.
 float exp_shifted(float* x, std::int64_t count, float shift);
 
+/// x[i] = cap * tanh(x[i] / cap). -inf becomes -cap.
+void soft_cap(float* x, std::int64_t count, float cap);
+
 /// x[i] *= factor.
 void scale_by(float* x, std::int64_t count, float factor);
 

@@ -12,20 +12,31 @@ class HostPrefill final : public DevicePrefill {
   HostPrefill(AttentionShape shape, PrefillVisibility visible, RowStore& store)
       : shape_(std::move(shape)), visible_(std::move(visible)), store_(store) {}
 
-  void attend(std::int64_t layer, const float* q, const float* k, const float* v,
-              std::int64_t tokens, float* out) override {
+  void attend(const AttentionStep& step) override {
     const std::int64_t d = shape_.head_dim;
-    const std::int64_t first = store_.size(layer);
-    store_.append(layer, TensorView::tokens_first(k, DType::f32, tokens, shape_.kv_heads, d),
-                  TensorView::tokens_first(v, DType::f32, tokens, shape_.kv_heads, d));
-    spans_.clear();
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      spans_.push_back({store_.rows(layer, head), 0});
+    const std::int64_t heads = step.tokens * shape_.q_heads;
+    const std::int64_t kept = step.kv_count();
+    const std::int64_t first = store_.size(step.layer);
+    if (kept > 0) {
+      store_.append(step.layer,
+                    TensorView::tokens_first(step.k, DType::f32, kept, shape_.kv_heads, d),
+                    TensorView::tokens_first(step.v, DType::f32, kept, shape_.kv_heads, d));
     }
-    lse_.reset(tokens * shape_.q_heads, 0);
-    attend_tokens(shape_, {q, tokens, shape_.q_heads * d, d, first},
-                  visible_[static_cast<std::size_t>(layer)], spans_.data(),
-                  {out, lse_.view().lse, tokens * shape_.q_heads, d});
+    const TokenQueries queries{step.q, step.tokens, shape_.q_heads * d, d, first};
+    lse_.reset(heads, 0);
+    const PartialView out{step.out, step.lse != nullptr ? step.lse : lse_.view().lse, heads, d};
+    if (step.kv_first == 0 && kept == step.tokens) {
+      attend_span(step.layer, queries, {0, first + kept}, 0, out);
+      return;
+    }
+    // Rows of some of the tokens: those before lie where all tokens see them, the new ones where
+    // the tokens are that they belong to.
+    attend_span(step.layer, queries, {0, first}, 0, out);
+    if (kept == 0) return;
+    new_rows_.reset(heads, d);
+    attend_span(step.layer, queries, {first, first + kept}, first + step.kv_first,
+                new_rows_.view());
+    merge(out, new_rows_.view());
   }
 
   void finish() override {}
@@ -33,11 +44,26 @@ class HostPrefill final : public DevicePrefill {
   std::int64_t arrived(std::int64_t layer) const override { return store_.size(layer); }
 
  private:
+  /// Attends rows `range` of a layer as those of positions from `position` on.
+  void attend_span(std::int64_t layer, const TokenQueries& queries, PositionRange range,
+                   std::int64_t position, PartialView out) {
+    spans_.clear();
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      RowsView rows = store_.rows(layer, head);
+      rows.key_data += range.begin * rows.stride_bytes;
+      rows.value_data += range.begin * rows.stride_bytes;
+      rows.count = range.size();
+      spans_.push_back({rows, position});
+    }
+    attend_tokens(shape_, queries, visible_[static_cast<std::size_t>(layer)], spans_.data(), out);
+  }
+
   AttentionShape shape_;
   PrefillVisibility visible_;
   RowStore& store_;
   std::vector<RowSpan> spans_;  // per KV head
-  Partial lse_;                 // written, not used
+  Partial lse_;                 // where the step wants none
+  Partial new_rows_;
 };
 
 }  // namespace

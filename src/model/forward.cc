@@ -74,7 +74,7 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, const Atten
   for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
     between(l, count);
     clock_->begin(Phase::attention);
-    attend(l, a_.q, a_.k, a_.v, count, a_.attended);
+    attend({.layer = l, .tokens = count, .q = a_.q, .k = a_.k, .v = a_.v, .out = a_.attended});
   }
   between(config_.attention.layers, count);
   clock_->end();

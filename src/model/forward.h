@@ -14,11 +14,8 @@
 
 namespace topkv {
 
-/// Attention of the next tokens of one layer: takes q, k, v (post-RoPE), keeps k and v, and writes
-/// attention over everything it lets each token see. q, out: [tokens, q_heads, head_dim];
-/// k, v: [tokens, kv_heads, head_dim]; float32, in the device's memory.
-using AttendFn = std::function<void(std::int64_t layer, const float* q, const float* k,
-                                    const float* v, std::int64_t tokens, float* out)>;
+/// Attention of the next tokens of one layer, whose tensors lie in the device's memory.
+using AttendFn = std::function<void(const AttentionStep& step)>;
 
 /// Runs tokens through the network, chunk by chunk. Owns the activations of one chunk, allocated
 /// once. One thread at a time; weights outlive it.

@@ -30,9 +30,7 @@ class Lease {
 template <class Take>
 void feed(Forward& forward, ComputeDevice& device, Session& session, std::span<const Token> tokens,
           const Take& take) {
-  const AttendFn attend = [&session](std::int64_t layer, const float* q, const float* k,
-                                     const float* v, std::int64_t count,
-                                     float* out) { session.attend(layer, q, k, v, out, count); };
+  const AttendFn attend = [&session](const AttentionStep& step) { session.attend(step); };
   const auto chunk = static_cast<std::size_t>(session_chunk);
   for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
     const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));

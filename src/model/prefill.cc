@@ -38,9 +38,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   const auto attention = device->prefill_attention(
       config.attention, PrefillContext::visibility(config.attention, options.attention), chunk,
       store);
-  const AttendFn attend = [&](std::int64_t layer, const float* q, const float* k, const float* v,
-                              std::int64_t count,
-                              float* out) { attention->attend(layer, q, k, v, count, out); };
+  const AttendFn attend = [&](const AttentionStep& step) { attention->attend(step); };
   IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), store,
                      config.attention, *attention);
   for (std::int64_t begin = 0; begin < total; begin += chunk) {
@@ -76,10 +74,7 @@ std::vector<float> Model::logits(std::span<const Token> tokens) const {
   const auto attention =
       device->prefill_attention(config.attention, PrefillContext::visibility(config.attention, {}),
                                 total, PrefillContext::store(builder));
-  forward.run(
-      tokens, 0,
-      [&](std::int64_t layer, const float* q, const float* k, const float* v, std::int64_t count,
-          float* out) { attention->attend(layer, q, k, v, count, out); });
+  forward.run(tokens, 0, [&](const AttentionStep& step) { attention->attend(step); });
   attention->finish();
   std::vector<float> logits(static_cast<std::size_t>(total * config.vocab_size));
   forward.logits(0, total, logits.data());

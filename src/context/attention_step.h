@@ -1,0 +1,13 @@
+// What every AttentionStep must keep, in prefill and in sessions.
+#pragma once
+
+#include "topkv/attention.h"
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// Throws InvalidArgument when the layer is none of the shape's, there is no token, K and V are of
+/// tokens that the step does not have, or a pointer is null that must not be.
+void check_step(const AttentionShape& shape, const AttentionStep& step);
+
+}  // namespace topkv

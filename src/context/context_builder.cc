@@ -1,0 +1,222 @@
+// Rows on their way to a context, given as they are or in steps of a prefill.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/context/attention_step.h"
+#include "src/context/prefill_context.h"
+#include "src/device/compute_device.h"
+#include "src/store/row_store.h"
+#include "topkv/context.h"
+#include "topkv/error.h"
+
+namespace topkv {
+
+struct ContextBuilder::State {
+  State(AttentionShape s, ContextOptions o, const Device& where)
+      : shape(std::move(s)), options(std::move(o)), device(where) {
+    shape.check();
+    visible = PrefillContext::visibility(shape, options.attention);
+    if (device.is_cuda() && options.dtype != DType::bf16) {
+      throw InvalidArgument(fmt::format("a context on a CUDA device keeps its rows in bf16, not {}",
+                                        name_of(options.dtype)));
+    }
+    store = make_store(options.capacity);
+  }
+
+  std::shared_ptr<RowStore> make_store(std::int64_t capacity) const {
+    return std::make_shared<RowStore>(shape, options.dtype, capacity, options.memory_budget,
+                                      "context");
+  }
+
+  void check_usable() const {
+    if (!store) throw InvalidArgument("this context builder was frozen; make another one");
+    if (failed) {
+      throw InvalidArgument(
+          "this context builder lost rows when its device reported an error; make another one");
+    }
+  }
+
+  /// Tokens given to the layer: on a CUDA device their rows may still be under way.
+  std::int64_t tokens(std::int64_t layer) const {
+    check_usable();
+    return prefill ? given[static_cast<std::size_t>(layer)] : store->size(layer);
+  }
+
+  void check_equal_layers(std::string_view before) const {
+    for (std::int64_t layer = 1; layer < shape.layers; ++layer) {
+      if (tokens(layer) == tokens(0)) continue;
+      throw InvalidArgument(
+          fmt::format("layer 0 holds {} tokens and layer {} holds {}; append the same tokens to "
+                      "every layer before {}",
+                      tokens(0), layer, tokens(layer), before));
+    }
+    check_between_turns(before);
+  }
+
+  void check_between_turns(std::string_view before) const {
+    if (turn.layer == 0) return;
+    throw InvalidArgument(
+        fmt::format("layer {} was not given the {} tokens of the layers before it; give every "
+                    "layer the same tokens before {}",
+                    turn.layer, turn.tokens, before));
+  }
+
+  void check_room(std::int64_t layer, std::int64_t more) const {
+    if (more <= store->capacity() - tokens(layer)) return;
+    throw InvalidArgument(fmt::format(
+        "layer {} holds {} tokens and gets {} more; this context has room for {}: make room with "
+        "reserve(), or give it a larger capacity",
+        layer, tokens(layer), more, store->capacity()));
+  }
+
+  void check_turn(const AttentionStep& step) const {
+    if (step.layer != turn.layer) {
+      throw InvalidArgument(
+          fmt::format("attend: layer {} is given tokens when it is layer {}'s turn; give each "
+                      "layer the same tokens, layer 0 first",
+                      step.layer, turn.layer));
+    }
+    if (step.layer == 0) {
+      check_equal_layers("attending");
+    } else if (step.tokens != turn.tokens || step.kv_first != turn.kv_first ||
+               step.kv_count() != turn.kv_count()) {
+      throw InvalidArgument(fmt::format(
+          "attend: layer {} is given {} tokens and K and V of {} from number {} on, layer 0 was "
+          "given {}, {} and {}; give each layer the same tokens",
+          step.layer, step.tokens, step.kv_count(), step.kv_first, turn.tokens, turn.kv_count(),
+          turn.kv_first));
+    }
+  }
+
+  /// Windows are of positions in the whole text, of which a rank sees only its own rows.
+  void check_visible(const AttentionStep& step) const {
+    const std::int64_t window = visible[static_cast<std::size_t>(step.layer)].window;
+    if (window == 0 || step.kv_count() == step.tokens) return;
+    throw InvalidArgument(
+        fmt::format("attend: layer {} attends a window of {} tokens, and a step gives K and V of "
+                    "{} of its {} tokens; a context sharded by sequence attends all tokens",
+                    step.layer, window, step.kv_count(), step.tokens));
+  }
+
+  /// What the device does. When it fails on the way, rows that were under way are lost.
+  template <class Work>
+  void on_device(const Work& work) {
+    try {
+      work();
+    } catch (...) {
+      failed = device.is_cuda();
+      throw;
+    }
+  }
+
+  /// Waits for the rows under way and gives back what the device keeps.
+  void close() {
+    if (!prefill) return;
+    on_device([&] { prefill->finish(); });
+    prefill.reset();
+  }
+
+  /// A prefill for steps of so many tokens.
+  void open(std::int64_t tokens) {
+    if (prefill && tokens <= chunk) return;
+    close();
+    const std::int64_t larger = std::max(chunk, tokens);
+    prefill = device.compute()->prefill_attention(shape, visible, larger, *store);
+    chunk = larger;
+    given.clear();
+    for (std::int64_t l = 0; l < shape.layers; ++l) given.push_back(store->size(l));
+  }
+
+  void attend(const AttentionStep& step) {
+    open(step.tokens);
+    on_device([&] { prefill->attend(step); });
+    given[static_cast<std::size_t>(step.layer)] += step.kv_count();
+    turn = step;
+    turn.layer = (step.layer + 1) % shape.layers;
+  }
+
+  AttentionShape shape;
+  ContextOptions options;
+  Device device;
+  PrefillVisibility visible;
+  std::shared_ptr<RowStore> store;         // null once frozen
+  std::unique_ptr<DevicePrefill> prefill;  // into store; null: none yet, or closed
+  std::int64_t chunk = 0;                  // most tokens that a step had
+  std::vector<std::int64_t> given;         // per layer, tokens; while there is a prefill
+  AttentionStep turn;                      // the last step, of the layer whose turn it is now
+  bool failed = false;
+};
+
+ContextBuilder::ContextBuilder(AttentionShape shape, ContextOptions options, const Device& device)
+    : state_(std::make_unique<State>(std::move(shape), std::move(options), device)) {}
+
+ContextBuilder::~ContextBuilder() = default;
+ContextBuilder::ContextBuilder(ContextBuilder&&) noexcept = default;
+ContextBuilder& ContextBuilder::operator=(ContextBuilder&&) noexcept = default;
+
+void ContextBuilder::reserve(std::int64_t tokens) {
+  State& s = *state_;
+  s.check_usable();
+  if (tokens <= s.store->capacity()) return;
+  s.check_equal_layers("reserving");
+  const auto lock = s.device.compute()->lock();
+  auto larger = s.make_store(tokens);
+  s.close();
+  larger->copy_from(*s.store);
+  s.store = std::move(larger);
+}
+
+void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
+  State& s = *state_;
+  s.check_usable();
+  s.check_between_turns("appending");
+  const auto lock = s.device.compute()->lock();
+  s.close();
+  if (layer >= 0 && layer < s.shape.layers) s.check_room(layer, keys.tokens);
+  s.store->append(layer, keys, values);
+}
+
+void ContextBuilder::attend(const AttentionStep& step) {
+  State& s = *state_;
+  s.check_usable();
+  check_step(s.shape, step);
+  s.check_turn(step);
+  s.check_visible(step);
+  s.check_room(step.layer, step.kv_count());
+  const auto lock = s.device.compute()->lock();
+  s.attend(step);
+}
+
+std::int64_t ContextBuilder::tokens(std::int64_t layer) const {
+  if (layer < 0 || layer >= state_->shape.layers) {
+    throw InvalidArgument(
+        fmt::format("layer {} of a context with {} layers", layer, state_->shape.layers));
+  }
+  return state_->tokens(layer);
+}
+
+std::int64_t ContextBuilder::capacity() const {
+  state_->check_usable();
+  return state_->store->capacity();
+}
+
+const AttentionShape& ContextBuilder::shape() const { return state_->shape; }
+const Device& ContextBuilder::device() const { return state_->device; }
+
+std::shared_ptr<const Context> ContextBuilder::freeze() {
+  State& s = *state_;
+  s.check_usable();
+  s.check_equal_layers("freezing");
+  {
+    const auto lock = s.device.compute()->lock();
+    s.close();
+  }
+  const Context bare(s.shape, std::move(s.store), {});
+  return bare.with_index("exact");
+}
+
+RowStore& PrefillContext::store(ContextBuilder& builder) { return *builder.state_->store; }
+
+}  // namespace topkv
