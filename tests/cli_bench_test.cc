@@ -35,7 +35,7 @@ Rows rows_of(const BenchLayer& layer, std::int64_t begin, std::int64_t count) {
 
 std::shared_ptr<const Context> context_of(const AttentionShape& shape, std::int64_t tokens,
                                           std::uint64_t seed) {
-  ContextBuilder builder(shape, {tokens, DType::bf16, 0});
+  ContextBuilder builder(shape, {.capacity = tokens});
   append_rows(builder, bench_layers(shape, seed), tokens, {});
   return builder.freeze();
 }

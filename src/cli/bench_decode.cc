@@ -138,7 +138,8 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
   report.what = "decode";
   report.plan = plan;
   report.device = device;
-  ContextBuilder builder(plan.shape, {plan.context, DType::bf16, plan.memory_budget});
+  ContextBuilder builder(plan.shape,
+                         {.capacity = plan.context, .memory_budget = plan.memory_budget});
   const std::vector<BenchLayer> layers = bench_layers(plan.shape, plan.seed);
   const Stopwatch rows;
   append_rows(builder, layers, plan.context, progress.callback("rows"));

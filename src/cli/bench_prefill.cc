@@ -89,7 +89,8 @@ PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& laye
   // One chunk more before the last one warms up: libraries choose and load their kernels then.
   const std::int64_t warm_up = plan.last_chunk && plan.context >= 2 * chunk ? chunk : 0;
   const std::int64_t before = plan.context - result.tokens - warm_up;
-  ContextBuilder builder(plan.shape, {plan.context, DType::bf16, plan.memory_budget});
+  ContextBuilder builder(plan.shape,
+                         {.capacity = plan.context, .memory_budget = plan.memory_budget});
   const Stopwatch rows;
   append_rows(builder, layers, before, progress.callback("rows"));
   report.rows_seconds += rows.seconds();
