@@ -1,0 +1,113 @@
+"""Small random models of every family, and how they are compared."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCABULARY = 97
+HYBRID = ["sliding_attention", "full_attention"] * 2
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 32768,
+    "initializer_range": 0.15,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_HYBRID = {"num_hidden_layers": 4, "layer_types": HYBRID, "sliding_window": 24}
+
+FAMILIES = {
+    "llama": lambda: LlamaConfig(**_COMMON),
+    "mistral": lambda: MistralConfig(**_COMMON, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**_COMMON),
+    "qwen2-window": lambda: Qwen2Config(
+        **_COMMON | {"num_hidden_layers": 4},
+        use_sliding_window=True,
+        sliding_window=24,
+        max_window_layers=2,
+    ),
+    "qwen3": lambda: Qwen3Config(**_COMMON),
+    # Scores are large beside the cap, and the scale is not head_dim ** -0.5.
+    "gemma2": lambda: Gemma2Config(
+        **_COMMON | _HYBRID, attn_logit_softcapping=2.0, query_pre_attn_scalar=40
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**_COMMON | _HYBRID, query_pre_attn_scalar=40),
+    "gpt_oss": lambda: GptOssConfig(
+        **_COMMON | _HYBRID, num_local_experts=4, num_experts_per_tok=2
+    ),
+}
+
+
+def make_config(family: str):
+    return FAMILIES[family]()
+
+
+def make_model(family: str, device, dtype=torch.float32):
+    """Eager attention: transformers' sdpa has neither soft-capping nor sinks."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(make_config(family), attn_implementation="eager")
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def dtype_of(device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def make_ids(tokens: int, device, seed: int = 0, rows: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (rows, tokens), generator=generator).to(device)
+
+
+def logits_by_pieces(model, cache, ids: torch.Tensor, pieces: list[int]) -> torch.Tensor:
+    """Logits of all tokens, fed in pieces of these lengths: [batch, tokens, vocabulary], f32."""
+    assert sum(pieces) == ids.shape[1]
+    parts = torch.split(ids, pieces, dim=1)
+    return torch.cat(
+        [model(part, past_key_values=cache, use_cache=True).logits.float() for part in parts], dim=1
+    )
+
+
+def dynamic_logits(model, ids: torch.Tensor, pieces: list[int]) -> torch.Tensor:
+    return logits_by_pieces(model, DynamicCache(config=model.config), ids, pieces)
+
+
+def assert_logits_agree(found, expected, model, ids, pieces) -> None:
+    """float32: 1e-4 of the largest logit, some hundred roundings of 6e-8 through the layers.
+
+    bf16: the bound is what rounding to bf16 does to the model itself: the largest distance between
+    DynamicCache's logits in bf16 and those of the same weights in float32. topkv (float32 scores,
+    bf16 rows) may be off the float32 logits by twice that at most.
+    """
+    largest = expected.abs().max()
+    if next(model.parameters()).dtype == torch.float32:
+        assert (found - expected).abs().max() <= 1e-4 * largest
+        return
+    exact = dynamic_logits(as_float32(model), ids, pieces)
+    assert (found - exact).abs().max() <= 2 * (expected - exact).abs().max()
+
+
+def as_float32(model):
+    """The same weights in float32, attended eagerly."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    copy = type(model)._from_config(config, attn_implementation="eager").eval()
+    copy.load_state_dict(model.state_dict())
+    return copy.to(device=model.device, dtype=torch.float32)

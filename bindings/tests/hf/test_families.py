@@ -1,0 +1,85 @@
+"""With k above the context, TopkCache gives what DynamicCache gives, for every family."""
+
+import pytest
+import torch
+from small_models import (
+    FAMILIES,
+    assert_logits_agree,
+    dtype_of,
+    dynamic_logits,
+    logits_by_pieces,
+    make_ids,
+    make_model,
+)
+from topkv.hf import TopkCache
+from transformers import DynamicCache
+
+# Small window and sinks: most of what is attended has to be retrieved.
+ALL = {"k": 10_000, "window": 8, "sinks": 2}
+
+PIECES = {
+    "prompt then tokens": [60] + [1] * 12,
+    "chunks": [25, 25, 10] + [1] * 12,
+    "last chunk of one token": [30, 30, 1] + [1] * 11,
+    "prompt of one token": [1] * 40,
+    "question after freezing": [50, 1, 1, 12] + [1] * 8,
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_dynamic_cache(family, pieces, device):
+    model = make_model(family, device, dtype_of(device))
+    ids = make_ids(sum(pieces), device)
+    expected = dynamic_logits(model, ids, pieces)
+    cache = TopkCache(model.config, **ALL)
+    found = logits_by_pieces(model, cache, ids, pieces)
+    assert cache.context is not None
+    assert cache.get_seq_length() == sum(pieces)
+    assert_logits_agree(found, expected, model, ids, pieces)
+
+
+@pytest.mark.parametrize("chunk", [None, 17])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_those_of_dynamic_cache(family, chunk, device):
+    model = make_model(family, device, dtype_of(device))
+    ids = make_ids(69, device)  # 17 * 4 + 1: the last chunk has one token
+    how = {
+        "max_new_tokens": 24,
+        "do_sample": False,
+        "prefill_chunk_size": chunk,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
+    expected = model.generate(ids, past_key_values=DynamicCache(config=model.config), **how)
+    found = model.generate(ids, past_key_values=TopkCache(model.config, **ALL), **how)
+    assert expected.sequences[0, 69:].unique().numel() > 3  # a model stuck on a token shows nothing
+    differ = (expected.sequences != found.sequences)[0].nonzero()
+    if len(differ) == 0:
+        return
+    # In bf16 two logits may be nearer to each other than rounding leaves them.
+    assert dtype_of(device) == torch.bfloat16
+    step = int(differ[0]) - ids.shape[1]
+    logits = expected.logits[step][0].float()
+    chosen = found.sequences[0, int(differ[0])]
+    assert logits.max() - logits[chosen] <= 2 * 2**-8 * logits.abs().max()
+
+
+def test_bf16_model_on_the_cpu_agrees_within_its_own_rounding():
+    device = torch.device("cpu")
+    model = make_model("gemma2", device, torch.bfloat16)
+    pieces = [60] + [1] * 12
+    ids = make_ids(72, device)
+    found = logits_by_pieces(model, TopkCache(model.config, **ALL), ids, pieces)
+    assert_logits_agree(found, dynamic_logits(model, ids, pieces), model, ids, pieces)
+
+
+def test_attention_of_these_models_reaches_far_back(device):
+    """Else the comparisons above would show nothing: another first token changes the last logits."""
+    for family in FAMILIES:
+        model = make_model(family, device)
+        ids = make_ids(60, device)
+        other = ids.clone()
+        other[0, :8] = (other[0, :8] + 1) % 97
+        change = (model(ids).logits - model(other).logits)[0, -1].abs().max()
+        assert change > 1e-2 * model(ids).logits[0, -1].abs().max(), family

@@ -1,0 +1,177 @@
+"""install(): generate uses topkv by itself, other caches are served as before, refusals say why."""
+
+import pytest
+import torch
+from small_models import FAMILIES, dtype_of, make_config, make_ids, make_model
+from topkv import InvalidArgument, Unsupported
+from topkv import hf
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV3Config,
+    DynamicCache,
+    Gemma2Config,
+    JambaConfig,
+    LlamaConfig,
+    MistralConfig,
+    StaticCache,
+    T5Config,
+)
+
+ALL = {"k": 10_000, "window": 8, "sinks": 2}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_after_install_gives_the_same_tokens(family, device):
+    model = make_model(family, device)
+    ids = make_ids(50, device)
+    expected = model.generate(ids, max_new_tokens=10, do_sample=False)
+    hf.install(model, **ALL, prefill_chunk_size=16)
+    out = model.generate(ids, max_new_tokens=10, do_sample=False, return_dict_in_generate=True)
+    assert isinstance(out.past_key_values, hf.TopkCache)
+    assert out.past_key_values.context is not None
+    assert torch.equal(out.sequences, expected)
+    again = model.generate(ids, max_new_tokens=10, do_sample=False)  # a new cache
+    assert torch.equal(again, expected)
+
+
+def test_install_reads_in_chunks_and_reserves_once(device):
+    model = make_model("llama", device, dtype_of(device))
+    hf.install(model, **ALL, prefill_chunk_size=16)
+    lengths = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    model.generate(make_ids(50, device), max_new_tokens=3, do_sample=False)
+    assert lengths == [16, 16, 16, 2, 1, 1]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2-window"])
+def test_other_caches_give_bit_for_bit_what_they_gave(family, implementation, device):
+    model = make_model(family, device, dtype_of(device))
+    model.set_attn_implementation(implementation)
+    ids = make_ids(40, device, rows=2)
+    padded = torch.ones_like(ids)
+    padded[0, :7] = 0
+
+    def outputs():
+        for mask in (None, torch.ones_like(ids), padded):
+            for cache in (
+                DynamicCache(config=model.config),
+                StaticCache(config=model.config, max_cache_len=64),
+                None,
+            ):
+                use = cache is not None
+                yield model(
+                    ids, attention_mask=mask, past_key_values=cache, use_cache=use
+                ).logits
+        packed = torch.arange(20, device=device).repeat(2)[None].expand(2, -1)
+        yield model(ids, position_ids=packed, use_cache=False).logits
+
+    before = list(outputs())
+    hf.install(model, **ALL)
+    assert model.config._attn_implementation == f"topkv:{implementation}"
+    for found, expected in zip(outputs(), before, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_uninstall_gives_the_model_back_as_it_was(device):
+    model = make_model("llama", device)
+    hf.install(model, k=8)
+    hf.install(model, k=9)  # twice does no harm
+    hf.uninstall(model)
+    assert model.config._attn_implementation == "eager"
+    out = model.generate(
+        make_ids(20, device), max_new_tokens=2, do_sample=False, return_dict_in_generate=True
+    )
+    assert isinstance(out.past_key_values, DynamicCache)
+
+
+def test_several_return_sequences_are_refused_with_what_to_do(device):
+    model = make_model("llama", device)
+    hf.install(model, **ALL)
+    with pytest.raises(InvalidArgument, match=r"cache\.session\(batch=3\)"):
+        model.generate(make_ids(20, device), num_return_sequences=3, do_sample=True)
+
+
+def test_chunks_over_a_filled_cache_are_refused(device):
+    model = make_model("llama", device)
+    hf.install(model, **ALL)
+    ids = make_ids(40, device)
+    cache = hf.TopkCache(model.config, **ALL)
+    model(ids[:, :30], past_key_values=cache, use_cache=True)
+    model.generate(ids, past_key_values=cache.session(), max_new_tokens=2)  # none by default
+    with pytest.raises(InvalidArgument, match="filled already"):
+        model.generate(ids, past_key_values=cache.session(), prefill_chunk_size=16)
+
+
+def test_wrong_options_are_refused_at_install_time(device):
+    model = make_model("llama", device)
+    with pytest.raises(InvalidArgument, match="sequence"):
+        hf.install(model, shard="heads")
+    with pytest.raises(TypeError, match="topk"):
+        hf.install(model, topk=8)
+
+
+def test_shards_without_processes_are_refused(device):
+    with pytest.raises(InvalidArgument, match="torchrun"):
+        hf.TopkCache(make_config("llama"), shard="sequence")
+
+
+UNSUPPORTED = {
+    "MLA": (DeepseekV3Config(), "MLA"),
+    "cross attention": (T5Config(), "encoder-decoder"),
+    "state space layers": (JambaConfig(), "layers of type"),
+    "another family": (BloomConfig(), "not among those tested: llama"),
+    "bidirectional": (Gemma2Config(use_bidirectional_attention=True), "not causal"),
+    "windows everywhere": (MistralConfig(sliding_window=4096), "every layer has a sliding window"),
+}
+
+
+@pytest.mark.parametrize("config, reason", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_models_it_cannot_serve_are_refused_with_the_reason(config, reason):
+    with pytest.raises(Unsupported, match=reason):
+        hf.TopkCache(config)
+
+
+def test_a_copy_of_the_config_is_noticed(device):
+    model = make_model("llama", device)
+    cache = hf.TopkCache(LlamaConfig(**model.config.to_dict()))
+    with pytest.raises(InvalidArgument, match=r"TopkCache\(model\.config\)"):
+        model(make_ids(20, device), past_key_values=cache, use_cache=True)
+
+
+def test_masks_that_are_not_causal_are_refused(device):
+    model = make_model("llama", device)
+    cache = hf.TopkCache(model.config)
+    mask = torch.zeros(1, 1, 20, 20, device=device)
+    with pytest.raises(Unsupported, match="no mask of one's own"):
+        model(make_ids(20, device), attention_mask=mask, past_key_values=cache, use_cache=True)
+
+
+def test_training_and_gradients_are_refused(device):
+    with torch.inference_mode(False), torch.enable_grad():
+        model = make_model("llama", device)
+        with pytest.raises(Unsupported, match="torch.no_grad"):
+            model(
+                make_ids(20, device),
+                past_key_values=hf.TopkCache(model.config),
+                use_cache=True,
+            )
+        model.train()
+        with pytest.raises(Unsupported, match=r"model\.eval\(\)"):
+            model(
+                make_ids(20, device),
+                past_key_values=hf.TopkCache(model.config),
+                use_cache=True,
+            )
+
+
+def test_a_saved_config_does_not_carry_topkv(device, tmp_path):
+    model = make_model("llama", device)
+    hf.install(model, k=8)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert "topkv" not in (tmp_path / "config.json").read_text()
+    assert loaded.config._attn_implementation == "sdpa"

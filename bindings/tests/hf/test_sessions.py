@@ -1,0 +1,207 @@
+"""One text, many questions: freezing, sessions over one context, batches, taking tokens back."""
+
+import pytest
+import torch
+from small_models import dtype_of, dynamic_logits, make_ids, make_model
+from topkv import InvalidArgument
+from topkv.hf import TopkCache
+from transformers import DynamicCache
+
+ALL = {"k": 10_000, "window": 8, "sinks": 2}
+MODELS = ["llama", "gemma2"]  # full attention only, and with sliding-window layers
+TEXT = 60
+
+
+def read(model, text, **options) -> TopkCache:
+    cache = TopkCache(model.config, **ALL | options)
+    model(text, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+def answer(model, ids, cache, tokens=8):
+    out = model.generate(ids, past_key_values=cache, max_new_tokens=tokens, do_sample=False)
+    return out[:, ids.shape[1] :]
+
+
+def dense_answer(model, ids, tokens=8):
+    return answer(model, ids, DynamicCache(config=model.config), tokens)
+
+
+def with_question(text, seed, rows=1):
+    question = make_ids(11, text.device, seed=seed, rows=rows)
+    return torch.cat((text.expand(rows, -1), question), dim=1)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_sessions_answer_different_questions_of_one_text(family, device):
+    model = make_model(family, device)
+    text = make_ids(TEXT, device)
+    cache = read(model, text)
+    for seed in (1, 2, 3):
+        ids = with_question(text, seed)
+        session = cache.session()
+        assert torch.equal(answer(model, ids, session), dense_answer(model, ids))
+        assert session.context is cache.context
+        assert session.context.tokens == TEXT
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_sessions_used_in_turn_do_not_disturb_each_other(family, device):
+    model = make_model(family, device)
+    text = make_ids(TEXT, device)
+    cache = read(model, text).freeze()
+    questions = [make_ids(9, device, seed=seed) for seed in (1, 2)]
+    sessions = [cache.session() for _ in questions]
+    last = [[], []]
+    for step in range(9):
+        for i, session in enumerate(sessions):
+            token = questions[i][:, step : step + 1]
+            last[i] = model(token, past_key_values=session, use_cache=True).logits[:, -1]
+    for i, question in enumerate(questions):
+        ids = torch.cat((text, question), dim=1)
+        expected = dynamic_logits(model, ids, [TEXT] + [1] * 9)[:, -1]
+        assert (last[i].float() - expected).abs().max() <= bound(device) * expected.abs().max()
+
+
+def bound(device) -> float:
+    """float32 throughout on the CPU; on a GPU rows of a float32 model are rounded to bf16 (2^-9),
+    which some layers of random weights enlarge."""
+    return 1e-4 if device.type == "cpu" else 0.1
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_cache_goes_on_after_sessions_were_made_of_it(family, device):
+    model = make_model(family, device)
+    text = make_ids(TEXT, device)
+    cache = read(model, text)
+    cache.session()
+    ids = with_question(text, 5)
+    assert torch.equal(answer(model, ids, cache), dense_answer(model, ids))
+    # And a session made after that starts at the end of the text again.
+    assert torch.equal(answer(model, ids, cache.session()), dense_answer(model, ids))
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_batch_of_sessions_gives_the_same_as_one_after_another(family, device):
+    model = make_model(family, device)
+    text = make_ids(TEXT, device)
+    cache = read(model, text)
+    ids = with_question(text, 7, rows=3)
+    together = answer(model, ids, cache.session(batch=3))
+    for row in range(3):
+        alone = answer(model, ids[row : row + 1], cache.session())
+        assert torch.equal(together[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_beam_search_over_a_batch_of_sessions_equals_dynamic_cache(family, device):
+    model = make_model(family, device)
+    text = make_ids(TEXT, device)
+    ids = with_question(text, 8)
+    how = {"num_beams": 3, "max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(ids, past_key_values=DynamicCache(config=model.config), **how)
+    found = model.generate(ids, past_key_values=read(model, text).session(batch=3), **how)
+    assert torch.equal(found, expected)
+
+
+def test_reading_a_batch_of_texts_is_refused_with_what_to_do(device):
+    model = make_model("llama", device)
+    with pytest.raises(InvalidArgument, match=r"a batch of 2.*cache\.session\(batch=2\)"):
+        model(make_ids(20, device, rows=2), past_key_values=TopkCache(model.config), use_cache=True)
+    with pytest.raises(InvalidArgument, match=r"a batch of 3"):
+        model.generate(
+            make_ids(20, device), past_key_values=TopkCache(model.config), num_beams=3
+        )
+
+
+def test_a_batch_of_another_size_than_the_sessions_is_refused(device):
+    model = make_model("llama", device)
+    session = read(model, make_ids(TEXT, device)).session(batch=2)
+    with pytest.raises(InvalidArgument, match="a batch of 3 for a cache of 2 rows"):
+        model(make_ids(4, device, rows=3), past_key_values=session, use_cache=True)
+
+
+def test_padding_is_refused_with_what_to_do(device):
+    model = make_model("llama", device)
+    ids = make_ids(20, device)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    with pytest.raises(InvalidArgument, match="hides tokens: topkv takes no padded batches"):
+        model(
+            ids, attention_mask=mask, past_key_values=TopkCache(model.config), use_cache=True
+        )
+
+
+def test_prefill_chunk_size_with_a_filled_cache_is_refused(device):
+    model = make_model("llama", device)
+    text = make_ids(TEXT, device)
+    session = read(model, text).session()
+    with pytest.raises(InvalidArgument, match="leave prefill_chunk_size unset"):
+        model.generate(with_question(text, 1), past_key_values=session, prefill_chunk_size=16)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_tokens_taken_back_leave_no_trace(family, device):
+    model = make_model(family, device)
+    ids = make_ids(TEXT + 12, device)
+    session = read(model, ids[:, :TEXT]).session()
+    session.activate_past_recording()
+    wrong = make_ids(5, device, seed=9)
+    model(ids[:, TEXT : TEXT + 4], past_key_values=session, use_cache=True)
+    session.crop(0)
+    model(wrong, past_key_values=session, use_cache=True)
+    session.crop(-5)
+    assert session.get_seq_length() == TEXT + 4
+    rest = model(ids[:, TEXT + 4 :], past_key_values=session, use_cache=True).logits
+    expected = dynamic_logits(model, ids, [TEXT, 4, 8])[:, -8:]
+    assert (rest.float() - expected).abs().max() <= bound(device) * expected.abs().max()
+
+
+def test_taking_back_tokens_of_the_frozen_text_is_refused(device):
+    model = make_model("llama", device)
+    session = read(model, make_ids(TEXT, device)).session()
+    model(make_ids(3, device), past_key_values=session, use_cache=True)
+    with pytest.raises(InvalidArgument, match="the last 3 can be removed"):
+        session.crop(-4)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_assisted_generation_gives_the_tokens_of_greedy_generation(family, device):
+    model, assistant = make_model(family, device), make_model("llama", device)
+    ids = make_ids(TEXT, device)
+    how = {"max_new_tokens": 20, "do_sample": False}
+    expected = model.generate(ids, **how)
+    for helper in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 4}):
+        cache = TopkCache(model.config, **ALL)
+        assert torch.equal(model.generate(ids, past_key_values=cache, **how, **helper), expected)
+
+
+def test_reset_forgets_the_text(device):
+    model = make_model("gemma2", device)
+    cache = read(model, make_ids(TEXT, device, seed=3)).freeze()
+    cache.reset()
+    assert cache.get_seq_length() == 0 and cache.context is None
+    ids = make_ids(TEXT, device)
+    assert torch.equal(answer(model, ids, cache), dense_answer(model, ids))
+
+
+def test_another_index_can_be_built_after_freezing(device):
+    model = make_model("llama", device, dtype_of(device))
+    text = make_ids(TEXT, device)
+    cache = read(model, text)
+    cache.freeze()
+    assert cache.context.indices() == ["exact"]
+    cache.freeze("hnsw:M=16")
+    assert "hnsw:M=16" in cache.context.indices()
+    ids = with_question(text, 1)
+    exact = answer(model, ids, cache.session(index="exact"))
+    assert torch.equal(answer(model, ids, cache.session()), exact)
+
+
+def test_unknown_session_options_are_refused(device):
+    model = make_model("llama", device)
+    cache = read(model, make_ids(TEXT, device))
+    with pytest.raises(InvalidArgument, match="no option topk; it has"):
+        cache.session(topk=3)
+    with pytest.raises(InvalidArgument, match="read nothing"):
+        TopkCache(model.config).freeze()

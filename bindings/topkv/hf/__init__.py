@@ -1,0 +1,18 @@
+"""topkv inside Hugging Face transformers.
+
+    cache = topkv.hf.TopkCache(model.config, k=256)
+    model.generate(**inputs, past_key_values=cache, prefill_chunk_size=8192)
+
+or, once for all calls::
+
+    topkv.hf.install(model, k=256)
+    model.generate(**inputs)
+
+Needs torch and transformers 5 (tested: 5.17). Families: ``topkv.hf.FAMILIES``.
+"""
+
+from topkv.hf.cache import CacheMemory, TopkCache, TopkLayer
+from topkv.hf.families import FAMILIES, check
+from topkv.hf.install import install, uninstall
+
+__all__ = ["CacheMemory", "FAMILIES", "TopkCache", "TopkLayer", "check", "install", "uninstall"]

@@ -1,0 +1,164 @@
+"""The attention function that transformers calls for attention "topkv".
+
+Layers of a TopkCache are attended by topkv. Everything else (other caches, none, sliding-window
+layers of a TopkCache) goes to the implementation that the model had before, so nothing changes for
+it; its name is part of ours, "topkv:sdpa".
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from topkv import InvalidArgument, Unsupported
+from topkv.hf.mask import LazyMask, mask_function, require_causal
+
+#: Query rows of a block of a sliding-window layer. Eager attention keeps the block's scores.
+_BLOCK = {"sdpa": 2048, "eager": 512}
+
+
+class Handle:
+    """What a TopkCache gives a model in place of K and V; only attention "topkv" can use it.
+
+    layer: a topkv layer, keys and values being those of the new tokens; None for a layer with a
+    sliding window, keys and values being all that transformers' own cache layer gave.
+    """
+
+    __slots__ = ("layer", "keys", "values")
+
+    def __init__(self, layer: Any, keys: torch.Tensor, values: torch.Tensor):
+        self.layer = layer
+        self.keys = keys
+        self.values = values
+
+    @staticmethod
+    def _refuse() -> InvalidArgument:
+        return InvalidArgument(
+            "the K and V of a TopkCache are not tensors: the model attends with another "
+            "implementation than topkv; make the cache with the model's own config object, "
+            "TopkCache(model.config), and do not call set_attn_implementation after that"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._refuse()
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise cls._refuse()
+
+
+def _implementation(module: torch.nn.Module, base: str) -> Any:
+    """transformers' attention function; "eager" is the model file's own."""
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return ALL_ATTENTION_FUNCTIONS.get_interface(base, eager)
+
+
+def _attend_sliding(
+    base: str,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    kv: Handle,
+    mask: Any,
+    window: int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Attention of a sliding-window layer of a TopkCache, some queries at a time with the keys
+    that these may see: memory for masks and scores is block x (block + window), whatever the
+    length of the text."""
+    if base == "sdpa" and (kwargs.get("softcap") or kwargs.get("s_aux") is not None):
+        base = "eager"  # transformers' sdpa leaves out soft-capping and sinks
+    attend = _implementation(module, base)
+    kwargs["sliding_window"] = window
+    tokens, block = query.shape[2], _BLOCK.get(base)
+    if not isinstance(mask, LazyMask) or not window or block is None or tokens <= block:
+        whole = mask.whole(base) if isinstance(mask, LazyMask) else mask
+        return attend(module, query, kv.keys, kv.values, whole, **kwargs)[0]
+    shift = mask.query_offset - mask.key_offset  # key number of the first query's own token
+    parts = []
+    for first in range(0, tokens, block):
+        queries = range(first, min(first + block, tokens))
+        keys = range(max(0, shift + first - window + 1), shift + queries.stop)
+        out, _ = attend(
+            module,
+            query[:, :, queries.start : queries.stop],
+            kv.keys[:, :, keys.start : keys.stop],
+            kv.values[:, :, keys.start : keys.stop],
+            mask.block(base, queries, keys),
+            **kwargs,
+        )
+        parts.append(out)
+    return torch.cat(parts, dim=1)
+
+
+def _attend_topkv(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    kv: Handle,
+    mask: Any,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    if dropout > 0 or module.training:
+        raise Unsupported("topkv's layers are for inference: call model.eval() first")
+    if query.requires_grad and torch.is_grad_enabled():
+        raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
+    require_causal(mask)
+    return kv.layer.attend(
+        query,
+        kv.keys,
+        kv.values,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap or 0.0,
+        sink_scores=s_aux,
+    )
+
+
+def attention_function(base: str):
+    """The function to register for attention "topkv" over implementation `base`."""
+
+    def topkv_attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        kwargs |= {"scaling": scaling, "dropout": dropout}
+        if isinstance(key, Handle):
+            if key.layer is not None:
+                return _attend_topkv(module, query, key, attention_mask, **kwargs), None
+            window = kwargs.pop("sliding_window", None)
+            out = _attend_sliding(base, module, query, key, attention_mask, window, **kwargs)
+            return out, None
+        if isinstance(attention_mask, LazyMask):
+            attention_mask = attention_mask.whole(base)
+        return _implementation(module, base)(
+            module, query, key, value, attention_mask, **kwargs
+        )
+
+    return topkv_attention
+
+
+def implementation_over(base: str) -> str:
+    """The name of topkv's attention for a model that had `base`; registers it when it is new."""
+    name = f"topkv:{base}"
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, attention_function(base))
+        AttentionMaskInterface.register(name, mask_function(base))
+    return name
+
+
+def base_of(implementation: str | None) -> str | None:
+    """The implementation that topkv's attention was put over; None: it is not topkv's."""
+    prefix, _, base = (implementation or "").partition(":")
+    return base if prefix == "topkv" else None

@@ -1,0 +1,69 @@
+"""install(model): every generate() of this model uses a TopkCache."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+from topkv import InvalidArgument
+from topkv.hf import families
+from topkv.hf.attention import base_of
+from topkv.hf.cache import TopkCache
+
+_HOOK = "_prepare_cache_for_generation"
+
+
+def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> None:
+    """After this, ``model.generate(**inputs)`` makes a new TopkCache of these options each time,
+    and reads prompts in parts of prefill_chunk_size tokens.
+
+    Calls that bring a cache, ask for a cache_implementation, or set use_cache=False go on as they
+    did. Raises topkv.Unsupported, with the reason, when topkv cannot serve the model.
+    """
+    if prefill_chunk_size < 1:
+        raise InvalidArgument(f"prefill_chunk_size is {prefill_chunk_size}; it must be at least 1")
+    uninstall(model)
+    TopkCache(model.config, **options)  # refuses models and options now, not at the first call
+    transformers_way = getattr(model, _HOOK)
+
+    def prepare_cache(
+        self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        cache = model_kwargs.get("past_key_values")
+        if (
+            cache is None
+            and generation_config.use_cache is not False
+            and generation_config.cache_implementation is None
+        ):
+            mask = model_kwargs.get("attention_mask")
+            tokens = 0 if mask is None else mask.shape[-1]
+            cache = TopkCache(self.config, **({"max_cache_len": tokens} | options))
+            model_kwargs["past_key_values"] = cache
+            transformers_way(generation_config, model_kwargs, *args, **kwargs)
+            cache._is_user_defined = False
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+        else:
+            transformers_way(generation_config, model_kwargs, *args, **kwargs)
+        if isinstance(cache, TopkCache) and "inputs_embeds" not in model_kwargs:
+            _set_chunks(generation_config, cache, prefill_chunk_size)
+
+    setattr(model, _HOOK, MethodType(prepare_cache, model))
+
+
+def _set_chunks(generation_config: Any, cache: TopkCache, chunk: int) -> None:
+    if cache.get_seq_length() == 0:
+        if generation_config.prefill_chunk_size is None:
+            generation_config.prefill_chunk_size = chunk
+    elif generation_config.prefill_chunk_size is not None:
+        raise InvalidArgument(
+            "prefill_chunk_size with a cache that is filled already: generate would read the "
+            "whole prompt again on top of it; leave prefill_chunk_size unset"
+        )
+
+
+def uninstall(model: Any) -> None:
+    """Undoes install(), and gives the model back the attention implementation it had."""
+    model.__dict__.pop(_HOOK, None)
+    text = families.text_config(model.config)
+    text._attn_implementation = base_of(text._attn_implementation) or text._attn_implementation

@@ -1,0 +1,112 @@
+"""The mask function that transformers calls for attention "topkv": it makes no mask.
+
+transformers' own functions make a tensor [queries, keys], gigabytes for a long prompt. Here they
+give a ``LazyMask``, which only describes it. topkv's layers are causal by themselves and ask no
+more than that; sliding-window layers and other caches turn it, or a block of it, into the tensor
+their attention function takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
+
+from topkv import InvalidArgument, Unsupported
+
+
+class LazyMask:
+    """A mask as transformers asked for it. Lives for one forward pass, shared by its layers."""
+
+    def __init__(self, base: str, arguments: dict[str, Any]):
+        self.base = base
+        self.arguments = arguments
+        self._whole: dict[str, Any] = {}
+        self._is_causal = False
+
+    @property
+    def queries(self) -> int:
+        return self.arguments["q_length"]
+
+    @property
+    def query_offset(self) -> int:
+        return self.arguments["q_offset"]
+
+    @property
+    def key_offset(self) -> int:
+        return self.arguments["kv_offset"]
+
+    def whole(self, base: str | None = None) -> Any:
+        """The mask as implementation `base` takes it; made once."""
+        base = base or self.base
+        if base not in self._whole:
+            self._whole[base] = self._make(base, self.arguments)
+        return self._whole[base]
+
+    def block(self, base: str, queries: range, keys: range) -> Any:
+        """The part of these queries and keys, both numbered within this mask."""
+        return self._make(
+            base,
+            self.arguments
+            | {
+                "q_length": len(queries),
+                "q_offset": self.query_offset + queries.start,
+                "kv_length": len(keys),
+                "kv_offset": self.key_offset + keys.start,
+            },
+        )
+
+    @staticmethod
+    def _make(base: str, arguments: dict[str, Any]) -> Any:
+        # An implementation without a mask function (there are such kernels) is given none.
+        make = ALL_MASK_ATTENTION_FUNCTIONS.get(base)
+        return None if make is None else make(**arguments)
+
+    def require_causal(self) -> None:
+        """Raises unless every token may attend all tokens before it. Checked once: one wait for
+        the device in a forward pass."""
+        if self._is_causal:
+            return
+        if self.arguments.get("mask_function") is not causal_mask_function:
+            raise Unsupported(
+                "topkv's layers attend causally to one text; this call asks for another mask "
+                "(tokens that see each other both ways, such as those of an image, or several "
+                "texts packed into one row): use another cache for it"
+            )
+        padding = self.arguments.get("attention_mask")
+        if padding is not None:
+            end = self.query_offset + self.queries
+            if padding.shape[-1] != end:
+                raise InvalidArgument(
+                    f"attention_mask is of {padding.shape[-1]} tokens, the cache and this call "
+                    f"hold {end}; give the mask of all tokens, and leave prefill_chunk_size unset "
+                    "when generating from a cache that is filled already"
+                )
+            if not bool(padding.all()):
+                raise InvalidArgument(
+                    "attention_mask hides tokens: topkv takes no padded batches; give texts one "
+                    "at a time, or equally long questions to cache.session(batch=...)"
+                )
+        self._is_causal = True
+
+
+def require_causal(mask: Any) -> None:
+    """As LazyMask.require_causal, for whatever a model hands to attention."""
+    if isinstance(mask, LazyMask):
+        mask.require_causal()
+    elif mask is not None:
+        kind = f"shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise Unsupported(
+            f"topkv's layers attend causally and take no mask of one's own ({kind}): give "
+            "attention_mask as [batch, tokens], or use another cache"
+        )
+
+
+def mask_function(base: str):
+    """The function to register for attention "topkv" over implementation `base`."""
+
+    def topkv_mask(**arguments: Any) -> LazyMask:
+        return LazyMask(base, arguments)
+
+    return topkv_mask

@@ -1,0 +1,150 @@
+"""The rows of a TopkCache's topkv layers, and who attends them.
+
+Two stages with the same face. ``PrefillRows`` collects the text in a ContextBuilder and attends it
+densely; ``SessionRows`` holds a session per batch row over the frozen context and retrieves. Both
+take a step, the tensors of the next tokens of a layer, in float32 of the core's layout:
+
+    q    [batch, tokens, q_heads, head_dim]
+    k, v [batch, tokens, kv_heads, head_dim]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import topkv
+from topkv import OutOfMemory, Unsupported
+
+_ROW_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+@lru_cache(maxsize=None)
+def _open_device(name: str, memory_ceiling: int) -> topkv.Device:
+    return topkv.Device.open(name, memory_ceiling=memory_ceiling)
+
+
+def open_device(device: torch.device, memory_ceiling: int) -> topkv.Device:
+    """topkv's device where tensors of a torch device lie; opened once in a process."""
+    if device.type == "cpu":
+        return _open_device("cpu", 0)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return _open_device(f"cuda:{index}", memory_ceiling)
+    raise Unsupported(f"topkv runs on cpu and cuda; the model is on {device.type}")
+
+
+def row_dtype(dtype: torch.dtype, device: torch.device) -> str:
+    """What rows are stored as when nobody said: the model's dtype; a CUDA device takes bf16."""
+    return "bf16" if device.type == "cuda" else _ROW_DTYPES.get(dtype, "f32")
+
+
+def stream_of(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def core_layout(x: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, tokens, head_dim] as the core takes it: [batch, tokens, heads, head_dim] in
+    float32, contiguous. One copy at most."""
+    x = x.detach().transpose(1, 2)
+    if x.dtype == torch.float32:
+        return x.contiguous()
+    return x.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+@dataclass
+class Step:
+    """One layer's tensors of the next tokens. out [batch, tokens, q_heads, head_dim] is written;
+    so is lse [batch, tokens, q_heads] unless it is None. kv_first and kv_tokens: which of the
+    tokens k and v are of (see AttentionStep)."""
+
+    layer: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    kv_first: int = 0
+    kv_tokens: int = -1
+
+    def run(self, target: Any, row: int) -> None:
+        """Gives one batch row's part to a ContextBuilder or Session."""
+        first = self.kv_first
+        count = self.q.shape[1] - first if self.kv_tokens < 0 else self.kv_tokens
+        target.attend(
+            self.layer,
+            self.q[row],
+            self.k[row, first : first + count] if count else None,
+            self.v[row, first : first + count] if count else None,
+            out=self.out[row],
+            lse=None if self.lse is None else self.lse[row],
+            kv_first=first if count else 0,
+            kv_tokens=count,
+            stream=stream_of(self.q.device),
+        )
+
+
+class PrefillRows:
+    """A text being read. One row only: a batch of texts would be a batch of contexts."""
+
+    batch = 1
+
+    def __init__(self, shape: topkv.AttentionShape, device: topkv.Device, **options: Any):
+        self._builder = topkv.ContextBuilder(shape, device=device, **options)
+
+    @property
+    def shape(self) -> topkv.AttentionShape:
+        return self._builder.shape
+
+    def make_room(self, tokens: int) -> None:
+        """Room for this many more; doubles, so that copying is linear in the whole."""
+        wanted = self._builder.tokens(0) + tokens
+        if wanted <= self._builder.capacity:
+            return
+        try:
+            self._builder.reserve(max(wanted, 2 * self._builder.capacity))
+        except OutOfMemory:  # twice as much is a convenience, this much is needed
+            self._builder.reserve(wanted)
+
+    def attend(self, step: Step) -> None:
+        step.run(self._builder, 0)
+
+    def freeze(self) -> topkv.Context:
+        return self._builder.freeze()
+
+
+class SessionRows:
+    """Sessions over one frozen context, one per batch row."""
+
+    def __init__(self, sessions: list[topkv.Session]):
+        self.sessions = sessions
+
+    @property
+    def batch(self) -> int:
+        return len(self.sessions)
+
+    @property
+    def shape(self) -> topkv.AttentionShape:
+        return self.sessions[0].context.shape
+
+    def attend(self, step: Step) -> None:
+        for row, session in enumerate(self.sessions):
+            step.run(session, row)
+
+    def remove(self, tokens: int) -> None:
+        """Forgets the last tokens of every session."""
+        for session in self.sessions:
+            session.truncate(session.own_tokens - tokens)
+
+    def select(self, rows: list[int]) -> None:
+        """Batch row i becomes what row rows[i] was; a row taken twice is forked."""
+        taken: set[int] = set()
+        chosen = []
+        for row in rows:
+            old = self.sessions[row]
+            chosen.append(old.fork() if row in taken else old)
+            taken.add(row)
+        self.sessions = chosen
