@@ -299,9 +299,10 @@ void check(const AttentionQueries& queries, const DeviceRows& rows) {
     throw InvalidArgument("CUDA attention: scale is " + std::to_string(queries.scale) +
                           ", expected more than 0");
   }
-  if (!(queries.softcap >= 0) || std::isinf(cap_rate(queries))) {
+  if (!(queries.softcap >= 0) || std::isinf(2 * queries.softcap / queries.scale) ||
+      std::isinf(cap_rate(queries))) {
     throw InvalidArgument("CUDA attention: softcap is " + std::to_string(queries.softcap) +
-                          ", expected 0 or more, not infinite and not almost 0");
+                          ", expected 0 or a number that float32 can divide by and multiply with");
   }
   if (rows.count > max_rows || queries.tokens >= max_rows ||
       (rows.ring > 0 && (rows.count > rows.ring || rows.ring > max_rows))) {

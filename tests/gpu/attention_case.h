@@ -43,6 +43,7 @@ struct Shape {
   topkv::gpu::DeviceVisibility visible = {};
   std::vector<std::int32_t> counts = {};  ///< per KV head; empty: rows
   float key_size = 1.0F;
+  float softcap = 0.0F;
 };
 
 struct Answer {
@@ -75,7 +76,8 @@ class AttentionCase {
             .kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
             .first = shape_.first_token,
-            .scale = scale()};
+            .scale = scale(),
+            .softcap = shape_.softcap};
   }
   /// Rows [begin, end) of the case's.
   topkv::gpu::DeviceRows rows(std::int64_t begin, std::int64_t end) const {
@@ -101,6 +103,8 @@ class AttentionCase {
   /// rounding). A weight e off in its logarithm, against a sum of weights as far off, is 2 e off
   /// relatively; bf16 rounding of the weights adds 2^-9, exp2 and the float32 sums less than 2^-16
   /// for up to a thousand rows; an element of out is a mean of values with these weights.
+  /// Capping brings a score that is e off as much nearer as its two ends, and is itself off by up
+  /// to softcap * 2^-20.
   /// out_extra: relative to the largest value, for outputs that were themselves rounded.
   void expect_close(const Answer& got, double out_extra = 0) const {
     const std::int64_t dim = shape_.head_dim;
@@ -118,14 +122,14 @@ class AttentionCase {
         const std::int64_t index = token * q_heads() + head * shape_.group + at % shape_.group;
         const float* query = queries_.data() + index * dim;
         const auto visible = [&](std::int64_t row) { return sees(token, head, row); };
-        const reference::Result want = reference::attend(rows, query, scale(), visible);
+        const reference::Result want =
+            reference::attend(rows, query, scale(), visible, shape_.softcap);
         if (std::isinf(want.lse)) {
           ASSERT_EQ(got.lse[index], want.lse) << "lse of token " << token << ", head " << index;
           for (std::int64_t j = 0; j < dim; ++j) ASSERT_EQ(got.out[index * dim + j], 0.0F);
           continue;
         }
-        const double error =
-            scale() * static_cast<double>(dim) * 0x1p-23 * size(rows, query, visible);
+        const double error = score_error(rows, query, visible);
         const double lse_error = error + 0x1p-22 * std::abs(want.lse) + 0x1p-16;
         const double out_error = value_size * (0x1p-9 + 2 * error + 0x1p-16 + out_extra);
         ASSERT_NEAR(got.lse[index], want.lse, lse_error) << "token " << token << ", head " << index;
@@ -165,18 +169,26 @@ class AttentionCase {
     return out;
   }
 
-  /// Largest sum of |q k| over the visible rows.
+  double capped(double score) const {
+    return shape_.softcap == 0 ? score : shape_.softcap * std::tanh(score / shape_.softcap);
+  }
+
+  /// How far off the score of a visible row may be.
   template <class Visible>
-  static double size(const reference::Rows& rows, const float* query, const Visible& visible) {
+  double score_error(const reference::Rows& rows, const float* query,
+                     const Visible& visible) const {
     double largest = 0;
     for (std::int64_t row = 0; row < rows.count(); ++row) {
       if (!visible(row)) continue;
-      double sum = 0;
+      double size = 0;
       for (std::int64_t j = 0; j < rows.dim; ++j)
-        sum += std::abs(query[j] * rows.keys[row * rows.dim + j]);
-      largest = std::max(largest, sum);
+        size += std::abs(query[j] * rows.keys[row * rows.dim + j]);
+      const double score = scale() * reference::score(rows, query, row);
+      const double error = scale() * static_cast<double>(rows.dim) * 0x1p-23 * size;
+      largest = std::max(
+          {largest, capped(score + error) - capped(score), capped(score) - capped(score - error)});
     }
-    return largest;
+    return largest + shape_.softcap * 0x1p-20;
   }
 
   Shape shape_;

@@ -186,6 +186,58 @@ TEST(GpuAttention, LargeScoresNeitherOverflowNorLoseTheirLse) {
   }
 }
 
+TEST(GpuAttention, SoftCappedScoresAgreeWithFloat64ForEveryHeadDim) {
+  TOPKV_NEEDS_GPU();
+  struct Scores {
+    float size, softcap;  // scaled scores have this standard deviation before they are capped
+  };
+  // Hardly bent, bent, mostly at the cap; and so large that e^(2x) overflows, and vanishes.
+  for (const Scores& scores : {Scores{1, 50}, Scores{20, 30}, Scores{20, 2}, Scores{1e30F, 3}}) {
+    for (const std::int64_t head_dim : head_dims) {
+      for (const std::int64_t tokens : {1, 70}) {
+        for (const std::int64_t rows : {1, 65, 200}) {
+          const Shape shape{.head_dim = head_dim,
+                            .kv_heads = 1,
+                            .tokens = tokens,
+                            .rows = rows,
+                            .key_size = scores.size,
+                            .softcap = scores.softcap};
+          SCOPED_TRACE(testing::Message()
+                       << "softcap " << scores.softcap << ", scores of " << scores.size
+                       << ", head_dim " << head_dim << ", tokens " << tokens << ", rows " << rows);
+          AttentionCase problem(shape);
+          problem.attend(0, rows, Into::overwrite);
+          problem.expect_close(problem.answer());
+        }
+      }
+    }
+  }
+}
+
+// A row that is not seen has no score, not one of -softcap.
+TEST(GpuAttention, SoftCappedScoresLeaveUnseenRowsUnseenAndPartialsMerge) {
+  TOPKV_NEEDS_GPU();
+  for (const std::int64_t tokens : {1, 40, 150}) {
+    for (const std::int64_t window : {0, 30}) {
+      const Shape shape{.head_dim = 128,
+                        .tokens = tokens,
+                        .rows = 400,
+                        .first_token = 380 - tokens,
+                        .visible = {.causal = true, .window = window, .sinks = 4},
+                        .key_size = 4.0F,
+                        .softcap = 1.5F};
+      SCOPED_TRACE(testing::Message() << "tokens " << tokens << ", window " << window);
+      AttentionCase problem(shape);
+      problem.attend(0, 400, Into::overwrite);
+      problem.expect_close(problem.answer());
+      problem.attend(100, 333, Into::overwrite);
+      problem.attend(0, 100, Into::merge);
+      problem.attend(333, 400, Into::merge);
+      problem.expect_close(problem.answer());
+    }
+  }
+}
+
 TEST(GpuAttention, RefusesWhatItCannotCompute) {
   TOPKV_NEEDS_GPU();
   AttentionCase problem({.rows = 10});
@@ -200,6 +252,11 @@ TEST(GpuAttention, RefusesWhatItCannotCompute) {
   queries = problem.queries();
   queries.scale = 0;
   EXPECT_THROW(attend(), topkv::InvalidArgument);
+  for (const float softcap : {-1.0F, NAN, INFINITY, 1e-40F}) {
+    queries = problem.queries();
+    queries.softcap = softcap;
+    EXPECT_THROW(attend(), topkv::InvalidArgument) << softcap;
+  }
 }
 
 }  // namespace

@@ -32,31 +32,40 @@ class PrefillRun {
         chunk_(chunk),
         store_(stream.shape, dtype, stream.total, 0, "test"),
         prefill_(make()),
-        outs_(static_cast<std::size_t>(stream.shape.layers)) {}
+        outs_(static_cast<std::size_t>(stream.shape.layers)),
+        lses_(outs_.size()) {}
 
-  /// Gives all tokens, chunk by chunk. Not yet finished.
+  /// Gives all tokens, chunk by chunk, and asks for the last layer's log-sum-exp. Not yet finished.
   void attend() {
     const auto lock = place_.compute().lock();
     const AttentionShape& shape = stream_.shape;
-    std::vector<Buffer> q, k, v, out;
+    std::vector<Buffer> q, k, v, out, lse;
     for (std::size_t l = 0; l < outs_.size(); ++l) {
       q.push_back(place_.put(stream_.q[l]));
       k.push_back(place_.put(stream_.k[l]));
       v.push_back(place_.put(stream_.v[l]));
       out.push_back(place_.put(std::vector<float>(stream_.q[l].size(), NAN)));
+      lse.push_back(place_.put(
+          std::vector<float>(static_cast<std::size_t>(stream_.total * shape.q_heads), NAN)));
     }
     for (std::int64_t first = 0; first < stream_.total; first += chunk_) {
       const std::int64_t count = std::min(chunk_, stream_.total - first);
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         const auto at = static_cast<std::size_t>(l);
-        prefill_->attend(l, q[at].floats() + first * stream_.q_width(),
-                         k[at].floats() + first * stream_.kv_width(),
-                         v[at].floats() + first * stream_.kv_width(), count,
-                         out[at].floats() + first * stream_.q_width());
+        const bool last = l + 1 == shape.layers;
+        prefill_->attend({.layer = l,
+                          .tokens = count,
+                          .q = q[at].floats() + first * stream_.q_width(),
+                          .k = k[at].floats() + first * stream_.kv_width(),
+                          .v = v[at].floats() + first * stream_.kv_width(),
+                          .out = out[at].floats() + first * stream_.q_width(),
+                          .lse = last ? lse[at].floats() + first * shape.q_heads : nullptr});
       }
     }
-    for (std::size_t l = 0; l < outs_.size(); ++l)
+    for (std::size_t l = 0; l < outs_.size(); ++l) {
       outs_[l] = place_.get(out[l].floats(), stream_.total * stream_.q_width());
+      lses_[l] = place_.get(lse[l].floats(), stream_.total * shape.q_heads);
+    }
   }
   void finish() {
     const auto lock = place_.compute().lock();
@@ -74,10 +83,14 @@ class PrefillRun {
         for (std::int64_t head = 0; head < stream_.shape.q_heads; ++head) {
           const float* out = &outs_[static_cast<std::size_t>(l)][static_cast<std::size_t>(
               p * stream_.q_width() + head * stream_.shape.head_dim)];
-          worst = std::max(
-              worst, stream_.error(l, p, head, place_.is_cuda(), out, [&](std::int64_t row) {
-                return window.window == 0 || row < window.sinks || row > p - window.window;
-              }));
+          const bool last = l + 1 == stream_.shape.layers;
+          const float* lse = &lses_[static_cast<std::size_t>(l)]
+                                   [static_cast<std::size_t>(p * stream_.shape.q_heads + head)];
+          worst = std::max(worst, stream_.error(l, p, head, place_.is_cuda(), out,
+                                                last ? lse : nullptr, [&](std::int64_t row) {
+                                                  return window.window == 0 || row < window.sinks ||
+                                                         row > p - window.window;
+                                                }));
         }
       }
     }
@@ -128,7 +141,7 @@ class PrefillRun {
   std::int64_t chunk_;
   RowStore store_;  // outlives the prefill
   std::unique_ptr<DevicePrefill> prefill_;
-  std::vector<std::vector<float>> outs_;
+  std::vector<std::vector<float>> outs_, lses_;  // per layer
 };
 
 PrefillVisibility same(std::int64_t layers, CausalWindow window) {
@@ -146,6 +159,11 @@ struct Case {
 AttentionShape stack(std::int64_t layers, std::int64_t q_heads, std::int64_t kv_heads,
                      std::int64_t head_dim) {
   return {.layers = layers, .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim};
+}
+
+AttentionShape capped(AttentionShape shape, float softcap) {
+  shape.softcap = softcap;
+  return shape;
 }
 
 std::vector<Case> cases() {
@@ -169,6 +187,10 @@ std::vector<Case> cases() {
       {"several_tiles", stack(2, 3, 1, 64), same(2, all), 3000, 300, 97},
       {"several_tiles_of_a_window", stack(2, 2, 2, 64), same(2, {1500, 4}), 2500, 200, 97},
       {"chunks_that_cudnn_may_take", stack(1, 6, 2, 128), same(1, all), 2600, 1024, 97},
+      {"chunks_that_do_not_fit_a_tile", stack(1, 2, 1, 64), same(1, all), 5500, 1100, 197},
+      {"soft_capped", capped(stack(2, 6, 2, 64), 3), same(2, all), 150, 64},
+      {"soft_capped_window", capped(stack(1, 2, 1, 256), 1), same(1, {20, 3}), 150, 40},
+      {"soft_capped_chunks", capped(stack(1, 6, 2, 128), 50), same(1, all), 2600, 1024, 97},
   };
 }
 

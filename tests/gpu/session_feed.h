@@ -13,6 +13,8 @@
 
 namespace test {
 
+inline constexpr std::int64_t no_end = std::numeric_limits<std::int64_t>::max();
+
 /// Tokens [first, end) of every layer in a device's memory, and what a session gives for them.
 class Feed {
  public:
@@ -25,27 +27,34 @@ class Feed {
       v_.push_back(put(stream.v[at], stream.kv_width()));
       const auto elements = static_cast<std::size_t>((end - first) * stream.q_width());
       out_.push_back(place.put(std::vector<float>(elements, NAN)));
+      const auto heads = static_cast<std::size_t>((end - first) * stream.shape.q_heads);
+      lse_.push_back(place.put(std::vector<float>(heads, NAN)));
     }
   }
 
-  /// Tokens [session.tokens(), until) in steps; stream: as Session::attend takes it.
-  void run(topkv::Session& session, std::int64_t until, std::int64_t step, void* stream = nullptr) {
+  /// Tokens [session.tokens(), until) in steps.
+  void run(topkv::Session& session, std::int64_t until, std::int64_t step) {
     for (std::int64_t t = session.tokens(); t < until; t = session.tokens()) {
       for (std::int64_t l = 0; l < stream_.shape.layers; ++l)
-        attend(session, l, t, std::min(step, until - t), stream);
+        attend(session, l, t, std::min(step, until - t));
     }
   }
   void run(topkv::Session& session, std::int64_t step) { run(session, end_, step); }
 
-  /// One step of one layer.
-  void attend(topkv::Session& session, std::int64_t layer, std::int64_t t, std::int64_t tokens,
-              void* stream = nullptr) {
+  /// One step of one layer. The first layer's log-sum-exp is not asked for.
+  topkv::AttentionStep step(std::int64_t layer, std::int64_t t, std::int64_t tokens) const {
     const auto at = static_cast<std::size_t>(layer);
     const std::int64_t skip = t - first_;
-    session.attend(layer, q_[at].floats() + skip * stream_.q_width(),
-                   k_[at].floats() + skip * stream_.kv_width(),
-                   v_[at].floats() + skip * stream_.kv_width(),
-                   out_[at].floats() + skip * stream_.q_width(), tokens, stream);
+    return {.layer = layer,
+            .tokens = tokens,
+            .q = q_[at].floats() + skip * stream_.q_width(),
+            .k = k_[at].floats() + skip * stream_.kv_width(),
+            .v = v_[at].floats() + skip * stream_.kv_width(),
+            .out = out_[at].floats() + skip * stream_.q_width(),
+            .lse = layer == 0 ? nullptr : lse_[at].floats() + skip * stream_.shape.q_heads};
+  }
+  void attend(topkv::Session& session, std::int64_t layer, std::int64_t t, std::int64_t tokens) {
+    session.attend(step(layer, t, tokens));
   }
 
   /// What has been given so far; NaN where nothing has.
@@ -56,9 +65,10 @@ class Feed {
     return all;
   }
 
-  /// Largest error of the tokens at these positions.
-  double worst(const topkv::RetrievalOptions& options,
-               const std::vector<std::int64_t>& positions) const;
+  /// Largest error of the tokens at these positions, of rows [0, end) where these are fewer than
+  /// there are before them.
+  double worst(const topkv::RetrievalOptions& options, const std::vector<std::int64_t>& positions,
+               std::int64_t end = no_end) const;
 
  private:
   topkv::Buffer put(const std::vector<float>& values, std::int64_t width) const {
@@ -68,7 +78,7 @@ class Feed {
   const Place& place_;
   const TokenStream& stream_;
   std::int64_t first_, end_;
-  std::vector<topkv::Buffer> q_, k_, v_, out_;  // per layer
+  std::vector<topkv::Buffer> q_, k_, v_, out_, lse_;  // per layer
 };
 
 /// The k rows of largest score among [begin, end), by float64 scores; score is the largest of the
@@ -89,10 +99,11 @@ inline std::set<std::int64_t> best_rows(const reference::Rows& rows,
   return positions;
 }
 
-/// The rows that a session with an exact index finds for a token at p.
+/// The rows below `end` that a session with an exact index finds for a token at p.
 inline std::set<std::int64_t> found_rows(const TokenStream& stream,
                                          const topkv::RetrievalOptions& options, std::int64_t layer,
-                                         std::int64_t p, std::int64_t head) {
+                                         std::int64_t p, std::int64_t head,
+                                         std::int64_t end = no_end) {
   const std::int64_t group = stream.shape.group();
   const std::int64_t k = options.k.resolve(stream.shape.layers)[static_cast<std::size_t>(layer)];
   std::vector<const float*> choosers = {stream.query(layer, p, head)};
@@ -102,12 +113,15 @@ inline std::set<std::int64_t> found_rows(const TokenStream& stream,
       choosers.push_back(stream.query(layer, p, head / group * group + g));
   }
   return best_rows(stream.rows(layer, head / group), choosers, options.sinks,
-                   std::max<std::int64_t>(0, p - options.window + 1), k);
+                   std::clamp<std::int64_t>(p - options.window + 1, 0, end), k);
 }
 
 inline double Feed::worst(const topkv::RetrievalOptions& options,
-                          const std::vector<std::int64_t>& positions) const {
+                          const std::vector<std::int64_t>& positions, std::int64_t end) const {
   const auto got = outs();
+  std::vector<std::vector<float>> lses;
+  for (const topkv::Buffer& lse : lse_)
+    lses.push_back(place_.get(lse.floats(), (end_ - first_) * stream_.shape.q_heads));
   double worst = 0;
   for (std::int64_t l = 0; l < stream_.shape.layers; ++l) {
     const std::int64_t sliding = stream_.shape.window_of(l);
@@ -115,11 +129,16 @@ inline double Feed::worst(const topkv::RetrievalOptions& options,
     for (const std::int64_t p : positions) {
       for (std::int64_t head = 0; head < stream_.shape.q_heads; ++head) {
         std::set<std::int64_t> found;
-        if (sliding == 0 && !dense) found = found_rows(stream_, options, l, p, head);
+        if (sliding == 0 && !dense) found = found_rows(stream_, options, l, p, head, end);
         const float* out = &got[static_cast<std::size_t>(l)][static_cast<std::size_t>(
             (p - first_) * stream_.q_width() + head * stream_.shape.head_dim)];
-        worst =
-            std::max(worst, stream_.error(l, p, head, place_.is_cuda(), out, [&](std::int64_t x) {
+        const float* lse =
+            &lses[static_cast<std::size_t>(l)]
+                 [static_cast<std::size_t>((p - first_) * stream_.shape.q_heads + head)];
+        if (l == 0) lse = nullptr;
+        worst = std::max(
+            worst, stream_.error(l, p, head, place_.is_cuda(), out, lse, [&](std::int64_t x) {
+              if (x >= end) return false;
               if (sliding > 0) return x > p - sliding;
               return dense || x < options.sinks || x > p - options.window || found.contains(x);
             }));

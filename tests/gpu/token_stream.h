@@ -34,6 +34,16 @@ inline constexpr std::int64_t device_ceiling = std::int64_t{4} << 30;
     }                            \
   } while (false)
 
+/// Element i of a stored row in bf16.
+inline double bf16_at(const std::byte* row, std::int64_t i) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, row + 2 * i, sizeof(bits));
+  const std::uint32_t word = std::uint32_t{bits} << 16;
+  float value = 0;
+  std::memcpy(&value, &word, sizeof(value));
+  return value;
+}
+
 /// Memory of a device, by value and in float32.
 class Place {
  public:
@@ -107,23 +117,46 @@ class TokenStream {
     return builder.freeze();
   }
 
-  /// How far out of a token at p is from float64 attention over those of rows [0, p] that it sees,
-  /// in units of what rounding may do: at most 1 is right.
+  /// Attention in float64 of a query head of the token at p over those of rows [0, p] that it sees,
+  /// and how far from that a right result may be.
   ///
   /// Products of bf16 are exact in float32; a sum of head_dim of them loses at most
-  /// e = scale * head_dim * 2^-23 * sum |q k| in a score. A weight e off in its logarithm, against
-  /// a sum of weights as far off, is 2 e off relatively. On a device, weights are rounded to bf16
-  /// (2^-9), and a part of the result may come from cuDNN in bf16 (2^-9). Merging a handful of
-  /// parts, exp and float32 sums: less than 2^-14. An element of out is a mean of values with these
-  /// weights, so it is off by as much of the largest value.
-  double error(std::int64_t layer, std::int64_t p, std::int64_t head, bool on_device,
-               const float* out, const Visible& visible) const {
+  /// e = scale * head_dim * 2^-23 * sum |q k| in a score, and capping it loses at most
+  /// softcap * 2^-20. A weight e off in its logarithm, against a sum of weights as far off, is 2 e
+  /// off relatively. On a device, weights are rounded to bf16 (2^-9), and a part of the result may
+  /// come from cuDNN in bf16 (2^-9). Merging a handful of parts, exp and float32 sums: less than
+  /// 2^-14. An element of out is a mean of values with these weights, so it is off by as much of
+  /// the largest value. The log-sum-exp is off as scores are, by its rounding, and by those sums.
+  struct Truth {
+    std::vector<double> out;
+    double lse = -std::numeric_limits<double>::infinity();
+    double out_error = 0, lse_error = 0;
+
+    /// How far a result is from it in units of its error: at most 1 is right. lse: may be null.
+    double distance(const float* got, const float* got_lse) const {
+      double worst = 0;
+      const auto compare = [&worst](double is, double should_be, double allowed) {
+        if (is == should_be) return;
+        const double off = std::abs(is - should_be) / allowed;
+        worst = off <= worst ? worst : off;  // NaN replaces what was
+        if (std::isnan(worst)) worst = std::numeric_limits<double>::infinity();
+      };
+      for (std::size_t j = 0; j < out.size(); ++j) compare(got[j], out[j], out_error);
+      if (got_lse != nullptr) compare(*got_lse, lse, lse_error);
+      return worst;
+    }
+  };
+
+  Truth truth(std::int64_t layer, std::int64_t p, std::int64_t head, bool on_device,
+              const Visible& visible) const {
     const reference::Rows& all = rows(layer, head / shape.group());
     const float* from = query(layer, p, head);
     const std::int64_t dim = shape.head_dim;
     const double scale = shape.softmax_scale();
-    std::vector<double> scores(at(p + 1), -std::numeric_limits<double>::infinity());
-    double high = -std::numeric_limits<double>::infinity();
+    const double cap = shape.softcap;
+    constexpr double nothing = -std::numeric_limits<double>::infinity();
+    std::vector<double> scores(at(p + 1), nothing);
+    double high = nothing;
     double magnitude = 0;
     double value_size = 0;
     for (std::int64_t row = 0; row <= p; ++row) {
@@ -136,27 +169,34 @@ class TokenStream {
         size += std::abs(product);
         value_size = std::max(value_size, std::abs(all.values[at(row * dim + j)]));
       }
-      scores[at(row)] = scale * sum;
-      high = std::max(high, scale * sum);
+      scores[at(row)] = cap == 0 ? scale * sum : cap * std::tanh(scale * sum / cap);
+      high = std::max(high, scores[at(row)]);
       magnitude = std::max(magnitude, size);
     }
-    std::vector<double> want(at(dim), 0.0);
+    Truth want;
+    want.out.assign(at(dim), 0.0);
+    if (high == nothing) return want;
     double weights = 0;
     for (std::int64_t row = 0; row <= p; ++row) {
-      if (std::isinf(scores[at(row)])) continue;
+      if (scores[at(row)] == nothing) continue;
       const double weight = std::exp(scores[at(row)] - high);
       weights += weight;
-      for (std::int64_t j = 0; j < dim; ++j) want[at(j)] += weight * all.values[at(row * dim + j)];
+      for (std::int64_t j = 0; j < dim; ++j)
+        want.out[at(j)] += weight * all.values[at(row * dim + j)];
     }
-    const double score_error = scale * static_cast<double>(dim) * 0x1p-23 * magnitude;
-    const double allowed = value_size * ((on_device ? 0x1p-8 : 0.0) + 2 * score_error + 0x1p-14);
-    double worst = 0;
-    for (std::int64_t j = 0; j < dim; ++j) {
-      const double off = std::abs(out[j] - want[at(j)] / weights) / allowed;
-      if (!(off <= worst)) worst = off;  // NaN stays
-      if (std::isnan(worst)) return std::numeric_limits<double>::infinity();
-    }
-    return worst;
+    for (double& x : want.out) x /= weights;
+    want.lse = high + std::log(weights);
+    const double score_error =
+        scale * static_cast<double>(dim) * 0x1p-23 * magnitude + cap * 0x1p-20;
+    want.out_error = value_size * ((on_device ? 0x1p-8 : 0.0) + 2 * score_error + 0x1p-14);
+    want.lse_error = score_error + 0x1p-20 * std::abs(want.lse) + 0x1p-14;
+    return want;
+  }
+
+  /// truth(...).distance(out, lse).
+  double error(std::int64_t layer, std::int64_t p, std::int64_t head, bool on_device,
+               const float* out, const float* lse, const Visible& visible) const {
+    return truth(layer, p, head, on_device, visible).distance(out, lse);
   }
 
   topkv::AttentionShape shape;
