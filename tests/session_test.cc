@@ -8,127 +8,19 @@
 #include <limits>
 #include <numeric>
 #include <ostream>
-#include <set>
 #include <string_view>
 #include <thread>
 
 #include "tests/reference.h"
+#include "tests/stream.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
-using reference::random_bf16;
-
-constexpr double tolerance = 3e-5;  // float32 sums of up to a few thousand terms of size about 1
-
-/// A stream of tokens of a small attention stack: the first `context` are prefilled.
-struct Stream {
-  explicit Stream(AttentionShape s, std::int64_t total, unsigned seed = 1)
-      : shape(std::move(s)), total(total) {
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
-      const unsigned at = seed + static_cast<unsigned>(l) * 10;
-      q.push_back(reference::random_floats(total * q_width(), at, 1.5F));
-      k.push_back(random_bf16(total * kv_width(), at + 1));
-      v.push_back(random_bf16(total * kv_width(), at + 2));
-    }
-  }
-  std::int64_t q_width() const { return shape.q_heads * shape.head_dim; }
-  std::int64_t kv_width() const { return shape.kv_heads * shape.head_dim; }
-
-  std::shared_ptr<const Context> prefill(std::int64_t tokens) const {
-    ContextBuilder builder(shape, {.capacity = tokens});
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
-      builder.append(
-          l,
-          TensorView::tokens_first(k[l].data(), DType::f32, tokens, shape.kv_heads, shape.head_dim),
-          TensorView::tokens_first(v[l].data(), DType::f32, tokens, shape.kv_heads,
-                                   shape.head_dim));
-    }
-    return builder.freeze();
-  }
-
-  /// Feeds tokens [session.tokens(), end) in steps; gives out of [layer][token x q_width].
-  std::vector<std::vector<float>> feed(Session& session, std::int64_t end,
-                                       std::int64_t step) const {
-    std::vector<std::vector<float>> outs(static_cast<std::size_t>(shape.layers));
-    const std::int64_t start = session.tokens();
-    for (auto& out : outs) out.resize(static_cast<std::size_t>((end - start) * q_width()));
-    for (std::int64_t t = start; t < end; t += step) {
-      const std::int64_t n = std::min(step, end - t);
-      for (std::int64_t l = 0; l < shape.layers; ++l) {
-        session.attend(l, &q[l][t * q_width()], &k[l][t * kv_width()], &v[l][t * kv_width()],
-                       &outs[l][(t - start) * q_width()], n);
-      }
-    }
-    return outs;
-  }
-
-  reference::Rows rows(std::int64_t layer, std::int64_t kv_head, std::int64_t tokens) const {
-    reference::Rows rows;
-    rows.dim = shape.head_dim;
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      for (std::int64_t j = 0; j < shape.head_dim; ++j) {
-        rows.keys.push_back(k[layer][t * kv_width() + kv_head * shape.head_dim + j]);
-        rows.values.push_back(v[layer][t * kv_width() + kv_head * shape.head_dim + j]);
-      }
-    }
-    return rows;
-  }
-
-  AttentionShape shape;
-  std::int64_t total;
-  std::vector<std::vector<float>> q, k, v;  // [layers][tokens x width]
-};
-
-/// The k rows of largest score among [begin, end), by float64 scores; score is the largest of the
-/// queries given.
-std::set<std::int64_t> best_rows(const reference::Rows& rows,
-                                 const std::vector<const float*>& queries, std::int64_t begin,
-                                 std::int64_t end, std::int64_t k) {
-  std::vector<std::pair<double, std::int64_t>> scored;
-  for (std::int64_t r = begin; r < end; ++r) {
-    double best = -std::numeric_limits<double>::infinity();
-    for (const float* query : queries) best = std::max(best, reference::score(rows, query, r));
-    scored.push_back({-best, r});
-  }
-  std::sort(scored.begin(), scored.end());
-  std::set<std::int64_t> positions;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(k, scored.size()); ++i)
-    positions.insert(scored[i].second);
-  return positions;
-}
-
-/// What the session must give for the token at p of one layer.
-void expect_step(const Stream& stream, std::int64_t layer, std::int64_t p, std::int64_t k,
-                 const RetrievalOptions& options, const float* out) {
-  const AttentionShape& shape = stream.shape;
-  const std::int64_t group = shape.group();
-  const std::int64_t window_begin = std::max<std::int64_t>(options.sinks, p - options.window + 1);
-  for (std::int64_t h = 0; h < shape.q_heads; ++h) {
-    const reference::Rows rows = stream.rows(layer, h / group, p + 1);
-    const auto query = [&](std::int64_t head) {
-      return &stream.q[layer][p * stream.q_width() + head * shape.head_dim];
-    };
-    std::vector<const float*> choosers;
-    if (options.select_by == SelectBy::query_head) {
-      choosers = {query(h)};
-    } else {
-      for (std::int64_t g = 0; g < group; ++g) choosers.push_back(query(h / group * group + g));
-    }
-    std::set<std::int64_t> found;
-    if (layer >= options.dense_layers)
-      found = best_rows(rows, choosers, options.sinks, window_begin, k);
-    const auto want = reference::attend(rows, query(h), shape.softmax_scale(), [&](std::int64_t x) {
-      return layer < options.dense_layers || x < options.sinks || x > p - options.window ||
-             found.contains(x);
-    });
-    for (std::int64_t j = 0; j < shape.head_dim; ++j) {
-      ASSERT_NEAR(out[h * shape.head_dim + j], want.out[j], tolerance)
-          << "layer " << layer << " position " << p << " head " << h;
-    }
-  }
-}
+using test::expect_step;
+using test::Stream;
+using test::tolerance;
 
 const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
 
@@ -161,7 +53,7 @@ TEST_P(SessionSteps, EqualFloat64OneByOneAndInBlocks) {
     EXPECT_EQ(session.tokens(), total);
     for (std::int64_t l = 0; l < small.layers; ++l) {
       for (const std::int64_t t : {0, 1, 30, 59}) {
-        expect_step(stream, l, c.context + t, c.k, options, &outs[l][t * stream.q_width()]);
+        expect_step(stream, l, c.context + t, options, &outs[l][t * stream.q_width()]);
       }
     }
   }

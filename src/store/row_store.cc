@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::int64_t huge_page = std::int64_t{2} << 20;
 constexpr std::int64_t page = 4096;
-constexpr std::int64_t append_grain = 512;  // rows a thread converts at a time
+constexpr std::int64_t append_grain = 512;          // rows a thread converts at a time
+constexpr std::int64_t copy_grain = 8 * huge_page;  // bytes a thread copies at a time
 
 /// a * b, or InvalidArgument when that is beyond 64 bits.
 std::int64_t checked_product(std::int64_t a, std::int64_t b) {
@@ -148,16 +149,17 @@ void RowStore::shrink(std::int64_t layer, std::int64_t tokens) {
 }
 
 void RowStore::copy_from(const RowStore& other) {
-  for (std::size_t layer = 0; layer < sizes_.size(); ++layer) {
-    const auto l = static_cast<std::int64_t>(layer);
-    for (std::int64_t head = 0; head < kv_heads_; ++head) {
-      for (const Half half : {Half::keys, Half::values}) {
-        const std::byte* from = other.array(l, head, half);
-        std::copy(from, from + other.size(l) * half_bytes_, array(l, head, half));
-      }
+  const auto layers = static_cast<std::int64_t>(sizes_.size());
+  parallel_for(layers * kv_heads_ * 2, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::byte* from = other.region_.data() + i * other.array_bytes_;
+      const std::int64_t bytes = other.size(i / (kv_heads_ * 2)) * half_bytes_;
+      parallel_for(bytes, copy_grain, [&](std::int64_t first, std::int64_t last) {
+        std::copy(from + first, from + last, region_.data() + i * array_bytes_ + first);
+      });
     }
-    sizes_[layer] = other.size(l);
-  }
+  });
+  sizes_ = other.sizes_;
 }
 
 std::int64_t RowStore::bytes() const {
