@@ -1,0 +1,117 @@
+#include <fmt/format.h>
+
+#include "handles.h"
+#include "names.h"
+
+namespace topkv::python {
+namespace {
+
+constexpr const char* busy = "the context builder";
+
+std::unique_ptr<Builder> make(const AttentionShape& shape, std::int64_t capacity,
+                              const std::string& dtype, std::int64_t memory_budget,
+                              const std::string& prefill, std::int64_t window, std::int64_t sinks,
+                              const py::object& device) {
+  const ContextOptions options{.capacity = capacity,
+                               .dtype = parse_dtype(dtype),
+                               .attention = {parse_prefill(prefill), window, sinks},
+                               .memory_budget = memory_budget};
+  const Device where = device_of(device);
+  const py::gil_scoped_release release;
+  return std::make_unique<Builder>(ContextBuilder(shape, options, where));
+}
+
+void append(Builder& self, std::int64_t layer, py::handle keys, py::handle values) {
+  const AttentionShape& shape = self.builder.shape();
+  const Array k(keys, "keys");
+  const Array v(values, "values");
+  const TensorView k_view = k.tensor(shape.kv_heads, shape.head_dim);
+  const TensorView v_view = v.tensor(shape.kv_heads, shape.head_dim);
+  const Exclusive::Write use(self.use, busy);
+  const py::gil_scoped_release release;
+  self.builder.append(layer, k_view, v_view);
+}
+
+py::object attend(Builder& self, std::int64_t layer, py::handle q, py::handle k, py::handle v,
+                  const py::object& out, const py::object& lse, std::int64_t kv_first,
+                  std::int64_t kv_tokens, std::uintptr_t stream) {
+  const Step step(self.builder.shape(), self.device, layer, q, k, v, out, lse, kv_first, kv_tokens,
+                  stream);
+  const Exclusive::Write use(self.use, busy);
+  {
+    const py::gil_scoped_release release;
+    self.builder.attend(step.step());
+  }
+  return step.out();
+}
+
+}  // namespace
+
+void bind_builder(py::module_& module) {
+  py::class_<Builder>(
+      module, "ContextBuilder",
+      "Collects the rows of a context as the network produces them. One thread at a "
+      "time.\n\n"
+      "capacity: tokens to reserve rows for. dtype: of the stored rows; a CUDA "
+      "device takes \"bf16\" only. memory_budget: bytes the rows may take, 0 for "
+      "what the machine has free. prefill: what attend lets tokens see, \"dense\" "
+      "(all earlier ones) or \"window\" (the first `sinks` and the last `window`).",
+      py::release_gil_before_calling_cpp_dtor())
+      .def(py::init(&make), py::arg("shape"), py::arg("capacity"), py::arg("dtype") = "bf16",
+           py::arg("memory_budget") = 0, py::arg("prefill") = "dense", py::arg("window") = 1024,
+           py::arg("sinks") = 4, py::arg("device") = py::none())
+      .def(
+          "reserve",
+          [](Builder& self, std::int64_t tokens) {
+            const Exclusive::Write use(self.use, busy);
+            const py::gil_scoped_release release;
+            self.builder.reserve(tokens);
+          },
+          py::arg("tokens"),
+          "Makes room for this many tokens in all; both copies are in memory for a moment.")
+      .def(
+          "truncate",
+          [](Builder& self, std::int64_t tokens) {
+            const Exclusive::Write use(self.use, busy);
+            const py::gil_scoped_release release;
+            self.builder.truncate(tokens);
+          },
+          py::arg("tokens"),
+          "Forgets the tokens from number `tokens` on, in all layers: speculative ones that were "
+          "rejected.")
+      .def(
+          "append", &append, py::arg("layer"), py::arg("keys"), py::arg("values"),
+          "Appends K (post-RoPE) and V of the next tokens of a layer: [tokens, kv_heads, head_dim] "
+          "in any strides, f32, f16 or bf16, in host memory.")
+      .def(
+          "attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
+          py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
+          py::arg("kv_tokens") = -1, py::arg("stream") = 0,
+          "Appends k and v of the next tokens of a layer and gives their causal attention, "
+          "[tokens, q_heads, head_dim]. Every layer takes the same tokens in turn, layer 0 "
+          "first.\n\n"
+          "q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]: f32, contiguous, "
+          "on the builder's device. out and, when wanted, lse [tokens, q_heads] are written "
+          "to; on the host out may be left out. kv_first, kv_tokens: which of the tokens k and v "
+          "are of, for contexts sharded by sequence; -1: all. stream: on a CUDA device, the handle "
+          "of the stream that makes the inputs and uses out; 0: the default stream.")
+      .def(
+          "tokens",
+          [](const Builder& self, std::int64_t layer) { return self.builder.tokens(layer); },
+          py::arg("layer"), "Tokens given to the layer.")
+      .def_property_readonly("capacity",
+                             [](const Builder& self) { return self.builder.capacity(); })
+      .def_property_readonly("shape", [](const Builder& self) { return self.builder.shape(); })
+      .def_property_readonly("device", [](const Builder& self) { return self.builder.device(); })
+      .def(
+          "freeze",
+          [](Builder& self) {
+            const Exclusive::Write use(self.use, busy);
+            const py::gil_scoped_release release;
+            return unconst(self.builder.freeze());
+          },
+          "Turns the rows into a Context with the \"exact\" index. The builder is empty "
+          "afterwards.");
+}
+
+}  // namespace topkv::python

@@ -1,0 +1,86 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <pybind11/stl.h>
+
+#include "handles.h"
+#include "progress.h"
+
+namespace topkv::python {
+namespace {
+
+/// A read-only NumPy array [tokens, head_dim] of rows in place, which keeps the context alive.
+py::array view_of(const ContextPtr& context, const KeyView& rows) {
+  const py::dtype dtype(rows.dtype == DType::f32 ? "f4" : rows.dtype == DType::f16 ? "f2" : "u2");
+  py::array array(dtype, std::vector<std::int64_t>{rows.count, rows.dim},
+                  std::vector<std::int64_t>{rows.stride_bytes, bytes_of(rows.dtype)}, rows.data,
+                  py::cast(context));
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
+}
+
+std::unique_ptr<Index> index_of(const ContextPtr& context, const std::string& spec,
+                                std::int64_t layer, std::int64_t kv_head) {
+  const KeyIndex& index = context->index(spec, layer, kv_head);
+  // Lives as long as the context; Index::of_context holds who would change it off.
+  std::shared_ptr<KeyIndex> shared(context, const_cast<KeyIndex*>(&index));
+  return std::make_unique<Index>(std::move(shared), true);
+}
+
+}  // namespace
+
+void bind_context(py::module_& module) {
+  py::class_<ContextMemory>(module, "ContextMemory")
+      .def_readonly("rows_bytes", &ContextMemory::rows_bytes)
+      .def_readonly("index_bytes", &ContextMemory::index_bytes)
+      .def("__repr__", [](const ContextMemory& memory) {
+        return fmt::format("ContextMemory(rows_bytes={}, index_bytes={})", memory.rows_bytes,
+                           memory.index_bytes);
+      });
+
+  py::class_<Context, ContextPtr>(module, "Context",
+                                  "One prefilled text: rows of every layer and KV head in host "
+                                  "memory, and indices over the keys. Immutable; shared by any "
+                                  "number of sessions and threads.",
+                                  py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly("shape", &Context::shape, py::return_value_policy::copy)
+      .def_property_readonly("tokens", &Context::tokens)
+      .def_property_readonly("dtype",
+                             [](const Context& self) { return std::string(name_of(self.dtype())); })
+      .def("memory", &Context::memory)
+      .def("indices", &Context::indices, "Specs of its indices.")
+      .def(
+          "keys",
+          [](const ContextPtr& self, std::int64_t layer, std::int64_t kv_head) {
+            return view_of(self, self->rows(layer, kv_head).keys());
+          },
+          py::arg("layer"), py::arg("kv_head"),
+          "Keys [tokens, head_dim] in place, read-only. Of bf16 rows, which NumPy lacks, a uint16 "
+          "view.")
+      .def(
+          "values",
+          [](const ContextPtr& self, std::int64_t layer, std::int64_t kv_head) {
+            KeyView values = self->rows(layer, kv_head).keys();
+            values.data = self->rows(layer, kv_head).value_data;
+            return view_of(self, values);
+          },
+          py::arg("layer"), py::arg("kv_head"), "Values, as keys().")
+      .def("index", &index_of, py::arg("spec"), py::arg("layer"), py::arg("kv_head"),
+           "The index of one layer and KV head, for searching. spec: as given to with_index.")
+      .def(
+          "with_index",
+          [](const ContextPtr& self, const std::string& spec, const py::object& progress) {
+            const ProgressFn report = progress_of(progress);
+            const py::gil_scoped_release release;
+            return unconst(self->with_index(spec, report));
+          },
+          py::arg("spec"), py::arg("progress") = py::none(),
+          "A context over the same rows that has this index too. progress is called with a "
+          "Progress.")
+      .def("__repr__", [](const Context& self) {
+        return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
+                           self.shape().layers, name_of(self.dtype()),
+                           fmt::join(self.indices(), ", "));
+      });
+}
+
+}  // namespace topkv::python

@@ -1,0 +1,122 @@
+#include <fmt/format.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "handles.h"
+#include "topkv/error.h"
+
+namespace topkv::python {
+namespace {
+
+void refuse_change(const Index& self) {
+  if (self.of_context) {
+    throw InvalidArgument("the index belongs to a context, which never changes; make a KeyIndex");
+  }
+}
+
+void add(Index& self, py::handle keys) {
+  refuse_change(self);
+  Array array(keys, "keys");
+  const KeyView view = array.keys();
+  const Exclusive::Write use(self.use, "the index");
+  {
+    const py::gil_scoped_release release;
+    self.index->add(view);
+  }
+  self.arrays.push_back(std::move(array));
+}
+
+void build(Index& self) {
+  refuse_change(self);
+  const Exclusive::Write use(self.use, "the index");
+  const py::gil_scoped_release release;
+  self.index->build();
+}
+
+SearchResult search(Index& self, py::handle queries, std::int64_t k, const py::object& allowed) {
+  const Array block(queries, "queries");
+  const float* data = block.floats({{"queries", Array::any_size}, {"dim", Array::any_size}});
+  const std::int64_t count = block.size(0);
+  std::vector<PositionRange> ranges(static_cast<std::size_t>(count), {0, self.index->size()});
+  if (!allowed.is_none()) {
+    const Array given(allowed, "allowed");
+    const std::int64_t* bounds = given.integers(2);
+    if (given.size(0) != count)
+      given.refuse(fmt::format("one range for each of {} queries", count));
+    for (std::size_t i = 0; i < ranges.size(); ++i) ranges[i] = {bounds[2 * i], bounds[2 * i + 1]};
+  }
+  const Exclusive::Read use(self.use, "the index");
+  // A huge k must not reserve memory for results that cannot be.
+  const std::int64_t most = std::max<std::int64_t>(1, self.index->size());
+  const py::gil_scoped_release release;
+  SearchResult result;
+  self.index->search({data, count, block.size(1), ranges}, std::min(k, most), result);
+  return result;
+}
+
+std::int64_t query_number(const SearchResult& result, std::int64_t i) {
+  if (i < 0 || i >= result.queries()) {
+    throw py::index_error(fmt::format("query {} of {}", i, result.queries()));
+  }
+  return i;
+}
+
+}  // namespace
+
+void bind_index(py::module_& module) {
+  py::class_<SearchResult>(module, "SearchResult",
+                           "For each query up to k positions, best first, ties by lower position. "
+                           "len() is the number of queries.")
+      .def("__len__", &SearchResult::queries)
+      .def_property_readonly("k", &SearchResult::k)
+      .def(
+          "positions",
+          [](const SearchResult& result, std::int64_t query) {
+            const auto found = result.positions(query_number(result, query));
+            return to_numpy(found.data(), static_cast<std::int64_t>(found.size()));
+          },
+          py::arg("query"), "int64 positions found for one query; may be fewer than k.")
+      .def(
+          "scores",
+          [](const SearchResult& result, std::int64_t query) {
+            const auto found = result.scores(query_number(result, query));
+            return to_numpy(found.data(), static_cast<std::int64_t>(found.size()));
+          },
+          py::arg("query"), "float32 inner products of these positions.");
+
+  py::class_<Index>(module, "KeyIndex",
+                    "Finds the keys with the largest inner product with a query. spec: \"exact\", "
+                    "\"hnsw:M=16,ef=128\", \"faiss:<factory string>\".\n\n"
+                    "Keys are read where they lie: the index keeps the arrays alive, and they must "
+                    "not be changed. search may be called from many threads at once.")
+      .def(py::init(
+               [](const std::string& spec) { return std::make_unique<Index>(make_index(spec)); }),
+           py::arg("spec"))
+      .def("add", &add, py::arg("keys"),
+           "Adds keys [n, dim] (f32, f16 or bf16), numbered on from size. Arrays of successive "
+           "calls must continue each other in memory.")
+      .def("build", &build, "Trains on the keys added so far and inserts them. Once.")
+      .def("search", &search, py::arg("queries"), py::arg("k"), py::arg("allowed") = py::none(),
+           "Up to k positions of the largest q·k for each of queries [m, dim] (f32). allowed: "
+           "int64 [m, 2], the half-open range that each query may find; None: all keys.")
+      .def_property_readonly(
+          "grows", [](const Index& self) { return self.index->grows(); },
+          "True when keys added after build are found too.")
+      .def_property_readonly(
+          "size", [](const Index& self) { return self.index->size(); }, "Keys added.")
+      .def_property_readonly(
+          "memory", [](const Index& self) { return self.index->memory(); },
+          "Bytes held beyond the keys read in place.")
+      .def_property_readonly(
+          "spec", [](const Index& self) { return self.index->spec(); },
+          "The spec with all defaults spelled out.")
+      .def("__len__", [](const Index& self) { return self.index->size(); })
+      .def("__repr__", [](const Index& self) {
+        return fmt::format("<KeyIndex {} of {} keys>", self.index->spec(), self.index->size());
+      });
+}
+
+}  // namespace topkv::python

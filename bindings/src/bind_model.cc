@@ -1,0 +1,191 @@
+#include <fmt/format.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include "handles.h"
+#include "names.h"
+#include "progress.h"
+#include "topkv/model.h"
+
+namespace topkv::python {
+namespace {
+
+PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, std::int64_t sinks,
+                               std::int64_t chunk, const std::string& kv_dtype,
+                               std::int64_t memory_budget, std::vector<std::string> indices) {
+  return {.attention = {parse_prefill(prefill), window, sinks},
+          .chunk = chunk,
+          .kv_dtype = parse_dtype(kv_dtype),
+          .memory_budget = memory_budget,
+          .indices = std::move(indices)};
+}
+
+ContextPtr prefill(const Model& self, py::handle tokens, const std::string& prefill,
+                   std::int64_t window, std::int64_t sinks, std::int64_t chunk,
+                   const std::string& kv_dtype, std::int64_t memory_budget,
+                   std::vector<std::string> indices, const py::object& progress) {
+  const std::vector<Token> ids = tokens_of(tokens, "tokens");
+  const PrefillOptions options =
+      prefill_options(prefill, window, sinks, chunk, kv_dtype, memory_budget, std::move(indices));
+  const ProgressFn report = progress_of(progress);
+  const py::gil_scoped_release release;
+  return unconst(self.prefill(ids, options, report));
+}
+
+GenerateResult generate(const Model& self, SessionHandle& session, py::handle prompt,
+                        std::int64_t max_tokens, double temperature, std::int64_t top_k,
+                        double top_p, std::uint64_t seed, const py::object& on_token) {
+  const std::vector<Token> ids = tokens_of(prompt, "prompt");
+  const TokenFn report = on_token_of(on_token);
+  const Exclusive::Write use(session.use, "the session");
+  const py::gil_scoped_release release;
+  return self.generate(session.session, ids, {max_tokens, {temperature, top_k, top_p, seed}},
+                       report);
+}
+
+py::array_t<float> as_logits(const Model& model, const std::vector<float>& logits) {
+  const std::int64_t width = model.config().vocab_size;
+  return py::array_t<float>({static_cast<std::int64_t>(logits.size()) / width, width},
+                            logits.data());
+}
+
+py::array_t<float> logits(const Model& self, py::handle tokens) {
+  const std::vector<Token> ids = tokens_of(tokens, "tokens");
+  std::vector<float> result;
+  {
+    const py::gil_scoped_release release;
+    result = self.logits(ids);
+  }
+  return as_logits(self, result);
+}
+
+py::array_t<float> session_logits(const Model& self, SessionHandle& session, py::handle tokens) {
+  const std::vector<Token> ids = tokens_of(tokens, "tokens");
+  const Exclusive::Write use(session.use, "the session");
+  std::vector<float> result;
+  {
+    const py::gil_scoped_release release;
+    result = self.logits(session.session, ids);
+  }
+  return as_logits(self, result);
+}
+
+void bind_results(py::module_& module) {
+  py::class_<ForwardTimes>(module, "ForwardTimes",
+                           "Where the time of a forward pass went, in seconds.")
+      .def_readonly("matmul", &ForwardTimes::matmul)
+      .def_readonly("attention", &ForwardTimes::attention)
+      .def_readonly("search", &ForwardTimes::search)
+      .def_readonly("other", &ForwardTimes::other)
+      .def_readonly("indexing", &ForwardTimes::indexing)
+      .def_property_readonly("total", &ForwardTimes::total);
+
+  py::class_<GenerateResult>(module, "GenerateResult")
+      .def_readonly("tokens", &GenerateResult::tokens, "Generated, without the end token.")
+      .def_readonly("ended", &GenerateResult::ended, "The model gave an end token.")
+      .def_readonly("steps", &GenerateResult::steps, "Tokens fed after the prompt.")
+      .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
+      .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
+      .def_readonly("times", &GenerateResult::times);
+
+  py::class_<DevicePlan>(module, "DevicePlan",
+                         "Where device memory would go, before any work. items: (what, bytes).")
+      .def_property_readonly("items",
+                             [](const DevicePlan& plan) {
+                               std::vector<std::pair<std::string, std::int64_t>> items;
+                               for (const MemoryItem& item : plan.items) {
+                                 items.emplace_back(item.what, item.bytes);
+                               }
+                               return items;
+                             })
+      .def_readonly("peak", &DevicePlan::peak, "The most that is taken at a time.")
+      .def_readonly("ceiling", &DevicePlan::ceiling)
+      .def_readonly("chunk", &DevicePlan::chunk, "Tokens of the largest prefill chunk that fits.")
+      .def_property_readonly("fits", &DevicePlan::fits);
+}
+
+void bind_config(py::module_& module) {
+  py::class_<ModelConfig>(module, "ModelConfig",
+                          "config.json, reduced to what changes the forward pass.")
+      .def_static("load", &ModelConfig::load, py::arg("directory"))
+      .def_readonly("model_type", &ModelConfig::model_type)
+      .def_readonly("attention", &ModelConfig::attention)
+      .def_readonly("hidden_size", &ModelConfig::hidden_size)
+      .def_readonly("intermediate_size", &ModelConfig::intermediate_size)
+      .def_readonly("vocab_size", &ModelConfig::vocab_size)
+      .def_readonly("max_position", &ModelConfig::max_position)
+      .def_readonly("rms_norm_eps", &ModelConfig::rms_norm_eps)
+      .def_readonly("rope_theta", &ModelConfig::rope_theta)
+      .def_readonly("qkv_bias", &ModelConfig::qkv_bias)
+      .def_readonly("o_bias", &ModelConfig::o_bias)
+      .def_readonly("mlp_bias", &ModelConfig::mlp_bias)
+      .def_readonly("qk_norm", &ModelConfig::qk_norm)
+      .def_readonly("tied_embeddings", &ModelConfig::tied_embeddings)
+      .def_readonly("bos", &ModelConfig::bos, "-1: none.")
+      .def_readonly("eos", &ModelConfig::eos, "Any of them ends generation.")
+      .def(
+          "kv_bytes_per_token",
+          [](const ModelConfig& self, const std::string& dtype) {
+            return self.kv_bytes_per_token(parse_dtype(dtype));
+          },
+          py::arg("dtype") = "bf16", "Bytes of K and V of one token over all layers.");
+}
+
+}  // namespace
+
+void bind_model(py::module_& module) {
+  bind_config(module);
+  bind_results(module);
+  py::class_<Model, std::shared_ptr<Model>>(
+      module, "Model",
+      "A loaded checkpoint (Llama, Mistral, Qwen2, Qwen3) in Hugging Face layout. Safe from many "
+      "threads, each with its own session.",
+      py::release_gil_before_calling_cpp_dtor())
+      .def_static(
+          "load",
+          [](const std::filesystem::path& directory, const py::object& device) {
+            const Device where = device_of(device);
+            const py::gil_scoped_release release;
+            return std::make_shared<Model>(Model::load(directory, where));
+          },
+          py::arg("directory"), py::arg("device") = py::none())
+      .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
+      .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
+      .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)
+      .def(
+          "prefill", &prefill, py::arg("tokens"), py::arg("prefill") = "dense", py::kw_only(),
+          py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
+          py::arg("kv_dtype") = "bf16", py::arg("memory_budget") = 0,
+          py::arg("indices") = std::vector<std::string>(), py::arg("progress") = py::none(),
+          "Runs the tokens through the network into a new Context. prefill, window, sinks, "
+          "memory_budget: as of ContextBuilder. chunk: tokens per step, 0 for what suits. indices: "
+          "specs that the context shall have. progress is called with a Progress.")
+      .def("generate", &generate, py::arg("session"), py::arg("prompt"),
+           py::arg("max_tokens") = 128, py::arg("temperature") = 0.0, py::arg("top_k") = 0,
+           py::arg("top_p") = 1.0, py::arg("seed") = 0, py::arg("on_token") = py::none(),
+           "Feeds the prompt's token ids to the session, then generates. temperature 0: greedy. "
+           "on_token(token) may return False to stop.")
+      .def("logits", &logits, py::arg("tokens"),
+           "float32 [tokens, vocab_size] of a dense forward pass.")
+      .def("logits", &session_logits, py::arg("session"), py::arg("tokens"),
+           "Feeds tokens to a session and gives their logits [tokens, vocab_size].")
+      .def_static(
+          "plan",
+          [](const std::filesystem::path& directory, const py::object& device,
+             const std::string& prefill, std::int64_t window, std::int64_t sinks,
+             std::int64_t chunk, std::int64_t capacity) {
+            const Device where = device_of(device);
+            const PrefillOptions options =
+                prefill_options(prefill, window, sinks, chunk, "bf16", 0, {});
+            const py::gil_scoped_release release;
+            return Model::plan(directory, where, options,
+                               {.window = window, .sinks = sinks, .capacity = capacity});
+          },
+          py::arg("directory"), py::arg("device") = py::none(), py::arg("prefill") = "dense",
+          py::kw_only(), py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
+          py::arg("capacity") = 16384,
+          "What a prefill and a session of its context would take of the device's memory; "
+          "reads headers only.");
+}
+
+}  // namespace topkv::python

@@ -1,0 +1,137 @@
+#include <fmt/format.h>
+#include <pybind11/stl.h>
+
+#include "handles.h"
+#include "names.h"
+
+namespace topkv::python {
+namespace {
+
+constexpr const char* busy = "the session";
+
+TopK parse_k(const py::object& k) {
+  if (py::isinstance<TopK>(k)) return py::cast<TopK>(k);
+  if (py::isinstance<py::str>(k)) return TopK::parse(py::cast<std::string>(k));
+  if (PyIndex_Check(k.ptr()) != 0) return TopK::same(py::cast<std::int64_t>(k));
+  return TopK::per_layer(integers_of(k, "k"));
+}
+
+std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object& device,
+                                    const std::string& index, const py::object& k,
+                                    const std::string& select_by, std::int64_t dense_layers,
+                                    std::int64_t window, std::int64_t sinks, std::int64_t capacity,
+                                    bool measure_recall, const std::string& attend_on) {
+  RetrievalOptions options = {.index = index,
+                              .k = parse_k(k),
+                              .select_by = parse_select_by(select_by),
+                              .dense_layers = dense_layers,
+                              .window = window,
+                              .sinks = sinks,
+                              .capacity = capacity,
+                              .measure_recall = measure_recall,
+                              .attend_on = parse_attend_on(attend_on)};
+  const Device where = device_of(device);
+  const py::gil_scoped_release release;
+  return std::make_unique<SessionHandle>(Session(context, std::move(options), where), context);
+}
+
+py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::handle k, py::handle v,
+                  const py::object& out, const py::object& lse, std::int64_t kv_first,
+                  std::int64_t kv_tokens, std::uintptr_t stream) {
+  const Step step(self.context->shape(), self.device, layer, q, k, v, out, lse, kv_first, kv_tokens,
+                  stream);
+  const Exclusive::Write use(self.use, busy);
+  {
+    const py::gil_scoped_release release;
+    self.session.attend(step.step());
+  }
+  return step.out();
+}
+
+}  // namespace
+
+void bind_session(py::module_& module) {
+  py::class_<SessionStats>(module, "SessionStats", "What a session did, summed over its life.")
+      .def_readonly("steps", &SessionStats::steps, "(token, layer) pairs attended.")
+      .def_readonly("rows_retrieved", &SessionStats::rows_retrieved,
+                    "Rows attended beyond window and sinks, over query heads.")
+      .def_readonly("search_seconds", &SessionStats::search_seconds)
+      .def_readonly("attend_seconds", &SessionStats::attend_seconds)
+      .def_readonly("exact_rows", &SessionStats::exact_rows)
+      .def_readonly("exact_rows_found", &SessionStats::exact_rows_found)
+      .def_property_readonly(
+          "recall",
+          [](const SessionStats& stats) -> py::object {
+            if (stats.exact_rows == 0) return py::none();
+            return py::float_(static_cast<double>(stats.exact_rows_found) /
+                              static_cast<double>(stats.exact_rows));
+          },
+          "exact_rows_found / exact_rows; None when not measured.");
+
+  py::class_<StepTimes>(module, "StepTimes",
+                        "Where the time of a session's steps in one layer went, in seconds.")
+      .def_readonly("q_out", &StepTimes::q_out)
+      .def_readonly("append", &StepTimes::append)
+      .def_readonly("window", &StepTimes::window)
+      .def_readonly("search", &StepTimes::search)
+      .def_readonly("attend", &StepTimes::attend)
+      .def_readonly("gather", &StepTimes::gather)
+      .def_readonly("copy", &StepTimes::copy)
+      .def_readonly("merge", &StepTimes::merge)
+      .def_property_readonly("total", &StepTimes::total);
+
+  py::class_<SessionHandle>(
+      module, "Session",
+      "One reader of a context, with tokens of its own. One thread at a time; "
+      "different sessions are independent.\n\n"
+      "Attention is taken, under one softmax, over the first `sinks` tokens, "
+      "the last `window`, and the k rows that the index finds among the rest. "
+      "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
+      "\"linear:SUM\" over the layers. select_by: \"query_head\", each has its "
+      "own rows, or \"group\". dense_layers: the first n attend every token. "
+      "capacity: tokens of its own. attend_on: \"automatic\", \"host\" or "
+      "\"device\", for sessions of a CUDA device.",
+      py::release_gil_before_calling_cpp_dtor())
+      .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
+           py::arg("index") = "exact", py::arg("k") = 64, py::arg("select_by") = "query_head",
+           py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
+           py::arg("capacity") = 16384, py::arg("measure_recall") = false,
+           py::arg("attend_on") = "automatic")
+      .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
+           py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
+           py::arg("kv_tokens") = -1, py::arg("stream") = 0,
+           "Takes q, k, v of the next tokens of a layer, at positions `tokens` and on, and gives "
+           "their attention, [tokens, q_heads, head_dim]. Arrays as in ContextBuilder.attend. With "
+           "kv_tokens=0 (k and v None) the step only reads.")
+      .def(
+          "truncate",
+          [](SessionHandle& self, std::int64_t own_tokens) {
+            const Exclusive::Write use(self.use, busy);
+            const py::gil_scoped_release release;
+            self.session.truncate(own_tokens);
+          },
+          py::arg("own_tokens"), "Forgets the session's own tokens from this number on.")
+      .def(
+          "fork",
+          [](SessionHandle& self) {
+            const Exclusive::Read use(self.use, busy);
+            const py::gil_scoped_release release;
+            return std::make_unique<SessionHandle>(self.session.fork(), self.context);
+          },
+          "A session that goes on from here with the same own tokens.")
+      .def_property_readonly(
+          "tokens", [](const SessionHandle& self) { return self.session.tokens(); },
+          "Tokens before the next one: the context's and the session's own.")
+      .def_property_readonly("own_tokens",
+                             [](const SessionHandle& self) { return self.session.own_tokens(); })
+      .def_property_readonly("context",
+                             [](const SessionHandle& self) { return unconst(self.context); })
+      .def_property_readonly("device",
+                             [](const SessionHandle& self) { return self.session.device(); })
+      .def("stats", [](const SessionHandle& self) { return self.session.stats(); })
+      .def(
+          "step_times", [](const SessionHandle& self) { return self.session.step_times(); },
+          "One StepTimes per layer.");
+}
+
+}  // namespace topkv::python

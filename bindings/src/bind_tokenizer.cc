@@ -1,0 +1,32 @@
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include "array.h"
+#include "handles.h"
+#include "topkv/model.h"
+
+namespace topkv::python {
+
+void bind_tokenizer(py::module_& module) {
+  py::class_<Tokenizer>(module, "Tokenizer",
+                        "Byte-level BPE of a tokenizer.json. Immutable; safe from many threads.")
+      .def_static("load", &Tokenizer::load, py::arg("tokenizer_json"), WithoutGil())
+      .def("encode", &Tokenizer::encode, py::arg("text"), py::arg("add_special_tokens") = false,
+           WithoutGil(), "Token ids as the tokenizers library gives them.")
+      .def(
+          "decode",
+          [](const Tokenizer& self, py::handle tokens) {
+            return self.decode(tokens_of(tokens, "tokens"));
+          },
+          py::arg("tokens"),
+          "The text of the tokens, without special ones; incomplete UTF-8 becomes U+FFFD.")
+      .def(
+          "bytes_of_token",
+          [](const Tokenizer& self, Token token) { return py::bytes(self.bytes_of_token(token)); },
+          py::arg("token"), "Raw bytes of one token; empty for special tokens.")
+      .def("find", &Tokenizer::find, py::arg("content"),
+           "Id of a token by its content as the file spells it, -1 when there is none.")
+      .def_property_readonly("vocab_size", &Tokenizer::vocab_size);
+}
+
+}  // namespace topkv::python

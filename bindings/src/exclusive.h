@@ -1,0 +1,56 @@
+// Objects that C++ says one thread may use at a time. Calls run without the GIL, so two Python
+// threads could be inside one object; the second is refused.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "topkv/error.h"
+
+namespace topkv::python {
+
+/// Who is inside an object: nobody, one writer, or readers.
+class Exclusive {
+ public:
+  /// Holds the object for a scope. what: the object, for the message ("the session").
+  class Write {
+   public:
+    Write(Exclusive& object, const char* what) : users_(object.users_) {
+      int nobody = 0;
+      if (!users_.compare_exchange_strong(nobody, writer)) refuse(what);
+    }
+    ~Write() { users_ = 0; }
+    Write(const Write&) = delete;  // belongs to one scope
+
+   private:
+    std::atomic<int>& users_;
+  };
+
+  class Read {
+   public:
+    Read(Exclusive& object, const char* what) : users_(object.users_) {
+      int readers = users_;
+      do {
+        if (readers == writer) refuse(what);
+      } while (!users_.compare_exchange_weak(readers, readers + 1));
+    }
+    ~Read() { --users_; }
+    Read(const Read&) = delete;  // belongs to one scope
+
+   private:
+    std::atomic<int>& users_;
+  };
+
+ private:
+  static constexpr int writer = -1;
+
+  [[noreturn]] static void refuse(const char* what) {
+    throw InvalidArgument(std::string(what) +
+                          " is in use by another thread or by the call that runs this callback; "
+                          "one thread at a time");
+  }
+
+  std::atomic<int> users_ = 0;
+};
+
+}  // namespace topkv::python

@@ -1,0 +1,24 @@
+// The module topkv._core. One bind_* function per subject.
+#include <pybind11/pybind11.h>
+
+#include "errors.h"
+#include "handles.h"
+#include "progress.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace topkv::python;
+  module.doc() = "The C++ library, as topkv re-exports it.";
+  module.attr("__version__") = TOPKV_VERSION;
+  module.attr("cuda_built") = static_cast<bool>(TOPKV_CUDA_BUILT);
+  bind_errors(module);
+  bind_progress(module);
+  bind_types(module);
+  bind_device(module);
+  bind_index(module);
+  bind_attention(module);
+  bind_builder(module);
+  bind_context(module);
+  bind_session(module);
+  bind_tokenizer(module);
+  bind_model(module);
+}

@@ -1,0 +1,29 @@
+#include "names.h"
+
+#include <fmt/format.h>
+
+#include "topkv/error.h"
+
+namespace topkv::python {
+
+Prefill parse_prefill(const std::string& name) {
+  if (name == "dense") return Prefill::dense;
+  if (name == "window") return Prefill::window;
+  throw InvalidArgument(fmt::format("prefill is '{}'; expected 'dense' or 'window'", name));
+}
+
+SelectBy parse_select_by(const std::string& name) {
+  if (name == "query_head") return SelectBy::query_head;
+  if (name == "group") return SelectBy::group;
+  throw InvalidArgument(fmt::format("select_by is '{}'; expected 'query_head' or 'group'", name));
+}
+
+AttendOn parse_attend_on(const std::string& name) {
+  if (name == "automatic") return AttendOn::automatic;
+  if (name == "host") return AttendOn::host;
+  if (name == "device") return AttendOn::device;
+  throw InvalidArgument(
+      fmt::format("attend_on is '{}'; expected 'automatic', 'host' or 'device'", name));
+}
+
+}  // namespace topkv::python

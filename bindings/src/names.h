@@ -1,0 +1,16 @@
+// Choices of C++ enums as Python writes them: the names of the enumerators.
+#pragma once
+
+#include <string>
+
+#include "topkv/context.h"
+#include "topkv/session.h"
+
+namespace topkv::python {
+
+// Each throws InvalidArgument naming the choices.
+Prefill parse_prefill(const std::string& name);
+SelectBy parse_select_by(const std::string& name);
+AttendOn parse_attend_on(const std::string& name);
+
+}  // namespace topkv::python

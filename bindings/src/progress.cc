@@ -1,0 +1,65 @@
+#include "progress.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+
+namespace topkv::python {
+namespace {
+
+namespace py = pybind11;
+
+/// A Progress that may be kept: the texts of a C++ one live only as long as the call.
+struct Report {
+  std::string stage;
+  std::string unit;
+  std::int64_t done;
+  std::int64_t total;
+};
+
+void check_signals() {
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+/// The callable in a handle that may be copied and dropped without the GIL.
+std::shared_ptr<py::object> share(const py::object& callable) {
+  return {new py::object(callable), [](py::object* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+}  // namespace
+
+ProgressFn progress_of(const py::object& callable) {
+  return [callable = share(callable)](const Progress& progress) {
+    const py::gil_scoped_acquire gil;
+    check_signals();
+    if (callable->is_none()) return;
+    (*callable)(Report{std::string(progress.stage), std::string(progress.unit), progress.done,
+                       progress.total});
+  };
+}
+
+TokenFn on_token_of(const py::object& callable) {
+  return [callable = share(callable)](Token token) {
+    const py::gil_scoped_acquire gil;
+    check_signals();
+    return callable->is_none() || !(*callable)(token).is(py::bool_(false));
+  };
+}
+
+void bind_progress(py::module_& module) {
+  py::class_<Report>(module, "Progress",
+                     "One report of long work: `done` of `total` in `unit`; stage names the work.")
+      .def_readonly("stage", &Report::stage)
+      .def_readonly("unit", &Report::unit)
+      .def_readonly("done", &Report::done)
+      .def_readonly("total", &Report::total)
+      .def("__repr__", [](const Report& r) {
+        return fmt::format("Progress({}: {} of {} {})", r.stage, r.done, r.total, r.unit);
+      });
+}
+
+}  // namespace topkv::python

@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include "handles.h"
+#include "topkv/error.h"
+
+namespace topkv::python {
+
+Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::handle q, py::handle k,
+           py::handle v, const py::object& out, const py::object& lse, std::int64_t kv_first,
+           std::int64_t kv_tokens, std::uintptr_t stream)
+    : out_(out) {
+  arrays_.reserve(5);  // the pointers below go into them
+  const Array& queries = arrays_.emplace_back(q, "q");
+  step_.layer = layer;
+  step_.q = queries.floats(
+      {{"tokens", Array::any_size}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}},
+      device);
+  step_.tokens = queries.size(0);
+  step_.kv_first = kv_first;
+  step_.kv_tokens = kv_tokens;
+  if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0)) {
+    throw InvalidArgument(fmt::format(
+        "k and v may be None only together and with kv_tokens=0; kv_tokens is {} and {} "
+        "is None",
+        kv_tokens, k.is_none() ? v.is_none() ? "both" : "k" : "v"));
+  }
+  if (!k.is_none()) {
+    const auto rows = [&](py::handle object, const char* name) {
+      return arrays_.emplace_back(object, name)
+          .floats({{"kv_tokens", step_.kv_count()},
+                   {"kv_heads", shape.kv_heads},
+                   {"head_dim", shape.head_dim}},
+                  device);
+    };
+    step_.k = rows(k, "k");
+    step_.v = rows(v, "v");
+  }
+  if (out_.is_none()) {
+    if (device != host) {
+      throw InvalidArgument(
+          "out is None; on a CUDA device pass an f32 array of q's shape there "
+          "(torch.empty_like(q))");
+    }
+    out_ = py::array_t<float>({step_.tokens, shape.q_heads, shape.head_dim});
+  }
+  step_.out =
+      arrays_.emplace_back(out_, "out")
+          .floats_out(
+              {{"tokens", step_.tokens}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}},
+              device);
+  if (!lse.is_none()) {
+    step_.lse = arrays_.emplace_back(lse, "lse")
+                    .floats_out({{"tokens", step_.tokens}, {"q_heads", shape.q_heads}}, device);
+  }
+  step_.stream = stream_of(stream);
+}
+
+}  // namespace topkv::python

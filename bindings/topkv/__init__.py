@@ -1,0 +1,110 @@
+"""topkv: decode over a million tokens with the KV cache in host memory behind vector indices.
+
+The full K and V of every layer and KV head (the *rows*) stay in host memory. For each new token
+attention is taken, under one exact softmax, over the first tokens (*sinks*), the last tokens
+(*window*) and the few rows between them that an index finds.
+
+    Model            a checkpoint: prefill() makes a Context, generate() decodes through a Session
+    ContextBuilder   for an application that owns its network: takes K and V, gives attention
+    Context          one prefilled text, immutable, shared by sessions; has indices over its keys
+    Session          one reader of a context: attend() is the decode step
+    KeyIndex         an index over keys by itself
+    Partial, merge, attend_rows   attention as a merge of partials
+    Device           the host's cores, or a CUDA device under a memory ceiling
+
+Arrays in: whatever has the buffer protocol or __dlpack__ (NumPy, PyTorch on CPU and CUDA); they are
+never copied. uint16 arrays hold bf16. Arrays out: NumPy, or what `out` names. Everything raised on
+purpose is a topkv.Error.
+
+topkv.hf puts it into Hugging Face transformers, topkv.plot draws results; both are imported on
+demand and need their own packages (pip install "topkv[hf]", "topkv[plot]").
+"""
+
+import importlib as _importlib
+
+try:
+    from topkv._core import (
+        AttentionShape,
+        Context,
+        ContextBuilder,
+        ContextMemory,
+        Device,
+        DeviceMemory,
+        DevicePlan,
+        Error,
+        FileError,
+        ForwardTimes,
+        GenerateResult,
+        InvalidArgument,
+        KeyIndex,
+        Model,
+        ModelConfig,
+        OutOfMemory,
+        Partial,
+        Progress,
+        SearchResult,
+        Session,
+        SessionStats,
+        StepTimes,
+        Tokenizer,
+        Unsupported,
+        __version__,
+        attend_rows,
+        cuda_built,
+        empty_lse,
+        merge,
+        merge_into,
+    )
+except ImportError as _error:
+    if "libcublas" in str(_error):
+        raise ImportError(
+            f"{_error}; topkv was built with CUDA and needs cuBLAS 13: "
+            "pip install nvidia-cublas, or add its folder to LD_LIBRARY_PATH"
+        ) from _error
+    raise
+
+_ON_DEMAND = ("hf", "plot", "mass")
+
+__all__ = [
+    "AttentionShape",
+    "Context",
+    "ContextBuilder",
+    "ContextMemory",
+    "Device",
+    "DeviceMemory",
+    "DevicePlan",
+    "Error",
+    "FileError",
+    "ForwardTimes",
+    "GenerateResult",
+    "InvalidArgument",
+    "KeyIndex",
+    "Model",
+    "ModelConfig",
+    "OutOfMemory",
+    "Partial",
+    "Progress",
+    "SearchResult",
+    "Session",
+    "SessionStats",
+    "StepTimes",
+    "Tokenizer",
+    "Unsupported",
+    "__version__",
+    "attend_rows",
+    "cuda_built",
+    "empty_lse",
+    "merge",
+    "merge_into",
+]
+
+
+def __getattr__(name):
+    """Imports topkv.hf, topkv.plot and topkv.mass when they are first used."""
+    if name in _ON_DEMAND:
+        return _importlib.import_module(f"topkv.{name}")
+    raise AttributeError(f"module 'topkv' has no attribute '{name}'")
+
+
+def __dir__():
+    return sorted([*globals(), *_ON_DEMAND])
