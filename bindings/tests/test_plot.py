@@ -54,7 +54,7 @@ def test_heatmap_marks_found_and_missed_at_their_length_and_depth():
 
 
 def test_heatmap_of_several_trials_shows_the_share_found():
-    figure = plot.needle_heatmap([(4096, 0, True), (4096, 0, False), (4096, 0, False), (4096, 0, 1)])
+    figure = plot.needle_heatmap([(4096, 0, found) for found in (True, False, False, 1)])
     assert marks_of(figure.axes[0]) == {(0, 0): "50%"}
 
 
@@ -82,7 +82,7 @@ def test_heatmap_reads_csv(tmp_path):
 def test_heatmap_says_what_a_row_lacks(tmp_path):
     summary = tmp_path / "summary.csv"
     summary.write_text("context_tokens,index,asked,found\n4096,exact,10,9\n")
-    with pytest.raises(topkv.InvalidArgument, match="a row has no 'depth'; it has 'context_tokens'"):
+    with pytest.raises(topkv.InvalidArgument, match="no 'depth'; it has 'context_tokens'"):
         plot.needle_heatmap(summary)
     with pytest.raises(topkv.InvalidArgument, match=r"expected \(context tokens, depth, found\)"):
         plot.needle_heatmap([(4096, 0)])
@@ -105,13 +105,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         plot.needle_heatmap(torn)
 
 
-def test_mass_lines_are_means_within_bands_of_percentiles():
+def test_mass_lines_are_means_within_bands_of_quartiles():
     shares = np.random.default_rng(1).random((2, 3, 5, 4))
     ax = plot.mass_kept(shares, [1, 16, 256])
     assert [line.get_label() for line in ax.lines] == ["0", "1"]
     np.testing.assert_allclose(ax.lines[1].get_ydata(), 100 * shares[1].mean(axis=(1, 2)))
     band = ax.collections[1].get_paths()[0].vertices
-    low, high = np.percentile(100 * shares[1, 2], (10, 90))
+    low, high = np.percentile(100 * shares[1, 2], (25, 75))
     at_last = band[band[:, 0] == 256][:, 1]
     assert (at_last.min(), at_last.max()) == (pytest.approx(low), pytest.approx(high))
     assert ax.get_xscale() == "log" and ax.xaxis.get_transform().base == 2
@@ -137,10 +137,10 @@ def test_mass_refuses_arrays_that_do_not_fit_ks():
 
 
 def test_times_become_a_line_for_each_cache_in_milliseconds():
-    ax = plot.decode_time({"DynamicCache": ([65536, 32768], [0.02, 0.01]), "topkv": ([32768], [0.5])})
+    ax = plot.decode_time({"dense": ([65536, 32768], [0.02, 0.01]), "topkv": ([32768], [0.5])})
     dense, other = ax.lines
     np.testing.assert_allclose(dense.get_data(), ([32768, 65536], [10, 20]))
-    assert (dense.get_label(), other.get_label()) == ("DynamicCache", "topkv")
+    assert (dense.get_label(), other.get_label()) == ("dense", "topkv")
     assert dense.get_color() != other.get_color() and dense.get_marker() != other.get_marker()
     assert ax.get_yscale() == "log"
     assert ax.xaxis.get_major_formatter()(65536) == "64Ki"

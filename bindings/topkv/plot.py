@@ -80,7 +80,7 @@ def mass_kept(
     title: str | None = None,
 ) -> Axes:
     """The share of a layer's attention that its best k rows hold, against k: a line for each layer,
-    its mean, over a light band from the 10th to the 90th percentile.
+    its mean, over a light band from the lower to the upper quartile.
 
     shares: {layer: array [ks, ...]} or an array [layers, ks, ...], as topkv.mass.attention_mass
     gives them, with ks; or rows with "layer", "k" and "share", or a file of such rows; or the JSON
@@ -89,13 +89,14 @@ def mass_kept(
     layers, counts = _mass_arrays(shares, ks)
     ax = ax if ax is not None else plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
     colours = colormaps["viridis"](np.linspace(0, 0.92, len(layers)))
+    alpha = min(0.15, 0.6 / len(layers))  # many bands must not hide the lines
     for (layer, values), colour in zip(layers.items(), colours):
         samples = 100 * values.reshape(len(counts), -1)
         ax.plot(counts, samples.mean(axis=1), color=colour, marker="o", markersize=3,
                 label=f"{layer}")
         if samples.shape[1] > 1:
-            low, high = np.percentile(samples, (10, 90), axis=1)
-            ax.fill_between(counts, low, high, color=colour, alpha=0.12, linewidth=0)
+            low, high = np.percentile(samples, (25, 75), axis=1)
+            ax.fill_between(counts, low, high, color=colour, alpha=alpha, linewidth=0)
     _tokens_axis(ax, counts)
     ax.set_xlabel("k (rows kept)")
     ax.set_ylabel("attention mass kept (%)")
