@@ -194,6 +194,34 @@ TEST(ContextBuilder, ReservingBetweenLayersIsRefused) {
   EXPECT_THROW(builder.reserve(20), InvalidArgument);
 }
 
+TEST(ContextBuilder, TruncatedTokensLeaveNoTrace) {
+  const Stream stream({.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 8}, 60);
+  Outs want(stream);
+  ContextBuilder straight(stream.shape, {.capacity = 60, .dtype = DType::f32});
+  give(straight, stream, {40, 20}, want);
+  Outs got(stream);
+  ContextBuilder builder(stream.shape, {.capacity = 60, .dtype = DType::f32});
+  give(builder, stream, {40, 15}, got);
+  builder.truncate(40);
+  EXPECT_EQ(builder.tokens(0), 40);
+  EXPECT_EQ(builder.tokens(1), 40);
+  give(builder, stream, {20}, got, 40);
+  EXPECT_EQ(got.out, want.out);
+  EXPECT_EQ(got.lse, want.lse);
+  expect_rows(*builder.freeze(), stream, 60);
+}
+
+TEST(ContextBuilder, TruncatingToMoreThanThereIsOrBetweenLayersIsRefused) {
+  const Stream stream({.layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 8}, 20);
+  ContextBuilder builder(stream.shape, {.capacity = 20});
+  Outs outs(stream);
+  give(builder, stream, {10}, outs);
+  EXPECT_THROW(builder.truncate(11), InvalidArgument);
+  EXPECT_THROW(builder.truncate(-1), InvalidArgument);
+  builder.attend(step_into(stream, outs, 0, 10, 5));
+  EXPECT_THROW(builder.truncate(10), InvalidArgument);
+}
+
 TEST(ContextBuilder, MoreThanTheCapacityIsRefusedNamingReserve) {
   const Stream stream({.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8}, 20);
   ContextBuilder builder(stream.shape, {.capacity = 10});

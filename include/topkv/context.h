@@ -117,6 +117,11 @@ class ContextBuilder {
   /// by a later call or by freeze().
   void attend(const AttentionStep& step);
 
+  /// Forgets the tokens from number `tokens` on, in all layers: speculative ones that were
+  /// rejected. REQUIRES: all layers hold the same tokens. Throws InvalidArgument, also when there
+  /// are fewer.
+  void truncate(std::int64_t tokens);
+
   /// Tokens given to the layer.
   std::int64_t tokens(std::int64_t layer) const;
   std::int64_t capacity() const;

@@ -189,6 +189,18 @@ void ContextBuilder::attend(const AttentionStep& step) {
   s.attend(step);
 }
 
+void ContextBuilder::truncate(std::int64_t tokens) {
+  State& s = *state_;
+  s.check_equal_layers("truncating");
+  if (tokens < 0 || tokens > s.tokens(0)) {
+    throw InvalidArgument(
+        fmt::format("truncate to {} tokens; the builder has {}", tokens, s.tokens(0)));
+  }
+  const auto lock = s.device.compute()->lock();
+  s.close();
+  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.store->shrink(layer, tokens);
+}
+
 std::int64_t ContextBuilder::tokens(std::int64_t layer) const {
   if (layer < 0 || layer >= state_->shape.layers) {
     throw InvalidArgument(
