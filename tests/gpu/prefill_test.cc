@@ -187,7 +187,7 @@ std::vector<Case> cases() {
       {"several_tiles", stack(2, 3, 1, 64), same(2, all), 3000, 300, 97},
       {"several_tiles_of_a_window", stack(2, 2, 2, 64), same(2, {1500, 4}), 2500, 200, 97},
       {"chunks_that_cudnn_may_take", stack(1, 6, 2, 128), same(1, all), 2600, 1024, 97},
-      {"chunks_that_do_not_fit_a_tile", stack(1, 2, 1, 64), same(1, all), 5500, 1100, 197},
+      {"odd_chunks_that_cudnn_may_take", stack(1, 2, 1, 64), same(1, all), 5500, 1100, 197},
       {"soft_capped", capped(stack(2, 6, 2, 64), 3), same(2, all), 150, 64},
       {"soft_capped_window", capped(stack(1, 2, 1, 256), 1), same(1, {20, 3}), 150, 40},
       {"soft_capped_chunks", capped(stack(1, 6, 2, 128), 50), same(1, all), 2600, 1024, 97},

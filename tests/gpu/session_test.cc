@@ -19,6 +19,7 @@ namespace {
 using test::Feed;
 using test::Place;
 using test::TokenStream;
+using test::Where;
 
 const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
 
@@ -29,6 +30,11 @@ AttentionShape stack(std::int64_t q_heads, std::int64_t kv_heads, std::int64_t h
           .kv_heads = kv_heads,
           .head_dim = head_dim,
           .sliding_window = std::move(sliding)};
+}
+
+AttentionShape capped(AttentionShape shape, float softcap) {
+  shape.softcap = softcap;
+  return shape;
 }
 
 struct Case {
@@ -63,20 +69,9 @@ std::vector<Case> cases() {
           {"group_of_eight_shares_rows", 200, 8, 20, 4, 0, by_group, stack(16, 2, 64)},
           {"head_dim_80", 200, 8, 20, 4, 1, by_head, stack(2, 1, 80)},
           {"head_dim_96", 200, 8, 20, 4, 1, by_head, stack(2, 1, 96)},
-          {"head_dim_256", 200, 8, 20, 4, 1, by_head, stack(2, 1, 256)}};
-}
-
-struct Where {
-  std::string device;
-  AttendOn attend_on = AttendOn::automatic;
-};
-
-const std::vector<Where> everywhere = {
-    {"cpu"}, {"cuda", AttendOn::host}, {"cuda", AttendOn::device}};
-
-std::string name_of(const Where& where) {
-  if (where.device == "cpu") return "cpu";
-  return where.attend_on == AttendOn::device ? "cuda_fetching" : "cuda";
+          {"head_dim_256", 200, 8, 20, 4, 1, by_head, stack(2, 1, 256)},
+          {"soft_capped", 300, 8, 20, 4, 0, by_head, capped(small, 1.5F)},
+          {"soft_capped_dense_first", 200, 8, 20, 4, 1, by_group, capped(stack(8, 1, 128), 5)}};
 }
 
 struct Parameter {
@@ -87,12 +82,11 @@ struct Parameter {
 void PrintTo(const Parameter& p, std::ostream* out) {
   *out << p.c.name << " on " << name_of(p.where);
 }
-void PrintTo(const Where& where, std::ostream* out) { *out << name_of(where); }
 
 std::vector<Parameter> parameters() {
   std::vector<Parameter> all;
   for (const Case& c : cases()) {
-    for (const Where& where : everywhere) all.push_back({where, c});
+    for (const Where& where : test::everywhere) all.push_back({where, c});
   }
   return all;
 }
@@ -279,7 +273,7 @@ TEST_P(SessionOn, RecallCountsEveryTokenOfABlock) {
   EXPECT_EQ(session.stats().exact_rows_found, session.stats().exact_rows);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, SessionOn, testing::ValuesIn(everywhere),
+INSTANTIATE_TEST_SUITE_P(Devices, SessionOn, testing::ValuesIn(test::everywhere),
                          [](const testing::TestParamInfo<Where>& info) {
                            return name_of(info.param);
                          });
