@@ -434,6 +434,8 @@ class TopkCache(Cache):
                 f"crop by {remove} tokens: the last {own} can be removed, those before them are "
                 "the frozen context"
             )
+        if remove > 0 and self._shards is not None and self._context is None:
+            raise Unsupported("crop of a text that is sharded by sequence: freeze() it first")
         super().crop(tokens_to_remove)
         if remove > 0 and (self._shards is None or self._shards.has_own_tokens()):
             self._rows.remove(remove)

@@ -112,6 +112,10 @@ class PrefillRows:
     def attend(self, step: Step) -> None:
         step.run(self._builder, 0)
 
+    def remove(self, tokens: int) -> None:
+        """Forgets the last tokens."""
+        self._builder.truncate(self._builder.tokens(0) - tokens)
+
     def freeze(self) -> topkv.Context:
         return self._builder.freeze()
 
