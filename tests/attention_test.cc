@@ -137,6 +137,22 @@ TEST(AttendRows, EqualsFloat64ForAnyNumberOfRows) {
   }
 }
 
+TEST(AttendRows, CapsScoresAsFloat64Does) {
+  const Fixture f({.layers = 1, .q_heads = 3, .kv_heads = 1, .head_dim = 80}, 700, 1, 2.0F);
+  const auto q = random_floats(3 * 80, 9);
+  std::vector<std::int64_t> all(700);
+  std::iota(all.begin(), all.end(), 0);
+  for (const float softcap : {50.0F, 2.0F, 0.01F}) {  // hardly bent, bent, two values alone
+    Partial out = random_partial(3, 80, 3);
+    attend_rows(q.data(), f.store.rows(0, 0), all, 0.2F, out.view(), softcap);
+    for (std::int64_t h = 0; h < 3; ++h) {
+      const auto want = reference::attend(
+          f.heads[0], &q[h * 80], 0.2F, [](std::int64_t) { return true; }, softcap);
+      expect_equal(want, out.out().data() + h * 80, out.lse()[h]);
+    }
+  }
+}
+
 TEST(AttendRows, PartialsOverAnySplitMergeIntoTheWhole) {
   const Fixture f({.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64}, 500, 5, 2.0F);
   const auto q = random_floats(2 * 64, 6);
@@ -168,19 +184,24 @@ TEST(AttendRows, HugeScoresDoNotOverflow) {
 
 struct Case {
   std::int64_t group, head_dim, tokens, rows, first, window, sinks;
+  float softcap = 0;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
   *out << "group " << c.group << ", head_dim " << c.head_dim << ", tokens " << c.tokens << ", rows "
-       << c.rows << ", first " << c.first << ", window " << c.window << ", sinks " << c.sinks;
+       << c.rows << ", first " << c.first << ", window " << c.window << ", sinks " << c.sinks
+       << ", softcap " << c.softcap;
 }
 
 class AttendTokens : public testing::TestWithParam<Case> {};
 
 TEST_P(AttendTokens, EqualsFloat64) {
   const Case c = GetParam();
-  const AttentionShape shape{
-      .layers = 1, .q_heads = 2 * c.group, .kv_heads = 2, .head_dim = c.head_dim};
+  const AttentionShape shape{.layers = 1,
+                             .q_heads = 2 * c.group,
+                             .kv_heads = 2,
+                             .head_dim = c.head_dim,
+                             .softcap = c.softcap};
   const Fixture f(shape, c.rows, 11, 1.5F);
   const std::int64_t width = shape.q_heads * c.head_dim;
   const auto q = random_floats(c.tokens * width, 12);
@@ -195,29 +216,32 @@ TEST_P(AttendTokens, EqualsFloat64) {
     for (std::int64_t h = 0; h < shape.q_heads; ++h) {
       const auto want = reference::attend(
           f.heads[static_cast<std::size_t>(h / c.group)], &q[t * width + h * c.head_dim],
-          shape.softmax_scale(), [&](std::int64_t row) {
+          shape.softmax_scale(),
+          [&](std::int64_t row) {
             const std::int64_t x = c.first + row;
             return x <= p && (c.window == 0 || x < c.sinks || x > p - c.window);
-          });
+          },
+          c.softcap);
       const std::int64_t at = t * shape.q_heads + h;
       expect_equal(want, out.out().data() + at * c.head_dim, out.lse()[at]);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, AttendTokens,
-                         testing::Values(Case{3, 64, 1, 1, 0, 0, 0},       // one key
-                                         Case{3, 64, 200, 200, 0, 0, 0},   // dense from the start
-                                         Case{1, 8, 70, 600, 0, 0, 0},     // dense, later tokens
-                                         Case{3, 64, 300, 700, 0, 50, 4},  // window and sinks
-                                         Case{2, 80, 300, 300, 0, 50,
-                                              4},                        // sinks inside the window
-                                         Case{2, 80, 90, 400, 0, 1, 0},  // each sees itself only
-                                         Case{2, 80, 90, 400, 0, 1, 300},  // more sinks than window
-                                         Case{16, 96, 30, 310, 0, 100, 2},  // wide group
-                                         Case{1, 256, 9, 40, 0, 0, 3},  // sinks without a window
-                                         Case{3, 64, 40, 40, 5000, 64, 4},  // rows of a later span
-                                         Case{3, 64, 40, 600, 5000, 64, 4}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AttendTokens,
+    testing::Values(Case{3, 64, 1, 1, 0, 0, 0},        // one key
+                    Case{3, 64, 200, 200, 0, 0, 0},    // dense from the start
+                    Case{1, 8, 70, 600, 0, 0, 0},      // dense, later tokens
+                    Case{3, 64, 300, 700, 0, 50, 4},   // window and sinks
+                    Case{2, 80, 300, 300, 0, 50, 4},   // sinks inside the window
+                    Case{2, 80, 90, 400, 0, 1, 0},     // each sees itself only
+                    Case{2, 80, 90, 400, 0, 1, 300},   // more sinks than window
+                    Case{16, 96, 30, 310, 0, 100, 2},  // wide group
+                    Case{1, 256, 9, 40, 0, 0, 3},      // sinks without a window
+                    Case{3, 64, 40, 40, 5000, 64, 4},  // rows of a later span
+                    Case{3, 64, 40, 600, 5000, 64, 4}, Case{3, 64, 300, 700, 0, 0, 0, 1.5F},
+                    Case{2, 80, 90, 400, 0, 50, 4, 0.2F}));
 
 TEST(AttendTokens, RowsOutsideEveryWindowGiveTheEmptyPartial) {
   const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};

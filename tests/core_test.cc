@@ -12,6 +12,7 @@
 #include "src/core/tile_dot.h"
 #include "src/core/topk.h"
 #include "src/core/vector_math.h"
+#include "tests/reference.h"
 
 namespace topkv {
 namespace {
@@ -190,6 +191,26 @@ TEST(VectorMath, EqualsPlainLoopsAtEveryLength) {
     for (std::int64_t i = 0; i < n; ++i) {
       EXPECT_NEAR(normed[i], x[i] / std::sqrt(square / static_cast<double>(n) + 1e-5) * y[i], 1e-5);
     }
+  }
+}
+
+TEST(VectorMath, SoftCapEqualsFloat64AtEveryLengthAndSize) {
+  for (const float cap : {0.5F, 30.0F}) {
+    for (const std::int64_t count : {1, 7, 16, 37}) {
+      for (const float size : {1e-4F, 1.0F, 100.0F}) {
+        const auto x = reference::random_floats(count, 5, size);
+        auto got = x;
+        soft_cap(got.data(), count, cap);
+        for (std::int64_t i = 0; i < count; ++i) {
+          const double want = double{cap} * std::tanh(double{x[i]} / cap);
+          EXPECT_NEAR(got[i], want, 1e-6 * std::abs(want)) << x[i];
+        }
+      }
+    }
+    std::vector<float> ends(20, std::numeric_limits<float>::max());
+    std::fill(ends.begin() + 9, ends.end(), -std::numeric_limits<float>::infinity());
+    soft_cap(ends.data(), 20, cap);
+    for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(ends[i], i < 9 ? cap : -cap) << i;
   }
 }
 

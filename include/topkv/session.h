@@ -114,7 +114,8 @@ class Session {
   /// The step for an application that owns its network: takes q, k, v of the next tokens of one
   /// layer, at positions tokens() and on, and gives attention over everything before and including
   /// each of them. Every layer must be given the same tokens in turn, layer 0 first.
-  /// A step without K and V (kv_tokens 0) only reads; one with K and V has those of all its tokens.
+  /// A step without K and V (kv_tokens 0) only reads, 256 tokens at a time from position tokens()
+  /// on; one with K and V has those of all its tokens.
   /// On a CUDA device the call returns before out is there.
   /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite
   /// (the session stays as before the call for this layer) or capacity is exceeded.
