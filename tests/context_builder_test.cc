@@ -222,6 +222,28 @@ TEST(ContextBuilder, TruncatingToMoreThanThereIsOrBetweenLayersIsRefused) {
   EXPECT_THROW(builder.truncate(10), InvalidArgument);
 }
 
+TEST(ContextBuilder, TruncatedBuilderGoesOnAsIfItHadNeverHadTheTokens) {
+  const Stream stream({.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16}, 100);
+  const Stream rejected(stream.shape, 100, 77);
+  Outs want(stream);
+  ContextBuilder plain(stream.shape, {.capacity = 100, .dtype = DType::f32});
+  give(plain, stream, {30, 30, 1, 39}, want);
+  Outs got(stream);
+  ContextBuilder builder(stream.shape, {.capacity = 100, .dtype = DType::f32});
+  give(builder, rejected, {60}, got);
+  builder.truncate(0);
+  give(builder, stream, {30}, got);
+  give(builder, rejected, {50, 2}, got, 30);
+  EXPECT_THROW(builder.truncate(83), InvalidArgument);
+  EXPECT_THROW(builder.truncate(-1), InvalidArgument);
+  builder.truncate(30);
+  EXPECT_EQ(builder.tokens(1), 30);
+  give(builder, stream, {30, 1, 39}, got, 30);
+  EXPECT_EQ(got.out, want.out);
+  EXPECT_EQ(got.lse, want.lse);
+  expect_rows(*builder.freeze(), stream, 100);
+}
+
 TEST(ContextBuilder, MoreThanTheCapacityIsRefusedNamingReserve) {
   const Stream stream({.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8}, 20);
   ContextBuilder builder(stream.shape, {.capacity = 10});
