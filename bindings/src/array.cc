@@ -86,6 +86,9 @@ std::string Array::remedy(int device) const {
   if (element_ != Element::f32)
     return "; convert it (x.float() in PyTorch, x.astype('float32') in NumPy)";
   if (!contiguous()) return "; make it so (x.contiguous() in PyTorch, numpy.ascontiguousarray)";
+  if (reinterpret_cast<std::uintptr_t>(data_) % alignof(float) != 0) {
+    return "; its memory is not aligned to elements: copy it";
+  }
   return "";
 }
 

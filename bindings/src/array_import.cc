@@ -45,13 +45,25 @@ Element element_of(const dlpack::DataType& type) {
 }
 
 std::string name_of_dlpack(const dlpack::DataType& type) {
-  const char* code = type.code == dlpack::floating           ? "f"
-                     : type.code == dlpack::integer          ? "i"
-                     : type.code == dlpack::unsigned_integer ? "u"
-                     : type.code == dlpack::bfloat           ? "bf"
-                                                             : "type ";
-  return code[0] == 't' ? fmt::format("{}{} of {} bits", code, type.code, type.bits)
-                        : fmt::format("{}{}", code, type.bits);
+  const char* kind = nullptr;
+  if (type.code == dlpack::floating) kind = "f";
+  if (type.code == dlpack::integer) kind = "i";
+  if (type.code == dlpack::unsigned_integer) kind = "u";
+  if (type.code == dlpack::bfloat) kind = "bf";
+  const std::string name = kind == nullptr
+                               ? fmt::format("DLPack type {} of {} bits", type.code, type.bits)
+                               : fmt::format("{}{}", kind, type.bits);
+  return type.lanes == 1 ? name : fmt::format("{} of {} lanes", name, type.lanes);
+}
+
+/// For messages about elements that are none of ours.
+std::string name_of_format(const std::string& format, std::int64_t bytes) {
+  const char last = format.empty() ? 'B' : format.back();
+  if (format.size() > 2) return "elements of format '" + format + "'";
+  if (last == 'd' || last == 'g') return fmt::format("f{}", bytes * 8);
+  if (std::string("bhilq").find(last) != std::string::npos) return fmt::format("i{}", bytes * 8);
+  if (std::string("BHILQ").find(last) != std::string::npos) return fmt::format("u{}", bytes * 8);
+  return last == '?' ? "bool" : "elements of format '" + format + "'";
 }
 
 std::string name_of_element(Element element, const std::string& other) {
@@ -120,7 +132,7 @@ void Array::take_buffer(py::handle object) {
   data_ = buffer->buf;
   element_name_ = buffer->format == nullptr ? "B" : buffer->format;
   element_ = element_of_format(element_name_, buffer->itemsize);
-  element_name_ = name_of_element(element_, "elements of format '" + element_name_ + "'");
+  element_name_ = name_of_element(element_, name_of_format(element_name_, buffer->itemsize));
   writable_ = buffer->readonly == 0;
   for (int axis = 0; axis < buffer->ndim; ++axis) {
     shape_.push_back(buffer->shape[axis]);

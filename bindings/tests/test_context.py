@@ -1,0 +1,317 @@
+"""Contexts and sessions against attention in float64 over all rows."""
+
+import gc
+import itertools
+
+import numpy as np
+import pytest
+from reference import attention, best_rows, causal
+
+import topkv
+
+LAYERS, Q_HEADS, KV_HEADS, DIM = 2, 6, 2, 16
+TOLERANCE = 256 * 2.0**-23  # sums of some hundred float32 terms of order one
+SHAPES = {
+    "plain": {},
+    "scaled": {"scale": 0.1},
+    "softcap": {"softcap": 1.5},
+    "sliding": {"sliding_window": [0, 7]},
+}
+
+
+class Steps:
+    """Random q, k, v of all layers and tokens, and their attention in float64."""
+
+    def __init__(self, random, tokens, **shape):
+        self.shape = topkv.AttentionShape(LAYERS, Q_HEADS, KV_HEADS, DIM, **shape)
+        self.q = random(LAYERS, tokens, Q_HEADS, DIM)
+        self.k = random(LAYERS, tokens, KV_HEADS, DIM)
+        self.v = random(LAYERS, tokens, KV_HEADS, DIM)
+        self.tokens = tokens
+
+    def builder(self, capacity=None, **options):
+        return topkv.ContextBuilder(self.shape, capacity or self.tokens, dtype="f32", **options)
+
+    def context(self, tokens):
+        builder = self.builder(tokens)
+        for layer in range(LAYERS):
+            builder.append(layer, self.k[layer, :tokens], self.v[layer, :tokens])
+        return builder.freeze()
+
+    def run(self, target, begin, end, lse=None):
+        """One step of all layers: [layers, tokens, q_heads, dim]."""
+        return np.stack(
+            [
+                target.attend(
+                    layer,
+                    self.q[layer, begin:end],
+                    self.k[layer, begin:end],
+                    self.v[layer, begin:end],
+                    lse=None if lse is None else lse[layer, begin:end],
+                )
+                for layer in range(LAYERS)
+            ]
+        )
+
+    def dense(self, begin, end, window=None, sinks=0):
+        """(out, lse) of these tokens over all before them, in float64."""
+        results = []
+        for layer in range(LAYERS):
+            sliding = self.shape.sliding_window[layer] if self.shape.sliding_window else 0
+            visible = causal(end - begin, end, begin, sliding or window, 0 if sliding else sinks)
+            scale = self.shape.scale or None
+            results.append(
+                attention(self.q[layer, begin:end], self.k[layer, :end], self.v[layer, :end],
+                          visible, scale, self.shape.softcap)
+            )
+        return tuple(np.stack(part) for part in zip(*results))
+
+
+def check(got, wanted):
+    np.testing.assert_allclose(got, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_prefill_in_chunks_is_causal_attention(shape, random):
+    steps = Steps(random, 90, **shape)
+    builder = steps.builder()
+    lse = np.full((LAYERS, 90, Q_HEADS), np.nan, np.float32)
+    bounds = [0, 1, 30, 33, 90]
+    parts = [steps.run(builder, a, b, lse) for a, b in itertools.pairwise(bounds)]
+    out, wanted_lse = steps.dense(0, 90)
+    check(np.concatenate(parts, axis=1), out)
+    check(lse, wanted_lse)
+    assert [builder.tokens(layer) for layer in range(LAYERS)] == [90, 90]
+
+
+def test_window_prefill_sees_sinks_and_the_last_tokens(random):
+    steps = Steps(random, 60)
+    builder = steps.builder(prefill="window", window=8, sinks=3)
+    parts = [steps.run(builder, a, b) for a, b in ((0, 25), (25, 60))]
+    check(np.concatenate(parts, axis=1), steps.dense(0, 60, window=8, sinks=3)[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_session_that_retrieves_all_rows_is_dense_attention(shape, random):
+    steps = Steps(random, 80, **shape)
+    session = topkv.Session(steps.context(60), k=1000, window=5, sinks=2)
+    lse = np.full((LAYERS, 80, Q_HEADS), np.nan, np.float32)
+    parts = [steps.run(session, a, b, lse) for a, b in ((60, 61), (61, 62), (62, 75), (75, 80))]
+    out, wanted_lse = steps.dense(60, 80)
+    check(np.concatenate(parts, axis=1), out)
+    check(lse[:, 60:], wanted_lse)
+    assert (session.tokens, session.own_tokens) == (80, 20)
+
+
+def test_a_small_k_attends_sinks_window_and_the_best_rows_alone(random):
+    k, window, sinks = 4, 6, 2
+    steps = Steps(random, 101)
+    session = topkv.Session(steps.context(100), k=k, window=window, sinks=sinks)
+    out = steps.run(session, 100, 101)
+    for layer, head in itertools.product(range(LAYERS), range(Q_HEADS)):
+        keys = steps.k[layer, :, head // 3]
+        q = steps.q[layer, 100, head]
+        found = best_rows(q[None], keys, k, [(sinks, 101 - window)])[0]
+        visible = np.zeros((1, 101), bool)
+        visible[0, [*range(sinks), *found, *range(101 - window, 101)]] = True
+        wanted, _ = attention(q[None, None], keys[:, None], steps.v[layer, :, head // 3][:, None],
+                              visible)
+        check(out[layer, 0, head], wanted[0, 0])
+    stats = session.stats()
+    assert stats.steps == LAYERS
+    assert stats.rows_retrieved == LAYERS * Q_HEADS * k
+    assert stats.recall is None
+    times = session.step_times()
+    assert len(times) == LAYERS
+    assert times[0].total >= times[0].search > 0
+
+
+def test_k_may_be_per_layer_or_a_sum(random):
+    steps = Steps(random, 101)
+    context = steps.context(100)
+    for k, rows in (([3, 5], 8), ("3,5", 8), ("uniform:10", 10), (np.int64(4), 8), ((3, 5), 8)):
+        session = topkv.Session(context, k=k, window=6)
+        steps.run(session, 100, 101)
+        assert session.stats().rows_retrieved == rows * Q_HEADS
+    with pytest.raises(topkv.InvalidArgument, match="k is given for 3 layers; the model has 2"):
+        topkv.Session(context, k=[1, 2, 3])
+
+
+def test_options_that_change_what_is_attended_have_effect(random):
+    steps = Steps(random, 101)
+    context = steps.context(100)
+    group = topkv.Session(context, k=4, window=6, select_by="group")
+    steps.run(group, 100, 101)
+    assert group.stats().rows_retrieved == LAYERS * Q_HEADS * 4
+    dense = topkv.Session(context, k=1, window=1, sinks=0, dense_layers=LAYERS)
+    check(steps.run(dense, 100, 101), steps.dense(100, 101)[0])
+    assert dense.stats().rows_retrieved == 0
+    measured = topkv.Session(context, k=4, window=6, measure_recall=True)
+    steps.run(measured, 100, 101)
+    assert measured.stats().recall == 1.0
+
+
+def test_parts_of_a_sequence_merge_to_the_whole(random):
+    """Two ranks hold the rows of half of each step's tokens; both are given all queries."""
+    steps = Steps(random, 64)
+    whole = steps.dense(0, 64)
+    ranks = [steps.builder() for _ in range(2)]
+    for begin, end in ((0, 20), (20, 63), (63, 64)):
+        tokens = end - begin
+        middle = tokens // 2
+        for layer in range(LAYERS):
+            parts = []
+            for rank, (first, last) in zip(ranks, ((0, middle), (middle, tokens))):
+                given = slice(begin + first, begin + last)
+                part_lse = np.empty((tokens, Q_HEADS), np.float32)
+                none = first == last
+                part_out = rank.attend(
+                    layer,
+                    steps.q[layer, begin:end],
+                    None if none else steps.k[layer, given],
+                    None if none else steps.v[layer, given],
+                    lse=part_lse,
+                    kv_first=first,
+                    kv_tokens=last - first,
+                )
+                parts.append(topkv.Partial(part_out, part_lse))
+            part = topkv.merge(*parts)
+            check(part.out, whole[0][layer, begin:end])
+            check(part.lse, whole[1][layer, begin:end])
+    contexts = [rank.freeze() for rank in ranks]
+    assert contexts[0].tokens + contexts[1].tokens == 64
+    reader = topkv.Session(contexts[0], k=100, window=4)
+    before = reader.tokens
+    for layer in range(LAYERS):
+        reader.attend(layer, steps.q[layer, :1], None, None, kv_tokens=0)
+    assert reader.tokens == before
+
+
+def test_truncated_tokens_never_were(random):
+    steps = Steps(random, 50)
+    context = steps.context(40)
+    session = topkv.Session(context, k=8, window=4)
+    kept = steps.run(session, 40, 43)
+    after = topkv.Session(context, k=8, window=4)
+    np.testing.assert_array_equal(steps.run(after, 40, 43), kept)
+    steps.run(session, 43, 48)
+    session.truncate(3)
+    assert session.own_tokens == 3
+    np.testing.assert_array_equal(steps.run(session, 43, 50), steps.run(after, 43, 50))
+    with pytest.raises(topkv.InvalidArgument, match="11"):
+        session.truncate(11)
+
+
+def test_a_fork_goes_its_own_way(random):
+    steps = Steps(random, 44)
+    session = topkv.Session(steps.context(40), k=8, window=4)
+    steps.run(session, 40, 42)
+    fork = session.fork()
+    np.testing.assert_array_equal(steps.run(fork, 42, 44), steps.run(session, 42, 44))
+    fork.truncate(0)
+    assert (fork.own_tokens, session.own_tokens) == (0, 4)
+    assert fork.context is session.context
+
+
+def test_reserve_in_the_middle_changes_nothing(random):
+    steps = Steps(random, 50)
+    at_once, grown = steps.builder(50), steps.builder(20)
+    for builder in (at_once, grown):
+        steps.run(builder, 0, 20)
+    with pytest.raises(topkv.InvalidArgument, match="reserve"):
+        steps.run(grown, 20, 50)
+    grown.reserve(50)
+    assert grown.capacity >= 50
+    np.testing.assert_array_equal(steps.run(grown, 20, 50), steps.run(at_once, 20, 50))
+
+
+def test_an_index_of_a_context_searches_its_rows_and_stays_as_it_is(random):
+    steps = Steps(random, 200)
+    reports = []
+    bare = steps.context(200)
+    context = bare.with_index("hnsw:M=8", progress=reports.append)
+    assert bare.indices() == ["exact"]
+    assert context.indices() == ["exact", "hnsw:M=8"]
+    assert context.memory().index_bytes > bare.memory().index_bytes
+    assert context.memory().rows_bytes == LAYERS * KV_HEADS * 200 * 2 * DIM * 4
+    last = reports[-1]
+    assert (last.stage, last.unit, last.done, last.total) == ("index", "heads", 4, 4)
+    queries = random(2, DIM)
+    index = context.index("exact", 1, 0)
+    del context, bare
+    gc.collect()
+    found = index.search(queries, 5)
+    wanted = best_rows(queries, steps.k[1, :, 0], 5, [(0, 200)] * 2)
+    np.testing.assert_array_equal(found.positions(1), wanted[1])
+    for change in (index.build, lambda: index.add(random(2, DIM))):
+        with pytest.raises(topkv.InvalidArgument, match="belongs to a context, which never changes"):
+            change()
+
+
+def test_views_of_rows_are_read_only_and_keep_the_context_alive(random):
+    steps = Steps(random, 30)
+    context = steps.context(30)
+    view = context.keys(1, 1)
+    again = context.keys(1, 1)
+    assert np.shares_memory(view, again)
+    assert not view.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        view[0, 0] = 1
+    del context, again
+    gc.collect()
+    np.testing.assert_array_equal(view, steps.k[1, :, 1])
+    with pytest.raises(topkv.InvalidArgument, match="layer 2, KV head 0"):
+        steps.context(30).keys(2, 0)
+
+
+def test_what_things_are_can_be_read_back(random):
+    steps = Steps(random, 10, scale=0.5, softcap=3.0, sliding_window=[0, 4])
+    shape = steps.context(10).shape
+    assert (shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim) == (2, 6, 2, 16)
+    assert (shape.scale, shape.softcap, shape.sliding_window) == (0.5, 3.0, [0, 4])
+    assert (shape.group, shape.softmax_scale) == (3, 0.5)
+    context = steps.context(10)
+    assert (context.tokens, context.dtype) == (10, "f32")
+    builder = steps.builder(33)
+    assert builder.capacity == 33
+    assert builder.device.name == "host" and not builder.device.is_cuda
+    session = topkv.Session(context)
+    assert session.device.name == "host"
+    assert session.context is context
+
+
+def test_refusals_of_contexts_and_sessions(random):
+    steps = Steps(random, 10)
+    context = steps.context(10)
+    with pytest.raises(topkv.InvalidArgument, match="no index 'hnsw:M=16', only exact"):
+        topkv.Session(context, index="hnsw:M=16")
+    for option, text in (
+        (dict(window=0), "window is 0"),
+        (dict(select_by="head"), "select_by is 'head'; expected 'query_head' or 'group'"),
+        (dict(attend_on="gpu"), "attend_on is 'gpu'; expected 'automatic', 'host' or 'device'"),
+        (dict(k="many"), "many"),
+        (dict(k=0), "0"),
+    ):
+        with pytest.raises(topkv.InvalidArgument, match=text):
+            topkv.Session(context, **option)
+    with pytest.raises(topkv.InvalidArgument, match="prefill is 'sparse'; expected 'dense' or"):
+        steps.builder(prefill="sparse")
+    with pytest.raises(topkv.InvalidArgument, match="f64"):
+        topkv.ContextBuilder(steps.shape, 10, dtype="f64")
+    session = topkv.Session(context)
+    with pytest.raises(topkv.InvalidArgument, match="layer 0 first"):
+        session.attend(1, steps.q[1, :1], steps.k[1, :1], steps.v[1, :1])
+    bad = steps.k[0, :1].copy()
+    bad[0, 1, 3] = np.nan
+    with pytest.raises(topkv.InvalidArgument, match="K of layer 0, KV head 1, position 10"):
+        session.attend(0, steps.q[0, :1], bad, steps.v[0, :1])
+    assert session.own_tokens == 0
+    builder = steps.builder()
+    builder.append(0, steps.k[0], steps.v[0])
+    with pytest.raises(topkv.InvalidArgument, match="layer 0 holds 10 tokens and layer 1 holds 0"):
+        builder.freeze()
+    builder.append(1, steps.k[1], steps.v[1])
+    builder.freeze()
+    for use in (builder.freeze, lambda: builder.tokens(0), lambda: builder.capacity):
+        with pytest.raises(topkv.InvalidArgument, match="frozen; make another one"):
+            use()
