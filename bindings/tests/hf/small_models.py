@@ -90,19 +90,37 @@ def dynamic_logits(model, ids: torch.Tensor, pieces: list[int]) -> torch.Tensor:
     return logits_by_pieces(model, DynamicCache(config=model.config), ids, pieces)
 
 
-def assert_logits_agree(found, expected, model, ids, pieces) -> None:
-    """float32: 1e-4 of the largest logit, some hundred roundings of 6e-8 through the layers.
+def exact_logits(model, ids: torch.Tensor) -> torch.Tensor:
+    """What float32 with a DynamicCache gives, whatever the model's dtype."""
+    return dynamic_logits(as_float32(model), ids, [ids.shape[1]])
 
-    bf16: the bound is what rounding to bf16 does to the model itself: the largest distance between
-    DynamicCache's logits in bf16 and those of the same weights in float32. topkv (float32 scores,
-    bf16 rows) may be off the float32 logits by twice that at most.
+
+def tolerance(model, ids: torch.Tensor) -> float:
+    """How far logits may be from exact_logits.
+
+    float32: 1e-4 of the largest, some hundred roundings of 6e-8 through the layers. bf16: what
+    rounding to bf16 does to the model itself, the largest distance between DynamicCache's logits
+    in bf16 and in float32 of the same weights; topkv (float32 scores, bf16 rows) gets twice that.
     """
-    largest = expected.abs().max()
+    exact = exact_logits(model, ids)
     if next(model.parameters()).dtype == torch.float32:
-        assert (found - expected).abs().max() <= 1e-4 * largest
-        return
-    exact = dynamic_logits(as_float32(model), ids, pieces)
-    assert (found - exact).abs().max() <= 2 * (expected - exact).abs().max()
+        return 1e-4 * float(exact.abs().max())
+    return 2 * float((dynamic_logits(model, ids, [ids.shape[1]]) - exact).abs().max())
+
+
+def assert_logits_agree(found, model, ids, first: int = 0) -> None:
+    """found: logits of the tokens of ids from number `first` on."""
+    exact = exact_logits(model, ids)[:, first:]
+    assert (found.float() - exact).abs().max() <= tolerance(model, ids)
+
+
+def assert_greedy(model, ids: torch.Tensor, prompt: int) -> None:
+    """Every token after the prompt is the one that exact logits choose, or, within the tolerance,
+    as good: with logits off by e, the chosen one is within 2 e of the largest. In float32 on the
+    CPU this means the same token unless two logits nearly tie."""
+    exact = exact_logits(model, ids)[:, prompt - 1 : -1]
+    chosen = exact.gather(-1, ids[:, prompt:, None])[..., 0]
+    assert (exact.amax(-1) - chosen).max() <= 2 * tolerance(model, ids)
 
 
 def as_float32(model):

@@ -423,6 +423,7 @@ class TopkCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last tokens (a negative number, as in transformers)."""
+        tokens_to_remove = int(tokens_to_remove)  # transformers gives a tensor
         if tokens_to_remove > 0:
             raise InvalidArgument(
                 f"crop({tokens_to_remove}): give the number of tokens to remove as a negative one"
