@@ -1,0 +1,95 @@
+"""One rank of test_distributed.py: python distributed_child.py TASK DEVICE ARGUMENT."""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from small_models import assert_greedy, assert_logits_agree, dtype_of, make_ids, make_model
+from topkv.hf import TopkCache
+from transformers import AutoModelForCausalLM
+
+ALL = {"k": 10_000, "window": 8, "sinks": 2}
+
+
+def same_on_all_ranks(x: torch.Tensor) -> bool:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x.contiguous())
+    return all(torch.equal(part, parts[0]) for part in parts)
+
+
+def sequence(device: torch.device, family: str) -> None:
+    model = make_model(family, device, dtype_of(device))
+    ranks = dist.get_world_size()
+    # Prompts of one token and of fewer tokens than ranks leave ranks without rows.
+    for prompt, chunk in ((61, None), (61, 17), (2, None), (1, None)):
+        ids = make_ids(prompt, device)
+        cache = TopkCache(model.config, **ALL, shard="sequence")
+        out = model.generate(
+            ids,
+            past_key_values=cache,
+            max_new_tokens=12,
+            do_sample=False,
+            prefill_chunk_size=chunk,
+        )
+        assert same_on_all_ranks(out)
+        assert_greedy(model, out, prompt)
+    # Rows are spread: no rank holds much more than its share.
+    ids = make_ids(90, device)
+    cache = TopkCache(model.config, **ALL, shard="sequence")
+    model(ids[:, :60], past_key_values=cache, use_cache=True)
+    cache.freeze()
+    assert cache.context.tokens == 60 // ranks
+    assert cache.get_seq_length() == 60
+    # A question of several tokens, wrong ones taken back, and tokens.
+    session = cache.session()
+    model(ids[:, 60:70], past_key_values=session, use_cache=True)
+    session.activate_past_recording()
+    model(make_ids(3, device, seed=4), past_key_values=session, use_cache=True)
+    session.crop(-3)
+    logits = model(ids[:, 70:], past_key_values=session, use_cache=True).logits
+    assert_logits_agree(logits, model, ids, first=70)
+
+
+def tensor(device: torch.device, directory: str) -> None:
+    """Logits under tensor parallelism against those of DynamicCache under the same."""
+    from transformers import DynamicCache
+    from transformers.distributed import DistributedConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        Path(directory),
+        dtype=dtype_of(device),
+        distributed_config=DistributedConfig(tp_plan="auto"),
+    ).eval()
+    ids = torch.randint(2, 4000, (1, 120), generator=torch.Generator().manual_seed(1))
+    ids = ids.to(model.device)
+
+    def last_logits(cache):
+        for part in torch.split(ids, [60, 40, 1, 19], dim=1):
+            logits = model(part, past_key_values=cache, use_cache=True).logits
+        return logits.float()
+
+    cache = TopkCache(model.config, **ALL)
+    found, expected = last_logits(cache), last_logits(DynamicCache(config=model.config))
+    assert cache.context.shape.q_heads == 3 and cache.context.shape.kv_heads == 1
+    # bf16: roundings of 2^-8, some 64 of them through 8 layers, adding as errors do that are
+    # independent.
+    bound = 1e-4 if model.dtype == torch.float32 else 64**0.5 * 2**-8
+    assert (found - expected).abs().max() <= bound * expected.abs().max()
+    out = model.generate(
+        ids, past_key_values=TopkCache(model.config, **ALL), max_new_tokens=8, do_sample=False
+    )
+    assert same_on_all_ranks(out)
+
+
+if __name__ == "__main__":
+    task, kind, argument = sys.argv[1:]
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=120))
+    where = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else None)
+    with torch.inference_mode():
+        {"sequence": sequence, "tensor": tensor}[task](where, argument)
+    dist.destroy_process_group()

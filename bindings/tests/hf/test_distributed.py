@@ -1,0 +1,67 @@
+"""Several processes: a context sharded by sequence, and transformers' own tensor parallelism.
+
+On the CPU over gloo; with as many CUDA devices, over NCCL on those.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+CHILD = HERE / "distributed_child.py"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_ranks(ranks: int, task: str, device: str, *arguments: str) -> None:
+    """The child, once per rank; it fails when what it finds is not what one process gives."""
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), task, device, *arguments],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [child.communicate(timeout=300)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    for child, output in zip(children, outputs, strict=True):
+        assert child.returncode == 0, output[-4000:]
+
+
+def need_gpus(device, ranks) -> None:
+    if device.type == "cuda" and torch.cuda.device_count() < ranks:
+        pytest.skip(f"{torch.cuda.device_count()} CUDA devices; {ranks} are needed")
+
+
+@pytest.mark.parametrize("family, ranks", [("llama", 3), ("gpt_oss", 2)])
+def test_a_context_sharded_by_sequence_gives_the_tokens_of_one_process(family, ranks, device):
+    need_gpus(device, ranks)
+    run_ranks(ranks, "sequence", device.type, family)
+
+
+def test_tensor_parallel_ranks_hold_their_own_heads(device, needle_14m):
+    pytest.importorskip("accelerate", reason="transformers' tensor parallelism needs accelerate")
+    need_gpus(device, 2)
+    run_ranks(2, "tensor", device.type, str(needle_14m))
