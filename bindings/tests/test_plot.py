@@ -136,6 +136,12 @@ def test_mass_refuses_arrays_that_do_not_fit_ks():
         plot.mass_kept([{"layer": 0, "k": 1, "share": 0.5}, {"layer": 1, "k": 2, "share": 0.5}])
 
 
+def test_mass_of_several_contexts_is_not_mixed_into_one_line():
+    rows = [{"layer": 0, "k": 64, "share": 0.5, "context_tokens": n} for n in (4096, 1024)]
+    with pytest.raises(topkv.InvalidArgument, match=r"one context, found lengths \[1024, 4096\]"):
+        plot.mass_kept(rows)
+
+
 def test_times_become_a_line_for_each_cache_in_milliseconds():
     ax = plot.decode_time({"dense": ([65536, 32768], [0.02, 0.01]), "topkv": ([32768], [0.5])})
     dense, other = ax.lines

@@ -210,7 +210,11 @@ def _mass_arrays(shares: Any, ks: Sequence[int] | None) -> tuple[dict[Any, np.nd
         if isinstance(shares, (Mapping, np.ndarray)):
             raise InvalidArgument("shares by layer need ks, the k of each of their rows")
         table: dict[Any, dict[int, list[float]]] = {}
-        for row in rows_of(shares):
+        rows = rows_of(shares)
+        contexts = sorted({int(number(row.get("context_tokens", 0))) for row in rows})
+        if len(contexts) > 1:
+            raise InvalidArgument(f"expected shares of one context, found lengths {contexts}")
+        for row in rows:
             for entry in row.get("attention_mass", (row,)):
                 layer = int(number(member(entry, "layer")))
                 at = table.setdefault(layer, {}).setdefault(int(number(member(entry, "k"))), [])
