@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from generated_text import ADJECTIVES, NOUNS
+
 NOISE = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 )
@@ -17,9 +19,6 @@ INTRO = (
     "A special magic number is hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the number afterwards.\n"
 )
-ADJECTIVES = "amber bold calm dusty eager fancy gentle hasty icy jolly keen lucky mossy quiet".split()
-NOUNS = "acorn bridge candle desert eagle falcon garden harbor island lantern meadow river".split()
-
 NEEDLE_14M = Path(__file__).resolve().parents[2] / "models" / "needle-14m"
 
 

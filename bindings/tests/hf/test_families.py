@@ -1,7 +1,10 @@
 """With k above the context, TopkCache gives what DynamicCache gives, for every family."""
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from small_models import (
     FAMILIES,
     assert_greedy,

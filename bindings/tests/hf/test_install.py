@@ -1,7 +1,10 @@
 """install(): generate uses topkv by itself, other caches are served as before, refusals say why."""
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from small_models import FAMILIES, assert_greedy, dtype_of, make_config, make_ids, make_model
 from topkv import InvalidArgument, Unsupported
 from topkv import hf

@@ -1,7 +1,10 @@
 """What a small k does: so many rows are attended and no more, and a needle is still found."""
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from needles import load_tokenizer, make_needles, text_with
 from small_models import dtype_of, make_ids, make_model
 from topkv.hf import TopkCache
@@ -58,16 +61,26 @@ def test_memory_and_context_tell_what_is_held(device):
     assert cache.memory().sliding > 0
 
 
-@pytest.mark.parametrize("index", ["exact", "hnsw:M=16"])
-def test_needle_14m_finds_needles_with_64_rows_of_4096(index, device, needle_14m):
+@pytest.fixture(scope="module")
+def haystack(needle_14m):
+    """Tokenizer, needles and the ids of a text of 4096 tokens that holds them."""
     tokenizer = load_tokenizer(needle_14m)
-    model = AutoModelForCausalLM.from_pretrained(needle_14m, dtype=torch.bfloat16).to(device)
     needles = make_needles(3)
-    text = text_with(needles, 4096, tokenizer)
-    cache = TopkCache(model.config, index=index, k=64, window=256)
+    return tokenizer, needles, text_with(needles, 4096, tokenizer)
+
+
+def read_haystack(directory, text, device, **options):
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).to(device)
+    cache = TopkCache(model.config, k=64, window=256, **options)
     for first in range(0, len(text), 1024):
         part = torch.tensor([text[first : first + 1024]], device=device)
         model(part, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return model, cache
+
+
+def test_needle_14m_finds_needles_with_64_rows_of_4096(device, needle_14m, haystack):
+    tokenizer, needles, text = haystack
+    model, cache = read_haystack(needle_14m, text, device)
     for needle in needles:
         question = tokenizer.encode(needle.question, add_special_tokens=False)
         ids = torch.tensor([text + question], device=device)
@@ -75,3 +88,17 @@ def test_needle_14m_finds_needles_with_64_rows_of_4096(index, device, needle_14m
             ids, past_key_values=cache.session(), max_new_tokens=12, do_sample=False
         )
         assert needle.value in tokenizer.decode(out[0, ids.shape[1] :])
+
+
+def test_recall_of_an_approximate_index_is_measured(device, needle_14m, haystack):
+    tokenizer, needles, text = haystack
+    model, cache = read_haystack(
+        needle_14m, text, device, index="hnsw:M=16", measure_recall=True
+    )
+    question = tokenizer.encode(needles[1].question, add_special_tokens=False)
+    ids = torch.tensor([question], device=device)
+    session = cache.session()
+    model(ids, past_key_values=session, use_cache=True)
+    (stats,) = session.stats()
+    assert 0.7 < stats.recall < 1
+    assert stats.exact_rows > 0

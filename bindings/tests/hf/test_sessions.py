@@ -1,7 +1,10 @@
 """One text, many questions: freezing, sessions over one context, batches, taking tokens back."""
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from small_models import (
     assert_greedy,
     assert_logits_agree,
