@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,28 +12,9 @@ import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import families
 from topkv.hf.attention import Handle, base_of, implementation_over
-from topkv.hf.rows import (
-    PrefillRows,
-    SessionRows,
-    Step,
-    core_layout,
-    open_device,
-    row_dtype,
-)
+from topkv.hf.engine import Engine, Options
+from topkv.hf.layer import TopkLayer
 from topkv.hf.sharding import SequenceShards
-
-#: Options of a session, which cache.session() can change.
-_SESSION_OPTIONS = (
-    "index",
-    "k",
-    "select_by",
-    "dense_layers",
-    "window",
-    "sinks",
-    "capacity",
-    "measure_recall",
-    "attend_on",
-)
 
 
 @dataclass(frozen=True)
@@ -44,57 +25,6 @@ class CacheMemory:
     rows: int
     index: int
     sliding: int
-
-
-class TopkLayer(CacheLayerMixin):
-    """A full-attention layer of a TopkCache: counts tokens; the rows are the cache's."""
-
-    is_compileable = False
-    is_croppable = True
-    is_sliding = False
-    supports_early_init = False
-
-    def __init__(self, cache: TopkCache, number: int):
-        super().__init__()
-        self._cache = cache
-        self.number = number  # among the topkv layers
-        self.tokens = 0
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
-        self.is_initialized = True
-        self.tokens += key_states.shape[-2]
-        handle = Handle(self, key_states, value_states)
-        return handle, handle
-
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any):
-        return self._cache._attend(self.number, query, keys, values, **how)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.tokens + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.tokens
-
-    def get_max_length(self) -> int:
-        return -1
-
-    # The cache does these for all of its topkv layers at once.
-    def reset(self) -> None:
-        self.tokens = 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        self.tokens -= abs(tokens_to_remove)
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None: ...
-    def batch_repeat_interleave(self, repeats: int) -> None: ...
-    def batch_select_indices(self, indices: torch.Tensor) -> None: ...
-    def offload(self) -> None: ...
-    def prefetch(self) -> None: ...
 
 
 class TopkCache(Cache):
@@ -152,206 +82,105 @@ class TopkCache(Cache):
         families.check(config)
         if shard not in (None, "sequence"):
             raise InvalidArgument(f'shard is {shard!r}; it can be "sequence" or None')
+        options = Options(
+            layers=families.layer_types(config)[0].count(families.FULL),
+            prefill={"prefill": prefill, "window": window, "sinks": sinks},
+            session={
+                "index": index,
+                "k": k,
+                "select_by": select_by,
+                "dense_layers": dense_layers,
+                "window": window,
+                "sinks": sinks,
+                "capacity": session_capacity,
+                "measure_recall": measure_recall,
+                "attend_on": attend_on,
+            },
+            kv_dtype=kv_dtype,
+            max_cache_len=max_cache_len,
+            device_memory=device_memory,
+            shards=SequenceShards(process_group) if shard else None,
+        )
+        text = families.text_config(config)
+        if base_of(text._attn_implementation) is None:
+            text._attn_implementation = implementation_over(text._attn_implementation or "eager")
         self.config = config
-        self._session_options = {
-            "index": index,
-            "k": k,
-            "select_by": select_by,
-            "dense_layers": dense_layers,
-            "window": window,
-            "sinks": sinks,
-            "capacity": session_capacity,
-            "measure_recall": measure_recall,
-            "attend_on": attend_on,
-        }
-        self._prefill_options = {"prefill": prefill, "window": window, "sinks": sinks}
-        self._kv_dtype = kv_dtype
-        self._max_cache_len = max_cache_len
-        self._device_memory = device_memory
-        self._shards = SequenceShards(process_group) if shard else None
-        self._clear()
-        super().__init__(layers=self._make_layers())
-        self._use_topkv_attention()
+        self._start(Engine(options))
 
-    def _clear(self) -> None:
-        self._rows: PrefillRows | SessionRows | None = None
-        self._context: topkv.Context | None = None
-        self._device: topkv.Device | None = None
-        self._torch_device: torch.device | None = None
-        self._context_tokens = 0
+    def _start(self, engine: Engine) -> None:
+        """Begins with the engine's text, if it has one."""
+        self._engine = engine
+        self._context_tokens = 0 if engine.context is None else engine.context.tokens
         self._sliding_at_freeze: list[tuple[int, torch.Tensor, torch.Tensor, int]] = []
         self._may_be_cropped = False
-        self._batch = 1
+        super().__init__(layers=self._make_layers())
 
     def _make_layers(self) -> list[CacheLayerMixin]:
         types, kwargs = families.layer_types(self.config)
         layers: list[CacheLayerMixin] = []
-        self._topkv_layers: list[TopkLayer] = []
         for kind in types:
             if kind == families.FULL:
-                self._topkv_layers.append(TopkLayer(self, len(self._topkv_layers)))
-                layers.append(self._topkv_layers[-1])
+                number = sum(isinstance(layer, TopkLayer) for layer in layers)
+                layers.append(TopkLayer(self._engine, number, self._context_tokens))
             else:
                 layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**kwargs))
         return layers
 
-    def _use_topkv_attention(self) -> None:
-        text = families.text_config(self.config)
-        if base_of(text._attn_implementation) is None:
-            text._attn_implementation = implementation_over(text._attn_implementation or "eager")
+    def _sliding_layers(self) -> list[tuple[int, Any]]:
+        return [(i, x) for i, x in enumerate(self.layers) if not isinstance(x, TopkLayer)]
 
-    # ---- what transformers calls ----
+    # ---- the text and its sessions ----
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Any, Any]:
-        if layer_idx == 0:
-            self._begin(key_states.shape[0], key_states.shape[-2])
-        keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
-        if isinstance(keys, Handle):
-            return keys, values
-        handle = Handle(None, keys, values)
-        return handle, handle
-
-    def _begin(self, batch: int, tokens: int) -> None:
-        """A forward pass begins: decides whether it still reads the text."""
-        before = self.get_seq_length()
-        if self._context is None and before > 0 and (tokens == 1 or self._may_be_cropped):
-            self.freeze()
-        if self._context is not None:
-            if batch != self._batch:
-                raise InvalidArgument(
-                    f"a batch of {batch} for a cache of {self._batch} rows: make one with "
-                    f"cache.session(batch={batch})"
-                )
-            return
-        if batch != 1:
+    @classmethod
+    def from_context(cls, config: Any, context: topkv.Context, **options: Any) -> TopkCache:
+        """A cache over a text that was read elsewhere: by topkv.Model, or a ContextBuilder of
+        one's own. For models whose layers are all full attention, with the context's rows."""
+        cache = cls(config, **options)
+        if cache._sliding_layers():
+            raise Unsupported(
+                "from_context of a model with sliding-window layers: a context has no state of "
+                "theirs; read the text with the model"
+            )
+        if context.shape.layers != cache._engine.options.layers:
             raise InvalidArgument(
-                f"a batch of {batch}: topkv reads one text at a time. Read it once with a batch "
-                f"of 1, then use cache.session(batch={batch}) for several questions, samples or "
-                "beams"
+                f"the context has {context.shape.layers} layers, the model "
+                f"{cache._engine.options.layers}"
             )
-        if isinstance(self._rows, PrefillRows):
-            self._rows.make_room(self._part(tokens)[1])
-
-    def _part(self, tokens: int) -> tuple[int, int]:
-        """Which of a call's tokens have their rows here."""
-        if self._shards is None:
-            return 0, tokens
-        if self._context is None:
-            return self._shards.prefill_part(tokens)
-        return self._shards.session_part(tokens)
-
-    def _attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        softcap: float,
-        sink_scores: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attention of one topkv layer. query [batch, q_heads, tokens, head_dim], keys and values
-        [batch, kv_heads, tokens, head_dim] -> [batch, tokens, q_heads, head_dim]."""
-        if self._rows is None:
-            self._rows = self._make_rows(query, keys, values, scale, softcap)
-        shape = self._rows.shape
-        if (scale, softcap) != (shape.scale, shape.softcap) and (
-            abs(scale - shape.scale) > 1e-6 * scale or abs(softcap - shape.softcap) > 1e-6 * softcap
-        ):
-            raise Unsupported("layers of this model scale or cap their scores differently")
-        if query.device != self._torch_device:
-            raise Unsupported(
-                f"layers of this model are on {self._torch_device} and {query.device}: topkv "
-                "serves a model on one device"
-            )
-        q, k, v = (core_layout(x) for x in (query, keys, values))
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:-1]) if self._shards or sink_scores is not None else None
-        first, count = self._part(q.shape[1])
-        self._rows.attend(Step(layer, q, k, v, out, lse, first, count))
-        if self._shards is not None:
-            out, lse = self._shards.merge(out, lse)
-        if sink_scores is not None:
-            # A sink is one more score under the softmax, of a row whose value is zero.
-            out = out * torch.sigmoid(lse - sink_scores.to(lse.dtype)).unsqueeze(-1)
-        return out.to(query.dtype)
-
-    def _make_rows(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        softcap: float,
-    ) -> PrefillRows | SessionRows:
-        self._torch_device = query.device
-        self._device = open_device(query.device, self._device_memory)
-        if self._context is not None:
-            return SessionRows([self._new_session() for _ in range(self._batch)])
-        if values.shape != keys.shape or query.shape[-1] != keys.shape[-1]:
-            raise Unsupported(
-                f"head dimensions of q, k and v are {query.shape[-1]}, {keys.shape[-1]} and "
-                f"{values.shape[-1]}; topkv needs them equal"
-            )
-        shape = topkv.AttentionShape(
-            layers=len(self._topkv_layers),
-            q_heads=query.shape[1],
-            kv_heads=keys.shape[1],
-            head_dim=query.shape[-1],
-            scale=scale,
-            softcap=softcap,
-        )
-        ranks = 1 if self._shards is None else self._shards.ranks
-        return PrefillRows(
-            shape,
-            self._device,
-            capacity=max(keys.shape[-2], -(-self._max_cache_len // ranks)),
-            dtype=self._kv_dtype or row_dtype(keys.dtype, keys.device),
-            **self._prefill_options,
-        )
-
-    def _new_session(self) -> topkv.Session:
-        return topkv.Session(self._context, device=self._device, **self._session_options)
-
-    # ---- the text, its sessions ----
+        engine = Engine(cache._engine.options, context)
+        engine.freeze()
+        cache._start(engine)
+        return cache
 
     @property
     def context(self) -> topkv.Context | None:
         """The text once it is frozen."""
-        return self._context
+        return self._engine.context
+
+    @property
+    def device(self) -> topkv.Device | None:
+        """topkv's device once something was attended; its memory() says what it took."""
+        return self._engine.device
 
     @property
     def sessions(self) -> list[topkv.Session]:
         """One per batch row; empty until a token was attended after the text."""
-        return self._rows.sessions if isinstance(self._rows, SessionRows) else []
+        return self._engine.sessions
 
     def freeze(self, index: str | None = None) -> TopkCache:
         """Ends the text: turns the rows into a context and builds the index (`index`, or the
         cache's own). Happens by itself before the first single token. Called again with another
         index it builds that one too, for sessions made after that."""
-        if self._context is None:
-            if not isinstance(self._rows, PrefillRows):
-                raise InvalidArgument("freeze() of a cache that has read nothing")
-            self._context = self._rows.freeze()
-            self._context_tokens = self.get_seq_length()
-            self._rows = None
-            for number, layer in enumerate(self.layers):
-                if not isinstance(layer, TopkLayer):
-                    last = slice(1 - layer.sliding_window, None)
-                    keys, values = (x[:, :, last].clone() for x in (layer.keys, layer.values))
-                    self._sliding_at_freeze.append((number, keys, values, layer.cumulative_length))
+        engine = self._engine
         if index is not None:
-            self._session_options = self._session_options | {"index": index}
-        spec = self._session_options["index"]
-        if spec not in self._context.indices():
-            self._context = self._context.with_index(spec)
+            engine.options = replace(engine.options, session=engine.options.session | {"index": index})
+        reading = engine.context is None
+        engine.freeze()
+        if reading:
+            self._context_tokens = self.get_seq_length()
+            for number, layer in self._sliding_layers():
+                last = slice(1 - layer.sliding_window, None)
+                keys, values = (x[:, :, last].clone() for x in (layer.keys, layer.values))
+                self._sliding_at_freeze.append((number, keys, values, layer.cumulative_length))
         return self
 
     def session(self, batch: int = 1, **options: Any) -> TopkCache:
@@ -363,24 +192,23 @@ class TopkCache(Cache):
         beams). `options` replace the cache's: k, index (one that was built), window, sinks,
         select_by, dense_layers, capacity, measure_recall, attend_on.
         """
-        unknown = sorted(set(options) - set(_SESSION_OPTIONS))
+        known = self._engine.options.session
+        unknown = sorted(set(options) - set(known))
         if unknown:
             raise InvalidArgument(
-                f"session() has no option {', '.join(unknown)}; it has {', '.join(_SESSION_OPTIONS)}"
+                f"session() has no option {', '.join(unknown)}; it has {', '.join(known)}"
             )
         if batch < 1:
             raise InvalidArgument(f"batch is {batch}; it must be at least 1")
-        if self._context is None:
+        if self.context is None:
             self.freeze()
         new = object.__new__(TopkCache)
-        new.__dict__.update(self.__dict__)
-        new._rows = None
-        new._batch = batch
-        new._may_be_cropped = False
-        new._session_options = self._session_options | options
-        Cache.__init__(new, layers=new._make_layers())
-        for layer in new._topkv_layers:
-            layer.tokens, layer.is_initialized = self._context_tokens, True
+        new.config = self.config
+        new._start(self._engine.fork(batch, **options))
+        # Of a context sharded by sequence this rank has some tokens only.
+        new._context_tokens = self._context_tokens
+        new.layers = new._make_layers()
+        new._sliding_at_freeze = self._sliding_at_freeze
         for number, keys, values, tokens in self._sliding_at_freeze:
             layer = new.layers[number]
             layer.lazy_initialization(keys, values)
@@ -392,28 +220,38 @@ class TopkCache(Cache):
     def memory(self) -> CacheMemory:
         """Where its bytes are; those on the GPU are in ``cache.device.memory()``."""
         rows = index = 0
-        if self._context is not None:
-            held = self._context.memory()
+        if self.context is not None:
+            held = self.context.memory()
             rows, index = held.rows_bytes, held.index_bytes
-        tensors = (
-            x
-            for layer in self.layers
-            if not isinstance(layer, TopkLayer)
-            for x in (layer.keys, layer.values)
-            if x is not None
-        )
-        return CacheMemory(rows, index, sum(x.numel() * x.element_size() for x in tensors))
-
-    @property
-    def device(self) -> topkv.Device | None:
-        """topkv's device once something was attended; its memory() says what it took."""
-        return self._device
+        tensors = [x for _, layer in self._sliding_layers() for x in (layer.keys, layer.values)]
+        sliding = sum(x.numel() * x.element_size() for x in tensors if x is not None)
+        return CacheMemory(rows, index, sliding)
 
     def stats(self) -> list[Any]:
         """topkv.SessionStats per batch row: rows retrieved, time, recall when it is measured."""
         return [session.stats() for session in self.sessions]
 
-    # ---- changes that transformers asks for ----
+    # ---- what transformers calls ----
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        if layer_idx == 0:  # a forward pass begins
+            tokens = key_states.shape[-2]
+            if self.context is None and self.get_seq_length() > 0:
+                if tokens == 1 or self._may_be_cropped:
+                    self.freeze()
+            self._engine.begin(key_states.shape[0], tokens)
+        keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+        if isinstance(keys, Handle):
+            return keys, values
+        handle = Handle(None, keys, values)
+        return handle, handle
 
     def activate_past_recording(self) -> None:
         """Tokens may be taken back (speculative decoding): several tokens at once after the first
@@ -428,40 +266,36 @@ class TopkCache(Cache):
             raise InvalidArgument(
                 f"crop({tokens_to_remove}): give the number of tokens to remove as a negative one"
             )
-        remove = -tokens_to_remove
         own = self.get_seq_length() - self._context_tokens
-        if remove > own:
+        if -tokens_to_remove > own:
             raise InvalidArgument(
-                f"crop by {remove} tokens: the last {own} can be removed, those before them are "
-                "the frozen context"
+                f"crop by {-tokens_to_remove} tokens: the last {own} can be removed, those before "
+                "them are the frozen context"
             )
-        if remove > 0 and self._shards is not None and self._context is None:
-            raise Unsupported("crop of a text that is sharded by sequence: freeze() it first")
+        if tokens_to_remove < 0:
+            self._engine.remove(-tokens_to_remove)
         super().crop(tokens_to_remove)
-        if remove > 0 and (self._shards is None or self._shards.has_own_tokens()):
-            self._rows.remove(remove)
 
     def reset(self) -> None:
         """Forgets everything, the text too; sessions over it are not touched."""
-        self._clear()
-        self.layers = self._make_layers()
+        self._start(Engine(self._engine.options))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        self._select(beam_idx.tolist())
+        self._engine.select(beam_idx.tolist())
         super().reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._select([row for row in range(self._batch) for _ in range(repeats)])
+        self._freeze_text()
+        self._engine.select([row for row in range(self._engine.batch) for _ in range(repeats)])
         super().batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        rows = torch.arange(self._batch)[indices.cpu()].tolist()  # numbers or a boolean mask
-        self._select(rows)
+        self._freeze_text()
+        rows = torch.arange(self._engine.batch)[indices.cpu()].tolist()  # numbers, or a mask
+        self._engine.select(rows)
         super().batch_select_indices(indices)
 
-    def _select(self, rows: list[int]) -> None:
-        if self._context is None and self.get_seq_length() > 0:
+    def _freeze_text(self) -> None:
+        """Before its batch changes: a text is read by one row."""
+        if self.context is None and self.get_seq_length() > 0:
             self.freeze()
-        if isinstance(self._rows, SessionRows):
-            self._rows.select(rows)
-        self._batch = len(rows)

@@ -1,0 +1,62 @@
+"""A full-attention layer of a TopkCache, as transformers sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from topkv.hf.attention import Handle
+from topkv.hf.engine import Engine
+
+
+class TopkLayer(CacheLayerMixin):
+    """Counts tokens and hands K and V on to attention; the rows are the engine's."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, engine: Engine, number: int, tokens: int = 0):
+        super().__init__()
+        self._engine = engine
+        self._number = number  # among the topkv layers
+        self._tokens = tokens
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        self.is_initialized = True
+        self._tokens += key_states.shape[-2]
+        handle = Handle(self, key_states, value_states)
+        return handle, handle
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
+    ) -> torch.Tensor:
+        return self._engine.attend(self._number, query, keys, values, **how)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._tokens + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._tokens
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self._tokens -= abs(tokens_to_remove)
+
+    # The cache does these with the engine, for all layers at once.
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None: ...
+    def batch_repeat_interleave(self, repeats: int) -> None: ...
+    def batch_select_indices(self, indices: torch.Tensor) -> None: ...
+    def reset(self) -> None: ...
+    def offload(self) -> None: ...
+    def prefetch(self) -> None: ...
