@@ -1,0 +1,176 @@
+"""The model runner against the forward pass in float64 with NumPy alone."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from reference import attention, causal
+
+import topkv
+
+TEXT = "The special magic number for quiet-river is: 7128354. A quick brown fox. "
+
+
+def load_tensors(path):
+    """The bf16 tensors of a safetensors file, as float64."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    tensors = {}
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        if name == "__metadata__":
+            continue
+        assert entry["dtype"] == "BF16"
+        begin, end = entry["data_offsets"]
+        bits = np.frombuffer(data[8 + length + begin : 8 + length + end], np.uint16)
+        values = (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        tensors[name] = values.reshape(entry["shape"])
+    return tensors
+
+
+def rms_norm(x, weight):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-5) * weight
+
+
+def rotate(x, theta):
+    """RoPE of x [tokens, heads, d]: halves rotate together."""
+    half = x.shape[2] // 2
+    angles = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    a, b = x[:, :, :half], x[:, :, half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=2)
+
+
+def forward(directory, tokens):
+    """Logits [tokens, vocab] of models/needle-14m."""
+    config = json.loads((directory / "config.json").read_text())
+    weights = load_tensors(directory / "model.safetensors")
+    heads, kv_heads, dim = 6, 2, 64
+    theta = config["rope_parameters"]["rope_theta"]
+    n = len(tokens)
+    x = weights["model.embed_tokens.weight"][tokens]
+    for layer in range(config["num_hidden_layers"]):
+        def linear(name, values):
+            return values @ weights[f"model.layers.{layer}.{name}.weight"].T
+
+        h = rms_norm(x, weights[f"model.layers.{layer}.input_layernorm.weight"])
+        q = rotate(linear("self_attn.q_proj", h).reshape(n, heads, dim), theta)
+        k = rotate(linear("self_attn.k_proj", h).reshape(n, kv_heads, dim), theta)
+        v = linear("self_attn.v_proj", h).reshape(n, kv_heads, dim)
+        out, _ = attention(q, k, v, causal(n, n, 0))
+        x = x + linear("self_attn.o_proj", out.reshape(n, heads * dim))
+        h = rms_norm(x, weights[f"model.layers.{layer}.post_attention_layernorm.weight"])
+        gate = linear("mlp.gate_proj", h)
+        x = x + linear("mlp.down_proj", gate / (1 + np.exp(-gate)) * linear("mlp.up_proj", h))
+    return rms_norm(x, weights["model.norm.weight"]) @ weights["model.embed_tokens.weight"].T
+
+
+@pytest.fixture(scope="module")
+def model(needle_14m):
+    return topkv.Model.load(needle_14m)
+
+
+@pytest.fixture(scope="module")
+def tokens(model):
+    return model.tokenizer().encode(TEXT * 4)
+
+
+@pytest.fixture(scope="module")
+def wanted(needle_14m, tokens):
+    return forward(needle_14m, tokens)
+
+
+def close(got, wanted):
+    """8 layers of float32 sums of up to 1024 terms: 1e-4 of the largest logit is generous."""
+    np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_logits_are_those_of_the_forward_pass_in_float64(model, tokens, wanted):
+    got = model.logits(tokens)
+    assert got.dtype == np.float32
+    assert got.shape == (len(tokens), model.config.vocab_size)
+    close(got, wanted)
+
+
+def test_prefill_and_a_session_that_retrieves_all_rows_give_the_same_logits(model, tokens, wanted):
+    split = len(tokens) - 9
+    context = model.prefill(np.array(tokens[:split], np.int32), kv_dtype="f32", chunk=37)
+    session = topkv.Session(context, k=10**6, window=10)
+    got = [model.logits(session, tokens[split : split + 5]), model.logits(session, tokens[split + 5 :])]
+    close(np.concatenate(got), wanted[split:])
+    assert session.tokens == len(tokens)
+
+
+def test_greedy_generation_takes_the_largest_logit_of_each_step(model, tokens, needle_14m):
+    context = model.prefill(tokens, kv_dtype="f32")
+    session = topkv.Session(context, k=10**6)
+    prompt = model.tokenizer().encode("The special magic number")
+    result = model.generate(session, prompt, max_tokens=6)
+    chosen = list(result.tokens)
+    logits = forward(needle_14m, [*tokens, *prompt, *chosen])
+    first = len(tokens) + len(prompt) - 1
+    for step, token in enumerate(chosen):
+        assert logits[first + step, token] >= logits[first + step].max() - 1e-3
+    assert result.ended or len(chosen) == 6
+    assert result.steps <= 6
+    assert result.times.total > 0 and result.prompt_seconds > 0
+
+
+def test_sampling_is_fixed_by_its_seed(model, tokens):
+    context = model.prefill(tokens)
+
+    def sample(seed):
+        session = topkv.Session(context)
+        return model.generate(session, [20], 12, temperature=3.0, top_k=50, top_p=0.95, seed=seed).tokens
+
+    assert sample(5) == sample(5)
+    assert sample(5) != sample(6)
+
+
+def test_prefill_options_reach_the_context(model, tokens):
+    reports = []
+    context = model.prefill(
+        tokens, "window", window=16, sinks=2, chunk=50, kv_dtype="f16",
+        indices=["hnsw:M=8"], progress=reports.append,
+    )
+    assert (context.tokens, context.dtype) == (len(tokens), "f16")
+    assert context.indices() == ["exact", "hnsw:M=8"]
+    assert reports[0].done == 50
+    with pytest.raises(topkv.OutOfMemory):
+        model.prefill(tokens, memory_budget=1000)
+    with pytest.raises(topkv.InvalidArgument, match="prefill is 'all'"):
+        model.prefill(tokens, "all")
+    with pytest.raises(topkv.InvalidArgument):
+        model.prefill([4096])
+    with pytest.raises(topkv.InvalidArgument, match="is no token id"):
+        model.prefill([2**40])
+    with pytest.raises(topkv.InvalidArgument, match="tokens is f32"):
+        model.prefill(np.zeros(3, np.float32))
+
+
+def test_the_tokenizer_gives_ids_and_text_back(model, needle_14m):
+    tokenizer = model.tokenizer()
+    ids = tokenizer.encode("Grüße, quiet-river!")
+    assert tokenizer.decode(ids) == "Grüße, quiet-river!"
+    assert tokenizer.decode(np.array(ids)) == "Grüße, quiet-river!"
+    assert b"".join(map(tokenizer.bytes_of_token, ids)).decode() == "Grüße, quiet-river!"
+    assert tokenizer.vocab_size == 4096
+    assert tokenizer.find("no such token") == -1
+    same = topkv.Tokenizer.load(needle_14m / "tokenizer.json")
+    assert same.encode("Grüße, quiet-river!") == ids
+
+
+def test_a_tokenizer_outlives_the_name_of_its_model(needle_14m):
+    tokenizer = topkv.Model.load(needle_14m).tokenizer()
+    assert tokenizer.decode(tokenizer.encode("still here")) == "still here"
+
+
+def test_the_configuration_is_that_of_the_file(model, needle_14m):
+    config = model.config
+    assert (config.model_type, config.hidden_size, config.vocab_size) == ("llama", 384, 4096)
+    assert (config.attention.layers, config.attention.q_heads, config.attention.kv_heads) == (8, 6, 2)
+    assert (config.bos, config.eos) == (0, [1])
+    assert config.kv_bytes_per_token() == 8 * 2 * 64 * 2 * 2
+    assert topkv.ModelConfig.load(needle_14m).rope_theta == 1e10
+    plan = topkv.Model.plan(needle_14m)
+    assert (plan.items, plan.peak, plan.fits) == ([], 0, True)

@@ -1,0 +1,223 @@
+"""Long calls run without the GIL; callbacks, signals and misuse by two threads."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import topkv
+
+SHAPE = topkv.AttentionShape(layers=1, q_heads=2, kv_heads=1, head_dim=64)
+
+
+@pytest.fixture(scope="module")
+def context():
+    rows = np.random.default_rng(1).standard_normal((60_000, 1, 64), dtype=np.float32)
+    builder = topkv.ContextBuilder(SHAPE, len(rows))
+    builder.append(0, rows, rows)
+    return builder.freeze()
+
+
+@pytest.fixture(scope="module")
+def model(needle_14m):
+    return topkv.Model.load(needle_14m)
+
+
+def build_index(context):
+    index = topkv.KeyIndex("hnsw:M=8,efc=40")
+    index.add(context.keys(0, 0)[:10_000])
+    index.build()
+
+
+def search(context):
+    queries = np.random.default_rng(2).standard_normal((2000, 64), dtype=np.float32)
+    context.index("exact", 0, 0).search(queries, 100)
+
+
+def attend(context):
+    step = np.random.default_rng(2).standard_normal((600, 2, 64), dtype=np.float32)
+    session = topkv.Session(context, dense_layers=1)
+    session.attend(0, step, step[:, :1].copy(), step[:, :1].copy())
+
+
+def prefill_rows(context):
+    step = np.random.default_rng(2).standard_normal((6000, 2, 64), dtype=np.float32)
+    builder = topkv.ContextBuilder(SHAPE, 6000)
+    builder.attend(0, step, step[:, :1].copy(), step[:, :1].copy())
+
+
+def append(context):
+    rows = np.broadcast_to(np.ones((1, 1, 64), np.float32), (4_000_000, 1, 64))
+    topkv.ContextBuilder(SHAPE, len(rows), dtype="bf16").append(0, rows, rows)
+
+
+def with_index(context):
+    context.with_index("hnsw:M=4,efc=16")
+
+
+@pytest.mark.parametrize("call", [build_index, search, attend, prefill_rows, append, with_index])
+def test_another_thread_runs_in_the_middle_of_a_long_call(call, context):
+    assert_other_threads_run(lambda: call(context))
+
+
+@pytest.mark.parametrize("call", ["prefill", "logits", "generate"])
+def test_another_thread_runs_in_the_middle_of_a_model_call(call, model):
+    tokens = np.arange(2000) % 1000 + 10
+    if call == "generate":
+        session = topkv.Session(model.prefill(tokens[:10]))
+        assert_other_threads_run(lambda: model.generate(session, tokens, max_tokens=1))
+    else:
+        assert_other_threads_run(lambda: getattr(model, call)(tokens))
+
+
+def assert_other_threads_run(call):
+    """Another thread notes the time until the call has ended; some notes lie well within it."""
+    notes, done = [], threading.Event()
+
+    def note():
+        while not done.is_set():
+            notes.append(time.perf_counter())
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    begin = time.perf_counter()
+    call()
+    end = time.perf_counter()
+    done.set()
+    thread.join()
+    quarter = (end - begin) / 4
+    assert any(begin + quarter < at < end - quarter for at in notes)
+
+
+def test_an_exception_of_a_progress_callback_ends_the_work(context, model):
+    class Enough(Exception):
+        pass
+
+    reports = []
+
+    def stop(progress):
+        reports.append(progress)
+        raise Enough
+
+    with pytest.raises(Enough):
+        context.with_index("hnsw:M=4,efc=16", progress=stop)
+    with pytest.raises(Enough):
+        model.prefill(range(10, 500), chunk=100, progress=stop)
+    assert [report.stage for report in reports] == ["index", "prefill"]
+    assert repr(reports[1]) == "Progress(prefill: 100 of 490 tokens)"
+
+
+def test_an_exception_of_on_token_ends_the_generation_and_the_session_goes_on(model):
+    session = topkv.Session(model.prefill(range(10, 30)))
+    with pytest.raises(ZeroDivisionError):
+        model.generate(session, [50, 51], max_tokens=20, on_token=lambda token: 1 // 0)
+    seen = []
+    result = model.generate(session, [52], max_tokens=3, on_token=seen.append)
+    assert seen == result.tokens
+
+
+def test_on_token_stops_by_returning_false(model):
+    session = topkv.Session(model.prefill(range(10, 30)))
+    numbers = itertools.count(1)
+    result = model.generate(session, [50], max_tokens=20, on_token=lambda token: next(numbers) < 4)
+    assert len(result.tokens) == 4
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
+@pytest.mark.parametrize("watched", [False, True], ids=["alone", "with_a_callback"])
+def test_a_signal_ends_a_long_call(watched, model):
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Interrupt):
+            model.prefill(np.full(400_000, 20), "window", chunk=128,
+                          progress=(lambda progress: None) if watched else None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_second_thread_in_one_session_is_refused(model):
+    session = topkv.Session(model.prefill(range(10, 30)))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(token):
+        inside.set()
+        go_on.wait()
+
+    thread = threading.Thread(
+        target=model.generate, args=(session, [50]), kwargs={"max_tokens": 2, "on_token": wait}
+    )
+    thread.start()
+    inside.wait()
+    try:
+        for use in (lambda: session.truncate(0), session.fork, lambda: model.logits(session, [1])):
+            with pytest.raises(topkv.InvalidArgument, match="the session is in use by another thread"):
+                use()
+        assert session.tokens >= 20  # what a session is may be read
+    finally:
+        go_on.set()
+        thread.join()
+    session.truncate(0)
+
+
+def test_a_callback_cannot_use_the_session_that_calls_it(model):
+    session = topkv.Session(model.prefill(range(10, 30)))
+    with pytest.raises(topkv.InvalidArgument, match="by the call that runs this callback"):
+        model.generate(session, [50], on_token=lambda token: session.truncate(0))
+
+
+def test_sessions_of_one_context_run_in_threads_of_their_own(context):
+    steps = np.random.default_rng(3).standard_normal((4, 1, 2, 64), dtype=np.float32)
+    rows = steps[:, :, :1].copy()
+
+    def run(number):
+        session = topkv.Session(context, k=50, window=10)
+        return session.attend(0, steps[number], rows[number], rows[number])
+
+    alone = [run(number) for number in range(4)]
+    together = [None] * 4
+
+    def keep(number):
+        together[number] = run(number)
+
+    threads = [threading.Thread(target=keep, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_one_index_is_searched_from_many_threads(context):
+    index = context.index("exact", 0, 0)
+    queries = np.random.default_rng(4).standard_normal((8, 64), dtype=np.float32)
+    alone = index.search(queries, 5).positions(3)
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(index.search(queries, 5).positions(3)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(found, [alone] * 4)
+
+
+def test_importing_topkv_imports_neither_torch_nor_matplotlib():
+    program = "import sys, topkv; print(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
