@@ -133,8 +133,12 @@ class Engine:
 
     def _check(self, query: torch.Tensor, scale: float, softcap: float) -> None:
         shape = self._rows.shape
-        if abs(scale - shape.scale) > 1e-6 * scale or abs(softcap - shape.softcap) > 1e-6 * softcap:
-            raise Unsupported("layers of this model scale or cap their scores differently")
+        has = (shape.scale or shape.head_dim**-0.5, shape.softcap)
+        if any(abs(a - b) > 1e-6 * a for a, b in zip((scale, softcap), has)):
+            raise Unsupported(
+                f"scores of this layer are scaled by {scale} and capped at {softcap}, those of "
+                f"the context by {has[0]} and {has[1]}"
+            )
         if query.device != self._torch_device:
             raise Unsupported(
                 f"layers of this model are on {self._torch_device} and {query.device}: topkv "
