@@ -33,9 +33,9 @@ class Needle:
 def make_needles(count: int, seed: int = 0) -> list[Needle]:
     """Facts at evenly spread depths, each about another thing."""
     draw = random.Random(seed)
-    keys = draw.sample([f"{a}-{n}" for a in ADJECTIVES for n in NOUNS], count)
     needles = []
-    for i, key in enumerate(keys):
+    for i, words in enumerate(zip(draw.sample(ADJECTIVES, count), draw.sample(NOUNS, count))):
+        key = "-".join(words)
         value = str(draw.randint(1000000, 9999999))
         needles.append(
             Needle(
