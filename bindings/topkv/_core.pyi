@@ -1,0 +1,518 @@
+"""The C++ library as topkv re-exports it. The module's own docstrings say more."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+cuda_built: bool
+empty_lse: float
+
+class _Dlpack(Protocol):
+    def __dlpack__(self, **kwargs: Any) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+Array = NDArray[Any] | _Dlpack | memoryview
+"""Whatever has the buffer protocol or __dlpack__; uint16 arrays hold bf16."""
+
+_Out = TypeVar("_Out")
+_Ints = Sequence[int] | NDArray[np.integer] | _Dlpack
+_Path = str | os.PathLike[str]
+
+class Error(Exception):
+    """Base of everything that topkv raises on purpose."""
+
+class InvalidArgument(Error, ValueError):
+    """An argument, option, array or spec that cannot be used as given."""
+
+class FileError(Error, OSError):
+    """A file that cannot be read or whose content is not what it must be."""
+
+class Unsupported(Error, NotImplementedError):
+    """A well-formed request or model that topkv does not implement."""
+
+class OutOfMemory(Error, MemoryError):
+    """Memory refused before work has started."""
+
+    wanted_bytes: int
+    available_bytes: int
+
+class Progress:
+    """One report of long work: `done` of `total` in `unit`; stage names the work."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+
+class AttentionShape:
+    """What every layer of a model's attention has in common."""
+
+    def __init__(
+        self,
+        layers: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float = 0.0,
+        softcap: float = 0.0,
+        sliding_window: Sequence[int] = [],
+    ) -> None: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def q_heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def softcap(self) -> float: ...
+    @property
+    def sliding_window(self) -> list[int]: ...
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """scale, or what 0 stands for."""
+
+class DeviceMemory:
+    """Bytes of a CUDA device; all 0 for the host."""
+
+    @property
+    def ceiling(self) -> int: ...
+    @property
+    def libraries(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def driver(self) -> int: ...
+    @property
+    def items(self) -> list[tuple[str, int]]: ...
+
+class Device:
+    """Where the arithmetic of a network runs; Device() is the host's cores."""
+
+    def __init__(self) -> None: ...
+    @staticmethod
+    def open(spec: str, memory_ceiling: int = 0) -> Device:
+        """ "cpu", "cuda", "cuda:N" or "auto"; memory_ceiling in bytes, 0: 0.9 of what is free."""
+
+    @property
+    def is_cuda(self) -> bool: ...
+    @property
+    def name(self) -> str: ...
+    def memory(self) -> DeviceMemory: ...
+
+class SearchResult:
+    """For each query up to k positions, best first. len() is the number of queries."""
+
+    def __len__(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    def positions(self, query: int) -> NDArray[np.int64]: ...
+    def scores(self, query: int) -> NDArray[np.float32]: ...
+
+class KeyIndex:
+    """Finds the keys with the largest inner product with a query. Keeps its key arrays alive."""
+
+    def __init__(self, spec: str) -> None: ...
+    def add(self, keys: Array) -> None:
+        """Adds keys [n, dim], numbered on from size."""
+
+    def build(self) -> None: ...
+    def search(self, queries: Array, k: int, allowed: Array | None = None) -> SearchResult:
+        """queries [m, dim] f32; allowed int64 [m, 2], the range that each query may find."""
+
+    @property
+    def grows(self) -> bool: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def spec(self) -> str: ...
+    def __len__(self) -> int: ...
+
+class Partial:
+    """Attention over a subset of the keys: out [heads, head_dim] and lse [heads], float32."""
+
+    def __init__(self, out: Array, lse: Array) -> None: ...
+    @staticmethod
+    def empty(heads: int, head_dim: int) -> Partial:
+        """The partial over no keys."""
+
+    @property
+    def out(self) -> Any: ...
+    @property
+    def lse(self) -> Any: ...
+
+def merge(a: Partial, b: Partial) -> Partial:
+    """The partial over the union of two disjoint key sets, as a new Partial."""
+
+def merge_into(into: Partial, other: Partial) -> None:
+    """merge, in place: writes to the arrays of `into`."""
+
+def attend_rows(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    positions: _Ints,
+    scale: float,
+    softcap: float = 0.0,
+) -> Partial:
+    """The partial of queries [heads, head_dim] over the rows at these positions."""
+
+class ContextBuilder:
+    """Collects the rows of a context as the network produces them."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        capacity: int,
+        dtype: str = "bf16",
+        memory_budget: int = 0,
+        prefill: str = "dense",
+        window: int = 1024,
+        sinks: int = 4,
+        device: Device | None = None,
+    ) -> None: ...
+    def reserve(self, tokens: int) -> None:
+        """Makes room for this many tokens in all."""
+
+    def truncate(self, tokens: int) -> None:
+        """Forgets the tokens from this number on, in all layers."""
+
+    def append(self, layer: int, keys: Array, values: Array) -> None:
+        """K and V of a layer's next tokens [tokens, kv_heads, head_dim], strided, host memory."""
+
+    @overload
+    def attend(
+        self,
+        layer: int,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        out: None = None,
+        lse: Array | None = None,
+        kv_first: int = 0,
+        kv_tokens: int = -1,
+        stream: int = 0,
+    ) -> NDArray[np.float32]: ...
+    @overload
+    def attend(
+        self,
+        layer: int,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        out: _Out,
+        lse: Array | None = None,
+        kv_first: int = 0,
+        kv_tokens: int = -1,
+        stream: int = 0,
+    ) -> _Out:
+        """Appends k and v, and gives the causal attention of these tokens in `out`."""
+
+    def tokens(self, layer: int) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def shape(self) -> AttentionShape: ...
+    @property
+    def device(self) -> Device: ...
+    def freeze(self) -> Context:
+        """Turns the rows into a Context; the builder is empty afterwards."""
+
+class ContextMemory:
+    @property
+    def rows_bytes(self) -> int: ...
+    @property
+    def index_bytes(self) -> int: ...
+
+class Context:
+    """One prefilled text: rows in host memory, and indices over the keys. Immutable."""
+
+    @property
+    def shape(self) -> AttentionShape: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    def memory(self) -> ContextMemory: ...
+    def indices(self) -> list[str]: ...
+    def keys(self, layer: int, kv_head: int) -> NDArray[Any]:
+        """Keys [tokens, head_dim] in place, read-only; uint16 for bf16."""
+
+    def values(self, layer: int, kv_head: int) -> NDArray[Any]: ...
+    def index(self, spec: str, layer: int, kv_head: int) -> KeyIndex: ...
+    def with_index(
+        self, spec: str, progress: Callable[[Progress], object] | None = None
+    ) -> Context:
+        """A context over the same rows that has this index too."""
+
+class SessionStats:
+    """What a session did, summed over its life."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def rows_retrieved(self) -> int: ...
+    @property
+    def search_seconds(self) -> float: ...
+    @property
+    def attend_seconds(self) -> float: ...
+    @property
+    def exact_rows(self) -> int: ...
+    @property
+    def exact_rows_found(self) -> int: ...
+    @property
+    def recall(self) -> float | None: ...
+
+class StepTimes:
+    """Where the time of a session's steps in one layer went, in seconds."""
+
+    @property
+    def q_out(self) -> float: ...
+    @property
+    def append(self) -> float: ...
+    @property
+    def window(self) -> float: ...
+    @property
+    def search(self) -> float: ...
+    @property
+    def attend(self) -> float: ...
+    @property
+    def gather(self) -> float: ...
+    @property
+    def copy(self) -> float: ...
+    @property
+    def merge(self) -> float: ...
+    @property
+    def total(self) -> float: ...
+
+class Session:
+    """One reader of a context, with tokens of its own. One thread at a time."""
+
+    def __init__(
+        self,
+        context: Context,
+        device: Device | None = None,
+        *,
+        index: str = "exact",
+        k: int | Sequence[int] | str = 64,
+        select_by: str = "query_head",
+        dense_layers: int = 0,
+        window: int = 1024,
+        sinks: int = 4,
+        capacity: int = 16384,
+        measure_recall: bool = False,
+        attend_on: str = "automatic",
+    ) -> None: ...
+    @overload
+    def attend(
+        self,
+        layer: int,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        out: None = None,
+        lse: Array | None = None,
+        kv_first: int = 0,
+        kv_tokens: int = -1,
+        stream: int = 0,
+    ) -> NDArray[np.float32]: ...
+    @overload
+    def attend(
+        self,
+        layer: int,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        out: _Out,
+        lse: Array | None = None,
+        kv_first: int = 0,
+        kv_tokens: int = -1,
+        stream: int = 0,
+    ) -> _Out:
+        """The decode step of one layer: takes q, k, v of the next tokens, gives attention."""
+
+    def truncate(self, own_tokens: int) -> None:
+        """Forgets the session's own tokens from this number on."""
+
+    def fork(self) -> Session: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def own_tokens(self) -> int: ...
+    @property
+    def context(self) -> Context: ...
+    @property
+    def device(self) -> Device: ...
+    def stats(self) -> SessionStats: ...
+    def step_times(self) -> list[StepTimes]: ...
+
+class Tokenizer:
+    """Byte-level BPE of a tokenizer.json."""
+
+    @staticmethod
+    def load(tokenizer_json: _Path) -> Tokenizer: ...
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]: ...
+    def decode(self, tokens: _Ints) -> str: ...
+    def bytes_of_token(self, token: int) -> bytes: ...
+    def find(self, content: str) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+class ModelConfig:
+    """config.json, reduced to what changes the forward pass."""
+
+    @staticmethod
+    def load(directory: _Path) -> ModelConfig: ...
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def attention(self) -> AttentionShape: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def o_bias(self) -> bool: ...
+    @property
+    def mlp_bias(self) -> bool: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
+    def tied_embeddings(self) -> bool: ...
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> list[int]: ...
+    def kv_bytes_per_token(self, dtype: str = "bf16") -> int: ...
+
+class ForwardTimes:
+    """Where the time of a forward pass went, in seconds."""
+
+    @property
+    def matmul(self) -> float: ...
+    @property
+    def attention(self) -> float: ...
+    @property
+    def search(self) -> float: ...
+    @property
+    def other(self) -> float: ...
+    @property
+    def indexing(self) -> float: ...
+    @property
+    def total(self) -> float: ...
+
+class GenerateResult:
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def prompt_seconds(self) -> float: ...
+    @property
+    def decode_seconds(self) -> float: ...
+    @property
+    def times(self) -> ForwardTimes: ...
+
+class DevicePlan:
+    """Where device memory would go, before any work."""
+
+    @property
+    def items(self) -> list[tuple[str, int]]: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def ceiling(self) -> int: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def fits(self) -> bool: ...
+
+class Model:
+    """A loaded checkpoint (Llama, Mistral, Qwen2, Qwen3) in Hugging Face layout."""
+
+    @staticmethod
+    def load(directory: _Path, device: Device | None = None) -> Model: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def device(self) -> Device: ...
+    def tokenizer(self) -> Tokenizer: ...
+    def prefill(
+        self,
+        tokens: _Ints,
+        prefill: str = "dense",
+        *,
+        window: int = 1024,
+        sinks: int = 4,
+        chunk: int = 0,
+        kv_dtype: str = "bf16",
+        memory_budget: int = 0,
+        indices: Sequence[str] = [],
+        progress: Callable[[Progress], object] | None = None,
+    ) -> Context:
+        """Runs the tokens through the network into a new Context."""
+
+    def generate(
+        self,
+        session: Session,
+        prompt: _Ints,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        on_token: Callable[[int], object] | None = None,
+    ) -> GenerateResult:
+        """Feeds the prompt to the session, then generates."""
+
+    @overload
+    def logits(self, tokens: _Ints) -> NDArray[np.float32]:
+        """float32 [tokens, vocab_size] of a dense forward pass."""
+
+    @overload
+    def logits(self, session: Session, tokens: _Ints) -> NDArray[np.float32]:
+        """Feeds tokens to a session and gives their logits."""
+
+    @staticmethod
+    def plan(
+        directory: _Path,
+        device: Device | None = None,
+        prefill: str = "dense",
+        *,
+        window: int = 1024,
+        sinks: int = 4,
+        chunk: int = 0,
+        capacity: int = 16384,
+    ) -> DevicePlan:
+        """What a prefill and a session would take of the device's memory; reads headers only."""
