@@ -5,8 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import topkv
 from needles import load_tokenizer, make_needles, text_with
-from small_models import dtype_of, make_ids, make_model
+from small_models import dtype_of, make_config, make_ids, make_model
 from topkv.hf import TopkCache
 from transformers import AutoModelForCausalLM
 
@@ -102,3 +103,32 @@ def test_recall_of_an_approximate_index_is_measured(device, needle_14m, haystack
     (stats,) = session.stats()
     assert 0.7 < stats.recall < 1
     assert stats.exact_rows > 0
+
+
+def test_a_context_read_by_topkv_itself_goes_on_in_transformers(needle_14m, haystack):
+    tokenizer, needles, text = haystack
+    context = topkv.Model.load(str(needle_14m)).prefill(text)
+    model = AutoModelForCausalLM.from_pretrained(needle_14m, dtype=torch.float32)
+    cache = TopkCache.from_context(model.config, context, k=64, window=256)
+    assert cache.get_seq_length() == len(text)
+    for needle in needles:
+        question = tokenizer.encode(needle.question, add_special_tokens=False)
+        ids = torch.tensor([text + question])
+        out = model.generate(
+            ids, past_key_values=cache.session(), max_new_tokens=12, do_sample=False
+        )
+        assert needle.value in tokenizer.decode(out[0, ids.shape[1] :])
+
+
+def test_a_context_of_another_shape_is_refused():
+    builder = topkv.ContextBuilder(
+        topkv.AttentionShape(layers=2, q_heads=4, kv_heads=2, head_dim=64), capacity=8
+    )
+    rows = torch.zeros(8, 2, 64)
+    for layer in range(2):
+        builder.append(layer, rows, rows)
+    context = builder.freeze()
+    with pytest.raises(topkv.InvalidArgument, match="2 layers, the model 3"):
+        TopkCache.from_context(make_config("llama"), context)
+    with pytest.raises(topkv.Unsupported, match="no state of theirs"):
+        TopkCache.from_context(make_config("gemma2"), context)

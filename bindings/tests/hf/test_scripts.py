@@ -1,0 +1,57 @@
+"""The example scripts and benches that need PyTorch run as they stand, in short."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+EXAMPLES = REPOSITORY / "examples" / "python"
+BENCH = REPOSITORY / "bench"
+
+
+def run(script, *arguments) -> str:
+    done = subprocess.run(
+        [sys.executable, str(script), "--device", "cpu", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_ten_questions_are_answered(needle_14m):
+    assert "10 of 10 right" in run(EXAMPLES / "ten_questions.py", "--tokens", "4096")
+
+
+def test_dense_and_retrieved_generation_are_compared(needle_14m):
+    out = run(EXAMPLES / "compare_dense_retrieved.py", "--tokens", "2048")
+    value = out.split("the answer is ")[1].split()[0]
+    assert out.count(value) == 3  # and in both answers
+    assert "of the largest" in out
+
+
+def test_bench_measures_caches_side_by_side(needle_14m, tmp_path):
+    script = BENCH / "transformers_decode.py"
+    for rows in ([], ["--random-rows"]):
+        found = tmp_path / "decode.json"
+        run(script, "--contexts", "1Ki,1536", "--tokens", "2", "--json", str(found), *rows)
+        results = json.loads(found.read_text())["results"]
+        kinds = [(r["cache"], r["context"]) for r in results]
+        assert kinds == [(c, n) for n in (1024, 1536) for c in ("topkv", "dynamic")]
+        assert all(r["ms_per_token"] > 0 for r in results)
+
+
+def test_bench_finds_needles(needle_14m, tmp_path):
+    found = tmp_path / "needles.json"
+    run(BENCH / "transformers_decode.py", "--needles", "--contexts", "2Ki", "--json", str(found))
+    (result,) = json.loads(found.read_text())["results"]
+    assert result["found"] == result["of"] == 10
