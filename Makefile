@@ -2,21 +2,25 @@
 
 PREFIX ?= /usr/local
 ARGS ?= -c 1M --kv-index exact --kv-topk 64 --prefill window -o out/needle
+PYTHON_EXTRAS ?= test,hf,plot
 jobs := $(shell nproc)
 topkv := build/release/src/cli/topkv
 # With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
 native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
 
-.PHONY: help needle check check-gpu build install bundle bench asan tsan setup clean
+.PHONY: help needle check check-gpu check-python build install bundle wheel bench asan tsan setup clean
 
 help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… replaces the flags)'
 	@echo 'make check     build the dev preset and run all tests'
 	@echo 'make check-gpu the tests that need a GPU; reported as skipped where there is none'
+	@echo 'make check-python  install the Python package into a fresh environment and run its tests'
+	@echo '               (PYTHON_EXTRAS=test leaves PyTorch, transformers and matplotlib out)'
 	@echo 'make build     build the library and the command, $(topkv)'
 	@echo 'make install   install them under PREFIX, $(PREFIX)'
 	@echo 'make bundle    pack them, with all libraries, into out/topkv-*.tar.gz for other machines'
 	@echo '               (BUNDLE_ARGS=--without-cuda-libraries leaves cuBLAS out: 0.6 GB less)'
+	@echo 'make wheel     pack the Python package, with all libraries but cuBLAS, into out/topkv-*.whl'
 	@echo 'make bench     build and run the benchmarks'
 	@echo 'make asan      tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      tests of threads under ThreadSanitizer'
@@ -41,6 +45,13 @@ check-gpu: setup
 	cmake --build --preset dev --parallel $(jobs)
 	ctest --preset dev --label-regex gpu
 
+check-python: setup
+	rm -rf build/check-python/venv
+	python3 -m venv build/check-python/venv
+	build/check-python/venv/bin/pip install --quiet --config-settings build-dir=build/check-python/cmake \
+	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES=$(if $(native),native,90-real) '.[$(PYTHON_EXTRAS)]'
+	build/check-python/venv/bin/pytest
+
 build: setup
 	cmake --preset release $(native)
 	cmake --build --preset release --parallel $(jobs)
@@ -52,6 +63,9 @@ bundle: setup
 	cmake --preset release -U CMAKE_CUDA_ARCHITECTURES
 	cmake --build --preset release --parallel $(jobs)
 	bash tools/bundle.sh $(BUNDLE_ARGS)
+
+wheel: setup
+	bash tools/wheel.sh
 
 bench: setup
 	cmake --preset release -D TOPKV_BUILD_BENCH=ON $(native)

@@ -14,6 +14,8 @@ die() {
   echo "bundle: error: $*" >&2
   exit 1
 }
+# shellcheck source=tools/licences.sh
+source "$source_tree/tools/licences.sh"
 
 cuda_libraries=yes
 compress=yes
@@ -49,19 +51,6 @@ cp "$source_tree/LICENSE" "$top/"
 of_the_system='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv|libcuda|libnvidia-.*)\.so'
 of_cuda='^libcublas(Lt)?\.so'
 
-package_of() { # FILE: the Debian package that owns it, or nothing
-  local file
-  for file in "$1" "${1#/usr}"; do # /lib and /usr/lib are one folder; dpkg knows one of the names
-    dpkg-query --search "$file" 2>/dev/null | sed -n '1s/:.*//p' && return
-  done
-  return 0
-}
-
-copy_licence() { # PACKAGE
-  cp -L "/usr/share/doc/$1/copyright" "$top/licences/$1" ||
-    die "no licence of the package $1 in /usr/share/doc/$1/copyright"
-}
-
 copy_cuda_licence() { # FILE: a library of a CUDA toolkit that no package owns (cudart is linked in)
   local root licence
   root=$(dirname "$(dirname "$1")")
@@ -82,7 +71,7 @@ while read -r soname arrow file _; do
   fi
   package=$(package_of "$file")
   if [[ -n $package ]]; then
-    copy_licence "$package"
+    copy_licence "$package" "$top/licences"
   elif [[ $soname =~ $of_cuda ]]; then
     copy_cuda_licence "$file"
   else
@@ -90,15 +79,7 @@ while read -r soname arrow file _; do
   fi
 done < <(ldd "$built")
 
-# What is compiled into the program itself.
-for package in libfaiss-dev libhnswlib-dev nlohmann-json3-dev libcli11-dev; do
-  copy_licence "$package"
-done
-# Texts that Debian keeps once, which those files refer to.
-grep -Eoh '/usr/share/common-licenses/[A-Za-z]+(-[0-9]+(\.[0-9]+)*)?' "$top"/licences/* | sort --unique |
-  while read -r text; do
-    if [[ -f $text ]]; then cp -L "$text" "$top/licences/"; fi
-  done
+complete_licences "$top/licences"
 
 glibc=$(find "$top/bin" "$top/lib" -type f \( -name topkv -o -name '*.so*' \) -exec objdump -T {} + |
   grep -oE 'GLIBC_[0-9]+(\.[0-9]+)+' | sort --unique --version-sort | tail -n 1)

@@ -10,6 +10,7 @@ packages=(
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev  # checkpoints and tokenizer
   libcli11-dev libfmt-dev                   # command line
   libgtest-dev                              # tests
+  python3-dev python3-venv                  # the Python package
 )
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
