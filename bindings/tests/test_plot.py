@@ -167,6 +167,19 @@ def test_times_are_read_from_the_bench_and_from_rows(tmp_path):
     np.testing.assert_allclose(ax.lines[0].get_data(), ([1024], [500]))
 
 
+def test_times_of_the_transformers_bench_leave_out_what_did_not_fit(tmp_path):
+    path = tmp_path / "decode.json"
+    results = [
+        {"cache": "topkv", "context": 32768, "ms_per_token": 4.5},
+        {"cache": "dynamic", "context": 32768, "ms_per_token": 9},
+        {"cache": "dynamic", "context": 524288, "error": "out of memory"},
+    ]
+    path.write_text(json.dumps({"arguments": {"k": "256"}, "results": results}))
+    ax = plot.decode_time(path)
+    assert [line.get_label() for line in ax.lines] == ["topkv", "dynamic"]
+    np.testing.assert_allclose(ax.lines[1].get_data(), ([32768], [9]))
+
+
 def test_times_that_cannot_be_drawn_are_refused():
     for lines in ({}, {"a": ([], [])}):
         with pytest.raises(topkv.InvalidArgument, match="no time to draw"):

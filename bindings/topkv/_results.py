@@ -19,8 +19,8 @@ def is_path(data: object) -> bool:
 
 
 def rows_of(data: object) -> list[Row]:
-    """Rows as given, or read from a file: CSV with a heading line, a JSON list, or a JSON object
-    per line. A directory stands for the cells.jsonl that `topkv needle` leaves in it."""
+    """Rows as given, or read from a file: CSV with a heading line, a JSON list (or an object with
+    "results", such a list), or a JSON object per line. A directory stands for the cells.jsonl that `topkv needle` leaves in it."""
     if not is_path(data):
         if isinstance(data, Mapping) or not isinstance(data, Iterable):
             raise InvalidArgument(f"expected rows or a file's path, found {type(data).__name__}")
@@ -73,6 +73,8 @@ def _csv_rows(text: str) -> list[Row]:
 def _json_rows(text: str, path: Path) -> list[Row]:
     try:
         whole = json.loads(text)
+        if isinstance(whole, dict):  # one result, or a program's arguments and its results
+            whole = whole.get("results", [whole])
         rows = whole if isinstance(whole, list) else [whole]
     except json.JSONDecodeError:
         # The last line is left out when a run was stopped while it wrote it, as the command does.

@@ -83,8 +83,8 @@ def mass_kept(
     its mean, over a light band from the lower to the upper quartile.
 
     shares: {layer: array [ks, ...]} or an array [layers, ks, ...], as topkv.mass.attention_mass
-    gives them, with ks; or rows with "layer", "k" and "share", or a file of such rows; or the JSON
-    that `topkv bench decode` prints. Everything behind the axis of ks is averaged over.
+    gives them, with ks; or rows with "layer", "k" and "share", or a file of such rows; or the lines
+    that `topkv bench decode --json` prints. Everything behind the axis of ks is averaged over.
     """
     layers, counts = _mass_arrays(shares, ks)
     ax = ax if ax is not None else plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
@@ -113,8 +113,9 @@ def decode_time(times: Any, *, ax: Axes | None = None, title: str | None = None)
     """Time per token against context length, a line for each cache.
 
     times: {name: (context lengths in tokens, seconds per token)}; or rows with "cache",
-    "context_tokens" and "seconds"; or a file of such rows; or the JSON that `topkv bench decode`
-    prints (the files of several contexts joined), where index and top k make the name.
+    "context_tokens" and "seconds"; or a file of such rows; or the JSON of
+    bench/transformers_decode.py, of which results without a time are left out; or the lines that
+    `topkv bench decode --json` prints (of several contexts, joined), named by index and top k.
     """
     lines = _time_lines(times)
     ax = ax if ax is not None else plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
@@ -246,8 +247,14 @@ def _time_lines(times: Any) -> dict[str, list[tuple[float, float]]]:
                 name = f"{member(row, 'index')}, top {row['kv_topk']}"
             else:
                 name = str(member(row, "cache"))
-            second = number(member(row, "seconds", "median_seconds"))
-            lines.setdefault(name, []).append((number(member(row, "context_tokens")), second))
+            if "error" in row:  # what did not fit has no time
+                continue
+            if "ms_per_token" in row:
+                second = number(row["ms_per_token"]) / 1000
+            else:
+                second = number(member(row, "seconds", "median_seconds"))
+            length = number(member(row, "context_tokens", "context"))
+            lines.setdefault(name, []).append((length, second))
     points = [point for line in lines.values() for point in line]
     if not points or not all(lines.values()):
         raise InvalidArgument("there is no time to draw")
