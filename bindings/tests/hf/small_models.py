@@ -57,14 +57,17 @@ FAMILIES = {
 }
 
 
+# transformers' sdpa has neither soft-capping nor sinks; grouped products of experts are bf16 only.
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
+
 def make_config(family: str):
     return FAMILIES[family]()
 
 
 def make_model(family: str, device, dtype=torch.float32):
-    """Eager attention: transformers' sdpa has neither soft-capping nor sinks."""
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(make_config(family), attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(make_config(family), **EAGER)
     return model.to(device=device, dtype=dtype).eval()
 
 
@@ -126,6 +129,6 @@ def assert_greedy(model, ids: torch.Tensor, prompt: int) -> None:
 def as_float32(model):
     """The same weights in float32, attended eagerly."""
     config = type(model.config).from_dict(model.config.to_dict())
-    copy = type(model)._from_config(config, attn_implementation="eager").eval()
+    copy = type(model)._from_config(config, **EAGER).eval()
     copy.load_state_dict(model.state_dict())
     return copy.to(device=model.device, dtype=torch.float32)

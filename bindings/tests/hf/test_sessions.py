@@ -172,6 +172,15 @@ def test_taking_back_tokens_of_the_frozen_text_is_refused(device):
         session.crop(-4)
 
 
+def test_taking_back_what_a_sliding_window_has_dropped_is_refused(device):
+    model = make_model("gemma2", device)
+    session = read(model, make_ids(TEXT, device)).session()
+    model(make_ids(3, device), past_key_values=session, use_cache=True)
+    with pytest.raises(InvalidArgument, match="activate_past_recording"):
+        session.crop(-1)
+    assert session.get_seq_length() == TEXT + 3
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_assisted_generation_gives_the_tokens_of_greedy_generation(family, device):
     model, assistant = make_model(family, device), make_model("llama", device)

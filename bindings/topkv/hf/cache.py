@@ -273,6 +273,12 @@ class TopkCache(Cache):
                 "them are the frozen context"
             )
         if tokens_to_remove < 0:
+            for _, layer in self._sliding_layers():
+                if layer.get_seq_length() >= layer.sliding_window and not layer.record_past:
+                    raise InvalidArgument(
+                        "crop of a cache with sliding-window layers: call "
+                        "activate_past_recording() before the tokens that may be taken back"
+                    )
             self._engine.remove(-tokens_to_remove)
         super().crop(tokens_to_remove)
 

@@ -14,6 +14,7 @@ from topkv.hf.rows import (
     SessionRows,
     Step,
     core_layout,
+    on_device_of,
     open_device,
     row_dtype,
 )
@@ -81,6 +82,19 @@ class Engine:
         """Attention of one topkv layer. query [batch, q_heads, tokens, head_dim], keys and values
         [batch, kv_heads, tokens, head_dim] -> [batch, tokens, q_heads, head_dim].
         sink_scores: [q_heads], one more score under the softmax whose row has a value of zero."""
+        with on_device_of(query):
+            return self._attend(layer, query, keys, values, scale, softcap, sink_scores)
+
+    def _attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        softcap: float,
+        sink_scores: torch.Tensor | None,
+    ) -> torch.Tensor:
         if self._rows is None:
             self._rows = self._make_rows(query, keys, values, scale, softcap)
         self._check(query, scale, softcap)

@@ -10,6 +10,7 @@ take a step, the tensors of the next tokens of a layer, in float32 of the core's
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -40,6 +41,11 @@ def open_device(device: torch.device, memory_ceiling: int) -> topkv.Device:
 def row_dtype(dtype: torch.dtype, device: torch.device) -> str:
     """What rows are stored as when nobody said: the model's dtype; a CUDA device takes bf16."""
     return "bf16" if device.type == "cuda" else _ROW_DTYPES.get(dtype, "f32")
+
+
+def on_device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """PyTorch gives the address of a CUDA tensor only while its device is the current one."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def stream_of(device: torch.device) -> int:
