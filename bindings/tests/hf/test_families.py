@@ -65,7 +65,7 @@ def test_bf16_model_on_the_cpu_agrees_within_its_own_rounding():
 
 
 def test_attention_of_these_models_reaches_far_back(device):
-    """Else the comparisons above would show nothing: another first token changes the last logits."""
+    """Else the comparisons above would show nothing: other first tokens change the last logits."""
     for family in FAMILIES:
         model = make_model(family, device)
         ids = make_ids(60, device)

@@ -11,6 +11,20 @@ or, once for all calls::
 Needs torch and transformers 5 (tested: 5.17). Families: ``topkv.hf.FAMILIES``.
 """
 
+from topkv import Unsupported
+
+try:
+    import torch  # noqa: F401
+    import transformers
+except ImportError as error:
+    raise ImportError(f'topkv.hf needs PyTorch and transformers ({error}): pip install "topkv[hf]"')
+
+if transformers.__version__.split(".")[0] != "5":
+    raise Unsupported(
+        f"topkv.hf is written for transformers 5 (tested: 5.17); {transformers.__version__} is "
+        'installed: pip install "topkv[hf]"'
+    )
+
 from topkv.hf.cache import CacheMemory, TopkCache, TopkLayer
 from topkv.hf.families import FAMILIES, check
 from topkv.hf.install import install, uninstall

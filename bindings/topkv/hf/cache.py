@@ -172,7 +172,8 @@ class TopkCache(Cache):
         index it builds that one too, for sessions made after that."""
         engine = self._engine
         if index is not None:
-            engine.options = replace(engine.options, session=engine.options.session | {"index": index})
+            session = engine.options.session | {"index": index}
+            engine.options = replace(engine.options, session=session)
         reading = engine.context is None
         engine.freeze()
         if reading:

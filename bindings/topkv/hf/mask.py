@@ -96,7 +96,8 @@ def require_causal(mask: Any) -> None:
     if isinstance(mask, LazyMask):
         mask.require_causal()
     elif mask is not None:
-        kind = f"shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+        is_tensor = isinstance(mask, torch.Tensor)
+        kind = f"shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
         raise Unsupported(
             f"topkv's layers attend causally and take no mask of one's own ({kind}): give "
             "attention_mask as [batch, tokens], or use another cache"
