@@ -48,6 +48,28 @@ def test_install_reads_in_chunks_and_reserves_once(device):
     assert lengths == [16, 16, 16, 2, 1, 1]
 
 
+def test_a_prompt_of_embeddings_is_read_at_once(device):
+    model = make_model("llama", device, dtype_of(device))
+    ids = make_ids(50, device)
+    hf.install(model, **ALL, prefill_chunk_size=16)
+    embeddings = model.get_input_embeddings()(ids)
+    out = model.generate(inputs_embeds=embeddings, max_new_tokens=10, do_sample=False)
+    assert_greedy(model, torch.cat((ids, out), dim=1), 50)
+
+
+def test_a_long_answer_has_room(device):
+    model = make_model("llama", device, dtype_of(device))
+    hf.install(model, **ALL)
+    out = model.generate(
+        make_ids(50, device),
+        max_new_tokens=20_000,
+        stopping_criteria=[lambda ids, _: torch.ones(1, dtype=torch.bool, device=device)],
+        return_dict_in_generate=True,
+    )
+    cache = out.past_key_values
+    assert cache.session()._engine.options.session["capacity"] >= 20_000
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2-window"])
 def test_other_caches_give_bit_for_bit_what_they_gave(family, implementation, device):

@@ -37,7 +37,11 @@ def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> No
         ):
             mask = model_kwargs.get("attention_mask")
             tokens = 0 if mask is None else mask.shape[-1]
-            cache = TopkCache(self.config, **({"max_cache_len": tokens} | options))
+            sizes = {
+                "max_cache_len": tokens,
+                "session_capacity": max(16384, generation_config.max_length - tokens),
+            }
+            cache = TopkCache(self.config, **(sizes | options))
             model_kwargs["past_key_values"] = cache
             transformers_way(generation_config, model_kwargs, *args, **kwargs)
             cache._is_user_defined = False
