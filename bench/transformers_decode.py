@@ -9,6 +9,9 @@ decoding costs does not depend on them being a text's), then tokens are decoded 
 greedy choice; times are medians. With --needles: a generated text is read through model.generate in
 chunks and ten facts at ten depths are asked for, each in a session of its own.
 
+A cache may name the attention kernels that PyTorch chooses from, as in dynamic:flash (default: all
+that it has). cuDNN's make a plan for every new length, so each cache gets lengths that no other had.
+
 GPU bytes are beyond those of the model: torch's peak while decoding plus what topkv took, and the
 difference of what the driver says is free, which includes what the allocators keep.
 """
@@ -21,11 +24,13 @@ import json
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import topkv
 from topkv import hf
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -46,6 +51,8 @@ SHAPES = {
     ),
 }
 FILL = 16384  # tokens of random rows made at a time
+QUESTION = 256  # tokens that a question and its answer may take of the context
+KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 WARM_UP = 4
 
 
@@ -95,12 +102,12 @@ def wait(device: torch.device) -> None:
 
 
 def device_bytes(cache) -> int:
-    """What topkv took of the GPU, CUDA's libraries included."""
+    """What topkv took of the GPU, its share of CUDA's libraries included."""
     device = getattr(cache, "device", None)
     if device is None or not device.is_cuda:
         return 0
     memory = device.memory()
-    return memory.used + memory.libraries
+    return memory.used
 
 
 def topk_options(args) -> dict:
@@ -172,7 +179,12 @@ def make_filled(kind: str, model, tokens: int, args):
     return cache
 
 
-def measure_decode(kind: str, model, tokens: int, args) -> dict:
+def measure_decode(name: str, model, tokens: int, args) -> dict:
+    kind, _, kernel = name.partition(":")
+
+    def kernels():
+        return sdpa_kernel([KERNELS[kernel], SDPBackend.MATH]) if kernel else nullcontext()
+
     device = model.device
     memory = Memory(device)
     start = time.perf_counter()
@@ -191,12 +203,13 @@ def measure_decode(kind: str, model, tokens: int, args) -> dict:
             memory.begin_phase()
         wait(device)
         start = time.perf_counter()
-        logits = model(token, past_key_values=cache, use_cache=True).logits
+        with kernels():
+            logits = model(token, past_key_values=cache, use_cache=True).logits
         token = logits[:, -1:].argmax(-1)
         wait(device)
         times.append(time.perf_counter() - start)
     result = {
-        "cache": kind,
+        "cache": name,
         "context": tokens,
         "fill_seconds": filled,
         "ms_per_token": 1e3 * statistics.median(times[WARM_UP:]),
@@ -214,6 +227,8 @@ def measure_decode(kind: str, model, tokens: int, args) -> dict:
             "host_rows": held.rows,
             "host_index": held.index,
             "rows_per_step": stats.rows_retrieved / max(stats.steps, 1),
+            "search_ms": 1e3 * stats.search_seconds / len(times),
+            "attend_ms": 1e3 * stats.attend_seconds / len(times),
         }
     del cache
     return result
@@ -235,7 +250,7 @@ def measure_needles(model, tokenizer, tokens: int, args) -> dict:
     device = model.device
     memory = Memory(device)
     needles = make_needles(10, seed=tokens)
-    text = text_with(needles, tokens, tokenizer)
+    text = text_with(needles, tokens - QUESTION, tokenizer)
     ids = torch.tensor([text], device=device)
     cache = hf.TopkCache(model.config, max_cache_len=len(text), **topk_options(args))
     greedy = {"do_sample": False, "past_key_values": cache}
@@ -293,18 +308,18 @@ def slope(results: list[dict], what) -> float:
 
 def show(results: list[dict]) -> None:
     head = ("cache", "context", "fill s", "index s", "ms/token", "GPU MiB", "driver MiB", "found")
-    print(("{:>10}" * len(head)).format(*head))
+    print(("{:>16}" + "{:>11}" * (len(head) - 1)).format(*head))
     for r in results:
         if "error" in r:
-            print(f"{r['cache']:>10}{r['context']:>10}  {r['error']}")
+            print(f"{r['cache']:>16}{r['context']:>11}  {r['error']}")
             continue
         gpu = r["torch_peak_decode"] + r["topkv_bytes"]
         found = f"{r['found']}/{r['of']}" if "found" in r else ""
         index = f"{r['index_seconds']:.1f}" if "index_seconds" in r else ""
         print(
-            f"{r['cache']:>10}{r['context']:>10}{r['fill_seconds']:>10.1f}{index:>10}"
-            f"{r['ms_per_token']:>10.2f}{gpu / 2**20:>10.0f}{r['driver_bytes'] / 2**20:>10.0f}"
-            f"{found:>10}"
+            f"{r['cache']:>16}{r['context']:>11}{r['fill_seconds']:>11.1f}{index:>11}"
+            f"{r['ms_per_token']:>11.2f}{gpu / 2**20:>11.0f}{r['driver_bytes'] / 2**20:>11.0f}"
+            f"{found:>11}"
         )
     for kind in dict.fromkeys(r["cache"] for r in results):
         mine = [r for r in results if r["cache"] == kind and "error" not in r]
@@ -319,7 +334,9 @@ def main() -> None:
     source.add_argument("--model", default=None, help="directory of a checkpoint")
     source.add_argument("--shape", choices=SHAPES, help="random bf16 weights of this shape")
     parser.add_argument("--contexts", default="4Ki", help="such as 32Ki,128Ki,1Mi")
-    parser.add_argument("--caches", default="topkv,dynamic,offloaded")
+    parser.add_argument(
+        "--caches", default="topkv,dynamic,dynamic:flash,offloaded,offloaded:flash"
+    )
     parser.add_argument("--random-rows", action="store_true", help="K and V of no text")
     parser.add_argument("--needles", action="store_true", help="ask for ten facts")
     parser.add_argument("--tokens", type=int, default=32, help="tokens timed")
@@ -342,8 +359,8 @@ def main() -> None:
     with torch.inference_mode():
         model = load(args)
         for tokens in map(tokens_of, args.contexts.split(",")):
-            for kind in ["topkv"] if args.needles else args.caches.split(","):
-                if kind == "offloaded" and model.device.type != "cuda":
+            for number, kind in enumerate(["topkv"] if args.needles else args.caches.split(",")):
+                if kind.startswith("offloaded") and model.device.type != "cuda":
                     print("offloaded: needs a CUDA device; left out")
                     continue
                 try:
@@ -351,7 +368,8 @@ def main() -> None:
                         tokenizer = load_tokenizer(args.model)
                         results.append(measure_needles(model, tokenizer, tokens, args))
                     else:
-                        results.append(measure_decode(kind, model, tokens, args))
+                        length = tokens - number * (WARM_UP + args.tokens)
+                        results.append(measure_decode(kind, model, length, args))
                 except (torch.OutOfMemoryError, topkv.OutOfMemory) as error:
                     text = str(error).splitlines()[0]
                     results.append({"cache": kind, "context": tokens, "error": text})
