@@ -46,11 +46,11 @@ check-gpu: setup
 	ctest --preset dev --label-regex gpu
 
 check-python: setup
-	rm -rf build/check-python/venv
-	python3 -m venv build/check-python/venv
-	build/check-python/venv/bin/pip install --quiet --config-settings build-dir=build/check-python/cmake \
-	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES=$(if $(native),native,90-real) '.[$(PYTHON_EXTRAS)]'
-	build/check-python/venv/bin/pytest
+	rm -rf build/check-python
+	python3 -m venv build/check-python
+	build/check-python/bin/pip install --quiet '.[$(PYTHON_EXTRAS)]' \
+	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES=$(if $(native),native,90-real)
+	build/check-python/bin/pytest
 
 build: setup
 	cmake --preset release $(native)

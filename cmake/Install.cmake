@@ -19,8 +19,8 @@ endif()
 # The command finds libraries in its own installation first, then where they were at the build. As
 # DT_RPATH, which the libraries that it loads inherit (DT_RUNPATH is not): tools/bundle.sh puts
 # theirs there too.
-set_target_properties(topkv-cli PROPERTIES
-  INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" INSTALL_RPATH_USE_LINK_PATH TRUE)
+set_property(TARGET topkv-cli APPEND PROPERTY INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+set_target_properties(topkv-cli PROPERTIES INSTALL_RPATH_USE_LINK_PATH TRUE)
 target_link_options(topkv-cli PRIVATE LINKER:--disable-new-dtags)
 
 install(TARGETS topkv EXPORT topkvTargets)

