@@ -246,10 +246,10 @@ class Clock:
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def measure_needles(model, tokenizer, tokens: int, args) -> dict:
+def measure_needles(model, tokenizer, tokens: int, seed: int, args) -> dict:
     device = model.device
     memory = Memory(device)
-    needles = make_needles(10, seed=tokens)
+    needles = make_needles(10, seed=seed)
     text = text_with(needles, tokens - QUESTION, tokenizer)
     ids = torch.tensor([text], device=device)
     cache = hf.TopkCache(model.config, max_cache_len=len(text), **topk_options(args))
@@ -282,6 +282,7 @@ def measure_needles(model, tokenizer, tokens: int, args) -> dict:
     return {
         "cache": "topkv",
         "context": len(text),
+        "seed": seed,
         "found": found,
         "of": len(needles),
         "misses": misses,
@@ -323,7 +324,7 @@ def show(results: list[dict]) -> None:
         )
     for kind in dict.fromkeys(r["cache"] for r in results):
         mine = [r for r in results if r["cache"] == kind and "error" not in r]
-        if len(mine) > 1:
+        if len({r["context"] for r in mine}) > 1:
             decode = slope(mine, lambda r: r["torch_peak_decode"] + r["topkv_bytes"])
             print(f"{kind}: {decode:.1f} GPU bytes per token of context")
 
@@ -339,6 +340,7 @@ def main() -> None:
     )
     parser.add_argument("--random-rows", action="store_true", help="K and V of no text")
     parser.add_argument("--needles", action="store_true", help="ask for ten facts")
+    parser.add_argument("--texts", type=int, default=1, help="with --needles: texts per context")
     parser.add_argument("--tokens", type=int, default=32, help="tokens timed")
     parser.add_argument("--chunk", type=int, default=8192, help="prefill_chunk_size")
     parser.add_argument("--k", default="256")
@@ -359,14 +361,15 @@ def main() -> None:
     with torch.inference_mode():
         model = load(args)
         for tokens in map(tokens_of, args.contexts.split(",")):
-            for number, kind in enumerate(["topkv"] if args.needles else args.caches.split(",")):
+            caches = ["topkv"] * args.texts if args.needles else args.caches.split(",")
+            for number, kind in enumerate(caches):
                 if kind.startswith("offloaded") and model.device.type != "cuda":
                     print("offloaded: needs a CUDA device; left out")
                     continue
                 try:
                     if args.needles:
                         tokenizer = load_tokenizer(args.model)
-                        results.append(measure_needles(model, tokenizer, tokens, args))
+                        results.append(measure_needles(model, tokenizer, tokens, number, args))
                     else:
                         length = tokens - number * (WARM_UP + args.tokens)
                         results.append(measure_decode(kind, model, length, args))
