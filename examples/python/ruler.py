@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -37,6 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=10, help="samples of each task and length")
     parser.add_argument("--index", default="exact", help="index specs, separated by ';'")
     parser.add_argument("--k", default="64,256", help="rows retrieved per query head")
+    parser.add_argument("--dense-layers", default="0", help="first layers that attend every row")
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--haystack", help="'generated' or a folder of *.txt, for the essays")
@@ -95,11 +97,15 @@ def load_model(path: str, device: str | None):
 def caches_of(args) -> dict[str, dict | None]:
     """Name to the options of topkv.hf.install; None for transformers' own cache."""
     caches: dict[str, dict | None] = {} if args.without_dense else {"dense": None}
-    for index in args.index.split(";"):
-        for k in map(int, args.k.split(",")):
-            caches[f"{index}, k = {k}"] = {
-                "index": index, "k": k, "window": args.window, "sinks": args.sinks
-            }
+    several = itertools.product(
+        args.index.split(";"), args.k.split(","), args.dense_layers.split(",")
+    )
+    for index, k, layers in several:
+        name = f"{index}, k = {k}" + (f", {layers} dense" if int(layers) else "")
+        caches[name] = {
+            "index": index, "k": int(k), "dense_layers": int(layers), "window": args.window,
+            "sinks": args.sinks,
+        }
     return caches
 
 
@@ -122,12 +128,14 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 def print_table(rows: list[dict], caches: list[str]) -> None:
     width = max(len(row["task"]) for row in rows)
-    print(f"\n{'task':{width}}  {'length':>7}" + "".join(f"  {name:>15}" for name in caches))
+    columns = {name: max(8, len(name)) for name in caches}
+    names = "".join(f"  {name:>{columns[name]}}" for name in caches)
+    print(f"\n{'task':{width}}  {'length':>7}{names}")
     for task, length in dict.fromkeys((row["task"], row["length"]) for row in rows):
         here = [row for row in rows if (row["task"], row["length"]) == (task, length)]
         found = {row["cache"]: row for row in here}
         print(f"{task:{width}}  {length:>7}" + "".join(
-            f"  {100 * found[name]['score']:>13.1f} %" for name in caches))
+            f"  {100 * found[name]['score']:>{columns[name] - 2}.1f} %" for name in caches))
 
 
 def main() -> None:
