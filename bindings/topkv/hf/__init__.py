@@ -28,5 +28,15 @@ if transformers.__version__.split(".")[0] != "5":
 from topkv.hf.cache import CacheMemory, TopkCache, TopkLayer
 from topkv.hf.families import FAMILIES, check
 from topkv.hf.install import install, uninstall
+from topkv.hf.rows import close_devices
 
-__all__ = ["CacheMemory", "FAMILIES", "TopkCache", "TopkLayer", "check", "install", "uninstall"]
+__all__ = [
+    "CacheMemory",
+    "FAMILIES",
+    "TopkCache",
+    "TopkLayer",
+    "check",
+    "close_devices",
+    "install",
+    "uninstall",
+]

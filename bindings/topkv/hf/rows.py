@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,19 +22,29 @@ from topkv import OutOfMemory, Unsupported
 _ROW_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-@lru_cache(maxsize=None)
-def _open_device(name: str, memory_ceiling: int) -> topkv.Device:
-    return topkv.Device.open(name, memory_ceiling=memory_ceiling)
+_open: dict[str, tuple[int, topkv.Device]] = {}  # by name: the ceiling asked for, the device
 
 
 def open_device(device: torch.device, memory_ceiling: int) -> topkv.Device:
-    """topkv's device where tensors of a torch device lie; opened once in a process."""
-    if device.type == "cpu":
-        return _open_device("cpu", 0)
+    """topkv's device where tensors of a torch device lie. Kept open between caches, for kernels are
+    planned anew by a device that was just opened; let go when another ceiling is asked for."""
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"topkv runs on cpu and cuda; the model is on {device.type}")
+    name = "cpu"
     if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return _open_device(f"cuda:{index}", memory_ceiling)
-    raise Unsupported(f"topkv runs on cpu and cuda; the model is on {device.type}")
+        name = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    ceiling, kept = _open.get(name, (None, None))
+    if ceiling != memory_ceiling:
+        _open.pop(name, None)
+        del kept
+        kept = topkv.Device.open(name, memory_ceiling=memory_ceiling)
+        _open[name] = memory_ceiling, kept
+    return kept
+
+
+def close_devices() -> None:
+    """Lets go of the devices that are kept open between caches; those in use stay open."""
+    _open.clear()
 
 
 def row_dtype(dtype: torch.dtype, device: torch.device) -> str:
