@@ -1,4 +1,4 @@
-#include "array.h"
+#include "bindings/src/array.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

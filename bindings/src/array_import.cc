@@ -1,8 +1,8 @@
 // How arrays come in: the buffer protocol and DLPack.
 #include <fmt/format.h>
 
-#include "array.h"
-#include "dlpack.h"
+#include "bindings/src/array.h"
+#include "bindings/src/dlpack.h"
 #include "topkv/error.h"
 
 namespace topkv::python {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "handles.h"
+#include "bindings/src/handles.h"
 #include "topkv/attention.h"
 #include "topkv/error.h"
 

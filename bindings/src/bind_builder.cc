@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
-#include "handles.h"
-#include "names.h"
+#include "bindings/src/handles.h"
+#include "bindings/src/names.h"
 
 namespace topkv::python {
 namespace {

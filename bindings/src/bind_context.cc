@@ -2,8 +2,8 @@
 #include <fmt/ranges.h>
 #include <pybind11/stl.h>
 
-#include "handles.h"
-#include "progress.h"
+#include "bindings/src/handles.h"
+#include "bindings/src/progress.h"
 
 namespace topkv::python {
 namespace {

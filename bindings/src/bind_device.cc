@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 #include <pybind11/stl.h>
 
-#include "handles.h"
+#include "bindings/src/handles.h"
 
 namespace topkv::python {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "handles.h"
+#include "bindings/src/handles.h"
 #include "topkv/error.h"
 
 namespace topkv::python {

@@ -2,9 +2,9 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
-#include "handles.h"
-#include "names.h"
-#include "progress.h"
+#include "bindings/src/handles.h"
+#include "bindings/src/names.h"
+#include "bindings/src/progress.h"
 #include "topkv/model.h"
 
 namespace topkv::python {

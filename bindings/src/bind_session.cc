@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 #include <pybind11/stl.h>
 
-#include "handles.h"
-#include "names.h"
+#include "bindings/src/handles.h"
+#include "bindings/src/names.h"
 
 namespace topkv::python {
 namespace {

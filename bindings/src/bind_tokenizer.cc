@@ -1,8 +1,8 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
-#include "array.h"
-#include "handles.h"
+#include "bindings/src/array.h"
+#include "bindings/src/handles.h"
 #include "topkv/model.h"
 
 namespace topkv::python {

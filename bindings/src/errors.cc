@@ -1,4 +1,4 @@
-#include "errors.h"
+#include "bindings/src/errors.h"
 
 #include "topkv/error.h"
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "array.h"
-#include "exclusive.h"
+#include "bindings/src/array.h"
+#include "bindings/src/exclusive.h"
 #include "topkv/context.h"
 #include "topkv/device.h"
 #include "topkv/key_index.h"

@@ -1,9 +1,9 @@
 // The module topkv._core. One bind_* function per subject.
 #include <pybind11/pybind11.h>
 
-#include "errors.h"
-#include "handles.h"
-#include "progress.h"
+#include "bindings/src/errors.h"
+#include "bindings/src/handles.h"
+#include "bindings/src/progress.h"
 
 PYBIND11_MODULE(_core, module) {
   using namespace topkv::python;

@@ -1,4 +1,4 @@
-#include "names.h"
+#include "bindings/src/names.h"
 
 #include <fmt/format.h>
 

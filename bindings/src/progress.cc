@@ -1,4 +1,4 @@
-#include "progress.h"
+#include "bindings/src/progress.h"
 
 #include <fmt/format.h>
 

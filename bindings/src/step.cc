@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "handles.h"
+#include "bindings/src/handles.h"
 #include "topkv/error.h"
 
 namespace topkv::python {
