@@ -164,7 +164,7 @@ class FaissIndex final : public ApproximateIndex {
 
  protected:
   void insert(std::int64_t first) override {
-    use_one_openmp_thread();
+    const OneOpenmpThread one_openmp_thread;
     const OneBlasThread one_blas_thread;
     try {
       if (!index_) make();

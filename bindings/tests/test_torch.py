@@ -72,3 +72,17 @@ def test_tensors_with_a_gradient_are_refused_with_the_remedy():
 def test_tokens_may_be_a_tensor(needle_14m):
     model = topkv.Model.load(needle_14m)
     np.testing.assert_array_equal(model.logits(torch.arange(20, 25)), model.logits(range(20, 25)))
+
+
+def test_pytorch_keeps_its_threads(random):
+    """Both may use one OpenMP runtime, and topkv holds it to one thread while it works."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        builder = topkv.ContextBuilder(SHAPE, 3000)
+        builder.attend(0, random(3000, 4, 8), random(3000, 2, 8), random(3000, 2, 8))
+        session = topkv.Session(builder.freeze().with_index("faiss:IVF16,SQ8"))
+        session.attend(0, random(1, 4, 8), random(1, 2, 8), random(1, 2, 8))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)

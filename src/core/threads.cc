@@ -36,6 +36,8 @@ OneBlasThread::~OneBlasThread() {
 
 std::int64_t thread_count() { return oneapi::tbb::this_task_arena::max_concurrency(); }
 
-void use_one_openmp_thread() { omp_set_num_threads(1); }
+OneOpenmpThread::OneOpenmpThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+
+OneOpenmpThread::~OneOpenmpThread() { omp_set_num_threads(before_); }
 
 }  // namespace topkv

@@ -16,8 +16,17 @@ namespace topkv {
 /// Threads that a parallel_for of this thread would use.
 std::int64_t thread_count();
 
-/// Holds OpenMP regions started by the calling thread to that thread.
-void use_one_openmp_thread();
+/// While one lives, OpenMP regions started by the calling thread run on that thread. Put back when
+/// it goes: the thread may be the application's, which has OpenMP teams of its own (PyTorch).
+class OneOpenmpThread {
+ public:
+  OneOpenmpThread();
+  ~OneOpenmpThread();
+  OneOpenmpThread(const OneOpenmpThread&) = delete;  // belongs to one scope
+
+ private:
+  int before_;
+};
 
 /// While one lives, OpenBLAS, if it is the BLAS beneath FAISS, computes on the calling thread
 /// alone: its own threads are none of OpenMP's. The setting is the process's; it is put back when
@@ -37,14 +46,14 @@ template <class Body>
 void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
   if (count <= 0) return;
   if (count <= grain) {
-    use_one_openmp_thread();
+    const OneOpenmpThread one;
     body(std::int64_t{0}, count);
     return;
   }
   oneapi::tbb::parallel_for(
       oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
       [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
-        use_one_openmp_thread();
+        const OneOpenmpThread one;
         body(range.begin(), range.end());
       });
 }
