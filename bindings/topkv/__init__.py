@@ -99,12 +99,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     """Imports topkv.hf, topkv.plot and topkv.mass when they are first used."""
     if name in _ON_DEMAND:
         return _importlib.import_module(f"topkv.{name}")
     raise AttributeError(f"module 'topkv' has no attribute '{name}'")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted([*globals(), *_ON_DEMAND])
