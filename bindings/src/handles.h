@@ -1,6 +1,7 @@
 // What the Python classes hold: the C++ object, who is using it, and what it must keep alive.
 #pragma once
 
+#include <fmt/format.h>
 #include <pybind11/pybind11.h>
 
 #include <charconv>
@@ -14,6 +15,7 @@
 #include "bindings/src/exclusive.h"
 #include "topkv/context.h"
 #include "topkv/device.h"
+#include "topkv/error.h"
 #include "topkv/key_index.h"
 #include "topkv/session.h"
 
@@ -31,7 +33,14 @@ inline ContextPtr unconst(const std::shared_ptr<const Context>& context) {
 
 /// A device, or None for the host.
 inline Device device_of(const py::object& device) {
-  return device.is_none() ? Device() : py::cast<Device>(device);
+  if (device.is_none()) return {};
+  if (py::isinstance<py::str>(device)) return Device::open(py::cast<std::string>(device));
+  if (!py::isinstance<Device>(device)) {
+    throw InvalidArgument(
+        fmt::format("device is {}; expected a topkv.Device or its name, as \"cpu\"",
+                    py::cast<std::string>(py::repr(device))));
+  }
+  return py::cast<Device>(device);
 }
 
 /// Number of a CUDA device as arrays have it, or `host`; Device::name ends with "(cuda:N)".

@@ -78,3 +78,12 @@ def test_arguments_of_other_types_are_type_errors():
         topkv.Session("context")
     with pytest.raises(topkv.InvalidArgument, match="a session needs a context; got none"):
         topkv.Session(None)
+
+
+def test_a_device_may_be_given_by_name():
+    shape = topkv.AttentionShape(layers=1, q_heads=1, kv_heads=1, head_dim=64)
+    assert not topkv.ContextBuilder(shape, capacity=1, device="cpu").device.is_cuda
+    with pytest.raises(topkv.InvalidArgument, match="'tpu' is not understood"):
+        topkv.ContextBuilder(shape, capacity=1, device="tpu")
+    with pytest.raises(topkv.InvalidArgument, match="expected a topkv.Device or its name"):
+        topkv.ContextBuilder(shape, capacity=1, device=0)

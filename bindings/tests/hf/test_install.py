@@ -199,3 +199,14 @@ def test_a_saved_config_does_not_carry_topkv(device, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert "topkv" not in (tmp_path / "config.json").read_text()
     assert loaded.config._attn_implementation == "sdpa"
+
+
+def test_a_static_cache_gives_what_it_gave(device):
+    model = make_model("llama", device, dtype_of(device))
+    ids = make_ids(40, device)
+    how = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
+    if device.type == "cuda":
+        how["disable_compile"] = True
+    before = model.generate(ids, **how)
+    hf.install(model, k=8)
+    assert torch.equal(model.generate(ids, **how), before)

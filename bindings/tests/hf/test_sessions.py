@@ -10,6 +10,7 @@ from small_models import (
     assert_logits_agree,
     dtype_of,
     exact_logits,
+    make_config,
     make_ids,
     tolerance,
 )
@@ -144,7 +145,7 @@ def test_prefill_chunk_size_with_a_filled_cache_is_refused(device):
     model = make_model("llama", device)
     text = make_ids(TEXT, device)
     session = read(model, text).session()
-    with pytest.raises(InvalidArgument, match="leave prefill_chunk_size unset"):
+    with pytest.raises(InvalidArgument, match="no prefill_chunk_size"):
         model.generate(with_question(text, 1), past_key_values=session, prefill_chunk_size=16)
 
 
@@ -220,3 +221,47 @@ def test_unknown_session_options_are_refused(device):
         cache.session(topk=3)
     with pytest.raises(InvalidArgument, match="read nothing"):
         TopkCache(model.config).freeze()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"index": "hnws:M=16"},
+        {"k": 0},
+        {"window": 0},
+        {"sinks": -1},
+        {"select_by": "head"},
+        {"attend_on": "gpu"},
+        {"prefill": "sparse"},
+        {"kv_dtype": "f64"},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_are_refused_before_a_text_is_read(option):
+    config = make_config("llama")
+    with pytest.raises(InvalidArgument):
+        TopkCache(config, **option)
+
+
+def test_a_wrong_spec_of_an_index_leaves_the_cache_as_it_was(device):
+    model = make_model("llama", device)
+    ids = make_ids(50, device)
+    cache = TopkCache(model.config, k=1000, window=8)
+    model(ids[:, :40], past_key_values=cache, use_cache=True)
+    with pytest.raises(InvalidArgument, match="whole number"):
+        cache.freeze("hnsw:M=x")
+    assert cache.get_seq_length() == 40 and cache.context is None
+    logits = model(ids[:, 40:], past_key_values=cache.session(), use_cache=True).logits
+    assert_logits_agree(logits, model, ids, first=40)
+    with pytest.raises(InvalidArgument, match="cache.freeze"):
+        cache.session(index="hnsw:M=16")
+
+
+def test_a_refused_call_leaves_the_length_as_it_was(device):
+    model = make_model("llama", device)
+    ids = make_ids(40, device)
+    cache = TopkCache(model.config, k=1000, window=8)
+    model(ids, past_key_values=cache, use_cache=True)
+    with pytest.raises(InvalidArgument, match="the cache holds 40"):
+        model(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
+    assert cache.get_seq_length() == 40

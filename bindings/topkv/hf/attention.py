@@ -140,8 +140,6 @@ def attention_function(base: str):
             window = kwargs.pop("sliding_window", None)
             out = _attend_sliding(base, module, query, key, attention_mask, window, **kwargs)
             return out, None
-        if isinstance(attention_mask, LazyMask):
-            attention_mask = attention_mask.whole(base)
         return _implementation(module, base)(
             module, query, key, value, attention_mask, **kwargs
         )

@@ -12,8 +12,10 @@ import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import families
 from topkv.hf.attention import Handle, base_of, implementation_over
-from topkv.hf.engine import Engine, Options
+from topkv.hf.engine import Engine, Options, check_options
 from topkv.hf.layer import TopkLayer
+from topkv.hf.mask import Length
+from topkv.hf.rows import ROW_DTYPES
 from topkv.hf.sharding import SequenceShards
 
 
@@ -48,7 +50,7 @@ class TopkCache(Cache):
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
       prefill: "dense", or "window": while reading, tokens attend `sinks` and `window` only.
-      kv_dtype: "f32", "f16" or "bf16" rows; None: the model's dtype, and bf16 on a CUDA device.
+      kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; None: the model's dtype, and bf16 on a CUDA device.
       max_cache_len: tokens of the text, to reserve rows once; 0: grown as it comes.
       session_capacity: tokens that can follow the text.
       device_memory: most bytes topkv may take of the GPU; 0: what is free.
@@ -70,7 +72,7 @@ class TopkCache(Cache):
         select_by: str = "query_head",
         dense_layers: int = 0,
         prefill: str = "dense",
-        kv_dtype: str | None = None,
+        kv_dtype: str | torch.dtype | None = None,
         max_cache_len: int = 0,
         session_capacity: int = 16384,
         device_memory: int = 0,
@@ -79,6 +81,11 @@ class TopkCache(Cache):
         shard: str | None = None,
         process_group: Any = None,
     ):
+        if not hasattr(config, "get_text_config"):
+            raise InvalidArgument(
+                f"config is a {type(config).__name__}; expected the model's own config object, "
+                "model.config"
+            )
         families.check(config)
         if shard not in (None, "sequence"):
             raise InvalidArgument(f'shard is {shard!r}; it can be "sequence" or None')
@@ -96,11 +103,12 @@ class TopkCache(Cache):
                 "measure_recall": measure_recall,
                 "attend_on": attend_on,
             },
-            kv_dtype=kv_dtype,
+            kv_dtype=ROW_DTYPES.get(kv_dtype, kv_dtype),
             max_cache_len=max_cache_len,
             device_memory=device_memory,
             shards=SequenceShards(process_group) if shard else None,
         )
+        check_options(options)
         text = families.text_config(config)
         if base_of(text._attn_implementation) is None:
             text._attn_implementation = implementation_over(text._attn_implementation or "eager")
@@ -172,6 +180,7 @@ class TopkCache(Cache):
         index it builds that one too, for sessions made after that."""
         engine = self._engine
         if index is not None:
+            topkv.KeyIndex(index)  # refuses the spec before anything changes
             session = engine.options.session | {"index": index}
             engine.options = replace(engine.options, session=session)
         reading = engine.context is None
@@ -190,7 +199,7 @@ class TopkCache(Cache):
 
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
-        beams). `options` replace the cache's: k, index (one that was built), window, sinks,
+        beams). `options` replace the cache's: k, index (one that freeze() built), window, sinks,
         select_by, dense_layers, capacity, measure_recall, attend_on.
         """
         known = self._engine.options.session
@@ -253,6 +262,10 @@ class TopkCache(Cache):
             return keys, values
         handle = Handle(None, keys, values)
         return handle, handle
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        keys, offset = super().get_mask_sizes(query_length, layer_idx)
+        return Length(keys), offset
 
     def activate_past_recording(self) -> None:
         """Tokens may be taken back (speculative decoding): several tokens at once after the first

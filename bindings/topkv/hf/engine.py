@@ -34,6 +34,20 @@ class Options:
     shards: SequenceShards | None = None
 
 
+def check_options(options: Options) -> None:
+    """Raises topkv.InvalidArgument for options that could not work once a text is read, by making
+    with them what will be made then, over a text of one token."""
+    topkv.KeyIndex(options.session["index"])
+    shape = topkv.AttentionShape(layers=options.layers, q_heads=1, kv_heads=1, head_dim=64)
+    builder = topkv.ContextBuilder(
+        shape, capacity=1, dtype=options.kv_dtype or "f32", **options.prefill
+    )
+    row = torch.zeros(1, 1, 64)
+    for layer in range(options.layers):
+        builder.append(layer, row, row)
+    topkv.Session(builder.freeze(), **options.session | {"index": "exact", "capacity": 1})
+
+
 class Engine:
     """Two stages: it reads a text; then, frozen, it has a session per batch row over the text.
 
@@ -122,6 +136,13 @@ class Engine:
     def fork(self, batch: int, **session_options: Any) -> Engine:
         """Another one over the same context, with sessions of its own."""
         session = self.options.session | session_options
+        check_options(replace(self.options, session=session))
+        if session["index"] not in self.context.indices():
+            raise InvalidArgument(
+                f"the text has no index {session['index']!r}, only "
+                f"{', '.join(self.context.indices())}; build it with "
+                f"cache.freeze({session['index']!r})"
+            )
         return Engine(replace(self.options, session=session), self.context, batch)
 
     def remove(self, tokens: int) -> None:

@@ -32,14 +32,15 @@ class TopkLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         self.is_initialized = True
-        self._tokens += key_states.shape[-2]
         handle = Handle(self, key_states, value_states)
         return handle, handle
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
     ) -> torch.Tensor:
-        return self._engine.attend(self._number, query, keys, values, **how)
+        out = self._engine.attend(self._number, query, keys, values, **how)
+        self._tokens += query.shape[-2]  # now, for a refused call changes nothing
+        return out
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._tokens + query_length, 0

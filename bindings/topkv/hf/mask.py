@@ -1,9 +1,9 @@
 """The mask function that transformers calls for attention "topkv": it makes no mask.
 
-transformers' own functions make a tensor [queries, keys], gigabytes for a long prompt. Here they
-give a ``LazyMask``, which only describes it. topkv's layers are causal by themselves and ask no
-more than that; sliding-window layers and other caches turn it, or a block of it, into the tensor
-their attention function takes.
+transformers' own functions make a tensor [queries, keys], gigabytes for a long prompt. For a
+TopkCache, which is known by the type of its lengths, they give a ``LazyMask`` instead, which only
+describes it. topkv's layers are causal by themselves and ask no more than that; sliding-window
+layers turn it, or a block of it, into the tensor their attention function takes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from topkv import InvalidArgument, Unsupported
+
+
+class Length(int):
+    """A number of keys that a TopkCache gave: what tells its masks from those of other caches."""
 
 
 class LazyMask:
@@ -79,9 +83,11 @@ class LazyMask:
             end = self.query_offset + self.queries
             if padding.shape[-1] != end:
                 raise InvalidArgument(
-                    f"attention_mask is of {padding.shape[-1]} tokens, the cache and this call "
-                    f"hold {end}; give the mask of all tokens, and leave prefill_chunk_size unset "
-                    "when generating from a cache that is filled already"
+                    f"attention_mask is of {padding.shape[-1]} tokens; the cache holds "
+                    f"{self.query_offset} and this call gives it {self.queries} more. To go on "
+                    "after what it holds, give generate the whole text, old and new, and no "
+                    "prefill_chunk_size; for another question use cache.session(), for another "
+                    "text cache.reset()"
                 )
             if not bool(padding.all()):
                 raise InvalidArgument(
@@ -107,7 +113,8 @@ def require_causal(mask: Any) -> None:
 def mask_function(base: str):
     """The function to register for attention "topkv" over implementation `base`."""
 
-    def topkv_mask(**arguments: Any) -> LazyMask:
-        return LazyMask(base, arguments)
+    def topkv_mask(**arguments: Any) -> Any:
+        lazy = LazyMask(base, arguments)
+        return lazy if isinstance(arguments["kv_length"], Length) else lazy.whole()
 
     return topkv_mask

@@ -19,7 +19,7 @@ import torch
 import topkv
 from topkv import OutOfMemory, Unsupported
 
-_ROW_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+ROW_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 _open: dict[str, tuple[int, topkv.Device]] = {}  # by name: the ceiling asked for, the device
@@ -49,7 +49,7 @@ def close_devices() -> None:
 
 def row_dtype(dtype: torch.dtype, device: torch.device) -> str:
     """What rows are stored as when nobody said: the model's dtype; a CUDA device takes bf16."""
-    return "bf16" if device.type == "cuda" else _ROW_DTYPES.get(dtype, "f32")
+    return "bf16" if device.type == "cuda" else ROW_DTYPES.get(dtype, "f32")
 
 
 def on_device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
