@@ -188,7 +188,7 @@ class ContextBuilder:
         prefill: str = "dense",
         window: int = 1024,
         sinks: int = 4,
-        device: Device | None = None,
+        device: Device | str | None = None,
     ) -> None: ...
     def reserve(self, tokens: int) -> None:
         """Makes room for this many tokens in all."""
@@ -310,7 +310,7 @@ class Session:
     def __init__(
         self,
         context: Context,
-        device: Device | None = None,
+        device: Device | str | None = None,
         *,
         index: str = "exact",
         k: int | Sequence[int] | str = 64,
@@ -462,7 +462,7 @@ class Model:
     """A loaded checkpoint (Llama, Mistral, Qwen2, Qwen3) in Hugging Face layout."""
 
     @staticmethod
-    def load(directory: _Path, device: Device | None = None) -> Model: ...
+    def load(directory: _Path, device: Device | str | None = None) -> Model: ...
     @property
     def config(self) -> ModelConfig: ...
     @property
@@ -507,7 +507,7 @@ class Model:
     @staticmethod
     def plan(
         directory: _Path,
-        device: Device | None = None,
+        device: Device | str | None = None,
         prefill: str = "dense",
         *,
         window: int = 1024,
