@@ -8,7 +8,7 @@ or, once for all calls::
     topkv.hf.install(model, k=256)
     model.generate(**inputs)
 
-Needs torch and transformers 5 (tested: 5.17). Families: ``topkv.hf.FAMILIES``.
+Needs torch and transformers 5.17. Families: ``topkv.hf.FAMILIES``.
 """
 
 from topkv import Unsupported
@@ -19,9 +19,9 @@ try:
 except ImportError as error:
     raise ImportError(f'topkv.hf needs PyTorch and transformers ({error}): pip install "topkv[hf]"')
 
-if transformers.__version__.split(".")[0] != "5":
+if transformers.__version__.split(".")[:2] != ["5", "17"]:
     raise Unsupported(
-        f"topkv.hf is written for transformers 5 (tested: 5.17); {transformers.__version__} is "
+        f"topkv.hf reads internals of transformers and works with 5.17; {transformers.__version__} is "
         'installed: pip install "topkv[hf]"'
     )
 
