@@ -118,6 +118,18 @@ TEST(RowStore, NotFiniteValuesAreRefusedWithTheirPlaceAndNothingIsKept) {
   EXPECT_EQ(store.size(1), 3);
 }
 
+TEST(RowStore, ANegativeNumberOfTokensIsRefusedAndNothingIsLost) {
+  RowStore store(shape, DType::bf16, 10, 0, "test");
+  const auto k = reference::random_floats(4 * width, 1);
+  store.append(1, tokens_first(k), tokens_first(k));
+  for (const std::int64_t tokens : {std::int64_t{-3}, std::numeric_limits<std::int64_t>::min()}) {
+    const auto view = TensorView::tokens_first(k.data(), DType::f32, tokens, 2, 24);
+    const std::string message = message_of([&] { store.append(1, view, view); });
+    EXPECT_NE(message.find(std::to_string(tokens) + " tokens"), std::string::npos) << message;
+    EXPECT_EQ(store.size(1), 4);
+  }
+}
+
 TEST(RowStore, ValuesBeyondF16AreRefusedInF16Only) {
   auto k = reference::random_floats(width, 1);
   k[7] = 70000.0F;

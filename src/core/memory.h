@@ -3,15 +3,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 
 namespace topkv {
 
-/// Bytes that can be allocated without swapping: what the kernel calls available, lowered to what
-/// the control group leaves.
-std::int64_t available_host_memory();
+inline constexpr std::int64_t small_page = 4096;
+inline constexpr std::int64_t huge_page = std::int64_t{2} << 20;
 
-/// Address space reserved in one piece; pages are committed (zeroed) when first touched, as huge
-/// pages where the system grants them. Owns its memory.
+/// Bytes that can be allocated without swapping: what the kernel calls available, lowered to what
+/// the control groups of this process leave, its own and those above it.
+/// root: of the file system that /proc and /sys are read from.
+std::int64_t available_host_memory(const std::filesystem::path& root = "/");
+
+/// Address space reserved in one piece; pages are committed (zeroed) when first touched. These are
+/// small pages until use_huge_pages. Owns its memory, which begins at a multiple of huge_page.
 class Region {
  public:
   Region() = default;
@@ -20,6 +25,10 @@ class Region {
   ~Region();
   Region(Region&& other) noexcept;
   Region& operator=(Region&& other) noexcept;
+
+  /// Pages that are committed from now on are huge ones, where the system grants them: for arrays
+  /// of several times that size, of which a page more or less does not matter.
+  void use_huge_pages();
 
   std::byte* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }

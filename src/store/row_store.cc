@@ -2,18 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "src/core/convert.h"
+#include "src/core/faults.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
-constexpr std::int64_t huge_page = std::int64_t{2} << 20;
-constexpr std::int64_t page = 4096;
 constexpr std::int64_t append_grain = 512;          // rows a thread converts at a time
 constexpr std::int64_t copy_grain = 8 * huge_page;  // bytes a thread copies at a time
 
@@ -33,6 +33,8 @@ std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
 
 void check_tensor(const TensorView& tensor, const char* name, std::int64_t tokens,
                   std::int64_t heads, std::int64_t head_dim) {
+  if (tokens < 0)
+    throw InvalidArgument(fmt::format("{} of {} tokens; expected 0 or more", name, tokens));
   if (tensor.tokens != tokens || tensor.heads != heads || tensor.head_dim != head_dim) {
     throw InvalidArgument(fmt::format("{} is [{} tokens, {} heads, {}]; expected [{}, {}, {}]",
                                       name, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
@@ -86,7 +88,7 @@ RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capaci
                    : "free memory or ask for fewer tokens");
   }
   const std::int64_t array = checked_product(half_bytes_, capacity);
-  array_bytes_ = round_up(array, array >= huge_page ? huge_page : page);
+  array_bytes_ = round_up(array, array >= huge_page ? huge_page : small_page);
   region_ =
       Region(checked_product(array_bytes_, checked_product(2 * shape.layers, shape.kv_heads)));
 }
@@ -111,6 +113,8 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
         "larger capacity",
         layer, start, tokens, owner_, capacity_));
   }
+  reach_fault("store.append");
+  choose_pages(start + tokens);
   parallel_for(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
     thread_local std::vector<float> scratch;  // appending one token must not allocate
     scratch.resize(static_cast<std::size_t>(head_dim_));
@@ -136,6 +140,17 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   sizes_[static_cast<std::size_t>(layer)] = start + tokens;
 }
 
+void RowStore::choose_pages(std::int64_t tokens) {
+  if (huge_pages_ || tokens * half_bytes_ < huge_page) return;
+  region_.use_huge_pages();
+  huge_pages_ = true;
+}
+
+Region& RowStore::whole_region() {
+  choose_pages(capacity_);
+  return region_;
+}
+
 RowStore::Arrays RowStore::arrays(std::int64_t layer, std::int64_t kv_head) const {
   return {array(layer, kv_head, Half::keys), array(layer, kv_head, Half::values)};
 }
@@ -150,6 +165,7 @@ void RowStore::shrink(std::int64_t layer, std::int64_t tokens) {
 
 void RowStore::copy_from(const RowStore& other) {
   const auto layers = static_cast<std::int64_t>(sizes_.size());
+  choose_pages(*std::max_element(other.sizes_.begin(), other.sizes_.end()));
   parallel_for(layers * kv_heads_ * 2, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::byte* from = other.region_.data() + i * other.array_bytes_;

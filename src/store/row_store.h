@@ -6,8 +6,10 @@
 // speed, measured.) A retrieved row costs two random reads instead of one, of few.
 //
 // Address space for `capacity` tokens is reserved up front, so rows never move: indices read keys
-// in place. Memory is committed as rows arrive, on huge pages where the system grants them.
-// Threads: one thread appends; rows below size(layer) may be read by any thread meanwhile.
+// in place. Memory is committed as rows arrive: in small pages while an array is shorter than a
+// huge page (a session of a few tokens would otherwise commit one for each of its arrays), in huge
+// pages from then on, where the system grants them. Threads: one thread appends; rows below
+// size(layer) may be read by any thread meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +36,9 @@ class RowStore {
   static std::int64_t bytes_per_token(const AttentionShape& shape, DType dtype);
 
   /// Appends K and V of the next tokens of one layer, rounded to the store's dtype.
-  /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, capacity is
-  /// exceeded, or a value is NaN, infinite or beyond the dtype's range.
+  /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, the number of
+  /// tokens is negative, capacity is exceeded, or a value is NaN, infinite or beyond the dtype's
+  /// range.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
 
   /// Where rows of one (layer, KV head) lie: [capacity, head_dim] each. For a writer that puts rows
@@ -50,8 +53,9 @@ class RowStore {
   /// Forgets the layer's tokens from number `tokens` on.
   void shrink(std::int64_t layer, std::int64_t tokens);
 
-  /// All arrays as one piece of memory, and something to be kept as long as it (a page-lock).
-  Region& region() { return region_; }
+  /// All arrays as one piece of memory, to be committed whole, and something to be kept as long as
+  /// it (a page-lock).
+  Region& whole_region();
   void keep(std::shared_ptr<void> kept) { kept_ = std::move(kept); }
   bool keeps() const { return kept_ != nullptr; }
 
@@ -70,6 +74,8 @@ class RowStore {
  private:
   enum class Half : std::int64_t { keys, values };
   std::byte* array(std::int64_t layer, std::int64_t kv_head, Half half) const;
+  /// Before rows of a layer up to number `tokens` are written.
+  void choose_pages(std::int64_t tokens);
 
   std::int64_t kv_heads_;
   std::int64_t head_dim_;
@@ -79,6 +85,7 @@ class RowStore {
   std::int64_t half_bytes_;          // of one K or V
   std::int64_t array_bytes_;         // of one array, padded to whole pages
   Region region_;                    // [layers, kv_heads, 2, array_bytes]
+  bool huge_pages_ = false;          // what region_ commits by now
   std::shared_ptr<void> kept_;       // goes before region_
   std::vector<std::int64_t> sizes_;  // per layer, tokens
 };
