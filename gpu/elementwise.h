@@ -46,6 +46,14 @@ void argmax(const float* x, std::int64_t count, std::int32_t* best, void* scratc
             cudaStream_t stream);
 std::int64_t argmax_scratch_bytes();
 
+/// No value that cannot be stored was seen.
+inline constexpr unsigned long long all_finite = ~0ULL;
+
+/// As to_bf16, and finds what is not finite in bf16: the number of the first such element lowers
+/// (atomicMin) the device word `bad`, which the caller sets to all_finite.
+void to_finite_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, unsigned long long* bad,
+                    cudaStream_t stream);
+
 /// Where pack_rows puts row (token t, KV head h): keys + h * head_stride + slot * head_dim,
 /// likewise values; slot = (first + t) % ring when ring > 0, else t.
 struct PackTarget {
@@ -55,9 +63,6 @@ struct PackTarget {
   std::int64_t first = 0;
   std::int64_t ring = 0;
 };
-
-/// No value that cannot be stored was seen.
-inline constexpr unsigned long long all_finite = ~0ULL;
 
 /// K and V [tokens, kv_heads, head_dim] float32 to bf16 rows, head by head.
 /// bad: device word; lowered (atomicMin) to 2 * ((t * kv_heads + h) * head_dim + i) + (1 for V) of

@@ -14,6 +14,7 @@
 #include "gpu/faults.h"
 #include "gpu/page_lock.h"
 #include "gpu/row_stream.h"
+#include "src/core/faults.h"
 #include "src/device/pieces.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
@@ -41,6 +42,9 @@ bool for_cudnn(const AttentionShape& shape, std::int64_t chunk) {
   return chunk >= cudnn_chunk && shape.softcap == 0;
 }
 
+/// What a chunk reports: a word per layer for K and V, and one for q.
+std::int64_t bad_words(const AttentionShape& shape) { return 2 * shape.layers; }
+
 /// Pieces of device memory, one behind the other.
 struct Layout {
   std::int64_t queries, lse, packed, tiles, bad, cudnn_out, cudnn_lse, workspace, total;
@@ -52,7 +56,7 @@ struct Layout {
     lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
     packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
     tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, tile));
-    bad = pieces.place(in_flight * shape.layers * 8);
+    bad = pieces.place(in_flight * bad_words(shape) * 8);
     const bool cudnn = for_cudnn(shape, chunk);
     cudnn_out = pieces.place(cudnn ? chunk * shape.q_heads * row : 0);
     cudnn_lse = pieces.place(cudnn ? chunk * shape.q_heads * bytes_of(DType::f32) : 0);
@@ -75,7 +79,7 @@ class CudaPrefill final : public DevicePrefill {
         memory_(device.allocate(layout_.total, "prefill")),
         cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
         tiles_(shape.kv_heads, shape.head_dim, tile_, memory_.data() + layout_.tiles),
-        bad_(in_flight * shape.layers * 8),
+        bad_(in_flight * bad_words(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)),
         arrived_(static_cast<std::size_t>(shape.layers)) {
@@ -93,46 +97,27 @@ class CudaPrefill final : public DevicePrefill {
       arrived_[static_cast<std::size_t>(layer)] = store.size(layer);
     }
     make_plans();
-    if (!store.keeps()) store.keep(page_lock(store.region().data(), store.region().bytes()));
+    if (!store.keeps()) {
+      const Region& rows = store.whole_region();
+      store.keep(page_lock(rows.data(), rows.bytes()));
+    }
   }
 
-  ~CudaPrefill() override {
-    // Copies into the store may be under way after an error.
-    cudaStreamSynchronize(compute_);
-    cudaStreamSynchronize(out_);
-  }
+  ~CudaPrefill() override { wait_for_streams(); }  // copies into the store may be under way
 
   void attend(const AttentionStep& step) override {
     if (reinterpret_cast<std::uintptr_t>(step.out) % alignof(float2) != 0) {
       throw InvalidArgument("attend: the address of out must be a multiple of 8 bytes");
     }
-    const auto user = static_cast<cudaStream_t>(step.stream);
-    if (step.layer == 0) begin_chunk(step.kv_count());
-    const auto l = static_cast<std::size_t>(step.layer);
-    const std::int64_t first = given_[l];
-    if (user != nullptr) {
-      handed_over_.record(user);
-      handed_over_.block(compute_);
+    try {
+      take_step(step);
+    } catch (...) {
+      // What was begun for this layer goes for nothing once it has ended: its rows are beyond those
+      // that count. A device that fails here has lost what it was given.
+      if (!wait_for_streams()) lost_ = true;
+      throw;
     }
-    tiles_.after(rows_out_[l]);  // of the chunk before: earlier rows are in the store
-    const DeviceRows own = take_rows(step);
-    const AttentionQueries queries = take_queries(step);
-    const DevicePartial partial{
-        step.out,
-        step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse)};
-    const CausalWindow& visible = visible_[l];
-    attend_rows(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite);
-    for (const PositionRange& range : earlier(visible, first)) {
-      tiles_.stream(views(step.layer), range, compute_, [&](const DeviceRows& tile) {
-        attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
-      });
-    }
-    given_[l] = first + own.count;
-    if (user != nullptr) {
-      handed_over_.record(compute_);
-      handed_over_.block(user);
-    }
-    if (step.layer == shape_.layers - 1) end_chunk();
+    given_[static_cast<std::size_t>(step.layer)] += step.kv_count();
   }
 
   void finish() override {
@@ -145,7 +130,47 @@ class CudaPrefill final : public DevicePrefill {
     return arrived_[static_cast<std::size_t>(layer)].load(std::memory_order_acquire);
   }
 
+  bool lost() const override { return lost_; }
+
  private:
+  /// True when all that was begun has ended well.
+  bool wait_for_streams() {
+    const bool computed = cudaStreamSynchronize(compute_) == cudaSuccess;
+    return cudaStreamSynchronize(out_) == cudaSuccess && computed;
+  }
+
+  void take_step(const AttentionStep& step) {
+    const auto user = static_cast<cudaStream_t>(step.stream);
+    if (step.layer == 0) begin_chunk(step.kv_count());
+    const auto l = static_cast<std::size_t>(step.layer);
+    const std::int64_t first = given_[l];
+    if (user != nullptr) {
+      handed_over_.record(user);
+      handed_over_.block(compute_);
+    }
+    tiles_.after(rows_out_[l]);  // of the chunk before: earlier rows are in the store
+    reach_fault("prefill.rows");
+    const DeviceRows own = take_rows(step);
+    const AttentionQueries queries = take_queries(step);
+    const DevicePartial partial{
+        step.out,
+        step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse)};
+    const CausalWindow& visible = visible_[l];
+    reach_fault("prefill.attend");
+    attend_rows(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite);
+    for (const PositionRange& range : earlier(visible, first)) {
+      tiles_.stream(views(step.layer), range, compute_, [&](const DeviceRows& tile) {
+        attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
+      });
+    }
+    if (user != nullptr) {
+      handed_over_.record(compute_);
+      handed_over_.block(user);
+    }
+    reach_fault("prefill.end");
+    if (step.layer == shape_.layers - 1) end_chunk();
+  }
+
   /// A chunk whose rows are on their way.
   struct Flight {
     bool under_way = false;  // all layers are given
@@ -159,10 +184,15 @@ class CudaPrefill final : public DevicePrefill {
     return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.packed) +
            static_cast<std::int64_t>(slot) * shape_.kv_heads * 2 * chunk_ * shape_.head_dim;
   }
-  unsigned long long* bad_words(std::size_t slot) const {
+  /// Of a chunk: [2, layers], K and V, then q.
+  unsigned long long* bad_on_device(std::size_t slot) const {
     return reinterpret_cast<unsigned long long*>(memory_.data() + layout_.bad) +
-           static_cast<std::int64_t>(slot) * shape_.layers;
+           static_cast<std::int64_t>(slot) * bad_words(shape_);
   }
+  unsigned long long* bad_on_host(std::size_t slot) const {
+    return bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * bad_words(shape_);
+  }
+  std::size_t chunk_slot() const { return static_cast<std::size_t>(chunks_ % in_flight); }
 
   /// Rows that tokens from `first` on may attend of those before `first`.
   static std::vector<PositionRange> earlier(const CausalWindow& visible, std::int64_t first) {
@@ -230,18 +260,19 @@ class CudaPrefill final : public DevicePrefill {
   }
 
   void begin_chunk(std::int64_t rows) {
-    const auto slot = static_cast<std::size_t>(chunks_ % in_flight);
+    const std::size_t slot = chunk_slot();
     settle(slot);
     Flight& flight = flights_[slot];
     flight.rows = rows;
     flight.first = given_[0];
-    TOPKV_CUDA(cudaMemsetAsync(bad_words(slot), 0xff, static_cast<std::size_t>(shape_.layers) * 8,
-                               compute_));
+    TOPKV_CUDA(cudaMemsetAsync(bad_on_device(slot), 0xff,
+                               static_cast<std::size_t>(bad_words(shape_)) * 8, compute_));
   }
 
   AttentionQueries take_queries(const AttentionStep& step) {
     auto* q16 = reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries);
-    to_bf16(step.q, step.tokens * shape_.q_heads * shape_.head_dim, q16, compute_);
+    to_finite_bf16(step.q, step.tokens * shape_.q_heads * shape_.head_dim, q16,
+                   bad_on_device(chunk_slot()) + shape_.layers + step.layer, compute_);
     AttentionQueries queries;
     queries.data = q16;
     queries.tokens = step.tokens;
@@ -261,7 +292,6 @@ class CudaPrefill final : public DevicePrefill {
     own.first = given_[l] + step.kv_first;
     own.count = step.kv_count();
     if (own.count == 0) return own;
-    const auto chunk_slot = static_cast<std::size_t>(chunks_ % in_flight);
     const std::size_t slot = turn_++ % in_flight;
     const std::int64_t d = shape_.head_dim;
     const std::int64_t half = chunk_ * d;
@@ -272,7 +302,7 @@ class CudaPrefill final : public DevicePrefill {
     target.values = to + half;
     target.head_stride = 2 * half;
     pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target,
-              bad_words(chunk_slot) + step.layer, compute_);
+              bad_on_device(chunk_slot()) + step.layer, compute_);
     slot_full_[slot].record(compute_);
     slot_full_[slot].block(out_);
     inject_copy_delay(out_);
@@ -294,9 +324,9 @@ class CudaPrefill final : public DevicePrefill {
   }
 
   void end_chunk() {
-    const auto slot = static_cast<std::size_t>(chunks_ % in_flight);
-    auto* host = bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * shape_.layers;
-    TOPKV_CUDA(cudaMemcpyAsync(host, bad_words(slot), static_cast<std::size_t>(shape_.layers) * 8,
+    const std::size_t slot = chunk_slot();
+    TOPKV_CUDA(cudaMemcpyAsync(bad_on_host(slot), bad_on_device(slot),
+                               static_cast<std::size_t>(bad_words(shape_)) * 8,
                                cudaMemcpyDeviceToHost, compute_));
     flights_[slot].computed.record(compute_);
     flights_[slot].copied.record(out_);
@@ -304,24 +334,27 @@ class CudaPrefill final : public DevicePrefill {
     ++chunks_;
   }
 
-  /// Waits for a chunk and hands its rows over to the store.
+  /// Waits for a chunk and hands its rows over to the store. When it throws they are lost.
   void settle(std::size_t slot) {
     Flight& flight = flights_[slot];
     if (!std::exchange(flight.under_way, false)) return;
+    lost_ = true;
     flight.computed.synchronize();
     flight.copied.synchronize();
-    const auto* bad =
-        bad_.as<unsigned long long>() + static_cast<std::int64_t>(slot) * shape_.layers;
+    const unsigned long long* bad = bad_on_host(slot);
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      if (bad[layer] != all_finite) report(layer, bad[layer], flight.first);
+      check_rows(layer, bad[layer], flight.first);
+      check_queries(layer, bad[shape_.layers + layer], flight.first);
     }
+    lost_ = false;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       store_.extend(layer, flight.rows);
       arrived_[static_cast<std::size_t>(layer)].fetch_add(flight.rows, std::memory_order_release);
     }
   }
 
-  [[noreturn]] void report(std::int64_t layer, unsigned long long word, std::int64_t first) const {
+  void check_rows(std::int64_t layer, unsigned long long word, std::int64_t first) const {
+    if (word == all_finite) return;
     const auto element = static_cast<std::int64_t>(word / 2);
     const std::int64_t d = shape_.head_dim;
     throw InvalidArgument(fmt::format(
@@ -329,6 +362,14 @@ class CudaPrefill final : public DevicePrefill {
         "finite in bf16",
         word % 2 == 0 ? "K" : "V", layer, element / d % shape_.kv_heads,
         first + element / d / shape_.kv_heads, element % d));
+  }
+
+  void check_queries(std::int64_t layer, unsigned long long word, std::int64_t first) const {
+    if (word == all_finite) return;
+    const std::int64_t head = static_cast<std::int64_t>(word) / shape_.head_dim;
+    throw InvalidArgument(fmt::format(
+        "q of layer {}, query head {}, position {} is not finite; values must be finite in bf16",
+        layer, head % shape_.q_heads, first + head / shape_.q_heads));
   }
 
   const Stream& compute_;
@@ -349,6 +390,7 @@ class CudaPrefill final : public DevicePrefill {
   Event slot_free_[in_flight];       // and have left
   Flight flights_[in_flight];
   Event handed_over_;  // tensors by the caller's stream, results to it
+  bool lost_ = false;
   std::int64_t chunks_ = 0;
   std::size_t turn_ = 0;
   std::vector<RowsView> views_;

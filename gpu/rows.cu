@@ -1,4 +1,4 @@
-// Rows to bf16, and partials into one.
+// Queries and rows to bf16, and partials into one.
 #include "gpu/elementwise.h"
 #include "gpu/kernel_parts.cuh"
 
@@ -29,6 +29,30 @@ __device__ unsigned long long pack_row(const float* from, __nv_bfloat16* to, std
     note(__bfloat16_as_ushort(one), i);
   }
   return bad;
+}
+
+__global__ void finite_kernel(const float* x, std::int64_t count, std::int64_t vectors,
+                              __nv_bfloat16* out, unsigned long long* bad) {
+  unsigned long long worst = all_finite;
+  const auto note = [&](unsigned bits, std::int64_t i) {
+    if (not_finite(bits)) worst = min(worst, static_cast<unsigned long long>(i));
+  };
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (std::int64_t v = first; v < vectors; v += stride) {
+    const uint2 four = pack4(load4(x + 4 * v));
+    *reinterpret_cast<uint2*>(out + 4 * v) = four;
+    note(four.x, 4 * v);
+    note(four.x >> 16, 4 * v + 1);
+    note(four.y, 4 * v + 2);
+    note(four.y >> 16, 4 * v + 3);
+  }
+  for (std::int64_t i = 4 * vectors + first; i < count; i += stride) {
+    const __nv_bfloat16 one = __float2bfloat16_rn(x[i]);
+    out[i] = one;
+    note(__bfloat16_as_ushort(one), i);
+  }
+  if (worst != all_finite) atomicMin(bad, worst);
 }
 
 // blockDim: (elements, tokens); gridDim: (tokens, heads). target.first is below target.ring.
@@ -108,6 +132,16 @@ __global__ void merge_kernel(const float* outs, std::int64_t out_stride, const f
 }
 
 }  // namespace
+
+void to_finite_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, unsigned long long* bad,
+                    cudaStream_t stream) {
+  if (count == 0) return;
+  const std::int64_t vectors =
+      flat_vectors(count, aligned({x}, sizeof(float4)) && aligned({out}, sizeof(uint2)));
+  finite_kernel<<<blocks_for(vectors > 0 ? (count - 1) / 4 + 1 : count, block), block, 0, stream>>>(
+      x, count, vectors, out, bad);
+  check_launch("the rounding kernel");
+}
 
 void pack_rows(const float* keys, const float* values, std::int64_t tokens, std::int64_t kv_heads,
                std::int64_t head_dim, const PackTarget& target, unsigned long long* bad,

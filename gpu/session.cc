@@ -12,6 +12,7 @@
 #include "gpu/elementwise.h"
 #include "gpu/faults.h"
 #include "gpu/row_stream.h"
+#include "src/core/faults.h"
 #include "src/device/pieces.h"
 #include "topkv/error.h"
 
@@ -110,6 +111,7 @@ class CudaSession final : public DeviceSession {
     // Sinks, then as many of the last rows as any window of later tokens reaches back to.
     put(layer, rows, first, {first, std::min(last, window.sinks)}, false);
     put(layer, rows, first, {std::max(first, end - window.window), last}, true);
+    copies_.synchronize();  // of a step that failed
     compute_.synchronize();
   }
 
@@ -137,10 +139,12 @@ class CudaSession final : public DeviceSession {
     queries_.first = first;
     queries_.scale = attention_.softmax_scale();
     queries_.softcap = attention_.softcap;
+    reach_fault("session.keep_rows");
     if (rows > 0) keep_rows(given.layer, given.k, given.v, rows, first);
     attend_window(given.layer, rows, first);
 
     lists_ = 0;
+    reach_fault("session.host_copies");
     on_host_.synchronize();
     Step step;
     step.q = host<float>(layout_.host_q);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <ostream>
 #include <string>
+#include <utility>
 
 #include "tests/reference.h"
 #include "tests/stream.h"
@@ -214,7 +215,7 @@ TEST(ContextBuilder, TruncatedTokensLeaveNoTrace) {
   expect_rows(*builder.freeze(), stream, 100);
 }
 
-TEST(ContextBuilder, TruncatingToMoreThanThereIsOrBetweenLayersIsRefused) {
+TEST(ContextBuilder, TruncatingToMoreThanALayerHasIsRefused) {
   const Stream stream({.layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 8}, 20);
   ContextBuilder builder(stream.shape, {.capacity = 20});
   Outs outs(stream);
@@ -222,7 +223,72 @@ TEST(ContextBuilder, TruncatingToMoreThanThereIsOrBetweenLayersIsRefused) {
   EXPECT_THROW(builder.truncate(11), InvalidArgument);
   EXPECT_THROW(builder.truncate(-1), InvalidArgument);
   builder.attend(step_into(stream, outs, 0, 10, 5));
-  EXPECT_THROW(builder.truncate(10), InvalidArgument);
+  EXPECT_THROW(builder.truncate(11), InvalidArgument);
+  EXPECT_EQ(builder.tokens(0), 15);
+}
+
+TEST(ContextBuilder, TruncatingBetweenLayersTakesBackTheStepThatSomeHaveTaken) {
+  const Stream stream({.layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 8}, 20);
+  Outs outs(stream), clean(stream);
+  ContextBuilder builder(stream.shape, {.capacity = 20});
+  give(builder, stream, {10}, outs);
+  builder.attend(step_into(stream, outs, 0, 10, 5));
+  builder.truncate(10);
+  EXPECT_EQ(builder.tokens(0), 10);
+  give(builder, stream, {7, 3}, outs, 10);
+  ContextBuilder untouched(stream.shape, {.capacity = 20});
+  give(untouched, stream, {10, 7, 3}, clean);
+  EXPECT_EQ(outs.out, clean.out);
+  EXPECT_EQ(builder.freeze()->tokens(), 20);
+}
+
+TEST(ContextBuilder, OutMayBeQItselfWhicheverTokensHaveRowsHere) {
+  const Stream stream({.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 16}, 600);
+  struct Part {
+    std::int64_t first, count;
+  };
+  for (const Part& part : {Part{0, 250}, Part{0, 100}, Part{100, 150}, Part{90, 20}, Part{0, 0}}) {
+    ContextBuilder apart(stream.shape, {.capacity = 600});
+    ContextBuilder in_place(stream.shape, {.capacity = 600});
+    for (const std::int64_t begin : {0, 250}) {
+      Outs want(stream), got(stream);
+      AttentionStep step = step_into(stream, want, 0, begin, 250);
+      step.kv_first = part.first;
+      step.kv_tokens = part.count;
+      step.k += part.first * stream.kv_width();
+      step.v += part.first * stream.kv_width();
+      apart.attend(step);
+      got.out = stream.q;
+      step.lse = &got.lse[0][begin * stream.shape.q_heads];
+      step.q = step.out = &got.out[0][begin * stream.q_width()];
+      in_place.attend(step);
+      const auto at = begin * stream.q_width();
+      for (std::int64_t i = at; i < at + 250 * stream.q_width(); ++i)
+        ASSERT_EQ(got.out[0][i], want.out[0][i]) << part.first << " " << part.count << " " << i;
+      EXPECT_EQ(got.lse, want.lse);
+    }
+  }
+}
+
+TEST(ContextBuilder, QueriesThatAreNotFiniteAreRefusedWithTheirPlaceAndNothingIsKept) {
+  Stream stream({.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 8}, 20);
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    ContextBuilder builder(stream.shape, {.capacity = 20});
+    Outs outs(stream);
+    give(builder, stream, {10}, outs);
+    builder.attend(step_into(stream, outs, 0, 10, 5));
+    float& value = stream.q[1][12 * stream.q_width() + 3 * 8 + 5];
+    const float kept = std::exchange(value, bad);
+    const std::string message =
+        message_of([&] { builder.attend(step_into(stream, outs, 1, 10, 5)); });
+    EXPECT_NE(message.find("q of layer 1, query head 3, position 12 is not finite"),
+              std::string::npos)
+        << message;
+    EXPECT_EQ(builder.tokens(1), 10);
+    value = kept;
+    builder.attend(step_into(stream, outs, 1, 10, 5));
+    EXPECT_EQ(builder.tokens(1), 15);
+  }
 }
 
 TEST(ContextBuilder, MoreThanTheCapacityIsRefusedNamingReserve) {

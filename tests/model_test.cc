@@ -7,11 +7,14 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "src/core/convert.h"
 #include "src/model/sampler.h"
+#include "tests/failing.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -159,6 +162,43 @@ TEST(Generate, StopsWhenTheCallbackSaysSo) {
   const auto result = bundled().generate(session, question(), {.max_tokens = 50},
                                          [&](Token) { return ++seen < 3; });
   EXPECT_EQ(result.tokens.size(), 3U);
+}
+
+TEST(Generate, ACallThatFailsAnywhereLeavesTheSessionAsItWas) {
+  const auto context =
+      bundled().prefill(text_with_fact(600), {.attention = {.mode = Prefill::window}});
+  const RetrievalOptions options{.k = TopK::same(16), .window = 64};
+  const auto before = bundled().tokenizer().encode(" The grass is green.");
+  const GenerateOptions ten{.max_tokens = 10};
+  Session clean(context, options);
+  bundled().logits(clean, before);
+  const auto want = bundled().generate(clean, question(), ten).tokens;
+  bool failed = true;
+  for (std::int64_t n = 1; failed; n += n / 3 + 1) {
+    Session session(context, options);
+    const auto logits = bundled().logits(session, before);
+    const std::int64_t own = session.own_tokens();
+    failed = false;
+    try {
+      const ::test::FailingAt failing(n);
+      bundled().generate(session, question(), ten);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+      ASSERT_EQ(session.own_tokens(), own);
+      ASSERT_EQ(bundled().generate(session, question(), ten).tokens, want) << n;
+      session.truncate(0);
+      const ::test::FailingAt failing(n % 40 + 1);
+      EXPECT_THROW(bundled().logits(session, before), std::bad_alloc);
+      ASSERT_EQ(session.own_tokens(), 0);
+    }
+    if (!failed) continue;
+    ASSERT_EQ(bundled().logits(session, before), logits) << n;
+  }
+  Session session(context, options);
+  EXPECT_THROW(bundled().generate(session, question(), ten,
+                                  [](Token) -> bool { throw std::runtime_error("stop"); }),
+               std::runtime_error);
+  EXPECT_EQ(session.own_tokens(), 0);
 }
 
 TEST(Sampler, GreedyTakesTheLargestAndTheFirstOfEquals) {

@@ -2,9 +2,12 @@
 // that only read; and taking tokens back.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <ostream>
+#include <string>
 
 #include "tests/stream.h"
 #include "topkv/error.h"
@@ -254,6 +257,128 @@ TEST(SessionStep, TruncatingToMoreThanThereIsIsRefused) {
   EXPECT_THROW(session.truncate(-1), InvalidArgument);
   session.truncate(5);
   EXPECT_EQ(session.own_tokens(), 5);
+}
+
+/// What is written in place of q, of a context and sessions of every kind of layer.
+TEST(SessionStep, OutMayBeQItself) {
+  AttentionShape shape = small;
+  shape.layers = 3;
+  shape.sliding_window = {0, 12, 0};
+  const Stream stream(shape, 700);
+  const auto context = stream.prefill(300);
+  const RetrievalOptions options{.k = TopK::same(8), .dense_layers = 1, .window = 20};
+  for (const std::int64_t count : {1, 7, 400}) {  // the last is more than a piece
+    for (const bool reads : {false, true}) {
+      Session apart(context, options);
+      Session in_place(context, options);
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        Outs want(stream, count);
+        AttentionStep step = stream.step(l, 300, count, want.out.data(), want.lse.data());
+        if (reads) step = reading(stream, l, 300, count, want);
+        apart.attend(step);
+        Outs got(stream, count);
+        std::copy_n(step.q, got.out.size(), got.out.begin());
+        step.q = step.out = got.out.data();
+        step.lse = got.lse.data();
+        in_place.attend(step);
+        EXPECT_EQ(got.out, want.out) << "layer " << l << ", " << count << " tokens";
+        EXPECT_EQ(got.lse, want.lse) << "layer " << l << ", " << count << " tokens";
+      }
+    }
+  }
+}
+
+TEST(SessionStep, WhatIsWrittenMayNotOverlapWhatIsRead) {
+  const Stream stream(small, 120);
+  const auto context = stream.prefill(100);
+  Session session(context);
+  ContextBuilder builder(small, {.capacity = 200, .dtype = DType::f32});
+  const std::int64_t width = stream.q_width();
+  std::vector<float> memory(static_cast<std::size_t>(40 * width), 0.5F);
+  std::vector<float> apart(static_cast<std::size_t>(40 * width), 0.5F);
+  float* at = memory.data();
+  float* other = apart.data();
+  const AttentionStep good{.layer = 0,
+                           .tokens = 5,
+                           .q = at,
+                           .k = at + 20 * width,
+                           .v = at + 30 * width,
+                           .out = other,
+                           .lse = other + 20 * width};
+  const auto with = [&](auto change) {
+    AttentionStep step = good;
+    change(step);
+    return step;
+  };
+  struct Overlap {
+    const char* message;
+    AttentionStep step;
+  };
+  for (const auto& [message, step] : {
+           Overlap{"out overlaps q", with([&](auto& s) { s.out = at + width; })},
+           Overlap{"out overlaps q", with([&](auto& s) { s.out = at + 5 * width - 1; })},
+           Overlap{"out overlaps k", with([&](auto& s) { s.out = at + 20 * width; })},
+           Overlap{"out overlaps v", with([&](auto& s) { s.out = at + 29 * width; })},
+           Overlap{"lse overlaps q", with([&](auto& s) { s.lse = at; })},
+           Overlap{"lse overlaps k", with([&](auto& s) { s.lse = at + 20 * width; })},
+           Overlap{"lse overlaps out", with([&](auto& s) { s.lse = other + 5 * width - 1; })},
+       }) {
+    for (const auto& attend : {std::function<void()>([&] { session.attend(step); }),
+                               std::function<void()>([&] { builder.attend(step); })}) {
+      try {
+        attend();
+        ADD_FAILURE() << "not refused: " << message;
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
+      }
+    }
+  }
+  EXPECT_EQ(session.own_tokens(), 0);
+  EXPECT_EQ(builder.tokens(0), 0);
+  session.attend(good);
+  builder.attend(good);
+  EXPECT_EQ(session.own_tokens(), 5);
+}
+
+TEST(SessionStep, OptionsAsLargeAsNumbersGoMeanAllThereIs) {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  AttentionShape shape = small;
+  shape.sliding_window = {0, most};
+  const Stream stream(shape, 330);
+  const auto context = stream.prefill(300);
+  Session dense(context, {.dense_layers = 2});
+  const auto want = stream.feed(dense, 330, 5);
+  for (const RetrievalOptions& options :
+       {RetrievalOptions{.window = most}, RetrievalOptions{.window = most, .sinks = most},
+        RetrievalOptions{.window = 1, .sinks = most},
+        RetrievalOptions{.k = TopK::same(most), .window = 1, .sinks = 0},
+        RetrievalOptions{.dense_layers = most, .window = most}}) {
+    Session session(context, options);
+    const auto got = stream.feed(session, 330, 5);
+    for (std::size_t l = 0; l < want.size(); ++l) {
+      for (std::size_t i = 0; i < want[l].size(); ++i)
+        ASSERT_NEAR(got[l][i], want[l][i], tolerance);
+    }
+  }
+}
+
+TEST(SessionStep, MoreTokensThanNumbersCountAreRefused) {
+  const Stream stream(small, 120);
+  const auto context = stream.prefill(100);
+  Session session(context);
+  ContextBuilder builder(small, {.capacity = 200});
+  std::vector<float> q(100), out(100);
+  for (const std::int64_t tokens :
+       {std::numeric_limits<std::int64_t>::max(), std::int64_t{1} << 60, std::int64_t{-3}}) {
+    const AttentionStep step{
+        .tokens = tokens, .q = q.data(), .k = q.data(), .v = q.data(), .out = out.data()};
+    EXPECT_THROW(session.attend(step), InvalidArgument);
+    EXPECT_THROW(builder.attend(step), InvalidArgument);
+    AttentionStep reads = step;
+    reads.kv_tokens = 0;
+    EXPECT_THROW(session.attend(reads), InvalidArgument);
+    EXPECT_THROW(builder.attend(reads), InvalidArgument);
+  }
 }
 
 }  // namespace

@@ -71,6 +71,9 @@ void attend_rows(const float* queries, const RowsView& rows,
 /// before it and itself. All float32, contiguous, in the memory of the builder's or session's
 /// device; k and q post-RoPE.
 ///
+/// out may be q itself, which is then overwritten; nothing else that is written may overlap what is
+/// read. When a call throws, out and lse hold nothing of use.
+///
 /// A context may be sharded by sequence: each rank is given all queries but the K and V of its own
 /// tokens only, and the ranks' (out, lse) are merged.
 struct AttentionStep {

@@ -112,14 +112,17 @@ class ContextBuilder {
   /// tokens of a layer and gives the attention of these tokens, causal, over all that
   /// options.attention lets them see. Every layer must be given the same tokens in turn, layer 0
   /// first.
-  /// Throws InvalidArgument as append does and when a pointer is null or a layer out of turn. On a
-  /// CUDA device the call returns before out is there, and values that are not finite are reported
-  /// by a later call or by freeze().
+  /// Throws InvalidArgument as append does, when q is not finite, a pointer is null or a layer is
+  /// out of turn. Whatever it throws, the layer is then as it was before: give it its tokens again,
+  /// or take the others' back with truncate().
+  /// On a CUDA device the call returns before out is there, and values that are not finite are
+  /// reported by a later call or by freeze(); rows given since are then lost, and the builder with
+  /// them.
   void attend(const AttentionStep& step);
 
   /// Forgets the tokens from number `tokens` on, in all layers: speculative ones that were
-  /// rejected. REQUIRES: all layers hold the same tokens. Throws InvalidArgument, also when there
-  /// are fewer.
+  /// rejected, or those of a step that some layers have taken and others have not. Throws
+  /// InvalidArgument when a layer has fewer.
   void truncate(std::int64_t tokens);
 
   /// Tokens given to the layer.

@@ -66,7 +66,10 @@ struct RetrievalOptions {
 
   // Options that change cost only.
   std::int64_t capacity = 16384;  ///< tokens of its own that the session can take
-  bool measure_recall = false;    ///< compare every search with exact search; makes steps slower
+  /// Bytes that rows of `capacity` tokens may take; 0: what the machine has free. Checked when the
+  /// session is made.
+  std::int64_t memory_budget = 0;
+  bool measure_recall = false;  ///< compare every search with exact search; makes steps slower
   AttendOn attend_on = AttendOn::automatic;  ///< sessions of a CUDA device only
 };
 
@@ -118,7 +121,8 @@ class Session {
   /// on; one with K and V has those of all its tokens.
   /// On a CUDA device the call returns before out is there.
   /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite
-  /// (the session stays as before the call for this layer) or capacity is exceeded.
+  /// or capacity is exceeded. Whatever it throws, the layer is then as it was before: give it its
+  /// tokens again, or take the others' back with truncate().
   void attend(const AttentionStep& step);
   void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
               std::int64_t tokens = 1) {

@@ -2,9 +2,62 @@
 
 #include <fmt/format.h>
 
+#include <functional>
+#include <string_view>
+
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+struct Floats {
+  std::string_view name;
+  const float* data;  // null: none
+  std::int64_t count;
+};
+
+bool overlap(const Floats& a, const Floats& b) {
+  const std::less<const float*> before;  // of pointers into different arrays, too
+  return a.data != nullptr && b.data != nullptr && before(a.data, b.data + b.count) &&
+         before(b.data, a.data + a.count);
+}
+
+void check_sizes(const AttentionShape& shape, const AttentionStep& step) {
+  std::int64_t bytes = 0;
+  for (const std::int64_t heads : {shape.q_heads, shape.kv_heads}) {
+    if (__builtin_mul_overflow(step.tokens, heads, &bytes) ||
+        __builtin_mul_overflow(bytes, shape.head_dim * bytes_of(DType::f32), &bytes)) {
+      throw InvalidArgument(
+          fmt::format("attend: {} tokens of {} heads of {} elements are more bytes than 64 bits "
+                      "count; give fewer tokens",
+                      step.tokens, heads, shape.head_dim));
+    }
+  }
+}
+
+void check_overlaps(const AttentionShape& shape, const AttentionStep& step) {
+  const std::int64_t q_count = step.tokens * shape.q_heads * shape.head_dim;
+  const std::int64_t kv_count = step.kv_count() * shape.kv_heads * shape.head_dim;
+  const Floats out{"out", step.out, q_count};
+  const Floats lse{"lse", step.lse, step.tokens * shape.q_heads};
+  const auto check = [](const Floats& written, const Floats& other) {
+    if (!overlap(written, other)) return;
+    throw InvalidArgument(
+        fmt::format("attend: {} overlaps {}; give it memory of its own (out may be q itself)",
+                    written.name, other.name));
+  };
+  const Floats q{"q", step.q, q_count};
+  if (step.out != step.q) check(out, q);
+  check(lse, q);
+  check(lse, out);
+  if (kv_count == 0) return;
+  for (const Floats& row : {Floats{"k", step.k, kv_count}, Floats{"v", step.v, kv_count}}) {
+    check(out, row);
+    check(lse, row);
+  }
+}
+
+}  // namespace
 
 void check_step(const AttentionShape& shape, const AttentionStep& step) {
   if (step.layer < 0 || step.layer >= shape.layers || step.tokens < 1) {
@@ -13,6 +66,7 @@ void check_step(const AttentionShape& shape, const AttentionStep& step) {
                     "token",
                     step.layer, step.tokens, shape.layers));
   }
+  check_sizes(shape, step);
   if (step.kv_first < 0 || step.kv_first > step.tokens || step.kv_tokens < -1 ||
       step.kv_tokens > step.tokens - step.kv_first) {
     throw InvalidArgument(
@@ -25,6 +79,7 @@ void check_step(const AttentionShape& shape, const AttentionStep& step) {
     throw InvalidArgument(
         "attend: q, k, v and out must not be null; only a step with kv_tokens 0 has no k and v");
   }
+  check_overlaps(shape, step);
 }
 
 }  // namespace topkv

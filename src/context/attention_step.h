@@ -6,8 +6,9 @@
 
 namespace topkv {
 
-/// Throws InvalidArgument when the layer is none of the shape's, there is no token, K and V are of
-/// tokens that the step does not have, or a pointer is null that must not be.
+/// Throws InvalidArgument when the layer is none of the shape's, there is no token or more than
+/// memory can hold, K and V are of tokens that the step does not have, a pointer is null that must
+/// not be, or what is written overlaps what is read (out may be q).
 void check_step(const AttentionShape& shape, const AttentionStep& step);
 
 }  // namespace topkv

@@ -6,6 +6,7 @@
 
 #include "src/context/attention_step.h"
 #include "src/context/prefill_context.h"
+#include "src/core/faults.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
 #include "topkv/context.h"
@@ -100,13 +101,13 @@ struct ContextBuilder::State {
                     step.layer, window, step.kv_count(), step.tokens));
   }
 
-  /// What the device does. When it fails on the way, rows that were under way are lost.
+  /// What the device does. It may find that rows which were under way are lost.
   template <class Work>
   void on_device(const Work& work) {
     try {
       work();
     } catch (...) {
-      failed = device.is_cuda();
+      failed = prefill->lost();
       throw;
     }
   }
@@ -123,10 +124,12 @@ struct ContextBuilder::State {
     if (prefill && tokens <= chunk) return;
     close();
     const std::int64_t larger = std::max(chunk, tokens);
+    reach_fault("builder.open");
+    std::vector<std::int64_t> held;
+    for (std::int64_t l = 0; l < shape.layers; ++l) held.push_back(store->size(l));
     prefill = device.compute()->prefill_attention(shape, visible, larger, *store);
     chunk = larger;
-    given.clear();
-    for (std::int64_t l = 0; l < shape.layers; ++l) given.push_back(store->size(l));
+    given = std::move(held);
   }
 
   void attend(const AttentionStep& step) {
@@ -191,13 +194,15 @@ void ContextBuilder::attend(const AttentionStep& step) {
 
 void ContextBuilder::truncate(std::int64_t tokens) {
   State& s = *state_;
-  s.check_equal_layers("truncating");
-  if (tokens < 0 || tokens > s.tokens(0)) {
+  s.check_usable();
+  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
+    if (tokens >= 0 && tokens <= s.tokens(layer)) continue;
     throw InvalidArgument(
-        fmt::format("truncate to {} tokens; the builder has {}", tokens, s.tokens(0)));
+        fmt::format("truncate to {} tokens; layer {} has {}", tokens, layer, s.tokens(layer)));
   }
   const auto lock = s.device.compute()->lock();
   s.close();
+  s.turn.layer = 0;
   for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.store->shrink(layer, tokens);
 }
 
@@ -225,8 +230,9 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
     const auto lock = s.device.compute()->lock();
     s.close();
   }
-  const Context bare(s.shape, std::move(s.store), {});
-  return bare.with_index("exact");
+  auto context = Context(s.shape, s.store, {}).with_index("exact");
+  s.store.reset();
+  return context;
 }
 
 RowStore& PrefillContext::store(ContextBuilder& builder) { return *builder.state_->store; }

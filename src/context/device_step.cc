@@ -2,8 +2,10 @@
 // the host searches; rows found are attended on either side, and the device merges.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "src/context/session_state.h"
+#include "src/core/faults.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
@@ -44,20 +46,35 @@ void gather(const RowsView& rows, const std::vector<std::int64_t>& positions, st
   }
 }
 
+/// Tokens that a session can come to have.
+std::int64_t most_tokens(const RetrievalOptions& options, std::int64_t context_tokens) {
+  std::int64_t most = 0;
+  return __builtin_add_overflow(context_tokens, options.capacity, &most)
+             ? std::numeric_limits<std::int64_t>::max()
+             : most;
+}
+
 }  // namespace
+
+CausalWindow session_window(const RetrievalOptions& options, std::int64_t context_tokens) {
+  const std::int64_t most = most_tokens(options, context_tokens);
+  return {std::min(options.window, most), std::min(options.sinks, most)};
+}
 
 SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
                            std::int64_t context_tokens) {
+  const std::int64_t most = most_tokens(options, context_tokens);
+  const CausalWindow resident = session_window(options, context_tokens);
   SessionShape out;
   out.attention = shape;
-  out.window = options.window;
-  out.sinks = options.sinks;
+  for (std::int64_t& window : out.attention.sliding_window) window = std::min(window, most);
+  out.window = resident.window;
+  out.sinks = resident.sinks;
   out.dense_layers = std::min(options.dense_layers, shape.layers);
   if (options.attend_on == AttendOn::device) {
     out.lists = options.select_by == SelectBy::group ? shape.kv_heads : shape.q_heads;
     const std::vector<std::int64_t> k = options.k.resolve(shape.layers);
-    out.list_rows =
-        std::min(*std::max_element(k.begin(), k.end()), context_tokens + options.capacity);
+    out.list_rows = std::min(*std::max_element(k.begin(), k.end()), most);
   }
   return out;
 }
@@ -94,6 +111,7 @@ void Session::State::device_step(const AttentionStep& step) {
   const std::int64_t first = position(layer);
   StepTimes& time = times(layer);
   Lap lap;
+  reach_fault("session.begin");
   const DeviceSession::Step copied = on_device->begin(step, first);
   lap(time.q_out);
   append(layer, copied.q, tokens, copied.k, copied.v);
@@ -105,18 +123,19 @@ void Session::State::device_step(const AttentionStep& step) {
   const TokenQueries queries{copied.q, tokens, shape.q_heads * d, d, first};
   PartialView found{nullptr, nullptr, 0, d};
   if (searches(layer, first + tokens)) {
-    search_all(layer, queries);
-    lap = Lap();
-    if (options.attend_on == AttendOn::device && tokens == 1) {
-      send_found(layer);
-      lap = Lap();
-    } else {
+    const bool fetches = options.attend_on == AttendOn::device && tokens == 1;
+    if (!fetches) {
       exact.reset(tokens * shape.q_heads, d);
       found = exact.view();
-      attend_found(layer, queries, found);
-      lap(time.attend);
+    }
+    retrieve(layer, queries, found);
+    lap = Lap();
+    if (fetches) {
+      send_found(layer);
+      lap = Lap();
     }
   }
+  reach_fault("session.finish");
   on_device->finish(step, found);
   lap(time.merge);
 }

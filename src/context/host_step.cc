@@ -1,5 +1,8 @@
 // A session's step when q, k and v are in host memory.
+#include <algorithm>
+
 #include "src/context/session_state.h"
+#include "src/core/faults.h"
 #include "src/core/stopwatch.h"
 
 namespace topkv {
@@ -11,7 +14,7 @@ void Session::State::attend_visible(std::int64_t layer, const TokenQueries& quer
   if (shape.window_of(layer) > 0) {
     visible.window = shape.window_of(layer);
   } else if (retrieves(layer)) {
-    visible = {options.window, options.sinks};
+    visible = resident;
   }
   const auto attend_span = [&](std::int64_t first, auto rows_of, PartialView part) {
     spans.clear();
@@ -45,16 +48,14 @@ void Session::State::host_step(const AttentionStep& step) {
   time.append += appending.seconds();
 
   const Stopwatch attending;
-  exact.reset(heads, 0);
-  const PartialView result{step.out, step.lse != nullptr ? step.lse : exact.view().lse, heads, d};
+  exact.reset(heads, d);  // step.out may be step.q, which is read to the end
+  const PartialView result = exact.view();
+  reach_fault("session.window");
   attend_visible(step.layer, queries, result);
   time.window += attending.seconds();
-  if (searches(step.layer, queries.first + queries.tokens)) {
-    search_all(step.layer, queries);
-    const Stopwatch found;
-    attend_found(step.layer, queries, result);
-    time.attend += found.seconds();
-  }
+  if (searches(step.layer, queries.first + queries.tokens)) retrieve(step.layer, queries, result);
+  std::copy_n(result.out, heads * d, step.out);
+  if (step.lse != nullptr) std::copy_n(result.lse, heads, step.lse);
 }
 
 }  // namespace topkv

@@ -6,14 +6,24 @@
 #include <string_view>
 #include <utility>
 
+#include "index/exact_index.h"
 #include "src/context/attention_step.h"
 #include "src/context/session_state.h"
 #include "src/core/convert.h"
+#include "src/core/faults.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+// Memory of the searches of a step: what is kept of one row that was found, in all places until it
+// is attended, and what may be kept at a time.
+constexpr std::int64_t search_bytes = 64;
+constexpr std::int64_t search_memory = std::int64_t{256} << 20;
+
+}  // namespace
 
 Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                       const Device& where)
@@ -21,14 +31,11 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       options(std::move(opts)),
       device(where),
       shape(context->shape()),
+      resident(session_window(options, context->tokens())),
       k(options.k.resolve(shape.layers)),
-      own(shape, context->dtype(), options.capacity, 0, "session"),
+      own(shape, context->dtype(), options.capacity, options.memory_budget, "session"),
       step_times(static_cast<std::size_t>(shape.layers)),
       heads(static_cast<std::size_t>(shape.kv_heads)) {
-  for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
-    own_indices.push_back(make_index("exact"));
-    own_indices.back()->build();
-  }
   if (device.is_cuda()) open_on_device();
 }
 
@@ -70,13 +77,6 @@ void Session::State::append(std::int64_t layer, const float* q, std::int64_t tok
   check_finite(layer, "K", static_cast<const float*>(keys.data), keys.tokens, shape.kv_heads);
   check_finite(layer, "V", static_cast<const float*>(values.data), keys.tokens, shape.kv_heads);
   own.append(layer, keys, values);
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    KeyIndex& index = own_index(layer, head);
-    KeyView keys_added = own.rows(layer, head).keys();
-    keys_added.data += index.size() * keys_added.stride_bytes;
-    keys_added.count -= index.size();
-    index.add(keys_added);
-  }
 }
 
 /// Finds rows between the sinks and each query's window.
@@ -89,23 +89,32 @@ void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQu
   step.context_allowed.resize(static_cast<std::size_t>(count));
   step.own_allowed.resize(static_cast<std::size_t>(count));
   const std::int64_t n = context->tokens();
-  const CausalWindow window{options.window, options.sinks};
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
     const float* q = queries.data + token * queries.token_stride +
                      (head * group + i % group) * queries.head_stride;
     std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
-    const std::int64_t end = window.begin(queries.first + token);
-    step.context_allowed[static_cast<std::size_t>(i)] = {options.sinks, std::min(end, n)};
-    step.own_allowed[static_cast<std::size_t>(i)] = {std::max<std::int64_t>(0, options.sinks - n),
+    const std::int64_t end = resident.begin(queries.first + token);
+    step.context_allowed[static_cast<std::size_t>(i)] = {resident.sinks, std::min(end, n)};
+    step.own_allowed[static_cast<std::size_t>(i)] = {std::max<std::int64_t>(0, resident.sinks - n),
                                                      end - n};
   }
-  step.selector.select(context->index(options.index, layer, head), own_index(layer, head),
-                       step.queries.data(), count, d, step.context_allowed, step.own_allowed,
+  reach_fault("session.search");
+  ExactIndex own_keys;  // holds nothing but where they are
+  own_keys.build();
+  own_keys.add(own.rows(layer, head).keys());
+  step.selector.select(context->index(options.index, layer, head), own_keys, step.queries.data(),
+                       count, d, step.context_allowed, step.own_allowed,
                        k[static_cast<std::size_t>(layer)], group, options.select_by);
 }
 
-/// Compares the context's index with exact search on the queries of this step.
+void Session::State::measure_recall(std::int64_t layer) {
+  const Stopwatch measuring;
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(layer, head);
+  measuring_seconds += measuring.seconds();
+}
+
+/// Compares the context's index with exact search on the queries of the last search.
 void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   const HeadStep& step = heads[static_cast<std::size_t>(head)];
   const auto count = static_cast<std::int64_t>(step.context_allowed.size());
@@ -127,7 +136,29 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
 
 /// Rows to find lie between the sinks and the window of the last token, which is at end - 1.
 bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
-  return retrieves(layer) && end > options.window + options.sinks;
+  return retrieves(layer) && end - resident.window > resident.sinks;
+}
+
+/// Searches for the queries, attends what is found and merges it into `out`, some tokens at a time:
+/// with a large k, what a search gives is large. Without room in `out` it only searches.
+void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out) {
+  const std::int64_t end = queries.first + queries.tokens;
+  const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
+  const std::int64_t tokens = std::clamp<std::int64_t>(
+      search_memory / (shape.q_heads * search_bytes * rows), 1, queries.tokens);
+  for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
+    TokenQueries block = queries;
+    block.data += t * queries.token_stride;
+    block.first += t;
+    block.tokens = std::min(tokens, queries.tokens - t);
+    search_all(layer, block);
+    if (options.measure_recall) measure_recall(layer);
+    if (out.heads == 0) continue;
+    const std::int64_t before = t * shape.q_heads;
+    attend_found(layer, block,
+                 {out.out + before * out.head_dim, out.lse + before, block.tokens * shape.q_heads,
+                  out.head_dim});
+  }
 }
 
 void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
@@ -143,6 +174,8 @@ void Session::State::search_all(std::int64_t layer, const TokenQueries& queries)
 /// Attends the rows found and merges them into `out`.
 void Session::State::attend_found(std::int64_t layer, const TokenQueries& queries,
                                   PartialView out) {
+  reach_fault("session.attend");
+  const Stopwatch attending;
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const float scale = shape.softmax_scale();
@@ -178,34 +211,38 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
           static_cast<std::int64_t>(selection.context.size() + selection.own.size());
     }
   }
+  times(layer).attend += attending.seconds();
 }
 
 void Session::State::step(const AttentionStep& step) {
   const Stopwatch whole;
-  const double searched = stats.search_seconds;
-  const std::int64_t end = position(step.layer) + step.tokens;
+  const double before = stats.search_seconds + measuring_seconds;
   if (on_device) {
     device_step(step);
   } else {
     host_step(step);
   }
   stats.steps += step.tokens;
-  stats.attend_seconds += whole.seconds() - (stats.search_seconds - searched);
-  if (options.measure_recall && searches(step.layer, end)) {
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(step.layer, head);
-  }
+  stats.attend_seconds += whole.seconds() - (stats.search_seconds + measuring_seconds - before);
 }
 
 /// Forgets the layer's own tokens from number `count` on.
 void Session::State::take_back(std::int64_t layer, std::int64_t count) {
   own.shrink(layer, count);
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    std::unique_ptr<KeyIndex> fresh = make_index("exact");
-    fresh->build();
-    fresh->add(own.rows(layer, head).keys());
-    own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)] = std::move(fresh);
+  if (!on_device) return;
+  try {
+    load_on_device(layer);
+  } catch (...) {  // a device that no longer works
+    failed = true;
+    throw;
   }
-  if (on_device) load_on_device(layer);
+}
+
+void Session::State::check_usable() const {
+  if (!failed) return;
+  throw InvalidArgument(
+      "this session lost its window when its device reported an error; make another one over the "
+      "context");
 }
 
 Session::Session(std::shared_ptr<const Context> context, RetrievalOptions options,
@@ -219,6 +256,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   at_least(options.sinks, 0, "sinks");
   at_least(options.dense_layers, 0, "dense_layers");
   at_least(options.capacity, 1, "capacity");
+  at_least(options.memory_budget, 0, "memory_budget");
   for (std::int64_t layer = 0; layer < context->shape().layers; ++layer) {
     if (context->shape().window_of(layer) > 0) continue;
     context->index(options.index, layer, 0);  // throws when the context has no such index
@@ -233,13 +271,9 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
 Session Session::fork() const {
+  state_->check_usable();
   auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
   state->own.copy_from(state_->own);
-  for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) {
-    for (std::int64_t head = 0; head < state->shape.kv_heads; ++head) {
-      state->own_index(layer, head).add(state->own.rows(layer, head).keys());
-    }
-  }
   state->stats = state_->stats;
   state->step_times = state_->step_times;
   for (std::int64_t layer = 0; state->on_device && layer < state->shape.layers; ++layer)
@@ -249,6 +283,7 @@ Session Session::fork() const {
 
 void Session::attend(const AttentionStep& step) {
   State& s = *state_;
+  s.check_usable();
   check_step(s.shape, step);
   const bool reads = step.kv_count() == 0;
   if (!reads && step.kv_count() != step.tokens) {
@@ -262,7 +297,7 @@ void Session::attend(const AttentionStep& step) {
   const std::int64_t q_width = s.shape.q_heads * s.shape.head_dim;
   const std::int64_t kv_width = s.shape.kv_heads * s.shape.head_dim;
   // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
-  const std::int64_t most = s.on_device || reads ? SessionShape().max_tokens : step.tokens;
+  constexpr std::int64_t most = SessionShape().max_tokens;
   const std::int64_t held = s.own.size(step.layer);
   const SessionStats before = s.stats;
   try {
@@ -280,18 +315,20 @@ void Session::attend(const AttentionStep& step) {
       }
       s.step(piece);
     }
-  } catch (const InvalidArgument&) {
-    if (s.own.size(step.layer) > held) s.take_back(step.layer, held);
+  } catch (...) {
     s.stats = before;
+    s.take_back(step.layer, held);
     throw;
   }
 }
 
 void Session::truncate(std::int64_t own_tokens) {
   State& s = *state_;
-  if (own_tokens < 0 || own_tokens > s.own.size(0)) {
-    throw InvalidArgument(
-        fmt::format("truncate to {} own tokens; the session has {}", own_tokens, s.own.size(0)));
+  s.check_usable();
+  for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
+    if (own_tokens >= 0 && own_tokens <= s.own.size(layer)) continue;
+    throw InvalidArgument(fmt::format("truncate to {} own tokens; layer {} of the session has {}",
+                                      own_tokens, layer, s.own.size(layer)));
   }
   for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
     if (s.own.size(layer) > own_tokens) s.take_back(layer, own_tokens);

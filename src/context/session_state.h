@@ -15,6 +15,9 @@
 
 namespace topkv {
 
+/// Sinks and window of a session with these options, no wider than it can become.
+CausalWindow session_window(const RetrievalOptions& options, std::int64_t context_tokens);
+
 /// What a device is asked for by a session with these options.
 SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
                            std::int64_t context_tokens);
@@ -34,14 +37,12 @@ struct Session::State {
   bool retrieves(std::int64_t layer) const {
     return shape.window_of(layer) == 0 && layer >= options.dense_layers;
   }
-  KeyIndex& own_index(std::int64_t layer, std::int64_t head) {
-    return *own_indices[static_cast<std::size_t>(layer * shape.kv_heads + head)];
-  }
   /// Where the layer's next token stands.
   std::int64_t position(std::int64_t layer) const { return context->tokens() + own.size(layer); }
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
 
   // session.cc: what host and device share
+  void check_usable() const;
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
   void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
                     std::int64_t heads) const;
@@ -50,9 +51,11 @@ struct Session::State {
               const TensorView& v);
   void take_back(std::int64_t layer, std::int64_t count);
   bool searches(std::int64_t layer, std::int64_t end) const;
+  void retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void search_all(std::int64_t layer, const TokenQueries& queries);
   void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_found(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void measure_recall(std::int64_t layer);
   void measure_recall(std::int64_t layer, std::int64_t head);
 
   // host_step.cc: a step whose tensors are in host memory
@@ -70,12 +73,14 @@ struct Session::State {
   RetrievalOptions options;
   Device device;
   AttentionShape shape;
-  std::vector<std::int64_t> k;                         // per layer
-  RowStore own;                                        // rows of the session's own tokens
-  std::vector<std::unique_ptr<KeyIndex>> own_indices;  // [layers, kv_heads], over own
-  std::unique_ptr<DeviceSession> on_device;            // null on the host
+  CausalWindow resident;                     // what tokens attend besides the rows found
+  std::vector<std::int64_t> k;               // per layer
+  RowStore own;                              // rows of the session's own tokens
+  std::unique_ptr<DeviceSession> on_device;  // null on the host
   SessionStats stats;
   std::vector<StepTimes> step_times;  // per layer
+  double measuring_seconds = 0;       // spent on recall, no part of the steps
+  bool failed = false;                // what its device keeps could not be put back
 
   std::vector<HeadStep> heads;
   Partial exact;

@@ -1,8 +1,13 @@
 #include "src/device/host_prefill.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
+#include "src/core/convert.h"
+#include "src/core/faults.h"
 #include "src/store/row_store.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -13,10 +18,34 @@ class HostPrefill final : public DevicePrefill {
       : shape_(std::move(shape)), visible_(std::move(visible)), store_(store) {}
 
   void attend(const AttentionStep& step) override {
+    const std::int64_t first = store_.size(step.layer);
+    check_queries(step, first);
+    try {
+      append_and_attend(step, first);
+    } catch (...) {
+      store_.shrink(step.layer, first);
+      throw;
+    }
+  }
+
+  void finish() override {}
+
+  std::int64_t arrived(std::int64_t layer) const override { return store_.size(layer); }
+
+ private:
+  void check_queries(const AttentionStep& step, std::int64_t first) const {
+    const std::int64_t d = shape_.head_dim;
+    const std::int64_t bad = first_not_finite(step.q, step.tokens * shape_.q_heads * d);
+    if (bad < 0) return;
+    throw InvalidArgument(fmt::format("q of layer {}, query head {}, position {} is not finite",
+                                      step.layer, bad / d % shape_.q_heads,
+                                      first + bad / d / shape_.q_heads));
+  }
+
+  void append_and_attend(const AttentionStep& step, std::int64_t first) {
     const std::int64_t d = shape_.head_dim;
     const std::int64_t heads = step.tokens * shape_.q_heads;
     const std::int64_t kept = step.kv_count();
-    const std::int64_t first = store_.size(step.layer);
     if (kept > 0) {
       store_.append(step.layer,
                     TensorView::tokens_first(step.k, DType::f32, kept, shape_.kv_heads, d),
@@ -25,25 +54,22 @@ class HostPrefill final : public DevicePrefill {
     const TokenQueries queries{step.q, step.tokens, shape_.q_heads * d, d, first};
     lse_.reset(heads, 0);
     const PartialView out{step.out, step.lse != nullptr ? step.lse : lse_.view().lse, heads, d};
+    reach_fault("prefill.attend");
     if (step.kv_first == 0 && kept == step.tokens) {
       attend_span(step.layer, queries, {0, first + kept}, 0, out);
       return;
     }
     // Rows of some of the tokens: those before lie where all tokens see them, the new ones where
-    // the tokens are that they belong to.
+    // the tokens are that they belong to. out may be q, so it is written last.
+    if (kept > 0) {
+      new_rows_.reset(heads, d);
+      attend_span(step.layer, queries, {first, first + kept}, first + step.kv_first,
+                  new_rows_.view());
+    }
     attend_span(step.layer, queries, {0, first}, 0, out);
-    if (kept == 0) return;
-    new_rows_.reset(heads, d);
-    attend_span(step.layer, queries, {first, first + kept}, first + step.kv_first,
-                new_rows_.view());
-    merge(out, new_rows_.view());
+    if (kept > 0) merge(out, new_rows_.view());
   }
 
-  void finish() override {}
-
-  std::int64_t arrived(std::int64_t layer) const override { return store_.size(layer); }
-
- private:
   /// Attends rows `range` of a layer as those of positions from `position` on.
   void attend_span(std::int64_t layer, const TokenQueries& queries, PositionRange range,
                    std::int64_t position, PartialView out) {

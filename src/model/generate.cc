@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "src/core/stopwatch.h"
@@ -24,6 +25,28 @@ class Lease {
  private:
   const Model::Impl& model_;
   std::unique_ptr<Forward> forward_;
+};
+
+/// Takes back what a call gave to a session, unless it is kept: a call that fails leaves the
+/// session as it was.
+class Undo {
+ public:
+  explicit Undo(Session& session) : session_(&session), own_(session.own_tokens()) {}
+  ~Undo() {
+    if (session_ == nullptr) return;
+    try {
+      session_->truncate(own_);
+    } catch (const std::exception&) {
+      // Only a device that no longer works: the session then refuses all calls itself.
+    }
+  }
+  Undo(const Undo&) = delete;  // belongs to one call
+  Undo& operator=(const Undo&) = delete;
+  void keep() { session_ = nullptr; }
+
+ private:
+  Session* session_;
+  std::int64_t own_;
 };
 
 /// Runs tokens through a session, chunk by chunk; take(count) is called after each chunk.
@@ -71,6 +94,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   const ForwardTimes before = forward.times();
 
   GenerateResult result;
+  Undo undo(session);
   const Stopwatch prompting;
   feed(forward, device, session, prompt, choose);
   result.prompt_seconds = prompting.seconds();
@@ -88,6 +112,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     feed(forward, device, session, std::span(&result.tokens.back(), 1), choose);
     ++result.steps;
   }
+  undo.keep();
   result.decode_seconds = decoding.seconds();
   result.times = forward.times() - before;
   result.times.search = session.stats().search_seconds - searched_before;
@@ -104,10 +129,12 @@ std::vector<float> Model::logits(Session& session, std::span<const Token> tokens
   Forward& forward = *lease;
   std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.vocab_size));
   float* next = logits.data();
+  Undo undo(session);
   feed(forward, *impl_->device.compute(), session, tokens, [&](std::int64_t count) {
     forward.logits(0, count, next);
     next += count * config.vocab_size;
   });
+  undo.keep();
   return logits;
 }
 

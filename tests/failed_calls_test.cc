@@ -1,0 +1,255 @@
+// A call that fails leaves everything as it was: builder and session, at every place where a step
+// can fail, in every layer, on the host and on a device. After the failure either the layer is
+// given its tokens again, or the step is taken back in all layers and begun anew; what comes out
+// then equals what an untouched one gives, bit for bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <ostream>
+#include <vector>
+
+#include "tests/failing.h"
+#include "tests/gpu/session_feed.h"
+#include "topkv/context.h"
+#include "topkv/error.h"
+#include "topkv/session.h"
+
+namespace topkv {
+namespace {
+
+using test::fail_everywhere;
+using test::FailingAt;
+using test::Feed;
+using test::Place;
+using test::TokenStream;
+using test::Where;
+
+AttentionShape stack(std::vector<std::int64_t> sliding = {}) {
+  return {.layers = 3,
+          .q_heads = 4,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .sliding_window = std::move(sliding)};
+}
+
+/// What the caller does after a failure.
+enum class After { same_layer_again, whole_step_anew };
+
+struct Mode {
+  Where where;
+  After after;
+};
+
+void PrintTo(const Mode& mode, std::ostream* out) {
+  *out << name_of(mode.where)
+       << (mode.after == After::same_layer_again ? "_same_layer_again" : "_whole_step_anew");
+}
+
+std::vector<Mode> modes() {
+  std::vector<Mode> all;
+  for (const Where& where : test::everywhere) {
+    for (const After after : {After::same_layer_again, After::whole_step_anew})
+      all.push_back({where, after});
+  }
+  return all;
+}
+
+/// Gives a step to all layers; after a failure goes on as the mode says. give(layer) gives one
+/// layer its part, take_back() all layers what they had before the step. Returns the failures.
+std::int64_t persist(std::int64_t layers, After after,
+                     const std::function<void(std::int64_t)>& give,
+                     const std::function<void()>& take_back) {
+  std::int64_t failures = 0;
+  for (std::int64_t l = 0; l < layers;) {
+    try {
+      give(l);
+      ++l;
+    } catch (const std::bad_alloc&) {
+      ++failures;
+      if (after == After::same_layer_again) continue;
+      take_back();
+      l = 0;
+    }
+  }
+  return failures;
+}
+
+class FailedCalls : public testing::TestWithParam<Mode> {};
+
+struct SessionCase {
+  const char* name;
+  RetrievalOptions options;
+  std::vector<std::int64_t> sliding = {};
+  std::vector<std::int64_t> steps = {1, 5, 1};
+  std::int64_t context = 150;
+};
+
+TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
+  const Where& where = GetParam().where;
+  TOPKV_NEEDS_DEVICE(where.device);
+  const Place place(where.device);
+  const RetrievalOptions base{.k = TopK::same(8), .window = 16, .sinks = 4, .capacity = 400};
+  const auto with = [&](auto change) {
+    RetrievalOptions options = base;
+    change(options);
+    return options;
+  };
+  for (const SessionCase& c : {
+           SessionCase{"by query head", base},
+           SessionCase{"by group", with([](auto& o) { o.select_by = SelectBy::group; })},
+           SessionCase{"first layer dense", with([](auto& o) { o.dense_layers = 1; })},
+           SessionCase{"recall measured", with([](auto& o) { o.measure_recall = true; })},
+           SessionCase{"a sliding layer", base, {0, 24, 0}},
+           SessionCase{"no context", base, {}, {30, 1}, 0},
+           SessionCase{"longer than a piece", base, {}, {300}},
+       }) {
+    SCOPED_TRACE(c.name);
+    RetrievalOptions options = c.options;
+    options.attend_on = where.attend_on;
+    std::int64_t total = c.context;
+    for (const std::int64_t tokens : c.steps) total += tokens;
+    const TokenStream stream(stack(c.sliding), total);
+    const auto context = stream.context(c.context);
+
+    Feed clean_feed(place, stream, c.context, total);
+    Session clean(context, options, place.device());
+    const auto run = [&](Session& session, Feed& feed) {
+      std::int64_t failures = 0;
+      for (const std::int64_t tokens : c.steps) {
+        const std::int64_t own = session.own_tokens();
+        failures += persist(
+            stream.shape.layers, GetParam().after,
+            [&](std::int64_t l) { feed.attend(session, l, c.context + own, tokens); },
+            [&] {
+              session.truncate(own);
+              EXPECT_EQ(session.own_tokens(), own);
+            });
+      }
+      return failures;
+    };
+    run(clean, clean_feed);
+    const auto want = clean_feed.outs();
+
+    const std::int64_t places = fail_everywhere([&](std::int64_t n) {
+      Feed feed(place, stream, c.context, total);
+      Session session(context, options, place.device());
+      const std::int64_t failures = run(session, feed);
+      ASSERT_EQ(failures, FailingAt::reached_after() < 0 ? 0 : 1);
+      ASSERT_EQ(session.tokens(), total);
+      ASSERT_EQ(feed.outs(), want) << "failure at place " << n;
+      if (GetParam().after == After::whole_step_anew) return;  // layers were attended twice
+      ASSERT_EQ(session.stats().steps, clean.stats().steps);
+      ASSERT_EQ(session.stats().rows_retrieved, clean.stats().rows_retrieved);
+      ASSERT_EQ(session.stats().exact_rows, clean.stats().exact_rows);
+    });
+    EXPECT_GE(places, 2 * stream.shape.layers);
+  }
+}
+
+TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
+  const Where& where = GetParam().where;
+  if (where.attend_on == AttendOn::device) GTEST_SKIP() << "a builder does not fetch rows";
+  TOPKV_NEEDS_DEVICE(where.device);
+  const Place place(where.device);
+  const std::vector<std::int64_t> calls = {40, 1, 70, 20};
+  const std::int64_t total = 131;
+  for (const PrefillAttention& attention :
+       {PrefillAttention{}, PrefillAttention{Prefill::window, 20, 3}}) {
+    for (const std::vector<std::int64_t>& sliding :
+         {std::vector<std::int64_t>{}, std::vector<std::int64_t>{0, 24, 0}}) {
+      const TokenStream stream(stack(sliding), total);
+      const auto run = [&](Feed& feed) {
+        ContextBuilder builder(stream.shape, {.capacity = 50, .attention = attention},
+                               place.device());
+        for (const std::int64_t tokens : calls) {
+          const std::int64_t first = builder.tokens(0);
+          for (bool reserved = false; !reserved;) {
+            try {
+              builder.reserve(first + tokens);
+              reserved = true;
+            } catch (const std::bad_alloc&) {
+              EXPECT_EQ(builder.tokens(0), first);
+            }
+          }
+          persist(
+              stream.shape.layers, GetParam().after,
+              [&](std::int64_t l) {
+                const std::int64_t before = builder.tokens(l);
+                try {
+                  builder.attend(feed.step(l, first, tokens));
+                } catch (...) {
+                  EXPECT_EQ(builder.tokens(l), before);
+                  throw;
+                }
+              },
+              [&] {
+                builder.truncate(first);
+                EXPECT_EQ(builder.tokens(0), first);
+              });
+        }
+        return builder.freeze();
+      };
+      Feed clean_feed(place, stream, 0, total);
+      const auto clean = run(clean_feed);
+      const auto want = clean_feed.outs();
+      const std::int64_t places = fail_everywhere([&](std::int64_t n) {
+        Feed feed(place, stream, 0, total);
+        const auto context = run(feed);
+        ASSERT_EQ(feed.outs(), want) << "failure at place " << n;
+        ASSERT_EQ(context->tokens(), total);
+        for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
+          for (std::int64_t head = 0; head < stream.shape.kv_heads; ++head) {
+            const RowsView got = context->rows(l, head);
+            const RowsView expected = clean->rows(l, head);
+            const auto bytes = static_cast<std::size_t>(total * got.stride_bytes);
+            ASSERT_EQ(std::memcmp(got.key_data, expected.key_data, bytes), 0) << n;
+            ASSERT_EQ(std::memcmp(got.value_data, expected.value_data, bytes), 0) << n;
+          }
+        }
+      });
+      EXPECT_GE(places, static_cast<std::int64_t>(2 * calls.size()) * stream.shape.layers);
+    }
+  }
+}
+
+/// The last value of q is replaced; K and V stay as they were.
+TEST_P(FailedCalls, OfReadingAndOfQueriesThatAreNotFiniteLeaveASessionAsItWas) {
+  const Where& where = GetParam().where;
+  TOPKV_NEEDS_DEVICE(where.device);
+  const Place place(where.device);
+  const TokenStream stream(stack(), 160);
+  const auto context = stream.context(150);
+  const RetrievalOptions options{
+      .k = TopK::same(8), .window = 16, .capacity = 64, .attend_on = where.attend_on};
+  Feed feed(place, stream, 150, 160);
+  Session clean(context, options, place.device());
+  feed.run(clean, 1);
+  const auto want = feed.outs();
+
+  auto bad_values = stream.q[1];
+  for (const float bad : {std::nanf(""), -std::numeric_limits<float>::infinity()}) {
+    bad_values.back() = bad;
+    const Buffer bad_q = place.put(bad_values);
+    Session session(context, options, place.device());
+    for (std::int64_t t = 150; t < 160; ++t) {
+      for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
+        AttentionStep step = feed.step(l, t, 1);
+        step.q = bad_q.floats() + 159 * stream.q_width();
+        EXPECT_THROW(session.attend(step), InvalidArgument);
+        step.k = step.v = nullptr;
+        step.kv_tokens = 0;
+        EXPECT_THROW(session.attend(step), InvalidArgument);
+        feed.attend(session, l, t, 1);
+      }
+    }
+    EXPECT_EQ(feed.outs(), want);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, FailedCalls, testing::ValuesIn(modes()),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace topkv
