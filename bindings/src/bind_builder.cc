@@ -78,7 +78,7 @@ void bind_builder(py::module_& module) {
           },
           py::arg("tokens"),
           "Forgets the tokens from number `tokens` on, in all layers: speculative ones that were "
-          "rejected.")
+          "rejected, or of a step that not all layers have taken.")
       .def(
           "append", &append, py::arg("layer"), py::arg("keys"), py::arg("values"),
           "Appends K (post-RoPE) and V of the next tokens of a layer: [tokens, kv_heads, head_dim] "
@@ -97,10 +97,16 @@ void bind_builder(py::module_& module) {
           "of the stream that makes the inputs and uses out; 0: the default stream.")
       .def(
           "tokens",
-          [](const Builder& self, std::int64_t layer) { return self.builder.tokens(layer); },
+          [](Builder& self, std::int64_t layer) {
+            const Exclusive::Look use(self.use, busy);
+            return self.builder.tokens(layer);
+          },
           py::arg("layer"), "Tokens given to the layer.")
       .def_property_readonly("capacity",
-                             [](const Builder& self) { return self.builder.capacity(); })
+                             [](Builder& self) {
+                               const Exclusive::Look use(self.use, busy);
+                               return self.builder.capacity();
+                             })
       .def_property_readonly("shape", [](const Builder& self) { return self.builder.shape(); })
       .def_property_readonly("device", [](const Builder& self) { return self.builder.device(); })
       .def(

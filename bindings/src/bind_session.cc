@@ -20,7 +20,8 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                                     const std::string& index, const py::object& k,
                                     const std::string& select_by, std::int64_t dense_layers,
                                     std::int64_t window, std::int64_t sinks, std::int64_t capacity,
-                                    bool measure_recall, const std::string& attend_on) {
+                                    bool measure_recall, const std::string& attend_on,
+                                    std::int64_t memory_budget) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .select_by = parse_select_by(select_by),
@@ -28,6 +29,7 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                               .window = window,
                               .sinks = sinks,
                               .capacity = capacity,
+                              .memory_budget = memory_budget,
                               .measure_recall = measure_recall,
                               .attend_on = parse_attend_on(attend_on)};
   const Device where = device_of(device);
@@ -89,14 +91,15 @@ void bind_session(py::module_& module) {
       "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
       "\"linear:SUM\" over the layers. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
-      "capacity: tokens of its own. attend_on: \"automatic\", \"host\" or "
+      "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
+      "for what the machine has free. attend_on: \"automatic\", \"host\" or "
       "\"device\", for sessions of a CUDA device.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("k") = 64, py::arg("select_by") = "query_head",
            py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
            py::arg("capacity") = 16384, py::arg("measure_recall") = false,
-           py::arg("attend_on") = "automatic")
+           py::arg("attend_on") = "automatic", py::arg("memory_budget") = 0)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0,
@@ -120,17 +123,32 @@ void bind_session(py::module_& module) {
           },
           "A session that goes on from here with the same own tokens.")
       .def_property_readonly(
-          "tokens", [](const SessionHandle& self) { return self.session.tokens(); },
+          "tokens",
+          [](SessionHandle& self) {
+            const Exclusive::Look use(self.use, busy);
+            return self.session.tokens();
+          },
           "Tokens before the next one: the context's and the session's own.")
       .def_property_readonly("own_tokens",
-                             [](const SessionHandle& self) { return self.session.own_tokens(); })
+                             [](SessionHandle& self) {
+                               const Exclusive::Look use(self.use, busy);
+                               return self.session.own_tokens();
+                             })
       .def_property_readonly("context",
                              [](const SessionHandle& self) { return unconst(self.context); })
       .def_property_readonly("device",
                              [](const SessionHandle& self) { return self.session.device(); })
-      .def("stats", [](const SessionHandle& self) { return self.session.stats(); })
+      .def("stats",
+           [](SessionHandle& self) {
+             const Exclusive::Look use(self.use, busy);
+             return self.session.stats();
+           })
       .def(
-          "step_times", [](const SessionHandle& self) { return self.session.step_times(); },
+          "step_times",
+          [](SessionHandle& self) {
+            const Exclusive::Look use(self.use, busy);
+            return self.session.step_times();
+          },
           "One StepTimes per layer.");
 }
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string>
+#include <thread>
 
 #include "topkv/error.h"
 
@@ -15,15 +17,20 @@ class Exclusive {
   /// Holds the object for a scope. what: the object, for the message ("the session").
   class Write {
    public:
-    Write(Exclusive& object, const char* what) : users_(object.users_) {
+    Write(Exclusive& object, const char* what) : users_(object.users_), writer_(object.writer_) {
       int nobody = 0;
       if (!users_.compare_exchange_strong(nobody, writer)) refuse(what);
+      writer_ = std::this_thread::get_id();
     }
-    ~Write() { users_ = 0; }
+    ~Write() {
+      writer_ = std::thread::id();
+      users_ = 0;
+    }
     Write(const Write&) = delete;  // belongs to one scope
 
    private:
     std::atomic<int>& users_;
+    std::atomic<std::thread::id>& writer_;
   };
 
   class Read {
@@ -41,6 +48,18 @@ class Exclusive {
     std::atomic<int>& users_;
   };
 
+  /// As Read, for numbers that a callback of the writing call may ask for, too: that call waits for
+  /// its callback, which runs on its thread.
+  class Look {
+   public:
+    Look(Exclusive& object, const char* what) {
+      if (object.writer_ != std::this_thread::get_id()) read_.emplace(object, what);
+    }
+
+   private:
+    std::optional<Read> read_;
+  };
+
  private:
   static constexpr int writer = -1;
 
@@ -51,6 +70,7 @@ class Exclusive {
   }
 
   std::atomic<int> users_ = 0;
+  std::atomic<std::thread::id> writer_ = {};
 };
 
 }  // namespace topkv::python

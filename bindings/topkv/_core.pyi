@@ -321,6 +321,7 @@ class Session:
         capacity: int = 16384,
         measure_recall: bool = False,
         attend_on: str = "automatic",
+        memory_budget: int = 0,
     ) -> None: ...
     @overload
     def attend(
