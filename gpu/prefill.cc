@@ -135,8 +135,9 @@ class CudaPrefill final : public DevicePrefill {
  private:
   /// True when all that was begun has ended well.
   bool wait_for_streams() {
+    const bool copied = tiles_.wait();
     const bool computed = cudaStreamSynchronize(compute_) == cudaSuccess;
-    return cudaStreamSynchronize(out_) == cudaSuccess && computed;
+    return cudaStreamSynchronize(out_) == cudaSuccess && computed && copied;
   }
 
   void take_step(const AttentionStep& step) {

@@ -34,6 +34,9 @@ class RowStream {
   /// Copies from now on wait for what was recorded.
   void after(const Event& event) { event.block(copies_); }
 
+  /// Waits for the copies begun so far; true when all ended well.
+  bool wait() const { return cudaStreamSynchronize(copies_) == cudaSuccess; }
+
   /// Calls use(tile) for rows `range` of the views (per KV head, bf16; row i of a view is position
   /// i), tile by tile. What use gives to `compute` finds the tile's rows in place. Returns before
   /// any of that is done; the rows must stay until it is.

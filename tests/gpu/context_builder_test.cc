@@ -225,25 +225,47 @@ INSTANTIATE_TEST_SUITE_P(Devices, BuilderOn, testing::Values("cpu", "cuda"));
 TEST(CudaContextBuilder, AValueThatIsNotFiniteIsNamedByTheEndAndTheBuilderIsOfNoUseThen) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
-  for (const std::int64_t calls_after : {0, 1, 4}) {
+  for (const std::int64_t calls_after : {0, 1, 4, 10, 11, 14}) {
     SCOPED_TRACE(calls_after);
     TokenStream stream(stack(6, 2, 64), 200);
-    stream.k[1][static_cast<std::size_t>(37 * stream.kv_width() + 64 + 5)] =
-        std::numeric_limits<float>::infinity();
+    const bool in_q = calls_after >= 10;
+    if (in_q) {
+      stream.q[1][static_cast<std::size_t>(37 * stream.q_width() + 4 * 64 + 63)] = std::nanf("");
+    } else {
+      stream.k[1][static_cast<std::size_t>(37 * stream.kv_width() + 64 + 5)] =
+          std::numeric_limits<float>::infinity();
+    }
     const Tensors tensors(place, stream);
     ContextBuilder builder(stream.shape, {.capacity = 200}, place.device());
     try {
-      for (std::int64_t call = 0; call <= calls_after; ++call) tensors.give(builder, 40);
+      for (std::int64_t call = 0; call <= calls_after % 10; ++call) tensors.give(builder, 40);
       builder.freeze();
-      ADD_FAILURE() << "an infinite key was stored";
+      ADD_FAILURE() << "not noticed";
     } catch (const InvalidArgument& error) {
-      EXPECT_NE(std::string(error.what()).find("K of layer 1, KV head 1, position 37 "),
+      EXPECT_NE(std::string(error.what())
+                    .find(in_q ? "q of layer 1, query head 4, position 37 "
+                               : "K of layer 1, KV head 1, position 37 "),
                 std::string::npos)
           << error.what();
     }
     EXPECT_THROW(builder.attend(tensors.step(0, 0, 40)), InvalidArgument);
     EXPECT_THROW(builder.freeze(), InvalidArgument);
   }
+}
+
+TEST(CudaContextBuilder, ARefusedCallIsNoLossOfRows) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(stack(6, 2, 64), 120);
+  const Tensors tensors(place, stream);
+  ContextBuilder builder(stream.shape, {.capacity = 120}, place.device());
+  tensors.give(builder, 40);
+  AttentionStep odd = tensors.step(0, 40, 40);
+  ++odd.out;  // of an address that is no multiple of 8
+  EXPECT_THROW(builder.attend(odd), InvalidArgument);
+  tensors.give(builder, 80);
+  EXPECT_LE(tensors.worst(120, {}, 1), 1.0);
+  expect_rows(*builder.freeze(), stream);
 }
 
 TEST(CudaContextBuilder, RefusesRowsInFloat32) {

@@ -192,6 +192,28 @@ TEST(RowKernels, ToBf16RoundsToNearestEven) {
   });
 }
 
+TEST(RowKernels, ToFiniteBf16RoundsAlikeAndNamesTheFirstElementThatIsNot) {
+  TOPKV_NEEDS_GPU();
+  each_shape([](const Shape& shape, std::int64_t count, const Stream& stream) {
+    if (count == 0) return;
+    const auto fine = reference::random_floats(count, 8);
+    for (const float bad : {nan, infinity, -infinity, 3.4e38F}) {
+      for (const std::int64_t at : {count, count - 1, count / 2, std::int64_t{0}}) {
+        auto x = fine;
+        for (std::int64_t i = at; i < count; i += 7) x[i] = bad;
+        const DeviceArray<float> device_x(x, shape.skew);
+        const DeviceArray<Bf16> out(count, shape.skew);
+        const DeviceArray<unsigned long long> word(std::vector<unsigned long long>{all_finite});
+        to_finite_bf16(device_x.data(), count, bf16(out), word.data(), stream);
+        const auto got = out.read();
+        for (std::int64_t i = 0; i < at; ++i)
+          ASSERT_EQ(value_of(got[i]), reference::as_bf16(x[i])) << i;
+        ASSERT_EQ(word.read()[0], at == count ? all_finite : static_cast<unsigned long long>(at));
+      }
+    }
+  });
+}
+
 TEST(RowKernels, ArgmaxFindsTheLargest) {
   TOPKV_NEEDS_GPU();
   each_shape([](const Shape& shape, std::int64_t count, const Stream& stream) {
