@@ -1,5 +1,7 @@
 #include "index/approximate_index.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "index/scan.h"
@@ -37,22 +39,41 @@ bool scan_is_cheaper(PositionRange range, std::int64_t want) {
 
 }  // namespace
 
-void ApproximateIndex::add(const KeyView& keys) {
-  const std::int64_t first = keys_.size();
+void ApproximateIndex::add(const KeyView& keys, const std::stop_token& stop) {
+  const KeyList before = keys_;
   keys_.append(keys);
-  if (built_ && keys_.size() > first) {
-    built_ = false;  // for good, if insert throws
-    insert(first);
-    built_ = true;
+  if (!built_ || keys_.size() == before.size()) return;
+  try {
+    insert_or_clear(before.size(), stop);
+  } catch (...) {
+    keys_ = before;  // the memory of keys that were not taken may go
+    throw;
   }
 }
 
-void ApproximateIndex::build() {
+void ApproximateIndex::build(const std::stop_token& stop) {
   if (built_) {
     throw InvalidArgument(spec() + ": build called twice; keys added after it are searchable");
   }
-  if (keys_.size() > 0) insert(0);
+  if (keys_.size() > 0) insert_or_clear(0, stop);
   built_ = true;
+}
+
+void ApproximateIndex::insert_or_clear(std::int64_t first, const std::stop_token& stop) {
+  try {
+    insert(first, stop);
+  } catch (...) {
+    built_ = false;
+    clear();
+    inserted_ = 0;
+    throw;
+  }
+}
+
+void ApproximateIndex::check_stop(const std::stop_token& stop) const {
+  if (stop.stop_requested()) {
+    throw Stopped(fmt::format("{}: stopped after {} of {} keys", spec(), inserted(), size()));
+  }
 }
 
 void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,

@@ -7,6 +7,7 @@
 // cost more than reading the range, the range is read. So a search finds min(k, allowed keys).
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "index/key_list.h"
@@ -15,18 +16,28 @@ namespace topkv {
 
 class ApproximateIndex : public KeyIndex {
  public:
-  void add(const KeyView& keys) final;
-  void build() final;
+  void add(const KeyView& keys, const std::stop_token& stop) final;
+  void build(const std::stop_token& stop) final;
+  std::int64_t inserted() const final { return inserted_.load(std::memory_order_relaxed); }
   void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
   std::int64_t size() const final { return keys_.size(); }
 
  protected:
   const KeyView& keys() const { return keys_.view(); }
 
-  /// Inserts keys first..count of keys(), training on them if nothing was inserted before.
-  /// Called by build, and by add after build; never for no keys. After a call that
-  /// throws the index refuses to be searched.
-  virtual void insert(std::int64_t first) = 0;
+  /// Inserts keys first..count of keys(), training on them if nothing was inserted before, and
+  /// notes them. Called by build, and by add after build; never for no keys. Ends soon with Stopped
+  /// when that is requested. After a call that throws comes clear.
+  virtual void insert(std::int64_t first, const std::stop_token& stop) = 0;
+
+  /// Forgets all that was inserted.
+  virtual void clear() = 0;
+
+  /// So many more keys are inserted. Safe from many threads.
+  void note_inserted(std::int64_t count) { inserted_.fetch_add(count, std::memory_order_relaxed); }
+
+  /// Throws Stopped when a stop was requested.
+  void check_stop(const std::stop_token& stop) const;
 
   /// Replaces `found` by candidates for one query [dim], in any order: about `want` of them or
   /// more, if it has them. Positions outside the allowed range (within the keys, not empty),
@@ -35,11 +46,13 @@ class ApproximateIndex : public KeyIndex {
                           std::vector<std::int64_t>& found) const = 0;
 
  private:
+  void insert_or_clear(std::int64_t first, const std::stop_token& stop);
   void search_one(const float* query, PositionRange allowed, std::int64_t k, std::int64_t slot,
                   SearchResult& result) const;
 
   KeyList keys_;
   bool built_ = false;
+  std::atomic<std::int64_t> inserted_ = 0;
 };
 
 }  // namespace topkv

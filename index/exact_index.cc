@@ -224,9 +224,15 @@ void search_group(const QueryBlock& queries, const KeyList& list, std::int64_t k
 
 }  // namespace
 
-void ExactIndex::build() {
+void ExactIndex::add(const KeyView& keys, const std::stop_token&) {
+  keys_.append(keys);
+  if (built_) inserted_ = keys_.size();
+}
+
+void ExactIndex::build(const std::stop_token&) {
   if (built_) throw InvalidArgument("exact: build called twice; add alone makes keys searchable");
   built_ = true;
+  inserted_ = keys_.size();
 }
 
 void ExactIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const {

@@ -6,15 +6,18 @@
 // and the pairwise kernel runs at the same speed from registers.)
 #pragma once
 
+#include <atomic>
+
 #include "index/key_list.h"
 
 namespace topkv {
 
 class ExactIndex final : public KeyIndex {
  public:
-  void add(const KeyView& keys) override { keys_.append(keys); }
-  void build() override;
+  void add(const KeyView& keys, const std::stop_token&) override;
+  void build(const std::stop_token&) override;
   void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const override;
+  std::int64_t inserted() const override { return inserted_.load(std::memory_order_relaxed); }
   std::int64_t size() const override { return keys_.size(); }
   std::int64_t memory() const override { return static_cast<std::int64_t>(sizeof *this); }
   std::string spec() const override { return "exact"; }
@@ -22,6 +25,7 @@ class ExactIndex final : public KeyIndex {
  private:
   KeyList keys_;
   bool built_ = false;
+  std::atomic<std::int64_t> inserted_ = 0;
 };
 
 }  // namespace topkv

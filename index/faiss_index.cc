@@ -3,35 +3,37 @@
 #include <faiss/IVFlib.h>
 #include <faiss/IndexFlat.h>
 #include <faiss/IndexHNSW.h>
+#include <faiss/IndexIVFFlat.h>
 #include <faiss/IndexIVFPQ.h>
 #include <faiss/IndexPQ.h>
-#include <faiss/IndexPreTransform.h>
-#include <faiss/IndexRefine.h>
-#include <faiss/impl/DistanceComputer.h>
+#include <faiss/IndexScalarQuantizer.h>
 #include <faiss/impl/FaissException.h>
 #include <faiss/impl/IDSelector.h>
 #include <faiss/index_factory.h>
+#include <faiss/invlists/InvertedLists.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "index/approximate_index.h"
+#include "index/faiss_interrupt.h"
+#include "index/faiss_keys.h"
 #include "index/faiss_spec.h"
 #include "index/scratch.h"
 #include "index/spec.h"
-#include "src/core/convert.h"
-#include "src/core/dot.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
-constexpr std::int64_t batch_keys = 65536;  // converted to float32 and added at a time
+/// Keys converted to float32 and added at a time: few, so that inserted() tells how far a build is.
+constexpr std::int64_t batch_codes = 8192;
+constexpr std::int64_t batch_nodes = 1024;
 
 /// FAISS's messages carry function names, files and lines: keep what follows the last "Error: ".
 std::string faiss_text(const std::exception& e) {
@@ -41,82 +43,43 @@ std::string faiss_text(const std::exception& e) {
   return one_line(text);
 }
 
-/// FAISS's notion of a storage, over keys that stay where they are: a graph above it computes its
-/// distances from the keys themselves, and nothing is copied.
-class KeyStorage final : public faiss::Index {
- public:
-  /// keys must outlive the storage; its count may grow.
-  explicit KeyStorage(const KeyView* keys)
-      : faiss::Index(static_cast<int>(keys->dim), faiss::METRIC_INNER_PRODUCT), keys_(keys) {}
+template <class T>
+bool is(const faiss::Index* index) {
+  return dynamic_cast<const T*>(index) != nullptr;
+}
 
-  /// Takes note of n more keys. They are read from the view, not from x.
-  void add(std::int64_t n, const float*) override { ntotal += n; }
-  void reset() override { ntotal = 0; }
-  /// Scores are inner products. The caller deletes it (FAISS's convention).
-  faiss::DistanceComputer* get_distance_computer() const override { return new Distance(*keys_); }
-  void search(std::int64_t, const float*, std::int64_t, float*, std::int64_t*,
-              const faiss::SearchParameters*) const override {
-    throw Error("faiss: the keys of a graph are not searched without the graph");
+/// Whether FAISS made of the factory string what this spec means. Another FAISS may read it
+/// otherwise, and only what is meant has been tested.
+bool is_as_meant(const faiss::Index* index, const FaissSpec& spec, std::int64_t dim) {
+  if (index->d != dim || index->metric_type != faiss::METRIC_INNER_PRODUCT) return false;
+  switch (spec.code) {
+    case FaissSpec::Code::flat:
+      return spec.has_lists ? is<faiss::IndexIVFFlat>(index) : is<faiss::IndexFlat>(index);
+    case FaissSpec::Code::pq:
+      return spec.has_lists ? is<faiss::IndexIVFPQ>(index) : is<faiss::IndexPQ>(index);
+    default:
+      return spec.has_lists ? is<faiss::IndexIVFScalarQuantizer>(index)
+                            : is<faiss::IndexScalarQuantizer>(index);
   }
+}
 
- private:
-  class Distance final : public faiss::DistanceComputer {
-   public:
-    explicit Distance(const KeyView& keys) : keys_(keys) {}
-
-    void set_query(const float* x) override { query_ = x; }
-    float operator()(std::int64_t i) override {
-      return dot(query_, keys_.key(i), keys_.dtype, keys_.dim);
-    }
-    float symmetric_dis(std::int64_t i, std::int64_t j) override {
-      return dot_stored(keys_.key(i), keys_.key(j), keys_.dtype, keys_.dim);
-    }
-
-   private:
-    KeyView keys_;
-    const float* query_ = nullptr;
-  };
-
-  const KeyView* keys_;
-};
-
-std::unique_ptr<faiss::Index> make_by_factory(std::int64_t dim, const std::string& factory) {
-  return std::unique_ptr<faiss::Index>(
+std::unique_ptr<faiss::Index> make_by_factory(const FaissSpec& spec, std::int64_t dim,
+                                              std::int64_t lists) {
+  std::string factory = spec.factory(lists);
+  // Training for polysemous search, which is not used here, takes minutes.
+  if (spec.code == FaissSpec::Code::pq) factory += "np";
+  std::unique_ptr<faiss::Index> index(
       faiss::index_factory(static_cast<int>(dim), factory.c_str(), faiss::METRIC_INNER_PRODUCT));
-}
-
-/// Keys as float32, [count, dim].
-void widen(const KeyView& keys, std::int64_t first, std::int64_t count, float* out) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    to_float(keys.key(first + i), keys.dtype, keys.dim, out + i * keys.dim);
-  }
-}
-
-/// At most `count` keys as float32, drawn evenly at random without replacement; always the same.
-std::vector<float> sample(const KeyView& keys, std::int64_t count) {
-  count = std::min(count, keys.count);
-  std::vector<float> out(static_cast<std::size_t>(count * keys.dim));
-  std::mt19937_64 random(1);
-  std::int64_t taken = 0;
-  for (std::int64_t i = 0; taken < count; ++i) {  // selection sampling: Knuth, algorithm S
-    const auto left = static_cast<std::uint64_t>(keys.count - i);
-    if (random() % left < static_cast<std::uint64_t>(count - taken)) {
-      widen(keys, i, 1, out.data() + taken * keys.dim);
-      ++taken;
-    }
-  }
-  return out;
+  if (is_as_meant(index.get(), spec, dim)) return index;
+  throw Error(
+      fmt::format("{}: the FAISS that topkv is linked with makes another kind of index of "
+                  "it; use one that is none of FAISS's",
+                  spec.text()));
 }
 
 /// FAISS warns on stderr about small training sets; it is our choice to train on them.
 void silence(faiss::Index* index) {
-  if (auto* transformed = dynamic_cast<faiss::IndexPreTransform*>(index)) {
-    silence(transformed->index);
-  } else if (auto* refined = dynamic_cast<faiss::IndexRefine*>(index)) {
-    silence(refined->base_index);
-  } else if (auto* graph = dynamic_cast<faiss::IndexHNSW*>(index)) {
-    silence(graph->storage);
-  } else if (auto* codes = dynamic_cast<faiss::IndexPQ*>(index)) {
+  if (auto* codes = dynamic_cast<faiss::IndexPQ*>(index)) {
     codes->pq.cp.min_points_per_centroid = 1;
   } else if (auto* lists = dynamic_cast<faiss::IndexIVF*>(index)) {
     lists->cp.min_points_per_centroid = 1;
@@ -126,30 +89,38 @@ void silence(faiss::Index* index) {
   }
 }
 
-/// Bytes that an index holds; what FAISS does not tell is estimated from its code size.
-std::int64_t bytes_held(const faiss::Index* index) {
-  if (const auto* transformed = dynamic_cast<const faiss::IndexPreTransform*>(index)) {
-    return bytes_held(transformed->index);
+/// What a vector of FAISS holds. Some of them are of other types in other versions.
+template <class Vector>
+std::int64_t bytes_of_vector(const Vector& vector) {
+  if constexpr (requires { vector.capacity(); }) {
+    return static_cast<std::int64_t>(vector.capacity() * sizeof(vector[0]));
+  } else {
+    return static_cast<std::int64_t>(vector.size() * sizeof(vector[0]));
   }
-  if (const auto* refined = dynamic_cast<const faiss::IndexRefine*>(index)) {
-    return bytes_held(refined->base_index) + bytes_held(refined->refine_index);
-  }
-  if (const auto* graph = dynamic_cast<const faiss::IndexHNSW*>(index)) {
-    const faiss::HNSW& hnsw = graph->hnsw;
-    return bytes_held(graph->storage) +
-           static_cast<std::int64_t>(hnsw.neighbors.size() * sizeof(hnsw.neighbors[0]) +
-                                     hnsw.offsets.size() * sizeof(hnsw.offsets[0]) +
-                                     hnsw.levels.size() * sizeof(hnsw.levels[0]));
-  }
-  if (const auto* lists = dynamic_cast<const faiss::IndexIVF*>(index)) {
-    const auto entry = static_cast<std::int64_t>(lists->code_size + sizeof(std::int64_t));
-    return bytes_held(lists->quantizer) + lists->ntotal * entry;
-  }
-  if (dynamic_cast<const KeyStorage*>(index) != nullptr) return 0;
-  try {
-    return index->ntotal * static_cast<std::int64_t>(index->sa_code_size());
-  } catch (const faiss::FaissException&) {  // an index without a code of fixed size
-    return index->ntotal * index->d * 4;
+}
+
+template <class Vector>
+void trim(Vector& vector) {
+  if constexpr (requires { vector.shrink_to_fit(); }) vector.shrink_to_fit();
+}
+
+/// Calls body with every vector that grows with the keys.
+template <class Body>
+void each_vector(faiss::Index* index, const Body& body) {
+  if (auto* graph = dynamic_cast<faiss::IndexHNSW*>(index)) {
+    body(graph->hnsw.neighbors);
+    body(graph->hnsw.offsets);
+    body(graph->hnsw.levels);
+  } else if (auto* lists = dynamic_cast<faiss::IndexIVF*>(index)) {
+    each_vector(lists->quantizer, body);
+    if (auto* arrays = dynamic_cast<faiss::ArrayInvertedLists*>(lists->invlists)) {
+      body(arrays->codes);
+      body(arrays->ids);
+      for (auto& codes : arrays->codes) body(codes);
+      for (auto& ids : arrays->ids) body(ids);
+    }
+  } else if (auto* codes = dynamic_cast<faiss::IndexFlatCodes*>(index)) {
+    body(codes->codes);
   }
 }
 
@@ -158,40 +129,64 @@ class FaissIndex final : public ApproximateIndex {
   explicit FaissIndex(FaissSpec spec) : spec_(std::move(spec)) {}
 
   std::int64_t memory() const override {
-    return static_cast<std::int64_t>(sizeof *this) + (index_ ? bytes_held(index_.get()) : 0);
+    auto bytes = static_cast<std::int64_t>(sizeof *this);
+    each_vector(index_.get(), [&](const auto& vector) { bytes += bytes_of_vector(vector); });
+    if (const auto* codes = dynamic_cast<const faiss::IndexPQ*>(index_.get())) {
+      bytes += bytes_of_vector(codes->pq.centroids);
+    } else if (const auto* lists = dynamic_cast<const faiss::IndexIVFPQ*>(index_.get())) {
+      bytes += bytes_of_vector(lists->pq.centroids);
+    }
+    return bytes;
   }
   std::string spec() const override { return spec_.text(); }
 
  protected:
-  void insert(std::int64_t first) override {
+  void insert(std::int64_t first, const std::stop_token& stop) override {
     const OneOpenmpThread one_openmp_thread;
     const OneBlasThread one_blas_thread;
+    const bool fresh = !index_;
     try {
-      if (!index_) make();
+      const FaissInterrupt interrupt(stop);
+      if (fresh) make();
+      const std::int64_t most = spec_.links > 0 ? batch_nodes : batch_codes;
       std::vector<float> batch;
-      for (; first < keys().count; first += batch_keys) {
-        const std::int64_t count = std::min(batch_keys, keys().count - first);
+      for (; first < keys().count; first += most) {
+        check_stop(stop);
+        const std::int64_t count = std::min(most, keys().count - first);
         batch.resize(static_cast<std::size_t>(count * keys().dim));
-        widen(keys(), first, count, batch.data());
+        faiss_keys::widen(keys(), first, count, batch.data());
         index_->add(count, batch.data());
+        note_inserted(count);
       }
     } catch (const Error&) {
       throw;
-    } catch (const std::exception& e) {
+    } catch (const faiss::FaissException& e) {
+      check_stop(stop);
       throw Error(fmt::format("{}: FAISS: {}", spec(), faiss_text(e)));
     }
-    try_parameters();
+    if (fresh) {
+      each_vector(index_.get(), [](auto& vector) { trim(vector); });
+      try_parameters();
+    }
+  }
+
+  void clear() override {
+    index_.reset();
+    storage_.reset();
   }
 
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
                   std::vector<std::int64_t>& found) const override {
-    const std::int64_t count = spec_.is_graph ? std::max(want, ef(want)) : want;
+    const std::int64_t count = spec_.links > 0 ? std::max(want, ef(want)) : want;
     const Scratch<std::vector<float>> distances;
     distances->resize(static_cast<std::size_t>(count));
+    const Scratch<std::vector<float>> bounded;
+    bounded->assign(query, query + keys().dim);
+    faiss_keys::bound(bounded->data(), keys().dim);
     found.assign(static_cast<std::size_t>(count), -1);
     try {
-      search(query, allowed, count, distances->data(), found.data());
-    } catch (const std::exception& e) {
+      search(bounded->data(), allowed, count, distances->data(), found.data());
+    } catch (const faiss::FaissException& e) {
       throw Error(fmt::format("{}: FAISS: {}", spec(), faiss_text(e)));
     }
   }
@@ -200,34 +195,54 @@ class FaissIndex final : public ApproximateIndex {
   /// Makes the index for the keys that are there, and trains it on a sample of them.
   void make() {
     const KeyView& view = keys();
-    if (spec_.graph_links > 0) {
-      storage_ = std::make_unique<KeyStorage>(&view);
-      index_ =
-          std::make_unique<faiss::IndexHNSW>(storage_.get(), static_cast<int>(spec_.graph_links));
+    std::int64_t sample_keys = 65536;
+    if (spec_.links > 0) {
+      storage_ = std::make_unique<faiss_keys::Storage>(&view);
+      auto graph =
+          std::make_unique<faiss::IndexHNSW>(storage_.get(), static_cast<int>(spec_.links));
+      graph->hnsw.efConstruction = static_cast<int>(spec_.efc);
+      index_ = std::move(graph);
     } else {
-      // About sqrt(N) lists: reading the centroids and reading a few lists then cost alike.
-      const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(view.count)));
-      index_ = make_by_factory(view.dim, spec_.factory_with(std::max<std::int64_t>(1, root)));
+      const std::int64_t lists = check_sizes();
+      index_ = make_by_factory(spec_, view.dim, lists);
+      sample_keys = std::max(sample_keys, 64 * lists);
     }
     silence(index_.get());
-    std::int64_t sample_keys = 65536;
-    if (auto* graph = dynamic_cast<faiss::IndexHNSW*>(index_.get())) {
-      graph->hnsw.efConstruction = static_cast<int>(spec_.efc);
-    }
-    if (const auto* lists = faiss::ivflib::try_extract_index_ivf(index_.get())) {
-      const auto list_count = static_cast<std::int64_t>(lists->nlist);
-      if (list_count > view.count) {
-        throw InvalidArgument(fmt::format(
-            "{}: {} lists need at least as many keys, there are {}; ask for fewer lists, or write "
-            "IVF without a number",
-            spec(), list_count, view.count));
-      }
-      sample_keys = std::max(sample_keys, 64 * list_count);
-    }
     if (!index_->is_trained) {
-      const std::vector<float> points = sample(view, sample_keys);
+      const std::vector<float> points = faiss_keys::sample(view, sample_keys);
       index_->train(static_cast<std::int64_t>(points.size()) / view.dim, points.data());
     }
+  }
+
+  /// Refuses what FAISS cannot train on these keys; gives the number of lists, 0 without lists.
+  std::int64_t check_sizes() const {
+    const KeyView& view = keys();
+    if (spec_.code == FaissSpec::Code::pq) {
+      if (view.dim % spec_.parts != 0) {
+        throw InvalidArgument(fmt::format(
+            "{}: keys of dim {} cannot be cut into {} equal parts; the parts of PQ must "
+            "divide the dim",
+            spec(), view.dim, spec_.parts));
+      }
+      const std::int64_t centroids = std::int64_t{1} << spec_.bits;
+      if (centroids > view.count) {
+        throw InvalidArgument(
+            fmt::format("{}: {} centroids need at least as many keys, there are {}; ask for fewer "
+                        "bits (PQ{}x4 has 16), or for an SQ code",
+                        spec(), centroids, view.count, spec_.parts));
+      }
+    }
+    if (!spec_.has_lists) return 0;
+    // About sqrt(N) lists: reading the centroids and reading a few lists then cost alike.
+    const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(view.count)));
+    if (spec_.lists == 0) return std::max<std::int64_t>(1, root);
+    if (spec_.lists > view.count) {
+      throw InvalidArgument(fmt::format(
+          "{}: {} lists need at least as many keys, there are {}; ask for fewer lists, or write "
+          "IVF without a number",
+          spec(), spec_.lists, view.count));
+    }
+    return spec_.lists;
   }
 
   /// Some indices of some FAISS versions take no parameters per search. Those keep what is set
@@ -260,7 +275,7 @@ class FaissIndex final : public ApproximateIndex {
       parameters.nprobe = static_cast<std::size_t>(nprobe(*lists, count));
       if (!all) parameters.sel = &selector;
       index_->search(1, query, count, distances, labels, &parameters);
-    } else if (spec_.is_graph) {
+    } else if (spec_.links > 0) {
       // No selector: FAISS's graph search (1.7.3) stops early with one, and finds too little.
       faiss::SearchParametersHNSW parameters;
       parameters.efSearch = static_cast<int>(count);
@@ -289,35 +304,15 @@ class FaissIndex final : public ApproximateIndex {
   }
 
   FaissSpec spec_;
-  std::unique_ptr<KeyStorage> storage_;  // of an in-place graph; outlives index_
+  std::unique_ptr<faiss_keys::Storage> storage_;  // of an in-place graph; outlives index_
   std::unique_ptr<faiss::Index> index_;
   bool takes_parameters_ = true;
 };
 
-/// FAISS reads a factory string only together with a dimension. Takes the string if it suits any of
-/// the common ones; whether it suits the keys shows when they are known.
-void check_factory(std::string_view spec, const FaissSpec& parsed) {
-  std::string refusal;
-  for (const std::int64_t dim : {128, 96, 80, 256}) {
-    try {
-      make_by_factory(dim, parsed.factory_with(1));
-      return;
-    } catch (const std::exception& e) {
-      if (refusal.empty()) refusal = faiss_text(e);
-    }
-  }
-  throw InvalidArgument(
-      fmt::format("index \"{}\": FAISS does not take \"{}\" ({}); a factory string is for example "
-                  "IVF,SQ8 or IVF4096,SQ8 or HNSW32",
-                  one_line(spec), one_line(parsed.factory), refusal));
-}
-
 }  // namespace
 
 std::unique_ptr<KeyIndex> make_faiss_index(std::string_view spec, std::string_view text) {
-  FaissSpec parsed = FaissSpec::parse(spec, text);
-  check_factory(spec, parsed);
-  return std::make_unique<FaissIndex>(std::move(parsed));
+  return std::make_unique<FaissIndex>(FaissSpec::parse(spec, text));
 }
 
 }  // namespace topkv

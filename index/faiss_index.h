@@ -1,6 +1,6 @@
-// Any index of the installed FAISS, for inner products, by its factory string.
+// Indices of the installed FAISS, for inner products, by their factory strings.
 //
-// "HNSW<M>" is a graph over keys that stay where they are. Every other string keeps codes of its
+// "HNSW<M>" is a graph over keys that stay where they are. Every other one keeps codes of its
 // own beside them ("Flat" a float32 copy; "exact" reads the keys in place). FAISS's reader is never
 // given a file. One index is built by one thread: the many indices of a context are built side by
 // side, and FAISS's own OpenMP teams would only stand in each other's way.
@@ -13,8 +13,8 @@
 
 namespace topkv {
 
-/// spec: the whole string; text: what follows "faiss:" (see faiss_spec.h). Throws InvalidArgument
-/// with FAISS's own words when it does not take the factory string.
+/// spec: the whole string; text: what follows "faiss:" (see faiss_spec.h). Throws
+/// InvalidArgument.
 std::unique_ptr<KeyIndex> make_faiss_index(std::string_view spec, std::string_view text);
 
 }  // namespace topkv

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "index/spec.h"
@@ -12,85 +13,85 @@
 namespace topkv {
 namespace {
 
-constexpr std::string_view examples =
-    "for example faiss:IVF,SQ8, faiss:IVF4096,SQ8 or faiss:HNSW32";
+using Code = FaissSpec::Code;
 
-bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
+constexpr std::array<std::pair<std::string_view, Code>, 5> plain_codes = {
+    {{"Flat", Code::flat},
+     {"SQ8", Code::sq8},
+     {"SQ6", Code::sq6},
+     {"SQ4", Code::sq4},
+     {"SQfp16", Code::sqfp16}}};
 
-/// FAISS allocates what the numbers in its string ask for as soon as it reads them, and loops
-/// forever on a graph of 0 or 1 links: refuse those before it sees them.
-void check_numbers(std::string_view spec, std::string_view factory) {
-  for (std::size_t i = 0; i < factory.size();) {
-    if (!is_digit(factory[i])) {
-      ++i;
-      continue;
+constexpr std::string_view known =
+    "HNSW32, and Flat, SQ8, SQ6, SQ4, SQfp16, PQ16 and PQ16x4, each alone or behind IVF, or "
+    "IVF4096, and a comma";
+
+/// Reads the parts of a factory string, and says what is wrong with it.
+class Reader {
+ public:
+  explicit Reader(std::string_view spec) : spec_(spec) {}
+
+  void read(std::string_view factory, FaissSpec& out) const {
+    std::vector<std::string_view> tokens = split(factory, ',');
+    const std::string_view first = tokens.front();
+    if (first.starts_with("IVF")) {
+      out.has_lists = true;
+      out.code = Code::sq8;
+      if (first != "IVF") out.lists = number(first.substr(3), first, 1, 1 << 24);
+      tokens.erase(tokens.begin());
+    } else if (first.starts_with("HNSW")) {
+      out.links = first == "HNSW" ? 32 : number(first.substr(4), first, 2, 512);
+      tokens.erase(tokens.begin());
     }
-    std::size_t end = i;
-    while (end < factory.size() && is_digit(factory[end])) ++end;
-    const std::string_view digits = factory.substr(i, end - i);
-    const std::string_view before = factory.substr(0, i);
-    std::int64_t low = 0;
-    std::int64_t high = 1 << 24;
-    if (before.ends_with("HNSW") || before.ends_with("NSG")) {
-      low = 2;
-      high = 512;
-    } else if (before.ends_with("IVF")) {
-      low = 1;
-    } else if (before.ends_with("x")) {
-      high = 16;  // bits of a code
-    }
-    const std::int64_t value = parse_count(digits);
-    if (value < low || value > high) {
-      throw InvalidArgument(fmt::format("index \"{}\": the number {} must be from {} to {}",
-                                        one_line(spec), one_line(digits), low, high));
-    }
-    i = end;
+    if (tokens.empty()) return;
+    if (tokens.size() > 1) refuse(factory);
+    read_code(tokens.front(), out);
+    if (out.links > 0 && out.code != Code::flat) refuse(factory);
   }
-}
 
-/// The number behind a name ("HNSW32" → 32), `none` when the token is the name alone, -1 when it is
-/// neither.
-std::int64_t number_behind(std::string_view token, std::string_view name, std::int64_t none) {
-  if (!token.starts_with(name)) return -1;
-  return token.size() == name.size() ? none : parse_count(token.substr(name.size()));
-}
+ private:
+  void read_code(std::string_view token, FaissSpec& out) const {
+    for (const auto& [name, code] : plain_codes) {
+      if (token != name) continue;
+      out.code = code;
+      return;
+    }
+    if (!token.starts_with("PQ")) refuse(token);
+    const std::size_t x = std::min(token.find('x'), token.size());
+    out.code = Code::pq;
+    out.parts = number(token.substr(2, x - 2), token, 1, 1 << 16);
+    out.bits = x == token.size() ? 8 : number(token.substr(x + 1), token, 4, 8);
+  }
+
+  /// digits: all that may be a number in this token.
+  std::int64_t number(std::string_view digits, std::string_view token, std::int64_t low,
+                      std::int64_t high) const {
+    if (digits.find_first_not_of("0123456789-") != std::string_view::npos) refuse(token);
+    const std::int64_t value = parse_count(digits);
+    if (value >= low && value <= high) return value;
+    throw InvalidArgument(fmt::format("index \"{}\": the number \"{}\" in {} must be from {} to {}",
+                                      one_line(spec_), one_line(digits), one_line(token), low,
+                                      high));
+  }
+
+  [[noreturn]] void refuse(std::string_view token) const {
+    throw InvalidArgument(
+        fmt::format("index \"{}\": \"{}\" is not among the indices of FAISS that topkv takes: {}",
+                    one_line(spec_), one_line(token), known));
+  }
+
+  std::string_view spec_;
+};
 
 }  // namespace
 
 FaissSpec FaissSpec::parse(std::string_view spec, std::string_view text) {
-  constexpr std::size_t longest = 128;  // FAISS matches with recursive regular expressions
   const std::size_t semicolon = text.find(';');
-  const std::string_view factory = text.substr(0, semicolon);
-  if (factory.empty() || factory.size() > longest) {
-    throw InvalidArgument(
-        fmt::format("index \"{}\": a factory string of FAISS of 1 to {} characters must follow "
-                    "\"faiss:\", {}",
-                    one_line(spec), longest, examples));
-  }
-  if (std::any_of(factory.begin(), factory.end(), [](char c) { return c <= ' ' || c > '~'; })) {
-    throw InvalidArgument(fmt::format(
-        "index \"{}\": a factory string of FAISS holds no spaces and no control characters, {}",
-        one_line(spec), examples));
-  }
-  check_numbers(spec, factory);
-
   FaissSpec out;
-  out.factory = factory;
-  const std::vector<std::string_view> tokens = split(factory, ',');
-  for (const std::string_view token : tokens) {
-    out.has_lists |= token.starts_with("IVF") || token.starts_with("IMI");
-    out.lists_follow_keys |= token == "IVF";
-  }
-  if (number_behind(tokens.back(), "IVF", 0) >= 0) out.factory += ",SQ8";
-  out.is_graph = tokens.front().starts_with("HNSW");
-  if (out.is_graph && (tokens.size() == 1 || (tokens.size() == 2 && tokens[1] == "Flat"))) {
-    out.graph_links = std::max<std::int64_t>(0, number_behind(tokens.front(), "HNSW", 32));
-    if (out.graph_links > 0) out.factory = fmt::format("HNSW{}", out.graph_links);
-  }
-
+  Reader(spec).read(text.substr(0, semicolon), out);
   if (semicolon == std::string_view::npos) return out;
   const std::string_view options = text.substr(semicolon + 1);
-  if (options.empty() || (!out.has_lists && !out.is_graph)) {
+  if (options.empty() || (!out.has_lists && out.links == 0)) {
     throw InvalidArgument(fmt::format(
         "index \"{}\": nprobe=… may follow the semicolon of an IVF index, ef=… and efc=… that of "
         "an HNSW index; leave the semicolon out otherwise",
@@ -104,20 +105,22 @@ FaissSpec FaissSpec::parse(std::string_view spec, std::string_view text) {
   return out;
 }
 
-std::string FaissSpec::factory_with(std::int64_t lists) const {
-  std::string out;
-  for (const std::string_view token : split(factory, ',')) {
-    if (!out.empty()) out += ',';
-    out += token;
-    if (token == "IVF") out += std::to_string(lists);
+std::string FaissSpec::factory(std::int64_t list_count) const {
+  std::string code_name = fmt::format("PQ{}x{}", parts, bits);
+  for (const auto& [name, plain] : plain_codes) {
+    if (code == plain) code_name = name;
   }
-  return out;
+  if (has_lists) {
+    return fmt::format("IVF{},{}", list_count > 0 ? std::to_string(list_count) : "", code_name);
+  }
+  if (links > 0) return fmt::format("HNSW{}", links);
+  return code_name;
 }
 
 std::string FaissSpec::text() const {
-  if (has_lists) return fmt::format("faiss:{};nprobe={}", factory, nprobe);
-  if (is_graph) return fmt::format("faiss:{};ef={},efc={}", factory, ef, efc);
-  return fmt::format("faiss:{}", factory);
+  if (has_lists) return fmt::format("faiss:{};nprobe={}", factory(lists), nprobe);
+  if (links > 0) return fmt::format("faiss:{};ef={},efc={}", factory(0), ef, efc);
+  return fmt::format("faiss:{}", factory(0));
 }
 
 }  // namespace topkv

@@ -11,8 +11,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "index/approximate_index.h"
@@ -27,6 +30,8 @@ namespace {
 
 using Node = hnswlib::tableint;  // hnswlib's own number of a node, in order of insertion
 using Row = std::uint32_t;       // a position among the keys; what a node stores
+
+constexpr float largest = std::numeric_limits<float>::max();
 
 struct Params {
   std::int64_t m = 16;
@@ -58,7 +63,12 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     parallel_for(keys_->count - first, 4096, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = first + begin; i < first + end; ++i) {
         const std::byte* key = keys_->key(i);
-        lift_[static_cast<std::size_t>(i)] = dot_stored(key, key, keys_->dtype, keys_->dim);
+        const float square = dot_stored(key, key, keys_->dtype, keys_->dim);
+        if (!std::isfinite(square)) {
+          std::vector<float> wide(static_cast<std::size_t>(keys_->dim));
+          widen_key(*keys_, i, wide.data());
+        }
+        lift_[static_cast<std::size_t>(i)] = std::min(square, largest);
       }
     });
     if (first == 0) {
@@ -72,6 +82,8 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
       lift_[i] = square <= square_ ? std::sqrt(square_ - square) : -std::sqrt(square_ / square);
     }
   }
+
+  void clear() { std::vector<float>().swap(lift_); }
 
   std::size_t bytes() const { return lift_.capacity() * sizeof(float); }
 
@@ -89,7 +101,8 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     const Row j = row(b);
     const float x = space.lift_[i];
     const float y = space.lift_[j];
-    const float product = dot_stored(keys.key(i), keys.key(j), keys.dtype, keys.dim);
+    float product = dot_stored(keys.key(i), keys.key(j), keys.dtype, keys.dim);
+    if (!(std::abs(product) <= largest)) product = 0.0F;  // keys so long that it overflowed
     return -(product * scale(x) * scale(y) + coordinate(x) * coordinate(y));
   }
 
@@ -144,25 +157,31 @@ bool worse(const Scored& a, const Scored& b) { return ranks_before(b, a); }
 
 class Graph final : public hnswlib::HierarchicalNSW<float> {
  public:
-  Graph(RowSpace* space, const KeyView* keys, std::size_t capacity, const Params& params)
-      : HierarchicalNSW(space, capacity, static_cast<std::size_t>(params.m),
+  Graph(RowSpace* space, const KeyView* keys, const Params& params)
+      : HierarchicalNSW(space, 1, static_cast<std::size_t>(params.m),
                         static_cast<std::size_t>(params.efc)),
         keys_(keys) {}
 
-  /// Inserts rows first..keys.count.
-  void insert(std::int64_t first) {
-    resizeIndex(static_cast<std::size_t>(keys_->count));
+  /// Inserts rows first..keys.count; calls before_each, from many threads, before each of them.
+  template <class BeforeEach>
+  void insert(std::int64_t first, const BeforeEach& before_each) {
+    const auto nodes = static_cast<std::size_t>(keys_->count);
+    resizeIndex(nodes);
+    std::vector<std::mutex>(std::min(nodes, most_update_locks)).swap(update_locks(*this));
     parallel_for(keys_->count - first, 64, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
+        before_each();
         const auto row = static_cast<Row>(first + i);
         addPoint(&row, row);
       }
     });
-    // Only building needs a mutex per node, the map from label to node, and a list of visited nodes
-    // for every thread that took part; resizeIndex, called before every insertion, makes them anew.
-    resizeIndex(static_cast<std::size_t>(keys_->count));
+    // Only building needs the mutexes, 2.6 MB of them whatever the number of keys and 40 bytes for
+    // each key, the map from label to node, and a list of visited nodes for every thread that took
+    // part. Every insertion makes them anew.
     std::vector<std::mutex>().swap(link_list_locks_);
+    std::vector<std::mutex>().swap(update_locks(*this));
     decltype(label_lookup_)().swap(label_lookup_);
+    empty(visited_list_pool_);
     rows_.resize(static_cast<std::size_t>(keys_->count));
     for (Node node = 0; node < rows_.size(); ++node) {
       rows_[node] = RowSpace::row(getDataByInternalId(node));
@@ -201,17 +220,36 @@ class Graph final : public hnswlib::HierarchicalNSW<float> {
   }
 
   std::int64_t bytes() const {
-    const std::size_t ground = max_elements_ * (size_data_per_element_ + sizeof(char*) +
-                                                sizeof(hnswlib::vl_type) + sizeof(int));
-    std::size_t upper = 0;
-    for (const int level : element_levels_) upper += static_cast<std::size_t>(level);
-    return static_cast<std::int64_t>(ground + upper * size_links_per_element_ +
-                                     rows_.size() * sizeof(Row) +
-                                     max_update_locks * sizeof(std::mutex) + sizeof *this);
+    std::size_t bytes = max_elements_ * (size_data_per_element_ + sizeof(char*)) +
+                        element_levels_.capacity() * sizeof(int) + rows_.capacity() * sizeof(Row) +
+                        sizeof *visited_list_pool_;
+    for (const int level : element_levels_) {
+      if (level == 0) continue;
+      bytes += static_cast<std::size_t>(level) * size_links_per_element_ + malloc_overhead;
+    }
+    return static_cast<std::int64_t>(bytes);
   }
 
  private:
-  static constexpr std::size_t max_update_locks = 65536;  // hnswlib's, made with every graph
+  static constexpr std::size_t malloc_overhead = 16;       // about, of one small piece
+  static constexpr std::size_t most_update_locks = 65536;  // hnswlib picks by number modulo this
+
+  // Versions of hnswlib differ in the name of these locks, and in who deletes the pool.
+  template <class AnyGraph>
+  static std::vector<std::mutex>& update_locks(AnyGraph& graph) {
+    if constexpr (requires { graph.link_list_update_locks_; }) {
+      return graph.link_list_update_locks_;
+    } else {
+      return graph.label_op_locks_;
+    }
+  }
+  static void empty(hnswlib::VisitedListPool*& pool) {
+    delete std::exchange(pool, nullptr);
+    pool = new hnswlib::VisitedListPool(0, 0);
+  }
+  static void empty(std::unique_ptr<hnswlib::VisitedListPool>& pool) {
+    pool = std::make_unique<hnswlib::VisitedListPool>(0, 0);
+  }
 
   void visit(const Scored& node, PositionRange allowed, Walk& walk) const {
     walk.frontier.push_back(node);
@@ -287,7 +325,7 @@ class HnswIndex final : public ApproximateIndex {
   }
 
  protected:
-  void insert(std::int64_t first) override {
+  void insert(std::int64_t first, const std::stop_token& stop) override {
     if (keys().count > std::numeric_limits<std::int32_t>::max()) {
       throw InvalidArgument(
           fmt::format("{}: {} keys; hnswlib takes up to 2^31 - 1", spec(), keys().count));
@@ -295,14 +333,21 @@ class HnswIndex final : public ApproximateIndex {
     try {
       space_.extend();
       if (!graph_) {
-        graph_.emplace(&space_, &keys(), static_cast<std::size_t>(keys().count), params_);
+        graph_.emplace(&space_, &keys(), params_);
       }
-      graph_->insert(first);
-    } catch (const Error&) {
-      throw;
-    } catch (const std::exception& e) {
+      graph_->insert(first, [&] {
+        check_stop(stop);
+        note_inserted(1);
+      });
+    } catch (const std::runtime_error& e) {
+      if (dynamic_cast<const Error*>(&e) != nullptr) throw;
       throw Error(fmt::format("{}: hnswlib: {}", spec(), one_line(e.what())));
     }
+  }
+
+  void clear() override {
+    graph_.reset();
+    space_.clear();
   }
 
   void candidates(const float* query, PositionRange allowed, std::int64_t want,

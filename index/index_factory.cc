@@ -33,9 +33,11 @@ std::unique_ptr<KeyIndex> make_index(std::string_view spec) {
   }
   const std::string_view near = nearest(name, {"exact", "faiss", "hnsw"});
   throw InvalidArgument(fmt::format(
-      "index \"{}\": no index is named \"{}\"{}; known are exact, faiss:<factory string>, "
-      "hnsw:M=16,efc=100,ef=0",
+      "index \"{}\": no index is named \"{}\"{}; known are exact, "
+      "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32",
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
 }
+
+std::string normal_spec(std::string_view spec) { return make_index(spec)->spec(); }
 
 }  // namespace topkv

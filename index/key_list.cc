@@ -5,9 +5,19 @@
 #include <algorithm>
 #include <limits>
 
+#include "src/core/convert.h"
 #include "topkv/error.h"
 
 namespace topkv {
+
+void widen_key(const KeyView& keys, std::int64_t position, float* out) {
+  to_float(keys.key(position), keys.dtype, keys.dim, out);
+  const std::int64_t bad = first_not_finite(out, keys.dim);
+  if (bad >= 0) {
+    throw InvalidArgument(fmt::format(
+        "index: the key at position {} is not finite: element {} is {}", position, bad, out[bad]));
+  }
+}
 
 void KeyList::append(const KeyView& keys) {
   if (keys.count < 0) {
@@ -16,12 +26,14 @@ void KeyList::append(const KeyView& keys) {
   if (keys.count == 0) return;
   const std::int64_t size = bytes_of(keys.dtype);
   if (keys.data == nullptr || keys.dim <= 0 ||
-      keys.dim > std::numeric_limits<std::int32_t>::max() || keys.stride_bytes < keys.dim * size) {
-    throw InvalidArgument(
-        fmt::format("index.add got {} keys of dim {} that are {} bytes apart, at {}; a key of {} "
-                    "needs at least dim * {} bytes and a non-null address",
-                    keys.count, keys.dim, keys.stride_bytes, static_cast<const void*>(keys.data),
-                    name_of(keys.dtype), size));
+      keys.dim > std::numeric_limits<std::int32_t>::max() || keys.stride_bytes < keys.dim * size ||
+      keys.count > std::numeric_limits<std::int64_t>::max() / keys.stride_bytes) {
+    throw InvalidArgument(fmt::format(
+        "index.add got {} keys of dim {} that are {} bytes apart, at {}; a key of {} "
+        "needs at least dim * {} bytes and a non-null address, all of them less than 2^63 "
+        "bytes",
+        keys.count, keys.dim, keys.stride_bytes, static_cast<const void*>(keys.data),
+        name_of(keys.dtype), size));
   }
   if (view_.count == 0) {
     view_ = keys;
@@ -57,6 +69,12 @@ void KeyList::check_search(std::string_view index, bool built, const QueryBlock&
   if (view_.count > 0 && queries.count > 0 && queries.dim != view_.dim) {
     throw InvalidArgument(
         fmt::format("{}: queries of dim {}; the keys have {}", index, queries.dim, view_.dim));
+  }
+  if (queries.count == 0 || queries.dim <= 0) return;
+  const std::int64_t bad = first_not_finite(queries.data, queries.count * queries.dim);
+  if (bad >= 0) {
+    throw InvalidArgument(fmt::format("{}: query {} is not finite: element {} is {}", index,
+                                      bad / queries.dim, bad % queries.dim, queries.data[bad]));
   }
 }
 

@@ -7,6 +7,9 @@
 
 namespace topkv {
 
+/// The key at a position as float32 [dim]. Throws InvalidArgument when a value is not finite.
+void widen_key(const KeyView& keys, std::int64_t position, float* out);
+
 class KeyList {
  public:
   /// Throws InvalidArgument when the view is malformed, differs in dim, dtype or stride from the
@@ -16,8 +19,8 @@ class KeyList {
   const KeyView& view() const { return view_; }
   std::int64_t size() const { return view_.count; }
 
-  /// Checks what every search must be given; index is its name in the message. Throws
-  /// InvalidArgument.
+  /// Checks what every search must be given, finite queries among it; index is its name in the
+  /// message. Throws InvalidArgument.
   void check_search(std::string_view index, bool built, const QueryBlock& queries,
                     std::int64_t k) const;
 

@@ -239,9 +239,47 @@ TEST(Context, AddingAnIndexLeavesTheOriginalAsItWas) {
   const auto context = stream.prefill(200);
   const auto more = context->with_index("hnsw:M=8,efc=40");
   EXPECT_EQ(context->indices(), std::vector<std::string>{"exact"});
-  EXPECT_EQ(more->indices(), (std::vector<std::string>{"exact", "hnsw:M=8,efc=40"}));
+  EXPECT_EQ(more->indices(), (std::vector<std::string>{"exact", "hnsw:M=8,efc=40,ef=0"}));
   EXPECT_EQ(context->rows(1, 1).key_data, more->rows(1, 1).key_data) << "rows were copied";
   EXPECT_THROW(context->with_index("nonsense"), InvalidArgument);
+}
+
+TEST(TopK, SumsUpToTheLargestNumberAreMetExactly) {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t sum : {most, most - 1, most / 2 + 3, std::int64_t{1} << 53}) {
+    for (const std::int64_t layers : {1, 2, 3, 28, 80}) {
+      for (const char* name : {"uniform:", "linear:"}) {
+        const auto ks = TopK::parse(name + std::to_string(sum)).resolve(layers);
+        std::uint64_t total = 0;  // of numbers that are positive and so cannot wrap around
+        for (const std::int64_t k : ks) {
+          EXPECT_GE(k, 1);
+          total += static_cast<std::uint64_t>(k);
+        }
+        EXPECT_EQ(total, static_cast<std::uint64_t>(sum)) << name << sum << ", " << layers;
+        EXPECT_TRUE(std::is_sorted(ks.begin(), ks.end()));
+      }
+    }
+  }
+}
+
+TEST(Session, AsManyRowsAsThereCanBeAreAllRows) {
+  const Stream stream(small, 120);
+  const auto context = stream.prefill(100);
+  const RetrievalOptions all{.dense_layers = 2, .window = 5};
+  Session dense(context, all);
+  const auto expected = stream.feed(dense, 120, 1);
+  for (const char* k :
+       {"9223372036854775807", "uniform:9223372036854775807", "linear:9223372036854775807"}) {
+    for (const SelectBy select_by : {SelectBy::query_head, SelectBy::group}) {
+      Session session(context, {.k = TopK::parse(k), .select_by = select_by, .window = 5});
+      const auto outs = stream.feed(session, 120, 1);
+      for (std::size_t l = 0; l < outs.size(); ++l) {
+        for (std::size_t i = 0; i < outs[l].size(); ++i) {
+          ASSERT_NEAR(outs[l][i], expected[l][i], tolerance) << k;
+        }
+      }
+    }
+  }
 }
 
 TEST(TopK, SchedulesMeetTheirSumAndRise) {

@@ -47,7 +47,9 @@ void bind_context(py::module_& module) {
       .def_property_readonly("dtype",
                              [](const Context& self) { return std::string(name_of(self.dtype())); })
       .def("memory", &Context::memory)
-      .def("indices", &Context::indices, "Specs of its indices.")
+      .def("indices", &Context::indices, "Specs of its indices, all defaults spelled out.")
+      .def("has_index", &Context::has_index, py::arg("spec"),
+           "Whether it has the index that this spec names, however it is spelled.")
       .def(
           "keys",
           [](const ContextPtr& self, std::int64_t layer, std::int64_t kv_head) {
@@ -65,7 +67,7 @@ void bind_context(py::module_& module) {
           },
           py::arg("layer"), py::arg("kv_head"), "Values, as keys().")
       .def("index", &index_of, py::arg("spec"), py::arg("layer"), py::arg("kv_head"),
-           "The index of one layer and KV head, for searching. spec: as given to with_index.")
+           "The index of one layer and KV head, for searching. spec: in any spelling.")
       .def(
           "with_index",
           [](const ContextPtr& self, const std::string& spec, const py::object& progress) {
@@ -75,7 +77,8 @@ void bind_context(py::module_& module) {
           },
           py::arg("spec"), py::arg("progress") = py::none(),
           "A context over the same rows that has this index too. progress is called with a "
-          "Progress.")
+          "Progress, several times a second. What it raises, and Ctrl-C, ends the building within "
+          "about a second.")
       .def("__repr__", [](const Context& self) {
         return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
                            self.shape().layers, name_of(self.dtype()),

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "bindings/src/handles.h"
+#include "bindings/src/progress.h"
+#include "src/core/convert.h"
 #include "topkv/error.h"
 
 namespace topkv::python {
@@ -17,23 +19,34 @@ void refuse_change(const Index& self) {
   }
 }
 
+/// Exact search would never find such a key, and not say so.
+void check_finite(const KeyView& keys) {
+  std::vector<float> key(static_cast<std::size_t>(keys.dim));
+  for (std::int64_t i = 0; i < keys.count; ++i) {
+    to_float(keys.key(i), keys.dtype, keys.dim, key.data());
+    const std::int64_t bad = first_not_finite(key.data(), keys.dim);
+    if (bad < 0) continue;
+    throw InvalidArgument(fmt::format("keys: row {} is not finite: element {} is {}", i, bad,
+                                      key[static_cast<std::size_t>(bad)]));
+  }
+}
+
 void add(Index& self, py::handle keys) {
   refuse_change(self);
   Array array(keys, "keys");
   const KeyView view = array.keys();
   const Exclusive::Write use(self.use, "the index");
-  {
-    const py::gil_scoped_release release;
-    self.index->add(view);
-  }
+  run_interruptible([&](const std::stop_token& stop) {
+    check_finite(view);
+    self.index->add(view, stop);
+  });
   self.arrays.push_back(std::move(array));
 }
 
 void build(Index& self) {
   refuse_change(self);
   const Exclusive::Write use(self.use, "the index");
-  const py::gil_scoped_release release;
-  self.index->build();
+  run_interruptible([&](const std::stop_token& stop) { self.index->build(stop); });
 }
 
 SearchResult search(Index& self, py::handle queries, std::int64_t k, const py::object& allowed) {
@@ -89,7 +102,7 @@ void bind_index(py::module_& module) {
 
   py::class_<Index>(module, "KeyIndex",
                     "Finds the keys with the largest inner product with a query. spec: \"exact\", "
-                    "\"hnsw:M=16,ef=128\", \"faiss:<factory string>\".\n\n"
+                    "\"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\", \"faiss:HNSW32\".\n\n"
                     "Keys are read where they lie: the index keeps the arrays alive, and they must "
                     "not be changed. search may be called from many threads at once.")
       .def(py::init(
@@ -100,7 +113,8 @@ void bind_index(py::module_& module) {
            "calls must continue each other in memory.")
       .def("build", &build, "Trains on the keys added so far and inserts them. Once.")
       .def("search", &search, py::arg("queries"), py::arg("k"), py::arg("allowed") = py::none(),
-           "Up to k positions of the largest q·k for each of queries [m, dim] (f32). allowed: "
+           "Up to k positions of the largest q·k for each of queries [m, dim] (f32, finite). "
+           "allowed: "
            "int64 [m, 2], the half-open range that each query may find; None: all keys.")
       .def_property_readonly(
           "grows", [](const Index& self) { return self.index->grows(); },

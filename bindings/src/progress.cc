@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "src/core/watched.h"
+
 namespace topkv::python {
 namespace {
 
@@ -48,6 +50,14 @@ TokenFn on_token_of(const py::object& callable) {
     check_signals();
     return callable->is_none() || !(*callable)(token).is(py::bool_(false));
   };
+}
+
+void run_interruptible(const std::function<void(const std::stop_token&)>& work) {
+  const py::gil_scoped_release release;
+  run_watched(work, [] {
+    const py::gil_scoped_acquire gil;
+    check_signals();
+  });
 }
 
 void bind_progress(py::module_& module) {

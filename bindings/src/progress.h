@@ -3,6 +3,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <functional>
+#include <stop_token>
+
 #include "topkv/model.h"
 #include "topkv/progress.h"
 
@@ -14,6 +17,10 @@ ProgressFn progress_of(const pybind11::object& callable);
 
 /// The same for generated tokens; the callable stops the generation by returning False.
 TokenFn on_token_of(const pybind11::object& callable);
+
+/// Runs work without the GIL, to be called with it. Ctrl-C, and what else a signal handler raises,
+/// stops the work and is thrown once it has ended.
+void run_interruptible(const std::function<void(const std::stop_token&)>& work);
 
 void bind_progress(pybind11::module_& module);
 

@@ -231,11 +231,11 @@ def test_an_index_of_a_context_searches_its_rows_and_stays_as_it_is(random):
     bare = steps.context(200)
     context = bare.with_index("hnsw:M=8", progress=reports.append)
     assert bare.indices() == ["exact"]
-    assert context.indices() == ["exact", "hnsw:M=8"]
+    assert context.indices() == ["exact", "hnsw:M=8,efc=100,ef=0"]
     assert context.memory().index_bytes > bare.memory().index_bytes
     assert context.memory().rows_bytes == LAYERS * KV_HEADS * 200 * 2 * DIM * 4
     last = reports[-1]
-    assert (last.stage, last.unit, last.done, last.total) == ("index", "heads", 4, 4)
+    assert (last.stage, last.unit, last.done, last.total) == ("index", "keys", 800, 800)
     queries = random(2, DIM)
     index = context.index("exact", 1, 0)
     del context, bare
@@ -246,6 +246,18 @@ def test_an_index_of_a_context_searches_its_rows_and_stays_as_it_is(random):
     for change in (index.build, lambda: index.add(random(2, DIM))):
         with pytest.raises(topkv.InvalidArgument, match="belongs to a context, which never changes"):
             change()
+
+
+def test_an_index_is_found_however_its_spec_is_spelled(random):
+    context = Steps(random, 50).context(50).with_index("hnsw:efc=100")
+    for spec in ("hnsw", "hnsw:M=16", "hnsw:ef=0,M=16"):
+        assert context.has_index(spec)
+        assert context.index(spec, 0, 1).spec == "hnsw:M=16,efc=100,ef=0"
+        topkv.Session(context, index=spec)
+        assert context.with_index(spec).indices() == context.indices()
+    assert not context.has_index("hnsw:M=8")
+    with pytest.raises(topkv.InvalidArgument, match="unknown option"):
+        context.has_index("hnsw:m=8")
 
 
 def test_views_of_rows_are_read_only_and_keep_the_context_alive(random):

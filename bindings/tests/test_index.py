@@ -158,6 +158,46 @@ def test_searches_that_cannot_be_are_refused(random):
         index.search(random(1, 8), 1).positions(1)
 
 
+@pytest.mark.parametrize("spec", ["exact", "hnsw", "faiss:Flat", "faiss:HNSW16", "faiss:IVF,SQ8"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_queries_that_are_not_finite_are_refused_by_number(spec, bad, random):
+    index = built(spec, random(600, 8))
+    queries = random(3, 8)
+    queries[1, 5] = bad
+    with pytest.raises(topkv.InvalidArgument, match="query 1 is not finite: element 5 is "):
+        index.search(queries, 2)
+
+
+@pytest.mark.parametrize("spec", ["exact", "hnsw", "faiss:IVF,SQ8"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_keys_that_are_not_finite_are_refused_by_row(spec, dtype, random):
+    keys = random(600, 8).astype(dtype)
+    keys[77, 3] = np.nan
+    index = topkv.KeyIndex(spec)
+    with pytest.raises(topkv.InvalidArgument, match="keys: row 77 is not finite: element 3 is nan"):
+        index.add(keys)
+    assert index.size == 0
+
+
+def test_keys_of_a_failed_add_are_not_kept_alive(random):
+    index = topkv.KeyIndex("faiss:IVF64,SQ8")
+    index.build()
+    keys = random(10, 8)
+    watch = weakref.ref(keys)
+    with pytest.raises(topkv.InvalidArgument, match="64 lists need at least as many keys"):
+        index.add(keys)
+    assert index.size == 0
+    del keys
+    gc.collect()
+    assert watch() is None
+
+
+@pytest.mark.parametrize("spec", ["faiss:NSG32", "faiss:LSH", "faiss:OPQ16,PQ16", "faiss:PQ16x4fs"])
+def test_a_family_of_faiss_that_was_not_made_safe_is_refused(spec):
+    with pytest.raises(topkv.InvalidArgument, match="not among the indices of FAISS that topkv takes"):
+        topkv.KeyIndex(spec)
+
+
 def test_an_unknown_spec_is_refused_by_name():
     with pytest.raises(topkv.InvalidArgument, match="nonsense"):
         topkv.KeyIndex("nonsense:M=16")

@@ -134,7 +134,7 @@ def test_prefill_options_reach_the_context(model, tokens):
         indices=["hnsw:M=8"], progress=reports.append,
     )
     assert (context.tokens, context.dtype) == (len(tokens), "f16")
-    assert context.indices() == ["exact", "hnsw:M=8"]
+    assert context.indices() == ["exact", "hnsw:M=8,efc=100,ef=0"]
     assert reports[0].done == 50
     with pytest.raises(topkv.OutOfMemory):
         model.prefill(tokens, memory_budget=1000)

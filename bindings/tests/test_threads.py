@@ -149,6 +149,77 @@ def test_a_signal_ends_a_long_call(watched, model):
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize("spec", ["hnsw:M=16,efc=400", "faiss:HNSW32;efc=400"])
+def test_an_exception_of_a_progress_callback_ends_a_build_within_a_head(spec, context):
+    class Enough(Exception):
+        pass
+
+    seen = []
+
+    def stop(progress):
+        seen.append(progress)
+        raise Enough
+
+    with pytest.raises(Enough):
+        context.with_index(spec, progress=stop)
+    assert len(seen) == 1 and seen[0].done < seen[0].total == 60_000
+    assert context.indices() == ["exact"]
+
+
+# Builds that would take minutes; what they leave behind must work.
+INTERRUPTED = """
+import numpy as np, topkv
+
+keys = np.random.default_rng(1).standard_normal((200_000, 1, 64), dtype=np.float32)
+queries = keys[:3, 0]
+if {whole_context}:
+    builder = topkv.ContextBuilder(topkv.AttentionShape(1, 2, 1, 64), len(keys))
+    builder.append(0, keys, keys)
+    context = builder.freeze()
+    build = lambda: context.with_index({spec!r})
+else:
+    index = topkv.KeyIndex({spec!r})
+    index.add(keys[:, 0])
+    build = index.build
+print("building", flush=True)
+try:
+    build()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+if {whole_context}:
+    assert context.indices() == ["exact"]
+    assert len(context.index("exact", 0, 0).search(queries, 5).positions(2)) == 5
+else:
+    try:
+        index.search(queries, 5)
+    except topkv.InvalidArgument as refusal:
+        assert "call build first" in str(refusal)
+    assert index.size == len(keys)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("whole_context", [True, False], ids=["with_index", "KeyIndex"])
+@pytest.mark.parametrize(
+    "spec", ["hnsw:M=64,efc=2000", "faiss:HNSW64;efc=2000", "faiss:IVF65536,Flat"]
+)
+def test_ctrl_c_ends_the_build_of_an_index(spec, whole_context):
+    program = INTERRUPTED.format(spec=spec, whole_context=whole_context)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        try:
+            assert child.stdout.readline() == "building\n"
+            time.sleep(0.5)  # into the build; any moment of it will do
+            child.send_signal(signal.SIGINT)
+            # Far more than it takes, and far less than the build does.
+            output, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert output == "interrupted\ndone\n"
+    assert child.returncode == 0
+
+
 def test_a_second_thread_in_one_session_is_refused(model):
     session = topkv.Session(model.prefill(range(10, 30)))
     inside, go_on = threading.Event(), threading.Event()

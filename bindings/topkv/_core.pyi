@@ -253,7 +253,12 @@ class Context:
     @property
     def dtype(self) -> str: ...
     def memory(self) -> ContextMemory: ...
-    def indices(self) -> list[str]: ...
+    def indices(self) -> list[str]:
+        """Specs of its indices, all defaults spelled out."""
+
+    def has_index(self, spec: str) -> bool:
+        """Whether it has the index that this spec names, however it is spelled."""
+
     def keys(self, layer: int, kv_head: int) -> NDArray[Any]:
         """Keys [tokens, head_dim] in place, read-only; uint16 for bf16."""
 

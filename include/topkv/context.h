@@ -62,16 +62,22 @@ class Context {
   std::int64_t tokens() const;
   DType dtype() const;
   ContextMemory memory() const;
-  /// Spec strings of its indices; "exact" is always among them, for it reads the rows in place.
+  /// Spec strings of its indices, all defaults spelled out (see normal_spec); "exact" is always
+  /// among them, for it reads the rows in place.
   std::vector<std::string> indices() const;
+  /// Whether it has the index that this spec names, however it is spelled. Throws InvalidArgument
+  /// on a spec that is not understood.
+  bool has_index(std::string_view spec) const;
 
   /// Rows of one (layer, KV head); valid while the context lives.
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
-  /// Throws InvalidArgument when the context has no index of this spec (as passed to with_index).
+  /// Throws InvalidArgument when the context has no index that this spec names. A spec as indices()
+  /// has it is found without being parsed.
   const KeyIndex& index(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
 
-  /// A context over the same rows that has this index too. Builds all heads in parallel; layers
-  /// with a sliding window get none. This context stays as it is.
+  /// A context over the same rows that has this index too; builds it unless it is there, all heads
+  /// in parallel. Layers with a sliding window get none. This context stays as it is.
+  /// progress counts keys, over all heads.
   std::shared_ptr<const Context> with_index(std::string_view spec,
                                             const ProgressFn& progress = {}) const;
 
@@ -79,6 +85,7 @@ class Context {
   friend class ContextBuilder;
   friend class PrefillContext;
   struct IndexSet;
+  const IndexSet* find(std::string_view normal) const;
   Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
           std::vector<std::shared_ptr<const IndexSet>> indices);
 

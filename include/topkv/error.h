@@ -33,6 +33,12 @@ class Unsupported : public Error {
   using Error::Error;
 };
 
+/// Work that was ended by a stop request.
+class Stopped : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Memory refused up front, before work has started.
 class OutOfMemory : public Error {
  public:

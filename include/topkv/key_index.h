@@ -2,18 +2,21 @@
 // (layer, KV head).
 //
 // The verbs are FAISS's: add keys, build, search. An index is named by one string, in FAISS's
-// manner ("exact", "faiss:IVF4096,SQ8", "hnsw:M=16,ef=128"); make_index parses it.
+// manner ("exact", "faiss:IVF4096,SQ8", "hnsw:M=16,ef=128"); make_index parses it, and normal_spec
+// tells whether two strings name the same index.
 //
 // Ownership: indices that can read keys where they lie do not copy them. The memory behind every
 // view handed to add must stay valid and unchanged for the life of the index.
 // Threads: search is const and safe from many threads at once. add and build are not, and must
-// not overlap a search of the same index. Different indices are independent.
+// not overlap a search of the same index; another thread may end them by their stop token, and ask
+// how far they are by inserted. Different indices are independent.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -70,17 +73,29 @@ class KeyIndex {
   /// Adds keys behind those it has: key i of the view gets position size() + i.
   /// REQUIRES for indices that read keys in place: the views of successive calls are one array,
   /// each continuing where the last ended (as the store's rows are). Throws InvalidArgument
-  /// otherwise, or when dim or dtype differ from the first call.
+  /// otherwise, or when dim or dtype differ from the first call; the index is then as it was.
   /// Before build: keys become searchable with build. After build: they are searchable at once.
-  virtual void add(const KeyView& keys) = 0;
+  /// Values must be finite: an index that looks at keys as it inserts them throws InvalidArgument
+  /// on others, exact never finds such a key.
+  ///
+  /// add after build, and build, end within about a second of a stop request, with Stopped. When
+  /// they throw that, or for want of memory, or what the library beneath could not do, the keys of
+  /// the call are not added and those before them wait to be built again.
+  void add(const KeyView& keys) { add(keys, {}); }
+  virtual void add(const KeyView& keys, const std::stop_token& stop) = 0;
 
   /// Trains on and inserts the keys added so far. Once. An index of no keys may be built.
   /// Runs on the calling thread and on idle threads of its TBB arena.
-  virtual void build() = 0;
+  void build() { build({}); }
+  virtual void build(const std::stop_token& stop) = 0;
+
+  /// How many keys build and add have inserted: from 0 to size(). Safe from any thread.
+  virtual std::int64_t inserted() const = 0;
 
   /// Up to k positions of the largest q·k within each query's allowed range. k above the number
-  /// of allowed keys is clamped; approximate indices may find fewer. Never -1, never a duplicate.
-  /// REQUIRES: built, k > 0, queries.dim == dim (throws InvalidArgument), finite queries.
+  /// of allowed keys is clamped. Never -1, never a duplicate. A key whose inner product lies beyond
+  /// float32 (infinity less infinity) may be left out.
+  /// REQUIRES: built, k > 0, queries.dim == dim, finite queries. Throws InvalidArgument.
   virtual void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const = 0;
 
   /// True when keys added after build are found as well as those before it: such an index may be
@@ -99,8 +114,14 @@ class KeyIndex {
 /// understood and what is known.
 ///
 ///   exact                     every key, each search one pass over them (own SIMD scan)
-///   faiss:<factory string>    any index of the installed FAISS, inner product
 ///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
+///   faiss:HNSW32              FAISS's graph over keys that stay where they are
+///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings
+///                             stands in the README
 std::unique_ptr<KeyIndex> make_index(std::string_view spec);
+
+/// The spec with all defaults spelled out. Two specs name the same index when these are equal.
+/// Throws as make_index does.
+std::string normal_spec(std::string_view spec);
 
 }  // namespace topkv

@@ -16,7 +16,8 @@ struct Progress {
 };
 
 /// Called from the thread that started the work, at least once at the end of each stage (done ==
-/// total). May throw: the exception ends the work and reaches the caller. May be empty.
+/// total), and while indices are built several times a second. May throw: the exception ends the
+/// work, within about a second where an index is built, and reaches the caller. May be empty.
 using ProgressFn = std::function<void(const Progress&)>;
 
 }  // namespace topkv

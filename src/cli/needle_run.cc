@@ -147,8 +147,7 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   const Stopwatch build;
   std::shared_ptr<const Context> context = prefilled.context;
   const std::string prefix = format_count(prefilled.length);
-  const std::vector<std::string> there = context->indices();
-  const bool built = std::find(there.begin(), there.end(), index) == there.end();
+  const bool built = !context->has_index(index);
   if (built) {
     context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)));
   }

@@ -12,7 +12,8 @@
 
 namespace topkv {
 
-/// One index per (layer, KV head); null where a layer has a sliding window.
+/// One index per (layer, KV head); null where a layer has a sliding window. Its spec is in normal
+/// form.
 struct Context::IndexSet : GrownIndex {};
 
 Context::Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
@@ -42,6 +43,14 @@ std::vector<std::string> Context::indices() const {
   return specs;
 }
 
+const Context::IndexSet* Context::find(std::string_view normal) const {
+  const auto found = std::find_if(indices_.begin(), indices_.end(),
+                                  [&](const auto& set) { return set->spec == normal; });
+  return found == indices_.end() ? nullptr : found->get();
+}
+
+bool Context::has_index(std::string_view spec) const { return find(normal_spec(spec)) != nullptr; }
+
 RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
   if (layer < 0 || layer >= shape_.layers || kv_head < 0 || kv_head >= shape_.kv_heads) {
     throw InvalidArgument(
@@ -53,41 +62,43 @@ RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
 
 const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,
                                std::int64_t kv_head) const {
-  rows(layer, kv_head);  // checks layer and head
-  for (const auto& set : indices_) {
-    if (set->spec != spec) continue;
-    const auto& index = set->heads[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)];
-    if (index) return *index;
+  rows(layer, kv_head);              // checks layer and head
+  const IndexSet* set = find(spec);  // a spec in normal form costs nothing more
+  if (set == nullptr) set = find(normal_spec(spec));
+  if (set == nullptr) {
     throw InvalidArgument(
-        fmt::format("layer {} attends a sliding window of {} tokens and so has no index", layer,
-                    shape_.window_of(layer)));
+        fmt::format("the context has no index '{}', only {}; add it with with_index", spec,
+                    fmt::join(indices(), ", ")));
   }
+  const auto& index = set->heads[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)];
+  if (index) return *index;
   throw InvalidArgument(
-      fmt::format("the context has no index '{}', only {}; add it with with_index", spec,
-                  fmt::join(indices(), ", ")));
+      fmt::format("layer {} attends a sliding window of {} tokens and so has no index", layer,
+                  shape_.window_of(layer)));
 }
 
 std::shared_ptr<const Context> Context::with_index(std::string_view spec,
                                                    const ProgressFn& progress) const {
+  const std::string normal = normal_spec(spec);
   auto indices = indices_;
-  const auto known = this->indices();
-  if (std::find(known.begin(), known.end(), spec) == known.end()) {
-    auto set = std::make_shared<IndexSet>(IndexSet{make_indices(std::string(spec), shape_)});
-    const std::int64_t total = shape_.layers * shape_.kv_heads;
-    // As many heads at a time as there are threads, so that this thread can report between them.
-    const std::int64_t wave = std::max<std::int64_t>(1, thread_count());
-    for (std::int64_t begin = 0; begin < total; begin += wave) {
-      const std::int64_t count = std::min(wave, total - begin);
-      parallel_for(count, 1, [&](std::int64_t from, std::int64_t to) {
-        for (std::int64_t i = begin + from; i < begin + to; ++i) {
-          if (!set->heads[i]) continue;
-          set->heads[i]->add(store_->rows(i / shape_.kv_heads, i % shape_.kv_heads).keys());
-          set->heads[i]->build();
+  if (find(normal) == nullptr) {
+    const auto set = std::make_shared<IndexSet>(IndexSet{make_indices(normal, shape_)});
+    const auto build = [&](const std::stop_token& stop) {
+      parallel_for(shape_.layers * shape_.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          KeyIndex* index = set->heads[static_cast<std::size_t>(i)].get();
+          if (index == nullptr) continue;
+          index->add(store_->rows(i / shape_.kv_heads, i % shape_.kv_heads).keys(), stop);
+          index->build(stop);
         }
       });
-      if (progress) progress({"index", "heads", begin + count, total});
+    };
+    if (progress) {
+      build_watched(build, *set, tokens(), progress);
+    } else {
+      build({});
     }
-    indices.push_back(std::move(set));
+    indices.push_back(set);
   }
   return std::shared_ptr<const Context>(new Context(shape_, store_, std::move(indices)));
 }

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include "src/core/threads.h"
+#include "src/core/watched.h"
 
 namespace topkv {
 namespace {
@@ -14,6 +16,18 @@ namespace {
 constexpr std::int64_t segment = 32768;  // keys of a head that are worth an insertion
 
 }  // namespace
+
+std::int64_t GrownIndex::inserted() const {
+  std::int64_t sum = 0;
+  for (const auto& index : heads) sum += index ? index->inserted() : 0;
+  return sum;
+}
+
+std::int64_t GrownIndex::keys(std::int64_t tokens) const {
+  const auto count =
+      std::count_if(heads.begin(), heads.end(), [](const auto& index) { return index != nullptr; });
+  return count * tokens;
+}
 
 GrownIndex make_indices(const std::string& spec, const AttentionShape& shape) {
   GrownIndex indices{spec, {}};
@@ -24,64 +38,93 @@ GrownIndex make_indices(const std::string& spec, const AttentionShape& shape) {
   return indices;
 }
 
+void build_watched(const std::function<void(const std::stop_token&)>& build,
+                   const GrownIndex& indices, std::int64_t tokens, const ProgressFn& progress) {
+  const std::int64_t total = indices.keys(tokens);
+  run_watched(build, [&] {
+    const std::int64_t done = indices.inserted();
+    if (done < total) progress({"index", "keys", done, total});
+  });
+  progress({"index", "keys", total, total});
+}
+
 IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, const RowStore& store,
                          const AttentionShape& shape, const DevicePrefill& prefill)
     : store_(store), shape_(shape), prefill_(prefill) {
+  std::set<std::string> seen;
   for (const std::string& spec : specs) {
-    if (!make_index(spec)->grows()) continue;
-    indices_.push_back(make_indices(spec, shape));
+    const std::unique_ptr<KeyIndex> index = make_index(spec);
+    if (!index->grows() || !seen.insert(index->spec()).second) continue;
+    indices_.push_back(make_indices(index->spec(), shape));
   }
   if (!indices_.empty()) thread_ = std::thread([this] { run(); });
 }
 
 IndexGrowth::~IndexGrowth() {
-  {
-    const std::lock_guard lock(mutex_);
-    abandoned_ = true;
-  }
-  stop();
+  stop_.request_stop();
+  wait_for_rest({});
 }
 
-void IndexGrowth::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    finishing_ = true;
-  }
+/// Tells the thread that all rows have arrived, and waits for it.
+void IndexGrowth::wait_for_rest(const ProgressFn& progress) {
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(mutex_);
+  finishing_ = true;
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  std::int64_t total = 0;
+  for (const GrownIndex& grown : indices_) total += grown.keys(store_.size(0));
+  const auto report = [&] {
+    std::int64_t done = 0;
+    for (const GrownIndex& grown : indices_) done += grown.inserted();
+    if (progress && done < total) progress({"index", "keys", done, total});
+  };
+  while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return ended_; })) {
+    lock.unlock();
+    report();
+    lock.lock();
+  }
+  lock.unlock();
+  thread_.join();
+  if (progress && !error_) progress({"index", "keys", total, total});
 }
 
-std::vector<GrownIndex> IndexGrowth::finish() {
-  stop();
+std::vector<GrownIndex> IndexGrowth::finish(const ProgressFn& progress) {
+  wait_for_rest(progress);  // when progress throws, the destructor ends the thread
   if (error_) std::rethrow_exception(error_);
   return std::move(indices_);
 }
 
 void IndexGrowth::run() {
   try {
-    // One core stays with the thread that gives the device its work, until that is done.
-    const auto cores = static_cast<int>(std::max<std::int64_t>(1, thread_count() - 1));
-    oneapi::tbb::task_arena beside(cores);
-    for (;;) {
-      bool last = false;
-      {
-        const std::lock_guard lock(mutex_);
-        if (abandoned_) return;
-        last = finishing_;
-      }
-      if (last) {
-        while (insert(1)) {
-        }
-        return;
-      }
-      bool inserted = false;
-      beside.execute([&] { inserted = insert(segment); });
-      if (inserted) continue;
-      std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, std::chrono::milliseconds(20), [&] { return finishing_; });
-    }
+    insert_all();
   } catch (...) {
     error_ = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void IndexGrowth::insert_all() {
+  // One core stays with the thread that gives the device its work, until that is done.
+  const auto cores = static_cast<int>(std::max<std::int64_t>(1, thread_count() - 1));
+  oneapi::tbb::task_arena beside(cores);
+  while (!stop_.stop_requested()) {
+    bool last = false;
+    {
+      const std::lock_guard lock(mutex_);
+      last = finishing_;
+    }
+    if (last) {
+      while (insert(1)) {
+      }
+      return;
+    }
+    bool inserted = false;
+    beside.execute([&] { inserted = insert(segment); });
+    if (inserted) continue;
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::milliseconds(20), [&] { return finishing_; });
   }
 }
 
@@ -109,8 +152,8 @@ bool IndexGrowth::insert(std::int64_t at_least) {
                  for (std::int64_t i = begin; i < end; ++i) {
                    const Piece& piece = pieces[static_cast<std::size_t>(i)];
                    const bool built = piece.index->size() > 0;
-                   piece.index->add(piece.keys);
-                   if (!built) piece.index->build();
+                   piece.index->add(piece.keys, stop_.get_token());
+                   if (!built) piece.index->build(stop_.get_token());
                  }
                });
   return !pieces.empty();

@@ -3,8 +3,10 @@
 
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,19 +14,30 @@
 #include "src/device/device_attention.h"
 #include "src/store/row_store.h"
 #include "topkv/key_index.h"
+#include "topkv/progress.h"
 
 namespace topkv {
 
 /// An index over a whole context: one per (layer, KV head), null where a layer has a sliding
 /// window.
 struct GrownIndex {
-  std::string spec;
+  std::string spec;                              // in normal form
   std::vector<std::unique_ptr<KeyIndex>> heads;  // [layers, kv_heads]
+
+  /// Keys inserted so far, over all heads. Safe from any thread.
+  std::int64_t inserted() const;
+  /// Keys that there are when each head has those of so many tokens.
+  std::int64_t keys(std::int64_t tokens) const;
 };
 
 /// Empty indices of this spec for a context of this shape. Throws InvalidArgument on a spec that is
 /// not understood.
 GrownIndex make_indices(const std::string& spec, const AttentionShape& shape);
+
+/// Runs build, which inserts the keys of so many tokens into `indices`, beside this thread, which
+/// reports. An exception of progress stops it and is rethrown.
+void build_watched(const std::function<void(const std::stop_token&)>& build,
+                   const GrownIndex& indices, std::int64_t tokens, const ProgressFn& progress);
 
 /// Owns a thread from its construction to finish (or destruction), if any spec can grow. Store and
 /// prefill outlive it.
@@ -37,15 +50,17 @@ class IndexGrowth {
   IndexGrowth(const IndexGrowth&) = delete;  // owns a thread
   IndexGrowth& operator=(const IndexGrowth&) = delete;
 
-  /// All rows have arrived: inserts what is left, and gives the indices. Rethrows what went wrong.
-  std::vector<GrownIndex> finish();
+  /// All rows have arrived: inserts what is left, reports how far that is, and gives the indices.
+  /// Rethrows what went wrong, and what progress throws, which ends the work.
+  std::vector<GrownIndex> finish(const ProgressFn& progress);
 
  private:
   void run();
+  void insert_all();
   /// Inserts keys that have arrived, of heads with at least so many new ones; false: there are
   /// none.
   bool insert(std::int64_t at_least);
-  void stop();
+  void wait_for_rest(const ProgressFn& progress);
 
   const RowStore& store_;
   const AttentionShape& shape_;
@@ -54,8 +69,9 @@ class IndexGrowth {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool finishing_ = false;
-  bool abandoned_ = false;
+  bool finishing_ = false;  // all rows have arrived
+  bool ended_ = false;      // the thread has nothing more to do
+  std::stop_source stop_;   // nobody wants the indices any more
   std::exception_ptr error_;
   std::thread thread_;
 };

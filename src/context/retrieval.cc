@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <numeric>
 
 #include "topkv/error.h"
 
@@ -126,13 +125,16 @@ std::vector<std::int64_t> TopK::resolve(std::int64_t layers) const {
   // One row each, and the rest by weight; rounding down leaves some over for the last layers.
   std::vector<std::int64_t> ks(n, 1);
   const std::int64_t rest = value - layers;
-  const double weights =
-      schedule == Schedule::linear_sum ? static_cast<double>(layers) * (layers + 1) / 2 : layers;
+  const bool linear = schedule == Schedule::linear_sum;
+  const std::int64_t weights = linear ? layers * (layers + 1) / 2 : layers;
+  std::int64_t left = rest;
   for (std::size_t l = 0; l < n; ++l) {
-    const double weight = schedule == Schedule::linear_sum ? static_cast<double>(l + 1) : 1.0;
-    ks[l] += static_cast<std::int64_t>(static_cast<double>(rest) * (weight / weights));
+    const std::int64_t weight = linear ? static_cast<std::int64_t>(l) + 1 : 1;
+    // rest * weight / weights, whose product may overflow
+    const std::int64_t share = rest / weights * weight + rest % weights * weight / weights;
+    ks[l] += share;
+    left -= share;
   }
-  std::int64_t left = value - std::accumulate(ks.begin(), ks.end(), std::int64_t{0});
   for (std::size_t l = n; left > 0; --left) {
     l = l == 0 ? n - 1 : l - 1;
     ++ks[l];

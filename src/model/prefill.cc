@@ -52,7 +52,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
     if (progress) progress({"prefill", "tokens", begin + count, total});
   }
   const Stopwatch indexing;
-  std::shared_ptr<const Context> context = PrefillContext::freeze(builder, growth.finish());
+  std::shared_ptr<const Context> context = PrefillContext::freeze(builder, growth.finish(progress));
   for (const std::string& spec : options.indices) context = context->with_index(spec, progress);
   if (times != nullptr) {
     *times += forward.times();

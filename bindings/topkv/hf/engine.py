@@ -130,14 +130,14 @@ class Engine:
                 raise InvalidArgument("freeze() of a cache that has read nothing")
             self.context, self._rows = self._rows.freeze(), None
         spec = self.options.session["index"]
-        if spec not in self.context.indices():
+        if not self.context.has_index(spec):
             self.context = self.context.with_index(spec)
 
     def fork(self, batch: int, **session_options: Any) -> Engine:
         """Another one over the same context, with sessions of its own."""
         session = self.options.session | session_options
         check_options(replace(self.options, session=session))
-        if session["index"] not in self.context.indices():
+        if not self.context.has_index(session["index"]):
             raise InvalidArgument(
                 f"the text has no index {session['index']!r}, only "
                 f"{', '.join(self.context.indices())}; build it with "
