@@ -7,8 +7,11 @@
 #include <set>
 #include <sstream>
 
+#include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/help.h"
+#include "src/cli/numbers.h"
+#include "tests/temp_directory.h"
 
 namespace topkv::cli {
 namespace {
@@ -29,6 +32,58 @@ struct Command {
   Run (*add)(CLI::App&);
   const char* help;
 };
+
+std::vector<CLI::Option*> all_options(CLI::App& command) {
+  return command.get_options([](const CLI::Option*) { return true; });
+}
+
+// Whatever comes, every flag is refused in the same form.
+TEST(Arguments, EveryFlagWithAValueTellsWhatItExpects) {
+  for (const auto add : {add_needle, add_generate, add_bench}) {
+    CLI::App app("topkv");
+    add(app);
+    CLI::App& command = *app.get_subcommands({}).front();
+    for (CLI::Option* option : all_options(command)) {
+      if (option->get_items_expected_max() == 0) continue;
+      EXPECT_NE(option->get_description(), "") << option->get_name();
+      if (option->get_lnames().empty()) continue;
+      const std::string flag = option->get_name();
+      const std::string empty = flag + "=";
+      for (const std::vector<const char*>& words : {std::vector<const char*>{flag.c_str()},
+                                                    {flag.c_str(), ""},
+                                                    {empty.c_str()},
+                                                    {flag.c_str(), "--device", "cpu"}}) {
+        if (flag == "--device" && words.size() == 3) continue;
+        expect_error<UsageError>([&] { check_arguments(command, words); }, flag + ": ",
+                                 {"expected " + option->get_description()});
+      }
+    }
+  }
+}
+
+TEST(Arguments, AreWhatCli11WillTakeThemFor) {
+  CLI::App app("topkv");
+  add_generate(app);
+  const CLI::App& command = *app.get_subcommands({}).front();
+  const auto taken = [&](std::vector<const char*> words) { check_arguments(command, words); };
+  taken({"-m", "dir", "-p", "-nice", "--json"});
+  taken({"-mdir", "--prompt=--ctx", "-f", "-", "-f", "b", "--seed", "-1"});  // -1: parse_seed's
+  taken({"--help", "--nonsense"});
+  taken({"-m", "dir", "-p", "- a list", "-t4"});
+  const auto refused = [&](std::vector<const char*> words, const std::string& start,
+                           const std::vector<std::string>& parts) {
+    expect_error<UsageError>([&] { check_arguments(command, words); }, start, parts);
+  };
+  refused({"-m", "a", "-m", "b", "-p", "x"}, "-m: given twice", {"'a'", "'b'", "once"});
+  refused({"-m", "a", "--model=b", "-p", "x"}, "--model: given twice", {});
+  refused({"-m", "a", "-p", "x", "--json=no"}, "--json: takes no value", {"'no'"});
+  refused({"-m", "a", "-p", "-f", "x"}, "-p: a value is missing", {"-f", "--prompt=-f"});
+  refused({"-m", "a", "-p", "x", "y"}, "unexpected argument 'y'", {});
+  refused({"-m", "a", "-p", "x", "--", "-y"}, "unexpected argument '-y'", {});
+  refused({"-p", "x", "--modle", "a"}, "unknown flag --modle", {"did you mean --model?"});
+  refused({"-p", "x", "-z"}, "unknown flag -z", {});
+  refused({"-p", "x"}, "--model is missing", {"expected the directory of a model"});
+}
 
 class Help : public testing::TestWithParam<Command> {};
 

@@ -6,12 +6,15 @@
 
 #include <cstdio>
 #include <map>
+#include <set>
+#include <sstream>
 
 #include "src/cli/bench_report.h"
 #include "src/cli/bench_rows.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/bench_shape.h"
 #include "src/cli/numbers.h"
+#include "src/cli/text.h"
 #include "src/core/convert.h"
 
 namespace topkv::cli {
@@ -189,7 +192,7 @@ TEST(BenchDecode, MeasuresEachKAndPrintsTheSameInTableAndJson) {
   const BenchReport report = run_bench_decode(small_plan(), {}, silent.bar);
   ASSERT_EQ(report.decode.size(), 2U);
   const std::vector<Json> lines = bench_json(report, true);
-  const std::string text = bench_text(report, true);
+  const std::string text = bench_text(report, true, 200);
   ASSERT_EQ(lines.size(), 2U);
   for (std::size_t i = 0; i < 2; ++i) {
     const DecodeResult& result = report.decode[i];
@@ -210,6 +213,33 @@ TEST(BenchDecode, MeasuresEachKAndPrintsTheSameInTableAndJson) {
     EXPECT_NE(text.find(median), std::string::npos) << text;
   }
   EXPECT_NE(text.find("only the first 3 of 5 layers"), std::string::npos) << text;
+}
+
+TEST(BenchDecode, ItsTablesFitTheWidthAndLoseNothing) {
+  Silent silent;
+  const BenchReport report = run_bench_decode(small_plan(), {}, silent.bar);
+  const std::string wide = bench_text(report, true, 1000);
+  for (const std::size_t width : {60U, 80U, 120U}) {
+    std::istringstream text(bench_text(report, true, width));
+    std::set<std::string> words;
+    for (std::string line; std::getline(text, line);) {
+      EXPECT_LE(width_of(line), width) << line;
+      std::istringstream parts(line);
+      for (std::string word; parts >> word;) words.insert(word);
+    }
+    std::istringstream parts(wide);
+    for (std::string word; parts >> word;) EXPECT_TRUE(words.contains(word)) << word;
+  }
+}
+
+TEST(BenchDecode, AFloorThatDoesNotApplyIsNull) {
+  BenchPlan plan = small_plan();
+  plan.rows.resize(1);
+  plan.rows.front().dense_layers = 3;
+  Silent silent;
+  const Json line = bench_json(run_bench_decode(plan, {}, silent.bar), false).front();
+  EXPECT_TRUE(line.at("key_floor_seconds").is_null());
+  EXPECT_GT(line.at("row_floor_seconds").get<double>(), 0);
 }
 
 // What a row says of its parts is what it says of the whole.
@@ -253,7 +283,7 @@ TEST(BenchPrefill, CountsTheRowsThatEachQuerySees) {
   EXPECT_EQ(lines[0]["prefill"], "dense");
   EXPECT_EQ(lines[1]["prefill"], "window");
   EXPECT_EQ(lines[1]["tokens"], 3000);
-  EXPECT_NE(bench_text(report, false).find("\nwindow"), std::string::npos);
+  EXPECT_NE(bench_text(report, false, 200).find("\nwindow"), std::string::npos);
 }
 
 TEST(BenchPrefill, AtTheEndOfAContextTimesItsLastChunk) {

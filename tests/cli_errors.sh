@@ -1,11 +1,12 @@
 #!/bin/sh
-# Runs the tool on bad command lines and checks exit status and message: one line on stderr, nothing
-# on stdout, no output directory left where nothing was run.
+# Runs the tool on bad command lines and checks exit status and message: one line of valid UTF-8 on
+# stderr, nothing on stdout, nothing read from standard input, nothing left on disk.
 # usage: cli_errors.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
 set -u
 topkv=$1 model=$2 work=$3
 rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
 failures=0
+checked=0
 
 # refuses STATUS PATTERN ARGUMENTS...
 refuses() {
@@ -13,19 +14,34 @@ refuses() {
   shift 2
   "$topkv" "$@" >stdout 2>stderr </dev/null
   got=$?
+  checked=$((checked + 1))
   problem=
   [ "$got" -eq "$status" ] || problem="exit status $got, expected $status"
   [ ! -s stdout ] || problem="$problem; wrote to stdout"
   # Where there is a GPU, the plan of its memory may come first.
   [ "$(grep -c -v -e '^GPU memory' -e '^  ' stderr)" -eq 1 ] || problem="$problem; stderr is not one line"
   grep -q '^topkv: error: ' stderr || problem="$problem; no 'topkv: error: '"
+  iconv -f utf-8 -t utf-8 stderr >stdout 2>&1 || problem="$problem; stderr is not UTF-8"
+  [ ! -e out ] || problem="$problem; left out/ behind"
   grep -q -e "$pattern" stderr || problem="$problem; stderr lacks '$pattern'"
   if [ -n "$problem" ]; then
     failures=$((failures + 1))
     echo "FAILED: topkv $*"
     echo "  $problem"
     sed 's/^/  /' stderr
+    rm -rf out
   fi
+}
+
+# refuses_early STATUS PATTERN ARGUMENTS...: before standard input is read. What is written into the
+# pipe stays there.
+refuses_early() {
+  refuses "$@"
+  shift 2
+  left=$(printf 'not read\n' | { "$topkv" "$@" >/dev/null 2>&1; cat; })
+  [ "$left" = 'not read' ] && return
+  failures=$((failures + 1))
+  echo "FAILED: topkv $*: read standard input before it refused"
 }
 
 refuses 2 'no command'
@@ -36,17 +52,17 @@ refuses 2 'did you mean --kv-topk?' needle -m "$model" --kv-topkk 64
 refuses 2 'did you mean --kv-topk?' needle -m "$model" --kv-topkk=64
 refuses 2 'did you mean --prompt?' generate -m "$model" --promt hello
 refuses 2 "unexpected argument 'stray'" info -m "$model" stray
-refuses 2 '--model is required' needle
-refuses 2 '--prompt is required' generate -m "$model"
+refuses 2 '--model is missing; expected the directory' needle
+refuses 2 '--prompt is missing; expected a text' generate -m "$model"
 refuses 2 '--temp' generate -m "$model" -p a --temp hot
 refuses 2 '--top-p' generate -m "$model" -p a --top-p 2
 refuses 2 '--prefill' needle -m "$model" --prefill everything
 refuses 2 '-c: .*0' needle -m "$model" -c 0
 refuses 2 '-c: .*12Q' needle -m "$model" -c 12Q
-refuses 2 '-c: .*too large' needle -m "$model" -c 99999999999T
+refuses 2 '-c: .*below 2^62' needle -m "$model" -c 99999999999T
 refuses 1 'host memory' needle -m "$model" -c 1T
-refuses 1 '--mem\|budget\|memory' needle -m "$model" -c 4K --mem 1MiB
-refuses 1 'cannot hold 10 needles' needle -m "$model" -c 128
+refuses 1 '16.*MiB ([0-9]* bytes) wanted, 1.0 MiB (1048576 bytes) available' needle -m "$model" -c 4K --mem 1MiB
+refuses 2 'cannot hold 10 needles' needle -m "$model" -c 128
 refuses 2 '--depths' needle -m "$model" --depths 5,101
 refuses 2 '--needle' needle -m "$model" --needle nubmer
 refuses 2 'belong together' needle -m "$model" --needle-text 'Ada likes tea.'
@@ -56,19 +72,19 @@ refuses 2 '--kv-topk' generate -m "$model" -p a --kv-topk many
 refuses 2 '--kv-dense-layers' needle -m "$model" -c 4K --kv-dense-layers 99
 refuses 2 '--kv-window' needle -m "$model" --kv-window 0
 refuses 2 'given twice' needle -m "$model" --kv-index exact --kv-index exact
-refuses 1 '--kv-index: .*hsnw' needle -m "$model" --kv-index hsnw:M=16
-refuses 1 '--kv-index' generate -m "$model" -p a --kv-index hnsw:M=cat
+refuses 2 '--kv-index: .*hsnw' needle -m "$model" --kv-index hsnw:M=16
+refuses 2 '--kv-index' generate -m "$model" -p a --kv-index hnsw:M=cat
 refuses 1 'no-such-model' needle -m no-such-model
 refuses 1 'no-such-model' generate -m no-such-model -p a
 refuses 1 'no-such-model' info -m no-such-model
-refuses 1 'prompt is empty' generate -m "$model" -p ''
+refuses 2 "-p: expected a text to continue, found ''" generate -m "$model" -p ''
 refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
 refuses 1 'no text' generate -m "$model" -p a -f -
 refuses 1 'no \*.txt or \*.md' needle -m "$model" --haystack .
-refuses 2 'what' bench
-refuses 2 'what' bench encode --shape needle-14m -c 4K
-refuses 2 '--shape is required' bench decode -c 4K
+refuses 2 'what is missing; expected decode or prefill' bench
+refuses 2 "what: expected decode or prefill, found 'encode'; did you mean decode?" bench encode --shape needle-14m -c 4K
+refuses 2 '--shape is missing; expected llama3-8b' bench decode -c 4K
 refuses 2 'did you mean llama3-8b?' bench decode --shape llama-8b -c 4K
 refuses 2 'nor the path of a config.json' bench decode --shape gpt5 -c 4K
 refuses 1 'no-such-model/config.json' bench decode --shape no-such-model/config.json -c 4K
@@ -78,22 +94,92 @@ refuses 2 '-c: give' bench prefill --shape needle-14m -c 4K --at 4K
 refuses 2 '--at: is of topkv bench prefill' bench decode --shape needle-14m -c 4K --at 4K
 refuses 2 '--kv-topk: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-topk 8
 refuses 2 '--tokens: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --tokens 20
-refuses 1 "device 'gpu' is not understood" bench prefill --shape needle-14m -c 4K --device gpu
-refuses 1 "device 'cuda:x' is not understood" needle -m models/needle-14m --device cuda:x
+refuses 2 "--device: expected auto, cpu, cuda or cuda:N, found 'gpu'" bench prefill --shape needle-14m -c 4K --device gpu
+refuses 2 "--device: .*found 'cuda:x'" needle -m models/needle-14m --device cuda:x
 refuses 2 '--gpu-mem' needle -m models/needle-14m --gpu-mem lots
-refuses 2 '--layers: the shape has 8' bench decode --shape needle-14m -c 4K --layers 9
+refuses 2 '--layers: expected 1 to 8.* found 9' bench decode --shape needle-14m -c 4K --layers 9
 refuses 2 '--tokens: .*10' bench decode --shape needle-14m -c 4K --tokens 9
 refuses 2 '--kv-topk: 64 is given twice' bench decode --shape needle-14m -c 4K --kv-topk 64 --kv-topk 64
 refuses 2 '--kv-topk' bench decode --shape needle-14m -c 4K --kv-topk 0
-refuses 1 '--kv-index: .*hsnw' bench decode --shape needle-14m -c 4K --kv-index hsnw:M=16
+refuses 2 '--kv-index: .*hsnw' bench decode --shape needle-14m -c 4K --kv-index hsnw:M=16
 refuses 1 'host memory' bench decode --shape llama3-8b -c 1G
 touch taken
 refuses 1 'taken' needle -m "$model" -c 4K -o taken
+
+rm taken
+
+# Before a text is read or a model loaded.
+for flags in '--top-p 0' '--top-p nan' '--top-p 1.5' '--temp nan' '--temp -1' '--temp inf' \
+  '--temp 1e-3' '--top-k -1' '--seed -1' '--seed 1.5' '--seed 18446744073709551616' '-n 0' '-n -1' \
+  '-t 0' '-t -1' '-t 1000000' '-t two' '--mem 1K' '--mem 8' '--mem -1' '--mem 8QiB' '--gpu-mem 8' \
+  '--gpu-mem nan' '--device gpu' '--device cuda:' '--device cuda:-1' '--device CPU' '--kv-topk 0' \
+  '--kv-topk -1' '--kv-topk 1,2' '--kv-topk uniform:1' '--kv-topk nan' '--kv-window 0' \
+  '--kv-sinks -1' '--kv-dense-layers 9' '--kv-dense-layers some' '--kv-index flat' \
+  '--kv-select head' '--kv-attend gpu' '--kv-dtype f64' '--prefill full' '--prefill-window 0' \
+  '--chunk 0' '--chunk some' '--kv-topk ９' '--seed 42 --seed 43' '-t' '--temp --top-k 3' '--json=1'; do
+  flag=${flags%%[ =]*}
+  # shellcheck disable=SC2086
+  refuses_early 2 "error: $flag\|error: --\(threads\|predict\)" \
+    generate -m "$model" -p a -f - $flags
+  # shellcheck disable=SC2086
+  [ "$flags" = '--json=1' ] || refuses 2 "error: $flag" needle -m "$model" -c 4K $flags
+done
+refuses_early 1 'no-such-model' generate -m no-such-model -p a -f -
+refuses_early 1 'no-such-file' generate -m "$model" -p a -f - -f no-such-file
+refuses_early 2 "'-' is given twice" generate -m "$model" -p a -f - -f -
+refuses_early 2 'one index' generate -m "$model" -p a -f - --kv-index exact --kv-index hnsw
+refuses 1 '[0-9.]* PiB ([0-9]* bytes) wanted' generate -m "$model" -p a -n 1T
+
+# A value that is missing is not made up from what is behind it.
+refuses 2 "-c: a value is missing; expected tokens such as .*, found the flag --depths" \
+  needle -m "$model" -c --depths 3
+refuses 2 "--kv-topk: expected rows per layer.*, found ''" needle -m "$model" --kv-topk= --depths 1
+refuses 2 '--ctx: a value is missing' needle -m "$model" --ctx
+refuses 2 "-c: given twice, '1K' and '2K'" needle -m "$model" -c 1K --depths 2 -c 2K
+refuses 2 "--fresh: takes no value, found 'yes'" needle -m "$model" --fresh=yes
+refuses 2 "did you mean host?" needle -m "$model" --kv-attend hots
+refuses 2 "-o: expected a directory, found ''" needle -m "$model" -o ''
+for flag in -m -t --device --gpu-mem --kv-index --kv-topk --kv-window --kv-sinks --kv-select \
+  --kv-dense-layers --kv-attend --prefill --prefill-window --chunk --kv-dtype --mem -n --temp --top-p \
+  --top-k --seed -c --depths --haystack --needle --needle-text --question --answer -o; do
+  refuses 2 "$flag: expected .*, found ''" needle "$flag" '' -m "$model"
+done
+for flag in --shape -c --layers --tokens --prefill --prefill-window --chunk --mem --at --seed; do
+  refuses 2 "$flag: expected .*, found ''" bench decode "$flag" '' --shape needle-14m -c 4K
+done
+refuses 2 "is given twice, it is the same as 'hnsw'" \
+  needle -m "$model" --kv-index hnsw --kv-index hnsw:M=16,efc=100,ef=0
+refuses 2 '--seed' bench decode --shape needle-14m -c 4K --seed -1
+refuses 2 '-t: expected 1 to' bench decode --shape needle-14m -c 4K -t 1000000
+refuses 1 '[0-9.]* [TPE]iB ([0-9]* bytes) wanted' bench decode --shape needle-14m -c 4K --tokens 1T
+
+# Bytes that are not UTF-8.
+bad=$(printf 'caf\351')
+refuses 2 '--needle-text: expected UTF-8 text, found byte 0xe9 at position 3' \
+  needle -m "$model" --needle-text "$bad" --question a --answer b
+refuses 2 '--question: expected UTF-8' needle -m "$model" --needle-text a --question "$bad" --answer b
+refuses 2 '--answer: expected UTF-8' needle -m "$model" --needle-text a --question b --answer "$bad"
+refuses_early 2 '--prompt: expected UTF-8' generate -m "$model" -f - -p "$bad"
+refuses 1 'caf\\xe9' needle -m "$bad"
+refuses 1 'caf\\xe9' generate -m "$model" -p a -f "$bad"
+refuses 2 'caf\\xe9' "$bad"
+for flag in -c --depths --haystack --needle --kv-index --kv-topk --kv-window --device --mem --seed --temp; do
+  refuses 2 'caf\\xe9' needle -m "$model" "$flag" "$bad"
+done
+
+refuses 2 "help: unknown command 'nedle'; did you mean needle?" help nedle
+refuses 2 'help: expected one command' help needle bench
+"$topkv" help >text && "$topkv" --help | cmp - text || failures=$((failures + 1))
 
 for command in needle generate info bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {
     failures=$((failures + 1))
     echo "FAILED: topkv $command --help"
+  }
+  "$topkv" "$command" --help >text
+  "$topkv" help "$command" | cmp -s - text || {
+    failures=$((failures + 1))
+    echo "FAILED: topkv help $command"
   }
 done
 "$topkv" --version | grep -qE '^topkv [0-9]+\.[0-9]+\.[0-9]+$' || {
@@ -101,5 +187,5 @@ done
   echo "FAILED: topkv --version"
 }
 
-[ "$failures" -eq 0 ] && echo "all refused as they should be"
-exit "$failures"
+[ "$failures" -eq 0 ] && echo "all $checked refused as they should be"
+[ "$failures" -eq 0 ]

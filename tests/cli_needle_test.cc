@@ -9,6 +9,7 @@
 
 #include "src/cli/haystack.h"
 #include "src/cli/needle_context.h"
+#include "src/cli/needle_options.h"
 #include "src/cli/needle_task.h"
 #include "src/cli/numbers.h"
 #include "src/cli/words.h"
@@ -299,6 +300,34 @@ TEST(NeedleContext, NeedlesAtTheVeryEndsStandThere) {
   EXPECT_TRUE(text.ends_with(" " + context.needles[1].needle.sentence + "\n"));
   EXPECT_EQ(context.needles[1].tokens.end, static_cast<std::int64_t>(context.tokens.size()));
   EXPECT_LE(context.tokens.size(), 5000U);
+}
+
+TEST(NeedleLengths, AreTheContextsOrCountLikeRulers) {
+  NeedleFlags flags;
+  EXPECT_EQ(make_plan(flags).context_room(4096, 40), 4096);
+  flags.ruler_length = true;
+  EXPECT_EQ(make_plan(flags).context_room(4096, 40), 4096 - 40 - 128);
+  expect_error<UsageError>([&] { make_plan(flags).context_room(168, 40); }, "-c: 168 tokens",
+                           {"--ruler-length", "128"});
+}
+
+TEST(NeedleSettings, AreTheSameInAnySpelling) {
+  const auto settings = [](auto&& change) {
+    NeedleFlags flags;
+    flags.model.directory = "models/caf\xe9";
+    change(flags);
+    return configuration(flags, make_plan(flags), 2, "host");
+  };
+  const Json usual = settings([](NeedleFlags&) {});
+  EXPECT_EQ(settings([](NeedleFlags& flags) {
+              flags.retrieval.window = "1K";
+              flags.retrieval.k = "064";
+              flags.retrieval.dense_layers = "00";
+              flags.sampling.temperature = "0.0";
+              flags.sampling.seed = "042";
+            }),
+            usual);
+  EXPECT_EQ(Json::parse(usual.dump()), usual);  // throws where it is not UTF-8
 }
 
 TEST(NeedleContext, NeedlesThatAloneAreTooLongAreRefused) {

@@ -4,6 +4,7 @@
 
 #include "src/cli/numbers.h"
 #include "src/cli/suggest.h"
+#include "src/cli/text.h"
 #include "tests/temp_directory.h"
 
 namespace topkv::cli {
@@ -27,7 +28,33 @@ TEST(CliCount, WhatIsNoCountIsRefusedNamingTheFlag) {
     expect_error<UsageError>([&] { parse_count("-c", text); }, "-c: ", {});
   }
   expect_error<UsageError>([] { parse_count("-c", "12Q"); }, "-c: ", {"12Q", "unit"});
-  expect_error<UsageError>([] { parse_count("-c", "99999999999T"); }, "-c: ", {"too large"});
+  expect_error<UsageError>([] { parse_count("-c", "99999999999T"); }, "-c: ", {"below 2^62"});
+}
+
+TEST(CliCount, BoundsAreSaidWithWhatWasFound) {
+  EXPECT_EQ(parse_count("-t", "8", 1, 8), 8);
+  expect_error<UsageError>([] { parse_count("-t", "9", 1, 8); }, "-t: ", {"1 to 8", "'9'"});
+  expect_error<UsageError>([] { parse_count("-c", "0"); }, "-c: ", {"1 or more", "'0'"});
+}
+
+TEST(CliReal, NumbersOutsideTheirRangeAndThingsThatAreNone) {
+  EXPECT_DOUBLE_EQ(parse_real("--temp", "0.7", 0, 100), 0.7);
+  EXPECT_DOUBLE_EQ(parse_real("--temp", "0", 0, 100), 0);
+  EXPECT_DOUBLE_EQ(parse_real("--top-p", "1", 0, 1, true), 1);
+  for (const char* text : {"", "nan", "inf", "-0.5", "101", "1e1", "0x1", "0.5x", "0,5", "hot"}) {
+    expect_error<UsageError>([&] { parse_real("--temp", text, 0, 100); },
+                             "--temp: expected a number from 0 to 100", {text});
+  }
+  expect_error<UsageError>([] { parse_real("--top-p", "0", 0, 1, true); },
+                           "--top-p: expected a number above 0 and up to 1", {"'0'"});
+}
+
+TEST(CliSeed, TakesAllOf64BitsAndNoSign) {
+  EXPECT_EQ(parse_seed("--seed", "0"), 0U);
+  EXPECT_EQ(parse_seed("--seed", "18446744073709551615"), ~std::uint64_t{0});
+  for (const char* text : {"", "-1", "+1", "1.5", "18446744073709551616", "nan", "1K", "0x2a"}) {
+    expect_error<UsageError>([&] { parse_seed("--seed", text); }, "--seed: ", {text});
+  }
 }
 
 TEST(CliBytes, SizesTakeUnitsWithAndWithoutB) {
@@ -35,7 +62,11 @@ TEST(CliBytes, SizesTakeUnitsWithAndWithoutB) {
   EXPECT_EQ(parse_bytes("--mem", "8GB"), std::int64_t{8} << 30);
   EXPECT_EQ(parse_bytes("--mem", "8G"), std::int64_t{8} << 30);
   EXPECT_EQ(parse_bytes("--mem", "512 MiB"), std::int64_t{512} << 20);
-  EXPECT_EQ(parse_bytes("--mem", "100"), 100);
+  EXPECT_EQ(parse_bytes("--mem", "1048576"), 1 << 20);
+  for (const char* text : {"8", "1K", "1023KiB", "1048575"}) {  // a unit forgotten
+    expect_error<UsageError>([&] { parse_bytes("--mem", text); },
+                             "--mem: ", {"1 MiB or more", text});
+  }
   expect_error<UsageError>([] { parse_bytes("--mem", "0"); }, "--mem: ", {});
   expect_error<UsageError>([] { parse_bytes("--mem", "much"); }, "--mem: ", {"much"});
 }
@@ -84,6 +115,36 @@ TEST(CliFormat, CountsSurviveTheWayToTextAndBack) {
   for (const std::int64_t count : {1L, 1000L, 4096L, 131072L, 1048576L, 1048577L, 1L << 40}) {
     EXPECT_EQ(parse_count("-c", format_count(count)), count);
   }
+}
+
+TEST(CliText, BytesThatAreNotUtf8AreFoundAndShown) {
+  for (const char* text : {"", "plain", "é…\U0001f600", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_EQ(first_not_utf8(text), std::string::npos) << text;
+    EXPECT_EQ(printable(text), text);
+  }
+  // Lone continuation, cut short, overlong, surrogate, above U+10FFFF.
+  for (const char* text : {"\x80", "\xc3", "\xe2\x80", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80",
+                           "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80", "\xff"}) {
+    EXPECT_EQ(first_not_utf8(std::string("ab") + text), 2U);
+    EXPECT_EQ(first_not_utf8(printable(text)), std::string::npos);
+  }
+  EXPECT_EQ(printable("caf\xe9 \xc3\xa9"), "caf\\xe9 \xc3\xa9");
+  expect_error<UsageError>([] { check_utf8("--answer", "caf\xe9"); },
+                           "--answer: ", {"UTF-8", "0xe9", "position 3"});
+}
+
+TEST(CliText, ParagraphsBreakAtSpacesAndKeepTheirIndent) {
+  EXPECT_EQ(labelled("a", "one two three four", 20, 4), "a   one two three\n    four\n");
+  EXPECT_EQ(labelled("a", "unbreakable-word", 10, 4), "a   unbreakable-word\n");
+  EXPECT_EQ(labelled("", "", 10, 0), "\n");
+}
+
+TEST(CliText, OneLineShowsNoControlCharacterOfAnyKind) {
+  EXPECT_EQ(one_line("a\x1b[31mb", 40), "a [31mb");
+  EXPECT_EQ(one_line("a\xc2\x9b"
+                     "31mb\xc2\xa9",
+                     40),
+            "a 31mb\xc2\xa9");  // CSI of C1
 }
 
 TEST(CliSuggest, ATypingErrorFindsItsNeighbourAndNonsenseFindsNothing) {

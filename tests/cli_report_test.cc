@@ -13,6 +13,7 @@
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
 #include "src/cli/run_directory.h"
+#include "src/cli/text.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 
@@ -46,10 +47,22 @@ TEST(Cells, SurviveTheWayToJsonAndBack) {
   Cell cell = cell_at(4096, 12.5, "hnsw:M=16,ef=128", true);
   cell.seed = ~std::uint64_t{0};
   cell.answer = "a\"b\\c\n\x01 \xe2\x80\xa6";
+  cell.recall = 0.5;
   const Json json = to_json(cell);
   EXPECT_EQ(to_json(cell_from_json(Json::parse(json.dump()))), json);
   EXPECT_EQ(json.at("prefill_times").at("search"), 3);
   EXPECT_GE(json.size(), 30U);
+}
+
+TEST(Cells, WhatWasNotMeasuredIsNull) {
+  Cell cell = cell_at(4096, 5, "exact", true);
+  cell.decode_tokens_per_second.reset();
+  const Json json = to_json(cell);
+  EXPECT_TRUE(json.at("recall").is_null());
+  EXPECT_TRUE(json.at("decode_tokens_per_second").is_null());
+  const Cell back = cell_from_json(Json::parse(json.dump()));
+  EXPECT_FALSE(back.recall.has_value());
+  EXPECT_FALSE(back.decode_tokens_per_second.has_value());
 }
 
 TEST(RunDirectory, GoesOnWithTheCellsOfTheSameConfiguration) {
@@ -78,6 +91,87 @@ TEST(RunDirectory, RefusesAnotherConfigurationNamingWhatDiffers) {
   EXPECT_EQ(untouched.cells().size(), 1U);
 }
 
+TEST(RunDirectory, TakesMoreLengthsAndIndicesAndKeepsTheCellsThere) {
+  const TempDirectory temp;
+  Json first = configuration;
+  first["kv_index"] = {"hnsw"};
+  { RunDirectory(temp.path(), first, false).append(cell_at(4096, 5, "hnsw", true)); }
+  const std::string before = read_file(temp.path() / "cells.jsonl");
+  Json more = configuration;
+  more["lengths"] = {2048, 8192};
+  more["kv_index"] = {"exact", "hnsw:M=16,efc=100,ef=0"};
+  {
+    RunDirectory directory(temp.path(), more, false);
+    EXPECT_EQ(directory.configuration().at("lengths"), (Json{2048, 4096, 8192}));
+    EXPECT_EQ(directory.configuration().at("kv_index"), (Json{"hnsw", "exact"}));
+    EXPECT_TRUE(directory.has(4096, 5, "hnsw"));
+    EXPECT_FALSE(directory.has(8192, 5, "hnsw"));
+    directory.append(cell_at(8192, 5, "exact", false));
+  }
+  const std::string after = read_file(temp.path() / "cells.jsonl");
+  EXPECT_TRUE(after.starts_with(before));
+  const RunDirectory all(temp.path(), first, false);
+  EXPECT_EQ(all.cells().size(), 2U);
+  EXPECT_EQ(all.configuration().at("lengths"), (Json{2048, 4096, 8192}));
+}
+
+TEST(RunDirectory, ADifferentSettingIsRefusedWhateverElseIsMore) {
+  const TempDirectory temp;
+  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  Json other = configuration;
+  other["lengths"] = {4096, 8192};
+  other["depths"] = {5, 50};
+  expect_error<FileError>([&] { RunDirectory(temp.path(), other, false); }, temp.path().string(),
+                          {"depths not set there, [5,50] here"});
+}
+
+// A run that is refused after this, or ends before its first answer, must not cost what was there.
+TEST(RunDirectory, ChangesNothingBeforeTheFirstCell) {
+  const TempDirectory temp;
+  { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
+  temp.write("summary.csv", "old");
+  const std::string cells = read_file(temp.path() / "cells.jsonl") + "{\"cut off";
+  temp.write("cells.jsonl", cells);
+  const std::string run = read_file(temp.path() / "run.json");
+  Json more = configuration;
+  more["lengths"] = {4096, 8192};
+  for (const bool fresh : {false, true}) {
+    const RunDirectory unused(temp.path(), more, fresh);
+    EXPECT_EQ(unused.cells().size(), fresh ? 0U : 1U);
+  }
+  EXPECT_EQ(read_file(temp.path() / "cells.jsonl"), cells);
+  EXPECT_EQ(read_file(temp.path() / "run.json"), run);
+  EXPECT_EQ(read_file(temp.path() / "summary.csv"), "old");
+}
+
+TEST(RunDirectory, LeavesNothingBehindWhereNothingWasWritten) {
+  const TempDirectory temp;
+  { const RunDirectory unused(temp.path() / "a" / "b" / "c", configuration, false); }
+  EXPECT_FALSE(std::filesystem::exists(temp.path() / "a"));
+  temp.write("mine.txt", "x");
+  { const RunDirectory unused(temp.path(), configuration, true); }
+  EXPECT_TRUE(std::filesystem::exists(temp.path() / "mine.txt"));
+  EXPECT_FALSE(std::filesystem::exists(temp.path() / "cells.jsonl"));
+  EXPECT_FALSE(std::filesystem::exists(temp.path() / "run.json"));
+}
+
+TEST(RunDirectory, ByDefaultIsAnotherOneForEverySettingButWhatMayGrow) {
+  const auto of = [](const char* member, const Json& value) {
+    Json json = {{"model", "/models/Tiny 1B\\xff/"},
+                 {"lengths", {4096}},
+                 {"kv_index", {"exact"}},
+                 {"prefill", "window"}};
+    json[member] = value;
+    return default_directory(json).string();
+  };
+  const std::string usual = of("prefill", "window");
+  EXPECT_TRUE(usual.starts_with("out/needle-Tiny-1B--xff-")) << usual;
+  EXPECT_EQ(of("lengths", {1, 2}), usual);
+  EXPECT_EQ(of("kv_index", {"hnsw"}), usual);
+  EXPECT_NE(of("prefill", "dense"), usual);
+  EXPECT_NE(of("kv_recall", true), usual);
+}
+
 TEST(RunDirectory, TakesAnotherConfigurationWhereNoCellIsFinished) {
   const TempDirectory temp;
   { const RunDirectory first(temp.path(), configuration, false); }
@@ -88,15 +182,18 @@ TEST(RunDirectory, TakesAnotherConfigurationWhereNoCellIsFinished) {
                           temp.path().string(), {"kv_topk"});
 }
 
-TEST(RunDirectory, FreshForgetsTheEarlierRunAndLeavesOtherFilesAlone) {
+TEST(RunDirectory, FreshForgetsTheEarlierRunWithTheFirstCellAndLeavesOtherFilesAlone) {
   const TempDirectory temp;
   { RunDirectory(temp.path(), configuration, false).append(cell_at(4096, 5, "exact", true)); }
   temp.write("heatmap.svg", "old");
   temp.write("notes.txt", "mine");
   Json other = configuration;
   other["kv_topk"] = "128";
-  const RunDirectory fresh(temp.path(), other, true);
+  RunDirectory fresh(temp.path(), other, true);
   EXPECT_TRUE(fresh.cells().empty());
+  fresh.append(cell_at(8192, 5, "exact", true));
+  const std::string written = read_file(temp.path() / "cells.jsonl");
+  EXPECT_EQ(std::count(written.begin(), written.end(), '\n'), 1);
   EXPECT_FALSE(std::filesystem::exists(temp.path() / "heatmap.svg"));
   EXPECT_EQ(read_file(temp.path() / "notes.txt"), "mine");
 }
@@ -172,7 +269,7 @@ TEST(Report, AnswersAreShownOnOneLineEach) {
   EXPECT_EQ(one_line("ééééé", 3), "éé…");
   std::vector<Cell> cells = sample_cells();
   cells[0].answer = "line\nbreak";
-  const std::string table = answers_table(cells);
+  const std::string table = answers_table(cells, 200);
   EXPECT_NE(table.find("line break"), std::string::npos) << table;
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 5) << table;
   EXPECT_EQ(table.find("index"), std::string::npos) << table;
@@ -194,19 +291,70 @@ TEST(Report, SummariesCountPerLengthAndIndex) {
   EXPECT_EQ(summaries[0].found, 1);
   EXPECT_EQ(summaries[0].asked, 2);
   EXPECT_DOUBLE_EQ(summaries[0].score(), 0.5);
-  EXPECT_DOUBLE_EQ(summaries[0].decode_tokens_per_second, 18);
+  EXPECT_DOUBLE_EQ(summaries[0].decode_tokens_per_second.value(), 18);
   EXPECT_EQ(summaries[1].rows_bytes, 4096 * 32768);
+}
+
+TEST(Report, WhatWasNotMeasuredIsADashInTablesAndEmptyInCsv) {
+  std::vector<Cell> cells = sample_cells();
+  cells.resize(1);
+  cells[0].context_tokens = 4091;
+  cells[0].decode_steps = 0;
+  const std::string csv = summary_csv(summarise(cells));
+  EXPECT_EQ(csv.find("-1"), std::string::npos) << csv;
+  EXPECT_NE(csv.find("\n4096,4091,exact,1,1,1.0000,3000.00,,64.00,,"), std::string::npos) << csv;
+  const std::string table = summary_table(summarise(cells), 200);
+  EXPECT_NE(table.find("64       -  "), std::string::npos) << table;
+}
+
+TEST(Report, RecallIsTheMeanOfTheCellsThatMeasuredIt) {
+  std::vector<Cell> cells = sample_cells();
+  cells[0].recall = 0.5;
+  EXPECT_DOUBLE_EQ(summarise(cells)[0].recall.value(), 0.5);
+  EXPECT_FALSE(summarise(cells)[1].recall.has_value());
+}
+
+// Every table and picture, at widths that terminals have.
+TEST(Report, NothingIsWiderThanTheTerminal) {
+  std::vector<Cell> cells = sample_cells();
+  for (std::size_t i = 0; i < 2; ++i)
+    cells[i].index = "faiss:OPQ32_128,IVF65536,PQ32x4fs;nprobe=64";
+  cells[0].value = cells[0].answer = "01234567-89ab-4cde-8f01-23456789abcd and some more";
+  for (const std::size_t width : {40U, 80U, 200U}) {
+    const Grid grid =
+        make_grid(cells, {1, 2, 4, 8, 16, 32, 64, 128, 4096, 32768}, {5, 95}, {"exact", "hnsw"});
+    std::istringstream text(answers_table(cells, width) + summary_table(summarise(cells), width) +
+                            terminal_heatmap(grid, false, width));
+    for (std::string line; std::getline(text, line);) EXPECT_LE(width_of(line), width) << line;
+  }
+}
+
+TEST(Report, ATableInPartsHasItsKeysInEachAndEveryFigureOnce) {
+  const std::string whole = summary_table(summarise(sample_cells()), 200);
+  EXPECT_EQ(std::count(whole.begin(), whole.end(), '\n'), 3) << whole;
+  const std::string parts = summary_table(summarise(sample_cells()), 80);
+  const auto count = [&](const std::string& word) {
+    std::size_t n = 0;
+    for (auto at = parts.find(word); at != std::string::npos; at = parts.find(word, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("context  index"), 2U) << parts;
+  for (const char* heading : {"found", "prefill tok/s", "decode tok/s", "rows/head", "recall",
+                              "KV rows", "index size", "index wait", "first token"}) {
+    EXPECT_EQ(count(heading), 1U) << heading << "\n" << parts;
+  }
 }
 
 TEST(Report, CsvQuotesIndexSpecsWithCommas) {
   std::vector<Cell> cells = {cell_at(4096, 5, "faiss:IVF4,\"x\"", true)};
+  cells[0].context_tokens = 4090;
   std::istringstream csv(summary_csv(summarise(cells)));
   std::string heading;
   std::string line;
   std::getline(csv, heading);
   std::getline(csv, line);
-  EXPECT_TRUE(heading.starts_with("context_tokens,index,asked,found,score,")) << heading;
-  EXPECT_TRUE(line.starts_with("4096,\"faiss:IVF4,\"\"x\"\"\",1,1,1.0000,")) << line;
+  EXPECT_TRUE(heading.starts_with("length,context_tokens,index,asked,found,score,")) << heading;
+  EXPECT_TRUE(line.starts_with("4096,4090,\"faiss:IVF4,\"\"x\"\"\",1,1,1.0000,")) << line;
 }
 
 TEST(Report, TimeSharesAddUpToTheWhole) {
@@ -233,12 +381,12 @@ TEST(Heatmap, GridsAreSortedAndKnowWhatWasNotRun) {
 
 TEST(Heatmap, TerminalColoursAreOnlyThereWhenWanted) {
   const Grid grid = sample_grid({"exact"});
-  const std::string plain = terminal_heatmap(grid, false);
+  const std::string plain = terminal_heatmap(grid, false, 80);
   EXPECT_EQ(plain.find('\x1b'), std::string::npos);
   EXPECT_NE(plain.find("✓"), std::string::npos);
   EXPECT_NE(plain.find("✗"), std::string::npos);
   EXPECT_NE(plain.find("32K"), std::string::npos);
-  EXPECT_NE(terminal_heatmap(grid, true).find("\x1b[48;5;"), std::string::npos);
+  EXPECT_NE(terminal_heatmap(grid, true, 80).find("\x1b[48;5;"), std::string::npos);
 }
 
 // Tags nest and close, attributes are quoted, and no text holds a bare & or <.
@@ -308,6 +456,16 @@ TEST(ProgressText, TellsHowFarHowFastAndHowLong) {
   EXPECT_EQ(progress_text("ask", {"ask", "needles", 0, 0}, 0), "ask  0/0 needles");
 }
 
+TEST(ProgressText, InANarrowTerminalLosesTheLeastFirst) {
+  const Progress progress{"prefill", "tokens", 25000, 100000};
+  EXPECT_EQ(progress_text("1M prefill", progress, 10, 60), "1M prefill  25 %  30 s left");
+  EXPECT_EQ(progress_text("1M prefill", progress, 10, 20), "1M prefill  25 %");
+  EXPECT_EQ(progress_text("1M prefill", progress, 10, 12), "1M pre…  25 %");
+  for (std::size_t width = 1; width < 100; ++width) {
+    EXPECT_LE(width_of(progress_text("1M faiss:IVF,SQ8", progress, 10, width)), width);
+  }
+}
+
 std::string progress_output(bool terminal) {
   char* text = nullptr;
   std::size_t size = 0;
@@ -335,6 +493,46 @@ TEST(ProgressBar, OnATerminalUpdatesOneLine) {
   const std::string output = progress_output(true);
   EXPECT_EQ(std::count(output.begin(), output.end(), '\n'), 2) << output;
   EXPECT_NE(output.find('\r'), std::string::npos);
+  EXPECT_EQ(output.find('\x1b'), std::string::npos);
+}
+
+// What a terminal would show of lines written over one another.
+std::vector<std::string> shown(const std::string& output) {
+  std::vector<std::string> lines(1);
+  std::size_t at = 0;
+  for (const char c : output) {
+    if (c == '\r') {
+      at = 0;
+    } else if (c == '\n') {
+      lines.emplace_back();
+      at = 0;
+    } else {
+      if (at == lines.back().size()) lines.back() += ' ';
+      lines.back()[at++] = c;
+    }
+  }
+  for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
+  return lines;
+}
+
+TEST(ProgressBar, AShorterLineLeavesNothingOfALongerOne) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* out = open_memstream(&text, &size);
+  {
+    ProgressBar bar(out, true);
+    bar.report("a rather long title", {"stage", "steps", 0, 1000});
+    bar.note("a note");
+    bar.report("a rather long title", {"stage", "steps", 1000, 1000});
+    bar.report("brief", {"other", "x", 1, 1});
+  }
+  std::fclose(out);
+  const std::vector<std::string> lines = shown(std::string(text, size));
+  std::free(text);
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[0], "a note");
+  EXPECT_TRUE(lines[1].starts_with("a rather long title  1,000/1,000 steps  100 %")) << lines[1];
+  EXPECT_TRUE(lines[2].starts_with("brief  1/1 x  100 %")) << lines[2];
 }
 
 }  // namespace

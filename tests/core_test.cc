@@ -7,12 +7,14 @@
 #include <random>
 #include <vector>
 
+#include "src/core/byte_text.h"
 #include "src/core/convert.h"
 #include "src/core/dot.h"
 #include "src/core/tile_dot.h"
 #include "src/core/topk.h"
 #include "src/core/vector_math.h"
 #include "tests/reference.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -34,6 +36,20 @@ double rounded(double x, int mantissa_bits) {
   const double fraction = std::frexp(x, &exponent);
   return std::ldexp(std::nearbyint(std::ldexp(fraction, mantissa_bits + 1)),
                     exponent - mantissa_bits - 1);
+}
+
+TEST(ByteText, IsLegibleAtEveryScale) {
+  EXPECT_EQ(byte_text(0), "0 B");
+  EXPECT_EQ(byte_text(1023), "1023 B");
+  EXPECT_EQ(byte_text(1536), "1.5 KiB");
+  EXPECT_EQ(byte_text((std::int64_t{1} << 30) - 1), "1.0 GiB");
+  EXPECT_EQ(byte_text(std::int64_t{1} << 52), "4.0 PiB");
+  EXPECT_EQ(byte_text(std::numeric_limits<std::int64_t>::max()), "8.0 EiB");
+}
+
+TEST(OutOfMemoryText, TellsSmallSizesApart) {
+  EXPECT_STREQ(OutOfMemory("rows", 2048, 1023, "free some").what(),
+               "rows: 2.0 KiB (2048 bytes) wanted, 1023 bytes available; free some");
 }
 
 TEST(Convert, RoundTripRoundsToNearestEvenAtEveryLength) {

@@ -7,16 +7,19 @@
 #include <exception>
 #include <map>
 #include <new>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
-#include "src/cli/report.h"
 #include "src/cli/suggest.h"
+#include "src/cli/text.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -26,7 +29,7 @@ constexpr std::size_t longest_error = 2000;
 
 int fail(int status, const std::string& what) {
   std::fflush(stdout);
-  fmt::print(stderr, "topkv: error: {}\n", one_line(what, longest_error));
+  fmt::print(stderr, "topkv: error: {}\n", one_line(printable(what), longest_error));
   return status;
 }
 
@@ -35,44 +38,51 @@ int usage_error(const std::string& what, const std::string& command) {
   return fail(exit_usage, fmt::format("{} (see {})", what, help));
 }
 
-std::string hint(const std::string& near) {
-  return near.empty() ? "" : fmt::format("; did you mean {}?", near);
-}
+using Commands = std::map<std::string, Run>;
 
-std::vector<std::string> flags_of(const CLI::App& command) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-  }
+std::vector<std::string> names_of(const Commands& commands) {
+  std::vector<std::string> names = {"help"};
+  for (const auto& [name, run] : commands) names.push_back(name);
   return names;
 }
 
-// What the command did not understand, in words.
-std::string unexpected(const CLI::App& command, const std::vector<std::string>& left) {
-  const auto flag = std::find_if(left.begin(), left.end(), [](const std::string& text) {
-    return text.size() > 1 && text.front() == '-';
-  });
-  if (flag == left.end()) {
-    return fmt::format("unexpected argument '{}'", left.empty() ? "" : left.front());
+// Throws UsageError for a first argument that is neither a command nor a flag of topkv itself.
+void check_command(const CLI::App& app, const Commands& commands,
+                   std::span<const char* const> words) {
+  if (words.empty()) throw UsageError("no command given; expected one, such as topkv needle");
+  const std::string first = words.front();
+  if (!first.empty() && first.front() == '-') {
+    if (first == "-h" || first == "--help" || first == "--version") return;
+    throw UsageError(fmt::format("unknown flag {} before a command{}", first,
+                                 did_you_mean(nearest(first, flags_of(app)))));
   }
-  const std::string name = flag->substr(0, flag->find('='));
-  return fmt::format("unknown flag {}{}", name, hint(nearest(name, flags_of(command))));
+  if (commands.contains(first)) return;
+  throw UsageError(fmt::format("unknown command '{}'{}", first,
+                               did_you_mean(nearest(first, names_of(commands)))));
 }
 
-// A first argument that is no command; CLI11 would only say that one is required.
-std::string wrong_command(const CLI::App& app, int argc, const char* const* argv) {
-  if (argc < 2) return "no command given";
-  const std::string first = argv[1];
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
-  if (!first.empty() && first.front() == '-') {
-    if (first == "-h" || first == "--help" || first == "--version") return {};
-    return fmt::format("unknown flag {} before a command{}", first,
-                       hint(nearest(first, flags_of(app))));
+// topkv help [COMMAND]
+int show_help(const CLI::App& app, const Commands& commands, std::span<const char* const> words) {
+  if (words.empty()) {
+    fmt::print("{}", main_help);
+    return 0;
   }
-  if (std::find(names.begin(), names.end(), first) != names.end()) return {};
-  return fmt::format("unknown command '{}'{}", first, hint(nearest(first, names)));
+  if (words.size() > 1) {
+    throw UsageError(
+        fmt::format("help: expected one command, found '{}' behind '{}'", words[1], words[0]));
+  }
+  const std::string name = words.front();
+  if (!commands.contains(name)) {
+    throw UsageError(fmt::format("help: unknown command '{}'{}", name,
+                                 did_you_mean(nearest(name, names_of(commands)))));
+  }
+  fmt::print("{}", app.get_subcommand(name)->help());
+  return 0;
+}
+
+int written(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return fail(exit_error, "standard output cannot be written");
 }
 
 }  // namespace
@@ -92,38 +102,37 @@ int run_app(int argc, const char* const* argv) {
   });
   app.set_version_flag("--version", "topkv " + version());
   app.require_subcommand(0, 1);
-  const std::map<std::string, Run> commands = {{"needle", add_needle(app)},
-                                               {"generate", add_generate(app)},
-                                               {"info", add_info(app)},
-                                               {"bench", add_bench(app)}};
-  if (const std::string wrong = wrong_command(app, argc, argv); !wrong.empty()) {
-    return usage_error(wrong, "");
-  }
-  std::string name;
-  const auto used = [&] { return app.get_subcommands().front(); };
+  const Commands commands = {{"needle", add_needle(app)},
+                             {"generate", add_generate(app)},
+                             {"info", add_info(app)},
+                             {"bench", add_bench(app)}};
+  const std::span<const char* const> words(argv + std::min(argc, 1), argv + argc);
+  std::string name;  // of the command, once it is known
   try {
-    app.parse(argc, argv);
-    name = used()->get_name();
-    const int status = commands.at(name)();
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      return fail(exit_error, "standard output cannot be written");
+    if (!words.empty() && std::string_view(words.front()) == "help") {
+      return written(show_help(app, commands, words.subspan(1)));
     }
-    return status;
+    check_command(app, commands, words);
+    if (commands.contains(words.front())) {
+      name = words.front();
+      check_arguments(*app.get_subcommand(name), words.subspan(1));
+    }
+    app.parse(argc, argv);
+    return written(commands.at(name)());
   } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success);
+    return written(app.exit(success));
   } catch (const CLI::ParseError& error) {
-    if (app.get_subcommands().empty()) return usage_error(error.what(), "");
-    // A mistyped flag may also be why another is missing: it is what to tell.
-    const std::vector<std::string> left = used()->remaining();
-    return usage_error(left.empty() ? error.what() : unexpected(*used(), left), used()->get_name());
+    return usage_error(error.what(), name);
   } catch (const UsageError& error) {
+    return usage_error(error.what(), name);
+  } catch (const InvalidArgument& error) {  // what only the library could find
     return usage_error(error.what(), name);
   } catch (const Error& error) {
     return fail(exit_error, error.what());
   } catch (const Interrupted&) {
     return fail(interrupted_status(), "interrupted");
   } catch (const std::bad_alloc&) {
-    return fail(exit_error, "out of host memory");
+    return fail(exit_error, "out of host memory; ask for fewer tokens or free memory");
   } catch (const std::exception& error) {
     return fail(exit_error, error.what());
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <memory>
 
 #include "src/cli/bench_options.h"
@@ -11,6 +12,7 @@
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/progress_bar.h"
+#include "src/cli/terminal.h"
 
 namespace topkv::cli {
 namespace {
@@ -18,14 +20,14 @@ namespace {
 int run_bench(const BenchFlags& flags, const CLI::App& command) {
   const BenchPlan plan = bench_plan(flags, command);
   catch_interrupts();
-  const ThreadLimit threads(flags.model.threads);
+  const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
   const BenchReport report = flags.what == "decode" ? run_bench_decode(plan, device, progress)
                                                     : run_bench_prefill(plan, device, progress);
   progress.finish();
   if (!flags.json) {
-    fmt::print("{}", bench_text(report, flags.profile));
+    fmt::print("{}", bench_text(report, flags.profile, line_width(stdout)));
     return 0;
   }
   for (const Json& line : bench_json(report, flags.profile)) {

@@ -138,6 +138,9 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
   report.what = "decode";
   report.plan = plan;
   report.device = device;
+  // Says whether the rows of context and session fit together, before any is made.
+  ContextBuilder(plan.shape, {.capacity = plan.context + warm_up_tokens + plan.tokens,
+                              .memory_budget = plan.memory_budget});
   ContextBuilder builder(plan.shape,
                          {.capacity = plan.context, .memory_budget = plan.memory_budget});
   const std::vector<BenchLayer> layers = bench_layers(plan.shape, plan.seed);

@@ -4,9 +4,10 @@
 
 #include <set>
 
+#include "src/cli/arguments.h"
 #include "src/cli/bench_shape.h"
 #include "src/cli/numbers.h"
-#include "topkv/error.h"
+#include "src/cli/text.h"
 
 namespace topkv::cli {
 namespace {
@@ -28,23 +29,27 @@ void refuse(const CLI::App& command, const char* const (&flags)[count], const st
   }
 }
 
-void plan_decode(const BenchFlags& flags, BenchPlan& plan) {
+// What can be known of them without the shape.
+void check_decode(const BenchFlags& flags, BenchPlan& plan) {
   plan.tokens = parse_count("--tokens", flags.tokens, fewest_tokens);
   std::set<std::string> seen;
   for (const std::string& k : flags.ks) {
-    if (!seen.insert(k).second) throw UsageError(fmt::format("--kv-topk: {} is given twice", k));
+    if (!seen.insert(k).second) {
+      throw UsageError(fmt::format("--kv-topk: {} is given twice; expected different ones", k));
+    }
+    RetrievalFlags retrieval = flags.retrieval;
+    retrieval.k = k;
+    check_flags(retrieval);
   }
+}
+
+void plan_decode(const BenchFlags& flags, BenchPlan& plan) {
   for (const std::string& index : flags.retrieval.indices) {
     for (const std::string& k : flags.ks) {
       RetrievalFlags retrieval = flags.retrieval;
       retrieval.k = k;
-      check_flags(retrieval, {}, {});
-      try {
-        plan.rows.push_back(
-            retrieval_options(retrieval, plan.shape.layers, index, warm_up_tokens + plan.tokens));
-      } catch (const InvalidArgument& error) {
-        throw UsageError(fmt::format("--kv-topk: {}", error.what()));
-      }
+      plan.rows.push_back(
+          retrieval_options(retrieval, plan.shape.layers, index, warm_up_tokens + plan.tokens));
       plan.ks.push_back(k);
     }
   }
@@ -59,7 +64,7 @@ void plan_prefill(const BenchFlags& flags, BenchPlan& plan) {
   std::set<std::string> seen;
   for (const std::string& mode : modes) {
     if (!seen.insert(mode).second) {
-      throw UsageError(fmt::format("--prefill: {} is given twice", mode));
+      throw UsageError(fmt::format("--prefill: {} is given twice; expected different ones", mode));
     }
     plan.attention.push_back({mode == "dense" ? Prefill::dense : Prefill::window, window});
   }
@@ -68,54 +73,59 @@ void plan_prefill(const BenchFlags& flags, BenchPlan& plan) {
 }  // namespace
 
 void add_flags(CLI::App& command, BenchFlags& flags) {
-  command.add_option("what", flags.what)->required()->check(CLI::IsMember({"decode", "prefill"}));
-  command.add_option("--shape", flags.shape)->required();
-  command.add_option("-c,--ctx", flags.context);
-  command.add_option("--layers", flags.layers);
+  one_of(command.add_option("what", flags.what), {"decode", "prefill"})->required();
+  command
+      .add_option("--shape", flags.shape,
+                  "llama3-8b, qwen2.5-7b-1m, needle-14m or the path of a config.json")
+      ->required();
+  command.add_option("-c,--ctx", flags.context, "a count of tokens such as 128K");
+  command.add_option("--layers", flags.layers, "a number of layers");
   add_flags(command, flags.model);
   command.remove_option(command.get_option("--model"));  // a shape stands in for it
   add_flags(command, flags.retrieval);
   command.remove_option(command.get_option("--kv-topk"));  // here several may be given
-  command.add_option("--kv-topk", flags.ks)->expected(1)->take_all();
-  command.add_option("--tokens", flags.tokens);
-  command.add_option("--prefill", flags.modes)
-      ->expected(1)
-      ->take_all()
-      ->check(CLI::IsMember({"dense", "window"}));
-  command.add_option("--prefill-window", flags.prefill_window);
-  command.add_option("--chunk", flags.chunk);
-  command.add_option("--mem", flags.memory);
-  command.add_option("--at", flags.at);
-  command.add_option("--seed", flags.seed);
+  command.add_option("--kv-topk", flags.ks, "rows per layer such as 64")->expected(1)->take_all();
+  command.add_option("--tokens", flags.tokens, "a count of 10 or more");
+  one_of(command.add_option("--prefill", flags.modes)->expected(1)->take_all(),
+         {"dense", "window"});
+  command.add_option("--prefill-window", flags.prefill_window, "a count such as 1024");
+  command.add_option("--chunk", flags.chunk, "a number of tokens, or auto");
+  command.add_option("--mem", flags.memory, "a size such as 100GiB");
+  command.add_option("--at", flags.at, "a count of tokens such as 1M");
+  command.add_option("--seed", flags.seed, "a whole number");
   command.add_flag("--profile", flags.profile);
   command.add_flag("--json", flags.json);
 }
 
 BenchPlan bench_plan(const BenchFlags& flags, const CLI::App& command) {
+  if (flags.what == "decode") {
+    refuse(command, of_prefill, "decode", "prefill");
+  } else {
+    refuse(command, of_decode, "prefill", "decode");
+  }
   if (flags.what == "prefill" && flags.context.empty() == flags.at.empty()) {
     throw UsageError("-c: give the tokens of a whole prefill, or with --at where to time a chunk");
   }
   if (flags.what == "decode" && flags.context.empty()) {
     throw UsageError("-c: give the tokens of the context");
   }
+  check_flags(flags.model);
   BenchPlan plan;
   plan.context =
       flags.context.empty() ? parse_count("--at", flags.at) : parse_count("-c", flags.context);
-  plan.name = flags.shape;
-  plan.shape = bench_shape(flags.shape);
-  plan.all_layers = plan.shape.layers;
-  if (!flags.layers.empty()) {
-    plan.shape = first_layers(plan.shape, parse_count("--layers", flags.layers));
-  }
-  plan.seed = flags.seed;
+  plan.seed = parse_seed("--seed", flags.seed);
   plan.memory_budget = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
+  const std::int64_t layers = flags.layers.empty() ? 0 : parse_count("--layers", flags.layers);
   if (flags.what == "decode") {
-    refuse(command, of_prefill, "decode", "prefill");
-    plan_decode(flags, plan);
+    check_decode(flags, plan);
   } else {
-    refuse(command, of_decode, "prefill", "decode");
     plan_prefill(flags, plan);
   }
+  plan.name = printable(flags.shape);
+  plan.shape = bench_shape(flags.shape);
+  plan.all_layers = plan.shape.layers;
+  if (layers > 0) plan.shape = first_layers(plan.shape, layers);
+  if (flags.what == "decode") plan_decode(flags, plan);
   return plan;
 }
 

@@ -24,7 +24,7 @@ struct BenchFlags {
   std::string chunk = "auto";
   std::string at;      ///< prefill: instead of context
   std::string memory;  ///< empty: what the machine has free
-  std::uint64_t seed = 42;
+  std::string seed = "42";
   bool profile = false;
   bool json = false;
 };
@@ -51,7 +51,7 @@ struct BenchPlan {
 /// Tokens that warm up a session before any is timed.
 inline constexpr std::int64_t warm_up_tokens = 4;
 
-/// Throws UsageError, or what the library throws for a bad index spec or config.json.
+/// Throws UsageError, or what ModelConfig::load throws for a shape's config.json.
 BenchPlan bench_plan(const BenchFlags& flags, const CLI::App& command);
 
 }  // namespace topkv::cli

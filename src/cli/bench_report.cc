@@ -7,6 +7,7 @@
 #include "src/cli/numbers.h"
 #include "src/cli/profile.h"
 #include "src/cli/report.h"
+#include "src/cli/text.h"
 
 namespace topkv::cli {
 namespace {
@@ -26,8 +27,9 @@ struct Column {
   const char* name;
   std::function<double(const Result&, const BenchReport&)> value;
   std::function<std::string(double)> text;
-  bool only_if_used = false;  ///< left out of the table when it is 0 in all rows
-  bool counts = false;        ///< a whole number in JSON
+  bool only_if_used = false;   ///< left out of the table when it is 0 in all rows
+  bool counts = false;         ///< a whole number in JSON
+  bool may_not_apply = false;  ///< null in JSON when it is 0
 };
 
 double per_second(double count, double seconds) { return seconds > 0 ? count / seconds : 0; }
@@ -74,7 +76,8 @@ const std::vector<Column<DecodeResult>>& decode_columns() {
       phase("merge", "merge_seconds", &StepTimes::merge),
       {"other", "other_seconds", [](const R& r, const B&) { return unaccounted(r); }, milliseconds},
       {"keys floor", "key_floor_seconds",
-       [](const R& r, const B& b) { return floor_seconds(r.key_bytes, b); }, ms_or_dash},
+       [](const R& r, const B& b) { return floor_seconds(r.key_bytes, b); }, ms_or_dash, false,
+       false, true},
       {"rows floor", "row_floor_seconds",
        [](const R& r, const B& b) { return floor_seconds(r.row_bytes, b); }, ms_or_dash},
   };
@@ -109,7 +112,9 @@ std::vector<std::string> names_of(const PrefillResult& result) {
 
 template <class Result>
 std::string table(std::vector<std::string> headings, const std::vector<Column<Result>>& columns,
-                  const std::vector<Result>& results, const BenchReport& report) {
+                  const std::vector<Result>& results, const BenchReport& report,
+                  std::size_t width) {
+  const TableFit fit{.width = width, .keys = headings.size(), .cut = {}};
   std::vector<bool> right(headings.size(), false);
   std::vector<std::vector<std::string>> rows;
   for (const Result& result : results) rows.push_back(names_of(result));
@@ -123,7 +128,7 @@ std::string table(std::vector<std::string> headings, const std::vector<Column<Re
       rows[i].push_back(column.text(column.value(results[i], report)));
     }
   }
-  return format_table(headings, rows, right);
+  return format_table(headings, rows, right, fit);
 }
 
 std::string mass_table(const BenchReport& report) {
@@ -171,7 +176,9 @@ void add_columns(Json& json, const std::vector<Column<Result>>& columns, const R
                  const BenchReport& report) {
   for (const Column<Result>& column : columns) {
     const double value = column.value(result, report);
-    if (column.counts) {
+    if (column.may_not_apply && value == 0) {
+      json[column.name] = nullptr;
+    } else if (column.counts) {
       json[column.name] = static_cast<std::int64_t>(value);
     } else {
       json[column.name] = value;
@@ -179,39 +186,44 @@ void add_columns(Json& json, const std::vector<Column<Result>>& columns, const R
   }
 }
 
-std::string heading(const BenchReport& report) {
+std::string heading(const BenchReport& report, std::size_t width) {
   const BenchPlan& plan = report.plan;
+  const auto paragraph = [&](const std::string& line) { return labelled("", line, width, 0); };
   std::string text =
-      fmt::format("{}: {} layers, {} query heads, {} KV heads, head dim {}; {} tokens\n", plan.name,
-                  plan.all_layers, plan.shape.q_heads, plan.shape.kv_heads, plan.shape.head_dim,
-                  format_grouped(plan.context));
+      paragraph(fmt::format("{}: {} layers, {} query heads, {} KV heads, head dim {}; {} tokens",
+                            plan.name, plan.all_layers, plan.shape.q_heads, plan.shape.kv_heads,
+                            plan.shape.head_dim, format_grouped(plan.context)));
   if (plan.shape.layers < plan.all_layers) {
-    text += fmt::format("only the first {} of {} layers are measured: all figures are of these\n",
-                        plan.shape.layers, plan.all_layers);
+    text += paragraph(
+        fmt::format("only the first {} of {} layers are measured: all figures are of these",
+                    plan.shape.layers, plan.all_layers));
   }
-  text += fmt::format("{}; host memory is read at {:.1f} GB/s\n", report.device.name(),
-                      report.read_bandwidth / 1e9);
-  return text + fmt::format("{} of generated rows, made in {}\n\n", format_bytes(report.rows_bytes),
-                            format_seconds(report.rows_seconds));
+  text += paragraph(fmt::format("{}; host memory is read at {:.1f} GB/s", report.device.name(),
+                                report.read_bandwidth / 1e9));
+  return text +
+         paragraph(fmt::format("{} of generated rows, made in {}", format_bytes(report.rows_bytes),
+                               format_seconds(report.rows_seconds))) +
+         "\n";
 }
 
 }  // namespace
 
-std::string bench_text(const BenchReport& report, bool profile) {
-  std::string text = heading(report);
+std::string bench_text(const BenchReport& report, bool profile, std::size_t width) {
+  std::string text = heading(report, width);
   if (report.what == "prefill") {
-    return text + table({"prefill"}, prefill_columns(), report.prefill, report);
+    return text + table({"prefill"}, prefill_columns(), report.prefill, report, width);
   }
   if (!report.mass.empty()) text += mass_table(report) + "\n";
-  text += table({"index", "top k"}, decode_columns(), report.decode, report);
-  text += fmt::format(
-      "\nms per token: the median of {} tokens, and what its mean consists of. Floors: bytes of "
-      "keys that\nexact search reads, and of rows attended, at the rate above\n",
+  text += table({"index", "top k"}, decode_columns(), report.decode, report, width);
+  const std::string note = fmt::format(
+      "ms per token: the median of {} tokens, and what its mean consists of. Floors: bytes of keys "
+      "that exact search reads, and of rows attended, at the rate above",
       report.plan.tokens);
+  text += "\n" + labelled("", note, width, 0);
   for (const DecodeResult& result : report.decode) {
     if (!profile) continue;
     text += fmt::format("\n{}, top {}: {}", result.index, result.k,
-                        profile_table(result.layer_times, report.plan.tokens, 0));
+                        profile_table(result.layer_times, report.plan.tokens, 0, width));
   }
   return text;
 }

@@ -10,10 +10,11 @@
 namespace topkv::cli {
 
 /// Heading, figures of the rows, one table row per measurement, notes; with profile also the time
-/// of each layer.
-std::string bench_text(const BenchReport& report, bool profile);
+/// of each layer. In lines of `width` characters.
+std::string bench_text(const BenchReport& report, bool profile, std::size_t width);
 
-/// One object per measurement, each complete in itself; times in seconds.
+/// One object per measurement, each complete in itself; times in seconds, null where a figure does
+/// not apply.
 std::vector<Json> bench_json(const BenchReport& report, bool profile);
 
 }  // namespace topkv::cli

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
 #include "src/cli/suggest.h"
 #include "topkv/model.h"
@@ -41,15 +42,15 @@ AttentionShape bench_shape(const std::string& text) {
     throw UsageError(
         fmt::format("--shape: '{}' is neither of llama3-8b, qwen2.5-7b-1m and needle-14m nor the "
                     "path of a config.json{}",
-                    text, near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+                    text, did_you_mean(near)));
   }
   return ModelConfig::load(path.has_parent_path() ? path.parent_path() : ".").attention;
 }
 
 AttentionShape first_layers(AttentionShape shape, std::int64_t layers) {
   if (layers > shape.layers) {
-    throw UsageError(
-        fmt::format("--layers: the shape has {} layers, found {}", shape.layers, layers));
+    throw UsageError(fmt::format("--layers: expected 1 to {}, the layers of the shape; found {}",
+                                 shape.layers, layers));
   }
   shape.layers = layers;
   if (!shape.sliding_window.empty()) {

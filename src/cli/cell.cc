@@ -64,17 +64,42 @@ void each_member(CellType& cell, const Visit& visit) {
   visit("version", cell.version);
 }
 
+template <class T>
+void put(Json& json, const T& member) {
+  json = member;
+}
+
+template <class T>
+void put(Json& json, const std::optional<T>& member) {
+  if (member.has_value()) {
+    json = *member;
+  } else {
+    json = nullptr;
+  }
+}
+
+template <class T>
+void take(const Json& json, T& member) {
+  json.get_to(member);
+}
+
+template <class T>
+void take(const Json& json, std::optional<T>& member) {
+  member.reset();
+  if (!json.is_null()) member = json.get<T>();
+}
+
 }  // namespace
 
 Json to_json(const Cell& cell) {
   Json json;
-  each_member(cell, [&](const char* name, const auto& member) { json[name] = member; });
+  each_member(cell, [&](const char* name, const auto& member) { put(json[name], member); });
   return json;
 }
 
 Cell cell_from_json(const Json& json) {
   Cell cell;
-  each_member(cell, [&](const char* name, auto& member) { json.at(name).get_to(member); });
+  each_member(cell, [&](const char* name, auto& member) { take(json.at(name), member); });
   return cell;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace topkv::cli {
 /// One question asked of one context through one index.
 struct Cell {
   // Which cell it is.
-  std::int64_t length = 0;  ///< tokens asked for with -c
+  std::int64_t length = 0;  ///< as -c had it
   double depth = 0;         ///< percent asked for with --depths
   std::string index;        ///< spec string as given
 
@@ -23,7 +24,7 @@ struct Cell {
   bool found = false;
 
   // Sizes in tokens, positions as token numbers of the context.
-  std::int64_t context_tokens = 0;
+  std::int64_t context_tokens = 0;  ///< prefilled: length, less what the last sentence left free
   std::int64_t needle_begin = 0;
   std::int64_t needle_end = 0;
   std::int64_t question_tokens = 0;
@@ -31,8 +32,8 @@ struct Cell {
   /// Rows attended beyond window and sinks, per token, layer and query head, on average.
   double rows_per_head = 0;
   /// With --kv-recall: share of exact search's rows that the index found for the question's
-  /// queries; -1 when not measured.
-  double recall = -1;
+  /// queries; none when it was not measured, or nothing had to be searched.
+  std::optional<double> recall = {};
 
   // Cost of the context, the same in all cells that it served.
   double prefill_seconds = 0;
@@ -46,11 +47,11 @@ struct Cell {
   double question_seconds = 0;
   std::int64_t decode_steps = 0;  ///< tokens decoded in decode_seconds
   double decode_seconds = 0;
-  double decode_tokens_per_second = 0;
-  ForwardTimes answer_times = {};      ///< question and decoding
-  double seconds = 0;                  ///< session from start to end
-  std::int64_t peak_memory_bytes = 0;  ///< of the host
-  std::int64_t gpu_peak_bytes = 0;     ///< of the device, as topkv accounts for it
+  std::optional<double> decode_tokens_per_second = {};  ///< none for an answer of one token
+  ForwardTimes answer_times = {};                       ///< question and decoding
+  double seconds = 0;                                   ///< session from start to end
+  std::int64_t peak_memory_bytes = 0;                   ///< of the host
+  std::int64_t gpu_peak_bytes = 0;                      ///< of the device, as topkv accounts for it
 
   // What it was run with.
   std::string device;
@@ -61,7 +62,7 @@ struct Cell {
   std::string version;
 };
 
-/// All members under their names.
+/// All members under their names; null for none.
 Json to_json(const Cell& cell);
 
 /// Throws nlohmann::json::exception when a member is missing or of another type.

@@ -1,6 +1,7 @@
 #include "src/cli/files.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -12,14 +13,26 @@
 
 namespace topkv::cli {
 
-std::string read_file(const std::filesystem::path& path) {
+namespace {
+
+[[noreturn]] void fail_to_read(const std::filesystem::path& path) {
+  throw FileError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(errno)));
+}
+
+}  // namespace
+
+void check_readable(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     throw FileError(fmt::format("{}: is a directory; expected a file", path.string()));
   }
-  errno = 0;
+  if (::access(path.c_str(), R_OK) != 0) fail_to_read(path);
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  check_readable(path);
   std::ifstream in(path, std::ios::binary);
-  if (!in) throw FileError(fmt::format("{}: {}", path.string(), std::strerror(errno)));
+  if (!in) fail_to_read(path);
   std::string text;
   std::array<char, 1 << 16> buffer;
   while (in.read(buffer.data(), buffer.size()) || in.gcount() > 0) {
@@ -48,14 +61,19 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
     out.write(text.data(), static_cast<std::streamsize>(text.size()));
     out.close();
     if (!out) {
-      throw FileError(fmt::format("{}: cannot be written: {}", path.string(),
-                                  errno != 0 ? std::strerror(errno) : "write error"));
+      const std::string why = errno != 0 ? std::strerror(errno) : "write error";
+      std::error_code unwritten;
+      std::filesystem::remove(part, unwritten);
+      throw FileError(fmt::format("{}: cannot be written: {}", path.string(), why));
     }
   }
   std::error_code error;
   std::filesystem::rename(part, path, error);
-  if (error)
+  if (error) {
+    std::error_code kept;
+    std::filesystem::remove(part, kept);
     throw FileError(fmt::format("{}: cannot be written: {}", path.string(), error.message()));
+  }
 }
 
 }  // namespace topkv::cli

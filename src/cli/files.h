@@ -7,6 +7,10 @@
 
 namespace topkv::cli {
 
+/// Throws FileError for a file that cannot be read, or a directory. Does not open it: what comes
+/// through a pipe can be opened once.
+void check_readable(const std::filesystem::path& path);
+
 /// The file's bytes. Throws FileError.
 std::string read_file(const std::filesystem::path& path);
 

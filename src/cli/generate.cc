@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -15,6 +16,8 @@
 #include "src/cli/profile.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
+#include "src/cli/terminal.h"
+#include "src/cli/text.h"
 #include "src/core/stopwatch.h"
 #include "topkv/error.h"
 
@@ -38,6 +41,26 @@ struct Prefilled {
   ForwardTimes times = {};
 };
 
+/// A text as the model reads it: the context's tokens, and those of the prompt behind it.
+struct Reading {
+  std::vector<Token> context;  // empty: none
+  std::vector<Token> prompt;
+};
+
+void check_flags(const GenerateFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.prefill);
+  check_flags(flags.sampling);
+  check_utf8("--prompt", flags.prompt);
+  if (flags.retrieval.indices.size() > 1) {
+    throw UsageError("--kv-index: generate takes one index; several are for topkv needle");
+  }
+  if (std::count(flags.files.begin(), flags.files.end(), "-") > 1) {
+    throw UsageError("--file: '-' is given twice; standard input can be read once");
+  }
+}
+
 std::string context_text(const std::vector<std::string>& files) {
   std::string text;
   for (const std::string& file : files) text += file == "-" ? read_stdin() : read_file(file);
@@ -47,12 +70,43 @@ std::string context_text(const std::vector<std::string>& files) {
   return text;
 }
 
-Prefilled make_context(const Model& model, const GenerateFlags& flags, const std::string& text,
-                       ProgressBar& progress) {
+// The tokens are those of files and prompt as one text. Where tokens join the two, as in ".\n",
+// they belong to the prompt.
+Reading read(const Tokenizer& tokenizer, const std::string& text, const std::string& prompt) {
+  Reading reading;
+  reading.prompt = tokenizer.encode(text + prompt);
+  if (!text.empty()) {
+    const std::vector<Token> alone = tokenizer.encode(text);
+    const auto border =
+        std::mismatch(alone.begin(), alone.end(), reading.prompt.begin(), reading.prompt.end())
+            .second;
+    // A prompt that adds nothing (a tokenizer may drop characters) still needs a token to start.
+    const auto end =
+        border == reading.prompt.end() && border != reading.prompt.begin() ? border - 1 : border;
+    reading.context.assign(reading.prompt.begin(), end);
+    reading.prompt.erase(reading.prompt.begin(), end);
+  }
+  const std::vector<Token> beginning = beginning_tokens(tokenizer);
+  std::vector<Token>& first = reading.context.empty() ? reading.prompt : reading.context;
+  first.insert(first.begin(), beginning.begin(), beginning.end());
+  return reading;
+}
+
+void note_positions(const Model& model, std::int64_t tokens, ProgressBar& progress) {
+  const std::int64_t most = model.config().max_position;
+  if (most == 0 || tokens <= most) return;
+  progress.note(fmt::format(
+      "note: {} tokens of context, prompt and answer are more than the {} that the model was made "
+      "for",
+      format_grouped(tokens), format_grouped(most)));
+}
+
+Prefilled make_context(const Model& model, const GenerateFlags& flags,
+                       const std::vector<Token>& tokens, ProgressBar& progress) {
   PrefillOptions options = prefill_options(flags.prefill, flags.retrieval);
   if (flags.retrieval.indices.front() != "exact") options.indices = flags.retrieval.indices;
   Prefilled prefilled;
-  if (text.empty()) {
+  if (tokens.empty()) {
     prefilled.context =
         ContextBuilder(
             model.config().attention,
@@ -60,9 +114,6 @@ Prefilled make_context(const Model& model, const GenerateFlags& flags, const std
             .freeze();
     return prefilled;
   }
-  std::vector<Token> tokens = beginning_tokens(model.tokenizer());
-  const std::vector<Token> encoded = model.tokenizer().encode(text);
-  tokens.insert(tokens.end(), encoded.begin(), encoded.end());
   const Stopwatch watch;
   prefilled.context = model.prefill(
       tokens, options,
@@ -75,6 +126,11 @@ Prefilled make_context(const Model& model, const GenerateFlags& flags, const std
 
 double rate(std::int64_t count, double seconds) {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+// null where nothing was measured
+Json json_rate(std::int64_t count, double seconds) {
+  return count > 0 && seconds > 0 ? Json(rate(count, seconds)) : Json(nullptr);
 }
 
 struct Figures {
@@ -93,12 +149,12 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["ended"] = result.ended;
   json["context_tokens"] = prefilled.context->tokens();
   json["prefill_seconds"] = prefilled.seconds;
-  json["prefill_tokens_per_second"] = rate(prefilled.context->tokens(), prefilled.seconds);
+  json["prefill_tokens_per_second"] = json_rate(prefilled.context->tokens(), prefilled.seconds);
   json["prompt_tokens"] = figures.prompt_tokens;
   json["prompt_seconds"] = result.prompt_seconds;
   json["generated_tokens"] = generated;
   json["decode_seconds"] = result.decode_seconds;
-  json["decode_tokens_per_second"] = rate(result.steps, result.decode_seconds);
+  json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
   json["rows_per_head"] = figures.rows_per_head;
   json["rows_bytes"] = figures.memory.rows_bytes;
   json["index_bytes"] = figures.memory.index_bytes;
@@ -133,34 +189,36 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
 }
 
 int run_generate(const GenerateFlags& flags) {
-  check_flags(flags.retrieval, flags.prefill, flags.sampling);
-  if (flags.retrieval.indices.size() > 1) {
-    throw UsageError("--kv-index: generate takes one index; several are for topkv needle");
-  }
-  if (flags.prompt.empty()) throw InvalidArgument("the prompt is empty; give text to continue");
+  check_flags(flags);
+  check_model(flags.model, flags.retrieval);
   const std::string& index = flags.retrieval.indices.front();
   const std::int64_t predict =
       flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
 
+  for (const std::string& file : flags.files) {
+    if (file != "-") check_readable(file);
+  }
+  const Device device = open_device(flags.model);
+
   const std::string text = context_text(flags.files);
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
-  const ThreadLimit threads(flags.model.threads);
-  const Device device = open_device(flags.model);
+  const ThreadLimit threads(flags.model);
   const Model model = load_model(flags.model.directory, device, flags.prefill, flags.retrieval);
   const Tokenizer& tokenizer = model.tokenizer();
   ProgressBar progress = stderr_progress();
-  Prefilled prefilled = make_context(model, flags, text, progress);
+  const Reading reading = read(tokenizer, text, flags.prompt);
+  const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
+  check_rows(model.config().attention, given + predict + 1,
+             prefill_options(flags.prefill, flags.retrieval));
+  note_positions(model, given + predict, progress);
+  Prefilled prefilled = make_context(model, flags, reading.context, progress);
   if (index != "exact") {  // an empty context has none yet
     prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
   }
   progress.finish();
 
-  std::vector<Token> prompt;
-  if (prefilled.context->tokens() == 0) prompt = beginning_tokens(tokenizer);
-  const std::vector<Token> encoded = tokenizer.encode(flags.prompt);
-  prompt.insert(prompt.end(), encoded.begin(), encoded.end());
   Figures figures;
-  figures.prompt_tokens = static_cast<std::int64_t>(prompt.size());
+  figures.prompt_tokens = static_cast<std::int64_t>(reading.prompt.size());
   const AttentionShape& shape = model.config().attention;
   Session session(
       prefilled.context,
@@ -178,8 +236,8 @@ int run_generate(const GenerateFlags& flags) {
     show(stream.push(tokenizer.bytes_of_token(token)));
     return !interrupted();
   };
-  const GenerateResult result =
-      model.generate(session, prompt, {predict, sampling_options(flags.sampling)}, on_token);
+  const GenerateResult result = model.generate(
+      session, reading.prompt, {predict, sampling_options(flags.sampling)}, on_token);
   show(stream.finish() + "\n");
 
   const SessionStats& stats = session.stats();
@@ -198,7 +256,9 @@ int run_generate(const GenerateFlags& flags) {
   if (flags.profile) {
     std::vector<StepTimes> decoding;
     add_difference(decoding, session.step_times(), before_decoding);
-    std::fputs(profile_table(decoding, result.steps, result.decode_seconds).c_str(), stderr);
+    std::fputs(
+        profile_table(decoding, result.steps, result.decode_seconds, line_width(stderr)).c_str(),
+        stderr);
   }
   return interrupted() ? interrupted_status() : 0;
 }
@@ -213,8 +273,10 @@ Run add_generate(CLI::App& app) {
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->prefill);
   add_flags(*command, flags->sampling);
-  command->add_option("-p,--prompt", flags->prompt)->required();
-  command->add_option("-f,--file", flags->files)->expected(1)->take_all();
+  command->add_option("-p,--prompt", flags->prompt, "a text to continue")->required();
+  command->add_option("-f,--file", flags->files, "a file, or - for standard input")
+      ->expected(1)
+      ->take_all();
   command->add_flag("--profile", flags->profile);
   command->add_flag("--json", flags->json);
   return [flags] { return run_generate(*flags); };

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/cli/arguments.h"
 #include "src/cli/files.h"
 #include "src/cli/numbers.h"
 #include "src/cli/suggest.h"
@@ -141,7 +142,7 @@ void check_haystack(const std::string& name) {
   const std::string near = nearest(name, names);
   throw UsageError(
       fmt::format("--haystack: '{}' is neither noise, needles nor generated, nor a directory{}",
-                  name, near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+                  name, did_you_mean(near)));
 }
 
 std::unique_ptr<Haystack> make_haystack(const std::string& name, std::uint64_t seed,

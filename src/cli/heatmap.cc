@@ -153,14 +153,18 @@ Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths
   return grid;
 }
 
-std::string terminal_heatmap(const Grid& grid, bool colour) {
-  constexpr int width = 7;
+std::string terminal_heatmap(const Grid& grid, bool colour, std::size_t width) {
+  constexpr std::size_t left = 9;
+  constexpr std::size_t cell = 7;
+  const std::string unit = "  context";
+  const std::size_t room = std::max(width, left + cell + unit.size()) - left - unit.size();
   std::string text;
-  for (const Grid::Panel& panel : grid.panels) {
+  const auto add = [&](const Grid::Panel& panel, std::size_t begin, std::size_t end) {
     text += grid.panels.size() > 1 ? fmt::format("  depth   {}\n", panel.index) : "  depth\n";
     for (std::size_t row = 0; row < grid.depths.size(); ++row) {
       text += fmt::format("{:>5} %  ", format_percent(grid.depths[row]));
-      for (const std::optional<bool>& found : panel.found[row]) {
+      for (std::size_t column = begin; column < end; ++column) {
+        const std::optional<bool>& found = panel.found[row][column];
         // The marks are one character wide but several bytes: padded by hand.
         const char* mark = !found.has_value() ? " " : *found ? "✓" : "✗";
         const std::string padded = fmt::format("   {}   ", mark);
@@ -172,11 +176,16 @@ std::string terminal_heatmap(const Grid& grid, bool colour) {
       }
       text += "\n";
     }
-    text += "         ";
-    for (const std::int64_t length : grid.lengths) {
-      text += fmt::format("{:^{}}", format_count(length), width);
+    text += std::string(left, ' ');
+    for (std::size_t column = begin; column < end; ++column) {
+      text += fmt::format("{:^{}}", format_count(grid.lengths[column]), cell);
     }
-    text += "  context\n";
+    text += unit + "\n";
+  };
+  for (const Grid::Panel& panel : grid.panels) {
+    for (std::size_t begin = 0; begin < grid.lengths.size(); begin += room / cell) {
+      add(panel, begin, std::min(begin + room / cell, grid.lengths.size()));
+    }
   }
   return text;
 }

@@ -26,8 +26,8 @@ struct Grid {
 Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths,
                std::vector<double> depths, const std::vector<std::string>& indices);
 
-/// For a terminal. colour: with ANSI background colours.
-std::string terminal_heatmap(const Grid& grid, bool colour);
+/// For a terminal, in lines of `width` characters. colour: with ANSI background colours.
+std::string terminal_heatmap(const Grid& grid, bool colour, std::size_t width);
 
 /// A self-contained SVG document, light or dark as the reader prefers. title and subtitle are
 /// plain text.

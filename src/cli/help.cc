@@ -13,7 +13,8 @@ and each step attends only the rows that an index finds.
   info       what a model is and how much memory its contexts take
   bench      time attention over generated rows, without a model
 
-  -h, --help       this text; topkv COMMAND --help tells its flags
+  help COMMAND     its flags, as does topkv COMMAND --help
+  -h, --help       this text
   --version        print the version
 
 examples:
@@ -27,7 +28,8 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
-  -c, --ctx LIST         tokens prefilled; K = Ki = 1024, M = Mi = 1024²: 4096,128K,1M [128K]
+  -c, --ctx LIST         tokens of the context alone; K = Ki = 1024, M = Mi = 1024²: 4096,1M [128K]
+  --ruler-length         -c counts the question and 128 tokens of answer too, as RULER does
   --depths N|LIST        N depths spread evenly, or percent: 5,50,95 [10]
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
   --needle STYLE         number, word, uuid (as in RULER) or passkey [number]
@@ -39,13 +41,13 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
-  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   rows may take, such as 8GiB [free]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
-  -o, --output DIR       results; the same command goes on where it stopped [out/needle]
-  --profile              where the time of a step went, layer by layer
+  -o, --output DIR       results; goes on where it stopped, adds more -c and --kv-index
+                         [out/needle-MODEL-…, another one for other settings]
   --kv-recall            also ask beside exact search, and report the share of its rows found
-  --fresh                start over          --json   print cells as JSON lines
+  --profile              time of a step by layer    --fresh   start over    --json   cells as lines
 examples:
   topkv needle -m models/needle-14m -c 32K,128K,1M --kv-topk 64
   topkv needle -m models/needle-14m -c 128K --kv-index exact --kv-index hnsw:M=16 -o out/hnsw
@@ -53,7 +55,8 @@ examples:
 
 const char* const generate_help =
     R"(usage: topkv generate -m DIR -p PROMPT [-f FILE]... [flags]           [default] in brackets
-Continues a prompt. Files become a frozen context before it, of which each step retrieves rows.
+Continues a prompt. Files become a frozen context before it, of which each step retrieves rows;
+the tokens are those of files and prompt as one text: end a file's last line before a question.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
@@ -67,7 +70,7 @@ Continues a prompt. Files become a frozen context before it, of which each step 
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
-  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   rows may take, such as 8GiB [free]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   --profile              where the time of a step went, layer by layer
   --json                 one JSON object at the end instead of text as it comes
 examples:

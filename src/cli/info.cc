@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/help.h"
 #include "src/cli/numbers.h"
@@ -136,7 +137,7 @@ Run add_info(CLI::App& app) {
   CLI::App* command = add_command(app, "info", info_help);
   const auto flags = std::make_shared<InfoFlags>();
   command->add_option("-m,--model", flags->directory)->required();
-  command->add_option("--kv-dtype", flags->dtype)->check(CLI::IsMember({"bf16", "f16", "f32"}));
+  one_of(command->add_option("--kv-dtype", flags->dtype), {"bf16", "f16", "f32"});
   command->add_flag("--json", flags->json);
   return [flags] { return run_info(*flags); };
 }

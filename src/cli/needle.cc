@@ -1,10 +1,8 @@
 // `topkv needle`: flags to plan, the run, and what is shown of it.
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 
 #include "src/cli/commands.h"
@@ -17,25 +15,23 @@
 #include "src/cli/numbers.h"
 #include "src/cli/profile.h"
 #include "src/cli/report.h"
+#include "src/cli/terminal.h"
+#include "src/cli/text.h"
 
 namespace topkv::cli {
 namespace {
 
-bool colour_wanted() {
-  const char* no_color = std::getenv("NO_COLOR");  // https://no-color.org
-  return isatty(STDOUT_FILENO) != 0 && (no_color == nullptr || *no_color == '\0');
-}
-
 std::string model_name(const NeedleFlags& flags) {
   const auto path = std::filesystem::weakly_canonical(flags.model.directory);
-  return path.filename().empty() ? path.string() : path.filename().string();
+  return printable(path.filename().empty() ? path.string() : path.filename().string());
 }
 
-std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan) {
+std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
+                          const std::vector<std::string>& indices) {
   const RetrievalFlags& kv = flags.retrieval;
   std::string text =
       fmt::format("top {} of {} by {}, window {}, sinks {}", kv.k,
-                  kv.indices.size() == 1 ? kv.indices.front() : std::string("several indices"),
+                  indices.size() == 1 ? indices.front() : std::string("several indices"),
                   kv.select == "group" ? "group" : "query head", kv.window, kv.sinks);
   if (kv.dense_layers == "all") {
     text = "dense in all layers";
@@ -45,14 +41,15 @@ std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan) {
   text += fmt::format("; prefill {}", flags.prefill.mode);
   if (flags.prefill.mode == "window") text += " " + flags.prefill.window;
   if (flags.prefill.dtype != "bf16") text += fmt::format("; rows {}", flags.prefill.dtype);
-  if (flags.sampling.temperature > 0) {
-    text += fmt::format("; temperature {:g}", flags.sampling.temperature);
+  if (const double heat = sampling_options(flags.sampling).temperature; heat > 0) {
+    text += fmt::format("; temperature {:g}", heat);
   }
-  return fmt::format("{}; haystack {}", text, plan.haystack);
+  if (plan.ruler_length) text += "; lengths as RULER counts them";
+  return fmt::format("{}; haystack {}", text, printable(plan.haystack));
 }
 
-void print_report(const std::vector<Cell>& cells, const Grid& grid, const NeedleFlags& flags,
-                  const NeedlePlan& plan, const RunDirectory& directory) {
+void print_report(const std::vector<Cell>& cells, const Grid& grid, const std::string& settings,
+                  const RunDirectory& directory) {
   ForwardTimes prefill;
   ForwardTimes answers;
   std::int64_t peak = 0;
@@ -63,18 +60,21 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const Needle
     peak = std::max(peak, cell.peak_memory_bytes);
     gpu_peak = std::max(gpu_peak, cell.gpu_peak_bytes);
   }
-  const std::vector<Summary> summaries = summarise(cells);
-  fmt::print("{}\n", answers_table(cells));
-  fmt::print("{}\n", terminal_heatmap(grid, colour_wanted()));
-  fmt::print("{}\n", summary_table(summaries));
-  fmt::print("settings      {}\n", settings_line(flags, plan));
-  fmt::print("prefill time  {}\n", time_shares(prefill));
-  fmt::print("answer time   {}\n", time_shares(answers));
-  fmt::print("device        {}\n", cells.empty() ? "-" : cells.back().device);
-  fmt::print("peak memory   {}\n", format_bytes(peak));
-  if (gpu_peak > 0) fmt::print("GPU memory    {} at most\n", format_bytes(gpu_peak));
-  fmt::print("files         {}/: cells.jsonl summary.csv heatmap.svg run.json\n",
-             directory.file("").parent_path().string());
+  const std::size_t width = line_width(stdout);
+  const auto line = [&](const char* label, const std::string& text) {
+    fmt::print("{}", labelled(label, text, width));
+  };
+  fmt::print("{}\n", answers_table(cells, width));
+  fmt::print("{}\n", terminal_heatmap(grid, shows_colour(stdout), width));
+  fmt::print("{}\n", summary_table(summarise(cells), width));
+  line("settings", settings);
+  line("prefill time", time_shares(prefill));
+  line("answer time", time_shares(answers));
+  line("device", cells.empty() ? "-" : cells.back().device);
+  line("peak memory", format_bytes(peak));
+  if (gpu_peak > 0) line("GPU memory", fmt::format("{} at most", format_bytes(gpu_peak)));
+  line("files", fmt::format("{}/: cells.jsonl summary.csv heatmap.svg run.json",
+                            printable(directory.file("").parent_path().string())));
 }
 
 void print_score(const std::vector<Cell>& cells, std::size_t wanted) {
@@ -87,30 +87,41 @@ void print_score(const std::vector<Cell>& cells, std::size_t wanted) {
   fmt::print("\n");
 }
 
+// Shows all that the directory holds, of this run and earlier ones.
 void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory& directory) {
-  const std::vector<Cell> cells = in_grid_order(directory.cells(), flags.retrieval.indices);
-  const Grid grid = make_grid(cells, plan.lengths, plan.depths, flags.retrieval.indices);
+  const auto indices = directory.configuration().at("kv_index").get<std::vector<std::string>>();
+  const auto lengths = directory.configuration().at("lengths").get<std::vector<std::int64_t>>();
+  const std::vector<Cell> cells = in_grid_order(directory.cells(), indices);
+  const Grid grid = make_grid(cells, lengths, plan.depths, indices);
+  const std::string settings = settings_line(flags, plan, indices);
   write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
   write_file(directory.file("heatmap.svg"),
-             svg_heatmap(grid, fmt::format("Needles found by {}", model_name(flags)),
-                         settings_line(flags, plan)));
+             svg_heatmap(grid, fmt::format("Needles found by {}", model_name(flags)), settings));
   if (flags.json) {
     for (const Cell& cell : cells) {
       fmt::print("{}\n", to_json(cell).dump(-1, ' ', false, Json::error_handler_t::replace));
     }
     return;
   }
-  print_report(cells, grid, flags, plan, directory);
-  print_score(cells, plan.lengths.size() * plan.depths.size() * flags.retrieval.indices.size());
+  print_report(cells, grid, settings, directory);
+  print_score(cells, lengths.size() * plan.depths.size() * indices.size());
 }
 
 int run_needle(const NeedleFlags& flags) {
   catch_interrupts();
-  const NeedlePlan plan = make_plan(flags);
-  const ThreadLimit threads(flags.model.threads);
+  NeedlePlan plan = make_plan(flags);
+  const ModelConfig config = check_model(flags.model, flags.retrieval);
+  check_rows(config.attention, plan.lengths.back() + plan.predict + 1,
+             prefill_options(flags.prefill, flags.retrieval));
+  const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
-  RunDirectory directory(flags.output, configuration(flags, plan, threads.threads(), device.name()),
-                         flags.fresh);
+  const Json settings = configuration(flags, plan, threads.threads(), device.name());
+  RunDirectory directory(
+      flags.output.empty() ? default_directory(settings) : std::filesystem::path(flags.output),
+      settings, flags.fresh);
+  for (std::string& index : plan.indices) {
+    index = spelled_in(directory.configuration().at("kv_index"), index);
+  }
   const Model model = load_model(flags.model.directory, device, flags.prefill, flags.retrieval);
   ProgressBar progress = stderr_progress();
   int status = 0;
@@ -118,9 +129,10 @@ int run_needle(const NeedleFlags& flags) {
     NeedleRun run(model, flags, plan, directory, progress);
     run.run();
     if (flags.profile) {
-      std::fputs(
-          profile_table(run.profile().layers, run.profile().steps, run.profile().seconds).c_str(),
-          stderr);
+      std::fputs(profile_table(run.profile().layers, run.profile().steps, run.profile().seconds,
+                               line_width(stderr))
+                     .c_str(),
+                 stderr);
     }
   } catch (const Interrupted&) {
     progress.note("interrupted: the same command goes on from here");

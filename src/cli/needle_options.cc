@@ -1,10 +1,13 @@
 #include "src/cli/needle_options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 
 #include "src/cli/haystack.h"
 #include "src/cli/numbers.h"
+#include "src/cli/text.h"
 
 namespace topkv::cli {
 
@@ -14,52 +17,80 @@ void add_flags(CLI::App& command, NeedleFlags& flags) {
   flags.prefill.mode = "window";
   add_flags(command, flags.prefill);
   add_flags(command, flags.sampling);
-  command.add_option("-c,--ctx", flags.lengths);
-  command.add_option("--depths", flags.depths);
-  command.add_option("--haystack", flags.haystack);
-  command.add_option("--needle", flags.style);
-  command.add_option("--needle-text", flags.custom.text);
-  command.add_option("--question", flags.custom.question);
-  command.add_option("--answer", flags.custom.answer);
+  command.add_option("-c,--ctx", flags.lengths, "tokens such as 4096,128K,1M");
+  command.add_option("--depths", flags.depths, "a number of depths, or percent such as 5,50,95");
+  command.add_option("--haystack", flags.haystack, "generated, noise, needles or a directory");
+  command.add_option("--needle", flags.style, "number, word, uuid or passkey");
+  command.add_option("--needle-text", flags.custom.text, "a sentence");
+  command.add_option("--question", flags.custom.question, "a question");
+  command.add_option("--answer", flags.custom.answer, "an answer");
+  command.add_flag("--ruler-length", flags.ruler_length);
   command.add_flag("--separate", flags.separate);
-  command.add_option("-o,--output", flags.output);
+  command.add_option("-o,--output", flags.output, "a directory");
   command.add_flag("--kv-recall", flags.recall);
   command.add_flag("--profile", flags.profile);
   command.add_flag("--fresh", flags.fresh);
   command.add_flag("--json", flags.json);
 }
 
+std::int64_t NeedlePlan::context_room(std::int64_t length, std::int64_t question_tokens) const {
+  if (!ruler_length) return length;
+  const std::int64_t room = length - question_tokens - ruler_answer_tokens;
+  if (room > 0) return room;
+  throw UsageError(fmt::format(
+      "-c: {} tokens leave none for the context, with --ruler-length and a question of {} tokens "
+      "and {} for the answer; use a longer -c",
+      length, question_tokens, ruler_answer_tokens));
+}
+
 NeedlePlan make_plan(const NeedleFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.prefill);
+  check_flags(flags.sampling);
   NeedleStyle style = NeedleTask::parse_style(flags.style);
   const CustomNeedle& custom = flags.custom;
   if (!custom.text.empty() || !custom.question.empty() || !custom.answer.empty()) {
     if (custom.text.empty() || custom.question.empty() || custom.answer.empty()) {
       throw UsageError("--needle-text, --question and --answer belong together; one is missing");
     }
+    check_utf8("--needle-text", custom.text);
+    check_utf8("--question", custom.question);
+    check_utf8("--answer", custom.answer);
     style = NeedleStyle::custom;
   }
   NeedlePlan plan{parse_counts("-c", flags.lengths),
+                  flags.retrieval.indices,
                   parse_depths("--depths", flags.depths),
                   NeedleTask(style, custom),
                   flags.haystack,
                   flags.separate,
-                  0};
+                  flags.ruler_length,
+                  0,
+                  parse_seed("--seed", flags.sampling.seed)};
   std::sort(plan.lengths.begin(), plan.lengths.end());
-  check_haystack(flags.haystack);
   plan.separate = flags.separate || plan.task.one_per_context();
-  check_flags(flags.retrieval, flags.prefill, flags.sampling);
   plan.predict = flags.sampling.predict.empty() ? plan.task.default_predict()
                                                 : parse_count("-n", flags.sampling.predict);
+  check_haystack(flags.haystack);
   return plan;
 }
 
 Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads,
                    const std::string& device) {
   const auto absolute = [](const std::string& path) {
-    return std::filesystem::weakly_canonical(path).string();
+    std::error_code error;
+    const auto canonical = std::filesystem::weakly_canonical(path, error);
+    return printable(error ? path : canonical.string());
+  };
+  // "64" and "064" are one setting; schedules stay as they were given.
+  const TopK k = TopK::parse(flags.retrieval.k);
+  const auto count_or = [](const char* flag, const std::string& text, const char* word) {
+    return text == word ? Json(word) : Json(parse_count(flag, text, 0));
   };
   const bool named =
       plan.haystack == "noise" || plan.haystack == "needles" || plan.haystack == "generated";
+  const SamplingOptions sampling = sampling_options(flags.sampling);
   Json json;
   json["version"] = version();
   json["model"] = absolute(flags.model.directory);
@@ -72,28 +103,32 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
     json["question"] = flags.custom.question;
     json["answer"] = flags.custom.answer;
   }
+  json["ruler_length"] = plan.ruler_length;
   json["separate"] = plan.separate;
   json["predict"] = plan.predict;
-  json["kv_index"] = flags.retrieval.indices;
-  json["kv_topk"] = flags.retrieval.k;
+  json["kv_index"] = plan.indices;
+  json["kv_topk"] =
+      k.schedule == TopK::Schedule::same ? std::to_string(k.value) : flags.retrieval.k;
   json["kv_window"] = parse_count("--kv-window", flags.retrieval.window);
   json["kv_sinks"] = parse_count("--kv-sinks", flags.retrieval.sinks, 0);
   json["kv_select"] = flags.retrieval.select;
   json["kv_recall"] = flags.recall;
-  json["kv_dense_layers"] = flags.retrieval.dense_layers;
+  json["kv_dense_layers"] = count_or("--kv-dense-layers", flags.retrieval.dense_layers, "all");
   json["kv_dtype"] = flags.prefill.dtype;
   json["prefill"] = flags.prefill.mode;
   if (flags.prefill.mode == "window") {
     json["prefill_window"] = parse_count("--prefill-window", flags.prefill.window);
   }
-  json["chunk"] = flags.prefill.chunk;
-  json["temperature"] = flags.sampling.temperature;
-  json["top_p"] = flags.sampling.top_p;
-  json["top_k"] = parse_count("--top-k", flags.sampling.top_k, 0);
-  json["seed"] = flags.sampling.seed;
+  json["chunk"] = count_or("--chunk", flags.prefill.chunk, "auto");
+  json["temperature"] = sampling.temperature;
+  json["top_p"] = sampling.top_p;
+  json["top_k"] = sampling.top_k;
+  json["seed"] = sampling.seed;
   json["threads"] = threads;
   json["device"] = device;
-  json["gpu_mem"] = flags.model.gpu_memory;
+  json["gpu_mem"] = flags.model.gpu_memory.empty()
+                        ? Json("auto")
+                        : Json(parse_bytes("--gpu-mem", flags.model.gpu_memory));
   json["kv_attend"] = flags.retrieval.attend_on;
   return json;
 }

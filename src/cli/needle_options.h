@@ -21,12 +21,13 @@ struct NeedleFlags {
   std::string haystack = "generated";
   std::string style = "number";
   CustomNeedle custom;
+  bool ruler_length = false;
   bool separate = false;
   bool recall = false;
   bool profile = false;
   bool fresh = false;
   bool json = false;
-  std::string output = "out/needle";
+  std::string output;  ///< empty: default_directory
 };
 
 /// Registers all flags of the command.
@@ -35,17 +36,27 @@ void add_flags(CLI::App& command, NeedleFlags& flags);
 /// The flags understood.
 struct NeedlePlan {
   std::vector<std::int64_t> lengths;  ///< ascending
+  std::vector<std::string> indices;   ///< specs, in the order given
   std::vector<double> depths;         ///< ascending
   NeedleTask task;
   std::string haystack;
-  bool separate = false;  ///< one context per needle
+  bool separate = false;      ///< one context per needle
+  bool ruler_length = false;  ///< lengths count the question and RULER's answer
   std::int64_t predict = 0;
+  std::uint64_t seed = 0;
+
+  /// Tokens of a context, of a length as -c has it, for a question of so many tokens. Throws
+  /// UsageError when none are left.
+  std::int64_t context_room(std::int64_t length, std::int64_t question_tokens) const;
 };
+
+/// What RULER reserves for the answer to a question about a needle.
+inline constexpr std::int64_t ruler_answer_tokens = 128;
 
 /// Throws UsageError for flags that cannot be meant, whatever the model.
 NeedlePlan make_plan(const NeedleFlags& flags);
 
-/// Everything that changes results or their timing.
+/// Everything that changes results or their timing, in one spelling.
 Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads,
                    const std::string& device);
 

@@ -9,6 +9,7 @@
 #include "src/cli/needle_context.h"
 #include "src/cli/numbers.h"
 #include "src/cli/profile.h"
+#include "src/cli/text.h"
 #include "src/core/stopwatch.h"
 
 namespace topkv::cli {
@@ -16,13 +17,6 @@ namespace {
 
 double per_second(std::int64_t count, double seconds) {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
-}
-
-// Reserving rows is how the library says whether they fit; nothing is written to them.
-void check_memory(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options) {
-  ContextBuilder(
-      shape,
-      {.capacity = tokens, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});
 }
 
 /// Bytes that an index takes beside the rows, all heads together.
@@ -57,41 +51,55 @@ NeedleRun::NeedleRun(const Model& model, const NeedleFlags& flags, const NeedleP
       progress_(progress),
       prefill_options_(prefill_options(flags.prefill, flags.retrieval)),
       beginning_(beginning_tokens(model.tokenizer())) {
-  const ModelConfig& config = model.config();
-  for (const std::string& index : flags.retrieval.indices) {
+  for (const std::string& index : plan.indices) {
     if (model.device().is_cuda() && make_index(index)->grows()) {
       prefill_options_.indices.push_back(index);
     }
   }
-  retrieval_options(flags.retrieval, config.attention.layers, "exact", 1);
-  check_memory(config.attention, plan.lengths.back(), prefill_options_);
-  if (config.max_position > 0 && plan.lengths.back() > config.max_position) {
-    progress_.note(fmt::format("note: {} tokens are more than the {} that the model was made for",
-                               format_grouped(plan.lengths.back()),
-                               format_grouped(config.max_position)));
-  }
+  note_positions();
+}
+
+void NeedleRun::note_positions() const {
+  const std::int64_t most = model_.config().max_position;
+  const Needle any = plan_.task.needles({50}, plan_.seed).front();
+  const auto question = static_cast<std::int64_t>(question_of(any).size());
+  const std::int64_t length = plan_.lengths.back();
+  const std::int64_t last = plan_.context_room(length, question) + question + plan_.predict;
+  if (most == 0 || last <= most) return;
+  progress_.note(fmt::format(
+      "note: {} tokens of context, question and answer are more than the {} that the model was "
+      "made for",
+      format_grouped(last), format_grouped(most)));
+}
+
+std::vector<Token> NeedleRun::question_of(const Needle& needle) const {
+  return model_.tokenizer().encode(needle.question);
 }
 
 bool NeedleRun::missing(std::int64_t length, double depth) const {
-  const auto& indices = flags_.retrieval.indices;
-  return std::any_of(indices.begin(), indices.end(), [&](const std::string& index) {
+  return std::any_of(plan_.indices.begin(), plan_.indices.end(), [&](const std::string& index) {
     return !directory_.has(length, depth, index);
   });
 }
 
-std::int64_t NeedleRun::total_cells() const {
-  return static_cast<std::int64_t>(plan_.lengths.size() * plan_.depths.size() *
-                                   flags_.retrieval.indices.size());
-}
-
 void NeedleRun::run() {
-  if (!directory_.cells().empty()) {
+  std::int64_t there = 0;
+  std::int64_t total = 0;
+  for (const std::int64_t length : plan_.lengths) {
+    for (const double depth : plan_.depths) {
+      for (const std::string& index : plan_.indices) {
+        total += 1;
+        there += directory_.has(length, depth, index) ? 1 : 0;
+      }
+    }
+  }
+  if (there > 0) {
     progress_.note(fmt::format("{}: {} of {} cells are there already",
-                               directory_.file("").parent_path().string(),
-                               directory_.cells().size(), total_cells()));
+                               printable(directory_.file("").parent_path().string()), there,
+                               total));
   }
   for (const std::int64_t length : plan_.lengths) {
-    const std::uint64_t seed = mix_seed(flags_.sampling.seed, static_cast<std::uint64_t>(length));
+    const std::uint64_t seed = mix_seed(plan_.seed, static_cast<std::uint64_t>(length));
     if (!plan_.separate) {
       run_context(length, plan_.depths, seed);
       continue;
@@ -109,7 +117,7 @@ void NeedleRun::run_context(std::int64_t length, const std::vector<double>& dept
     return;
   }
   const Prefilled prefilled = prefill(length, depths, seed);
-  for (const std::string& index : flags_.retrieval.indices) ask_all(prefilled, index);
+  for (const std::string& index : plan_.indices) ask_all(prefilled, index);
 }
 
 NeedleRun::Prefilled NeedleRun::prefill(std::int64_t length, const std::vector<double>& depths,
@@ -119,8 +127,12 @@ NeedleRun::Prefilled NeedleRun::prefill(std::int64_t length, const std::vector<d
   Random distractors(mix_seed(seed, 1));
   const auto haystack = make_haystack(plan_.haystack, mix_seed(seed, 2),
                                       [&] { return plan_.task.distractor(distractors, needles); });
+  std::int64_t question = 0;  // tokens of the longest
+  for (const Needle& needle : needles) {
+    question = std::max(question, static_cast<std::int64_t>(question_of(needle).size()));
+  }
   const NeedleContext text = build_needle_context(
-      length, beginning_, plan_.task.intro(), needles, *haystack,
+      plan_.context_room(length, question), beginning_, plan_.task.intro(), needles, *haystack,
       [&](std::string_view piece) { return model_.tokenizer().encode(piece); });
 
   Prefilled prefilled;
@@ -177,9 +189,9 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
 }
 
 // The question once more, beside exact search: slower, and so kept out of every time above.
-double NeedleRun::measure_recall(const std::shared_ptr<const Context>& context,
-                                 const std::string& index,
-                                 const std::vector<Token>& question) const {
+std::optional<double> NeedleRun::measure_recall(const std::shared_ptr<const Context>& context,
+                                                const std::string& index,
+                                                const std::vector<Token>& question) const {
   RetrievalOptions options =
       retrieval_options(flags_.retrieval, model_.config().attention.layers, index,
                         static_cast<std::int64_t>(question.size()) + 1);
@@ -187,9 +199,8 @@ double NeedleRun::measure_recall(const std::shared_ptr<const Context>& context,
   Session session(context, options, model_.device());
   model_.generate(session, question, {.max_tokens = 1});
   const SessionStats& stats = session.stats();
-  return stats.exact_rows > 0
-             ? static_cast<double>(stats.exact_rows_found) / static_cast<double>(stats.exact_rows)
-             : 1;
+  if (stats.exact_rows == 0) return {};  // sinks and window were everything
+  return static_cast<double>(stats.exact_rows_found) / static_cast<double>(stats.exact_rows);
 }
 
 Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::string& index,
@@ -204,9 +215,10 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   cell.needle_begin = placed.tokens.begin;
   cell.needle_end = placed.tokens.end;
 
-  const std::vector<Token> question = tokenizer.encode(placed.needle.question);
+  const std::vector<Token> question = question_of(placed.needle);
   const auto question_tokens = static_cast<std::int64_t>(question.size());
   const AttentionShape& shape = model_.config().attention;
+  check_rows(shape, context->tokens() + question_tokens + plan_.predict + 1, prefill_options_);
   Session session(
       context,
       retrieval_options(flags_.retrieval, shape.layers, index, question_tokens + plan_.predict + 1),
@@ -240,7 +252,9 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   cell.question_seconds = result.prompt_seconds;
   cell.decode_seconds = result.decode_seconds;
   cell.decode_steps = result.steps;
-  cell.decode_tokens_per_second = per_second(result.steps, result.decode_seconds);
+  if (result.steps > 0 && result.decode_seconds > 0) {
+    cell.decode_tokens_per_second = per_second(result.steps, result.decode_seconds);
+  }
   cell.answer_times = result.times;
   cell.seconds = watch.seconds();
   cell.peak_memory_bytes = peak_memory_bytes();
@@ -250,7 +264,7 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   cell.kv_topk = flags_.retrieval.k;
   cell.kv_window = session.options().window;
   cell.kv_sinks = session.options().sinks;
-  cell.seed = flags_.sampling.seed;
+  cell.seed = plan_.seed;
   cell.version = version();
   return cell;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "src/cli/needle_options.h"
 #include "src/cli/progress_bar.h"
@@ -14,8 +15,7 @@ namespace topkv::cli {
 /// Throws Interrupted after Ctrl-C; finished cells are in the directory by then.
 class NeedleRun {
  public:
-  /// All arguments are borrowed. Throws what is wrong with flags for this model: OutOfMemory when
-  /// the rows of the longest context would not fit, InvalidArgument, UsageError.
+  /// All arguments are borrowed.
   NeedleRun(const Model& model, const NeedleFlags& flags, const NeedlePlan& plan,
             RunDirectory& directory, ProgressBar& progress);
 
@@ -37,10 +37,12 @@ class NeedleRun {
   void ask_all(const Prefilled& prefilled, const std::string& index);
   Cell ask(const std::shared_ptr<const Context>& context, const std::string& index,
            const struct PlacedNeedle& placed);
-  double measure_recall(const std::shared_ptr<const Context>& context, const std::string& index,
-                        const std::vector<Token>& question) const;
+  std::optional<double> measure_recall(const std::shared_ptr<const Context>& context,
+                                       const std::string& index,
+                                       const std::vector<Token>& question) const;
   bool missing(std::int64_t length, double depth) const;
-  std::int64_t total_cells() const;
+  std::vector<Token> question_of(const Needle& needle) const;
+  void note_positions() const;
 
   const Model& model_;
   const NeedleFlags& flags_;

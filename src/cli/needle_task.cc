@@ -7,6 +7,7 @@
 #include <cctype>
 #include <utility>
 
+#include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
 #include "src/cli/suggest.h"
 
@@ -48,7 +49,7 @@ NeedleStyle NeedleTask::parse_style(std::string_view name) {
   const std::vector<std::string> known(style_names.begin(), style_names.end());
   const std::string near = nearest(name, known);
   throw UsageError(fmt::format("--needle: '{}' is none of number, word, uuid, passkey{}", name,
-                               near.empty() ? "" : fmt::format("; did you mean {}?", near)));
+                               did_you_mean(near)));
 }
 
 std::string NeedleTask::intro() const {

@@ -3,14 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
+
+#include "src/core/byte_text.h"
 
 namespace topkv::cli {
 namespace {
 
-constexpr double largest_count = 4.6e18;  // below 2^62: sums of a few still fit
+constexpr std::int64_t least_bytes = std::int64_t{1} << 20;
 
 std::string_view trimmed(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
@@ -53,18 +54,21 @@ double binary_factor(std::string_view unit) {
   }
 }
 
+[[noreturn]] void refuse(std::string_view flag, std::string_view expected, std::string_view text) {
+  throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
+}
+
+// The number at the head of text times the unit behind it.
 std::int64_t scaled(std::string_view flag, std::string_view text, std::string_view unit,
                     double value, std::string_view expected) {
-  const double factor = binary_factor(unit);
-  if (factor == 0) {
-    throw UsageError(
-        fmt::format("{}: '{}' has an unknown unit; expected {}", flag, text, expected));
+  const double exact = value * binary_factor(unit);
+  if (binary_factor(unit) == 0) {
+    refuse(flag, fmt::format("{}; '{}' is no unit", expected, unit), text);
   }
-  const double exact = value * factor;
-  if (exact >= largest_count) throw UsageError(fmt::format("{}: '{}' is too large", flag, text));
-  if (exact != std::floor(exact)) {
-    throw UsageError(fmt::format("{}: '{}' is not a whole number", flag, text));
+  if (exact >= static_cast<double>(most_count)) {
+    refuse(flag, fmt::format("{} below 2^62", expected), text);
   }
+  if (exact != std::floor(exact)) refuse(flag, fmt::format("{}, a whole number", expected), text);
   return static_cast<std::int64_t>(exact);
 }
 
@@ -80,32 +84,59 @@ std::vector<std::string_view> split(std::string_view text) {
 
 }  // namespace
 
-std::int64_t parse_count(std::string_view flag, std::string_view text, std::int64_t least) {
+std::int64_t parse_count(std::string_view flag, std::string_view text, std::int64_t least,
+                         std::int64_t most) {
   constexpr std::string_view expected = "a count such as 4096, 128K or 1M";
   std::string_view rest = trimmed(text);
   double value = 0;
-  if (!take_number(rest, value)) {
-    throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
-  }
+  if (!take_number(rest, value)) refuse(flag, expected, text);
   const std::int64_t count = scaled(flag, text, rest, value, expected);
-  if (count < least) {
-    throw UsageError(fmt::format("{}: expected {} or more, found {}", flag, least, text));
+  if (count < least || count > most) {
+    refuse(flag,
+           most == most_count ? fmt::format("{} or more", least)
+                              : fmt::format("{} to {}", least, most),
+           text);
   }
   return count;
 }
 
 std::int64_t parse_bytes(std::string_view flag, std::string_view text) {
-  constexpr std::string_view expected = "a size such as 512MiB or 8GiB";
+  constexpr std::string_view expected = "a size of 1 MiB or more such as 512MiB or 8GiB";
   std::string_view rest = trimmed(text);
   double value = 0;
-  if (!take_number(rest, value)) {
-    throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
-  }
+  if (!take_number(rest, value)) refuse(flag, expected, text);
   rest = trimmed(rest);
   if (!rest.empty() && (rest.back() == 'B' || rest.back() == 'b')) rest.remove_suffix(1);
   const std::int64_t bytes = scaled(flag, text, rest, value, expected);
-  if (bytes < 1) throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
+  if (bytes < least_bytes) {
+    throw UsageError(fmt::format("{}: expected {}, found '{}', which is {}", flag, expected, text,
+                                 exact_byte_text(bytes)));
+  }
   return bytes;
+}
+
+double parse_real(std::string_view flag, std::string_view text, double least, double most,
+                  bool above) {
+  std::string_view rest = trimmed(text);
+  double value = 0;
+  const bool number = take_number(rest, value) && rest.empty();
+  if (!number || value < least || value > most || (above && value == least)) {
+    refuse(flag,
+           above ? fmt::format("a number above {:g} and up to {:g}", least, most)
+                 : fmt::format("a number from {:g} to {:g}", least, most),
+           text);
+  }
+  return value;
+}
+
+std::uint64_t parse_seed(std::string_view flag, std::string_view text) {
+  const std::string_view digits = trimmed(text);
+  std::uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), seed);
+  if (error != std::errc{} || end != digits.data() + digits.size()) {
+    refuse(flag, "a whole number from 0 to 18446744073709551615", text);
+  }
+  return seed;
 }
 
 std::vector<std::int64_t> parse_counts(std::string_view flag, std::string_view text) {
@@ -121,10 +152,7 @@ std::vector<double> parse_depths(std::string_view flag, std::string_view text) {
   const std::string_view all = trimmed(text);
   std::vector<double> depths;
   if (all.find_first_of(",.%") == std::string_view::npos) {
-    const std::int64_t count = parse_count(flag, all);
-    if (count > 1000) {
-      throw UsageError(fmt::format("{}: expected at most 1000 depths, found {}", flag, text));
-    }
+    const std::int64_t count = parse_count(flag, all, 1, 1000);
     for (std::int64_t i = 0; i < count; ++i) {
       depths.push_back(100.0 * (static_cast<double>(i) + 0.5) / static_cast<double>(count));
     }
@@ -163,16 +191,7 @@ std::string format_grouped(std::int64_t count) {
   return digits;
 }
 
-std::string format_bytes(std::int64_t bytes) {
-  constexpr std::array<std::string_view, 5> units = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (value >= 1023.95 && unit + 1 < units.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
-}
+std::string format_bytes(std::int64_t bytes) { return byte_text(bytes); }
 
 std::string format_seconds(double seconds) {
   if (seconds < 9.95) return fmt::format("{:.1f} s", seconds);

@@ -18,11 +18,22 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// "4096", "128K", "128Ki", "1M", "1.5M": a count of at least `least` (and below 2^62).
-std::int64_t parse_count(std::string_view flag, std::string_view text, std::int64_t least = 1);
+/// Above every count that is taken; sums of a few still fit into 64 bits.
+inline constexpr std::int64_t most_count = std::int64_t{1} << 62;
 
-/// "8GiB", "8G", "512MB", "1073741824": bytes, at least 1.
+/// "4096", "128K", "128Ki", "1M", "1.5M": a count from `least` to `most`.
+std::int64_t parse_count(std::string_view flag, std::string_view text, std::int64_t least = 1,
+                         std::int64_t most = most_count);
+
+/// "8GiB", "8G", "512MB", "1073741824": bytes, at least 1 MiB. Less is a unit forgotten ("8").
 std::int64_t parse_bytes(std::string_view flag, std::string_view text);
+
+/// "0.7", "1": a decimal number from `least` to `most`; with `above`, more than `least`.
+double parse_real(std::string_view flag, std::string_view text, double least, double most,
+                  bool above = false);
+
+/// "42": a whole number below 2^64.
+std::uint64_t parse_seed(std::string_view flag, std::string_view text);
 
 /// "128K,1M": counts separated by commas, without repetition, in the order given.
 std::vector<std::int64_t> parse_counts(std::string_view flag, std::string_view text);

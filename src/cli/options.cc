@@ -6,61 +6,91 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <set>
+#include <map>
 
+#include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
 #include "topkv/error.h"
 #include "topkv/key_index.h"
 
 namespace topkv::cli {
 
+namespace {
+
+constexpr const char* a_count = "a count such as 4096, 128K or 1M";
+constexpr const char* a_size = "a size such as 512MiB or 8GiB";
+
+std::int64_t cores() { return oneapi::tbb::info::default_concurrency(); }
+
+// Device::open says the same, but looks for a GPU first.
+void check_device(const std::string& device) {
+  if (device == "auto" || device == "cpu" || device == "cuda") return;
+  const std::string number = device.starts_with("cuda:") ? device.substr(5) : "";
+  const bool known = !number.empty() && number.size() <= 4 &&
+                     number.find_first_not_of("0123456789") == std::string::npos;
+  if (known) return;
+  throw UsageError(fmt::format("--device: expected auto, cpu, cuda or cuda:N, found '{}'", device));
+}
+
+}  // namespace
+
 void add_flags(CLI::App& command, ModelFlags& flags) {
-  command.add_option("-m,--model", flags.directory)->required();
-  command.add_option("-t,--threads", flags.threads)->check(CLI::Range(0, 4096));
-  command.add_option("--device", flags.device);
-  command.add_option("--gpu-mem", flags.gpu_memory);
+  command
+      .add_option("-m,--model", flags.directory,
+                  "the directory of a model, such as models/needle-14m")
+      ->required();
+  command.add_option("-t,--threads", flags.threads, "a number of threads");
+  command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N");
+  command.add_option("--gpu-mem", flags.gpu_memory, a_size);
 }
 
 void add_flags(CLI::App& command, RetrievalFlags& flags) {
-  command.add_option("--kv-index", flags.indices)->expected(1)->take_all();
-  command.add_option("--kv-topk", flags.k);
-  command.add_option("--kv-window", flags.window);
-  command.add_option("--kv-sinks", flags.sinks);
-  command.add_option("--kv-select", flags.select)->check(CLI::IsMember({"query_head", "group"}));
-  command.add_option("--kv-dense-layers", flags.dense_layers);
-  command.add_option("--kv-attend", flags.attend_on)
-      ->check(CLI::IsMember({"auto", "host", "device"}));
+  command
+      .add_option("--kv-index", flags.indices, "an index such as exact, hnsw:M=16 or faiss:IVF,SQ8")
+      ->expected(1)
+      ->take_all();
+  command.add_option("--kv-topk", flags.k, "rows per layer such as 64 or uniform:512");
+  command.add_option("--kv-window", flags.window, a_count);
+  command.add_option("--kv-sinks", flags.sinks, a_count);
+  one_of(command.add_option("--kv-select", flags.select), {"query_head", "group"});
+  command.add_option("--kv-dense-layers", flags.dense_layers, "a number of layers, or all");
+  one_of(command.add_option("--kv-attend", flags.attend_on), {"auto", "host", "device"});
 }
 
 void add_flags(CLI::App& command, PrefillFlags& flags) {
-  command.add_option("--prefill", flags.mode)->check(CLI::IsMember({"dense", "window"}));
-  command.add_option("--prefill-window", flags.window);
-  command.add_option("--chunk", flags.chunk);
-  command.add_option("--kv-dtype", flags.dtype)->check(CLI::IsMember({"bf16", "f16", "f32"}));
-  command.add_option("--mem", flags.memory);
+  one_of(command.add_option("--prefill", flags.mode), {"dense", "window"});
+  command.add_option("--prefill-window", flags.window, a_count);
+  command.add_option("--chunk", flags.chunk, "a number of tokens, or auto");
+  one_of(command.add_option("--kv-dtype", flags.dtype), {"bf16", "f16", "f32"});
+  command.add_option("--mem", flags.memory, a_size);
 }
 
 void add_flags(CLI::App& command, SamplingFlags& flags) {
-  command.add_option("-n,--predict", flags.predict);
-  command.add_option("--temp", flags.temperature)->check(CLI::Range(0.0, 100.0));
-  command.add_option("--top-p", flags.top_p)->check(CLI::Range(0.0, 1.0));
-  command.add_option("--top-k", flags.top_k);
-  command.add_option("--seed", flags.seed);
+  command.add_option("-n,--predict", flags.predict, a_count);
+  command.add_option("--temp", flags.temperature, "a number from 0 to 100");
+  command.add_option("--top-p", flags.top_p, "a number above 0 and up to 1");
+  command.add_option("--top-k", flags.top_k, a_count);
+  command.add_option("--seed", flags.seed, "a whole number");
 }
 
 RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t layers,
                                    const std::string& index, std::int64_t capacity) {
   RetrievalOptions options;
   options.index = index;
-  options.k = TopK::parse(flags.k);
-  options.k.resolve(layers);
+  try {
+    options.k = TopK::parse(flags.k);
+    options.k.resolve(layers);
+  } catch (const InvalidArgument& error) {
+    throw UsageError(fmt::format("--kv-topk: {}", error.what()));
+  }
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
   options.dense_layers = flags.dense_layers == "all"
                              ? layers
                              : parse_count("--kv-dense-layers", flags.dense_layers, 0);
   if (options.dense_layers > layers) {
-    throw UsageError(fmt::format("--kv-dense-layers: the model has {} layers, found {}", layers,
-                                 flags.dense_layers));
+    throw UsageError(fmt::format(
+        "--kv-dense-layers: expected 0 to {}, the layers of the model, or all; found {}", layers,
+        flags.dense_layers));
   }
   options.window = parse_count("--kv-window", flags.window);
   options.sinks = parse_count("--kv-sinks", flags.sinks, 0);
@@ -83,41 +113,73 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
 }
 
 Device open_device(const ModelFlags& flags) {
-  return Device::open(flags.device,
-                      flags.gpu_memory.empty() ? 0 : parse_bytes("--gpu-mem", flags.gpu_memory));
+  const std::int64_t ceiling =
+      flags.gpu_memory.empty() ? 0 : parse_bytes("--gpu-mem", flags.gpu_memory);
+  try {
+    return Device::open(flags.device, ceiling);
+  } catch (const InvalidArgument& error) {
+    throw UsageError(fmt::format("--device: {}", error.what()));
+  }
 }
 
 SamplingOptions sampling_options(const SamplingFlags& flags) {
-  return {flags.temperature, parse_count("--top-k", flags.top_k, 0), flags.top_p, flags.seed};
+  return {parse_real("--temp", flags.temperature, 0, 100), parse_count("--top-k", flags.top_k, 0),
+          parse_real("--top-p", flags.top_p, 0, 1, true), parse_seed("--seed", flags.seed)};
 }
 
-void check_flags(const RetrievalFlags& retrieval, const PrefillFlags& prefill,
-                 const SamplingFlags& sampling) {
+void check_rows(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options) {
+  ContextBuilder(
+      shape,
+      {.capacity = tokens, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});
+}
+
+void check_flags(const ModelFlags& flags) {
+  if (!flags.threads.empty()) parse_count("-t", flags.threads, 1, cores());
+  if (!flags.gpu_memory.empty()) parse_bytes("--gpu-mem", flags.gpu_memory);
+  check_device(flags.device);
+}
+
+void check_flags(const RetrievalFlags& flags) {
   try {
-    const TopK k = TopK::parse(retrieval.k);
+    const TopK k = TopK::parse(flags.k);
     if (k.schedule == TopK::Schedule::same) k.resolve(1);
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-topk: {}", error.what()));
   }
-  if (retrieval.dense_layers != "all") {
-    parse_count("--kv-dense-layers", retrieval.dense_layers, 0);
+  if (flags.dense_layers != "all") {
+    parse_count("--kv-dense-layers", flags.dense_layers, 0);
   }
-  parse_count("--kv-window", retrieval.window);
-  parse_count("--kv-sinks", retrieval.sinks, 0);
-  std::set<std::string> seen;
-  for (const std::string& spec : retrieval.indices) {
-    if (!seen.insert(spec).second) {
-      throw UsageError(fmt::format("--kv-index: '{}' is given twice", spec));
-    }
-    try {
-      make_index(spec);
-    } catch (const InvalidArgument& error) {
-      throw InvalidArgument(fmt::format("--kv-index: {}", error.what()));
-    }
+  parse_count("--kv-window", flags.window);
+  parse_count("--kv-sinks", flags.sinks, 0);
+  std::map<std::string, std::string> seen;  // by full spec, as given
+  for (const std::string& spec : flags.indices) {
+    const auto [earlier, first] = seen.emplace(full_spec(spec), spec);
+    if (first) continue;
+    throw UsageError(fmt::format(
+        "--kv-index: '{}' is given twice{}; expected different indices", spec,
+        earlier->second == spec ? "" : fmt::format(", it is the same as '{}'", earlier->second)));
   }
-  prefill_options(prefill, retrieval);
-  sampling_options(sampling);
-  if (!sampling.predict.empty()) parse_count("-n", sampling.predict);
+}
+
+void check_flags(const PrefillFlags& flags) { prefill_options(flags, {}); }
+
+void check_flags(const SamplingFlags& flags) {
+  sampling_options(flags);
+  if (!flags.predict.empty()) parse_count("-n", flags.predict);
+}
+
+ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval) {
+  ModelConfig config = ModelConfig::load(flags.directory);
+  retrieval_options(retrieval, config.attention.layers, "exact", 1);
+  return config;
+}
+
+std::string full_spec(const std::string& spec) {
+  try {
+    return make_index(spec)->spec();
+  } catch (const InvalidArgument& error) {
+    throw UsageError(fmt::format("--kv-index: {}", error.what()));
+  }
 }
 
 std::vector<Token> beginning_tokens(const Tokenizer& tokenizer) {
@@ -133,9 +195,10 @@ struct ThreadLimit::Control {
   oneapi::tbb::global_control control;
 };
 
-ThreadLimit::ThreadLimit(std::int64_t threads)
-    : control_(threads > 0 ? std::make_unique<Control>(static_cast<std::size_t>(threads))
-                           : nullptr) {}
+ThreadLimit::ThreadLimit(const ModelFlags& flags)
+    : control_(flags.threads.empty() ? nullptr
+                                     : std::make_unique<Control>(static_cast<std::size_t>(
+                                           parse_count("-t", flags.threads, 1, cores())))) {}
 
 ThreadLimit::~ThreadLimit() = default;
 

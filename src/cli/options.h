@@ -1,7 +1,8 @@
 // Flags that several commands share, and what they mean to the library.
 //
-// CLI11 collects texts; the *_options functions turn them into the library's options and throw
-// UsageError (or the library's InvalidArgument, where the library owns the syntax).
+// CLI11 collects texts, all of them: its own conversions take -1 for a seed and "nan" for a number
+// in a range. The *_options functions turn them into the library's options and throw UsageError.
+// check_flags throws it for whatever can be known before anything is read or loaded.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 struct ModelFlags {
   std::string directory;
-  std::int64_t threads = 0;  ///< 0: all cores
+  std::string threads;  ///< empty: all cores
   std::string device = "auto";
   std::string gpu_memory;  ///< empty: nine tenths of what is free
 };
@@ -44,10 +45,10 @@ struct PrefillFlags {
 
 struct SamplingFlags {
   std::string predict;  ///< empty: the command's default
-  double temperature = 0;
-  double top_p = 1;
+  std::string temperature = "0";
+  std::string top_p = "1";
   std::string top_k = "0";
-  std::uint64_t seed = 42;
+  std::string seed = "42";
 };
 
 void add_flags(CLI::App& command, ModelFlags& flags);
@@ -62,22 +63,35 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
 SamplingOptions sampling_options(const SamplingFlags& flags);
 
-/// Throws for what is wrong with the flags whatever the model.
-void check_flags(const RetrievalFlags& retrieval, const PrefillFlags& prefill,
-                 const SamplingFlags& sampling);
+/// Throws OutOfMemory when the rows of so many tokens, of context and session together, would not
+/// fit into --mem or the machine. Reserving is how the library tells; nothing is written.
+void check_rows(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options);
+
+/// Throw UsageError for what is wrong with the flags whatever the model.
+void check_flags(const ModelFlags& flags);
+void check_flags(const RetrievalFlags& flags);
+void check_flags(const PrefillFlags& flags);
+void check_flags(const SamplingFlags& flags);
+
+/// What is wrong with them for this model. Reads config.json alone, throws what ModelConfig::load
+/// throws too.
+ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval);
+
+/// How an index is spelled with all that its spec leaves out, so that two spellings compare.
+std::string full_spec(const std::string& spec);
 
 /// Tokens that a text begins with according to the tokenizer's post-processor: a BOS for models
 /// whose tokenizer adds one, nothing for others (a bos_token_id in config.json does not tell: Qwen
 /// names one that its texts never begin with).
 std::vector<Token> beginning_tokens(const Tokenizer& tokenizer);
 
-/// The device that the flags name. Throws UsageError, and what Device::open throws.
+/// The device that the flags name. Throws UsageError, or Unsupported where there is none.
 Device open_device(const ModelFlags& flags);
 
-/// Limits every parallel loop to so many threads while it lives; 0: all cores.
+/// Limits every parallel loop to the threads asked for while it lives.
 class ThreadLimit {
  public:
-  explicit ThreadLimit(std::int64_t threads);
+  explicit ThreadLimit(const ModelFlags& flags);
   ~ThreadLimit();
   ThreadLimit(const ThreadLimit&) = delete;  // a scope
   ThreadLimit& operator=(const ThreadLimit&) = delete;

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "src/cli/report.h"
+#include "src/cli/text.h"
 
 namespace topkv::cli {
 namespace {
@@ -34,7 +35,7 @@ void add_difference(std::vector<StepTimes>& total, const std::vector<StepTimes>&
 }
 
 std::string profile_table(const std::vector<StepTimes>& layers, std::int64_t steps,
-                          double whole_seconds) {
+                          double whole_seconds, std::size_t width) {
   StepTimes all;
   for (const StepTimes& layer : layers) {
     for (const Column& column : columns) all.*column.seconds += layer.*column.seconds;
@@ -61,12 +62,16 @@ std::string profile_table(const std::vector<StepTimes>& layers, std::int64_t ste
     rows.push_back(row(std::to_string(layer), layers[layer]));
   }
   rows.push_back(row("all", all));
-  std::string text = fmt::format("milliseconds per step, mean of {} steps\n{}", steps,
-                                 format_table(header, rows, right));
+  std::string text =
+      fmt::format("milliseconds per step, mean of {} steps\n{}", steps,
+                  format_table(header, rows, right, {.width = width, .keys = 1, .cut = {}}));
   if (whole_seconds > 0) {
-    text += fmt::format(
-        "the whole step takes {:.3f} ms: {:.3f} in attention as above, the rest in the network\n",
-        whole_seconds * to_ms, all.total() * to_ms);
+    text += labelled(
+        "",
+        fmt::format(
+            "the whole step takes {:.3f} ms: {:.3f} in attention as above, the rest in the network",
+            whole_seconds * to_ms, all.total() * to_ms),
+        width, 0);
   }
   return text;
 }

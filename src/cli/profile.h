@@ -14,7 +14,8 @@ void add_difference(std::vector<StepTimes>& total, const std::vector<StepTimes>&
 
 /// Milliseconds per step in each layer and in all of them; columns that are 0 throughout are left
 /// out. steps: calls of Session::attend per layer. whole_seconds: of these steps, network included.
+/// In lines of `width` characters.
 std::string profile_table(const std::vector<StepTimes>& layers, std::int64_t steps,
-                          double whole_seconds);
+                          double whole_seconds, std::size_t width);
 
 }  // namespace topkv::cli

@@ -1,29 +1,40 @@
 #include "src/cli/progress_bar.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
+#include "src/cli/terminal.h"
+#include "src/cli/text.h"
 
 namespace topkv::cli {
 
-std::string progress_text(const std::string& title, const Progress& progress, double seconds) {
+std::string progress_text(const std::string& title, const Progress& progress, double seconds,
+                          std::size_t width) {
   const double done = static_cast<double>(progress.done);
   const double total = static_cast<double>(progress.total);
   const double rate = seconds > 0 ? done / seconds : 0;
-  std::string text = fmt::format("{}  {}/{} {}", title, format_grouped(progress.done),
-                                 format_grouped(progress.total), progress.unit);
-  if (total > 0) text += fmt::format("  {:.0f} %", 100 * done / total);
+  const std::string counts = fmt::format("  {}/{} {}", format_grouped(progress.done),
+                                         format_grouped(progress.total), progress.unit);
+  const std::string percent = total > 0 ? fmt::format("  {:.0f} %", 100 * done / total) : "";
+  std::string speed;
+  std::string time;
   if (rate > 0 && seconds > 0.05) {
-    text += fmt::format("  {} {}/s", format_rate(rate), progress.unit);
-    text += progress.done < progress.total
-                ? fmt::format("  {} left", format_seconds((total - done) / rate))
-                : fmt::format("  in {}", format_seconds(seconds));
+    speed = fmt::format("  {} {}/s", format_rate(rate), progress.unit);
+    time = progress.done < progress.total
+               ? fmt::format("  {} left", format_seconds((total - done) / rate))
+               : fmt::format("  in {}", format_seconds(seconds));
   }
-  return text;
+  for (const std::string& text :
+       {title + counts + percent + speed + time, title + percent + time, title + percent}) {
+    if (width_of(text) <= width) return text;
+  }
+  const std::size_t rest = width_of(percent);
+  if (width <= rest) return one_line(percent, width);
+  return one_line(title, width - rest) + percent;
 }
 
 ProgressFn ProgressBar::callback(std::string title) {
@@ -50,13 +61,11 @@ void ProgressBar::report(const std::string& title, const Progress& progress) {
   shown_ = now;
 
   const double seconds = std::chrono::duration<double>(now - started_).count();
-  const std::string text = progress_text(title, progress, seconds);
   if (terminal_) {
-    fmt::print(out_, "\r\x1b[K{}", text);
-    line_open_ = true;
-    std::fflush(out_);
+    // Its last column stays free: a line that fills it would scroll on some terminals.
+    rewrite(progress_text(title, progress, seconds, line_width(out_) - 1));
   } else {
-    fmt::print(out_, "{}\n", text);
+    fmt::print(out_, "{}\n", progress_text(title, progress, seconds));
   }
   if (last) {
     finish();
@@ -65,8 +74,21 @@ void ProgressBar::report(const std::string& title, const Progress& progress) {
   }
 }
 
+// Over the open line, blanks over what is left of that: no escape sequences.
+void ProgressBar::rewrite(const std::string& text) {
+  const std::size_t wide = width_of(text);
+  std::size_t blanks = line_open_ && line_width_ > wide ? line_width_ - wide : 0;
+  blanks = std::min(blanks, std::max(line_width(out_), wide + 1) - 1 - wide);
+  fmt::print(out_, "\r{}{}", text, std::string(blanks, ' '));
+  if (blanks > 0) fmt::print(out_, "\r{}", text);  // the cursor behind the text
+  line_open_ = true;
+  line_width_ = wide;
+  std::fflush(out_);
+}
+
 void ProgressBar::note(const std::string& line) {
-  if (line_open_) fmt::print(out_, "\r\x1b[K");
+  if (line_open_) rewrite("");
+  if (line_open_) fmt::print(out_, "\r");
   line_open_ = false;
   fmt::print(out_, "{}\n", line);
   std::fflush(out_);
@@ -78,6 +100,6 @@ void ProgressBar::finish() {
   std::fflush(out_);
 }
 
-ProgressBar stderr_progress() { return {stderr, isatty(STDERR_FILENO) != 0}; }
+ProgressBar stderr_progress() { return {stderr, rewrites_lines(stderr)}; }
 
 }  // namespace topkv::cli

@@ -1,8 +1,10 @@
-// Shows on stderr how far long work is: one line that updates itself on a terminal, plain lines
-// (the first, then at most one every ten seconds, and the last) in a pipe or a file.
+// Shows on stderr how far long work is: one line that updates itself on a terminal, never wider
+// than that is, or plain lines (the first, then at most one every ten seconds, and the last)
+// elsewhere: terminal.h tells which.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <string>
 
@@ -12,8 +14,10 @@ namespace topkv::cli {
 
 /// The text of one report, without what starts or ends a line:
 /// "prefill  131072/1048576 tokens  12 %  3,210 tokens/s  4 min 45 s left".
-/// seconds: since the stage began.
-std::string progress_text(const std::string& title, const Progress& progress, double seconds);
+/// seconds: since the stage began. Where that is wider than `width` characters, counts and rate are
+/// left out, then the time left; at last the title is cut.
+std::string progress_text(const std::string& title, const Progress& progress, double seconds,
+                          std::size_t width = 1000);
 
 /// One thread at a time. Ends its line when destroyed.
 class ProgressBar {
@@ -38,9 +42,12 @@ class ProgressBar {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void rewrite(const std::string& text);
+
   std::FILE* out_;
   bool terminal_;
   bool line_open_ = false;
+  std::size_t line_width_ = 0;  // characters of the open line
   std::string stage_;
   Clock::time_point idle_since_;  // when work could begin that first reports when some is done
   Clock::time_point started_;

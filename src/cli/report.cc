@@ -3,18 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
+#include <numeric>
+#include <utility>
 
 #include "src/cli/numbers.h"
+#include "src/cli/text.h"
 
 namespace topkv::cli {
 namespace {
-
-bool starts_character(char byte) { return (static_cast<unsigned char>(byte) & 0xc0U) != 0x80U; }
-
-std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), starts_character));
-}
 
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
@@ -33,52 +29,84 @@ bool several_indices(const std::vector<Cell>& cells) {
 
 std::string or_dash(bool known, const std::string& text) { return known ? text : "-"; }
 
-}  // namespace
+using Row = std::vector<std::string>;
 
-std::string format_table(const std::vector<std::string>& headings,
-                         const std::vector<std::vector<std::string>>& rows,
-                         const std::vector<bool>& right_aligned) {
-  std::vector<std::size_t> widths;
-  for (std::size_t column = 0; column < headings.size(); ++column) {
-    widths.push_back(width_of(headings[column]));
-    for (const auto& row : rows) widths[column] = std::max(widths[column], width_of(row[column]));
-  }
+// A table of some of the columns, `widths` wide.
+std::string table_of(const std::vector<Row>& rows, const std::vector<std::size_t>& columns,
+                     const std::vector<std::size_t>& widths, const std::vector<bool>& right) {
   std::string text;
-  const auto add = [&](const std::vector<std::string>& row) {
+  for (const Row& row : rows) {
     std::string line;
-    for (std::size_t column = 0; column < row.size(); ++column) {
+    for (const std::size_t column : columns) {
       const std::string space(widths[column] - width_of(row[column]), ' ');
-      if (column > 0) line += "  ";
-      line += right_aligned[column] ? space + row[column] : row[column] + space;
+      if (column != columns.front()) line += "  ";
+      line += right[column] ? space + row[column] : row[column] + space;
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
-  };
-  add(headings);
-  for (const auto& row : rows) add(row);
+  }
   return text;
 }
 
-std::string one_line(const std::string& text, std::size_t width) {
-  std::string line;
-  for (const char c : text) {
-    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-    if (!control && c != ' ') {
-      line += c;
-    } else if (!line.empty() && line.back() != ' ') {
-      line += ' ';
-    }
-  }
-  if (!line.empty() && line.back() == ' ') line.pop_back();
-  if (width_of(line) <= width) return line;
-  std::size_t bytes = 0;
-  for (std::size_t characters = 0; bytes < line.size(); ++bytes) {
-    if (starts_character(line[bytes]) && ++characters >= width) break;
-  }
-  return line.substr(0, bytes) + "…";
+// Takes `excess` characters from a column, if it has them; returns what is left to take.
+std::size_t cut_column(std::vector<Row>& rows, std::size_t column, std::size_t& width,
+                       std::size_t excess) {
+  const std::size_t least = std::max<std::size_t>(8, width_of(rows.front()[column]));
+  const std::size_t kept = std::min(width, std::max(least, width - std::min(width, excess)));
+  for (Row& row : rows) row[column] = one_line(row[column], kept);
+  return excess - (std::exchange(width, kept) - kept);
 }
 
-std::string answers_table(const std::vector<Cell>& cells) {
+std::size_t sum_of(const std::vector<std::size_t>& widths,
+                   const std::vector<std::size_t>& columns) {
+  std::size_t sum = 0;
+  for (const std::size_t column : columns) sum += widths[column] + 2;
+  return sum - 2;
+}
+
+}  // namespace
+
+std::string format_table(std::vector<std::string> headings,
+                         std::vector<std::vector<std::string>> rows,
+                         const std::vector<bool>& right_aligned, const TableFit& fit) {
+  rows.insert(rows.begin(), std::move(headings));
+  std::vector<std::size_t> columns(rows.front().size());
+  std::iota(columns.begin(), columns.end(), std::size_t{0});
+  std::vector<std::size_t> widths(columns.size(), 0);
+  for (const Row& row : rows) {
+    for (const std::size_t column : columns) {
+      widths[column] = std::max(widths[column], width_of(row[column]));
+    }
+  }
+  if (sum_of(widths, columns) <= fit.width) {
+    return table_of(rows, columns, widths, right_aligned);
+  }
+  std::size_t excess = sum_of(widths, columns) - fit.width;
+  for (const std::size_t column : fit.cut) {
+    if (excess > 0) excess = cut_column(rows, column, widths[column], excess);
+  }
+  if (excess == 0) return table_of(rows, columns, widths, right_aligned);
+  const std::vector<std::size_t> keys(columns.begin(),
+                                      columns.begin() + static_cast<std::ptrdiff_t>(fit.keys));
+  const std::size_t narrowest =
+      sum_of(widths, keys) + 2 +
+      *std::max_element(widths.begin() + static_cast<std::ptrdiff_t>(fit.keys), widths.end());
+  if (narrowest > fit.width) {
+    cut_column(rows, keys.back(), widths[keys.back()], narrowest - fit.width);
+  }
+  std::string text;
+  for (std::size_t next = fit.keys; next < columns.size();) {
+    std::vector<std::size_t> some = keys;
+    do {
+      some.push_back(next++);
+    } while (next < columns.size() && sum_of(widths, some) + 2 + widths[next] <= fit.width);
+    if (!text.empty()) text += "\n";
+    text += table_of(rows, some, widths, right_aligned);
+  }
+  return text;
+}
+
+std::string answers_table(const std::vector<Cell>& cells, std::size_t width) {
   if (cells.empty()) return {};
   const bool with_index = several_indices(cells);
   const bool with_key =
@@ -92,6 +120,7 @@ std::string answers_table(const std::vector<Cell>& cells) {
   };
   if (with_index) column("index", false);
   if (with_key) column("key", false);
+  const std::size_t expected = headings.size();
   column("expected", false);
   column("answer", false);
   column("found", false);
@@ -104,15 +133,18 @@ std::string answers_table(const std::vector<Cell>& cells) {
     row.push_back(one_line(cell.value, widest));
     row.push_back(one_line(cell.answer, widest));
     row.emplace_back(cell.found ? "yes" : "no");
-    row.push_back(format_rate(cell.decode_tokens_per_second));
+    row.push_back(format_rate(cell.decode_tokens_per_second.value_or(0)));
     rows.push_back(std::move(row));
   }
-  return format_table(headings, rows, right);
+  TableFit fit{.width = width, .keys = 2, .cut = {expected + 1, expected}};
+  for (std::size_t text = expected; text-- > 2;) fit.cut.push_back(text);  // key and index
+  return format_table(headings, rows, right, fit);
 }
 
 std::vector<Summary> summarise(const std::vector<Cell>& cells) {
   std::vector<Summary> summaries;
-  std::vector<std::pair<double, double>> decoded;  // tokens, seconds
+  std::vector<std::pair<double, double>> decoded;        // tokens, seconds
+  std::vector<std::pair<double, std::int64_t>> recalls;  // sum, cells that measured it
   for (const Cell& cell : cells) {
     auto at = std::find_if(summaries.begin(), summaries.end(), [&](const Summary& summary) {
       return summary.length == cell.length && summary.index == cell.index;
@@ -122,8 +154,11 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
       summaries.back().length = cell.length;
       summaries.back().index = cell.index;
       decoded.emplace_back(0, 0);
+      recalls.emplace_back(0, 0);
       at = summaries.end() - 1;
     }
+    const auto number = static_cast<std::size_t>(at - summaries.begin());
+    at->context_tokens = std::max(at->context_tokens, cell.context_tokens);
     at->asked += 1;
     at->found += cell.found ? 1 : 0;
     at->prefill_tokens_per_second += cell.prefill_tokens_per_second;
@@ -133,8 +168,11 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
     at->index_bytes = std::max(at->index_bytes, cell.index_bytes);
     at->rows_bytes = std::max(at->rows_bytes, cell.rows_bytes);
     at->rows_per_head += cell.rows_per_head;
-    at->recall += cell.recall;
-    auto& [tokens, seconds] = decoded[static_cast<std::size_t>(at - summaries.begin())];
+    if (cell.recall.has_value()) {
+      recalls[number].first += *cell.recall;
+      recalls[number].second += 1;
+    }
+    auto& [tokens, seconds] = decoded[number];
     tokens += static_cast<double>(cell.decode_steps);
     seconds += cell.decode_seconds;
   }
@@ -144,23 +182,24 @@ std::vector<Summary> summarise(const std::vector<Cell>& cells) {
     summaries[i].index_build_seconds /= asked;
     summaries[i].first_token_seconds /= asked;
     summaries[i].rows_per_head /= asked;
-    summaries[i].recall /= asked;
+    const auto& [sum, measured] = recalls[i];
+    if (measured > 0) summaries[i].recall = sum / static_cast<double>(measured);
     const auto& [tokens, seconds] = decoded[i];
-    summaries[i].decode_tokens_per_second = seconds > 0 ? tokens / seconds : 0;
+    if (tokens > 0 && seconds > 0) summaries[i].decode_tokens_per_second = tokens / seconds;
   }
   return summaries;
 }
 
-std::string summary_table(const std::vector<Summary>& summaries) {
+std::string summary_table(const std::vector<Summary>& summaries, std::size_t width) {
   std::vector<std::vector<std::string>> rows;
   for (const Summary& summary : summaries) {
     const bool built = summary.index_bytes > 0;
     rows.push_back({format_count(summary.length), summary.index,
                     fmt::format("{}/{}", summary.found, summary.asked),
                     format_rate(summary.prefill_tokens_per_second),
-                    format_rate(summary.decode_tokens_per_second),
+                    format_rate(summary.decode_tokens_per_second.value_or(0)),
                     fmt::format("{:.0f}", summary.rows_per_head),
-                    or_dash(summary.recall >= 0, fmt::format("{:.3f}", summary.recall)),
+                    summary.recall.has_value() ? fmt::format("{:.3f}", *summary.recall) : "-",
                     format_bytes(summary.rows_bytes),
                     or_dash(built, format_bytes(summary.index_bytes)),
                     or_dash(built, format_seconds(summary.index_build_seconds)),
@@ -168,21 +207,26 @@ std::string summary_table(const std::vector<Summary>& summaries) {
   }
   return format_table({"context", "index", "found", "prefill tok/s", "decode tok/s", "rows/head",
                        "recall", "KV rows", "index size", "index wait", "first token"},
-                      rows, {true, false, true, true, true, true, true, true, true, true, true});
+                      rows, {true, false, true, true, true, true, true, true, true, true, true},
+                      {.width = width, .keys = 2, .cut = {}});
 }
 
 std::string summary_csv(const std::vector<Summary>& summaries) {
   std::string text =
-      "context_tokens,index,asked,found,score,prefill_tokens_per_second,"
+      "length,context_tokens,index,asked,found,score,prefill_tokens_per_second,"
       "decode_tokens_per_second,rows_per_head,recall,rows_bytes,index_bytes,index_build_seconds,"
       "first_token_seconds\n";
+  const auto or_empty = [](const std::optional<double>& value, int digits) {
+    return value.has_value() ? fmt::format("{:.{}f}", *value, digits) : "";
+  };
   for (const Summary& summary : summaries) {
-    text += fmt::format("{},{},{},{},{:.4f},{:.2f},{:.3f},{:.2f},{:.4f},{},{},{:.3f},{:.3f}\n",
-                        summary.length, csv_field(summary.index), summary.asked, summary.found,
-                        summary.score(), summary.prefill_tokens_per_second,
-                        summary.decode_tokens_per_second, summary.rows_per_head, summary.recall,
-                        summary.rows_bytes, summary.index_bytes, summary.index_build_seconds,
-                        summary.first_token_seconds);
+    text +=
+        fmt::format("{},{},{},{},{},{:.4f},{:.2f},{},{:.2f},{},{},{},{:.3f},{:.3f}\n",
+                    summary.length, summary.context_tokens, csv_field(summary.index), summary.asked,
+                    summary.found, summary.score(), summary.prefill_tokens_per_second,
+                    or_empty(summary.decode_tokens_per_second, 3), summary.rows_per_head,
+                    or_empty(summary.recall, 4), summary.rows_bytes, summary.index_bytes,
+                    summary.index_build_seconds, summary.first_token_seconds);
   }
   return text;
 }

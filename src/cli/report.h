@@ -1,6 +1,8 @@
 // What a needle run prints and leaves behind for people: answers, summary, time shares.
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,19 +10,29 @@
 
 namespace topkv::cli {
 
+/// How a table gets into a width. First the columns that may be cut are cut, in this order and to 8
+/// characters at the least; then the table becomes several, each with the key columns and some of
+/// the others.
+struct TableFit {
+  std::size_t width = std::string::npos;  ///< characters of a line
+  std::size_t keys = 1;                   ///< first columns, which tell a row from others
+  std::vector<std::size_t> cut = {};      ///< columns that may be cut
+};
+
 /// Rows of cells under headings, columns as wide as their widest text. right_aligned: one flag per
 /// column. Widths count characters (code points), not bytes.
-std::string format_table(const std::vector<std::string>& headings,
-                         const std::vector<std::vector<std::string>>& rows,
-                         const std::vector<bool>& right_aligned);
+std::string format_table(std::vector<std::string> headings,
+                         std::vector<std::vector<std::string>> rows,
+                         const std::vector<bool>& right_aligned, const TableFit& fit = {});
 
 /// One line per cell: what was asked, expected and answered. Cells in grid order.
-std::string answers_table(const std::vector<Cell>& cells);
+std::string answers_table(const std::vector<Cell>& cells, std::size_t width);
 
 /// What one index made of one context length.
 struct Summary {
-  std::int64_t length = 0;
+  std::int64_t length = 0;  ///< as -c had it
   std::string index;
+  std::int64_t context_tokens = 0;  ///< prefilled, of its longest context
   std::int64_t asked = 0;
   std::int64_t found = 0;
   double prefill_tokens_per_second = 0;  ///< mean over its contexts
@@ -29,8 +41,8 @@ struct Summary {
   std::int64_t index_bytes = 0;
   std::int64_t rows_bytes = 0;
   double rows_per_head = 0;
-  double recall = 0;                    ///< below 0: not measured
-  double decode_tokens_per_second = 0;  ///< of all tokens over all seconds
+  std::optional<double> recall = {};                    ///< mean over the cells that measured it
+  std::optional<double> decode_tokens_per_second = {};  ///< of all tokens over all seconds
 
   double score() const {
     return asked == 0 ? 0 : static_cast<double>(found) / static_cast<double>(asked);
@@ -39,14 +51,11 @@ struct Summary {
 
 /// In the order in which index and length first appear.
 std::vector<Summary> summarise(const std::vector<Cell>& cells);
-std::string summary_table(const std::vector<Summary>& summaries);
-/// RFC 4180, with a heading line.
+std::string summary_table(const std::vector<Summary>& summaries, std::size_t width);
+/// RFC 4180, with a heading line. What was not measured is empty.
 std::string summary_csv(const std::vector<Summary>& summaries);
 
 /// "matmul 61 %  attention 30 %  search 0 %  other 9 %".
 std::string time_shares(const ForwardTimes& times);
-
-/// Fits in `width` characters: line breaks shown as spaces, cut with "…".
-std::string one_line(const std::string& text, std::size_t width);
 
 }  // namespace topkv::cli

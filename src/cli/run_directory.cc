@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,9 @@
 
 namespace topkv::cli {
 namespace {
+
+// Lists that may grow in a directory: each length and index has cells of its own.
+constexpr const char* growing_members[] = {"lengths", "kv_index"};
 
 constexpr const char* remedy = "use --fresh to start over or -o for another directory";
 
@@ -59,48 +63,78 @@ std::string differences(const Json& there, const Json& here) {
   return text;
 }
 
-RunDirectory::RunDirectory(std::filesystem::path directory, const Json& configuration, bool fresh)
-    : directory_(std::move(directory)) {
-  std::error_code error;
-  std::filesystem::create_directories(directory_, error);
-  if (error || !std::filesystem::is_directory(directory_)) {
-    fail(directory_,
-         fmt::format("cannot be made a directory: {}", error ? error.message() : "it is a file"));
+std::string spelled_in(const std::vector<std::string>& specs, const std::string& spec) {
+  const auto same = std::find_if(specs.begin(), specs.end(), [&](const std::string& other) {
+    return other == spec || full_spec(other) == full_spec(spec);
+  });
+  return same == specs.end() ? spec : *same;
+}
+
+std::filesystem::path default_directory(const Json& configuration) {
+  std::filesystem::path path(configuration.at("model").get<std::string>());
+  if (!path.has_filename()) path = path.parent_path();
+  std::string name = path.filename().string();
+  for (char& c : name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (!plain && c != '.' && c != '_') c = '-';
   }
-  const auto path = file("cells.jsonl");
-  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (file_ < 0) fail(path, fmt::format("cannot be written: {}", std::strerror(errno)));
+  Json settings = configuration;
+  for (const char* growing : growing_members) settings.erase(growing);
+  std::uint32_t digest = 2166136261U;  // FNV-1a
+  for (const char c : settings.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+    digest = (digest ^ static_cast<unsigned char>(c)) * 16777619U;
+  }
+  return std::filesystem::path("out") / fmt::format("needle-{}-{:08x}", name, digest);
+}
+
+RunDirectory::RunDirectory(std::filesystem::path directory, const Json& configuration, bool fresh)
+    : directory_(std::move(directory)), configuration_(configuration), fresh_(fresh) {
   try {
-    if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
-      fail(directory_, "another topkv is writing there; wait for it or use -o");
-    }
-    if (fresh) {
-      for (const char* name : {"run.json", "summary.csv", "heatmap.svg"}) {
-        std::filesystem::remove(file(name), error);
-      }
-      if (::ftruncate(file_, 0) != 0) fail(path, std::strerror(errno));
-    }
+    make_directory();
+    open_cells();
+    if (fresh_) return;
     load_cells();
-    const auto run = file("run.json");
-    if (cells_.empty()) {  // nothing that another configuration could be mixed with
-      write_file(run, configuration.dump(2) + "\n");
-    } else if (std::filesystem::exists(run)) {
-      const Json there = Json::parse(read_file(run), nullptr, false);
-      if (!there.is_object()) fail(run, fmt::format("is not a run's configuration; {}", remedy));
-      const std::string differ = differences(there, configuration);
-      if (!differ.empty()) {
-        fail(directory_, fmt::format("holds a run with other settings ({}); {}", differ, remedy));
-      }
-    } else {
-      fail(directory_, fmt::format("holds cells.jsonl but no run.json; {}", remedy));
-    }
+    merge_configuration();
   } catch (...) {
-    ::close(file_);
+    clean_up();
     throw;
   }
 }
 
-RunDirectory::~RunDirectory() { ::close(file_); }
+RunDirectory::~RunDirectory() { clean_up(); }
+
+void RunDirectory::make_directory() {
+  std::error_code error;
+  std::vector<std::filesystem::path> missing;  // innermost first
+  for (auto path = std::filesystem::absolute(directory_, error).lexically_normal();
+       !path.empty() && !std::filesystem::exists(path, error) && path != path.parent_path();
+       path = path.parent_path()) {
+    if (path.has_filename()) missing.push_back(path);
+  }
+  std::filesystem::create_directories(directory_, error);
+  made_.assign(missing.rbegin(), missing.rend());
+  std::error_code unknown;
+  if (error || !std::filesystem::is_directory(directory_, unknown)) {
+    fail(directory_, fmt::format("cannot be made a directory: {}; use -o for another place",
+                                 error ? error.message() : "it is a file"));
+  }
+}
+
+void RunDirectory::open_cells() {
+  const auto path = file("cells.jsonl");
+  std::error_code error;
+  made_file_ = !std::filesystem::exists(path, error);
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (file_ < 0) fail(path, fmt::format("cannot be written: {}", std::strerror(errno)));
+  struct stat locked = {};
+  struct stat there = {};
+  // A run that ends takes an empty file away: what was locked must be what is there.
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0 || ::fstat(file_, &locked) != 0 ||
+      ::stat(path.c_str(), &there) != 0 || locked.st_ino != there.st_ino) {
+    made_file_ = false;  // the other one's
+    fail(directory_, "another topkv is writing there; wait for it or use -o");
+  }
+}
 
 void RunDirectory::load_cells() {
   const auto path = file("cells.jsonl");
@@ -116,9 +150,76 @@ void RunDirectory::load_cells() {
     }
     begin = end + 1;
   }
-  if (begin < text.size() && ::ftruncate(file_, static_cast<off_t>(begin)) != 0) {
-    fail(path, fmt::format("its incomplete last line cannot be cut off: {}", std::strerror(errno)));
+  kept_bytes_ = static_cast<std::int64_t>(begin);
+}
+
+void RunDirectory::merge_configuration() {
+  if (cells_.empty()) return;  // nothing that another configuration could be mixed with
+  const auto run = file("run.json");
+  if (!std::filesystem::exists(run)) {
+    fail(directory_, fmt::format("holds cells.jsonl but no run.json; {}", remedy));
   }
+  const Json there = Json::parse(read_file(run), nullptr, false);
+  if (!there.is_object()) fail(run, fmt::format("is not a run's configuration; {}", remedy));
+  Json merged = configuration_;
+  for (const char* member : growing_members) {
+    if (there.contains(member) && merged.contains(member)) {
+      merged[member] = there.at(member);
+    }
+  }
+  const std::string differ = differences(there, merged);
+  if (!differ.empty()) {
+    fail(directory_, fmt::format("holds a run with other settings ({}); {}", differ, remedy));
+  }
+  try {
+    if (merged.contains("lengths")) {
+      auto lengths = merged.at("lengths").get<std::vector<std::int64_t>>();
+      for (const Json& length : configuration_.at("lengths")) lengths.push_back(length);
+      std::sort(lengths.begin(), lengths.end());
+      lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+      merged["lengths"] = lengths;
+    }
+    if (merged.contains("kv_index")) {
+      auto specs = merged.at("kv_index").get<std::vector<std::string>>();
+      for (const std::string spec : configuration_.at("kv_index")) {
+        if (spelled_in(specs, spec) == spec &&
+            std::find(specs.begin(), specs.end(), spec) == specs.end()) {
+          specs.push_back(spec);
+        }
+      }
+      merged["kv_index"] = specs;
+    }
+  } catch (const Json::exception&) {
+    fail(run, fmt::format("is not a run's configuration; {}", remedy));
+  }
+  configuration_ = std::move(merged);
+}
+
+// The order matters to a run that is killed here: with cells or without, run.json explains them.
+void RunDirectory::begin() {
+  const auto path = file("cells.jsonl");
+  std::error_code error;
+  if (fresh_) {
+    for (const char* name : {"summary.csv", "heatmap.svg"}) {
+      std::filesystem::remove(file(name), error);
+    }
+  }
+  if (::ftruncate(file_, static_cast<off_t>(kept_bytes_)) != 0) {
+    fail(path, fmt::format("cannot be shortened: {}", std::strerror(errno)));
+  }
+  write_file(file("run.json"), configuration_.dump(2) + "\n");
+  begun_ = true;
+}
+
+void RunDirectory::clean_up() noexcept {
+  std::error_code error;
+  if (!begun_) {
+    if (made_file_) std::filesystem::remove(file("cells.jsonl"), error);
+    // Only empty ones go.
+    for (auto path = made_.rbegin(); path != made_.rend(); ++path) ::rmdir(path->c_str());
+  }
+  if (file_ >= 0) ::close(file_);
+  file_ = -1;
 }
 
 bool RunDirectory::has(std::int64_t length, double depth, const std::string& index) const {
@@ -128,6 +229,7 @@ bool RunDirectory::has(std::int64_t length, double depth, const std::string& ind
 }
 
 void RunDirectory::append(const Cell& cell) {
+  if (!begun_) begin();
   // Answers are text the model made up: whatever is not UTF-8 is replaced.
   const std::string line =
       to_json(cell).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -1,0 +1,26 @@
+// The words of a command line, checked against a command's flags before CLI11 reads them: unknown
+// and repeated flags, values that are missing or empty. CLI11 would take the next flag for a
+// missing value, and the next word for an empty one.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace topkv::cli {
+
+/// words: those behind the command's name. Throws UsageError. An option's description is what a
+/// message says was expected.
+void check_arguments(const CLI::App& command, std::span<const char* const> words);
+
+/// The names of all flags, with their dashes.
+std::vector<std::string> flags_of(const CLI::App& command);
+
+/// A flag that takes one of these words.
+CLI::Option* one_of(CLI::Option* option, std::vector<std::string> words);
+
+/// "; did you mean --prompt?", or nothing.
+std::string did_you_mean(const std::string& near);
+
+}  // namespace topkv::cli
