@@ -137,6 +137,7 @@ TEST(CliText, ParagraphsBreakAtSpacesAndKeepTheirIndent) {
   EXPECT_EQ(labelled("a", "one two three four", 20, 4), "a   one two three\n    four\n");
   EXPECT_EQ(labelled("a", "unbreakable-word", 10, 4), "a   unbreakable-word\n");
   EXPECT_EQ(labelled("", "", 10, 0), "\n");
+  EXPECT_EQ(labelled("a", "bb  cc", 4, 2), "a bb\n  cc\n");
 }
 
 TEST(CliText, OneLineShowsNoControlCharacterOfAnyKind) {

@@ -82,9 +82,9 @@ void print_score(const std::vector<Cell>& cells, std::size_t wanted) {
   for (const Cell& cell : cells) found += cell.found ? 1 : 0;
   const double percent =
       cells.empty() ? 0 : 100.0 * static_cast<double>(found) / static_cast<double>(cells.size());
-  fmt::print("score         {} of {} found ({:.0f} %)", found, cells.size(), percent);
-  if (cells.size() < wanted) fmt::print(", {} cells not run", wanted - cells.size());
-  fmt::print("\n");
+  std::string text = fmt::format("{} of {} found ({:.0f} %)", found, cells.size(), percent);
+  if (cells.size() < wanted) text += fmt::format(", {} cells not run", wanted - cells.size());
+  fmt::print("{}", labelled("score", text, line_width(stdout)));
 }
 
 // Shows all that the directory holds, of this run and earlier ones.

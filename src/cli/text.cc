@@ -111,6 +111,7 @@ std::string labelled(std::string_view label, std::string_view text, std::size_t 
       line.assign(indent, ' ');
       empty = true;
     }
+    if (empty && word.empty() && !out.empty()) continue;  // no blanks at the head of a line
     if (!empty) line += ' ';
     line += word;
     empty = false;
