@@ -128,6 +128,9 @@ refuses_early 1 'no-such-model' generate -m no-such-model -p a -f -
 refuses_early 1 'no-such-file' generate -m "$model" -p a -f - -f no-such-file
 refuses_early 2 "'-' is given twice" generate -m "$model" -p a -f - -f -
 refuses_early 2 'one index' generate -m "$model" -p a -f - --kv-index exact --kv-index hnsw
+# --mem is for context and session together: 1 MiB is 256 tokens of this model.
+refuses 1 'KV rows of 301 tokens .* 1.0 MiB (1048576 bytes) available' \
+  generate -m "$model" -p a -n 299 --mem 1MiB
 refuses 1 '[0-9.]* PiB ([0-9]* bytes) wanted' generate -m "$model" -p a -n 1T
 
 # A value that is missing is not made up from what is behind it.

@@ -218,7 +218,10 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   const std::vector<Token> question = question_of(placed.needle);
   const auto question_tokens = static_cast<std::int64_t>(question.size());
   const AttentionShape& shape = model_.config().attention;
-  check_rows(shape, context->tokens() + question_tokens + plan_.predict + 1, prefill_options_);
+  // Recall is measured in a second session, beside this one.
+  const std::int64_t own = question_tokens + plan_.predict + 1;
+  check_rows(shape, context->tokens() + own + (flags_.recall ? question_tokens + 1 : 0),
+             prefill_options_);
   Session session(
       context,
       retrieval_options(flags_.retrieval, shape.layers, index, question_tokens + plan_.predict + 1),

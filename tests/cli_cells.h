@@ -1,0 +1,31 @@
+// A finished cell of a needle run, for tests.
+#pragma once
+
+#include <string>
+
+#include "src/cli/cell.h"
+
+namespace topkv::cli {
+
+inline Cell cell_at(std::int64_t length, double depth, const std::string& index, bool found) {
+  Cell cell;
+  cell.length = length;
+  cell.depth = depth;
+  cell.index = index;
+  cell.key = "quiet-river";
+  cell.value = "1234567";
+  cell.answer = found ? " 1234567." : " 7654321.";
+  cell.found = found;
+  cell.answer_tokens = 9;
+  cell.decode_steps = 9;
+  cell.decode_seconds = 0.5;
+  cell.decode_tokens_per_second = 18;
+  cell.prefill_tokens_per_second = 3000;
+  cell.prefill_times = {1, 2, 3, 4};
+  cell.rows_bytes = 4096 * length;
+  cell.rows_per_head = 64;
+  cell.version = "0.1.0";
+  return cell;
+}
+
+}  // namespace topkv::cli
