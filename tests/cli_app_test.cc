@@ -71,7 +71,7 @@ TEST(Arguments, AreWhatCli11WillTakeThemFor) {
   taken({"--help", "--nonsense"});
   taken({"-m", "dir", "-p", "- a list", "-t4"});
   const auto refused = [&](std::vector<const char*> words, const std::string& start,
-                           const std::vector<std::string>& parts) {
+                           const std::vector<std::string_view>& parts) {
     expect_error<UsageError>([&] { check_arguments(command, words); }, start, parts);
   };
   refused({"-m", "a", "-m", "b", "-p", "x"}, "-m: given twice", {"'a'", "'b'", "once"});

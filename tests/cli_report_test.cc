@@ -226,7 +226,7 @@ TEST(ProgressText, InANarrowTerminalLosesTheLeastFirst) {
   const Progress progress{"prefill", "tokens", 25000, 100000};
   EXPECT_EQ(progress_text("1M prefill", progress, 10, 60), "1M prefill  25 %  30 s left");
   EXPECT_EQ(progress_text("1M prefill", progress, 10, 20), "1M prefill  25 %");
-  EXPECT_EQ(progress_text("1M prefill", progress, 10, 12), "1M pre…  25 %");
+  EXPECT_EQ(progress_text("1M prefill", progress, 10, 12), "1M pr…  25 %");
   for (std::size_t width = 1; width < 100; ++width) {
     EXPECT_LE(width_of(progress_text("1M faiss:IVF,SQ8", progress, 10, width)), width);
   }
