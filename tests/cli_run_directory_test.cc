@@ -139,7 +139,7 @@ TEST(RunDirectory, ByDefaultIsAnotherOneForEverySettingButWhatMayGrow) {
     return default_directory(json).string();
   };
   const std::string usual = of("prefill", "window");
-  EXPECT_TRUE(usual.starts_with("out/needle-Tiny-1B--xff-")) << usual;
+  EXPECT_TRUE(usual.starts_with("out/needle-Tiny-1B-xff-")) << usual;
   EXPECT_EQ(of("lengths", {1, 2}), usual);
   EXPECT_EQ(of("kv_index", {"hnsw"}), usual);
   EXPECT_NE(of("prefill", "dense"), usual);

@@ -91,6 +91,13 @@ class Checker {
     throw UsageError(fmt::format("unknown flag {}{}", typed, did_you_mean(nearest(typed, names_))));
   }
 
+  // Not "-nice", which may well be a value, though it could be -n with "ice".
+  bool is_flag(std::string_view word) const {
+    if (!looks_like_flag(word)) return false;
+    const Flag flag = split_flag(word);
+    return by_name_.contains(flag.name) && (word.starts_with("--") || !flag.has_value);
+  }
+
   /// next: the word behind the flag, null at the end. Returns whether it is the flag's value.
   bool check_flag(const Flag& flag, const CLI::Option& option, const char* next) {
     if (!takes_value(option)) {
@@ -102,7 +109,7 @@ class Checker {
       throw UsageError(
           fmt::format("{}: a value is missing; expected {}", flag.name, expected(option)));
     }
-    if (!flag.has_value && looks_like_flag(next) && by_name_.contains(split_flag(next).name)) {
+    if (!flag.has_value && is_flag(next)) {
       throw UsageError(
           fmt::format("{}: a value is missing; expected {}, found the flag {}; if that is the "
                       "value, write {}={}",
