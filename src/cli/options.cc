@@ -176,7 +176,7 @@ ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval
 
 std::string full_spec(const std::string& spec) {
   try {
-    return make_index(spec)->spec();
+    return normal_spec(spec);
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-index: {}", error.what()));
   }

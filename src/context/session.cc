@@ -101,8 +101,8 @@ void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQu
   }
   reach_fault("session.search");
   ExactIndex own_keys;  // holds nothing but where they are
-  own_keys.build();
-  own_keys.add(own.rows(layer, head).keys());
+  own_keys.build({});
+  own_keys.add(own.rows(layer, head).keys(), {});
   step.selector.select(context->index(options.index, layer, head), own_keys, step.queries.data(),
                        count, d, step.context_allowed, step.own_allowed,
                        k[static_cast<std::size_t>(layer)], group, options.select_by);
