@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--dense-layers", type=int, default=0)
     parser.add_argument("--prefill", default="dense", choices=["dense", "window"])
-    parser.add_argument("--attend-on", default="automatic")
+    parser.add_argument("--attend-on", default="auto")
     parser.add_argument("--device-memory", type=int, default=0, help="bytes; 0: what is free")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", help="write the results there")

@@ -126,7 +126,11 @@ void bind_attention(py::module_& module) {
           },
           py::arg("heads"), py::arg("head_dim"), "The partial over no keys.")
       .def_readonly("out", &PyPartial::out)
-      .def_readonly("lse", &PyPartial::lse);
+      .def_readonly("lse", &PyPartial::lse)
+      .def("__repr__", [](const PyPartial& partial) {
+        return fmt::format("<Partial of out [{}]>",
+                           fmt::join(Array(partial.out, "out").shape(), ", "));
+      });
 
   module.def("merge", &merged, py::arg("a"), py::arg("b"),
              "The partial over the union of two disjoint key sets, as a new Partial.");

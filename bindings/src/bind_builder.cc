@@ -117,7 +117,12 @@ void bind_builder(py::module_& module) {
             return unconst(self.builder.freeze());
           },
           "Turns the rows into a Context with the \"exact\" index. The builder is empty "
-          "afterwards.");
+          "afterwards.")
+      .def("__repr__", [](const Builder& self) {
+        const AttentionShape& shape = self.builder.shape();
+        return fmt::format("<ContextBuilder of {} layers x {} KV heads x {}, on {}>", shape.layers,
+                           shape.kv_heads, shape.head_dim, self.builder.device().name());
+      });
 }
 
 }  // namespace topkv::python

@@ -17,10 +17,17 @@ void bind_device(py::module_& module) {
       .def_readonly("peak", &DeviceMemory::peak, "The most allocated at a time.")
       .def_readonly("driver", &DeviceMemory::driver,
                     "What this process takes as the driver has it; 0: not known.")
-      .def_property_readonly("items", [](const DeviceMemory& memory) {
-        std::vector<std::pair<std::string, std::int64_t>> items;
-        for (const MemoryItem& item : memory.items) items.emplace_back(item.what, item.bytes);
-        return items;
+      .def_property_readonly("items",
+                             [](const DeviceMemory& memory) {
+                               std::vector<std::pair<std::string, std::int64_t>> items;
+                               for (const MemoryItem& item : memory.items)
+                                 items.emplace_back(item.what, item.bytes);
+                               return items;
+                             })
+      .def("__repr__", [](const DeviceMemory& memory) {
+        return fmt::format("DeviceMemory(ceiling={}, libraries={}, used={}, peak={}, driver={})",
+                           memory.ceiling, memory.libraries, memory.used, memory.peak,
+                           memory.driver);
       });
 
   py::class_<Device>(module, "Device",

@@ -98,7 +98,11 @@ void bind_index(py::module_& module) {
             const auto found = result.scores(query_number(result, query));
             return to_numpy(found.data(), static_cast<std::int64_t>(found.size()));
           },
-          py::arg("query"), "float32 inner products of these positions.");
+          py::arg("query"), "float32 inner products of these positions.")
+      .def("__repr__", [](const SearchResult& result) {
+        return fmt::format("<SearchResult of {} queries, up to {} positions each>",
+                           result.queries(), result.k());
+      });
 
   py::class_<Index>(module, "KeyIndex",
                     "Finds the keys with the largest inner product with a query. spec: \"exact\", "

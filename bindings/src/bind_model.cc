@@ -78,7 +78,13 @@ void bind_results(py::module_& module) {
       .def_readonly("search", &ForwardTimes::search)
       .def_readonly("other", &ForwardTimes::other)
       .def_readonly("indexing", &ForwardTimes::indexing)
-      .def_property_readonly("total", &ForwardTimes::total);
+      .def_property_readonly("total", &ForwardTimes::total)
+      .def("__repr__", [](const ForwardTimes& times) {
+        return fmt::format(
+            "ForwardTimes(matmul={:.3g}, attention={:.3g}, search={:.3g}, other={:.3g}, "
+            "indexing={:.3g})",
+            times.matmul, times.attention, times.search, times.other, times.indexing);
+      });
 
   py::class_<GenerateResult>(module, "GenerateResult")
       .def_readonly("tokens", &GenerateResult::tokens, "Generated, without the end token.")
@@ -86,7 +92,13 @@ void bind_results(py::module_& module) {
       .def_readonly("steps", &GenerateResult::steps, "Tokens fed after the prompt.")
       .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
       .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
-      .def_readonly("times", &GenerateResult::times);
+      .def_readonly("times", &GenerateResult::times)
+      .def("__repr__", [](const GenerateResult& result) {
+        return fmt::format(
+            "<GenerateResult of {} tokens, ended: {}, {} steps, prompt {:.3g} s, decode {:.3g} s>",
+            result.tokens.size(), result.ended ? "True" : "False", result.steps,
+            result.prompt_seconds, result.decode_seconds);
+      });
 
   py::class_<DevicePlan>(module, "DevicePlan",
                          "Where device memory would go, before any work. items: (what, bytes).")
@@ -101,7 +113,11 @@ void bind_results(py::module_& module) {
       .def_readonly("peak", &DevicePlan::peak, "The most that is taken at a time.")
       .def_readonly("ceiling", &DevicePlan::ceiling)
       .def_readonly("chunk", &DevicePlan::chunk, "Tokens of the largest prefill chunk that fits.")
-      .def_property_readonly("fits", &DevicePlan::fits);
+      .def_property_readonly("fits", &DevicePlan::fits)
+      .def("__repr__", [](const DevicePlan& plan) {
+        return fmt::format("DevicePlan(peak={}, ceiling={}, chunk={}, fits={})", plan.peak,
+                           plan.ceiling, plan.chunk, plan.fits() ? "True" : "False");
+      });
 }
 
 void bind_config(py::module_& module) {
@@ -128,7 +144,12 @@ void bind_config(py::module_& module) {
           [](const ModelConfig& self, const std::string& dtype) {
             return self.kv_bytes_per_token(parse_dtype(dtype));
           },
-          py::arg("dtype") = "bf16", "Bytes of K and V of one token over all layers.");
+          py::arg("dtype") = "bf16", "Bytes of K and V of one token over all layers.")
+      .def("__repr__", [](const ModelConfig& self) {
+        return fmt::format("<ModelConfig of a {} model: {} layers, hidden size {}, vocabulary {}>",
+                           self.model_type, self.attention.layers, self.hidden_size,
+                           self.vocab_size);
+      });
 }
 
 }  // namespace
@@ -185,7 +206,12 @@ void bind_model(py::module_& module) {
           py::kw_only(), py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
           py::arg("capacity") = 16384,
           "What a prefill and a session of its context would take of the device's memory; "
-          "reads headers only.");
+          "reads headers only.")
+      .def("__repr__", [](const Model& self) {
+        const ModelConfig& config = self.config();
+        return fmt::format("<Model {} of {} layers, hidden size {}, on {}>", config.model_type,
+                           config.attention.layers, config.hidden_size, self.device().name());
+      });
 }
 
 }  // namespace topkv::python

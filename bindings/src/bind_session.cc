@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
 
@@ -68,7 +70,17 @@ void bind_session(py::module_& module) {
             return py::float_(static_cast<double>(stats.exact_rows_found) /
                               static_cast<double>(stats.exact_rows));
           },
-          "exact_rows_found / exact_rows; None when not measured.");
+          "exact_rows_found / exact_rows; None when not measured.")
+      .def("__repr__", [](const SessionStats& stats) {
+        const auto share = static_cast<double>(stats.exact_rows_found) /
+                           static_cast<double>(std::max<std::int64_t>(1, stats.exact_rows));
+        return fmt::format(
+            "SessionStats(steps={}, rows_retrieved={}, search_seconds={:.3g}, "
+            "attend_seconds={:.3g}, "
+            "recall={})",
+            stats.steps, stats.rows_retrieved, stats.search_seconds, stats.attend_seconds,
+            stats.exact_rows == 0 ? "None" : fmt::format("{:.4f}", share));
+      });
 
   py::class_<StepTimes>(module, "StepTimes",
                         "Where the time of a session's steps in one layer went, in seconds.")
@@ -80,7 +92,14 @@ void bind_session(py::module_& module) {
       .def_readonly("gather", &StepTimes::gather)
       .def_readonly("copy", &StepTimes::copy)
       .def_readonly("merge", &StepTimes::merge)
-      .def_property_readonly("total", &StepTimes::total);
+      .def_property_readonly("total", &StepTimes::total)
+      .def("__repr__", [](const StepTimes& times) {
+        return fmt::format(
+            "StepTimes(q_out={:.3g}, append={:.3g}, window={:.3g}, search={:.3g}, attend={:.3g}, "
+            "gather={:.3g}, copy={:.3g}, merge={:.3g})",
+            times.q_out, times.append, times.window, times.search, times.attend, times.gather,
+            times.copy, times.merge);
+      });
 
   py::class_<SessionHandle>(
       module, "Session",
@@ -92,14 +111,14 @@ void bind_session(py::module_& module) {
       "\"linear:SUM\" over the layers. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
       "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
-      "for what the machine has free. attend_on: \"automatic\", \"host\" or "
+      "for what the machine has free. attend_on: \"auto\", \"host\" or "
       "\"device\", for sessions of a CUDA device.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("k") = 64, py::arg("select_by") = "query_head",
            py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
            py::arg("capacity") = 16384, py::arg("measure_recall") = false,
-           py::arg("attend_on") = "automatic", py::arg("memory_budget") = 0)
+           py::arg("attend_on") = "auto", py::arg("memory_budget") = 0)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0,
@@ -149,7 +168,19 @@ void bind_session(py::module_& module) {
             const Exclusive::Look use(self.use, busy);
             return self.session.step_times();
           },
-          "One StepTimes per layer.");
+          "One StepTimes per layer.")
+      .def("__repr__", [](SessionHandle& self) -> std::string {
+        std::string own = "own tokens";
+        try {
+          const Exclusive::Look use(self.use, busy);
+          own = fmt::format("{} own tokens", self.session.own_tokens());
+        } catch (const InvalidArgument&) {
+          own = "own tokens that another thread is changing,";
+        }
+        return fmt::format("<Session of {} over {} of the context, index {}, on {}>", own,
+                           self.context->tokens(), self.session.options().index,
+                           self.session.device().name());
+      });
 }
 
 }  // namespace topkv::python

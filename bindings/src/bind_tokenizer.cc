@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
@@ -26,7 +27,10 @@ void bind_tokenizer(py::module_& module) {
           py::arg("token"), "Raw bytes of one token; empty for special tokens.")
       .def("find", &Tokenizer::find, py::arg("content"),
            "Id of a token by its content as the file spells it, -1 when there is none.")
-      .def_property_readonly("vocab_size", &Tokenizer::vocab_size);
+      .def_property_readonly("vocab_size", &Tokenizer::vocab_size)
+      .def("__repr__", [](const Tokenizer& self) {
+        return fmt::format("<Tokenizer of {} tokens>", self.vocab_size());
+      });
 }
 
 }  // namespace topkv::python

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <pybind11/stl.h>
 
 #include "bindings/src/handles.h"
@@ -36,8 +37,14 @@ void bind_types(py::module_& module) {
       .def_property_readonly("softmax_scale", &AttentionShape::softmax_scale,
                              "scale, or what 0 stands for.")
       .def("__repr__", [](const AttentionShape& s) {
-        return fmt::format("AttentionShape(layers={}, q_heads={}, kv_heads={}, head_dim={})",
-                           s.layers, s.q_heads, s.kv_heads, s.head_dim);
+        std::string rest;
+        if (s.scale != 0) rest += fmt::format(", scale={}", s.scale);
+        if (s.softcap != 0) rest += fmt::format(", softcap={}", s.softcap);
+        if (!s.sliding_window.empty()) {
+          rest += fmt::format(", sliding_window=[{}]", fmt::join(s.sliding_window, ", "));
+        }
+        return fmt::format("AttentionShape(layers={}, q_heads={}, kv_heads={}, head_dim={}{})",
+                           s.layers, s.q_heads, s.kv_heads, s.head_dim, rest);
       });
 }
 

@@ -19,11 +19,12 @@ SelectBy parse_select_by(const std::string& name) {
 }
 
 AttendOn parse_attend_on(const std::string& name) {
-  if (name == "automatic") return AttendOn::automatic;
+  // "automatic" is what it was called first.
+  if (name == "auto" || name == "automatic") return AttendOn::automatic;
   if (name == "host") return AttendOn::host;
   if (name == "device") return AttendOn::device;
   throw InvalidArgument(
-      fmt::format("attend_on is '{}'; expected 'automatic', 'host' or 'device'", name));
+      fmt::format("attend_on is '{}'; expected 'auto', 'host' or 'device'", name));
 }
 
 }  // namespace topkv::python

@@ -325,7 +325,7 @@ class Session:
         sinks: int = 4,
         capacity: int = 16384,
         measure_recall: bool = False,
-        attend_on: str = "automatic",
+        attend_on: str = "auto",
         memory_budget: int = 0,
     ) -> None: ...
     @overload
