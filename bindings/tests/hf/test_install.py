@@ -130,6 +130,84 @@ def test_chunks_over_a_filled_cache_are_refused(device):
         model.generate(ids, past_key_values=cache.session(), prefill_chunk_size=16)
 
 
+class Lengths:
+    """Tokens of each forward pass of a model."""
+
+    def __init__(self, model):
+        self.all = []
+        model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, _, args, kwargs):
+        self.all.append(kwargs["input_ids"].shape[1])
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_assisted_generation_of_installed_models_gives_greedy_tokens(
+    family, tokens_at_once, device
+):
+    """An assistant's text is all of the prompt, though it is read in chunks."""
+    model = make_model(family, device, dtype_of(device))
+    assistant = make_model(family, device, dtype_of(device))
+    assistant.generation_config.num_assistant_tokens = tokens_at_once
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    ids = make_ids(50, device)
+    for installed in ([model, assistant], [assistant], [model]):
+        hf.uninstall(model), hf.uninstall(assistant)
+        for one in installed:
+            hf.install(one, **ALL, prefill_chunk_size=16)
+        made = []
+        if assistant in installed:
+            caches = assistant._prepare_cache_for_generation
+
+            def prepare(config, kwargs, *rest, caches=caches, made=made):
+                caches(config, kwargs, *rest)
+                made.append(kwargs["past_key_values"])
+
+            assistant._prepare_cache_for_generation = prepare
+        lengths = Lengths(assistant)
+        out = model.generate(ids, assistant_model=assistant, max_new_tokens=20, do_sample=False)
+        assert_greedy(model, out, 50)
+        if assistant in installed:
+            assert lengths.all[:4] == [16, 16, 16, 2]
+            assert made[-1] is made[0] and made[0].context.tokens >= 50
+
+
+def test_chunks_asked_for_of_assisted_generation_are_no_error(device):
+    model, assistant = (make_model("llama", device, dtype_of(device)) for _ in range(2))
+    for one in (model, assistant):
+        hf.install(one, **ALL)
+    ids = make_ids(50, device)
+    how = {"max_new_tokens": 10, "do_sample": False, "prefill_chunk_size": 16}
+    assert_greedy(model, model.generate(ids, assistant_model=assistant, **how), 50)
+
+
+@pytest.mark.parametrize("what", [None, LlamaConfig(), torch.nn.Linear(2, 2), "model"], ids=str)
+def test_what_is_no_model_is_refused(what):
+    with pytest.raises(InvalidArgument, match="expected a model of transformers"):
+        hf.install(what)
+    with pytest.raises(InvalidArgument, match="expected a model of transformers"):
+        hf.uninstall(what)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "8K", None])
+def test_wrong_chunks_are_refused_and_nothing_is_installed(chunk, device):
+    model = make_model("llama", device)
+    with pytest.raises(InvalidArgument, match="prefill_chunk_size"):
+        hf.install(model, prefill_chunk_size=chunk)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_wrong_options_leave_an_earlier_install_in_place(device):
+    model = make_model("llama", device)
+    hf.install(model, **ALL)
+    with pytest.raises(InvalidArgument, match="k is 0"):
+        hf.install(model, k=0)
+    out = model.generate(make_ids(9, device), max_new_tokens=2, return_dict_in_generate=True)
+    assert isinstance(out.past_key_values, hf.TopkCache)
+
+
 def test_wrong_options_are_refused_at_install_time(device):
     model = make_model("llama", device)
     with pytest.raises(InvalidArgument, match="sequence"):

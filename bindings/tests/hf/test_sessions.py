@@ -1,5 +1,8 @@
 """One text, many questions: freezing, sessions over one context, batches, taking tokens back."""
 
+import copy
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,7 +18,7 @@ from small_models import (
     tolerance,
 )
 from small_models import make_model as model_of
-from topkv import InvalidArgument
+from topkv import InvalidArgument, Unsupported
 from topkv.hf import TopkCache
 from transformers import DynamicCache
 
@@ -234,13 +237,148 @@ def test_unknown_session_options_are_refused(device):
         {"attend_on": "gpu"},
         {"prefill": "sparse"},
         {"kv_dtype": "f64"},
+        {"kv_dtype": torch.float64},
+        {"kv_dtype": 32},
+        {"kv_dtype": []},
+        {"session_capacity": 0},
+        {"session_capacity": -1},
+        {"session_capacity": 1.5},
+        {"session_capacity": 2**70},
+        {"max_cache_len": -1},
+        {"max_cache_len": "64K"},
+        {"device_memory": -1},
+        {"device_memory": 1e9},
+        {"index": None},
+        {"index": 5},
+        {"k": None},
+        {"k": 2.5},
+        {"k": True},
+        {"k": [1, 2, 0]},
+        {"k": [1, 2]},
+        {"k": ["1", "2", "3"]},
+        {"k": "uniform:x"},
+        {"k": torch.tensor(2.5)},
+        {"k": {}},
+        {"window": None},
+        {"window": "1K"},
+        {"sinks": 0.5},
+        {"dense_layers": -1},
+        {"dense_layers": "all"},
+        {"select_by": None},
+        {"attend_on": 0},
+        {"prefill": True},
+        {"measure_recall": 1},
+        {"shard": 1},
+        {"progress": "yes"},
     ],
     ids=str,
 )
 def test_options_that_cannot_work_are_refused_before_a_text_is_read(option):
+    """By their name; and so they are for a session."""
     config = make_config("llama")
-    with pytest.raises(InvalidArgument):
+    before = config._attn_implementation
+    (name,) = option
+    with pytest.raises(InvalidArgument, match=name if name != "index" else "index|spec"):
         TopkCache(config, **option)
+    assert config._attn_implementation == before  # nor is the model changed
+    if name in ("prefill", "kv_dtype", "max_cache_len", "device_memory", "shard", "progress"):
+        return
+    model = make_model("llama", torch.device("cpu"))
+    cache = read(model, make_ids(TEXT, torch.device("cpu")))
+    with pytest.raises(InvalidArgument, match=name if name != "index" else "index|spec"):
+        cache.session(**option)
+
+
+def test_options_of_every_kind_of_number_are_taken():
+    config = make_config("llama")
+    as_tensor = TopkCache(config, k=torch.tensor([1, 2, 3]), window=torch.tensor(7))
+    assert as_tensor._engine.options.session["k"] == [1, 2, 3]
+    for name in ("auto", "automatic", "host"):
+        TopkCache(config, attend_on=name)
+
+
+def test_the_capacity_of_a_session_has_one_name(device):
+    model = make_model("llama", device)
+    cache = read(model, make_ids(TEXT, device), session_capacity=5)
+    for session, room in (
+        (cache.session(), 5),
+        (cache.session(session_capacity=7), 7),
+        (cache.session(capacity=6), 6),  # as it was called before
+    ):
+        model(make_ids(room, device), past_key_values=session, use_cache=True)
+        with pytest.raises(InvalidArgument, match="capacity|room"):
+            model(make_ids(1, device), past_key_values=session, use_cache=True)
+    with pytest.raises(InvalidArgument, match="earlier name"):
+        cache.session(capacity=6, session_capacity=6)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "2", None, True])
+def test_a_session_of_no_batch_is_refused(batch):
+    model = make_model("llama", torch.device("cpu"))
+    cache = read(model, make_ids(TEXT, torch.device("cpu")))
+    with pytest.raises(InvalidArgument, match="batch is"):
+        cache.session(batch=batch)
+    assert cache.context is None  # nor was the text ended
+
+
+@pytest.mark.parametrize("argument", [1, 2.5, "3", None])
+def test_crop_of_no_negative_number_is_refused(argument):
+    model = make_model("llama", torch.device("cpu"))
+    cache = read(model, make_ids(TEXT, torch.device("cpu")))
+    with pytest.raises(InvalidArgument, match="crop|tokens_to_remove"):
+        cache.crop(argument)
+    with pytest.raises(InvalidArgument, match="index is 3; expected a str"):
+        cache.freeze(3)
+    assert cache.get_seq_length() == TEXT
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda x: x.__name__)
+def test_copies_of_a_cache_are_refused_with_what_to_do(way):
+    model = make_model("llama", torch.device("cpu"))
+    cache = read(model, make_ids(TEXT, torch.device("cpu")))
+    with pytest.raises(Unsupported, match=r"cache\.session\(\) gives another reader"):
+        way(cache)
+
+
+def test_a_cache_says_what_it_holds():
+    model = make_model("gemma2", torch.device("cpu"))
+    cache = read(model, make_ids(TEXT, torch.device("cpu")))
+    assert repr(cache) == "<TopkCache of a gemma2 model: 60 tokens, a text being read>"
+    session = cache.session(batch=2)
+    model(make_ids(3, model.device, rows=2), past_key_values=session, use_cache=True)
+    assert repr(session) == (
+        "<TopkCache of a gemma2 model: 63 tokens, the text 60 of them, index exact, 2 rows>"
+    )
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_taking_back_more_than_was_recorded_is_refused(family, device):
+    """Recorded too late, or taken back already: a window would go on with a hole in it."""
+    model = make_model(family, device)
+    ids = make_ids(TEXT + 6, device)
+    session = read(model, ids[:, :TEXT]).session()
+    model(ids[:, TEXT : TEXT + 3], past_key_values=session, use_cache=True)
+    session.activate_past_recording()
+    model(ids[:, TEXT + 3 :], past_key_values=session, use_cache=True)
+    if family == "gemma2":
+        with pytest.raises(InvalidArgument, match="activate_past_recording"):
+            session.crop(-4)
+    session.crop(-3)
+    logits = model(ids[:, TEXT + 3 :], past_key_values=session, use_cache=True).logits
+    assert_logits_agree(logits, model, ids, first=TEXT + 3)
+
+
+def test_windows_that_record_their_past_give_what_their_masks_are_for(device):
+    """Several calls without a crop between them, as an assistant makes them."""
+    model = make_model("gemma2", device)
+    ids = make_ids(TEXT + 6, device)
+    session = read(model, ids[:, :TEXT]).session()
+    session.activate_past_recording()
+    logits = [
+        model(part, past_key_values=session, use_cache=True).logits
+        for part in ids[:, TEXT:].split([1, 2, 3], dim=1)
+    ]
+    assert_logits_agree(torch.cat(logits, dim=1), model, ids, first=TEXT)
 
 
 def test_a_wrong_spec_of_an_index_leaves_the_cache_as_it_was(device):

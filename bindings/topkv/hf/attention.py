@@ -8,6 +8,7 @@ it; its name is part of ours, "topkv:sdpa".
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from topkv import InvalidArgument, Unsupported
-from topkv.hf.mask import LazyMask, mask_function, require_causal
+from topkv.hf.mask import mask_function, require_causal, require_described
 
 #: Query rows of a block of a sliding-window layer. Eager attention keeps the block's scores.
 _BLOCK = {"sdpa": 2048, "eager": 512}
@@ -25,15 +26,23 @@ class Handle:
     """What a TopkCache gives a model in place of K and V; only attention "topkv" can use it.
 
     layer: a topkv layer, keys and values being those of the new tokens; None for a layer with a
-    sliding window, keys and values being all that transformers' own cache layer gave.
+    sliding window, keys and values being all that transformers' own cache layer gave. attended: is
+    called when such a layer's attention is there.
     """
 
-    __slots__ = ("layer", "keys", "values")
+    __slots__ = ("layer", "keys", "values", "attended")
 
-    def __init__(self, layer: Any, keys: torch.Tensor, values: torch.Tensor):
+    def __init__(
+        self,
+        layer: Any,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        attended: Callable[[], None] | None = None,
+    ):
         self.layer = layer
         self.keys = keys
         self.values = values
+        self.attended = attended
 
     @staticmethod
     def _refuse() -> InvalidArgument:
@@ -71,11 +80,12 @@ def _attend_sliding(
     length of the text."""
     if base == "sdpa" and (kwargs.get("softcap") or kwargs.get("s_aux") is not None):
         base = "eager"  # transformers' sdpa leaves out soft-capping and sinks
+    require_described(mask)
     attend = _implementation(module, base)
     kwargs["sliding_window"] = window
     tokens, block = query.shape[2], _BLOCK.get(base)
-    if not isinstance(mask, LazyMask) or not window or block is None or tokens <= block:
-        whole = mask.whole(base) if isinstance(mask, LazyMask) else mask
+    if mask is None or not window or block is None or tokens <= block:
+        whole = None if mask is None else mask.whole(base)
         return attend(module, query, kv.keys, kv.values, whole, **kwargs)[0]
     shift = mask.query_offset - mask.key_offset  # key number of the first query's own token
     parts = []
@@ -139,6 +149,7 @@ def attention_function(base: str):
                 return _attend_topkv(module, query, key, attention_mask, **kwargs), None
             window = kwargs.pop("sliding_window", None)
             out = _attend_sliding(base, module, query, key, attention_mask, window, **kwargs)
+            key.attended()
             return out, None
         return _implementation(module, base)(
             module, query, key, value, attention_mask, **kwargs

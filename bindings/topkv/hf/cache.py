@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
@@ -12,11 +14,13 @@ import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import families
 from topkv.hf.attention import Handle, base_of, implementation_over
-from topkv.hf.engine import Engine, Options, check_options
+from topkv.hf.engine import Engine
+from topkv.hf.ids import HeldIds
 from topkv.hf.layer import TopkLayer
 from topkv.hf.mask import Length
-from topkv.hf.rows import ROW_DTYPES
-from topkv.hf.sharding import SequenceShards
+from topkv.hf.options import integer, make_options, session_options, text
+from topkv.hf.state import State, Text
+from topkv.hf.watch import watch
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,9 @@ class TopkCache(Cache):
     the first `sinks` tokens, the last `window`, and the `k` rows that `index` finds among the
     rest. Layers with a sliding window keep transformers' own cache layers.
 
+    A call that fails, whatever the reason, leaves the cache as it was before; call again. Given to
+    ``generate``, what the cache holds must be the beginning of the ids: another text is refused.
+
     Args:
       config: the model's own config object (``model.config``).
       index: spec of the index, such as "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8".
@@ -54,9 +61,11 @@ class TopkCache(Cache):
       max_cache_len: tokens of the text, to reserve rows once; 0: grown as it comes.
       session_capacity: tokens that can follow the text.
       device_memory: most bytes topkv may take of the GPU; 0: what is free.
-      attend_on: "automatic", "host" or "device": where rows found are attended.
+      attend_on: "auto", "host" or "device": where rows found are attended.
       measure_recall: compare every search with exact search (slow); see ``stats()``.
       shard: "sequence": ranks of `process_group` each keep the rows of a part of the text.
+      progress: say on stderr how far a text is read or an index built, when that takes more than
+        some seconds; None: as transformers' progress bars are switched.
 
     Not safe to share between threads. One text at a time: prefill takes batches of one.
     """
@@ -76,87 +85,89 @@ class TopkCache(Cache):
         max_cache_len: int = 0,
         session_capacity: int = 16384,
         device_memory: int = 0,
-        attend_on: str = "automatic",
+        attend_on: str = "auto",
         measure_recall: bool = False,
         shard: str | None = None,
         process_group: Any = None,
+        progress: bool | None = None,
     ):
+        given = {name: value for name, value in locals().items() if name != "self"}
         if not hasattr(config, "get_text_config"):
             raise InvalidArgument(
                 f"config is a {type(config).__name__}; expected the model's own config object, "
                 "model.config"
             )
         families.check(config)
-        if shard not in (None, "sequence"):
-            raise InvalidArgument(f'shard is {shard!r}; it can be "sequence" or None')
-        options = Options(
-            layers=families.layer_types(config)[0].count(families.FULL),
-            prefill={"prefill": prefill, "window": window, "sinks": sinks},
-            session={
-                "index": index,
-                "k": k,
-                "select_by": select_by,
-                "dense_layers": dense_layers,
-                "window": window,
-                "sinks": sinks,
-                "capacity": session_capacity,
-                "measure_recall": measure_recall,
-                "attend_on": attend_on,
-            },
-            kv_dtype=ROW_DTYPES.get(kv_dtype, kv_dtype),
-            max_cache_len=max_cache_len,
-            device_memory=device_memory,
-            shards=SequenceShards(process_group) if shard else None,
-        )
-        check_options(options)
-        text = families.text_config(config)
-        if base_of(text._attn_implementation) is None:
-            text._attn_implementation = implementation_over(text._attn_implementation or "eager")
-        self.config = config
-        self._start(Engine(options))
+        layers = families.layer_types(config)[0].count(families.FULL)
+        engine = Engine(State(make_options(layers, given)))
+        inner = families.text_config(config)
+        if base_of(inner._attn_implementation) is None:
+            inner._attn_implementation = implementation_over(inner._attn_implementation or "eager")
+        watch()
+        self._start(config, engine)
 
-    def _start(self, engine: Engine) -> None:
-        """Begins with the engine's text, if it has one."""
+    def _start(self, config: Any, engine: Engine) -> None:
+        self.config = config
         self._engine = engine
-        self._context_tokens = 0 if engine.context is None else engine.context.tokens
-        self._sliding_at_freeze: list[tuple[int, torch.Tensor, torch.Tensor, int]] = []
-        self._may_be_cropped = False
         super().__init__(layers=self._make_layers())
+        engine.layers = self.layers
 
     def _make_layers(self) -> list[CacheLayerMixin]:
         types, kwargs = families.layer_types(self.config)
         layers: list[CacheLayerMixin] = []
-        for kind in types:
+        for index, kind in enumerate(types):
             if kind == families.FULL:
                 number = sum(isinstance(layer, TopkLayer) for layer in layers)
-                layers.append(TopkLayer(self._engine, number, self._context_tokens))
+                layers.append(TopkLayer(self._engine, index, number))
             else:
                 layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**kwargs))
         return layers
 
-    def _sliding_layers(self) -> list[tuple[int, Any]]:
-        return [(i, x) for i, x in enumerate(self.layers) if not isinstance(x, TopkLayer)]
+    def __repr__(self) -> str:
+        state = self._engine.state
+        what = [f"{self.get_seq_length()} tokens"]
+        if state.text is None:
+            what.append("a text being read")
+        else:
+            what.append(f"the text {state.text_tokens} of them")
+            what.append(f"index {state.options.session['index']}")
+        if state.batch != 1:
+            what.append(f"{state.batch} rows")
+        return f"<TopkCache of a {self.config.model_type} model: {', '.join(what)}>"
 
     # ---- the text and its sessions ----
 
     @classmethod
-    def from_context(cls, config: Any, context: topkv.Context, **options: Any) -> TopkCache:
+    def from_context(
+        cls, config: Any, context: topkv.Context, tokens: Any = None, **options: Any
+    ) -> TopkCache:
         """A cache over a text that was read elsewhere: by topkv.Model, or a ContextBuilder of
-        one's own. For models whose layers are all full attention, with the context's rows."""
+        one's own. For models whose layers are all full attention, with the context's rows.
+
+        tokens: ids of the text, all of them. With them generate is refused another text; without,
+        that is on you."""
+        if not isinstance(context, topkv.Context):
+            raise InvalidArgument(
+                f"context is a {type(context).__name__}; expected a topkv.Context, as "
+                "ContextBuilder.freeze() or Model.prefill() gives"
+            )
         cache = cls(config, **options)
-        if cache._sliding_layers():
+        engine = cache._engine
+        if engine.sliding_layers():
             raise Unsupported(
                 "from_context of a model with sliding-window layers: a context has no state of "
                 "theirs; read the text with the model"
             )
-        if context.shape.layers != cache._engine.options.layers:
+        if context.shape.layers != engine.options.layers:
             raise InvalidArgument(
-                f"the context has {context.shape.layers} layers, the model "
-                f"{cache._engine.options.layers}"
+                f"the context has {context.shape.layers} layers, the model {engine.options.layers}"
             )
-        engine = Engine(cache._engine.options, context)
+        ids = HeldIds.of_text(tokens, context.tokens)
+        text = Text(context, context.tokens, ids)
+        engine.state = replace(
+            engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids)
+        )
         engine.freeze()
-        cache._start(engine)
         return cache
 
     @property
@@ -177,49 +188,31 @@ class TopkCache(Cache):
     def freeze(self, index: str | None = None) -> TopkCache:
         """Ends the text: turns the rows into a context and builds the index (`index`, or the
         cache's own). Happens by itself before the first single token. Called again with another
-        index it builds that one too, for sessions made after that."""
-        engine = self._engine
+        index it builds that one too, for sessions made after that.
+
+        When it fails, or Ctrl-C ends it, the cache is as before: a text that was being read can be
+        read on, or frozen with another index."""
         if index is not None:
-            topkv.KeyIndex(index)  # refuses the spec before anything changes
-            session = engine.options.session | {"index": index}
-            engine.options = replace(engine.options, session=session)
-        reading = engine.context is None
-        engine.freeze()
-        if reading:
-            self._context_tokens = self.get_seq_length()
-            for number, layer in self._sliding_layers():
-                last = slice(1 - layer.sliding_window, None)
-                keys, values = (x[:, :, last].clone() for x in (layer.keys, layer.values))
-                self._sliding_at_freeze.append((number, keys, values, layer.cumulative_length))
+            topkv.KeyIndex(text("index", index))  # refuses the spec before any work
+        self._engine.freeze(index)
         return self
 
-    def session(self, batch: int = 1, **options: Any) -> TopkCache:
+    def session(self, batch: int = 1, **given: Any) -> TopkCache:
         """A cache that goes on after the text with a question of its own; freezes the text if it
         is not frozen yet. Any number may be in use at once, and the rows are shared.
 
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
-        beams). `options` replace the cache's: k, index (one that freeze() built), window, sinks,
-        select_by, dense_layers, capacity, measure_recall, attend_on.
+        beams). What is `given` replaces the cache's: k, index (one that freeze() built), window, sinks,
+        select_by, dense_layers, session_capacity, measure_recall, attend_on.
         """
-        known = self._engine.options.session
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise InvalidArgument(
-                f"session() has no option {', '.join(unknown)}; it has {', '.join(known)}"
-            )
-        if batch < 1:
-            raise InvalidArgument(f"batch is {batch}; it must be at least 1")
+        batch = integer("batch", batch, 1)
+        session_options(given)  # refused before the text is frozen
         if self.context is None:
             self.freeze()
         new = object.__new__(TopkCache)
-        new.config = self.config
-        new._start(self._engine.fork(batch, **options))
-        # Of a context sharded by sequence this rank has some tokens only.
-        new._context_tokens = self._context_tokens
-        new.layers = new._make_layers()
-        new._sliding_at_freeze = self._sliding_at_freeze
-        for number, keys, values, tokens in self._sliding_at_freeze:
+        new._start(self.config, self._engine.fork(batch, given))
+        for number, keys, values, tokens in self._engine.state.text.sliding:
             layer = new.layers[number]
             layer.lazy_initialization(keys, values)
             layer.keys = keys.repeat_interleave(batch, dim=0)
@@ -233,7 +226,7 @@ class TopkCache(Cache):
         if self.context is not None:
             held = self.context.memory()
             rows, index = held.rows_bytes, held.index_bytes
-        tensors = [x for _, layer in self._sliding_layers() for x in (layer.keys, layer.values)]
+        tensors = [x for _, layer in self._engine.sliding_layers() for x in (layer.keys, layer.values)]
         sliding = sum(x.numel() * x.element_size() for x in tensors if x is not None)
         return CacheMemory(rows, index, sliding)
 
@@ -251,71 +244,107 @@ class TopkCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
+        engine = self._engine
         if layer_idx == 0:  # a forward pass begins
-            tokens = key_states.shape[-2]
-            if self.context is None and self.get_seq_length() > 0:
-                if tokens == 1 or self._may_be_cropped:
-                    self.freeze()
-            self._engine.begin(key_states.shape[0], tokens)
-        keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
-        if isinstance(keys, Handle):
-            return keys, values
-        handle = Handle(None, keys, values)
+            engine.begin(key_states)
+        if isinstance(self.layers[layer_idx], TopkLayer):
+            return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+        full = engine.update_sliding(layer_idx, key_states, value_states, *args, **kwargs)
+        handle = Handle(None, *full, attended=partial(engine.attended, layer_idx))
         return handle, handle
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._engine.tokens
+
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        self._engine.settle_between_calls()
         keys, offset = super().get_mask_sizes(query_length, layer_idx)
-        return Length(keys), offset
+        length = Length(keys)
+        length.of_topkv = isinstance(self.layers[layer_idx], TopkLayer)
+        return length, offset
 
     def activate_past_recording(self) -> None:
-        """Tokens may be taken back (speculative decoding): several tokens at once after the first
-        call are no longer taken for a part of the text."""
-        self._may_be_cropped = True
+        """Tokens may be taken back (speculative decoding): after the first crop() several tokens at
+        once are no longer taken for a part of the text."""
         super().activate_past_recording()
+        self._engine.settle()
+        self._engine.state = replace(self._engine.state, records=True)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last tokens (a negative number, as in transformers)."""
-        tokens_to_remove = int(tokens_to_remove)  # transformers gives a tensor
-        if tokens_to_remove > 0:
+        if isinstance(tokens_to_remove, torch.Tensor):  # transformers gives one
+            tokens_to_remove = int(tokens_to_remove)
+        removed = -integer("tokens_to_remove", tokens_to_remove, -(2**63))
+        if removed < 0:
             raise InvalidArgument(
-                f"crop({tokens_to_remove}): give the number of tokens to remove as a negative one"
+                f"crop({-removed}): give the number of tokens to remove as a negative one"
             )
-        own = self.get_seq_length() - self._context_tokens
-        if -tokens_to_remove > own:
+        engine = self._engine
+        engine.settle()
+        state = engine.state
+        own = state.tokens - state.text_tokens
+        if removed > own:
+            before = "there is no more" if state.text is None else "those before them are the text"
             raise InvalidArgument(
-                f"crop by {-tokens_to_remove} tokens: the last {own} can be removed, those before "
-                "them are the frozen context"
+                f"crop by {removed} tokens: the last {own} can be removed, {before}"
             )
-        if tokens_to_remove < 0:
-            for _, layer in self._sliding_layers():
-                if layer.get_seq_length() >= layer.sliding_window and not layer.record_past:
-                    raise InvalidArgument(
-                        "crop of a cache with sliding-window layers: call "
-                        "activate_past_recording() before the tokens that may be taken back"
-                    )
-            self._engine.remove(-tokens_to_remove)
-        super().crop(tokens_to_remove)
+        left = state.tokens - removed
+        for _, layer in engine.sliding_layers() if removed else ():
+            is_full = state.tokens >= layer.sliding_window
+            # Else transformers' layer would go on with what it has of its window.
+            has_earlier = layer.keys.shape[-2] - removed >= min(layer.sliding_window - 1, left)
+            if not has_earlier or (is_full and not layer.record_past):
+                raise InvalidArgument(
+                    "crop of a cache with sliding-window layers: call "
+                    "activate_past_recording() before the tokens that may be taken back"
+                )
+        with engine.change() as put:
+            held = engine.held_without(removed)
+            self._each_sliding(lambda layer: layer.crop(-removed))
+            put(tokens=state.tokens - removed, held=held, was_cropped=True)
 
     def reset(self) -> None:
         """Forgets everything, the text too; sessions over it are not touched."""
-        self._start(Engine(self._engine.options))
+        with self._engine.change() as put:
+            self._each_sliding(forget)
+            put(State(self._engine.options))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        self._engine.select(beam_idx.tolist())
-        super().reorder_cache(beam_idx)
+        self._select(beam_idx.tolist(), lambda layer: layer.reorder_cache(beam_idx))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._freeze_text()
-        self._engine.select([row for row in range(self._engine.batch) for _ in range(repeats)])
-        super().batch_repeat_interleave(repeats)
+        rows = [row for row in range(self._engine.state.batch) for _ in range(repeats)]
+        self._select(rows, lambda layer: layer.batch_repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._freeze_text()
-        rows = torch.arange(self._engine.batch)[indices.cpu()].tolist()  # numbers, or a mask
-        self._engine.select(rows)
-        super().batch_select_indices(indices)
+        rows = torch.arange(self._engine.state.batch)[indices.cpu()].tolist()  # numbers, or a mask
+        self._select(rows, lambda layer: layer.batch_select_indices(indices))
 
-    def _freeze_text(self) -> None:
-        """Before its batch changes: a text is read by one row."""
-        if self.context is None and self.get_seq_length() > 0:
+    def _select(self, rows: list[int], select: Callable[[Any], None]) -> None:
+        """Batch row i becomes what row rows[i] was. A text is read by one row, so it ends here."""
+        if len(rows) != 1 and self.context is None and self.get_seq_length() > 0:
             self.freeze()
+        with self._engine.change() as put:
+            members = self._engine.selected(rows)
+            self._each_sliding(select)
+            put(**members)
+
+    def _each_sliding(self, do: Callable[[Any], None]) -> None:
+        for _, layer in self._engine.sliding_layers():
+            if layer.is_initialized:
+                do(layer)
+
+    def _refuse_copy(self, *_: Any) -> NoReturn:
+        raise Unsupported(
+            "a TopkCache cannot be copied, pickled or saved: its rows are in topkv's memory. "
+            "cache.session() gives another reader of the same text; to read the text in another "
+            "process, give it the ids"
+        )
+
+    __copy__ = __deepcopy__ = __reduce_ex__ = __reduce__ = _refuse_copy
+
+
+def forget(layer: Any) -> None:
+    """What reset() is to a sliding-window layer."""
+    layer.keys = layer.values = None
+    layer.is_initialized, layer.cumulative_length, layer.record_past = False, 0, False

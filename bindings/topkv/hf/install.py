@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
+from transformers import PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+
 from topkv import InvalidArgument
 from topkv.hf import families
 from topkv.hf.attention import base_of
 from topkv.hf.cache import TopkCache
+from topkv.hf.options import integer
 
 _HOOK = "_prepare_cache_for_generation"
 
@@ -18,12 +22,14 @@ def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> No
     and reads prompts in parts of prefill_chunk_size tokens.
 
     Calls that bring a cache, ask for a cache_implementation, or set use_cache=False go on as they
-    did. Raises topkv.Unsupported, with the reason, when topkv cannot serve the model.
+    did. Assisted generation reads the prompt at once, as transformers does it; an assistant that
+    topkv is installed in reads it in parts. Raises topkv.Unsupported, with the reason, when topkv
+    cannot serve the model.
     """
-    if prefill_chunk_size < 1:
-        raise InvalidArgument(f"prefill_chunk_size is {prefill_chunk_size}; it must be at least 1")
-    uninstall(model)
+    chunk = integer("prefill_chunk_size", prefill_chunk_size, 1)
+    _require_model(model, "install")
     TopkCache(model.config, **options)  # refuses models and options now, not at the first call
+    model.__dict__.pop(_HOOK, None)
     transformers_way = getattr(model, _HOOK)
 
     def prepare_cache(
@@ -49,8 +55,14 @@ def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> No
                 cache.activate_past_recording()
         else:
             transformers_way(generation_config, model_kwargs, *args, **kwargs)
-        if isinstance(cache, TopkCache) and "inputs_embeds" not in model_kwargs:
-            _set_chunks(generation_config, cache, prefill_chunk_size)
+        mode = args[0] if args else kwargs.get("generation_mode")
+        if (
+            isinstance(cache, TopkCache)
+            and "inputs_embeds" not in model_kwargs
+            # It reads the prompt in its own way, and hands this config on to the assistant.
+            and mode != GenerationMode.ASSISTED_GENERATION
+        ):
+            _set_chunks(generation_config, cache, chunk)
 
     setattr(model, _HOOK, MethodType(prepare_cache, model))
 
@@ -59,6 +71,8 @@ def _set_chunks(generation_config: Any, cache: TopkCache, chunk: int) -> None:
     if cache.get_seq_length() == 0:
         if generation_config.prefill_chunk_size is None:
             generation_config.prefill_chunk_size = chunk
+    elif generation_config.is_assistant:  # it is called again and again, with the model's options
+        generation_config.prefill_chunk_size = None
     elif generation_config.prefill_chunk_size is not None:
         raise InvalidArgument(
             "prefill_chunk_size with a cache that is filled already: generate would read the "
@@ -66,8 +80,17 @@ def _set_chunks(generation_config: Any, cache: TopkCache, chunk: int) -> None:
         )
 
 
+def _require_model(model: Any, what: str) -> None:
+    if not isinstance(model, PreTrainedModel) or not hasattr(model, _HOOK):
+        raise InvalidArgument(
+            f"{what}() is given a {type(model).__name__}; expected a model of transformers that "
+            "generates, as AutoModelForCausalLM.from_pretrained gives"
+        )
+
+
 def uninstall(model: Any) -> None:
     """Undoes install(), and gives the model back the attention implementation it had."""
+    _require_model(model, "uninstall")
     model.__dict__.pop(_HOOK, None)
     text = families.text_config(model.config)
     text._attn_implementation = base_of(text._attn_implementation) or text._attn_implementation

@@ -12,18 +12,18 @@ from topkv.hf.engine import Engine
 
 
 class TopkLayer(CacheLayerMixin):
-    """Counts tokens and hands K and V on to attention; the rows are the engine's."""
+    """Hands K and V on to attention; the rows, and how many tokens there are, are the engine's."""
 
     is_compileable = False
     is_croppable = True
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, engine: Engine, number: int, tokens: int = 0):
+    def __init__(self, engine: Engine, index: int, number: int):
         super().__init__()
         self._engine = engine
+        self._index = index  # among all layers
         self._number = number  # among the topkv layers
-        self._tokens = tokens
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.is_initialized = True
@@ -39,22 +39,20 @@ class TopkLayer(CacheLayerMixin):
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
     ) -> torch.Tensor:
         out = self._engine.attend(self._number, query, keys, values, **how)
-        self._tokens += query.shape[-2]  # now, for a refused call changes nothing
+        self._engine.attended(self._index)
         return out
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._tokens + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self._tokens
+        return self._engine.tokens
 
     def get_max_length(self) -> int:
         return -1
 
-    def crop(self, tokens_to_remove: int) -> None:
-        self._tokens -= abs(tokens_to_remove)
-
     # The cache does these with the engine, for all layers at once.
+    def crop(self, tokens_to_remove: int) -> None: ...
     def reorder_cache(self, beam_idx: torch.Tensor) -> None: ...
     def batch_repeat_interleave(self, repeats: int) -> None: ...
     def batch_select_indices(self, indices: torch.Tensor) -> None: ...

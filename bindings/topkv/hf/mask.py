@@ -19,6 +19,8 @@ from topkv import InvalidArgument, Unsupported
 class Length(int):
     """A number of keys that a TopkCache gave: what tells its masks from those of other caches."""
 
+    of_topkv = False  # of a layer that topkv attends, rather than one with a sliding window
+
 
 class LazyMask:
     """A mask as transformers asked for it. Lives for one forward pass, shared by its layers."""
@@ -101,7 +103,13 @@ def require_causal(mask: Any) -> None:
     """As LazyMask.require_causal, for whatever a model hands to attention."""
     if isinstance(mask, LazyMask):
         mask.require_causal()
-    elif mask is not None:
+    require_described(mask)
+
+
+def require_described(mask: Any) -> None:
+    """Raises for a mask of the caller's own: topkv's layers take none, so no layer of a TopkCache
+    gets that far."""
+    if mask is not None and not isinstance(mask, LazyMask):
         is_tensor = isinstance(mask, torch.Tensor)
         kind = f"shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
         raise Unsupported(
@@ -115,6 +123,11 @@ def mask_function(base: str):
 
     def topkv_mask(**arguments: Any) -> Any:
         lazy = LazyMask(base, arguments)
-        return lazy if isinstance(arguments["kv_length"], Length) else lazy.whole()
+        length = arguments["kv_length"]
+        if not isinstance(length, Length):
+            return lazy.whole()
+        if length.of_topkv:
+            lazy.require_causal()  # before a layer takes tokens
+        return lazy
 
     return topkv_mask

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 import topkv
@@ -102,21 +103,56 @@ class Step:
         )
 
 
-class PrefillRows:
-    """A text being read. One row only: a batch of texts would be a batch of contexts."""
+#: Tokens whose rows are copied at a time when a text that was to be frozen is read on.
+_COPIED = 65536
 
-    batch = 1
+
+class PrefillRows:
+    """A text being read. One row only: a batch of texts would be a batch of contexts.
+
+    freeze() does not end it: when what comes after that fails, such as the build of an index, the
+    text can be read on, or be frozen again.
+    """
 
     def __init__(self, shape: topkv.AttentionShape, device: topkv.Device, **options: Any):
-        self._builder = topkv.ContextBuilder(shape, device=device, **options)
+        self._shape = shape
+        self._options = {"device": device} | options
+        self._capacity = self._options.pop("capacity")
+        # What holds the rows: a ContextBuilder, or a Context over them.
+        self._held: list[Any] = [self._builder_of(self._capacity)]
+
+    def _builder_of(self, capacity: int) -> topkv.ContextBuilder:
+        return topkv.ContextBuilder(self._shape, capacity=capacity, **self._options)
 
     @property
     def shape(self) -> topkv.AttentionShape:
-        return self._builder.shape
+        return self._shape
 
-    def make_room(self, tokens: int) -> None:
+    @property
+    def _is_frozen(self) -> bool:
+        return isinstance(self._held[-1], topkv.Context)
+
+    @property
+    def _builder(self) -> topkv.ContextBuilder:
+        if self._is_frozen:
+            self._read_on(self._tokens)
+        return self._held[-1]
+
+    @property
+    def _tokens(self) -> int:
+        held = self._held[-1]
+        return held.tokens if self._is_frozen else held.tokens(0)
+
+    def cut(self, held: int, spoiled: bool) -> None:
+        """Keeps the first `held` tokens. spoiled: layers may differ in what they hold."""
+        if spoiled or self._tokens != held:
+            self._builder.truncate(held)
+
+    def make_room(self, more: int) -> None:
         """Room for this many more; doubles, so that copying is linear in the whole."""
-        wanted = self._builder.tokens(0) + tokens
+        wanted = self._tokens + more
+        if self._is_frozen:
+            self._capacity = max(self._capacity, wanted)
         if wanted <= self._builder.capacity:
             return
         try:
@@ -124,15 +160,31 @@ class PrefillRows:
         except OutOfMemory:  # twice as much is a convenience, this much is needed
             self._builder.reserve(wanted)
 
+    def _read_on(self, held: int) -> None:
+        """Copies the first rows of a context that nobody came to use into a builder."""
+        context = self._held[-1]
+        builder = self._builder_of(max(self._capacity, held))
+        heads = range(self._shape.kv_heads)
+        for layer in range(self._shape.layers):
+            for first in range(0, held, _COPIED):
+                part = slice(first, min(first + _COPIED, held))
+                builder.append(
+                    layer,
+                    np.stack([context.keys(layer, head)[part] for head in heads], axis=1),
+                    np.stack([context.values(layer, head)[part] for head in heads], axis=1),
+                )
+        self._held = [builder]
+
     def attend(self, step: Step) -> None:
         step.run(self._builder, 0)
 
-    def remove(self, tokens: int) -> None:
-        """Forgets the last tokens."""
-        self._builder.truncate(self._builder.tokens(0) - tokens)
-
     def freeze(self) -> topkv.Context:
-        return self._builder.freeze()
+        """What it holds as a context."""
+        if not self._is_frozen:
+            # In one call of C, which Ctrl-C does not part: the builder is empty afterwards, and the
+            # context all that holds the rows.
+            self._held.extend(map(topkv.ContextBuilder.freeze, (self._builder,)))
+        return self._held[-1]
 
 
 class SessionRows:
@@ -142,28 +194,28 @@ class SessionRows:
         self.sessions = sessions
 
     @property
-    def batch(self) -> int:
-        return len(self.sessions)
-
-    @property
     def shape(self) -> topkv.AttentionShape:
         return self.sessions[0].context.shape
+
+    def cut(self, held: int, spoiled: bool) -> None:
+        """Keeps the first `held` of every session's own tokens."""
+        for session in self.sessions:
+            if spoiled or session.own_tokens != held:
+                session.truncate(held)
+
+    def make_room(self, more: int) -> None:
+        """A session has its capacity from the beginning."""
 
     def attend(self, step: Step) -> None:
         for row, session in enumerate(self.sessions):
             step.run(session, row)
 
-    def remove(self, tokens: int) -> None:
-        """Forgets the last tokens of every session."""
-        for session in self.sessions:
-            session.truncate(session.own_tokens - tokens)
-
-    def select(self, rows: list[int]) -> None:
-        """Batch row i becomes what row rows[i] was; a row taken twice is forked."""
+    def select(self, rows: list[int]) -> SessionRows:
+        """Batch row i is what row rows[i] was; a row taken twice is forked."""
         taken: set[int] = set()
         chosen = []
         for row in rows:
             old = self.sessions[row]
             chosen.append(old.fork() if row in taken else old)
             taken.add(row)
-        self.sessions = chosen
+        return SessionRows(chosen)

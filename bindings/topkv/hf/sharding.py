@@ -35,6 +35,10 @@ class SequenceShards:
         """The same of a session's own tokens: the last rank has them all."""
         return (0, tokens) if self.has_own_tokens() else (0, 0)
 
+    @property
+    def is_first(self) -> bool:
+        return self._rank == 0
+
     def has_own_tokens(self) -> bool:
         return self._rank == self.ranks - 1
 

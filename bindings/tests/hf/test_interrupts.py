@@ -1,0 +1,103 @@
+"""Whatever ends a call of the cache, and wherever: made again it gives what it gives undisturbed."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import interrupts
+from small_models import FAMILIES, make_ids, make_model
+from topkv.hf import TopkCache
+
+ALL = {"k": 10_000, "window": 8, "sinks": 2}
+
+#: Each point is tried with TOPKV_TEST_EVERY_POINT=1, else one in so many.
+STRIDE = 1 if os.environ.get("TOPKV_TEST_EVERY_POINT") else 29
+
+
+class Run:
+    """A cache and the calls that are made of it, each once."""
+
+    def __init__(self, model):
+        self.model = model
+        self.cache = TopkCache(model.config, **ALL, progress=False)
+        self.sessions = {}
+
+    def read(self, tokens, seed, cache=None, rows=1):
+        cache = self.cache if cache is None else cache
+        ids = make_ids(tokens, self.model.device, seed=seed, rows=rows)
+        return self.model(ids, past_key_values=cache, use_cache=True).logits
+
+    def make_session(self, name, batch):
+        self.sessions[name] = self.cache.session(batch=batch)
+
+    def state(self):
+        caches = [self.cache, *self.sessions.values()]
+        return [
+            (c.get_seq_length(), c.memory().sliding, [layer.get_seq_length() for layer in c.layers])
+            for c in caches
+        ]
+
+    def counted(self):
+        """What a call changes when it is done, and not on its way."""
+        states = [c._engine.state for c in [self.cache, *self.sessions.values()]]
+        counts = [(s.tokens, s.records, s.batch, len(self.sessions)) for s in states]
+        # A text that a step ends stays ended when the step fails; so the step changes no more.
+        is_read = [s.text is None for s in states if s.tokens > 30]
+        return counts, is_read
+
+    def calls(self):
+        """Name and call. Of 30 tokens and more, so that windows of 24 are full."""
+        read, sessions = self.read, self.sessions
+        full = not any(self.cache.is_sliding)  # windows have dropped what a crop would need
+        yield "prefill", lambda: read(25, 1)
+        yield "chunk", lambda: read(9, 2)
+        yield "two tokens too many", lambda: read(2, 11)
+        yield "crop of the text", lambda: self.cache.crop(-2) if full else None
+        yield "freeze", lambda: self.cache.freeze()
+        yield "step", lambda: read(1, 3)
+        yield "question", lambda: read(4, 4)
+        yield "record", lambda: self.cache.activate_past_recording()
+        yield "candidates", lambda: read(3, 5)
+        yield "crop", lambda: self.cache.crop(-2)
+        yield "step after crop", lambda: read(1, 6)
+        yield "session", lambda: self.make_session("two", 2)
+        yield "batch", lambda: read(3, 7, sessions["two"], rows=2)
+        yield "reorder", lambda: sessions["two"].reorder_cache(torch.tensor([1, 1]))
+        yield "batch after reorder", lambda: read(1, 8, sessions["two"], rows=2)
+        yield "reset", lambda: self.cache.reset()
+        yield "prefill after reset", lambda: read(7, 9)
+        yield "first step freezes", lambda: read(1, 10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_ended_anywhere_can_be_made_again(family):
+    model = make_model(family, torch.device("cpu"))
+    undisturbed, counted, disturbed = (Run(model) for _ in range(3))
+    calls = zip(undisturbed.calls(), counted.calls(), disturbed.calls(), strict=True)
+    tried = 0
+    for (name, expected), (_, to_count), (_, call) in calls:
+        logits, points, _ = interrupts.run_counting(expected, undisturbed.counted)
+        # Once made in vain, a call has less to do: what it made on its way is there.
+        first = points * 3 // 4
+        if first > 0:
+            assert interrupts.run_until(to_count, first)[0], name
+        _, points, after = interrupts.run_counting(to_count, counted.counted)
+        assert after <= 4, f"{name}: {after} points after it counted"
+        for point in (first, *range(tried % STRIDE, points, STRIDE), points - 1):
+            if point not in range(points):
+                continue
+            held = disturbed.state()
+            ended, found = interrupts.run_until(call, point)
+            if not ended:
+                break
+            assert disturbed.state() == held, f"{name}, ended at point {point} of {points}"
+            tried += 1
+        else:
+            found = call()
+        assert disturbed.state() == undisturbed.state(), name
+        if isinstance(logits, torch.Tensor):
+            assert torch.equal(found, logits), f"{name}: off by {(found - logits).abs().max()}"
+    assert tried > (500 if STRIDE == 1 else 40)

@@ -1,0 +1,151 @@
+"""The options of a TopkCache, refused as soon as they are given."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import topkv
+from topkv import InvalidArgument
+from topkv.hf.rows import ROW_DTYPES
+from topkv.hf.sharding import SequenceShards
+
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a cache; see TopkCache."""
+
+    layers: int
+    prefill: dict[str, Any] = field(default_factory=dict)  # of the ContextBuilder
+    session: dict[str, Any] = field(default_factory=dict)  # of the Session
+    kv_dtype: str | None = None
+    max_cache_len: int = 0
+    device_memory: int = 0
+    shards: SequenceShards | None = None
+    progress: bool | None = None
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    """A whole number of at least `least`, or InvalidArgument."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {value!r}; expected a whole number") from None
+    if number < least:
+        raise InvalidArgument(f"{name} is {number}; it must be at least {least}")
+    if number > _LARGEST:
+        raise InvalidArgument(f"{name} is {number}; it can be at most {_LARGEST}")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} is {value!r}; expected True or False")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is {value!r}; expected a str")
+    return value
+
+
+def _k(name: str, value: Any) -> Any:
+    """A number, a schedule, or a number per layer."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Iterable) and not (isinstance(value, torch.Tensor) and value.ndim == 0):
+        return [integer(f"{name} of layer {i}", x, 1) for i, x in enumerate(value)]
+    return integer(name, value, 1)
+
+
+#: Of the Session, by their names there.
+_SESSION = {
+    "index": text,
+    "k": _k,
+    "select_by": text,
+    "dense_layers": lambda name, value: integer(name, value, 0),
+    "window": lambda name, value: integer(name, value, 1),
+    "sinks": lambda name, value: integer(name, value, 0),
+    "capacity": lambda _, value: integer("session_capacity", value, 1),
+    "measure_recall": flag,
+    "attend_on": text,
+}
+
+
+def session_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of TopkCache.session(), by the Session's names."""
+    given = dict(given)
+    if "session_capacity" in given:
+        if "capacity" in given:
+            raise InvalidArgument(
+                "session() is given session_capacity and capacity, which is its earlier name; give "
+                "session_capacity"
+            )
+        given["capacity"] = given.pop("session_capacity")
+    unknown = sorted(set(given) - set(_SESSION))
+    if unknown:
+        has = ", ".join("session_capacity" if x == "capacity" else x for x in _SESSION)
+        raise InvalidArgument(f"session() has no option {', '.join(unknown)}; it has {has}")
+    return {name: _SESSION[name](name, value) for name, value in given.items()}
+
+
+def row_dtype_name(kv_dtype: Any) -> str | None:
+    """"f32", "f16" or "bf16" for these and for PyTorch's dtypes; None: not given."""
+    names = tuple(ROW_DTYPES.values())
+    name = ROW_DTYPES.get(kv_dtype, kv_dtype) if isinstance(kv_dtype, torch.dtype) else kv_dtype
+    if name is not None and name not in names:
+        raise InvalidArgument(
+            f"kv_dtype is {kv_dtype!r}; expected {', '.join(map(repr, names))}, "
+            f"{', '.join(map(str, ROW_DTYPES))}, or None for the model's"
+        )
+    return name
+
+
+def check(options: Options) -> Options:
+    """The options themselves. Raises topkv.InvalidArgument for some that could not work once a text
+    is read, by making with them what will be made then, over a text of one token."""
+    topkv.KeyIndex(options.session["index"])
+    shape = topkv.AttentionShape(layers=options.layers, q_heads=1, kv_heads=1, head_dim=64)
+    builder = topkv.ContextBuilder(
+        shape, capacity=1, dtype=options.kv_dtype or "f32", **options.prefill
+    )
+    row = torch.zeros(1, 1, 64)
+    for layer in range(options.layers):
+        builder.append(layer, row, row)
+    topkv.Session(builder.freeze(), **options.session | {"index": "exact", "capacity": 1})
+    return options
+
+
+def make_options(layers: int, given: dict[str, Any]) -> Options:
+    """Of what TopkCache was given, by its names."""
+    if given["shard"] not in (None, "sequence"):
+        raise InvalidArgument(f'shard is {given["shard"]!r}; it can be "sequence" or None')
+    if given["progress"] is not None:
+        flag("progress", given["progress"])
+    names = [name for name in _SESSION if name != "capacity"] + ["session_capacity"]
+    session = session_options({name: given[name] for name in names})
+    return check(
+        Options(
+            layers=layers,
+            prefill={
+                "prefill": text("prefill", given["prefill"]),
+                "window": session["window"],
+                "sinks": session["sinks"],
+            },
+            session=session,
+            kv_dtype=row_dtype_name(given["kv_dtype"]),
+            max_cache_len=integer("max_cache_len", given["max_cache_len"], 0),
+            device_memory=integer("device_memory", given["device_memory"], 0),
+            shards=SequenceShards(given["process_group"]) if given["shard"] else None,
+            progress=given["progress"],
+        )
+    )

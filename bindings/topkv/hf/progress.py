@@ -1,0 +1,137 @@
+"""What TopkCache says on stderr while a text is read or an index built, once that takes a while.
+
+On a terminal one line that is written over, elsewhere (a pipe, a file, TERM=dumb) a line now and
+then. Switched by TopkCache(progress=...), and unless that is given by transformers' own switch,
+``transformers.utils.logging.disable_progress_bar()``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
+
+import topkv
+
+#: Seconds of work before the first word, and between words on a terminal and elsewhere.
+PATIENCE, ON_TERMINAL, ELSEWHERE = 3.0, 0.2, 10.0
+
+
+def clock() -> float:
+    return time.monotonic()
+
+
+def span(seconds: float) -> str:
+    """As 42 s, 3 min 5 s, 2 h 10 min."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class _Line:
+    """Words about one piece of work. Says nothing when it is not wanted, or soon over."""
+
+    def __init__(self, wanted: bool | None, is_first: bool):
+        self._wanted = is_first and (logging.is_progress_bar_enabled() if wanted is None else wanted)
+        self._said_at: float | None = None
+        self._is_open = False
+
+    @staticmethod
+    def _is_terminal() -> bool:
+        return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def say(self, worked: float, words: Callable[[], str]) -> None:
+        """worked: seconds of work so far."""
+        if not self._wanted or worked < PATIENCE or sys.stderr is None:
+            return
+        now, terminal = clock(), self._is_terminal()
+        if self._said_at is not None:
+            if now - self._said_at < (ON_TERMINAL if terminal else ELSEWHERE):
+                return
+        self._said_at = now
+        self._is_open = terminal
+        width = os.get_terminal_size(sys.stderr.fileno()).columns if terminal else 0
+        line = f"topkv: {words()}"
+        sys.stderr.write(f"\r\x1b[K{line[: width - 1]}" if terminal else f"{line}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Leaves the terminal's line to others."""
+        if self._is_open:
+            self._is_open = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class Reading:
+    """A text being read, in one pass or many; the time between them does not count."""
+
+    def __init__(self, wanted: bool | None, is_first: bool):
+        self._line = _Line(wanted, is_first)
+        self._seconds = 0.0
+        self._tokens = 0.0  # read in these
+        self._since: float | None = None  # the pass under way began
+
+    def begin(self, held: int, tokens: int, total: int | None) -> None:
+        """A pass of so many tokens after the `held` ones; total: of the text, None: not known."""
+        self.pause()
+        self._held, self._more, self._total = held, tokens, total
+        self._since, self._done = clock(), 0.0
+
+    def layer_done(self, layers: int, of: int) -> None:
+        if self._since is None:
+            return
+        self._done = self._more * layers / of
+        self._line.say(self._seconds + clock() - self._since, self._words)
+        if layers == of:
+            self.pause()
+
+    def pause(self) -> None:
+        """The pass is over, or failed."""
+        if self._since is None:
+            return
+        self._seconds += clock() - self._since
+        self._tokens += self._done
+        self._since = None
+        if self._total is None or self._held + self._more >= self._total:
+            self._line.clear()
+
+    def _words(self) -> str:
+        seconds = self._seconds + clock() - self._since
+        rate = max((self._tokens + self._done) / seconds, 1e-9)
+        at = self._held + self._done
+        # Of a text whose length nobody said, what the pass has to do.
+        end = self._held + self._more if self._total is None else self._total
+        return (
+            f"reading, {at:,.0f} of {end:,}{' or more' if self._total is None else ''} tokens, "
+            f"{rate:,.0f} tokens/s, {span((end - at) / rate)} left"
+        )
+
+
+@contextmanager
+def building(
+    index: str, wanted: bool | None, is_first: bool
+) -> Iterator[Callable[[topkv.Progress], None]]:
+    """Yields what takes the reports of Context.with_index."""
+    line, began = _Line(wanted, is_first), clock()
+
+    def report(progress: topkv.Progress) -> None:
+        seconds = clock() - began
+        left = seconds / max(progress.done, 1) * (progress.total - progress.done)
+        line.say(
+            seconds,
+            lambda: f"building {index}, {progress.done} of {progress.total} {progress.unit}, "
+            f"{span(left)} left",
+        )
+
+    try:
+        yield report
+    finally:
+        line.clear()
