@@ -17,7 +17,7 @@ never copied. uint16 arrays hold bf16. Arrays out: NumPy, or what `out` names. E
 purpose is a topkv.Error.
 
 topkv.hf puts it into Hugging Face transformers, topkv.plot draws results; both are imported on
-demand and need their own packages (pip install "topkv[hf]", "topkv[plot]").
+demand and need their own packages (`pip install '.[hf,plot]'` in a checkout of topkv).
 """
 
 import importlib as _importlib

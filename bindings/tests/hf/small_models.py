@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
     Gemma2Config,
@@ -56,13 +57,55 @@ FAMILIES = {
     ),
 }
 
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+# Model types that nothing in topkv.hf knows by name, and what they need beyond _COMMON: other
+# projections, norms, rotations, scales of q and k, experts, blocks in parallel, layers without RoPE.
+OTHERS = {
+    "arcee": {},
+    "cohere": {"logit_scale": 1.0},
+    "cohere2": _HYBRID | {"logit_scale": 1.0},
+    "ernie4_5": {},
+    "exaone4": _HYBRID,
+    "gemma": {},
+    "gemma4_text": _HYBRID
+    | {
+        "attention_k_eq_v": True,
+        "global_head_dim": 32,  # of the full layers alone
+        "hidden_size_per_layer_input": 0,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 0,
+    },
+    "glm": {},
+    "glm4": {},
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 3, "n_positions": 512},
+    "gpt_neox": {},
+    "granite": {"attention_multiplier": 0.2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmoe": _EXPERTS | {"head_dim": 16},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "max_position_embeddings": 512},
+    "phi": {},
+    "phi3": {"sliding_window": None},
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 32},
+    "qwen3_moe": _EXPERTS | {"initializer_range": 0.3},
+    "smollm3": {},
+    "stablelm": {"head_dim": 16},
+    "starcoder2": {"sliding_window": None},
+}
+
 
 # transformers' sdpa has neither soft-capping nor sinks; grouped products of experts are bf16 only.
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 
 def make_config(family: str):
-    return FAMILIES[family]()
+    if family in FAMILIES:
+        return FAMILIES[family]()
+    return AutoConfig.for_model(family, **_COMMON | OTHERS[family])
 
 
 def make_model(family: str, device, dtype=torch.float32):

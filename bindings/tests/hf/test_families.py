@@ -7,13 +7,16 @@ pytest.importorskip("transformers")
 
 from small_models import (
     FAMILIES,
+    OTHERS,
     assert_greedy,
     assert_logits_agree,
     dtype_of,
     logits_by_pieces,
+    make_config,
     make_ids,
     make_model,
 )
+from topkv import hf
 from topkv.hf import TopkCache
 from transformers import DynamicCache
 
@@ -27,22 +30,24 @@ PIECES = {
     "prompt of one token": [1] * 40,
     "question after freezing": [50, 1, 1, 12] + [1] * 8,
 }
+EVERY = [(family, pieces) for family in FAMILIES for pieces in PIECES] + [
+    (family, pieces) for family in OTHERS for pieces in ("chunks", "question after freezing")
+]
 
 
-@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, pieces", EVERY, ids=lambda x: x)
 def test_logits_equal_those_of_dynamic_cache(family, pieces, device):
     model = make_model(family, device, dtype_of(device))
-    ids = make_ids(sum(pieces), device)
+    ids = make_ids(sum(PIECES[pieces]), device)
     cache = TopkCache(model.config, **ALL)
-    found = logits_by_pieces(model, cache, ids, pieces)
+    found = logits_by_pieces(model, cache, ids, PIECES[pieces])
     assert cache.context is not None
-    assert cache.get_seq_length() == sum(pieces)
+    assert cache.get_seq_length() == sum(PIECES[pieces])
     assert_logits_agree(found, model, ids)
 
 
 @pytest.mark.parametrize("chunk", [None, 17])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_greedy_tokens_equal_those_of_dynamic_cache(family, chunk, device):
     model = make_model(family, device, dtype_of(device))
     ids = make_ids(69, device)  # 17 * 4 + 1: the last chunk has one token
@@ -55,6 +60,10 @@ def test_greedy_tokens_equal_those_of_dynamic_cache(family, chunk, device):
         assert torch.equal(found, expected)
 
 
+def test_the_families_that_are_named_are_those_that_run_here():
+    assert {make_config(x).model_type for x in (*FAMILIES, *OTHERS)} == set(hf.FAMILIES)
+
+
 def test_bf16_model_on_the_cpu_agrees_within_its_own_rounding():
     device = torch.device("cpu")
     model = make_model("gemma2", device, torch.bfloat16)
@@ -64,12 +73,13 @@ def test_bf16_model_on_the_cpu_agrees_within_its_own_rounding():
     assert_logits_agree(found, model, ids)
 
 
-def test_attention_of_these_models_reaches_far_back(device):
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_attention_of_these_models_reaches_far_back(family):
     """Else the comparisons above would show nothing: other first tokens change the last logits."""
-    for family in FAMILIES:
-        model = make_model(family, device)
-        ids = make_ids(60, device)
-        other = ids.clone()
-        other[0, :8] = (other[0, :8] + 1) % 97
-        change = (model(ids).logits - model(other).logits)[0, -1].abs().max()
-        assert change > 1e-2 * model(ids).logits[0, -1].abs().max(), family
+    device = torch.device("cpu")
+    model = make_model(family, device)
+    ids = make_ids(60, device)
+    other = ids.clone()
+    other[0, :8] = (other[0, :8] + 1) % 97
+    change = (model(ids).logits - model(other).logits)[0, -1].abs().max()
+    assert change > 1e-2 * model(ids).logits[0, -1].abs().max()

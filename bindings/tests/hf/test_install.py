@@ -225,7 +225,7 @@ UNSUPPORTED = {
     "MLA": (DeepseekV3Config(), "MLA"),
     "cross attention": (T5Config(), "encoder-decoder"),
     "state space layers": (JambaConfig(), "layers of type"),
-    "another family": (BloomConfig(), "not among those tested: llama"),
+    "attention code of its own": (BloomConfig(), "BloomAttention .* attends in its own way"),
     "bidirectional": (Gemma2Config(use_bidirectional_attention=True), "not causal"),
     "windows everywhere": (MistralConfig(sliding_window=4096), "every layer has a sliding window"),
 }

@@ -8,35 +8,40 @@ or, once for all calls::
     topkv.hf.install(model, k=256)
     model.generate(**inputs)
 
-Needs torch and transformers 5.17. Families: ``topkv.hf.FAMILIES``.
+Needs torch and transformers 5.17 or newer. Which models: see TopkCache.
 """
-
-from topkv import Unsupported
 
 try:
     import torch  # noqa: F401
-    import transformers
+    import transformers  # noqa: F401
 except ImportError as error:
-    raise ImportError(f'topkv.hf needs PyTorch and transformers ({error}): pip install "topkv[hf]"')
-
-if transformers.__version__.split(".")[:2] != ["5", "17"]:
-    raise Unsupported(
-        f"topkv.hf reads internals of transformers and works with 5.17; {transformers.__version__} is "
-        'installed: pip install "topkv[hf]"'
+    raise ImportError(
+        f"topkv.hf needs PyTorch and transformers ({error}): "
+        'pip install torch "transformers>=5.17,<5.24"'
     )
+
+from topkv.hf import compat
+
+compat.require()
 
 from topkv.hf.cache import CacheMemory, TopkCache, TopkLayer
 from topkv.hf.families import FAMILIES, check
 from topkv.hf.install import install, uninstall
 from topkv.hf.rows import close_devices
+from topkv.hf.selfcheck import SelfCheck, self_check, try_unknown_version
+
+if compat.version() >= compat.UNKNOWN:
+    try_unknown_version()
 
 __all__ = [
     "CacheMemory",
     "FAMILIES",
+    "SelfCheck",
     "TopkCache",
     "TopkLayer",
     "check",
     "close_devices",
     "install",
+    "self_check",
     "uninstall",
 ]

@@ -7,7 +7,6 @@ it; its name is part of ours, "topkv:sdpa".
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from topkv import InvalidArgument, Unsupported
+from topkv.hf import plain
 from topkv.hf.mask import mask_function, require_causal, require_described
 
 #: Query rows of a block of a sliding-window layer. Eager attention keeps the block's scores.
@@ -47,9 +47,10 @@ class Handle:
     @staticmethod
     def _refuse() -> InvalidArgument:
         return InvalidArgument(
-            "the K and V of a TopkCache are not tensors: the model attends with another "
-            "implementation than topkv; make the cache with the model's own config object, "
-            "TopkCache(model.config), and do not call set_attn_implementation after that"
+            "the K and V of a TopkCache are not tensors, and the model uses them itself. Either it "
+            "attends with another implementation than topkv: make the cache with the model's own "
+            "config object, TopkCache(model.config), and do not call set_attn_implementation after "
+            "that. Or its layers do more with them than attend, and topkv cannot serve it"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -62,8 +63,7 @@ class Handle:
 
 def _implementation(module: torch.nn.Module, base: str) -> Any:
     """transformers' attention function; "eager" is the model file's own."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    return ALL_ATTENTION_FUNCTIONS.get_interface(base, eager)
+    return ALL_ATTENTION_FUNCTIONS.get_interface(base, plain.own_attention(module))
 
 
 def _attend_sliding(
@@ -78,13 +78,14 @@ def _attend_sliding(
     """Attention of a sliding-window layer of a TopkCache, some queries at a time with the keys
     that these may see: memory for masks and scores is block x (block + window), whatever the
     length of the text."""
+    plain.require_known(module, kwargs)
     if base == "sdpa" and (kwargs.get("softcap") or kwargs.get("s_aux") is not None):
         base = "eager"  # transformers' sdpa leaves out soft-capping and sinks
     require_described(mask)
     attend = _implementation(module, base)
     kwargs["sliding_window"] = window
     tokens, block = query.shape[2], _BLOCK.get(base)
-    if mask is None or not window or block is None or tokens <= block:
+    if mask is None or block is None or tokens <= block or not mask.hides_beyond(window):
         whole = None if mask is None else mask.whole(base)
         return attend(module, query, kv.keys, kv.values, whole, **kwargs)[0]
     shift = mask.query_offset - mask.key_offset  # key number of the first query's own token
@@ -113,21 +114,29 @@ def _attend_topkv(
     dropout: float,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    **others: Any,
 ) -> torch.Tensor:
+    if kv.keys is None:
+        raise Unsupported(
+            f"{type(module).__name__} attends with the K and V of another layer; use another cache"
+        )
     if dropout > 0 or module.training:
         raise Unsupported("topkv's layers are for inference: call model.eval() first")
     if query.requires_grad and torch.is_grad_enabled():
         raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
     require_causal(mask)
-    return kv.layer.attend(
-        query,
-        kv.keys,
-        kv.values,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        softcap=softcap or 0.0,
-        sink_scores=s_aux,
-    )
+    plain.require_known(module, others)
+    how = {
+        "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
+        "softcap": softcap or 0.0,
+        "sink_scores": s_aux,
+    }
+    given = {"scaling": scaling, "dropout": dropout, **others}
+    given |= {x: y for x, y in (("softcap", softcap), ("s_aux", s_aux)) if y is not None}
+    plain.require_formula(module, query, kv.keys, kv.values, how, given)
+    out = kv.layer.attend(query, kv.keys, kv.values, **how)
+    kv.keys = kv.values = None  # rows of the context now, and of no other layer
+    return out
 
 
 def attention_function(base: str):

@@ -18,7 +18,7 @@ from topkv.hf.engine import Engine
 from topkv.hf.ids import HeldIds
 from topkv.hf.layer import TopkLayer
 from topkv.hf.mask import Length
-from topkv.hf.options import integer, make_options, session_options, text
+from topkv.hf.options import flag, integer, make_options, session_options, text
 from topkv.hf.state import State, Text
 from topkv.hf.watch import watch
 
@@ -66,6 +66,11 @@ class TopkCache(Cache):
       shard: "sequence": ranks of `process_group` each keep the rows of a part of the text.
       progress: say on stderr how far a text is read or an index built, when that takes more than
         some seconds; None: as transformers' progress bars are switched.
+      trust: take a model whose code cannot be looked at, or attends in a way of its own; see
+        ``self_check``. What its config or a call says against it is refused all the same.
+
+    Raises topkv.Unsupported, with the reason, for models whose attention is not softmax over
+    grouped-query K and V of all earlier tokens, reached through transformers' attention interface.
 
     Not safe to share between threads. One text at a time: prefill takes batches of one.
     """
@@ -90,6 +95,7 @@ class TopkCache(Cache):
         shard: str | None = None,
         process_group: Any = None,
         progress: bool | None = None,
+        trust: bool = False,
     ):
         given = {name: value for name, value in locals().items() if name != "self"}
         if not hasattr(config, "get_text_config"):
@@ -97,7 +103,7 @@ class TopkCache(Cache):
                 f"config is a {type(config).__name__}; expected the model's own config object, "
                 "model.config"
             )
-        families.check(config)
+        families.check(config, flag("trust", trust))
         layers = families.layer_types(config)[0].count(families.FULL)
         engine = Engine(State(make_options(layers, given)))
         inner = families.text_config(config)
@@ -113,9 +119,8 @@ class TopkCache(Cache):
         engine.layers = self.layers
 
     def _make_layers(self) -> list[CacheLayerMixin]:
-        types, kwargs = families.layer_types(self.config)
         layers: list[CacheLayerMixin] = []
-        for index, kind in enumerate(types):
+        for index, (kind, kwargs) in enumerate(zip(*families.layer_types(self.config))):
             if kind == families.FULL:
                 number = sum(isinstance(layer, TopkLayer) for layer in layers)
                 layers.append(TopkLayer(self._engine, index, number))

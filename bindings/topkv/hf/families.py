@@ -1,20 +1,67 @@
 """Which models topkv can serve: decoders whose attention is softmax over grouped-query K and V.
 
-A model is accepted by its config's ``model_type``. The list holds what the tests run; a model that
-is not on it is refused with the reason, for attention that differs in a detail gives answers that
-are wrong without a sign.
+Nobody keeps a list. Three looks decide, each at what it can see:
+
+- ``check``, in TopkCache(): the config, and the code of its model in transformers (every layer that
+  keeps K and V in a cache must attend through transformers' attention interface).
+- ``plain.require``, in every call: the arguments that a layer gives its attention, and, once for
+  each layer, whether the model's own attention is the formula that topkv computes.
+- The mask of the call (see mask.py).
+
+``self_check`` compares a whole model with transformers' own cache.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import sys
+from types import ModuleType
 from typing import Any
 
-from transformers.cache_utils import get_layer_types_and_kwargs
+import torch
+from transformers.models.auto import modeling_auto
 
 from topkv import Unsupported
+from topkv.hf.compat import layer_types as types_of_text_config
 
-#: Text configs whose models the tests compare with transformers' own cache.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss")
+#: Text configs whose models the tests compare with transformers' own cache. Others are taken by
+#: the looks above.
+FAMILIES = (
+    "arcee",
+    "cohere",
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "glm",
+    "glm4",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "llama",
+    "mistral",
+    "mixtral",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "olmoe",
+    "opt",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+)
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -25,38 +72,122 @@ def text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
-def layer_types(config: Any) -> tuple[list[str], dict[str, Any]]:
-    """Type of each layer and what transformers' own cache layers are made with."""
-    return get_layer_types_and_kwargs(text_config(config))
+def layer_types(config: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Type of each layer and what transformers' own cache layer of that type is made with."""
+    return types_of_text_config(text_config(config))
 
 
-def _reason(config: Any, text: Any) -> str:
-    """Why the attention of this model is not one that topkv computes; empty: it is."""
-    if getattr(config, "is_encoder_decoder", False):
+def model_code(text: Any) -> ModuleType | None:
+    """The module with the model of a text config; None where it is not known."""
+    mappings = (modeling_auto.MODEL_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING)
+    for mapping in mappings:
+        found = mapping.get(type(text), None)
+        found = found[0] if isinstance(found, tuple) else found
+        # It is found by the name of the config's class, which somebody's own may have too.
+        if getattr(found, "config_class", None) is type(text):
+            return sys.modules[found.__module__]
+    name = type(text).__module__.replace(".configuration_", ".modeling_")
+    if name == type(text).__module__:
+        return None
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _names_in(forward: Any) -> set[str]:
+    """Every name that a function uses, those of its arguments too."""
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return set() if code is None else {*code.co_names, *code.co_varnames}
+
+
+def _asks_whether_decoder(code: ModuleType) -> bool:
+    """Whether a model is made by its config's is_decoder: it can be an encoder too."""
+    kinds = [x for x in vars(code).values() if inspect.isclass(x) and x.__module__ == code.__name__]
+    makers = [x.__init__.__code__ for x in kinds if hasattr(x.__init__, "__code__")]
+    # Where it is an argument, somebody who knows gives it.
+    return any("is_decoder" in x.co_names and "is_decoder" not in x.co_varnames for x in makers)
+
+
+def layers_of(code: ModuleType) -> dict[str, bool]:
+    """Classes of a model's code that put K and V into a cache, and whether they attend through
+    transformers' interface."""
+    found = {}
+    for name, kind in vars(code).items():
+        if inspect.isclass(kind) and issubclass(kind, torch.nn.Module):
+            names = _names_in(kind.forward)
+            if "update" in names and any("past" in x or "cache" in x for x in names):
+                found[name] = "ALL_ATTENTION_FUNCTIONS" in names
+    return found
+
+
+def _value(text: Any, name: str, default: Any = None) -> Any:
+    """An attribute of a config; of one that differs between layers, any that is set."""
+    try:
+        return getattr(text, name, default)
+    except RuntimeError:
+        values = (getattr(layer, name, default) for layer in text.per_layer_config)
+        return next((x for x in values if x), default)
+
+
+def _config_reason(config: Any, text: Any) -> str:
+    """Why the attention that this config describes is not one that topkv computes."""
+    if getattr(config, "is_encoder_decoder", False) or _value(text, "is_encoder_decoder"):
         return "it is an encoder-decoder: cross attention has no growing cache"
-    if getattr(text, "kv_lora_rank", None):
+    if _value(text, "kv_lora_rank", None):
         return "it caches a latent (MLA): head dimensions of K and V differ"
-    if getattr(text, "attention_chunk_size", None):
+    if _value(text, "attention_chunk_size", None):
         return "it attends in chunks, not to all earlier tokens"
-    if getattr(text, "num_kv_shared_layers", 0):
+    if _value(text, "num_kv_shared_layers", 0) or "reuse" in (
+        _value(text, "kv_sharing_modes", None) or ()
+    ):
         return "some of its layers read the K and V of others"
-    if getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True):
+    if _value(text, "cross_attention_layers", None):
+        return "some of its layers attend to an image (cross attention)"
+    # "vision" is of image tokens, which the mask of a call shows.
+    both_ways = _value(text, "use_bidirectional_attention", None) in (True, "all")
+    if both_ways or _value(text, "is_causal", True) is False:
         return "its attention is not causal"
-    other = sorted(set(layer_types(config)[0]) - {FULL, SLIDING})
+    try:
+        types, kwargs = layer_types(config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"its config does not tell its layers ({type(error).__name__}: {error})"
+    other = sorted(set(types) - {FULL, SLIDING})
     if other:
         return f"it has layers of type {', '.join(other)}"
-    if text.model_type not in FAMILIES:
-        return f"its family is not among those tested: {', '.join(FAMILIES)}"
-    if FULL not in layer_types(config)[0]:
+    if FULL not in types:
+        windows = {x.get("sliding_window") for x in kwargs}
         return (
-            f"every layer has a sliding window of {text.sliding_window} tokens, which bounds its "
-            "cache already; use DynamicCache"
+            f"every layer has a sliding window of {', '.join(map(str, windows))} tokens, which "
+            "bounds its cache already; use DynamicCache"
         )
     return ""
 
 
-def check(config: Any) -> None:
-    """Raises topkv.Unsupported, with the reason, unless topkv can serve the model."""
-    reason = _reason(config, text_config(config))
+def _code_reason(text: Any) -> str:
+    """Why the code of this model does not attend as topkv needs it."""
+    undecided = "topkv.hf.self_check(model) compares it, TopkCache(config, trust=True) takes it"
+    code = model_code(text)
+    if code is None:
+        return f"no model of {type(text).__name__} is there to look at; {undecided}"
+    if _value(text, "is_decoder") is False and _asks_whether_decoder(code):
+        return "its config has is_decoder=False: it attends both ways and fills no cache"
+    layers = layers_of(code)
+    if not layers:
+        return f"{code.__name__} has no layer that gives K and V to a cache"
+    own = sorted(name for name, through_interface in layers.items() if not through_interface)
+    if own:
+        return (
+            f"{', '.join(own)} of {code.__name__} attends in its own way, not through "
+            f"transformers' attention interface; where the model does not use it, {undecided}"
+        )
+    return ""
+
+
+def check(config: Any, trust: bool = False) -> None:
+    """Raises topkv.Unsupported, with the reason, unless topkv can serve the model. trust: the
+    model's code is not looked at; what the config says still counts."""
+    text = text_config(config)
+    reason = _config_reason(config, text) or ("" if trust else _code_reason(text))
     if reason:
         raise Unsupported(f"topkv cannot hold the cache of a {config.model_type} model: {reason}")

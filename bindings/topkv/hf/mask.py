@@ -69,6 +69,13 @@ class LazyMask:
         make = ALL_MASK_ATTENTION_FUNCTIONS.get(base)
         return None if make is None else make(**arguments)
 
+    def hides_beyond(self, window: int | None) -> bool:
+        """Whether no token sees one that is `window` before it, which a layer's window says."""
+        if not window:
+            return False
+        query, key = torch.tensor(window), torch.tensor(0)
+        return not bool(self.arguments["mask_function"](torch.tensor(0), None, query, key))
+
     def require_causal(self) -> None:
         """Raises unless every token may attend all tokens before it. Checked once: one wait for
         the device in a forward pass."""

@@ -1,0 +1,101 @@
+"""What topkv.hf reads of transformers that is not the same in all versions, and which these are.
+
+Versions that the tests run are taken as they are. A newer one, whose internals nobody has compared
+with these yet, is tried: it is refused if something that is read here is missing or a small random
+model does not give the logits it gives with transformers' own cache (see selfcheck.py); else it is
+used, with a warning. CI runs the lowest version and the newest below the bound.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import transformers
+from transformers import cache_utils
+
+from topkv import Unsupported
+
+#: The first version that works, and the first that no test has run; pyproject.toml says the same.
+LOWEST, UNKNOWN = (5, 17), (5, 24)
+
+#: What to tell a user whose version cannot be used.
+INSTALL = 'pip install "transformers>={}.{},<{}.{}"'.format(*LOWEST, *UNKNOWN)
+
+# Module, what is read of it, and names of parameters that it is called with, or calls ours with.
+_READ = (
+    ("cache_utils", "Cache.__init__", "layers"),
+    ("cache_utils", "Cache.update", "key_states value_states layer_idx"),
+    ("cache_utils", "Cache.get_mask_sizes", "query_length layer_idx"),
+    ("cache_utils", "Cache.get_seq_length", "layer_idx"),
+    ("cache_utils", "Cache.crop", "tokens_to_remove"),
+    ("cache_utils", "Cache.reorder_cache", "beam_idx"),
+    ("cache_utils", "Cache.batch_repeat_interleave", "repeats"),
+    ("cache_utils", "Cache.batch_select_indices", "indices"),
+    ("cache_utils", "Cache.activate_past_recording", ""),
+    ("cache_utils", "CacheLayerMixin", ""),
+    ("cache_utils", "DynamicSlidingWindowLayer.__init__", "sliding_window"),
+    ("cache_utils", "DYNAMIC_LAYER_TYPE_MAPPING", ""),
+    ("cache_utils", "get_layer_types_and_kwargs", "config"),
+    ("masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS", ""),
+    ("masking_utils", "AttentionMaskInterface.register", ""),
+    ("masking_utils", "causal_mask_function", "q_idx kv_idx"),
+    (
+        "masking_utils",
+        "sdpa_mask",
+        "q_length q_offset kv_length kv_offset mask_function attention_mask",
+    ),
+    ("modeling_utils", "ALL_ATTENTION_FUNCTIONS.get_interface", ""),
+    ("modeling_utils", "AttentionInterface.register", ""),
+    ("configuration_utils", "PreTrainedConfig.get_text_config", "decoder"),
+    (
+        "generation.utils",
+        "GenerationMixin._prepare_cache_for_generation",
+        "generation_config model_kwargs",
+    ),
+)
+
+
+def version() -> tuple[int, int]:
+    """(5, 17) of "5.17.0.dev0"."""
+    major, minor = transformers.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def missing() -> list[str]:
+    """What topkv.hf reads of transformers and does not find as expected."""
+    lacks = []
+    for module, path, parameters in _READ:
+        what: Any = importlib.import_module(f"transformers.{module}")
+        for name in path.split("."):
+            what = getattr(what, name, None)
+        has = inspect.signature(what).parameters if callable(what) and parameters else ()
+        if what is None:
+            lacks.append(f"{module}.{path}")
+        lacks += [f"{module}.{path}({x})" for x in parameters.split() if what and x not in has]
+    return lacks
+
+
+def require() -> None:
+    """Raises topkv.Unsupported unless this version is one that could work."""
+    if version() < LOWEST:
+        raise Unsupported(
+            "topkv.hf works with transformers {}.{} and newer; {} is installed: {}".format(
+                *LOWEST, transformers.__version__, INSTALL
+            )
+        )
+    lacks = missing()
+    if lacks:
+        raise Unsupported(
+            f"topkv.hf reads internals of transformers that {transformers.__version__} does not "
+            f"have ({', '.join(lacks)}): {INSTALL}"
+        )
+
+
+def layer_types(text: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Type of each layer of a text config, and what transformers' own cache layer of that type is
+    made with."""
+    types, options = cache_utils.get_layer_types_and_kwargs(text)
+    # Up to 5.18 one dict for all layers.
+    return types, options if isinstance(options, list) else [options] * len(types)

@@ -1,0 +1,149 @@
+"""Whether the attention of a layer is the one that topkv computes.
+
+    softmax(softcap(scale * q k, per query head, over all tokens before and the own one)) v
+
+with the sink's score, where there is one, under the softmax. Models say how theirs differs in
+arguments of the attention call, or in an attention function of their own; what neither is known
+nor without effect is refused, for it would be left out without a sign.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import weakref
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from topkv import Unsupported
+
+#: What topkv computes with, or has refused already.
+COMPUTED = frozenset(("scaling", "dropout", "softcap", "s_aux"))
+
+_WITHOUT_EFFECT = frozenset(("position_ids", "cache_position", "use_cache"))
+
+# Of some attention functions, if not of the model's own.
+_REASONS = {
+    "block_indices": "it attends to some blocks of the tokens only",
+    "cu_seq_lens_k": "several texts are packed into one row",
+    "cu_seq_lens_q": "several texts are packed into one row",
+    "indices": "it attends to some of the tokens only",
+    "is_causal": "it attends both ways",
+    "output_attentions": "topkv computes no attention weights to return",
+    "position_bias": "its scores have a bias by position",
+    "sliding_window": "its cache is of all tokens, but it attends those of a window only",
+}
+
+_TOKENS = 32  # of the call in which a layer's attention is compared
+
+_compared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def own_attention(module: torch.nn.Module) -> Any:
+    """The eager attention function in the file of a layer's class; None: it has none."""
+    return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+
+
+@functools.lru_cache(maxsize=None)
+def _reads(function: Any) -> tuple[frozenset[str], bool]:
+    """Arguments that a function names, and whether it looks into those that it does not name."""
+    parameters = inspect.signature(function).parameters.values()
+    names = frozenset(x.name for x in parameters if x.kind != x.VAR_KEYWORD)
+    others = [x.name for x in parameters if x.kind == x.VAR_KEYWORD]
+    loaded = {x.argval for x in dis.get_instructions(function) if x.opname.startswith("LOAD_")}
+    return names, any(name in loaded for name in others)
+
+
+def _is_read(function: Any, name: str) -> bool:
+    if function is None:
+        return True
+    names, looks_into_others = _reads(function)
+    return looks_into_others or name in names
+
+
+def require_known(module: torch.nn.Module, arguments: dict[str, Any]) -> None:
+    """Raises topkv.Unsupported for an argument of an attention call that topkv does not know and
+    that the model's own attention function reads."""
+    for name, value in arguments.items():
+        if value is None or name in COMPUTED or name in _WITHOUT_EFFECT:
+            continue
+        if value is {"is_causal": True, "output_attentions": False}.get(name):
+            continue
+        if name in _REASONS or _is_read(own_attention(module), name):
+            reason = _REASONS.get(name, "topkv does not know what attention it means")
+            raise Unsupported(
+                f"{type(module).__name__} gives its attention {name}: {reason}; use another cache"
+            )
+    if getattr(module, "is_causal", True) is False:
+        raise Unsupported(f"{type(module).__name__} attends both ways; use another cache")
+
+
+def formula(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    softcap: float,
+    sink_scores: torch.Tensor | None,
+) -> torch.Tensor:
+    """What topkv computes, over tokens that have none before them:
+    [batch, q_heads, tokens, head_dim] and the same of kv_heads -> [batch, tokens, q_heads, ...]."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = scale * query @ keys.mT
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    tokens = query.shape[-2]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).triu(1)
+    scores = scores.masked_fill(later, -torch.inf)
+    if sink_scores is not None:
+        column = sink_scores.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    return (scores.softmax(dim=-1)[..., :tokens] @ values).transpose(1, 2)
+
+
+def require_formula(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    how: dict[str, Any],
+    given: dict[str, Any],
+) -> None:
+    """Raises topkv.Unsupported if the model's own attention function is not ``formula``, by the
+    first tokens of this call. Once for each layer, for the function does not change.
+
+    how: further arguments of ``formula``; given: all that the layer gave its attention by name."""
+    tokens = min(query.shape[-2], keys.shape[-2], _TOKENS)
+    if module in _compared or tokens < 2:
+        return
+    if values.shape != keys.shape or query.shape[-1] != keys.shape[-1]:
+        raise Unsupported(
+            f"head dimensions of q, k and v are {query.shape[-1]}, {keys.shape[-1]} and "
+            f"{values.shape[-1]}; topkv needs them equal"
+        )
+    # In float64, so that what is left is a difference of kind.
+    q, k, v = (x[:1, :, :tokens].detach().double() for x in (query, keys, values))
+    expected = formula(q, k, v, **how)
+    if not expected.isfinite().all():
+        return  # weights are broken, or on their way
+    mask = q.new_full((1, 1, tokens, tokens), torch.finfo(torch.float32).min).triu(1)
+    attend = own_attention(module) or ALL_ATTENTION_FUNCTIONS["sdpa"]
+    try:
+        found = attend(module, q, k, v, mask, **given)[0]
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise Unsupported(
+            f"the attention of {type(module).__name__} cannot be compared with topkv's: "
+            f"{type(error).__name__}: {error}; use another cache"
+        ) from error
+    error = (found - expected).abs().max() if found.shape == expected.shape else torch.inf
+    if not error <= 1e-4 * v.abs().max():
+        raise Unsupported(
+            f"the attention of {type(module).__name__} is not the softmax over K and V that topkv "
+            f"computes: the first {tokens} tokens give other results; use another cache"
+        )
+    _compared.add(module)

@@ -1,0 +1,334 @@
+#!/usr/bin/env python3
+"""Tries every causal language model of the installed transformers with topkv.hf, tiny and random.
+
+For each model type of transformers' causal LM mapping: makes a config of tiny sizes, a model of
+random weights in float32, and compares the logits of TopkCache (k above the text) with those of
+DynamicCache, the text given in parts, and again in a session. Prints one line per model type:
+
+    equal      taken, and the logits agree
+    differs    taken, and they do not: a defect of topkv.hf
+    refused    topkv.Unsupported, with its reason; "at the first call" if TopkCache() took it
+    error      another exception with TopkCache only: a refusal that nobody wrote
+    untried    transformers itself does not run this tiny config
+
+Returns 1 if any model differs. A few minutes; `--only llama,gemma2` tries some, `--trust` gives
+TopkCache(trust=True), `--unchecked` leaves the look at the model out, to see what it is needed for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import resource
+import signal
+import sys
+import warnings
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+import topkv
+import topkv.hf
+
+# Sizes by the names that configs use for them.
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "n_embd": 64,
+    "d_model": 64,
+    "intermediate_size": 96,
+    "intermediate_dim": 96,
+    "ffn_dim": 96,
+    "n_inner": 96,
+    "num_hidden_layers": 4,
+    "n_layer": 4,
+    "n_layers": 4,
+    "num_layers": 4,
+    "decoder_layers": 4,
+    "encoder_layers": 2,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "n_heads": 4,
+    "num_heads": 4,
+    "attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96,
+    "num_key_value_heads": 2,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 2,
+    "head_dim": 16,
+    "swa_head_dim": 16,
+    "v_head_dim": 16,
+    "swa_v_head_dim": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "qk_head_dim": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "index_topk": 8,
+    "rotary_dim": 8,
+    "max_position_embeddings": 512,
+    "n_positions": 512,
+    "n_ctx": 512,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "top_k_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "expert_ffn_hidden_size": 32,
+    "ffn_hidden_size": 96,
+    "shared_expert_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "moe_layer_start_index": 1,
+    "mamba_d_state": 16,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_mamba_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "ssm_state_size": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "audio_vocab_size": 97,
+    "sliding_window": 24,
+    "attention_chunk_size": 24,
+    "lru_width": 64,
+    "attention_window_size": 24,
+    "embedding_size": 64,
+    "codebook_size": 97,
+    "num_codebooks": 2,
+}
+RANDOMNESS = ("initializer_range", "init_std", "initializer_factor")
+HYBRID = ["sliding_attention", "full_attention"] * 2
+GEMMA4 = {
+    "layer_types": HYBRID,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "global_head_dim": 32,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+# What a model needs beyond sizes.
+SPECIAL = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "camembert": {"pad_token_id": 0},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+        "max_seq_len": 512,
+    },
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
+    "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": HYBRID, "num_hidden_layers": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
+    "cohere_compass_text": {
+        "layer_types": HYBRID,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in HYBRID[:2]
+        },
+    },
+    "reformer": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (8, 64)},
+    "zaya": {"num_experts_per_tok": 1},
+}
+LARGEST = 20e6  # parameters
+TOKENS = [25, 25, 10] + [1] * 8
+ALL = {"k": 10_000, "window": 8, "sinks": 2}
+
+
+def has(config, name):
+    """The value of an attribute; None where it has none, or one for each layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
+
+
+def tiny(config_class):
+    """A config of small sizes: those of SIZES that the class has and whose default is a number."""
+    default = config_class()
+    if getattr(default, "text_config", None) is not None and not hasattr(default, "hidden_size"):
+        text = type(default.get_text_config(decoder=True))
+        if text is not config_class:
+            parts = {"text_config": tiny(text)}
+            if getattr(default, "vision_config", None) is not None:
+                parts["vision_config"] = tiny(type(default.vision_config))
+            return config_class(**parts)
+    sizes = {}
+    for name, value in SIZES.items():
+        had = has(default, name)
+        if isinstance(had, (int, float)) and not isinstance(had, bool):
+            sizes[name] = value
+    for name in RANDOMNESS:
+        if has(default, name) is not None:
+            sizes[name] = 0.15
+    if hasattr(type(default), "head_dim") and has(default, "head_dim") is None:
+        sizes["head_dim"] = 16
+    layers = next((sizes[x] for x in ("num_hidden_layers", "n_layer", "num_layers") if x in sizes), 4)
+    types = getattr(default, "layer_types", None)
+    if types:
+        kinds = list(dict.fromkeys(types))
+        sizes["layer_types"] = (kinds * layers)[:layers]
+    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        sizes[name] = 1
+    if hasattr(default, "is_decoder") and not default.is_encoder_decoder:
+        sizes["is_decoder"] = True
+    if "qk_rope_head_dim" in sizes:
+        sizes.pop("head_dim", None)
+        sizes["num_key_value_heads"] = 4
+    sizes |= SPECIAL.get(default.model_type, {})
+    for left_out in ((), ("layer_types",), ("head_dim",), ("head_dim", "layer_types")):
+        try:
+            config = config_class(**{k: v for k, v in sizes.items() if k not in left_out})
+        except Exception as error:
+            failure = error
+            continue
+        if "full_attention" not in topkv.hf.families.layer_types(config)[0]:
+            with contextlib.suppress(Exception):  # windows in every layer: it may do without
+                config = config_class(**sizes | {"sliding_window": None})
+        return config
+    raise failure
+
+
+def logits(model, cache, ids):
+    parts = torch.split(ids, TOKENS, dim=1)
+    return torch.cat(
+        [model(part, past_key_values=cache, use_cache=True).logits.float() for part in parts], dim=1
+    )
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def attempt(model_type, config_class, options):
+    torch.manual_seed(1)
+    try:
+        config = tiny(config_class)
+        how = {"attn_implementation": "eager"}
+        with torch.device("meta"):
+            size = transformers.AutoModelForCausalLM.from_config(config, **how).num_parameters()
+        if size > LARGEST:
+            return "untried", f"{size / 1e6:.0f} million parameters: not so tiny"
+        try:
+            model = transformers.AutoModelForCausalLM.from_config(
+                config, experts_implementation="eager", **how
+            ).eval()
+        except Exception:
+            model = transformers.AutoModelForCausalLM.from_config(config, **how).eval()
+        model = model.float()
+        # Weights that a model initialises to constants would hide what attention does.
+        for name, x in model.named_parameters():
+            if x.dim() >= 2:
+                x.normal_(0, 0.15)
+            elif "sink" in name:
+                x.normal_()
+        vocabulary = min(97, model.get_input_embeddings().num_embeddings)
+        ids = torch.randint(2, vocabulary, (1, sum(TOKENS)))
+        expected = logits(model, transformers.DynamicCache(config=model.config), ids)
+        whole = model(ids, use_cache=False).logits.float()
+        if not expected.isfinite().all():
+            return "untried", "logits are not finite"
+        drift = float((expected - whole).abs().max() / expected.abs().max())
+        other = ids.clone()
+        other[0, :8] = (other[0, :8] + 1) % vocabulary
+        reach = float((model(other, use_cache=False).logits.float() - whole)[0, -1].abs().max())
+    except Exception as error:
+        return "untried", first_line(error)
+    note = "" if drift < 1e-4 else f"; DynamicCache itself is off by {drift:.1e} from no cache"
+    if reach < 1e-3:
+        note += "; the last logits do not depend on the first tokens"
+    try:
+        cache = topkv.hf.TopkCache(model.config, **ALL, **options)
+    except topkv.Unsupported as error:
+        return "refused", str(error)
+    except Exception as error:
+        return "error", first_line(error)
+    try:
+        found = logits(model, cache, ids)
+        if cache.context is None:
+            return "refused", f"NOT USED: the model did not use the cache{note}"
+        error = float((found - expected).abs().max() / expected.abs().max())
+        question = torch.cat((ids[:, :60], ids[:, :4]), dim=1)
+        cache = topkv.hf.TopkCache(model.config, **ALL, **options)
+        model(question[:, :60], past_key_values=cache, use_cache=True)
+        session = cache.session()
+        found = model(question[:, 60:], past_key_values=session, use_cache=True).logits
+        dynamic = transformers.DynamicCache(config=model.config)
+        model(question[:, :60], past_key_values=dynamic, use_cache=True)
+        wanted = model(question[:, 60:], past_key_values=dynamic, use_cache=True).logits
+        error = max(error, float((found - wanted).abs().max() / wanted.abs().max()))
+    except topkv.Error as error:
+        return "refused", f"at the first call: {first_line(error)}"
+    except Exception as error:
+        return "error", first_line(error)
+    return ("equal" if error <= 1e-4 else "differs"), f"{error:.1e}{note}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="model types, separated by commas")
+    parser.add_argument("--trust", action="store_true")
+    parser.add_argument("--unchecked", action="store_true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_grad_enabled(False)
+    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    if arguments.unchecked:
+        topkv.hf.families.check = lambda *_, **__: None
+    options = {"trust": True} if arguments.trust else {}
+    only = arguments.only and arguments.only.split(",")
+    counts = collections.Counter()
+    mapping = transformers.CONFIG_MAPPING
+    for model_type in sorted(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        if only and model_type not in only:
+            continue
+        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("90 s")))
+        signal.alarm(90)
+        try:
+            outcome, detail = attempt(model_type, mapping[model_type], options)
+        except Exception as error:
+            outcome, detail = "untried", first_line(error)
+        signal.alarm(0)
+        if outcome == "untried":
+            try:
+                topkv.hf.check(mapping[model_type](), **options)
+                detail += "; TopkCache() would take it"
+            except topkv.Unsupported as error:
+                outcome, detail = "refused", f"{error} (not run: {detail[:60]})"
+            except Exception as error:
+                detail += f"; check fails: {first_line(error)}"
+        counts[outcome] += 1
+        print(f"{outcome:8} {model_type:28} {detail}", flush=True)
+    print(f"transformers {transformers.__version__}:", dict(counts))
+    return 1 if counts["differs"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
