@@ -57,9 +57,13 @@ _READ = (
 )
 
 
+def installed() -> str:
+    return transformers.__version__
+
+
 def version() -> tuple[int, int]:
     """(5, 17) of "5.17.0.dev0"."""
-    major, minor = transformers.__version__.split(".")[:2]
+    major, minor = installed().split(".")[:2]
     return int(major), int(minor)
 
 
@@ -82,13 +86,13 @@ def require() -> None:
     if version() < LOWEST:
         raise Unsupported(
             "topkv.hf works with transformers {}.{} and newer; {} is installed: {}".format(
-                *LOWEST, transformers.__version__, INSTALL
+                *LOWEST, installed(), INSTALL
             )
         )
     lacks = missing()
     if lacks:
         raise Unsupported(
-            f"topkv.hf reads internals of transformers that {transformers.__version__} does not "
+            f"topkv.hf reads internals of transformers that {installed()} does not "
             f"have ({', '.join(lacks)}): {INSTALL}"
         )
 

@@ -84,7 +84,7 @@ def self_check(model: Any, *, tokens: int = 256, trust: bool = True, **options: 
 def try_unknown_version() -> None:
     """For a version of transformers newer than those tested: raises topkv.Unsupported unless two
     small models, one with sliding windows, give the logits they give without topkv; warns."""
-    version = transformers.__version__
+    version = compat.installed()
     sizes = {
         "vocab_size": 61,
         "hidden_size": 32,

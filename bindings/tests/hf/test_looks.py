@@ -1,0 +1,236 @@
+"""What is looked at before topkv attends for a model, and what is refused by it."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from small_models import (
+    assert_logits_agree,
+    dynamic_logits,
+    logits_by_pieces,
+    make_config,
+    make_ids,
+    make_model,
+)
+from topkv import InvalidArgument, Unsupported, hf
+from topkv.hf import plain
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+ALL = {"k": 10_000, "window": 8, "sinks": 2}
+CPU = torch.device("cpu")
+SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def read(model, cache, **arguments):
+    return model(make_ids(40, CPU), past_key_values=cache, use_cache=True, **arguments).logits
+
+
+# ---- the config and the code of its model ----
+
+REFUSED = {
+    "bamba": "layers of type linear_attention",
+    "bert": "is_decoder=False",
+    "bloom": "BloomAttention .* attends in its own way",
+    "deepseek_v3": "MLA",
+    "falcon": "FalconAttention.* attends in its own way",
+    "falcon_h1": "layers of type hybrid",
+    "gemma3n_text": "read the K and V of others",
+    "gptj": "GPTJAttention.* attends in its own way",
+    "jamba": "layers of type linear_attention",
+    "lfm2": "layers of type conv",
+    "llama4_text": "attends in chunks",
+    "mamba": "layers of type linear_attention",
+    "mllama_text_model": "cross attention",
+    "mpt": "MptAttention .* attends in its own way",
+    "qwen3_next": "layers of type linear_attention",
+    "recurrent_gemma": "every layer has a sliding window",
+    "rwkv": "no layer that gives K and V to a cache",
+    "t5": "encoder-decoder",
+}
+OPTIONS = {"lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_models_that_attend_in_another_way_are_refused_by_their_config(model_type):
+    config = AutoConfig.for_model(model_type, **OPTIONS.get(model_type, {}))
+    with pytest.raises(Unsupported, match=REFUSED[model_type]):
+        hf.TopkCache(config)
+    assert not str(config._attn_implementation).startswith("topkv")  # and left as it was
+
+
+@pytest.mark.parametrize("model_type", ["diffllama", "doge", "jetmoe"])
+def test_models_that_use_k_and_v_themselves_are_refused_at_the_first_call(model_type):
+    sizes = SIZES | {"intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(InvalidArgument, match="do more with them than attend"):
+        read(model, hf.TopkCache(model.config, **ALL))
+
+
+def test_a_bert_that_is_a_decoder_is_taken():
+    config = AutoConfig.for_model("bert", is_decoder=True)
+    hf.check(config)
+
+
+class OtherConfig(LlamaConfig):
+    model_type = "other"
+
+
+class Named:  # a scope for a class of a name that transformers has
+    class LlamaConfig(LlamaConfig):
+        model_type = "another"
+
+
+@pytest.mark.parametrize("kind", [OtherConfig, Named.LlamaConfig])
+def test_a_model_whose_code_is_not_known_needs_trust(kind):
+    config = kind(**make_config("llama").to_dict() | {"model_type": kind.model_type})
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(config).eval()
+    with pytest.raises(Unsupported, match=r"no model of .*self_check\(model\).*trust=True"):
+        hf.TopkCache(model.config)
+    assert hf.self_check(model).difference < 1e-5
+    ids = make_ids(40, CPU)
+    found = logits_by_pieces(model, hf.TopkCache(model.config, trust=True, **ALL), ids, [30] + [1] * 10)
+    expected = dynamic_logits(model, ids, [30] + [1] * 10)
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_trust_does_not_take_what_the_config_rules_out():
+    with pytest.raises(Unsupported, match="MLA"):
+        hf.TopkCache(AutoConfig.for_model("deepseek_v3"), trust=True)
+
+
+# ---- the arguments of a call ----
+
+MEANING = {
+    "block_indices": torch.zeros(1),
+    "cu_seq_lens_q": torch.tensor([0, 20, 40]),
+    "is_causal": False,
+    "output_attentions": True,
+    "position_bias": torch.zeros(1),
+    "sliding_window": 8,
+}
+
+
+@pytest.mark.parametrize("name", MEANING)
+def test_arguments_that_change_attention_are_refused_and_not_ignored(name):
+    model = make_model("llama", CPU)
+    layer = model.model.layers[0].self_attn
+    q, k = torch.randn(1, 4, 9, 64), torch.randn(1, 2, 9, 64)
+    with pytest.raises(Unsupported, match=f"LlamaAttention gives its attention {name}: "):
+        plain.require_known(layer, {name: MEANING[name]})
+    cache = hf.TopkCache(model.config, **ALL)
+    attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
+    handle, _ = cache.update(k, k, 0)
+    with pytest.raises(Unsupported, match=name):
+        attend(layer, q, handle, handle, None, **{name: MEANING[name]})
+
+
+def test_arguments_that_no_attention_reads_are_taken():
+    model = make_model("llama", CPU)
+    ids = make_ids(40, CPU)
+    found = read(model, hf.TopkCache(model.config, **ALL), a_word_of_my_own=3)
+    assert_logits_agree(found, model, ids)
+
+
+def test_an_unknown_argument_that_the_model_reads_is_refused(monkeypatch):
+    plain_eager = modeling_llama.eager_attention_forward
+
+    def eager(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+        return plain_eager(module, query, key, value, attention_mask, scaling * kwargs.get("x", 1))
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", eager)
+    model = make_model("llama", CPU)
+    with pytest.raises(Unsupported, match="gives its attention x: topkv does not know"):
+        read(model, hf.TopkCache(model.config, **ALL), x=2)
+
+
+def test_a_layer_that_attends_both_ways_is_refused():
+    model = make_model("llama", CPU)
+    model.model.layers[1].self_attn.is_causal = False
+    with pytest.raises(Unsupported, match="LlamaAttention attends both ways"):
+        read(model, hf.TopkCache(model.config, **ALL))
+
+
+def test_k_and_v_of_another_layer_are_refused():
+    model = make_model("llama", CPU)
+    layers = model.model.layers
+    cache = hf.TopkCache(model.config, **ALL)
+    attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
+    q, k = torch.randn(1, 4, 9, 64), torch.randn(1, 2, 9, 64)
+    handle, _ = cache.update(k, k, 0)
+    attend(layers[0].self_attn, q, handle, handle, None, scaling=0.125)
+    with pytest.raises(Unsupported, match="K and V of another layer"):
+        attend(layers[1].self_attn, q, handle, handle, None, scaling=0.125)
+
+
+# ---- the attention function of a model ----
+
+
+def biased(scores, tokens):  # ALiBi
+    return scores + 0.1 * torch.arange(tokens)
+
+
+@pytest.mark.parametrize("change", ["bias", "scale", "softmax", "grouping"])
+def test_an_attention_function_that_is_not_topkvs_is_refused(change, monkeypatch):
+    def eager(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
+        groups = module.num_key_value_groups
+        if change == "grouping":
+            key, value = key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)
+        else:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        scores = query @ key.mT * scaling + attention_mask
+        if change == "bias":
+            scores = scores + 0.1 * torch.arange(key.shape[-2])
+        if change == "scale":
+            scores = scores * 1.1
+        weights = scores.softmax(-1)
+        if change == "softmax":
+            weights = weights / (1 + weights.sum(-1, keepdim=True))
+        return (weights @ value).transpose(1, 2), weights
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", eager)
+    model = make_model("llama", CPU)
+    with pytest.raises(Unsupported, match="LlamaAttention is not the softmax over K and V"):
+        read(model, hf.TopkCache(model.config, **ALL))
+
+
+@pytest.mark.parametrize("cap, sinks", [(0.0, False), (2.0, False), (0.0, True)])
+def test_the_formula_is_what_topkv_computes(cap, sinks):
+    model = make_model("llama", CPU)
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(1, 4, 20, 64, generator=generator)
+    k, v = (torch.randn(1, 2, 20, 64, generator=generator) for _ in range(2))
+    scores = torch.randn(4, generator=generator) if sinks else None
+    cache = hf.TopkCache(model.config, **ALL)
+    handle, _ = cache.update(k, v, 0)
+    how = {"scale": 0.3, "softcap": cap, "sink_scores": scores}
+    found = handle.layer.attend(q, k, v, **how)
+    expected = plain.formula(*(x.double() for x in (q, k, v)), **how)
+    assert (found - expected).abs().max() < 1e-5
+
+
+# ---- the whole model ----
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_self_check_agrees_and_leaves_the_model_as_it_was(family):
+    model = make_model(family, CPU).train()
+    result = hf.self_check(model, tokens=64)
+    assert result.difference < 1e-5 and result.allowed == 1e-4
+    assert model.config._attn_implementation == "eager" and model.training
+
+
+def test_self_check_in_16_bits_allows_what_rounding_does():
+    model = make_model("llama", CPU, torch.bfloat16)
+    result = hf.self_check(model, tokens=64)
+    assert 1e-4 < result.difference < result.allowed
+
+
+def test_self_check_refuses_other_logits_with_the_numbers():
+    model = make_model("llama", CPU)
+    with pytest.raises(Unsupported, match="of their size, 0.0001 is allowed"):
+        hf.self_check(model, tokens=64, prefill="window", window=4, sinks=0)
+    assert model.config._attn_implementation == "eager"
