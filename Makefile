@@ -4,6 +4,8 @@ PREFIX ?= /usr/local
 ARGS ?= -c 1M --kv-index exact --kv-topk 64 --prefill window -o out/needle
 PYTHON_EXTRAS ?= test,hf,plot
 jobs := $(shell nproc)
+# pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it.
+lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 topkv := build/release/src/cli/topkv
 # With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
 native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
@@ -14,7 +16,8 @@ help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… replaces the flags)'
 	@echo 'make check     build the dev preset and run all tests'
 	@echo 'make check-gpu the tests that need a GPU; reported as skipped where there is none'
-	@echo 'make check-python  install the Python package into a fresh environment and run its tests'
+	@echo 'make check-python  install the Python package into a fresh environment and run its tests,'
+	@echo '               those of topkv.hf with the newest and the lowest transformers'
 	@echo '               (PYTHON_EXTRAS=test leaves PyTorch, transformers and matplotlib out)'
 	@echo 'make build     build the library and the command, $(topkv)'
 	@echo 'make install   install them under PREFIX, $(PREFIX)'
@@ -51,6 +54,10 @@ check-python: setup
 	build/check-python/bin/pip install --quiet '.[$(PYTHON_EXTRAS)]' \
 	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES=$(if $(native),native,90-real)
 	build/check-python/bin/pytest
+ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
+	build/check-python/bin/pip install --quiet 'transformers==$(lowest_transformers).*'
+	build/check-python/bin/pytest bindings/tests/hf
+endif
 
 build: setup
 	cmake --preset release $(native)

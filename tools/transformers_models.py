@@ -172,14 +172,14 @@ def has(config, name):
 def tiny(config_class):
     """A config of small sizes: those of SIZES that the class has and whose default is a number."""
     default = config_class()
-    if getattr(default, "text_config", None) is not None and not hasattr(default, "hidden_size"):
-        text = type(default.get_text_config(decoder=True))
-        if text is not config_class:
-            parts = {"text_config": tiny(text)}
-            if getattr(default, "vision_config", None) is not None:
-                parts["vision_config"] = tiny(type(default.vision_config))
-            return config_class(**parts)
-    sizes = {}
+    parts = {
+        name: tiny(type(getattr(default, name)))
+        for name in getattr(config_class, "sub_configs", {})
+        if getattr(default, name, None) is not None
+    }
+    if "text_config" in parts and not hasattr(default, "hidden_size"):
+        return config_class(**parts)
+    sizes = dict(parts)
     for name, value in SIZES.items():
         had = has(default, name)
         if isinstance(had, (int, float)) and not isinstance(had, bool):
@@ -208,8 +208,8 @@ def tiny(config_class):
         except Exception as error:
             failure = error
             continue
-        if "full_attention" not in topkv.hf.families.layer_types(config)[0]:
-            with contextlib.suppress(Exception):  # windows in every layer: it may do without
+        with contextlib.suppress(Exception):  # windows in every layer: it may do without
+            if "full_attention" not in topkv.hf.families.layer_types(config)[0]:
                 config = config_class(**sizes | {"sliding_window": None})
         return config
     raise failure

@@ -45,7 +45,8 @@ REFUSED = {
     "mllama_text_model": "cross attention",
     "mpt": "MptAttention .* attends in its own way",
     "qwen3_next": "layers of type linear_attention",
-    "recurrent_gemma": "every layer has a sliding window",
+    "mistral": "every layer has a sliding window of 4096",
+    "recurrent_gemma": "layers of type linear_attention|every layer has a sliding window",
     "rwkv": "no layer that gives K and V to a cache",
     "t5": "encoder-decoder",
 }
