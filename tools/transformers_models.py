@@ -189,7 +189,8 @@ def tiny(config_class):
             sizes[name] = 0.15
     if hasattr(type(default), "head_dim") and has(default, "head_dim") is None:
         sizes["head_dim"] = 16
-    layers = next((sizes[x] for x in ("num_hidden_layers", "n_layer", "num_layers") if x in sizes), 4)
+    names = ("num_hidden_layers", "n_layer", "num_layers")
+    layers = next((sizes[x] for x in names if x in sizes), 4)
     types = getattr(default, "layer_types", None)
     if types:
         kinds = list(dict.fromkeys(types))

@@ -45,12 +45,16 @@ REFUSED = {
     "mllama_text_model": "cross attention",
     "mpt": "MptAttention .* attends in its own way",
     "qwen3_next": "layers of type linear_attention",
+    "mimo_v2_flash": "head dimensions of K and V differ: 192 and 128",
     "mistral": "every layer has a sliding window of 4096",
     "recurrent_gemma": "layers of type linear_attention|every layer has a sliding window",
     "rwkv": "no layer that gives K and V to a cache",
     "t5": "encoder-decoder",
 }
-OPTIONS = {"lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}}
+OPTIONS = {
+    "mimo_v2_flash": {"head_dim": 192, "v_head_dim": 128},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+}
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
@@ -93,8 +97,9 @@ def test_a_model_whose_code_is_not_known_needs_trust(kind):
         hf.TopkCache(model.config)
     assert hf.self_check(model).difference < 1e-5
     ids = make_ids(40, CPU)
-    found = logits_by_pieces(model, hf.TopkCache(model.config, trust=True, **ALL), ids, [30] + [1] * 10)
-    expected = dynamic_logits(model, ids, [30] + [1] * 10)
+    pieces = [30] + [1] * 10
+    cache = hf.TopkCache(model.config, trust=True, **ALL)
+    found, expected = logits_by_pieces(model, cache, ids, pieces), dynamic_logits(model, ids, pieces)
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
@@ -170,10 +175,6 @@ def test_k_and_v_of_another_layer_are_refused():
 # ---- the attention function of a model ----
 
 
-def biased(scores, tokens):  # ALiBi
-    return scores + 0.1 * torch.arange(tokens)
-
-
 @pytest.mark.parametrize("change", ["bias", "scale", "softmax", "grouping"])
 def test_an_attention_function_that_is_not_topkvs_is_refused(change, monkeypatch):
     def eager(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
@@ -200,7 +201,7 @@ def test_an_attention_function_that_is_not_topkvs_is_refused(change, monkeypatch
 
 @pytest.mark.parametrize("cap, sinks", [(0.0, False), (2.0, False), (0.0, True)])
 def test_the_formula_is_what_topkv_computes(cap, sinks):
-    model = make_model("llama", CPU)
+    model = make_model("llama", CPU)  # of the same head counts
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(1, 4, 20, 64, generator=generator)
     k, v = (torch.randn(1, 2, 20, 64, generator=generator) for _ in range(2))
@@ -211,6 +212,12 @@ def test_the_formula_is_what_topkv_computes(cap, sinks):
     found = handle.layer.attend(q, k, v, **how)
     expected = plain.formula(*(x.double() for x in (q, k, v)), **how)
     assert (found - expected).abs().max() < 1e-5
+
+
+def test_the_attention_function_is_that_of_the_file_of_the_forward():
+    kind = type("Mine", (modeling_llama.LlamaAttention,), {"__module__": __name__})
+    layer = kind(make_config("llama"), 0)
+    assert plain.own_attention(layer) is modeling_llama.eager_attention_forward
 
 
 # ---- the whole model ----

@@ -1,10 +1,10 @@
 """Which models topkv can serve: decoders whose attention is softmax over grouped-query K and V.
 
-Nobody keeps a list. Three looks decide, each at what it can see:
+No list decides, but three looks, each at what it can see:
 
 - ``check``, in TopkCache(): the config, and the code of its model in transformers (every layer that
   keeps K and V in a cache must attend through transformers' attention interface).
-- ``plain.require``, in every call: the arguments that a layer gives its attention, and, once for
+- plain.py, in every call: the arguments that a layer gives its attention, and, once for
   each layer, whether the model's own attention is the formula that topkv computes.
 - The mask of the call (see mask.py).
 
@@ -134,18 +134,20 @@ def _config_reason(config: Any, text: Any) -> str:
     """Why the attention that this config describes is not one that topkv computes."""
     if getattr(config, "is_encoder_decoder", False) or _value(text, "is_encoder_decoder"):
         return "it is an encoder-decoder: cross attention has no growing cache"
-    if _value(text, "kv_lora_rank", None):
+    if _value(text, "kv_lora_rank"):
         return "it caches a latent (MLA): head dimensions of K and V differ"
-    if _value(text, "attention_chunk_size", None):
+    dims = _value(text, "head_dim"), _value(text, "v_head_dim")
+    if None not in dims and dims[0] != dims[1]:
+        return f"head dimensions of K and V differ: {dims[0]} and {dims[1]}"
+    if _value(text, "attention_chunk_size"):
         return "it attends in chunks, not to all earlier tokens"
-    if _value(text, "num_kv_shared_layers", 0) or "reuse" in (
-        _value(text, "kv_sharing_modes", None) or ()
-    ):
+    modes = _value(text, "kv_sharing_modes") or ()
+    if _value(text, "num_kv_shared_layers") or "reuse" in modes:
         return "some of its layers read the K and V of others"
-    if _value(text, "cross_attention_layers", None):
+    if _value(text, "cross_attention_layers"):
         return "some of its layers attend to an image (cross attention)"
     # "vision" is of image tokens, which the mask of a call shows.
-    both_ways = _value(text, "use_bidirectional_attention", None) in (True, "all")
+    both_ways = _value(text, "use_bidirectional_attention") in (True, "all")
     if both_ways or _value(text, "is_causal", True) is False:
         return "its attention is not causal"
     try:

@@ -38,14 +38,23 @@ _REASONS = {
     "sliding_window": "its cache is of all tokens, but it attends those of a window only",
 }
 
+_EAGER = "eager_attention_forward"
+
 _TOKENS = 32  # of the call in which a layer's attention is compared
 
 _compared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
+@functools.lru_cache(maxsize=None)
+def _globals_of(kind: type) -> dict[str, Any]:
+    """What the forward of a layer's class finds by name; a base class may be of another file."""
+    found = getattr(inspect.unwrap(kind.forward), "__globals__", {})
+    return found if _EAGER in found else vars(sys.modules[kind.__module__])
+
+
 def own_attention(module: torch.nn.Module) -> Any:
     """The eager attention function in the file of a layer's class; None: it has none."""
-    return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return _globals_of(type(module)).get(_EAGER)
 
 
 @functools.lru_cache(maxsize=None)
@@ -135,13 +144,16 @@ def require_formula(
     attend = own_attention(module) or ALL_ATTENTION_FUNCTIONS["sdpa"]
     try:
         found = attend(module, q, k, v, mask, **given)[0]
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise Unsupported(
             f"the attention of {type(module).__name__} cannot be compared with topkv's: "
             f"{type(error).__name__}: {error}; use another cache"
         ) from error
     error = (found - expected).abs().max() if found.shape == expected.shape else torch.inf
-    if not error <= 1e-4 * v.abs().max():
+    # Softmax itself is in float32, of scores that can be some thousands.
+    if not error <= 1e-3 * v.abs().max():
         raise Unsupported(
             f"the attention of {type(module).__name__} is not the softmax over K and V that topkv "
             f"computes: the first {tokens} tokens give other results; use another cache"
