@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -35,12 +34,7 @@ class Exclusive {
 
   class Read {
    public:
-    Read(Exclusive& object, const char* what) : users_(object.users_) {
-      int readers = users_;
-      do {
-        if (readers == writer) refuse(what);
-      } while (!users_.compare_exchange_weak(readers, readers + 1));
-    }
+    Read(Exclusive& object, const char* what) : users_(object.users_) { enter(users_, what); }
     ~Read() { --users_; }
     Read(const Read&) = delete;  // belongs to one scope
 
@@ -52,16 +46,28 @@ class Exclusive {
   /// its callback, which runs on its thread.
   class Look {
    public:
-    Look(Exclusive& object, const char* what) {
-      if (object.writer_ != std::this_thread::get_id()) read_.emplace(object, what);
+    Look(Exclusive& object, const char* what)
+        : users_(object.writer_ == std::this_thread::get_id() ? nullptr : &object.users_) {
+      if (users_ != nullptr) enter(*users_, what);
     }
+    ~Look() {
+      if (users_ != nullptr) --*users_;
+    }
+    Look(const Look&) = delete;  // belongs to one scope
 
    private:
-    std::optional<Read> read_;
+    std::atomic<int>* users_;
   };
 
  private:
   static constexpr int writer = -1;
+
+  static void enter(std::atomic<int>& users, const char* what) {
+    int readers = users;
+    do {
+      if (readers == writer) refuse(what);
+    } while (!users.compare_exchange_weak(readers, readers + 1));
+  }
 
   [[noreturn]] static void refuse(const char* what) {
     throw InvalidArgument(std::string(what) +
