@@ -47,7 +47,7 @@ TEST_F(ConfigTest, BundledModelIsReadInFull) {
   EXPECT_EQ(config.hidden_size, 384);
   EXPECT_EQ(config.intermediate_size, 1024);
   EXPECT_EQ(config.vocab_size, 4096);
-  EXPECT_EQ(config.max_position, 1048576);
+  EXPECT_EQ(config.max_position, 1049600);  // 1 Mi and a question
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_EQ(config.rope_theta, 1e10);
   EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::none);

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "src/model/utf8.h"
+#include "src/core/utf8.h"
 #include "topkv/model.h"
 
 namespace topkv {

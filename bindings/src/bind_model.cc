@@ -10,6 +10,18 @@
 namespace topkv::python {
 namespace {
 
+/// warnings.warn, for the line of Python that called. Raises where warnings are errors.
+void warn(const std::string& warning) {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 1) != 0) throw py::error_already_set();
+}
+
+ModelConfig load_config(const std::filesystem::path& directory) {
+  ModelConfig config = ModelConfig::load(directory);
+  for (const std::string& warning : config.warnings) warn(warning);
+  return config;
+}
+
 PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, std::int64_t sinks,
                                std::int64_t chunk, const std::string& kv_dtype,
                                std::int64_t memory_budget, std::vector<std::string> indices) {
@@ -113,6 +125,8 @@ void bind_results(py::module_& module) {
       .def_readonly("peak", &DevicePlan::peak, "The most that is taken at a time.")
       .def_readonly("ceiling", &DevicePlan::ceiling)
       .def_readonly("chunk", &DevicePlan::chunk, "Tokens of the largest prefill chunk that fits.")
+      .def_readonly("weights_bytes", &DevicePlan::weights_bytes,
+                    "Of the model's weights as the checkpoint holds them.")
       .def_property_readonly("fits", &DevicePlan::fits)
       .def("__repr__", [](const DevicePlan& plan) {
         return fmt::format("DevicePlan(peak={}, ceiling={}, chunk={}, fits={})", plan.peak,
@@ -123,7 +137,7 @@ void bind_results(py::module_& module) {
 void bind_config(py::module_& module) {
   py::class_<ModelConfig>(module, "ModelConfig",
                           "config.json, reduced to what changes the forward pass.")
-      .def_static("load", &ModelConfig::load, py::arg("directory"))
+      .def_static("load", &load_config, py::arg("directory"))
       .def_readonly("model_type", &ModelConfig::model_type)
       .def_readonly("attention", &ModelConfig::attention)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)
@@ -139,6 +153,9 @@ void bind_config(py::module_& module) {
       .def_readonly("tied_embeddings", &ModelConfig::tied_embeddings)
       .def_readonly("bos", &ModelConfig::bos, "-1: none.")
       .def_readonly("eos", &ModelConfig::eos, "Any of them ends generation.")
+      .def_readonly("warnings", &ModelConfig::warnings,
+                    "What the file says that topkv, like transformers, does not do.")
+      .def_property_readonly("reach", &ModelConfig::reach, "Positions that the model was made for.")
       .def(
           "kv_bytes_per_token",
           [](const ModelConfig& self, const std::string& dtype) {
@@ -167,9 +184,11 @@ void bind_model(py::module_& module) {
           [](const std::filesystem::path& directory, const py::object& device) {
             const Device where = device_of(device);
             const py::gil_scoped_release release;
-            return std::make_shared<Model>(Model::load(directory, where));
+            return std::make_shared<Model>(Model::load(directory, where, &warn));
           },
-          py::arg("directory"), py::arg("device") = py::none())
+          py::arg("directory"), py::arg("device") = py::none(),
+          "Warns (warnings.warn) of what the configuration says and the network does not do, and, "
+          "once, when tokens go beyond the positions that the model was made for.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
       .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)
@@ -205,8 +224,8 @@ void bind_model(py::module_& module) {
           py::arg("directory"), py::arg("device") = py::none(), py::arg("prefill") = "dense",
           py::kw_only(), py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
           py::arg("capacity") = 16384,
-          "What a prefill and a session of its context would take of the device's memory; "
-          "reads headers only.")
+          "What a prefill and a session of its context would take of the device's memory; checks "
+          "the weights by their headers.")
       .def("__repr__", [](const Model& self) {
         const ModelConfig& config = self.config();
         return fmt::format("<Model {} of {} layers, hidden size {}, on {}>", config.model_type,

@@ -1,5 +1,7 @@
 #include "bindings/src/errors.h"
 
+#include <string_view>
+
 #include "topkv/error.h"
 
 namespace topkv::python {
@@ -26,15 +28,22 @@ py::object make(py::module_& module, const char* name, const char* doc, const py
   return made;
 }
 
+/// Texts quote what they were given, which may be no UTF-8.
+py::object text_of(const Error& error) {
+  const std::string_view what = error.what();
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "backslashreplace"));
+}
+
 void raise(const py::object& type, const Error& error) {
-  PyErr_SetObject(type.ptr(), py::str(error.what()).ptr());
+  PyErr_SetObject(type.ptr(), text_of(error).ptr());
 }
 
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const OutOfMemory& error) {
-    const py::object value = classes().out_of_memory(error.what());
+    const py::object value = classes().out_of_memory(text_of(error));
     value.attr("wanted_bytes") = error.wanted_bytes();
     value.attr("available_bytes") = error.available_bytes();
     PyErr_SetObject(classes().out_of_memory.ptr(), value.ptr());

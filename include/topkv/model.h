@@ -27,7 +27,7 @@ struct RopeScaling {
   // llama3 only
   double low_freq_factor = 1;
   double high_freq_factor = 4;
-  double original_max_position = 8192;
+  double original_max_position = 8192;  ///< what is stretched; linear has it too
 };
 
 /// config.json, reduced to what changes the forward pass. All sizes checked.
@@ -37,7 +37,7 @@ struct ModelConfig {
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;
   std::int64_t vocab_size = 0;
-  std::int64_t max_position = 0;
+  std::int64_t max_position = 0;  ///< max_position_embeddings
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
@@ -48,12 +48,22 @@ struct ModelConfig {
   bool tied_embeddings = false;
   Token bos = -1;               ///< -1: none
   std::vector<Token> eos = {};  ///< any of them ends generation
+  /// What the file says that topkv, like transformers, does not do: one line each.
+  std::vector<std::string> warnings = {};
 
+  /// Positions that the model was made for: max_position; with a linear scaling, which leaves that
+  /// as it was, what it is stretched to.
+  std::int64_t reach() const;
+  /// When that many tokens go beyond the reach: one line that says so, with both numbers. Else
+  /// empty.
+  std::string beyond_reach(std::int64_t tokens) const;
   /// Bytes of K and V of one token over all layers.
   std::int64_t kv_bytes_per_token(DType dtype) const;
 
   /// Reads config.json (and generation_config.json, when there, for the end tokens) of a model
   /// directory. Accepts rope_theta/rope_scaling and rope_parameters.
+  /// Keys that the family's network does not read are left aside, as transformers does, and told in
+  /// warnings unless they are known to change nothing.
   /// Throws FileError, or Unsupported naming the key and the value.
   static ModelConfig load(const std::filesystem::path& directory);
 };
@@ -155,9 +165,14 @@ struct DevicePlan {
   std::vector<MemoryItem> items;  ///< in the order of a run; empty for the host
   std::int64_t peak = 0;          ///< the most that is taken at a time
   std::int64_t ceiling = 0;
-  std::int64_t chunk = 0;  ///< tokens of a prefill chunk: the largest that fits
+  std::int64_t chunk = 0;          ///< tokens of a prefill chunk: the largest that fits
+  std::int64_t weights_bytes = 0;  ///< of the model's weights as the checkpoint holds them
   bool fits() const { return peak <= ceiling; }
 };
+
+/// Told, in one line, what does not stop the work but may spoil its result. From the thread that
+/// does the work; may throw, which ends it.
+using WarningFn = std::function<void(const std::string& warning)>;
 
 /// Called with each generated token; return false to stop.
 using TokenFn = std::function<bool(Token)>;
@@ -178,20 +193,30 @@ class Model {
  public:
   /// Loads config.json, tokenizer.json and the safetensors of a directory. Without tokenizer.json
   /// the model takes token ids only. Throws FileError, Unsupported or OutOfMemory.
-  static Model load(const std::filesystem::path& directory, const Device& device = {});
+  /// on_warning is told the warnings of the configuration, of an output layer in the file that
+  /// differs from the embedding that config.json ties it to (it is used, as transformers does),
+  /// and, once in the model's life, when tokens go beyond the model's reach.
+  static Model load(const std::filesystem::path& directory, const Device& device = {},
+                    WarningFn on_warning = {});
 
   /// What a prefill with these options and a session of the context would take of the device's
-  /// memory; reads headers only. Throws as load does, but not for a plan that does not fit.
+  /// memory. Checks the weights as load does, by their headers, and throws as it does, but not for
+  /// a plan that does not fit.
   static DevicePlan plan(const std::filesystem::path& directory, const Device& device,
                          const PrefillOptions& prefill, const RetrievalOptions& retrieval);
   ~Model();
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
 
+  /// tied_embeddings is as the weights are used; see load.
   const ModelConfig& config() const;
   const Device& device() const;
   /// Throws FileError when the directory has no tokenizer.json.
   const Tokenizer& tokenizer() const;
+
+  /// Tells on_warning when that many tokens, context and all, go beyond the model's reach, unless
+  /// it was told so before. prefill, generate and logits do this by themselves as they get there.
+  void check_reach(std::int64_t tokens) const;
 
   /// Runs the tokens through the network into a new context. times, when given, is added to.
   /// On a CUDA device the rows of the context are page-locked, so that copies run at full speed.

@@ -33,14 +33,24 @@ void check_plan(const DevicePlan& plan, const Device& device) {
 }  // namespace
 
 Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval) {
+                 const RetrievalFlags& retrieval, ProgressBar& progress) {
   if (device.is_cuda()) {
     const std::int64_t layers = ModelConfig::load(directory).attention.layers;
     check_plan(Model::plan(directory, device, prefill_options(prefill, retrieval),
                            retrieval_options(retrieval, layers, "exact", 1)),
                device);
   }
-  return Model::load(directory, device);
+  return Model::load(directory, device, [&progress](const std::string& warning) {
+    progress.note(warning_line(warning));
+  });
+}
+
+std::string warning_line(const std::string& warning) {
+  return fmt::format("topkv: warning: {}", warning);
+}
+
+void print_warning(const std::string& warning) {
+  fmt::print(stderr, "{}\n", warning_line(warning));
 }
 
 std::string memory_account(const Device& device) {

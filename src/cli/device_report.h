@@ -4,6 +4,7 @@
 #include <string>
 
 #include "src/cli/options.h"
+#include "src/cli/progress_bar.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
@@ -13,9 +14,15 @@ std::string plan_table(const DevicePlan& plan);
 
 /// Opens nothing but files: prints the plan for a prefill and a session on a CUDA device to
 /// standard error, and loads the model. Throws OutOfMemory, before anything is loaded, when the
-/// plan does not fit, with the smallest change that would.
+/// plan does not fit, with the smallest change that would. The model tells its warnings through
+/// `progress`, which must outlive it, as lines of their own.
 Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval);
+                 const RetrievalFlags& retrieval, ProgressBar& progress);
+
+/// "topkv: warning: …", for what the library tells of a result.
+std::string warning_line(const std::string& warning);
+/// The same, to standard error.
+void print_warning(const std::string& warning);
 
 /// "peak 1.2 GiB of 16 GiB; the driver counts 1.2 GiB"; empty for the host.
 std::string memory_account(const Device& device);

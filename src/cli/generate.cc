@@ -92,15 +92,6 @@ Reading read(const Tokenizer& tokenizer, const std::string& text, const std::str
   return reading;
 }
 
-void note_positions(const Model& model, std::int64_t tokens, ProgressBar& progress) {
-  const std::int64_t most = model.config().max_position;
-  if (most == 0 || tokens <= most) return;
-  progress.note(fmt::format(
-      "note: {} tokens of context, prompt and answer are more than the {} that the model was made "
-      "for",
-      format_grouped(tokens), format_grouped(most)));
-}
-
 Prefilled make_context(const Model& model, const GenerateFlags& flags,
                        const std::vector<Token>& tokens, ProgressBar& progress) {
   PrefillOptions options = prefill_options(flags.prefill, flags.retrieval);
@@ -203,14 +194,15 @@ int run_generate(const GenerateFlags& flags) {
   const std::string text = context_text(flags.files);
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model);
-  const Model model = load_model(flags.model.directory, device, flags.prefill, flags.retrieval);
-  const Tokenizer& tokenizer = model.tokenizer();
   ProgressBar progress = stderr_progress();
+  const Model model =
+      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress);
+  const Tokenizer& tokenizer = model.tokenizer();
   const Reading reading = read(tokenizer, text, flags.prompt);
   const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
   check_rows(model.config().attention, given + predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
-  note_positions(model, given + predict, progress);
+  model.check_reach(given + predict);  // now rather than when it gets there
   Prefilled prefilled = make_context(model, flags, reading.context, progress);
   if (index != "exact") {  // an empty context has none yet
     prefilled.context = prefilled.context->with_index(index, progress.callback("index"));

@@ -79,14 +79,15 @@ examples:
 )";
 
 const char* const info_help =
-    R"(usage: topkv info -m DIR [flags]
-Tells a model's shape and the memory that its contexts take, and whether this machine has it.
-  -m, --model DIR        model in Hugging Face layout
+    R"(usage: topkv info DIR [flags]
+Tells a model's shape and the memory that its contexts take, and whether this machine has it. Checks
+that the configuration is one that topkv runs and that the weights are there in full.
+  -m, --model DIR        model in Hugging Face layout; the same as DIR without it
   --kv-dtype TYPE        of the rows: bf16, f16 or f32 [bf16]
   --json                 print one JSON object
 examples:
-  topkv info -m models/needle-14m
-  topkv info -m models/needle-14m --kv-dtype f32 --json
+  topkv info models/needle-14m
+  topkv info models/needle-14m --kv-dtype f32 --json
 )";
 
 const char* const bench_help =

@@ -8,10 +8,12 @@
 
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
+#include "src/cli/device_report.h"
 #include "src/cli/help.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/report.h"
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -19,6 +21,7 @@ namespace {
 
 struct InfoFlags {
   std::string directory;
+  std::string argument;  // the same, without -m
   std::string dtype = "bf16";
   bool json = false;
 };
@@ -49,15 +52,15 @@ std::int64_t parameters(const ModelConfig& config) {
   return shape.layers * layer + embeddings + hidden;
 }
 
+bool has_weights(const std::filesystem::path& directory) {
+  std::error_code error;  // what cannot be examined is there: opening it says why it cannot be read
+  return std::filesystem::exists(directory / "model.safetensors", error) || error ||
+         std::filesystem::exists(directory / "model.safetensors.index.json", error) || error;
+}
+
+// Checked against the headers of the files, which must be there in full; 0 when there are none.
 std::int64_t weights_bytes(const std::filesystem::path& directory) {
-  std::int64_t bytes = 0;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    if (entry.path().extension() != ".safetensors") continue;
-    const auto size = entry.file_size(error);
-    if (!error) bytes += static_cast<std::int64_t>(size);
-  }
-  return bytes;
+  return has_weights(directory) ? Model::plan(directory, Device(), {}, {}).weights_bytes : 0;
 }
 
 // What the library itself says when asked to reserve them.
@@ -85,6 +88,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
   json["intermediate_size"] = config.intermediate_size;
   json["vocab_size"] = config.vocab_size;
   json["max_position"] = config.max_position;
+  json["reach"] = config.reach();
   json["rope_theta"] = config.rope_theta;
   json["kv_dtype"] = flags.dtype;
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
@@ -100,13 +104,14 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
 void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
                 std::int64_t bytes) {
   const AttentionShape& shape = config.attention;
-  fmt::print("model       {}: {}, {} parameters, weights {}\n", flags.directory, config.model_type,
-             format_grouped(parameters(config)), format_bytes(bytes));
+  fmt::print("model       {}: {}, {} parameters, {}\n", printable(flags.directory),
+             config.model_type, format_grouped(parameters(config)),
+             bytes > 0 ? fmt::format("weights {}", format_bytes(bytes)) : "no weights here");
   fmt::print("network     {} layers, hidden {}, MLP {}, vocabulary {}\n", shape.layers,
              config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
              shape.kv_heads, shape.head_dim);
-  fmt::print("positions   made for {}, RoPE theta {:g}\n", format_grouped(config.max_position),
+  fmt::print("positions   made for {}, RoPE theta {:g}\n", format_grouped(config.reach()),
              config.rope_theta);
   fmt::print("rows        {}, {} per token\n\n", flags.dtype,
              format_bytes(config.kv_bytes_per_token(dtype)));
@@ -121,6 +126,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
 
 int run_info(const InfoFlags& flags) {
   const ModelConfig config = ModelConfig::load(flags.directory);
+  for (const std::string& warning : config.warnings) print_warning(warning);
   const DType dtype = parse_dtype(flags.dtype);
   const std::int64_t bytes = weights_bytes(flags.directory);
   if (flags.json) {
@@ -136,10 +142,19 @@ int run_info(const InfoFlags& flags) {
 Run add_info(CLI::App& app) {
   CLI::App* command = add_command(app, "info", info_help);
   const auto flags = std::make_shared<InfoFlags>();
-  command->add_option("-m,--model", flags->directory)->required();
+  command->add_option("-m,--model", flags->directory);
+  command->add_option("DIR", flags->argument);
   one_of(command->add_option("--kv-dtype", flags->dtype), {"bf16", "f16", "f32"});
   command->add_flag("--json", flags->json);
-  return [flags] { return run_info(*flags); };
+  return [flags] {
+    if (flags->directory.empty()) {
+      if (flags->argument.empty()) throw UsageError("no model given: topkv info DIR");
+      flags->directory = flags->argument;
+    } else if (!flags->argument.empty()) {
+      throw UsageError(fmt::format("unexpected argument '{}' beside -m", flags->argument));
+    }
+    return run_info(*flags);
+  };
 }
 
 }  // namespace topkv::cli

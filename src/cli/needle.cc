@@ -122,8 +122,9 @@ int run_needle(const NeedleFlags& flags) {
   for (std::string& index : plan.indices) {
     index = spelled_in(directory.configuration().at("kv_index"), index);
   }
-  const Model model = load_model(flags.model.directory, device, flags.prefill, flags.retrieval);
   ProgressBar progress = stderr_progress();
+  const Model model =
+      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress);
   int status = 0;
   try {
     NeedleRun run(model, flags, plan, directory, progress);

@@ -56,20 +56,14 @@ NeedleRun::NeedleRun(const Model& model, const NeedleFlags& flags, const NeedleP
       prefill_options_.indices.push_back(index);
     }
   }
-  note_positions();
+  check_reach();
 }
 
-void NeedleRun::note_positions() const {
-  const std::int64_t most = model_.config().max_position;
+/// Now rather than when the model gets there.
+void NeedleRun::check_reach() const {
   const Needle any = plan_.task.needles({50}, plan_.seed).front();
   const auto question = static_cast<std::int64_t>(question_of(any).size());
-  const std::int64_t length = plan_.lengths.back();
-  const std::int64_t last = plan_.context_room(length, question) + question + plan_.predict;
-  if (most == 0 || last <= most) return;
-  progress_.note(fmt::format(
-      "note: {} tokens of context, question and answer are more than the {} that the model was "
-      "made for",
-      format_grouped(last), format_grouped(most)));
+  model_.check_reach(plan_.context_room(plan_.lengths.back(), question) + question + plan_.predict);
 }
 
 std::vector<Token> NeedleRun::question_of(const Needle& needle) const {

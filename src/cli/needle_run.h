@@ -42,7 +42,7 @@ class NeedleRun {
                                        const std::vector<Token>& question) const;
   bool missing(std::int64_t length, double depth) const;
   std::vector<Token> question_of(const Needle& needle) const;
-  void note_positions() const;
+  void check_reach() const;
 
   const Model& model_;
   const NeedleFlags& flags_;

@@ -11,13 +11,14 @@
 #include <system_error>
 #include <utility>
 
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* action, int error) {
-  throw FileError(fmt::format("{}: cannot be {}: {}", path.string(), action,
+  throw FileError(fmt::format("{}: cannot be {}: {}", path_text(path), action,
                               std::generic_category().message(error)));
 }
 
@@ -49,7 +50,7 @@ MappedFile MappedFile::open(const std::filesystem::path& path) {
   struct stat status = {};
   if (::fstat(fd.get(), &status) != 0) fail(path, "examined", errno);
   if (!S_ISREG(status.st_mode)) {
-    throw FileError(fmt::format("{}: is not a regular file; expected one", path.string()));
+    throw FileError(fmt::format("{}: is not a regular file; expected one", path_text(path)));
   }
   MappedFile file;
   file.path_ = path;

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "src/model/utf8.h"
+#include "src/core/utf8.h"
 
 namespace topkv {
 namespace {

@@ -1,6 +1,7 @@
 // Reads config.json the way transformers 5 does: the same keys, the same value for a key that is
 // missing, per family. What would change the forward pass in a way that is not implemented is
-// refused; keys that the family's network does not read are ignored, as they are there.
+// refused; keys that the family's network does not read are left aside, as they are there, and told
+// unless they are harmless (config_keys.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <optional>
 
 #include "src/core/mapped_file.h"
+#include "src/model/config_keys.h"
 #include "src/model/json_file.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
@@ -60,21 +62,6 @@ const Family& family_of(const JsonObject& root) {
                                     [&](const Family& f) { return f.name == type; });
   if (family == families.end()) root.unsupported("model_type", "llama, mistral, qwen2 and qwen3");
   return *family;
-}
-
-void refuse_what_is_not_implemented(const JsonObject& root) {
-  if (root.text("hidden_act", "silu") != "silu") root.unsupported("hidden_act", "\"silu\"");
-  if (root.find("quantization_config") != nullptr) {
-    root.unsupported("quantization_config", "F32, F16 and BF16 weights");
-  }
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    const Json* value = root.find(key);
-    if (value != nullptr && *value != 0) root.unsupported(key, "dense models");
-  }
-  const Json* per_layer = root.find("per_layer_config");
-  if (per_layer != nullptr && !per_layer->empty()) {
-    root.unsupported("per_layer_config", "models whose layers are alike");
-  }
 }
 
 std::int64_t read_kv_heads(const JsonObject& root, const Family& family, std::int64_t q_heads) {
@@ -158,7 +145,17 @@ void check_rotates_all(const JsonObject& object) {
   }
 }
 
-RopeScaling read_scaling(const JsonObject& rope, std::int64_t max_position) {
+/// The length that a scaling starts from. transformers takes it from the top level when it is
+/// there.
+double read_original_max_position(const JsonObject& root, const JsonObject& rope,
+                                  std::int64_t missing) {
+  constexpr const char* key = "original_max_position_embeddings";
+  const JsonObject& from = root.find(key) != nullptr ? root : rope;
+  return static_cast<double>(from.integer(key, 1, max_positions, missing));
+}
+
+RopeScaling read_scaling(const JsonObject& root, const JsonObject& rope,
+                         std::int64_t max_position) {
   constexpr double most = 1e9;
   const char* key = rope.contains("rope_type") ? "rope_type" : "type";
   const std::string type = rope.text(key, "default");
@@ -167,6 +164,7 @@ RopeScaling read_scaling(const JsonObject& rope, std::int64_t max_position) {
   if (type == "linear") {
     scaling.kind = RopeScaling::Kind::linear;
     scaling.factor = rope.number("factor", 1 / most, most);
+    scaling.original_max_position = read_original_max_position(root, rope, max_position);
     return scaling;
   }
   if (type != "llama3") rope.unsupported(key, "\"default\", \"linear\" and \"llama3\"");
@@ -178,8 +176,7 @@ RopeScaling read_scaling(const JsonObject& rope, std::int64_t max_position) {
     rope.fail("high_freq_factor",
               fmt::format("more than low_freq_factor ({})", scaling.low_freq_factor));
   }
-  scaling.original_max_position = static_cast<double>(
-      rope.integer("original_max_position_embeddings", 1, max_positions, max_position));
+  scaling.original_max_position = read_original_max_position(root, rope, max_position);
   return scaling;
 }
 
@@ -202,7 +199,7 @@ void read_rope(const JsonObject& root, const std::filesystem::path& file, ModelC
     }
     check_rotates_all(rope);
     config.rope_theta = theta(rope, config.rope_theta);
-    config.rope_scaling = read_scaling(rope, config.max_position);
+    config.rope_scaling = read_scaling(root, rope, config.max_position);
     return;
   }
 }
@@ -257,15 +254,32 @@ std::int64_t ModelConfig::kv_bytes_per_token(DType dtype) const {
   return 2 * attention.layers * attention.kv_heads * attention.head_dim * bytes_of(dtype);
 }
 
+std::int64_t ModelConfig::reach() const {
+  if (rope_scaling.kind != RopeScaling::Kind::linear) return max_position;
+  const double stretched = rope_scaling.original_max_position * rope_scaling.factor;
+  return std::max(max_position, static_cast<std::int64_t>(
+                                    std::min(stretched, static_cast<double>(max_positions))));
+}
+
+std::string ModelConfig::beyond_reach(std::int64_t tokens) const {
+  if (tokens <= reach()) return {};
+  return fmt::format(
+      "{} tokens are more than the {} positions that the model was made for "
+      "(max_position_embeddings{}); what it makes of those beyond may be worthless",
+      tokens, reach(), reach() == max_position ? "" : " and a linear rope_scaling");
+}
+
 ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
   const std::filesystem::path file = directory / "config.json";
   const Json json = read_json_file(file);
   const JsonObject root(json, file);
   const Family& family = family_of(root);
-  refuse_what_is_not_implemented(root);
+  const std::vector<std::string> unread = unread_keys(json, file, family.name);
+  if (root.text("hidden_act", "silu") != "silu") root.unsupported("hidden_act", "\"silu\"");
 
   ModelConfig config;
   config.model_type = family.name;
+  if (!unread.empty()) config.warnings = {unread_keys_warning(unread, file, family.name)};
   config.hidden_size = root.integer("hidden_size", 1, max_width, 4096);
   config.intermediate_size =
       root.integer("intermediate_size", 1, max_width, family.intermediate_size);

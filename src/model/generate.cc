@@ -78,6 +78,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   const ModelConfig& config = impl_->config;
   ComputeDevice& device = *impl_->device.compute();
   Sampler sampler(options.sampling);
+  impl_->check_reach(session.tokens() + static_cast<std::int64_t>(prompt.size()));
   const Lease lease(*impl_);
   Forward& forward = *lease;
   const bool greedy = options.sampling.temperature == 0;
@@ -109,6 +110,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     result.tokens.push_back(token);
     if (on_token && !on_token(token)) break;
     if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
+    impl_->check_reach(session.tokens() + 1);
     feed(forward, device, session, std::span(&result.tokens.back(), 1), choose);
     ++result.steps;
   }
@@ -124,6 +126,7 @@ std::vector<float> Model::logits(Session& session, std::span<const Token> tokens
   if (tokens.empty()) throw InvalidArgument("logits of no tokens; give at least one");
   impl_->check_tokens(tokens);
   impl_->check_device(session);
+  impl_->check_reach(session.tokens() + static_cast<std::int64_t>(tokens.size()));
   const ModelConfig& config = impl_->config;
   const Lease lease(*impl_);
   Forward& forward = *lease;

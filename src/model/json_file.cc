@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "src/core/mapped_file.h"
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int max_depth = 64;
+constexpr std::size_t max_depth = 64;
 constexpr std::int64_t max_values = std::int64_t{1} << 23;
 
 std::string cut(std::string text, std::size_t length) {
@@ -22,25 +22,40 @@ std::string cut(std::string text, std::size_t length) {
   return text;
 }
 
-/// Watches the parser and stops it. nlohmann::json parses without recursion, so depth is limited
-/// for those who walk the result.
-class Limits {
+/// Builds the value, within limits. (The parser's own builder, given a callback, goes over all of
+/// an array or object again whenever an object in it ends.) nlohmann::json parses without
+/// recursion; depth is limited for those who walk the result.
+class Builder : public nlohmann::json_sax<Json> {
  public:
-  explicit Limits(std::string file) : file_(std::move(file)) {}
+  explicit Builder(std::string file) : file_(std::move(file)) {}
 
-  void see(int depth, Json::parse_event_t event, const Json& parsed) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start || event == Event::array_start || event == Event::value) {
-      if (++values_ > max_values) fail(fmt::format("more than {} values", max_values));
-    }
-    if (event == Event::object_start || event == Event::array_start) {
-      if (depth >= max_depth) fail(fmt::format("arrays and objects more than {} deep", max_depth));
-    }
-    if (event == Event::object_start) keys_.emplace_back();
-    if (event == Event::object_end) keys_.pop_back();
-    if (event == Event::key && !keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
-      fail(fmt::format("the key {} twice in one object", shown(parsed)));
-    }
+  Json take() { return std::move(root_); }
+  const std::string& error() const { return error_; }  // empty: none
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t& /*text*/) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t& /*value*/) override { return false; }  // text has none
+
+  bool start_object(std::size_t /*size*/) override { return open(Json::object()); }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t /*size*/) override { return open(Json::array()); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& key) override {
+    const auto [entry, is_new] = open_.back()->get_ref<Json::object_t&>().emplace(key, nullptr);
+    if (!is_new) fail(fmt::format("the key {} twice in one object", shown(key)));
+    value_of_key_ = &entry->second;
+    return true;
+  }
+
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
+                   const Json::exception& error) override {
+    error_ = error.what();
+    return false;
   }
 
  private:
@@ -48,31 +63,59 @@ class Limits {
     throw FileError(fmt::format("{}: has {}; expected no such JSON", file_, found));
   }
 
+  /// Where the value went.
+  Json* put(Json value) {
+    if (++values_ > max_values) fail(fmt::format("more than {} values", max_values));
+    if (open_.empty()) return &(root_ = std::move(value));
+    Json& into = *open_.back();
+    if (into.is_array()) {
+      into.push_back(std::move(value));
+      return &into.back();
+    }
+    return &(*value_of_key_ = std::move(value));
+  }
+
+  bool add(Json value) {
+    put(std::move(value));
+    return true;
+  }
+
+  bool open(Json container) {
+    if (open_.size() >= max_depth) {
+      fail(fmt::format("arrays and objects more than {} deep", max_depth));
+    }
+    open_.push_back(put(std::move(container)));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
   std::string file_;
+  std::string error_;
+  Json root_;
+  std::vector<Json*> open_;  // each the last in the one before, which so stays where it is
+  Json* value_of_key_ = nullptr;
   std::int64_t values_ = 0;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
 };
 
 }  // namespace
 
 Json parse_json(std::string_view text, const std::filesystem::path& file) {
   if (text.size() > static_cast<std::size_t>(max_json_bytes)) {
-    throw FileError(fmt::format("{}: has {} bytes of JSON; expected at most {}", file.string(),
+    throw FileError(fmt::format("{}: has {} bytes of JSON; expected at most {}", path_text(file),
                                 text.size(), max_json_bytes));
   }
-  Limits limits(file.string());
-  try {
-    return Json::parse(text.begin(), text.end(),
-                       [&](int depth, Json::parse_event_t event, const Json& parsed) {
-                         limits.see(depth, event, parsed);
-                         return true;
-                       });
-  } catch (const Json::exception& error) {
-    std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line …"
+  Builder builder(path_text(file));
+  if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
+    std::string reason = builder.error();  // "[json.exception.parse_error.101] parse error at …"
     reason.erase(0, reason.find("] ") + 2);
-    throw FileError(
-        fmt::format("{}: is not valid JSON: {}", file.string(), cut(std::move(reason), 200)));
+    throw FileError(fmt::format("{}: is not valid JSON: {}", path_text(file),
+                                printable(cut(std::move(reason), 200))));
   }
+  return builder.take();
 }
 
 Json read_json_file(const std::filesystem::path& file) {
@@ -93,7 +136,7 @@ std::string shown(const Json& value) {
 }
 
 JsonObject::JsonObject(const Json& value, const std::filesystem::path& file, std::string where)
-    : value_(&value), file_(file.string()), where_(std::move(where)) {
+    : value_(&value), file_(path_text(file)), where_(std::move(where)) {
   if (value.is_object()) return;
   const std::string name = where_.empty() ? "top level" : where_.substr(0, where_.size() - 1);
   throw FileError(fmt::format("{}: {} is {}; expected an object", file_, name, shown(value)));

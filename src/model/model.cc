@@ -2,28 +2,40 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
+#include "src/core/mapped_file.h"
+#include "src/core/printable.h"
 #include "src/model/model_impl.h"
 #include "topkv/error.h"
 
 namespace topkv {
 
-Model::Impl::Impl(const std::filesystem::path& dir, const Device& on)
+Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn warning)
     : directory(dir),
       device(on),
       config(ModelConfig::load(dir)),
       tensors(SafeTensors::open(dir)),
-      weights(Weights::load(tensors, config, *device.compute())) {
-  if (device.is_cuda()) keep(take_forward());
+      on_warning(std::move(warning)) {
+  for (const std::string& line : config.warnings) warn(line);
+  if (const std::string line = Weights::settle_tie(tensors, config); !line.empty()) warn(line);
   const auto path = dir / "tokenizer.json";
-  if (std::filesystem::exists(path)) {
+  if (file_exists(path)) {
     tokenizer = Tokenizer::load(path);
     if (tokenizer->vocab_size() > config.vocab_size) {
       throw FileError(
           fmt::format("{}: the tokenizer has {} tokens, the model's vocabulary {}; they do not "
                       "belong together",
-                      path.string(), tokenizer->vocab_size(), config.vocab_size));
+                      path_text(path), tokenizer->vocab_size(), config.vocab_size));
     }
   }
+  weights = Weights::load(tensors, config, *device.compute());
+  if (device.is_cuda()) keep(take_forward());
+}
+
+void Model::Impl::check_reach(std::int64_t tokens) const {
+  if (tokens <= config.reach() || told_reach.exchange(true)) return;
+  warn(config.beyond_reach(tokens));
 }
 
 void Model::Impl::check_tokens(std::span<const Token> tokens) const {
@@ -60,8 +72,9 @@ void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
   idle.push_back(std::move(forward));
 }
 
-Model Model::load(const std::filesystem::path& directory, const Device& device) {
-  return Model(std::make_unique<Impl>(directory, device));
+Model Model::load(const std::filesystem::path& directory, const Device& device,
+                  WarningFn on_warning) {
+  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning)));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -71,11 +84,12 @@ Model& Model::operator=(Model&&) noexcept = default;
 
 const ModelConfig& Model::config() const { return impl_->config; }
 const Device& Model::device() const { return impl_->device; }
+void Model::check_reach(std::int64_t tokens) const { impl_->check_reach(tokens); }
 
 const Tokenizer& Model::tokenizer() const {
   if (!impl_->tokenizer) {
     throw FileError(fmt::format("{}: no tokenizer.json there, so text cannot be encoded",
-                                impl_->directory.string()));
+                                path_text(impl_->directory)));
   }
   return *impl_->tokenizer;
 }

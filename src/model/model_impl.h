@@ -1,6 +1,7 @@
 // What a loaded model holds.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -29,7 +30,13 @@ std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& devic
                            const PrefillOptions& options, std::int64_t chunk);
 
 struct Model::Impl {
-  Impl(const std::filesystem::path& directory, const Device& device);
+  Impl(const std::filesystem::path& directory, const Device& device, WarningFn on_warning);
+
+  void warn(const std::string& warning) const {
+    if (on_warning) on_warning(warning);
+  }
+  /// See Model::check_reach. Cheap: for every step.
+  void check_reach(std::int64_t tokens) const;
 
   /// Throws InvalidArgument naming the first token outside the vocabulary.
   void check_tokens(std::span<const Token> tokens) const;
@@ -48,6 +55,8 @@ struct Model::Impl {
   std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
   SafeTensors tensors;
   Weights weights;  // views into tensors, or on the device
+  WarningFn on_warning;
+  mutable std::atomic<bool> told_reach = false;
 
   mutable std::mutex idle_mutex;
   mutable std::vector<std::unique_ptr<Forward>> idle;

@@ -12,7 +12,7 @@
 
 #include "src/model/json_file.h"
 #include "src/model/unicode_additions.h"
-#include "src/model/utf8.h"
+#include "src/core/utf8.h"
 #include "topkv/error.h"
 
 namespace topkv {

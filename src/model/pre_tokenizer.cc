@@ -6,7 +6,7 @@
 
 #include "src/model/json_file.h"
 #include "src/model/regex_syntax.h"
-#include "src/model/utf8.h"
+#include "src/core/utf8.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -27,6 +27,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   const ModelConfig& config = impl_->config;
   const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
+  impl_->check_reach(total);
   ContextBuilder builder(
       config.attention,
       {.capacity = total, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});
@@ -67,6 +68,7 @@ std::vector<float> Model::logits(std::span<const Token> tokens) const {
   const ModelConfig& config = impl_->config;
   const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
+  impl_->check_reach(total);
   const DType dtype = device->is_cuda() ? DType::bf16 : DType::f32;
   ContextBuilder builder(config.attention, {.capacity = total, .dtype = dtype});
   const auto lock = device->lock();

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/core/mapped_file.h"
+#include "src/core/printable.h"
 #include "src/model/json_file.h"
 #include "topkv/error.h"
 
@@ -36,7 +37,7 @@ SafeTensors SafeTensors::open(const fs::path& directory) {
     throw FileError(fmt::format(
         "{}: has neither model.safetensors nor model.safetensors.index.json; expected the "
         "directory of a Hugging Face model saved as safetensors",
-        directory.string()));
+        path_text(directory)));
   }
   return result;
 }
@@ -52,7 +53,7 @@ void SafeTensors::open_shards() {
   for (const auto& [tensor, value] : weight_map.items()) {
     const auto fail = [&, &tensor = tensor](std::string_view found, std::string_view expected) {
       throw FileError(fmt::format("{}: weight_map puts tensor {} into {}; expected {}",
-                                  source_.string(), shown(tensor), found, expected));
+                                  path_text(source_), shown(tensor), found, expected));
     };
     if (!value.is_string()) fail(shown(value), "the name of a file");
     const auto& shard = value.get_ref<const std::string&>();
@@ -77,19 +78,19 @@ SafeTensors::Tensor SafeTensors::get(std::string_view name,
                                      std::span<const std::int64_t> expected_shape) const {
   const auto it = file_of_.find(name);
   if (it == file_of_.end()) {
-    throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}", source_.string(),
-                                shown(name), shown_shape(expected_shape)));
+    throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}",
+                                path_text(source_), shown(name), shown_shape(expected_shape)));
   }
   const SafeTensorsFile& file = files_[it->second];
   const SafeTensorsFile::Entry& entry = file.entries().find(name)->second;
   if (!std::ranges::equal(entry.shape, expected_shape)) {
-    throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}", file.path().string(),
+    throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}", path_text(file.path()),
                                 shown(name), shown_shape(entry.shape),
                                 shown_shape(expected_shape)));
   }
   if (!entry.dtype.dtype) {
     throw Unsupported(fmt::format("{}: tensor {} has dtype {}; topkv reads F32, F16 and BF16",
-                                  file.path().string(), shown(name), entry.dtype.name));
+                                  path_text(file.path()), shown(name), entry.dtype.name));
   }
   return {entry.bytes.data(), *entry.dtype.dtype, entry.shape};
 }

@@ -39,6 +39,8 @@ class SafeTensors {
   static SafeTensors open(const std::filesystem::path& directory);
 
   bool has(std::string_view name) const;
+  /// The single file, or the index.
+  const std::filesystem::path& source() const { return source_; }
 
   /// Throws FileError when there is no such tensor or it has another shape, Unsupported when its
   /// elements are not F32, F16 or BF16.

@@ -7,6 +7,7 @@
 #include <array>
 #include <utility>
 
+#include "src/core/printable.h"
 #include "src/model/json_file.h"
 #include "topkv/error.h"
 
@@ -30,7 +31,7 @@ constexpr std::array<SafeTensorsDType, 22> dtypes = {{
 class HeaderReader {
  public:
   HeaderReader(const std::filesystem::path& path, std::span<const std::byte> file)
-      : path_(path.string()), file_(file) {}
+      : path_(path_text(path)), file_(file) {}
 
   SafeTensorsFile::Entries read() {
     const std::size_t header_bytes = header_length();

@@ -2,8 +2,9 @@
 
 #include <utility>
 
+#include "src/core/printable.h"
+#include "src/core/utf8.h"
 #include "src/model/tokenizer_file.h"
-#include "src/model/utf8.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 
@@ -46,7 +47,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::load(const std::filesystem::path& tokenizer_json) {
   return Tokenizer(
-      std::make_unique<Impl>(Impl{tokenizer_json.string(), read_tokenizer_file(tokenizer_json)}));
+      std::make_unique<Impl>(Impl{path_text(tokenizer_json), read_tokenizer_file(tokenizer_json)}));
 }
 
 std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {

@@ -2,14 +2,67 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
+#include <optional>
 #include <string>
 
 #include "src/core/convert.h"
+#include "src/core/printable.h"
 #include "src/device/pieces.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
+
+constexpr const char* embedding_name = "model.embed_tokens.weight";
+constexpr const char* head_name = "lm_head.weight";
+
+/// A weight's name in the file. A file may be of the base model, without "model." in front, or of a
+/// model within another, with one more; transformers loads both.
+std::optional<std::string> find_name(const SafeTensors& tensors, const std::string& name) {
+  constexpr std::string_view prefix = "model.";
+  std::vector<std::string> names = {name, std::string(prefix) + name};
+  if (name.starts_with(prefix)) names.push_back(name.substr(prefix.size()));
+  std::erase_if(names, [&](const std::string& one) { return !tensors.has(one); });
+  if (names.size() > 1) {
+    throw FileError(
+        fmt::format("{}: has tensors {} and {}, which are the same weight; expected one",
+                    path_text(tensors.source()), names[0], names[1]));
+  }
+  if (names.empty()) return {};
+  return names.front();
+}
+
+std::string name_in(const SafeTensors& tensors, const std::string& name) {
+  if (auto found = find_name(tensors, name)) return *std::move(found);
+  if (name == head_name && find_name(tensors, embedding_name)) {
+    throw FileError(fmt::format(
+        "{}: has no tensor lm_head.weight, and config.json does not tie it to the embedding: these "
+        "are the weights of a model without its output layer; expected those of the whole model "
+        "(saved from AutoModelForCausalLM), or tie_word_embeddings true if that is how it is made",
+        path_text(tensors.source())));
+  }
+  return name;  // to be missed under the name that it should have
+}
+
+bool same_values(const SafeTensors::Tensor& a, const SafeTensors::Tensor& b, std::int64_t count) {
+  if (a.dtype == b.dtype &&
+      std::memcmp(a.data, b.data, static_cast<std::size_t>(count * bytes_of(a.dtype))) == 0) {
+    return true;
+  }
+  constexpr std::int64_t block = 4096;
+  std::array<float, block> left;
+  std::array<float, block> right;
+  for (std::int64_t at = 0; at < count; at += block) {
+    const std::int64_t size = std::min(block, count - at);
+    to_float(a.data + at * bytes_of(a.dtype), a.dtype, size, left.data());
+    to_float(b.data + at * bytes_of(b.dtype), b.dtype, size, right.data());
+    if (!std::equal(left.begin(), left.begin() + size, right.begin())) return false;
+  }
+  return true;
+}
 
 /// Lays weights out behind each other and, when there is storage, puts them there.
 class Placer {
@@ -20,18 +73,26 @@ class Placer {
       : tensors_(tensors), measure_(device), device_(&device), storage_(storage) {}
 
   std::int64_t used() const { return pieces_.used(); }
+  std::int64_t stored() const { return stored_; }
 
   Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) {
     const std::array<std::int64_t, 2> shape = {out, in};
-    const SafeTensors::Tensor tensor = tensors_.get(name, shape);
+    const SafeTensors::Tensor tensor = get(name, shape);
     const Matrix host{tensor.data, tensor.dtype, out, in};
     const std::int64_t at = pieces_.place(measure_.upload_bytes(host));
     return device_ == nullptr ? host : device_->upload(host, storage_ + at);
   }
 
+  /// A tied one may be in the file as the output layer alone.
+  Matrix embedding(const ModelConfig& config) {
+    const bool as_head = config.tied_embeddings && !find_name(tensors_, embedding_name) &&
+                         find_name(tensors_, head_name);
+    return matrix(as_head ? head_name : embedding_name, config.vocab_size, config.hidden_size);
+  }
+
   Vector vector(const std::string& name, std::int64_t size) {
     const std::array<std::int64_t, 1> shape = {size};
-    const SafeTensors::Tensor tensor = tensors_.get(name, shape);
+    const SafeTensors::Tensor tensor = get(name, shape);
     const std::int64_t bytes = size * bytes_of(DType::f32);
     const std::int64_t at = pieces_.place(bytes);
     if (device_ == nullptr) return {nullptr, size};
@@ -42,11 +103,20 @@ class Placer {
   }
 
  private:
+  SafeTensors::Tensor get(const std::string& name, std::span<const std::int64_t> shape) {
+    SafeTensors::Tensor tensor = tensors_.get(name_in(tensors_, name), shape);
+    std::int64_t bytes = bytes_of(tensor.dtype);
+    for (const std::int64_t size : shape) bytes *= size;
+    stored_ += bytes;
+    return tensor;
+  }
+
   const SafeTensors& tensors_;
   const ComputeDevice& measure_;
   ComputeDevice* device_ = nullptr;  // null: only measure
   std::byte* storage_ = nullptr;
   Pieces pieces_;
+  std::int64_t stored_ = 0;
   std::vector<float> values_;
 };
 
@@ -62,7 +132,7 @@ Weights place(Placer& placer, const ModelConfig& config) {
   const std::int64_t kv_size = config.attention.kv_heads * head;
 
   Weights weights;
-  weights.embedding = placer.matrix("model.embed_tokens.weight", config.vocab_size, hidden);
+  weights.embedding = placer.embedding(config);
   for (std::int64_t l = 0; l < config.attention.layers; ++l) {
     const std::string at = fmt::format("model.layers.{}.", l);
     const std::string attn = at + "self_attn.";
@@ -88,24 +158,39 @@ Weights place(Placer& placer, const ModelConfig& config) {
     weights.layers.push_back(std::move(layer));
   }
   weights.final_norm = placer.vector("model.norm.weight", hidden);
-  weights.lm_head = config.tied_embeddings
-                        ? weights.embedding
-                        : placer.matrix("lm_head.weight", config.vocab_size, hidden);
+  weights.lm_head = config.tied_embeddings ? weights.embedding
+                                           : placer.matrix(head_name, config.vocab_size, hidden);
   return weights;
 }
 
 }  // namespace
 
-std::int64_t Weights::bytes(const SafeTensors& tensors, const ModelConfig& config,
-                            const ComputeDevice& device) {
+std::string Weights::settle_tie(const SafeTensors& tensors, ModelConfig& config) {
+  if (!config.tied_embeddings) return {};
+  const auto embedding = find_name(tensors, embedding_name);
+  const auto head = find_name(tensors, head_name);
+  if (!embedding || !head) return {};
+  const std::array<std::int64_t, 2> shape = {config.vocab_size, config.hidden_size};
+  if (same_values(tensors.get(*embedding, shape), tensors.get(*head, shape), shape[0] * shape[1])) {
+    return {};
+  }
+  config.tied_embeddings = false;
+  return fmt::format(
+      "{}: tensors {} and {} differ, though config.json ties them (tie_word_embeddings); each is "
+      "used as it is, as in transformers: set tie_word_embeddings to false if that is right",
+      path_text(tensors.source()), *embedding, *head);
+}
+
+WeightsSize Weights::size(const SafeTensors& tensors, const ModelConfig& config,
+                          const ComputeDevice& device) {
   Placer placer(tensors, device);
   place(placer, config);
-  return placer.used();
+  return {placer.used(), placer.stored()};
 }
 
 Weights Weights::load(const SafeTensors& tensors, const ModelConfig& config,
                       ComputeDevice& device) {
-  Buffer storage = device.allocate(bytes(tensors, config, device), "weights");
+  Buffer storage = device.allocate(size(tensors, config, device).device, "weights");
   Placer placer(tensors, device, storage.data());
   Weights weights = place(placer, config);
   weights.storage = std::move(storage);

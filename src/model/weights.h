@@ -1,8 +1,11 @@
 // The weights of a decoder, by name and shape, as Hugging Face checkpoints of the Llama line name
-// them. On the host matrices stay in the mapped file; on another device they are copied to it. The
-// small vectors are widened to float32.
+// them, with or without the "model." that their base model stands under. On the host matrices stay
+// in the mapped file; on another device they are copied to it. The small vectors are widened to
+// float32.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "src/device/compute_device.h"
@@ -29,6 +32,11 @@ struct LayerWeights {
   Vector gate_bias, up_bias, down_bias;  // empty: none
 };
 
+struct WeightsSize {
+  std::int64_t device = 0;  ///< bytes of device memory that they take
+  std::int64_t stored = 0;  ///< bytes in the checkpoint
+};
+
 struct Weights {
   Matrix embedding;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
@@ -40,9 +48,14 @@ struct Weights {
   /// Throws FileError naming the tensor, OutOfMemory.
   static Weights load(const SafeTensors& tensors, const ModelConfig& config, ComputeDevice& device);
 
-  /// Device memory that load takes.
-  static std::int64_t bytes(const SafeTensors& tensors, const ModelConfig& config,
-                            const ComputeDevice& device);
+  /// Without loading. Throws as load does.
+  static WeightsSize size(const SafeTensors& tensors, const ModelConfig& config,
+                          const ComputeDevice& device);
+
+  /// Sets config.tied_embeddings to what the file has: an output layer that differs from the
+  /// embedding it is said to be tied to is one of its own. Returns what to tell of that, else
+  /// nothing. Reads both when both are there.
+  static std::string settle_tie(const SafeTensors& tensors, ModelConfig& config);
 };
 
 }  // namespace topkv

@@ -1,0 +1,31 @@
+#include "src/core/printable.h"
+
+#include <fmt/format.h>
+
+#include "src/core/utf8.h"
+
+namespace topkv {
+
+std::string printable(std::string_view bytes) {
+  std::string text;
+  while (!bytes.empty()) {
+    const Utf8Char next = first_utf8_char(bytes);
+    const bool valid = next.kind == Utf8Char::Kind::valid;
+    const bool control = next.code_point < 0x20 ||
+                         (next.code_point >= 0x7F && next.code_point < 0xA0) ||
+                         next.code_point == 0x2028 || next.code_point == 0x2029;
+    for (const char byte : bytes.substr(0, next.bytes)) {
+      if (valid && !control) {
+        text += byte;
+      } else {
+        text += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+      }
+    }
+    bytes.remove_prefix(next.bytes);
+  }
+  return text;
+}
+
+std::string path_text(const std::filesystem::path& path) { return printable(path.native()); }
+
+}  // namespace topkv

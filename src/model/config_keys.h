@@ -1,0 +1,25 @@
+// What is known of the keys of a config.json besides those that are read: which are harmless, which
+// mean a network that topkv does not run, and that all others are told.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace topkv {
+
+/// Keys of the file that say something and are neither read by the family's network nor known as
+/// harmless, each as "key is value". Keys that are null, false, 0 or empty say nothing.
+/// Throws Unsupported naming the key and its value when a key means another network than the
+/// family's. REQUIRES: config is an object, model_type one of topkv's families.
+std::vector<std::string> unread_keys(const nlohmann::json& config,
+                                     const std::filesystem::path& file,
+                                     std::string_view model_type);
+
+/// What to tell of such keys, on one line; empty for none.
+std::string unread_keys_warning(const std::vector<std::string>& keys,
+                                const std::filesystem::path& file, std::string_view model_type);
+
+}  // namespace topkv
