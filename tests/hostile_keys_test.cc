@@ -59,7 +59,7 @@ std::vector<Hostile> hostile_keys() {
   }
   all.push_back({"same_17", 17, 64, same});
   all.push_back({"same_101", 101, 64, same});
-  all.push_back({"same_2500", 2500, 64, same});
+  all.push_back({"same_1200", 1200, 64, same});
   all.push_back({"zeros", 600, 64, [](auto, auto, const Normal&) { return 0.0F; }});
   all.push_back({"two_clusters", 600, 64, [](std::int64_t i, std::int64_t j, const Normal&) {
                    return i % 2 == 0 ? -1.0F : 1.0F + static_cast<float>(j);
@@ -115,8 +115,12 @@ Queries hostile_queries(std::int64_t count, std::int64_t dim) {
 class HostileKeys : public testing::TestWithParam<std::string> {};
 
 TEST_P(HostileKeys, AreFoundOrRefused) {
+  // FAISS's codes are made of float32 whatever the keys are; the others read them in place.
+  const bool codes = GetParam().starts_with("faiss:") && !GetParam().starts_with("faiss:HNSW");
+  const std::vector<DType> dtypes =
+      codes ? std::vector{DType::f32} : std::vector{DType::f32, DType::bf16, DType::f16};
   for (const Hostile& hostile : hostile_keys()) {
-    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const DType dtype : dtypes) {
       SCOPED_TRACE(hostile.name + " " + std::string(name_of(dtype)));
       const Keys keys = keys_of(hostile, dtype);
       const auto index = make_index(GetParam());
@@ -140,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, HostileKeys,
                          testing::Values("exact", "hnsw:M=2,efc=8", "hnsw:M=8,efc=40", "faiss:Flat",
                                          "faiss:SQ8", "faiss:SQ6", "faiss:SQ4", "faiss:SQfp16",
                                          "faiss:PQ16x4", "faiss:PQ8x5", "faiss:PQ2x6",
-                                         "faiss:PQ4x7", "faiss:PQ4", "faiss:HNSW2", "faiss:HNSW16",
+                                         "faiss:PQ4x7", "faiss:PQ4", "faiss:HNSW2", "faiss:HNSW8",
                                          "faiss:IVF", "faiss:IVF16,Flat", "faiss:IVF16,SQ8",
                                          "faiss:IVF16,SQ6", "faiss:IVF16,SQ4", "faiss:IVF16,SQfp16",
                                          "faiss:IVF16,PQ16x4", "faiss:IVF16,PQ4x5",

@@ -252,7 +252,6 @@ TEST(FaissSpec, FamiliesThatWereNotMadeSafeAreRefusedNamingThoseThatWere) {
                              "PQ16x4fs",
                              "PQ16x4fsr",
                              "PQ16np",
-                             "PQ16x16",
 
                              "IVF64,PQ16x4fs",
                              "OPQ16,PQ16",
