@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, HostileKeys,
                                          "faiss:IVF", "faiss:IVF16,Flat", "faiss:IVF16,SQ8",
                                          "faiss:IVF16,SQ6", "faiss:IVF16,SQ4", "faiss:IVF16,SQfp16",
                                          "faiss:IVF16,PQ16x4", "faiss:IVF16,PQ4x5",
-                                         "faiss:IVF16,PQ4x6", "faiss:IVF16,PQ4x7",
+
                                          "faiss:IVF16,PQ4", "faiss:IVF,PQ8x4"),
                          [](const auto& info) {
                            std::string name = info.param;
