@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "src/model/byte_level.h"
+#include "src/model/keyed_hash.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -20,11 +21,6 @@ bool never_in_utf8(int byte) { return byte == 0xC0 || byte == 0xC1 || byte >= 0x
 
 std::uint64_t pair_of(Token left, Token right) {
   return static_cast<std::uint64_t>(left) << 32U | static_cast<std::uint32_t>(right);
-}
-
-std::size_t hash_of(std::uint64_t pair) {
-  pair *= 0x9E3779B97F4A7C15U;
-  return pair ^ (pair >> 32U);
 }
 
 }  // namespace
@@ -63,7 +59,7 @@ void Bpe::grow() {
 
 /// Where the merge of a pair is, or the empty slot where it would be.
 std::size_t Bpe::slot_of(std::uint64_t pair) const {
-  std::size_t at = hash_of(pair) & (merges_.size() - 1);
+  std::size_t at = keyed_hash(pair) & (merges_.size() - 1);
   while (merges_[at].merged >= 0 && merges_[at].pair != pair) at = (at + 1) & (merges_.size() - 1);
   return at;
 }

@@ -4,15 +4,14 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <array>
 #include <iterator>
-#include <memory>
 #include <new>
 #include <vector>
 
+#include "src/core/utf8.h"
 #include "src/model/json_file.h"
 #include "src/model/unicode_additions.h"
-#include "src/core/utf8.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -68,16 +67,38 @@ bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 // Characters below U+0300 are what NFC makes of them, and begin with a byte up to 0xCB.
 bool may_change(char c) { return static_cast<unsigned char>(c) >= 0xCC; }
 
+bool is_mark(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class != 0; }
+
+/// utf8proc_map with UTF8PROC_STABLE and UTF8PROC_COMPOSE, in its steps: it puts the marks behind a
+/// character into order by swapping neighbours, which takes forever over a million of them.
 void append_known(std::string_view text, std::string& out) {
   if (text.empty()) return;
-  utf8proc_uint8_t* mapped = nullptr;
-  const auto bytes = utf8proc_map(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-      static_cast<utf8proc_ssize_t>(text.size()), &mapped,
+  std::vector<utf8proc_int32_t> points;
+  points.reserve(text.size());
+  while (!text.empty()) {
+    const Utf8Char next = first_utf8_char(text);
+    std::array<utf8proc_int32_t, 32> parts;  // no character has as many
+    int boundary = 0;
+    const auto count = utf8proc_decompose_char(
+        static_cast<utf8proc_int32_t>(next.code_point), parts.data(), parts.size(),
+        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE),  // NOLINT: flags
+        &boundary);
+    points.insert(points.end(), parts.begin(), parts.begin() + count);
+    text.remove_prefix(next.bytes);
+  }
+  for (auto at = points.begin(); at != points.end();) {
+    const auto marks = std::find_if(at, points.end(), is_mark);
+    at = std::find_if_not(marks, points.end(), is_mark);
+    std::stable_sort(marks, at, [](utf8proc_int32_t a, utf8proc_int32_t b) {
+      return utf8proc_get_property(a)->combining_class < utf8proc_get_property(b)->combining_class;
+    });
+  }
+  const auto composed = utf8proc_normalize_utf32(
+      points.data(), static_cast<utf8proc_ssize_t>(points.size()),
       static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));  // NOLINT: flags
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
-  if (bytes < 0) throw std::bad_alloc();  // well-formed text fails for lack of memory alone
-  out.append(reinterpret_cast<const char*>(mapped), static_cast<std::size_t>(bytes));
+  if (composed < 0) throw std::bad_alloc();  // well-formed text fails for lack of memory alone
+  points.resize(static_cast<std::size_t>(composed));
+  for (const utf8proc_int32_t c : points) append_utf8(static_cast<char32_t>(c), out);
 }
 
 void append_nfc(std::string_view text, std::string& out) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "src/core/printable.h"
 #include "src/model/json_file.h"
 #include "topkv/error.h"
 
@@ -9,6 +10,9 @@ namespace topkv {
 namespace {
 
 using Json = nlohmann::json;
+
+// A template names a few; what is listed many times over would be many times as long.
+constexpr std::size_t max_template_tokens = 1024;
 
 class Parser {
  public:
@@ -66,6 +70,11 @@ class Parser {
     }
     if (sequences != 1) object.unsupported("single", "templates with the text in them once");
     // Of several templates in a row, each is put around what the ones before it gave.
+    if (result_.before.size() + around.before.size() > max_template_tokens ||
+        result_.after.size() + around.after.size() > max_template_tokens) {
+      object.unsupported("single", fmt::format("templates of at most {} tokens on either side",
+                                               max_template_tokens));
+    }
     result_.before.insert(result_.before.begin(), around.before.begin(), around.before.end());
     result_.after.insert(result_.after.end(), around.after.begin(), around.after.end());
   }
@@ -75,10 +84,15 @@ class Parser {
     const Json* entry = names.find(name);
     if (entry == nullptr) {
       throw FileError(fmt::format("{}: {}special_tokens lacks {}, which its template names",
-                                  file_.string(), where, shown(name)));
+                                  path_text(file_), where, shown(name)));
     }
     const JsonObject token(*entry, file_, fmt::format("{}special_tokens.{}.", where, shown(name)));
-    for (const Json& id : array(token, "ids")) {
+    const Json& ids = array(token, "ids");
+    if (out.size() + ids.size() > max_template_tokens) {
+      token.unsupported(
+          "ids", fmt::format("templates of at most {} tokens on either side", max_template_tokens));
+    }
+    for (const Json& id : ids) {
       const bool known = id.is_number_unsigned() &&
                          id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary_.size()) &&
                          vocabulary_.contains(id.get<Token>());

@@ -4,9 +4,10 @@
 
 #include <utility>
 
+#include "src/core/printable.h"
+#include "src/core/utf8.h"
 #include "src/model/json_file.h"
 #include "src/model/regex_syntax.h"
-#include "src/core/utf8.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -20,6 +21,10 @@ constexpr std::string_view gpt2_pattern =
 
 constexpr std::size_t max_stages = 32;  // and as many calls of run within each other
 
+/// Of a regular expression that goes over the text a few times from every place; one that goes over
+/// all of it from every place takes as many as the text has bytes.
+constexpr std::size_t steps_per_byte = 200;
+
 }  // namespace
 
 class PreTokenizer::Parser {
@@ -31,7 +36,7 @@ class PreTokenizer::Parser {
     if (!byte_level_) {
       throw Unsupported(
           fmt::format("{}: pre_tokenizer is {}, without ByteLevel; topkv runs byte-level BPE only",
-                      file_.string(), shown(description)));
+                      path_text(file_), shown(description)));
     }
     return std::move(stages_);
   }
@@ -84,15 +89,16 @@ class PreTokenizer::Parser {
       const std::string literal = choice.text("String");
       if (literal.empty() && removed) choice.unsupported("String", "a text that is not empty");
       if (literal.empty()) return;  // cuts nowhere
-      stage.regex.emplace(pcre2_from_literal(literal));
+      stage.regex = compile(literal, inside, pcre2_from_literal);
     }
     stages_.push_back(std::move(stage));
   }
 
-  Regex compile(const std::string& pattern, const std::string& where) const {
-    const std::string place = fmt::format("{}: {}", file_.string(), where);
+  Regex compile(const std::string& pattern, const std::string& where,
+                std::string (*translate)(std::string_view) = pcre2_from_oniguruma) const {
+    const std::string place = fmt::format("{}: {}", path_text(file_), where);
     try {
-      return Regex(pcre2_from_oniguruma(pattern));
+      return Regex(translate(pattern));
     } catch (const Unsupported& error) {
       throw Unsupported(place.substr(0, place.size() - 1) + ": " + error.what());
     } catch (const FileError& error) {
@@ -112,7 +118,9 @@ PreTokenizer PreTokenizer::parse(const Json& description, const std::filesystem:
 }
 
 void PreTokenizer::split(std::string_view text, Scratch& scratch, const PieceFn& piece) const {
-  if (!text.empty()) run(0, text, scratch, piece);
+  if (text.empty()) return;
+  scratch.regex.allow(steps_per_byte * stages_.size() * text.size());
+  run(0, text, scratch, piece);
 }
 
 // Only the last stage, ByteLevel, uses scratch.prefixed.

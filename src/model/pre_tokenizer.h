@@ -30,7 +30,8 @@ class PreTokenizer {
   static PreTokenizer parse(const nlohmann::json& description, const std::filesystem::path& file);
 
   /// Gives the pieces of the text in order; none is empty. REQUIRES: text is well-formed UTF-8.
-  /// Throws FileError, with no path in front, when a regular expression takes too many steps.
+  /// Throws FileError, with no path in front, when the regular expressions take too many steps: the
+  /// time is linear in the text.
   void split(std::string_view text, Scratch& scratch, const PieceFn& piece) const;
 
  private:

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <pcre2.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <new>
@@ -32,17 +31,26 @@ constexpr std::size_t first_stack_bytes = 32 * 1024;
 constexpr std::size_t last_stack_bytes = 64 * 1024 * 1024;
 constexpr std::uint32_t heap_limit_kib = 64 * 1024;  // the interpreter's backtracking points
 
-/// Steps for one match: enough for a pattern that goes over the subject a few times, far too few
-/// for one that tries all ways to cut it up.
-std::uint32_t match_limit(std::size_t subject_bytes) {
-  return static_cast<std::uint32_t>(
-      std::min<std::size_t>(1'000'000 + 8 * subject_bytes, 0xFFFFFFFFU));
-}
+// What is tried without a count: this many bytes ahead, with this many points of backtracking for
+// each place in them. Patterns of tokenizers need neither more, but for long words and white space.
+constexpr std::size_t near_bytes = 128;
+constexpr std::uint32_t near_matches = 64;
+
+// Enough for anything within a short text.
+constexpr std::size_t first_allowance = 10'000'000;
 
 std::string reason_of(int error) {
   std::array<PCRE2_UCHAR, 256> text{};
   pcre2_get_error_message(error, text.data(), text.size());
   return reinterpret_cast<const char*>(text.data());
+}
+
+/// The end of the bytes to look at first: between two characters.
+std::size_t near_end(std::string_view subject, std::size_t from) {
+  if (subject.size() - from <= near_bytes) return subject.size();
+  std::size_t end = from + near_bytes;
+  while ((static_cast<unsigned char>(subject[end]) & 0xC0U) == 0x80) --end;
+  return end;
 }
 
 template <class T>
@@ -54,6 +62,8 @@ T* allocated(T* pointer) {
 }  // namespace
 
 struct RegexScratch::Impl {
+  std::size_t allowance = first_allowance;
+  std::size_t last = 0;  // where the step before was
   Handle<pcre2_match_data, pcre2_match_data_free> data{
       allocated(pcre2_match_data_create(1, nullptr))};
   Handle<pcre2_match_context, pcre2_match_context_free> context{
@@ -63,8 +73,20 @@ struct RegexScratch::Impl {
 
   Impl() {
     pcre2_set_heap_limit(context.get(), heap_limit_kib);
+    pcre2_set_callout(context.get(), &Impl::count, this);
     // Null where PCRE2 was built without JIT; nothing asks for the stack then.
     if (stack != nullptr) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+  }
+
+  /// Called before each part of a pattern that is compiled to be counted.
+  static int count(pcre2_callout_block* block, void* data) {
+    auto& self = *static_cast<Impl*>(data);
+    const std::size_t at = block->current_position;
+    const std::size_t steps = 1 + (at > self.last ? at - self.last : 0);
+    self.last = at;
+    if (steps > self.allowance) return PCRE2_ERROR_MATCHLIMIT;
+    self.allowance -= steps;
+    return 0;
   }
 };
 
@@ -73,25 +95,39 @@ RegexScratch::~RegexScratch() = default;
 RegexScratch::RegexScratch(RegexScratch&&) noexcept = default;
 RegexScratch& RegexScratch::operator=(RegexScratch&&) noexcept = default;
 
-struct Regex::Impl {
-  std::string pattern;
-  Handle<pcre2_code, pcre2_code_free> code;
-};
+void RegexScratch::allow(std::size_t steps) { impl_->allowance += steps; }
 
-Regex::Regex(const std::string& pcre2_pattern) : impl_(std::make_unique<Impl>()) {
-  impl_->pattern = pcre2_pattern;
+namespace {
+
+using Code = Handle<pcre2_code, pcre2_code_free>;
+
+Code compile(const std::string& pattern, std::uint32_t more_options) {
   int error = 0;
   std::size_t offset = 0;
-  impl_->code.reset(
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pcre2_pattern.data()), pcre2_pattern.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
-  if (impl_->code == nullptr) {
+  Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                          PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | more_options, &error,
+                          &offset, nullptr));
+  if (code == nullptr) {
     throw FileError(fmt::format("the regular expression, for PCRE2 {}, does not compile: {}",
-                                shown(pcre2_pattern), reason_of(error)));
+                                shown(pattern), reason_of(error)));
   }
   // A pattern that JIT does not take is interpreted: the same matches, slower.
-  pcre2_jit_compile(impl_->code.get(), PCRE2_JIT_COMPLETE);
+  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+  return code;
 }
+
+}  // namespace
+
+struct Regex::Impl {
+  std::string pattern;
+  Code near;     // for the next few bytes
+  Code counted;  // calls out before each of its parts, from every place where it could begin
+};
+
+Regex::Regex(const std::string& pcre2_pattern)
+    : impl_(std::make_unique<Impl>(
+          Impl{pcre2_pattern, compile(pcre2_pattern, 0),
+               compile(pcre2_pattern, PCRE2_AUTO_CALLOUT | PCRE2_NO_START_OPTIMIZE)})) {}
 
 Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
@@ -100,11 +136,30 @@ Regex& Regex::operator=(Regex&&) noexcept = default;
 std::optional<Regex::Match> Regex::find(std::string_view subject, std::size_t from,
                                         RegexScratch& scratch) const {
   RegexScratch::Impl& work = *scratch.impl_;
-  pcre2_set_match_limit(work.context.get(), match_limit(subject.size()));
-  // Without the check of the UTF-8, which would go over the whole subject for every match.
-  const int result =
-      pcre2_match(impl_->code.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(),
-                  from, PCRE2_NO_UTF_CHECK, work.data.get(), work.context.get());
+  const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(work.data.get());
+  const auto match = [&](const Code& code, std::size_t end, std::uint32_t options) {
+    // Without the check of the UTF-8, which would go over the whole subject for every match.
+    return pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), end, from,
+                       PCRE2_NO_UTF_CHECK | options, work.data.get(), work.context.get());
+  };
+  pcre2_set_match_limit(work.context.get(), near_matches);
+  while (true) {
+    const std::size_t end = near_end(subject, from);
+    const bool all = end == subject.size();
+    const int result = match(impl_->near, end, all ? 0 : PCRE2_PARTIAL_HARD);
+    // A match up to the end of what was shown might be another one with more behind it.
+    if (result >= 0 && (all || bounds[1] < end)) return Match{bounds[0], bounds[1]};
+    if (result == PCRE2_ERROR_NOMATCH) {
+      if (all) return {};
+      from = end;  // no place before it, whatever follows
+      continue;
+    }
+    if (result == PCRE2_ERROR_PARTIAL) from = bounds[0];  // likewise
+    break;
+  }
+  work.last = from;
+  pcre2_set_match_limit(work.context.get(), UINT32_MAX);  // the steps are counted otherwise
+  const int result = match(impl_->counted, subject.size(), 0);
   if (result == PCRE2_ERROR_NOMATCH) return {};
   if (result < 0) {
     throw FileError(
@@ -112,7 +167,6 @@ std::optional<Regex::Match> Regex::find(std::string_view subject, std::size_t fr
                     "of {}: {}",
                     shown(impl_->pattern), from, subject.size(), reason_of(result)));
   }
-  const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(work.data.get());
   return Match{bounds[0], bounds[1]};
 }
 

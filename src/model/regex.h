@@ -1,6 +1,11 @@
 // A compiled PCRE2 pattern (UTF, Unicode properties, JIT where PCRE2 has it) and the working memory
 // that matching needs.
 //
+// PCRE2 backtracks: a pattern may take time that grows with any power of the text, or without end.
+// Its own limit does not help: it counts anew from every place where a match could begin, and not
+// what repeated characters go over. So a match is first looked for in the next few bytes, where
+// that can do little harm; when it needs more, step by step with a count, against an allowance.
+//
 // Threads: a Regex is immutable; each thread brings its own RegexScratch, which serves any Regex.
 #pragma once
 
@@ -18,6 +23,10 @@ class RegexScratch {
   ~RegexScratch();
   RegexScratch(RegexScratch&&) noexcept;
   RegexScratch& operator=(RegexScratch&&) noexcept;
+
+  /// Adds to what all searches with this scratch may take. A step is a part of a pattern tried, or
+  /// a byte that it went over.
+  void allow(std::size_t steps);
 
  private:
   friend class Regex;
@@ -40,7 +49,7 @@ class Regex {
 
   /// The leftmost match that begins at `from` or later. REQUIRES: subject is well-formed UTF-8,
   /// `from` is at the start of a character or at the end.
-  /// Throws FileError when the search takes too many steps or too much memory.
+  /// Throws FileError when the search takes more steps than the scratch allows, or too much memory.
   std::optional<Match> find(std::string_view subject, std::size_t from,
                             RegexScratch& scratch) const;
 

@@ -7,9 +7,9 @@
 #include <charconv>
 #include <optional>
 
+#include "src/core/utf8.h"
 #include "src/model/json_file.h"
 #include "src/model/unicode_additions.h"
-#include "src/core/utf8.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -41,6 +41,15 @@ std::string category_set(std::string_view name) {
 
 bool is_digit(char32_t c) { return c >= '0' && c <= '9'; }
 bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/// A property is three characters here and two thousand in PCRE2's pattern.
+void check_length(std::string_view pattern) {
+  constexpr std::size_t most = std::size_t{1} << 18U;
+  if (pattern.size() <= most) return;
+  throw Unsupported(fmt::format(
+      "the pattern {} has {} bytes, which is not implemented; topkv runs patterns of up to {}",
+      shown(std::string(pattern.substr(0, 200))), pattern.size(), most));
+}
 
 /// One character, or a set of them written as the inside of a class.
 struct Atom {
@@ -244,9 +253,13 @@ class Translator {
 
 }  // namespace
 
-std::string pcre2_from_oniguruma(std::string_view pattern) { return Translator(pattern).run(); }
+std::string pcre2_from_oniguruma(std::string_view pattern) {
+  check_length(pattern);
+  return Translator(pattern).run();
+}
 
 std::string pcre2_from_literal(std::string_view text) {
+  check_length(text);
   std::string out;
   while (!text.empty()) {
     const Utf8Char next = first_utf8_char(text);

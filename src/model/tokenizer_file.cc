@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/printable.h"
 #include "src/model/json_file.h"
 #include "topkv/error.h"
 
@@ -12,6 +13,9 @@ namespace topkv {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr std::size_t max_token_bytes = 8192;       // in the file; the longest there are have 256
+constexpr std::size_t max_added_bytes = 1'000'000;  // all together; each takes some 60 of memory
 
 class Reader {
  public:
@@ -58,7 +62,14 @@ class Reader {
 
   template <class E>
   [[noreturn]] void fail(const std::string& message) const {
-    throw E(fmt::format("{}: {}", file_.string(), message));
+    throw E(fmt::format("{}: {}", path_text(file_), message));
+  }
+
+  /// Long tokens are no harm by themselves, but a few of their ids would decode to any amount.
+  void check_length(const std::string& content, std::string_view where) const {
+    if (content.size() <= max_token_bytes) return;
+    fail<FileError>(fmt::format("{} has a token of {} bytes, {}; expected at most {}", where,
+                                content.size(), shown(content), max_token_bytes));
   }
 
   void check_decoder() const {
@@ -86,6 +97,7 @@ class Reader {
     const Json* vocab = model.find("vocab");
     if (vocab == nullptr || !vocab->is_object()) model.fail("vocab", "an object of tokens to ids");
     for (const auto& [content, id] : vocab->items()) {
+      check_length(content, "model.vocab");
       const bool fits = id.is_number_unsigned() && id.get<std::uint64_t>() < Vocabulary::max_tokens;
       if (!fits) {
         fail<FileError>(fmt::format("model.vocab gives {} the id {}; expected 0 to {}",
@@ -154,6 +166,7 @@ class Reader {
                 .strip_right = object.flag("rstrip"),
                 .normalized = object.flag("normalized")};
     if (added.content.empty()) object.fail("content", "a text that is not empty");
+    check_length(added.content, "added_tokens");
     if (object.flag("single_word")) object.unsupported("single_word", "false");
     return added;
   }
@@ -183,13 +196,23 @@ class Reader {
     // Of two that normalize to the same text, special ones come first.
     std::stable_partition(tokens.begin(), tokens.end(), [](const Added& a) { return a.special; });
     std::string buffer;
+    std::size_t bytes = 0;
     for (const Added& added : tokens) {
       const std::string_view content = added.normalized
                                            ? parts.normalizer.apply(added.content, buffer)
                                            : std::string_view(added.content);
+      bytes += content.size();
+      if (bytes > max_added_bytes) {
+        fail<Unsupported>(
+            fmt::format("added_tokens has more than {} bytes of text, which is not "
+                        "implemented; topkv runs up to that",
+                        max_added_bytes));
+      }
       (added.normalized ? parts.added_normalized : parts.added_raw)
           .add(content, added.token, added.strip_left, added.strip_right);
     }
+    parts.added_normalized.finish();
+    parts.added_raw.finish();
   }
 
   const std::filesystem::path& file_;

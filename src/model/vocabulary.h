@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "src/model/keyed_hash.h"
 #include "topkv/types.h"
 
 namespace topkv {
@@ -18,9 +19,7 @@ namespace topkv {
 /// Hash of a string for maps that are searched with a string_view.
 struct StringHash {
   using is_transparent = void;
-  std::size_t operator()(std::string_view text) const {
-    return std::hash<std::string_view>()(text);
-  }
+  std::size_t operator()(std::string_view text) const { return keyed_hash(text); }
 };
 using TokenMap = std::unordered_map<std::string, Token, StringHash, std::equal_to<>>;
 

@@ -3,34 +3,13 @@
 #include <cstring>
 #include <utility>
 
+#include "src/model/keyed_hash.h"
+
 namespace topkv {
 namespace {
 
 constexpr std::size_t first_slots = 256;
 constexpr std::size_t last_slots = std::size_t{1} << 17;
-
-std::uint64_t load(const char* from, std::size_t bytes) {
-  std::uint64_t word = 0;
-  std::memcpy(&word, from, bytes);
-  return word;
-}
-
-/// A multiplicative hash, eight bytes a step. Nobody outside chooses where a piece lands for long:
-/// the cache is emptied after 65536 entries.
-std::uint64_t hash_of(std::string_view text) {
-  constexpr std::uint64_t factor = 0x9E3779B97F4A7C15U;
-  std::uint64_t hash = text.size() * factor;
-  const auto mix = [&](std::uint64_t word) {
-    hash = (hash ^ word) * factor;
-    hash ^= hash >> 32U;
-  };
-  while (text.size() > 8) {
-    mix(load(text.data(), 8));
-    text.remove_prefix(8);
-  }
-  mix(load(text.data(), text.size()));
-  return hash;
-}
 
 }  // namespace
 
@@ -51,14 +30,14 @@ std::size_t WordCache::slot_of(std::string_view piece, std::uint64_t hash) const
 }
 
 std::span<const Token> WordCache::find(std::string_view piece) const {
-  const Slot& slot = slots_[slot_of(piece, hash_of(piece))];
+  const Slot& slot = slots_[slot_of(piece, keyed_hash(piece))];
   return {tokens_.data() + slot.tokens_at, slot.token_count};
 }
 
 void WordCache::insert(std::string_view piece, std::span<const Token> tokens) {
   if (piece.size() > max_piece_bytes) return;
   if (2 * (used_ + 1) > slots_.size()) grow();
-  const std::uint64_t hash = hash_of(piece);
+  const std::uint64_t hash = keyed_hash(piece);
   slots_[slot_of(piece, hash)] = {
       hash, static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(piece.size()),
       static_cast<std::uint32_t>(tokens_.size()), static_cast<std::uint32_t>(tokens.size())};
