@@ -52,6 +52,7 @@ refuses 2 'did you mean --kv-topk?' needle -m "$model" --kv-topkk 64
 refuses 2 'did you mean --kv-topk?' needle -m "$model" --kv-topkk=64
 refuses 2 'did you mean --prompt?' generate -m "$model" --promt hello
 refuses 2 "unexpected argument 'stray'" info -m "$model" stray
+refuses 2 'no model given: topkv info DIR' info
 refuses 2 '--model is missing; expected the directory' needle
 refuses 2 '--prompt is missing; expected a text' generate -m "$model"
 refuses 2 '--temp' generate -m "$model" -p a --temp hot
@@ -103,6 +104,16 @@ refuses 2 '--kv-topk: 64 is given twice' bench decode --shape needle-14m -c 4K -
 refuses 2 '--kv-topk' bench decode --shape needle-14m -c 4K --kv-topk 0
 refuses 2 '--kv-index: .*hsnw' bench decode --shape needle-14m -c 4K --kv-index hsnw:M=16
 refuses 1 'host memory' bench decode --shape llama3-8b -c 1G
+mkdir cut && cp "$model"/config.json "$model"/tokenizer.json cut && head -c 1000000 "$model"/model.safetensors >cut/model.safetensors
+refuses 1 'cut/model.safetensors: ' info cut
+refuses 1 'cut/model.safetensors: ' generate -m cut -p a
+mkdir loop && cp "$model"/config.json "$model"/model.safetensors loop && ln -s tokenizer.json loop/tokenizer.json
+refuses 1 'loop/tokenizer.json: .*symbolic links' generate -m loop -p a
+odd=$(printf 'a\377b')
+refuses 1 'a\\xffb/config.json' info "$odd"
+refuses 1 'a\\xffb/config.json' generate -m "$odd" -p a
+sed 's/"hidden_act"/"dual_chunk_attention_config": {"chunk_size": 262144}, "hidden_act"/' "$model"/config.json >loop/config.json
+refuses 1 'dual_chunk_attention_config is' info loop
 touch taken
 refuses 1 'taken' needle -m "$model" -c 4K -o taken
 
@@ -173,6 +184,29 @@ done
 refuses 2 "help: unknown command 'nedle'; did you mean needle?" help nedle
 refuses 2 'help: expected one command' help needle bench
 "$topkv" help >text && "$topkv" --help | cmp - text || failures=$((failures + 1))
+
+# tells PATTERN ARGUMENTS...: succeeds, with one line of warning that has the pattern
+tells() {
+  pattern=$1
+  shift
+  "$topkv" "$@" >stdout 2>stderr </dev/null && [ "$(grep -c '^topkv: warning: ' stderr)" -eq 1 ] &&
+    grep -q "^topkv: warning: .*$pattern" stderr || {
+    failures=$((failures + 1))
+    echo "FAILED: topkv $*; expected one warning: $pattern"
+    sed 's/^/  /' stderr
+  }
+}
+
+mkdir short && cp "$model"/tokenizer.json "$model"/model.safetensors short
+sed 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 300/' "$model"/config.json >short/config.json
+seq 500 >numbers.txt
+tells '[0-9]* tokens are more than the 300 positions' generate -m short -p a -n 2 -f numbers.txt
+tells '30[0-9] tokens are more than the 300 positions' generate -m short -p a -n 310
+tells '5[0-9][0-9] tokens are more than the 300 positions' needle -m short -c 256,512 --depths 50 -o short-run
+"$topkv" info "$model" 2>&1 | grep -q warning && { failures=$((failures + 1)); echo "FAILED: info warns of the bundled model"; }
+sed 's/"hidden_act"/"attention_magic": 3, "hidden_act"/' "$model"/config.json >short/config.json
+tells 'attention_magic is 3' info short
+tells 'attention_magic is 3' generate -m short -p a -n 1
 
 for command in needle generate info bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {

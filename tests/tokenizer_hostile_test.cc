@@ -272,7 +272,7 @@ TEST_F(HostileTokenizer, LongRunsOfAnyKindAreCutAsShortOnes) {
     const Tokenizer tokenizer = load(with_regex(pattern));
     for (const char* unit :
          {"a", "A", "aA", " ", "\t", "\n", " \n", "1", "!", "a ", "\u6771", "a\u0301", "'s"}) {
-      const std::string text = "x " + times(300'000, unit) + "x";
+      const std::string text = "x " + times(100'000, unit) + "x";
       EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << unit;
     }
   }

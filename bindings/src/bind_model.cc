@@ -191,6 +191,8 @@ void bind_model(py::module_& module) {
           "once, when tokens go beyond the positions that the model was made for.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
       .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
+      .def("check_reach", &Model::check_reach, py::arg("tokens"),
+           "Warns, unless that was done before, when so many tokens go beyond config.reach.")
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)
       .def(
           "prefill", &prefill, py::arg("tokens"), py::arg("prefill") = "dense", py::kw_only(),

@@ -1,7 +1,10 @@
 """The model runner against the forward pass in float64 with NumPy alone."""
 
 import json
+import os
+import shutil
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -174,3 +177,76 @@ def test_the_configuration_is_that_of_the_file(model, needle_14m):
     assert topkv.ModelConfig.load(needle_14m).rope_theta == 1e10
     plan = topkv.Model.plan(needle_14m)
     assert (plan.items, plan.peak, plan.fits) == ([], 0, True)
+
+
+def copy_with(needle_14m, directory, **changes):
+    """A copy of the bundled model with keys of its config.json changed."""
+    directory.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        shutil.copy(needle_14m / name, directory / name)
+    config = json.loads((needle_14m / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_tokens_beyond_what_the_model_was_made_for_are_warned_about_once(needle_14m, tmp_path):
+    directory = copy_with(needle_14m, tmp_path / "short", max_position_embeddings=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = topkv.Model.load(directory)
+        assert model.config.reach == 8
+        context = model.prefill(list(range(5, 13)))
+        with pytest.raises(UserWarning, match="9 tokens are more than the 8 positions"):
+            model.generate(topkv.Session(context), [20], max_tokens=0)
+        model.prefill(list(range(5, 25)))  # told before
+    for work in (
+        lambda model: model.prefill(list(range(5, 14))),
+        lambda model: model.logits(list(range(5, 14))),
+        lambda model: model.check_reach(9),
+        lambda model: model.generate(topkv.Session(context), [20], max_tokens=1),
+    ):
+        with pytest.warns(UserWarning, match="9 tokens are more than the 8 positions") as told:
+            work(topkv.Model.load(directory))
+        assert len(told) == 1
+        assert told[0].filename == __file__
+
+
+def test_what_a_configuration_says_and_the_network_does_not_do_is_warned_about(needle_14m, tmp_path):
+    directory = copy_with(needle_14m, tmp_path / "odd", attention_magic=3)
+    with pytest.warns(UserWarning, match="attention_magic is 3"):
+        topkv.Model.load(directory)
+    with pytest.warns(UserWarning, match="attention_magic is 3"):
+        config = topkv.ModelConfig.load(directory)
+    assert len(config.warnings) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="attention_magic"):
+            topkv.Model.load(directory)
+        assert topkv.ModelConfig.load(needle_14m).warnings == []
+        topkv.Model.load(needle_14m)
+    dual = copy_with(needle_14m, tmp_path / "dual", dual_chunk_attention_config={"chunk_size": 262144})
+    with pytest.raises(topkv.Unsupported, match="dual_chunk_attention_config is"):
+        topkv.Model.load(dual)
+
+
+def test_paths_of_any_bytes_are_taken_and_shown(needle_14m, tmp_path):
+    directory = tmp_path / os.fsdecode(b"a\xffb")
+    with pytest.raises(topkv.FileError, match=r"a\\xffb/config.json: cannot be opened"):
+        topkv.Model.load(directory)
+    copy_with(needle_14m, directory)
+    assert topkv.Model.load(directory).logits([5]).shape == (1, 4096)
+    assert topkv.Model.load(os.fsencode(directory)).config.reach == 1049600
+    (directory / "tokenizer.json").unlink()
+    (directory / "tokenizer.json").symlink_to("tokenizer.json")
+    with pytest.raises(topkv.FileError, match=r"a\\xffb/tokenizer.json: .*symbolic links"):
+        topkv.Model.load(directory)
+    with pytest.raises(topkv.FileError, match=r"a\\xffb/tokenizer.json: .*symbolic links"):
+        topkv.Tokenizer.load(directory / "tokenizer.json")
+
+
+def test_plan_checks_the_weights(needle_14m, tmp_path):
+    directory = copy_with(needle_14m, tmp_path / "cut")
+    assert topkv.Model.plan(directory).weights_bytes == 2 * 14162304
+    os.truncate(directory / "model.safetensors", 10**6)
+    with pytest.raises(topkv.FileError, match="model.safetensors: "):
+        topkv.Model.plan(directory)
