@@ -59,7 +59,8 @@ def test_rows_and_their_readers(shape, builder, context, random):
         r"attend_seconds=[\d.e-]+, recall=None\)",
         repr(session.stats()),
     )
-    assert re.fullmatch(r"StepTimes\(q_out=[\d.e-]+, .*, merge=[\d.e-]+\)", repr(session.step_times()[0]))
+    times = repr(session.step_times()[0])
+    assert re.fullmatch(r"StepTimes\(q_out=[\d.e-]+, .*, merge=[\d.e-]+\)", times)
     assert repr(context.memory()).startswith("ContextMemory(rows_bytes=")
 
 

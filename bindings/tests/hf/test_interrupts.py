@@ -1,4 +1,4 @@
-"""Whatever ends a call of the cache, and wherever: made again it gives what it gives undisturbed."""
+"""Whatever ends a call of the cache, and wherever: made again it gives what it would have given."""
 
 import os
 

@@ -352,6 +352,16 @@ def test_a_cache_says_what_it_holds():
 
 
 @pytest.mark.parametrize("family", MODELS)
+def test_taking_back_nothing_changes_nothing(family, device):
+    model = make_model(family, device)
+    ids = make_ids(TEXT + 6, device)
+    session = read(model, ids[:, :TEXT]).session()
+    session.crop(0)
+    logits = model(ids[:, TEXT:], past_key_values=session, use_cache=True).logits
+    assert_logits_agree(logits, model, ids, first=TEXT)
+
+
+@pytest.mark.parametrize("family", MODELS)
 def test_taking_back_more_than_was_recorded_is_refused(family, device):
     """Recorded too late, or taken back already: a window would go on with a hole in it."""
     model = make_model(family, device)

@@ -18,7 +18,7 @@ from topkv.hf.engine import Engine
 from topkv.hf.ids import HeldIds
 from topkv.hf.layer import TopkLayer
 from topkv.hf.mask import Length
-from topkv.hf.options import flag, integer, make_options, session_options, text
+from topkv.hf.options import flag, integer, make_options, text
 from topkv.hf.state import State, Text
 from topkv.hf.watch import watch
 
@@ -57,7 +57,8 @@ class TopkCache(Cache):
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
       prefill: "dense", or "window": while reading, tokens attend `sinks` and `window` only.
-      kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; None: the model's dtype, and bf16 on a CUDA device.
+      kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; None: the model's dtype, and bf16
+        on a CUDA device.
       max_cache_len: tokens of the text, to reserve rows once; 0: grown as it comes.
       session_capacity: tokens that can follow the text.
       device_memory: most bytes topkv may take of the GPU; 0: what is free.
@@ -169,9 +170,7 @@ class TopkCache(Cache):
             )
         ids = HeldIds.of_text(tokens, context.tokens)
         text = Text(context, context.tokens, ids)
-        engine.state = replace(
-            engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids)
-        )
+        engine.state = replace(engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids))
         engine.freeze()
         return cache
 
@@ -208,15 +207,15 @@ class TopkCache(Cache):
 
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
-        beams). What is `given` replaces the cache's: k, index (one that freeze() built), window, sinks,
-        select_by, dense_layers, session_capacity, measure_recall, attend_on.
+        beams). What is `given` replaces the cache's: k, index (one that freeze() built), window,
+        sinks, select_by, dense_layers, session_capacity, measure_recall, attend_on.
         """
         batch = integer("batch", batch, 1)
-        session_options(given)  # refused before the text is frozen
+        options = self._engine.options_with(given)  # refused before the text is frozen
         if self.context is None:
             self.freeze()
         new = object.__new__(TopkCache)
-        new._start(self.config, self._engine.fork(batch, given))
+        new._start(self.config, self._engine.fork(batch, options))
         for number, keys, values, tokens in self._engine.state.text.sliding:
             layer = new.layers[number]
             layer.lazy_initialization(keys, values)
@@ -231,7 +230,8 @@ class TopkCache(Cache):
         if self.context is not None:
             held = self.context.memory()
             rows, index = held.rows_bytes, held.index_bytes
-        tensors = [x for _, layer in self._engine.sliding_layers() for x in (layer.keys, layer.values)]
+        layers = [layer for _, layer in self._engine.sliding_layers()]
+        tensors = [x for layer in layers for x in (layer.keys, layer.values)]
         sliding = sum(x.numel() * x.element_size() for x in tensors if x is not None)
         return CacheMemory(rows, index, sliding)
 
@@ -305,7 +305,8 @@ class TopkCache(Cache):
                 )
         with engine.change() as put:
             held = engine.held_without(removed)
-            self._each_sliding(lambda layer: layer.crop(-removed))
+            # With nothing to take back it lets go of what was recorded, if anything was.
+            self._each_sliding(lambda x: x.crop(-removed) if removed or x.record_past else None)
             put(tokens=state.tokens - removed, held=held, was_cropped=True)
 
     def reset(self) -> None:

@@ -23,6 +23,7 @@ from topkv.hf.rows import (
     on_device_of,
     open_device,
     row_dtype,
+    shape_of,
 )
 from topkv.hf.state import Pass, SlidingBefore, State, Text
 
@@ -80,7 +81,7 @@ class Engine:
         return len(done.attended) == len(self.layers)
 
     def settle(self) -> None:
-        """Ends a pass that nobody ended: one whose layers are all done counts, another is undone."""
+        """Ends a pass that nobody ended: it counts if all layers are done, else it is undone."""
         if self.state.open is not None and self._has_all(self.state.open):
             self._commit()
         elif self.state.open is not None:
@@ -197,11 +198,14 @@ class Engine:
 
     def _report(self, tokens: int) -> None:
         if self.reading is None:
-            shards = self.options.shards
-            self.reading = Reading(self.options.progress, shards is None or shards.is_first)
+            self.reading = Reading(*self._who_reports())
         total = max(self.reads_until, self.options.max_cache_len, self.state.tokens + tokens)
         known = max(self.reads_until, self.options.max_cache_len) >= self.state.tokens + tokens
         self.reading.begin(self.state.tokens, tokens, total if known else None)
+
+    def _who_reports(self) -> tuple[bool | None, bool]:
+        shards = self.options.shards
+        return self.options.progress, shards is None or shards.is_first
 
     def attended(self, index: int) -> None:
         """Layer `index`, of all of them, has taken the tokens of the pass and attended them."""
@@ -284,8 +288,7 @@ class Engine:
         index = state.options.session["index"] if index is None else index
         text = state.text or self._text_read()
         if not text.context.has_index(index):
-            shards = self.options.shards
-            with building(index, self.options.progress, shards is None or shards.is_first) as report:
+            with building(index, *self._who_reports()) as report:
                 text = replace(text, context=text.context.with_index(index, report))
         session = state.options.session | {"index": index}
         options = replace(state.options, session=session)
@@ -308,15 +311,18 @@ class Engine:
         context = state.rows.freeze()
         return Text(context, state.tokens, state.ids.text(state.tokens), tuple(sliding))
 
-    def fork(self, batch: int, given: dict[str, Any]) -> Engine:
-        """Another one over the same text, with sessions of its own."""
+    def options_with(self, given: dict[str, Any]) -> Options:
+        """Its own, for sessions of other options."""
         session = self.options.session | option.session_options(given)
-        options = option.check(replace(self.options, session=session))
-        if not self.context.has_index(session["index"]):
+        return option.check(replace(self.options, session=session))
+
+    def fork(self, batch: int, options: Options) -> Engine:
+        """Another one over the same text, with sessions of its own."""
+        index = options.session["index"]
+        if not self.context.has_index(index):
             raise InvalidArgument(
-                f"the text has no index {session['index']!r}, only "
-                f"{', '.join(self.context.indices())}; build it with "
-                f"cache.freeze({session['index']!r})"
+                f"the text has no index {index!r}, only {', '.join(self.context.indices())}; "
+                f"build it with cache.freeze({index!r})"
             )
         text = self.state.text
         state = State(options, text, tokens=text.tokens, batch=batch, ids=HeldIds(text.ids))
@@ -368,7 +374,6 @@ class Engine:
         scale: float,
         softcap: float,
     ) -> PrefillRows | SessionRows:
-        """Head counts come from the tensors: a rank of a tensor-parallel model has some only."""
         options = self.options
         self._torch_device = query.device
         self.device = open_device(query.device, options.device_memory)
@@ -379,19 +384,7 @@ class Engine:
                     for _ in range(self.state.batch)
                 ]
             )
-        if values.shape != keys.shape or query.shape[-1] != keys.shape[-1]:
-            raise Unsupported(
-                f"head dimensions of q, k and v are {query.shape[-1]}, {keys.shape[-1]} and "
-                f"{values.shape[-1]}; topkv needs them equal"
-            )
-        shape = topkv.AttentionShape(
-            layers=options.layers,
-            q_heads=query.shape[1],
-            kv_heads=keys.shape[1],
-            head_dim=query.shape[-1],
-            scale=scale,
-            softcap=softcap,
-        )
+        shape = shape_of(options.layers, query, keys, values, scale, softcap)
         ranks = 1 if options.shards is None else options.shards.ranks
         return PrefillRows(
             shape,

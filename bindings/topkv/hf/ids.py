@@ -93,7 +93,7 @@ class HeldIds:
             mine, theirs = (int(x.expand_as(differ)[row, at]) for x in (mine, theirs))
             raise InvalidArgument(
                 f"the cache holds another text: its token {first + at}{of} is {mine}, that of the "
-                f"ids given is {theirs}. Give generate the {tokens} tokens that the cache holds and "
-                "what follows them; for another question about its text use cache.session(), for "
+                f"ids given is {theirs}. Give generate the tokens that the cache holds and what "
+                "follows them; for another question about its text use cache.session(), for "
                 "another text cache.reset()"
             )

@@ -39,7 +39,8 @@ class _Line:
     """Words about one piece of work. Says nothing when it is not wanted, or soon over."""
 
     def __init__(self, wanted: bool | None, is_first: bool):
-        self._wanted = is_first and (logging.is_progress_bar_enabled() if wanted is None else wanted)
+        wanted = logging.is_progress_bar_enabled() if wanted is None else wanted
+        self._wanted = wanted and is_first
         self._said_at: float | None = None
         self._is_open = False
 

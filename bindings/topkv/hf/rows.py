@@ -103,6 +103,30 @@ class Step:
         )
 
 
+def shape_of(
+    layers: int,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    softcap: float,
+) -> topkv.AttentionShape:
+    """Head counts come from the tensors: a rank of a tensor-parallel model has some only."""
+    if values.shape != keys.shape or query.shape[-1] != keys.shape[-1]:
+        raise Unsupported(
+            f"head dimensions of q, k and v are {query.shape[-1]}, {keys.shape[-1]} and "
+            f"{values.shape[-1]}; topkv needs them equal"
+        )
+    return topkv.AttentionShape(
+        layers=layers,
+        q_heads=query.shape[1],
+        kv_heads=keys.shape[1],
+        head_dim=query.shape[-1],
+        scale=scale,
+        softcap=softcap,
+    )
+
+
 #: Tokens whose rows are copied at a time when a text that was to be frozen is read on.
 _COPIED = 65536
 
