@@ -19,7 +19,7 @@ from small_models import (
 )
 from small_models import make_model as model_of
 from topkv import InvalidArgument, Unsupported
-from topkv.hf import TopkCache
+from topkv.hf import TopkCache, compat
 from transformers import DynamicCache
 
 ALL = {"k": 10_000, "window": 8, "sinks": 2}
@@ -144,12 +144,19 @@ def test_padding_is_refused_with_what_to_do(device):
         )
 
 
-def test_prefill_chunk_size_with_a_filled_cache_is_refused(device):
+def test_prefill_chunk_size_with_a_filled_cache_is_refused_or_reads_the_rest_only(device):
     model = make_model("llama", device)
     text = make_ids(TEXT, device)
-    session = read(model, text).session()
-    with pytest.raises(InvalidArgument, match="no prefill_chunk_size"):
-        model.generate(with_question(text, 1), past_key_values=session, prefill_chunk_size=16)
+    for chunk in (1, 4, 16):
+        session, ids = read(model, text).session(), with_question(text, 1)
+        how = {"max_new_tokens": 8, "do_sample": False, "prefill_chunk_size": chunk}
+        if compat.version() >= (5, 21):
+            found = model.generate(ids, past_key_values=session, **how)
+            assert_greedy(model, found, ids.shape[1])
+            continue
+        with pytest.raises(InvalidArgument, match="no prefill_chunk_size"):
+            model.generate(ids, past_key_values=session, **how)
+        assert session.get_seq_length() == TEXT
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -105,6 +105,18 @@ def _attend_sliding(
     return torch.cat(parts, dim=1)
 
 
+def _require_continuation(layer: Any, position_ids: Any) -> None:
+    """Raises unless positions go on after what the cache holds: some versions of generate read a
+    prompt from its beginning again, in chunks or with an assistant."""
+    held = layer.get_seq_length()
+    if held and isinstance(position_ids, torch.Tensor) and not position_ids.flatten()[0]:
+        raise InvalidArgument(
+            f"positions of this call begin at 0, and the cache holds {held} tokens. To go on after "
+            "them, give generate the whole text, old and new, and no prefill_chunk_size; for "
+            "another question use cache.session(), for another text cache.reset()"
+        )
+
+
 def _attend_topkv(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -125,6 +137,8 @@ def _attend_topkv(
     if query.requires_grad and torch.is_grad_enabled():
         raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
     require_causal(mask)
+    if kv.layer.is_first:  # one wait for the device in a forward pass
+        _require_continuation(kv.layer, others.get("position_ids"))
     plain.require_known(module, others)
     how = {
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,

@@ -25,6 +25,11 @@ class TopkLayer(CacheLayerMixin):
         self._index = index  # among all layers
         self._number = number  # among the topkv layers
 
+    @property
+    def is_first(self) -> bool:
+        """Of the topkv layers: it sees a call before the others do."""
+        return self._number == 0
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.is_initialized = True
 
