@@ -142,17 +142,10 @@ void bind_session(py::module_& module) {
           },
           "A session that goes on from here with the same own tokens.")
       .def_property_readonly(
-          "tokens",
-          [](SessionHandle& self) {
-            const Exclusive::Look use(self.use, busy);
-            return self.session.tokens();
-          },
+          "tokens", [](const SessionHandle& self) { return self.session.tokens(); },
           "Tokens before the next one: the context's and the session's own.")
       .def_property_readonly("own_tokens",
-                             [](SessionHandle& self) {
-                               const Exclusive::Look use(self.use, busy);
-                               return self.session.own_tokens();
-                             })
+                             [](const SessionHandle& self) { return self.session.own_tokens(); })
       .def_property_readonly("context",
                              [](const SessionHandle& self) { return unconst(self.context); })
       .def_property_readonly("device",
@@ -169,17 +162,10 @@ void bind_session(py::module_& module) {
             return self.session.step_times();
           },
           "One StepTimes per layer.")
-      .def("__repr__", [](SessionHandle& self) -> std::string {
-        std::string own = "own tokens";
-        try {
-          const Exclusive::Look use(self.use, busy);
-          own = fmt::format("{} own tokens", self.session.own_tokens());
-        } catch (const InvalidArgument&) {
-          own = "own tokens that another thread is changing,";
-        }
-        return fmt::format("<Session of {} over {} of the context, index {}, on {}>", own,
-                           self.context->tokens(), self.session.options().index,
-                           self.session.device().name());
+      .def("__repr__", [](const SessionHandle& self) {
+        return fmt::format("<Session of {} own tokens over {} of the context, index {}, on {}>",
+                           self.session.own_tokens(), self.context->tokens(),
+                           self.session.options().index, self.session.device().name());
       });
 }
 

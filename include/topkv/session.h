@@ -133,7 +133,8 @@ class Session {
   /// tokens that were rejected. Throws InvalidArgument when it has fewer.
   void truncate(std::int64_t own_tokens);
 
-  /// Tokens before the next one: the context's and the session's own (those of layer 0).
+  /// Tokens before the next one: the context's and the session's own (those of layer 0). These two
+  /// may be asked for while another thread is in attend.
   std::int64_t tokens() const;
   /// The session's own tokens.
   std::int64_t own_tokens() const;

@@ -73,7 +73,7 @@ RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capaci
       capacity_(capacity),
       owner_(std::move(owner)),
       half_bytes_(shape.head_dim * bytes_of(dtype)),
-      sizes_(static_cast<std::size_t>(shape.layers), 0) {
+      sizes_(static_cast<std::size_t>(shape.layers)) {
   if (capacity < 0) {
     throw InvalidArgument(
         fmt::format("{}: room for {} tokens; it must not be negative", owner_, capacity));
@@ -137,7 +137,7 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
       }
     }
   });
-  sizes_[static_cast<std::size_t>(layer)] = start + tokens;
+  set_size(layer, start + tokens);
 }
 
 void RowStore::choose_pages(std::int64_t tokens) {
@@ -156,16 +156,14 @@ RowStore::Arrays RowStore::arrays(std::int64_t layer, std::int64_t kv_head) cons
 }
 
 void RowStore::extend(std::int64_t layer, std::int64_t tokens) {
-  sizes_[static_cast<std::size_t>(layer)] += tokens;
+  set_size(layer, size(layer) + tokens);
 }
 
-void RowStore::shrink(std::int64_t layer, std::int64_t tokens) {
-  sizes_[static_cast<std::size_t>(layer)] = tokens;
-}
+void RowStore::shrink(std::int64_t layer, std::int64_t tokens) { set_size(layer, tokens); }
 
 void RowStore::copy_from(const RowStore& other) {
   const auto layers = static_cast<std::int64_t>(sizes_.size());
-  choose_pages(*std::max_element(other.sizes_.begin(), other.sizes_.end()));
+  for (std::int64_t layer = 0; layer < layers; ++layer) choose_pages(other.size(layer));
   parallel_for(layers * kv_heads_ * 2, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::byte* from = other.region_.data() + i * other.array_bytes_;
@@ -175,12 +173,12 @@ void RowStore::copy_from(const RowStore& other) {
       });
     }
   });
-  sizes_ = other.sizes_;
+  for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 
 std::int64_t RowStore::bytes() const {
   std::int64_t tokens = 0;
-  for (const std::int64_t size : sizes_) tokens += size;
+  for (const auto& size : sizes_) tokens += size;
   return tokens * kv_heads_ * 2 * half_bytes_;
 }
 

@@ -12,6 +12,7 @@
 // size(layer) may be read by any thread meanwhile.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -63,7 +64,9 @@ class RowStore {
   /// capacity enough.
   void copy_from(const RowStore& other);
 
-  std::int64_t size(std::int64_t layer) const { return sizes_[static_cast<std::size_t>(layer)]; }
+  std::int64_t size(std::int64_t layer) const {
+    return sizes_[static_cast<std::size_t>(layer)].load(std::memory_order_acquire);
+  }
   std::int64_t capacity() const { return capacity_; }
   DType dtype() const { return dtype_; }
   /// Bytes of all rows that are there.
@@ -74,6 +77,9 @@ class RowStore {
  private:
   enum class Half : std::int64_t { keys, values };
   std::byte* array(std::int64_t layer, std::int64_t kv_head, Half half) const;
+  void set_size(std::int64_t layer, std::int64_t tokens) {
+    sizes_[static_cast<std::size_t>(layer)].store(tokens, std::memory_order_release);
+  }
   /// Before rows of a layer up to number `tokens` are written.
   void choose_pages(std::int64_t tokens);
 
@@ -82,12 +88,12 @@ class RowStore {
   DType dtype_;
   std::int64_t capacity_;
   std::string owner_;
-  std::int64_t half_bytes_;          // of one K or V
-  std::int64_t array_bytes_;         // of one array, padded to whole pages
-  Region region_;                    // [layers, kv_heads, 2, array_bytes]
-  bool huge_pages_ = false;          // what region_ commits by now
-  std::shared_ptr<void> kept_;       // goes before region_
-  std::vector<std::int64_t> sizes_;  // per layer, tokens
+  std::int64_t half_bytes_;                       // of one K or V
+  std::int64_t array_bytes_;                      // of one array, padded to whole pages
+  Region region_;                                 // [layers, kv_heads, 2, array_bytes]
+  bool huge_pages_ = false;                       // what region_ commits by now
+  std::shared_ptr<void> kept_;                    // goes before region_
+  std::vector<std::atomic<std::int64_t>> sizes_;  // per layer, tokens
 };
 
 }  // namespace topkv
