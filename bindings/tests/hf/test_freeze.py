@@ -121,7 +121,7 @@ def test_a_frozen_cache_goes_on_with_the_index_that_it_had(family, no_freeze, de
     for goes_on, first in ((cache, TEXT + 3), (cache.session(), TEXT)):
         logits = model(ids[:, first:], past_key_values=goes_on, use_cache=True).logits
         assert_logits_agree(logits, model, ids, first=first)
-    assert cache.context.indices() == ["exact", "hnsw:M=8"]
+    assert cache.context.indices() == ["exact", "hnsw:M=8,efc=100,ef=0"]
 
 
 def test_a_token_that_ends_the_text_with_an_index_that_fails_can_be_given_again(device):
@@ -155,3 +155,28 @@ def test_rows_that_do_not_fit_twice_leave_the_text_frozen_or_as_it_is(monkeypatc
     assert cache.get_seq_length() == 40 and cache.context is None
     logits = model(ids[:, 40:], past_key_values=cache, use_cache=True).logits
     assert_logits_agree(logits, model, ids, first=40)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("index", ["exact", "hnsw:M=16"])
+def test_a_failed_call_of_one_token_does_not_end_the_text(family, index, device):
+    """It is what freezes a text, and it may fail after that, in any layer."""
+    model = make_model(family, device)
+    ids = make_ids(TEXT + 31, device)
+    cache = read(model, ids[:, :TEXT], index=index)
+
+    def fail(*_):
+        raise RuntimeError("stop")
+
+    for module in (*model.model.layers, model.lm_head):
+        hook = module.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="stop"):
+            model(ids[:, TEXT : TEXT + 1], past_key_values=cache, use_cache=True)
+        hook.remove()
+        assert cache.context is None
+        assert cache.get_seq_length() == TEXT
+    more = slice(TEXT, TEXT + 30)  # read on, as a part of the text
+    model(ids[:, more], past_key_values=cache, use_cache=True)
+    got = model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
+    assert cache.context.tokens == TEXT + 30
+    assert_logits_agree(got, model, ids, first=TEXT + 30)

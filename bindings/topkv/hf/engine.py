@@ -97,9 +97,12 @@ class Engine:
         self.state = self.state.after(self.state.open)
 
     def undo(self) -> None:
-        if self.state.open is not None:
-            self.state.open.sliding.undo()
-            self.state = replace(self.state, open=None)
+        done = self.state.open
+        if done is not None:
+            done.sliding.undo()
+            if done.before.rows is not (self.state.rows or done.rows):
+                self._spoiled = False  # those of this pass are let go
+            self.state = done.before
             if self.reading is not None:
                 self.reading.pause()
 
@@ -124,7 +127,7 @@ class Engine:
         the state afterwards; unless the call gets there, everything is as before."""
         self.settle()
         before = self.state
-        self.state = replace(before, open=Pass(0, 0, SlidingBefore(self.sliding_layers())))
+        self.state = replace(before, open=Pass(0, 0, SlidingBefore(self.sliding_layers()), before))
 
         def put(state: State | None = None, **members: Any) -> None:
             self.state = replace(state or before, **members)
@@ -171,16 +174,21 @@ class Engine:
         self._check_batch(batch)
         if keys.requires_grad and torch.is_grad_enabled():
             raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
-        if self.state.ends_text(tokens):
-            self.freeze()
-        part = self._part(tokens)[1]
-        self._prepare(part)
-        state = self.state
-        state.ids.put(state.tokens, (self._in_call or (None,))[0], batch, tokens)
-        if state.text is None:
-            self._report(tokens)
-        sliding = SlidingBefore(self.sliding_layers())
-        self.state = replace(state, open=Pass(tokens, part, sliding))
+        before = self.state
+        try:
+            if before.ends_text(tokens):
+                self.freeze()
+            part = self._part(tokens)[1]
+            self._prepare(part)
+            state = self.state
+            state.ids.put(state.tokens, (self._in_call or (None,))[0], batch, tokens)
+            if state.text is None:
+                self._report(tokens)
+            sliding = SlidingBefore(self.sliding_layers())
+            self.state = replace(state, open=Pass(tokens, part, sliding, before))
+        except BaseException:
+            self.state = before  # the text is being read again, if this froze it
+            raise
 
     def _check_batch(self, batch: int) -> None:
         if self.context is not None:
@@ -290,6 +298,8 @@ class Engine:
         if not text.context.has_index(index):
             with building(index, *self._who_reports()) as report:
                 text = replace(text, context=text.context.with_index(index, report))
+            if state.text is None:
+                state.rows.keep(text.context)  # should the text be frozen again
         session = state.options.session | {"index": index}
         options = replace(state.options, session=session)
         if state.text is None:

@@ -133,8 +133,9 @@ def mask_function(base: str):
         length = arguments["kv_length"]
         if not isinstance(length, Length):
             return lazy.whole()
-        if length.of_topkv:
-            lazy.require_causal()  # before a layer takes tokens
+        # Before a layer takes tokens. Masks of other kinds may be made for no layer at all.
+        if length.of_topkv and arguments.get("mask_function") is causal_mask_function:
+            lazy.require_causal()
         return lazy
 
     return topkv_mask

@@ -202,6 +202,10 @@ class PrefillRows:
     def attend(self, step: Step) -> None:
         step.run(self._builder, 0)
 
+    def keep(self, context: topkv.Context) -> None:
+        """What freeze() gave, with an index besides: for the next freeze()."""
+        self._held.append(context)
+
     def freeze(self) -> topkv.Context:
         """What it holds as a context."""
         if not self._is_frozen:

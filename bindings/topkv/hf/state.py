@@ -54,6 +54,7 @@ class Pass:
     tokens: int  # that it adds to the cache
     held: int  # that it adds to the rows: of a context sharded by sequence this process has a part
     sliding: SlidingBefore
+    before: State  # which it goes back to; a call that ends the text begins with freezing it
     rows: PrefillRows | SessionRows | None = None  # made by this call
     attended: set[int] = field(default_factory=set)  # layers
 
