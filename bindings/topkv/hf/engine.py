@@ -97,8 +97,7 @@ class Engine:
         self.state = self.state.after(self.state.open)
 
     def undo(self) -> None:
-        done = self.state.open
-        if done is not None:
+        if (done := self.state.open) is not None:
             done.sliding.undo()
             if done.before.rows is not (self.state.rows or done.rows):
                 self._spoiled = False  # those of this pass are let go
