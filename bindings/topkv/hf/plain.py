@@ -91,6 +91,15 @@ def require_known(module: torch.nn.Module, arguments: dict[str, Any]) -> None:
         raise Unsupported(f"{type(module).__name__} attends both ways; use another cache")
 
 
+def require_equal_heads(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Raises topkv.Unsupported unless heads of q, k and v have one dimension."""
+    if values.shape != keys.shape or query.shape[-1] != keys.shape[-1]:
+        raise Unsupported(
+            f"head dimensions of q, k and v are {query.shape[-1]}, {keys.shape[-1]} and "
+            f"{values.shape[-1]}; topkv needs them equal"
+        )
+
+
 def formula(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -130,11 +139,7 @@ def require_formula(
     tokens = min(query.shape[-2], keys.shape[-2], _TOKENS)
     if module in _compared or tokens < 2:
         return
-    if values.shape != keys.shape or query.shape[-1] != keys.shape[-1]:
-        raise Unsupported(
-            f"head dimensions of q, k and v are {query.shape[-1]}, {keys.shape[-1]} and "
-            f"{values.shape[-1]}; topkv needs them equal"
-        )
+    require_equal_heads(query, keys, values)
     # In float64, so that what is left is a difference of kind.
     q, k, v = (x[:1, :, :tokens].detach().double() for x in (query, keys, values))
     expected = formula(q, k, v, **how)

@@ -19,6 +19,7 @@ import torch
 
 import topkv
 from topkv import OutOfMemory, Unsupported
+from topkv.hf import plain
 
 ROW_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -112,11 +113,7 @@ def shape_of(
     softcap: float,
 ) -> topkv.AttentionShape:
     """Head counts come from the tensors: a rank of a tensor-parallel model has some only."""
-    if values.shape != keys.shape or query.shape[-1] != keys.shape[-1]:
-        raise Unsupported(
-            f"head dimensions of q, k and v are {query.shape[-1]}, {keys.shape[-1]} and "
-            f"{values.shape[-1]}; topkv needs them equal"
-        )
+    plain.require_equal_heads(query, keys, values)
     return topkv.AttentionShape(
         layers=layers,
         q_heads=query.shape[1],
