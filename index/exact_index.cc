@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "index/index_kind.h"
 #include "index/ranking.h"
 #include "index/sample.h"
 #include "index/scan.h"
@@ -248,6 +249,15 @@ void ExactIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult&
         queries.allowed.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count))};
     search_group(group, keys_, k, *workspace, first, result);
   }
+}
+
+std::shared_ptr<const IndexSpec::Kind> exact_kind() {
+  class Exact final : public IndexSpec::Kind {
+    std::string text() const override { return "exact"; }
+    bool grows() const override { return true; }
+    std::unique_ptr<KeyIndex> make() const override { return std::make_unique<ExactIndex>(); }
+  };
+  return std::make_shared<Exact>();
 }
 
 }  // namespace topkv

@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "index/faiss_interrupt.h"
 #include "index/faiss_keys.h"
 #include "index/faiss_spec.h"
+#include "index/index_kind.h"
 #include "index/scratch.h"
 #include "index/spec.h"
 #include "src/core/threads.h"
@@ -124,6 +124,31 @@ void each_vector(faiss::Index* index, const Body& body) {
   }
 }
 
+/// Refuses what FAISS cannot train on so many keys of this dim.
+void check_sizes(const FaissSpec& spec, std::int64_t dim, std::int64_t keys) {
+  if (spec.code == FaissSpec::Code::pq && dim % spec.parts != 0) {
+    throw InvalidArgument(
+        fmt::format("{}: keys of dim {} cannot be cut into {} equal parts; the parts of PQ must "
+                    "divide the dim",
+                    spec.text(), dim, spec.parts));
+  }
+  if (keys == 0) return;
+  const std::int64_t centroids =
+      spec.code == FaissSpec::Code::pq ? std::int64_t{1} << spec.bits : 0;
+  if (centroids > keys) {
+    throw InvalidArgument(
+        fmt::format("{}: {} centroids need at least as many keys, there are {}; ask for fewer "
+                    "bits (PQ{}x4 has 16), or for an SQ code",
+                    spec.text(), centroids, keys, spec.parts));
+  }
+  if (spec.has_lists && spec.lists > keys) {
+    throw InvalidArgument(fmt::format(
+        "{}: {} lists need at least as many keys, there are {}; ask for fewer lists, or write "
+        "IVF without a number",
+        spec.text(), spec.lists, keys));
+  }
+}
+
 class FaissIndex final : public ApproximateIndex {
  public:
   explicit FaissIndex(FaissSpec spec) : spec_(std::move(spec)) {}
@@ -203,7 +228,8 @@ class FaissIndex final : public ApproximateIndex {
       graph->hnsw.efConstruction = static_cast<int>(spec_.efc);
       index_ = std::move(graph);
     } else {
-      const std::int64_t lists = check_sizes();
+      check_sizes(spec_, view.dim, view.count);
+      const std::int64_t lists = spec_.lists_for(view.count);
       index_ = make_by_factory(spec_, view.dim, lists);
       sample_keys = std::max(sample_keys, 64 * lists);
     }
@@ -212,37 +238,6 @@ class FaissIndex final : public ApproximateIndex {
       const std::vector<float> points = faiss_keys::sample(view, sample_keys);
       index_->train(static_cast<std::int64_t>(points.size()) / view.dim, points.data());
     }
-  }
-
-  /// Refuses what FAISS cannot train on these keys; gives the number of lists, 0 without lists.
-  std::int64_t check_sizes() const {
-    const KeyView& view = keys();
-    if (spec_.code == FaissSpec::Code::pq) {
-      if (view.dim % spec_.parts != 0) {
-        throw InvalidArgument(fmt::format(
-            "{}: keys of dim {} cannot be cut into {} equal parts; the parts of PQ must "
-            "divide the dim",
-            spec(), view.dim, spec_.parts));
-      }
-      const std::int64_t centroids = std::int64_t{1} << spec_.bits;
-      if (centroids > view.count) {
-        throw InvalidArgument(
-            fmt::format("{}: {} centroids need at least as many keys, there are {}; ask for fewer "
-                        "bits (PQ{}x4 has 16), or for an SQ code",
-                        spec(), centroids, view.count, spec_.parts));
-      }
-    }
-    if (!spec_.has_lists) return 0;
-    // About sqrt(N) lists: reading the centroids and reading a few lists then cost alike.
-    const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(view.count)));
-    if (spec_.lists == 0) return std::max<std::int64_t>(1, root);
-    if (spec_.lists > view.count) {
-      throw InvalidArgument(fmt::format(
-          "{}: {} lists need at least as many keys, there are {}; ask for fewer lists, or write "
-          "IVF without a number",
-          spec(), spec_.lists, view.count));
-    }
-    return spec_.lists;
   }
 
   /// Some indices of some FAISS versions take no parameters per search. Those keep what is set
@@ -309,10 +304,21 @@ class FaissIndex final : public ApproximateIndex {
   bool takes_parameters_ = true;
 };
 
+class FaissKind final : public IndexSpec::Kind {
+ public:
+  explicit FaissKind(FaissSpec spec) : spec_(std::move(spec)) {}
+  std::string text() const override { return spec_.text(); }
+  void check(std::int64_t dim, std::int64_t keys) const override { check_sizes(spec_, dim, keys); }
+  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<FaissIndex>(spec_); }
+
+ private:
+  FaissSpec spec_;
+};
+
 }  // namespace
 
-std::unique_ptr<KeyIndex> make_faiss_index(std::string_view spec, std::string_view text) {
-  return std::make_unique<FaissIndex>(FaissSpec::parse(spec, text));
+std::shared_ptr<const IndexSpec::Kind> faiss_kind(std::string_view spec, std::string_view text) {
+  return std::make_shared<FaissKind>(FaissSpec::parse(spec, text));
 }
 
 }  // namespace topkv

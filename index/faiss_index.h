@@ -9,12 +9,12 @@
 #include <memory>
 #include <string_view>
 
-#include "topkv/key_index.h"
+#include "topkv/index_spec.h"
 
 namespace topkv {
 
 /// spec: the whole string; text: what follows "faiss:" (see faiss_spec.h). Throws
 /// InvalidArgument.
-std::unique_ptr<KeyIndex> make_faiss_index(std::string_view spec, std::string_view text);
+std::shared_ptr<const IndexSpec::Kind> faiss_kind(std::string_view spec, std::string_view text);
 
 }  // namespace topkv

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -103,6 +104,13 @@ FaissSpec FaissSpec::parse(std::string_view spec, std::string_view text) {
     parse_options(spec, options, {{"ef", &out.ef, 0, 1000000}, {"efc", &out.efc, 1, 100000}});
   }
   return out;
+}
+
+std::int64_t FaissSpec::lists_for(std::int64_t keys) const {
+  if (!has_lists || lists > 0) return lists;
+  // About sqrt(N): reading the centroids and reading a few lists then cost alike.
+  const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(keys)));
+  return std::max<std::int64_t>(1, root);
 }
 
 std::string FaissSpec::factory(std::int64_t list_count) const {

@@ -41,6 +41,9 @@ struct FaissSpec {
   /// naming what is known.
   static FaissSpec parse(std::string_view spec, std::string_view text);
 
+  /// The number of lists of an IVF index over so many keys; 0 without lists.
+  std::int64_t lists_for(std::int64_t keys) const;
+
   /// FAISS's factory string; `list_count` in place of the number of lists.
   std::string factory(std::int64_t list_count) const;
 

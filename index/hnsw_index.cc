@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "index/approximate_index.h"
+#include "index/index_kind.h"
 #include "index/spec.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
@@ -37,6 +38,8 @@ struct Params {
   std::int64_t m = 16;
   std::int64_t efc = 100;
   std::int64_t ef = 0;
+
+  std::string text() const { return fmt::format("hnsw:M={},efc={},ef={}", m, efc, ef); }
 };
 
 /// The distance of two nodes, for building. It is not the inner product of their keys: there a key
@@ -309,6 +312,12 @@ class Graph final : public hnswlib::HierarchicalNSW<float> {
   std::vector<Row> rows_;  // of each node
 };
 
+void check_count(const Params& params, std::int64_t keys) {
+  if (keys <= std::numeric_limits<std::int32_t>::max()) return;
+  throw InvalidArgument(
+      fmt::format("{}: {} keys; hnswlib takes up to 2^31 - 1", params.text(), keys));
+}
+
 class HnswIndex final : public ApproximateIndex {
  public:
   explicit HnswIndex(const Params& params) : params_(params) {}
@@ -318,18 +327,11 @@ class HnswIndex final : public ApproximateIndex {
            static_cast<std::int64_t>(space_.bytes());
   }
 
-  bool grows() const override { return true; }
-
-  std::string spec() const override {
-    return fmt::format("hnsw:M={},efc={},ef={}", params_.m, params_.efc, params_.ef);
-  }
+  std::string spec() const override { return params_.text(); }
 
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override {
-    if (keys().count > std::numeric_limits<std::int32_t>::max()) {
-      throw InvalidArgument(
-          fmt::format("{}: {} keys; hnswlib takes up to 2^31 - 1", spec(), keys().count));
-    }
+    check_count(params_, keys().count);
     try {
       space_.extend();
       if (!graph_) {
@@ -366,14 +368,26 @@ class HnswIndex final : public ApproximateIndex {
   std::optional<Graph> graph_;
 };
 
+class HnswKind final : public IndexSpec::Kind {
+ public:
+  explicit HnswKind(const Params& params) : params_(params) {}
+  std::string text() const override { return params_.text(); }
+  bool grows() const override { return true; }
+  void check(std::int64_t, std::int64_t keys) const override { check_count(params_, keys); }
+  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<HnswIndex>(params_); }
+
+ private:
+  Params params_;
+};
+
 }  // namespace
 
-std::unique_ptr<KeyIndex> make_hnsw_index(std::string_view spec, std::string_view options) {
+std::shared_ptr<const IndexSpec::Kind> hnsw_kind(std::string_view spec, std::string_view options) {
   Params params;
   parse_options(
       spec, options,
       {{"M", &params.m, 2, 512}, {"efc", &params.efc, 1, 100000}, {"ef", &params.ef, 0, 1000000}});
-  return std::make_unique<HnswIndex>(params);
+  return std::make_shared<HnswKind>(params);
 }
 
 }  // namespace topkv

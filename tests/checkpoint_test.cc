@@ -338,7 +338,8 @@ TEST_F(Checkpoint, PathsOfAnyBytesAreShownOnOneLineOfText) {
   const fs::path odd = temp_.path() / "a\xFF\nb\xC3\xA9\x1b[2J";
   fs::create_directory(odd);
   const std::string shown = temp_.path().string() + "/a\\xff\\x0ab\xC3\xA9\\x1b[2J/";
-  expect_error<FileError>([&] { Model::load(odd); }, shown + "config.json: ", {"No such file"});
+  expect_error<FileError>([&] { Model::load(odd); }, shown.substr(0, shown.size() - 1) + ": ",
+                          {"has no config.json"});
   make("llama2", {});
   fs::copy(path("config.json"), odd / "config.json");
   expect_error<FileError>([&] { Model::load(odd); }, shown.substr(0, shown.size() - 1) + ": ",

@@ -51,6 +51,8 @@ refuses 2 'unknown flag --verison.*did you mean --version' --verison
 refuses 2 'did you mean --kv-topk?' needle -m "$model" --kv-topkk 64
 refuses 2 'did you mean --kv-topk?' needle -m "$model" --kv-topkk=64
 refuses 2 'did you mean --prompt?' generate -m "$model" --promt hello
+refuses 2 'unknown flag -C; did you mean -c?' needle -m "$model" -C 4K
+refuses 2 'unknown flag -c (see' generate -m "$model" -c 4K
 refuses 2 "unexpected argument 'stray'" info -m "$model" stray
 refuses 2 'no model given: topkv info DIR' info
 refuses 2 '--model is missing; expected the directory' needle
@@ -74,11 +76,16 @@ refuses 2 '--kv-dense-layers' needle -m "$model" -c 4K --kv-dense-layers 99
 refuses 2 '--kv-window' needle -m "$model" --kv-window 0
 refuses 2 'given twice' needle -m "$model" --kv-index exact --kv-index exact
 refuses 2 '--kv-index: .*hsnw' needle -m "$model" --kv-index hsnw:M=16
+refuses 2 '--kv-index: .*dim 64 cannot be cut into 7' needle -m "$model" -c 1M --kv-index faiss:PQ7
+refuses_early 2 '--kv-index: .*dim 64 cannot be cut' generate -m "$model" -p a -f - --kv-index faiss:PQ7
+refuses 2 '--kv-index: .*5000 lists.*at least as many keys, there are 40' needle -m "$model" -c 4K --kv-index faiss:IVF5000
 refuses 2 '--kv-index' generate -m "$model" -p a --kv-index hnsw:M=cat
-refuses 1 'no-such-model' needle -m no-such-model
+refuses 1 'no-such-model: there is no such directory; expected .* config.json' needle -m no-such-model
+refuses 1 'model.safetensors: is not a directory; expected' needle -m "$model"/model.safetensors
+refuses 1 '\.: has no config.json; expected the directory of a model' needle -m .
 refuses 1 'no-such-model' generate -m no-such-model -p a
 refuses 1 'no-such-model' info -m no-such-model
-refuses 2 "-p: expected a text to continue, found ''" generate -m "$model" -p ''
+refuses 2 "-p: expected a text to continue, found '' (see" generate -m "$model" -p ''
 refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
 refuses 1 'no text' generate -m "$model" -p a -f -
@@ -88,7 +95,7 @@ refuses 2 "what: expected decode or prefill, found 'encode'; did you mean decode
 refuses 2 '--shape is missing; expected llama3-8b' bench decode -c 4K
 refuses 2 'did you mean llama3-8b?' bench decode --shape llama-8b -c 4K
 refuses 2 'nor the path of a config.json' bench decode --shape gpt5 -c 4K
-refuses 1 'no-such-model/config.json' bench decode --shape no-such-model/config.json -c 4K
+refuses 1 'no-such-model: there is no such directory' bench decode --shape no-such-model/config.json -c 4K
 refuses 2 '-c: give' bench decode --shape needle-14m
 refuses 2 '-c: give' bench prefill --shape needle-14m
 refuses 2 '-c: give' bench prefill --shape needle-14m -c 4K --at 4K
@@ -110,8 +117,8 @@ refuses 1 'cut/model.safetensors: ' generate -m cut -p a
 mkdir loop && cp "$model"/config.json "$model"/model.safetensors loop && ln -s tokenizer.json loop/tokenizer.json
 refuses 1 'loop/tokenizer.json: .*symbolic links' generate -m loop -p a
 odd=$(printf 'a\377b')
-refuses 1 'a\\xffb/config.json' info "$odd"
-refuses 1 'a\\xffb/config.json' generate -m "$odd" -p a
+refuses 1 'a\\xffb: there is no such directory' info "$odd"
+refuses 1 'a\\xffb: there is no such directory' generate -m "$odd" -p a
 sed 's/"hidden_act"/"dual_chunk_attention_config": {"chunk_size": 262144}, "hidden_act"/' "$model"/config.json >loop/config.json
 refuses 1 'dual_chunk_attention_config is' info loop
 touch taken

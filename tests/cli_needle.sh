@@ -49,7 +49,7 @@ holds 'to the cells there' sh -c 'head -n 3 out/cells.jsonl | cmp - before.jsonl
 holds 'which are not run again' sh -c 'grep -q "^1K prefill" stderr && ! grep -q "^2K prefill" stderr'
 holds 'and all are shown' grep -q '^score .* of 6 found' stdout
 holds 'more indices are added' needle --kv-index hnsw
-holds 'and all are shown, with what was not run' grep -q '^score .* of 9 found.*, 3 cells not run' stdout
+holds 'and all are shown' grep -q '^score .* of 9 found ([0-9]* %)$' stdout
 holds 'an index is the same in another spelling' needle --kv-index hnsw:M=16
 holds 'and its cells are there' [ "$(wc -l <out/cells.jsonl)" -eq 9 ]
 

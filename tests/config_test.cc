@@ -386,7 +386,14 @@ TEST_F(ConfigTest, TextThatIsNotOneJsonObjectIsRefused) {
 }
 
 TEST_F(ConfigTest, MissingDirectoryOrFileIsNamed) {
-  expect_error<FileError>([&] { ModelConfig::load(temp.path()); }, file() + ": ", {"No such file"});
+  const auto load = [&](const std::filesystem::path& path) { ModelConfig::load(path); };
+  const std::string directory = temp.path().string();
+  expect_error<FileError>([&] { load(directory); }, directory + ": ", {"has no config.json"});
+  expect_error<FileError>([&] { load(directory + "/a"); }, directory + "/a: ",
+                          {"there is no such directory"});
+  temp.write("b", "");
+  expect_error<FileError>([&] { load(directory + "/b"); }, directory + "/b: ",
+                          {"is not a directory", "expected the directory of a model"});
 }
 
 }  // namespace

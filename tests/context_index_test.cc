@@ -132,7 +132,7 @@ TEST(IndexGrowth, InsertsWhatArrivesAndReportsTheRest) {
   std::vector<Progress> reports;
   const auto indices = growth.finish([&](const Progress& p) { reports.push_back(p); });
   ASSERT_EQ(indices.size(), 1U);  // a list of codes learns from all keys; equal specs are one
-  EXPECT_EQ(indices[0].spec, "hnsw:M=4,efc=10,ef=0");
+  EXPECT_EQ(indices[0].spec.text(), "hnsw:M=4,efc=10,ef=0");
   EXPECT_EQ(indices[0].heads[1], nullptr);
   EXPECT_EQ(indices[0].inserted(), 34000);
   ASSERT_FALSE(reports.empty());

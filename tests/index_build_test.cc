@@ -80,8 +80,8 @@ TEST_P(Builds, AnAddThatIsStoppedTakesNoKeys) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, Builds,
-                         testing::Values("hnsw:M=8,efc=40", "faiss:HNSW16", "faiss:IVF16,SQ8",
-                                         "faiss:Flat", "faiss:PQ16x4"),
+                         testing::Values("hnsw:M=8,efc=40", "faiss:HNSW16",
+                                         "faiss:IVF16,SQ8", "faiss:Flat", "faiss:PQ16x4"),
                          test_name);
 
 TEST(Builds, OfGraphsEndAmongTheirKeysWhenStopped) {
@@ -184,7 +184,11 @@ TEST_P(Memory, IsWhatTheAllocatorGave) {
   const Keys keys = make_keys(clustered(20000, 32, 11), 32, DType::bf16);
   oneapi::tbb::task_arena one(1);
   one.execute([&] {
-    make_index(GetParam());  // what the first use of a library leaves behind
+    {  // what the first use of a library leaves behind
+      const auto first = make_index(GetParam());
+      first->add(keys.view());
+      first->build();
+    }
     const std::int64_t before = allocated();
     const auto index = make_index(GetParam());
     index->add(keys.view());
@@ -196,9 +200,9 @@ TEST_P(Memory, IsWhatTheAllocatorGave) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, Memory,
-                         testing::Values("hnsw", "hnsw:M=4,efc=20", "faiss:Flat", "faiss:SQ8",
-                                         "faiss:PQ8x5", "faiss:HNSW16", "faiss:IVF,SQ8",
-                                         "faiss:IVF64,Flat", "faiss:IVF64,PQ8x4"),
+                         testing::Values("hnsw", "hnsw:M=4,efc=20", "faiss:Flat",
+                                         "faiss:SQ8", "faiss:PQ8x5", "faiss:HNSW16",
+                                         "faiss:IVF,SQ8", "faiss:IVF64,Flat", "faiss:IVF64,PQ8x4"),
                          test_name);
 
 #endif
@@ -219,12 +223,66 @@ TEST(NormalSpec, IsOneForAllSpellingsOfAnIndex) {
   std::vector<std::string> normals;
   for (const auto& spellings : same) {
     for (const std::string& spec : spellings) {
-      EXPECT_EQ(normal_spec(spec), spellings.front()) << spec;
+      EXPECT_EQ(IndexSpec(spec).text(), spellings.front()) << spec;
       EXPECT_EQ(make_index(spec)->spec(), spellings.front()) << spec;
     }
     normals.push_back(spellings.front());
   }
   EXPECT_EQ(std::set<std::string>(normals.begin(), normals.end()).size(), same.size());
+}
+
+TEST(IndexSpec, RefusesBeforeBuildWhatBuildRefuses) {
+  struct Case {
+    const char* spec;
+    std::int64_t dim, keys;
+  };
+  for (const auto& [spec, dim, keys] :
+       {Case{"faiss:PQ7", 64, 300}, Case{"faiss:PQ8", 64, 255}, Case{"faiss:IVF4096,SQ8", 64, 60},
+        Case{"faiss:IVF4,PQ8", 64, 100}}) {
+    const std::vector<float> values(static_cast<std::size_t>(dim * keys), 1.0F);
+    const auto index = make_index(spec);
+    index->add({reinterpret_cast<const std::byte*>(values.data()), DType::f32, keys, dim, 4 * dim});
+    std::string built;
+    std::string checked;
+    try {
+      index->build();
+    } catch (const InvalidArgument& error) {
+      built = error.what();
+    }
+    try {
+      IndexSpec(spec).check(dim, keys);
+    } catch (const InvalidArgument& error) {
+      checked = error.what();
+    }
+    EXPECT_FALSE(built.empty()) << spec;
+    EXPECT_EQ(checked, built) << spec;
+  }
+  for (const char* spec : {"exact", "hnsw", "faiss:IVF4096,SQ8", "faiss:PQ8", "faiss:HNSW32"}) {
+    EXPECT_NO_THROW(IndexSpec(spec).check(64, 0)) << spec;
+    EXPECT_NO_THROW(IndexSpec(spec).check(64, 4096)) << spec;
+  }
+  EXPECT_NO_THROW(IndexSpec("exact").check(64, std::int64_t{1} << 40));
+  EXPECT_THROW(IndexSpec("hnsw").check(64, std::int64_t{1} << 31), InvalidArgument);
+}
+
+TEST(IndexSpec, SaysWhatGrowsAsTheIndexDoes) {
+  const std::vector<float> values(64 * 400, 1.0F);
+  const auto view = [&](std::int64_t first, std::int64_t count) {
+    return KeyView{reinterpret_cast<const std::byte*>(values.data() + first * 64), DType::f32,
+                   count, 64, 256};
+  };
+  for (const char* spec : {"exact", "hnsw"}) {
+    ASSERT_TRUE(IndexSpec(spec).grows()) << spec;
+    const auto index = make_index(spec);
+    index->add(view(0, 300));
+    index->build();
+    index->add(view(300, 100));
+    const PositionRange late{300, 400};
+    SearchResult found;
+    index->search({values.data(), 1, 64, {&late, 1}}, 10, found);
+    EXPECT_EQ(found.positions(0).size(), 10U) << spec;
+  }
+  EXPECT_FALSE(IndexSpec("faiss:IVF").grows());
 }
 
 TEST(FaissSpec, FamiliesThatWereNotMadeSafeAreRefusedNamingThoseThatWere) {

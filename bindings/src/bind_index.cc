@@ -104,6 +104,23 @@ void bind_index(py::module_& module) {
                            result.queries(), result.k());
       });
 
+  py::class_<IndexSpec>(module, "IndexSpec",
+                        "The name of an index, understood. Equal when they name the same index.")
+      .def(py::init<const std::string&>(), py::arg("text"))
+      .def_property_readonly("text", &IndexSpec::text, "All defaults spelled out.")
+      .def_property_readonly("grows", &IndexSpec::grows,
+                             "True when keys added after build are found too.")
+      .def("check", &IndexSpec::check, py::arg("dim"), py::arg("keys"),
+           "Raises InvalidArgument when the index cannot be built over so many keys of this dim.")
+      .def("__eq__",
+           [](const IndexSpec& a, const py::object& b) {
+             return py::isinstance<IndexSpec>(b) && a == b.cast<const IndexSpec&>();
+           })
+      .def("__hash__", [](const IndexSpec& spec) { return py::hash(py::str(spec.text())); })
+      .def("__str__", &IndexSpec::text)
+      .def("__repr__",
+           [](const IndexSpec& spec) { return fmt::format("<IndexSpec {}>", spec.text()); });
+
   py::class_<Index>(module, "KeyIndex",
                     "Finds the keys with the largest inner product with a query. spec: \"exact\", "
                     "\"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\", \"faiss:HNSW32\".\n\n"
@@ -120,9 +137,6 @@ void bind_index(py::module_& module) {
            "Up to k positions of the largest q·k for each of queries [m, dim] (f32, finite). "
            "allowed: "
            "int64 [m, 2], the half-open range that each query may find; None: all keys.")
-      .def_property_readonly(
-          "grows", [](const Index& self) { return self.index->grows(); },
-          "True when keys added after build are found too.")
       .def_property_readonly(
           "size", [](const Index& self) { return self.index->size(); }, "Keys added.")
       .def_property_readonly(

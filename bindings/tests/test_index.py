@@ -117,8 +117,22 @@ def test_attributes_say_what_the_index_is(random):
     index = built("hnsw:M=8", random(50, 8))
     assert index.spec.startswith("hnsw:M=8,")
     assert index.memory > 0
-    assert index.grows
     assert repr(index) == f"<KeyIndex {index.spec} of 50 keys>"
+
+
+def test_a_spec_is_a_value():
+    spec = topkv.IndexSpec("hnsw")
+    assert spec == topkv.IndexSpec("hnsw:ef=0,M=16") != topkv.IndexSpec("hnsw:M=8")
+    assert spec != "hnsw"
+    assert len({spec, topkv.IndexSpec("hnsw:M=16"), topkv.IndexSpec("exact")}) == 2
+    assert str(spec) == spec.text == "hnsw:M=16,efc=100,ef=0"
+    assert repr(spec) == f"<IndexSpec {spec.text}>"
+    assert spec.grows and not topkv.IndexSpec("faiss:IVF").grows
+    spec.check(64, 1 << 20)
+    with pytest.raises(topkv.InvalidArgument, match="dim 64 cannot be cut into 7 equal parts"):
+        topkv.IndexSpec("faiss:PQ7").check(64, 0)
+    with pytest.raises(topkv.InvalidArgument, match="no index is named"):
+        topkv.IndexSpec("hsnw")
 
 
 def test_k_above_the_keys_gives_them_all(random):

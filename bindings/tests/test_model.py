@@ -231,7 +231,7 @@ def test_what_a_configuration_says_and_the_network_does_not_do_is_warned_about(n
 
 def test_paths_of_any_bytes_are_taken_and_shown(needle_14m, tmp_path):
     directory = tmp_path / os.fsdecode(b"a\xffb")
-    with pytest.raises(topkv.FileError, match=r"a\\xffb/config.json: cannot be opened"):
+    with pytest.raises(topkv.FileError, match=r"a\\xffb: there is no such directory"):
         topkv.Model.load(directory)
     copy_with(needle_14m, directory)
     assert topkv.Model.load(directory).logits([5]).shape == (1, 4096)

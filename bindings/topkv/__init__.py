@@ -9,6 +9,7 @@ attention is taken, under one exact softmax, over the first tokens (*sinks*), th
     Context          one prefilled text, immutable, shared by sessions; has indices over its keys
     Session          one reader of a context: attend() is the decode step
     KeyIndex         an index over keys by itself
+    IndexSpec        the name of an index, and whether one can be built
     Partial, merge, attend_rows   attention as a merge of partials
     Device           the host's cores, or a CUDA device under a memory ceiling
 
@@ -35,6 +36,7 @@ try:
         FileError,
         ForwardTimes,
         GenerateResult,
+        IndexSpec,
         InvalidArgument,
         KeyIndex,
         Model,
@@ -77,6 +79,7 @@ __all__ = [
     "FileError",
     "ForwardTimes",
     "GenerateResult",
+    "IndexSpec",
     "InvalidArgument",
     "KeyIndex",
     "Model",

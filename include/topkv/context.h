@@ -62,7 +62,7 @@ class Context {
   std::int64_t tokens() const;
   DType dtype() const;
   ContextMemory memory() const;
-  /// Spec strings of its indices, all defaults spelled out (see normal_spec); "exact" is always
+  /// Spec strings of its indices, all defaults spelled out (see IndexSpec); "exact" is always
   /// among them, for it reads the rows in place.
   std::vector<std::string> indices() const;
   /// Whether it has the index that this spec names, however it is spelled. Throws InvalidArgument

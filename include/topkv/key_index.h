@@ -1,9 +1,8 @@
 // An index finds, for a query, the keys with the largest inner product among the keys of one
 // (layer, KV head).
 //
-// The verbs are FAISS's: add keys, build, search. An index is named by one string, in FAISS's
-// manner ("exact", "faiss:IVF4096,SQ8", "hnsw:M=16,ef=128"); make_index parses it, and normal_spec
-// tells whether two strings name the same index.
+// The verbs are FAISS's: add keys, build, search. An index is named by one string ("exact",
+// "faiss:IVF4096,SQ8", "hnsw:M=16,ef=128"; see index_spec.h).
 //
 // Ownership: indices that can read keys where they lie do not copy them. The memory behind every
 // view handed to add must stay valid and unchanged for the life of the index.
@@ -21,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "topkv/index_spec.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
@@ -98,30 +98,15 @@ class KeyIndex {
   /// REQUIRES: built, k > 0, queries.dim == dim, finite queries. Throws InvalidArgument.
   virtual void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const = 0;
 
-  /// True when keys added after build are found as well as those before it: such an index may be
-  /// built while keys still arrive. (False where build learns from all keys, as k-means does.)
-  virtual bool grows() const { return false; }
-
   /// Keys added.
   virtual std::int64_t size() const = 0;
   /// Bytes held beyond the keys read in place.
   virtual std::int64_t memory() const = 0;
-  /// The spec string with all defaults spelled out, as make_index accepts it.
+  /// Its spec, all defaults spelled out.
   virtual std::string spec() const = 0;
 };
 
-/// Makes an empty index from its spec string. Throws InvalidArgument naming the part that was not
-/// understood and what is known.
-///
-///   exact                     every key, each search one pass over them (own SIMD scan)
-///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
-///   faiss:HNSW32              FAISS's graph over keys that stay where they are
-///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings
-///                             stands in the README
+/// An empty index, IndexSpec(spec).make(). Throws InvalidArgument as IndexSpec does.
 std::unique_ptr<KeyIndex> make_index(std::string_view spec);
-
-/// The spec with all defaults spelled out. Two specs name the same index when these are equal.
-/// Throws as make_index does.
-std::string normal_spec(std::string_view spec);
 
 }  // namespace topkv

@@ -88,7 +88,15 @@ class Checker {
     const auto found = by_name_.find(flag.name);
     if (found != by_name_.end()) return *found->second;
     const std::string typed = flag.name.starts_with("--") ? flag.name : std::string(word);
-    throw UsageError(fmt::format("unknown flag {}{}", typed, did_you_mean(nearest(typed, names_))));
+    throw UsageError(fmt::format("unknown flag {}{}", typed, did_you_mean(near(typed))));
+  }
+
+  // Every letter is near every other: of those only the other case is meant.
+  std::string near(const std::string& typed) const {
+    if (typed.size() != 2) return nearest(typed, names_);
+    const auto other = static_cast<char>(typed[1] ^ 0x20);
+    const std::string swapped = {'-', other};
+    return by_name_.contains(swapped) ? swapped : std::string();
   }
 
   // Not "-nice", which may well be a value, though it could be -n with "ice".
@@ -117,8 +125,9 @@ class Checker {
     }
     const std::string value = flag.has_value ? flag.value : next;
     if (value.empty()) {
-      throw UsageError(fmt::format("{}: expected {}, found ''; leave the flag out for its default",
-                                   flag.name, expected(option)));
+      throw UsageError(
+          fmt::format("{}: expected {}, found ''{}", flag.name, expected(option),
+                      option.get_required() ? "" : "; leave the flag out for its default"));
     }
     const auto [earlier, first] = values_.emplace(&option, value);
     if (!first && !may_repeat(option)) {

@@ -202,6 +202,7 @@ int run_generate(const GenerateFlags& flags) {
   const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
   check_rows(model.config().attention, given + predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
+  check_indices(flags.retrieval, model.config(), static_cast<std::int64_t>(reading.context.size()));
   model.check_reach(given + predict);  // now rather than when it gets there
   Prefilled prefilled = make_context(model, flags, reading.context, progress);
   if (index != "exact") {  // an empty context has none yet

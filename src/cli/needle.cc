@@ -77,14 +77,27 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const std::s
                             printable(directory.file("").parent_path().string())));
 }
 
-void print_score(const std::vector<Cell>& cells, std::size_t wanted) {
+void print_score(const std::vector<Cell>& cells, std::size_t not_run) {
   std::int64_t found = 0;
   for (const Cell& cell : cells) found += cell.found ? 1 : 0;
   const double percent =
       cells.empty() ? 0 : 100.0 * static_cast<double>(found) / static_cast<double>(cells.size());
   std::string text = fmt::format("{} of {} found ({:.0f} %)", found, cells.size(), percent);
-  if (cells.size() < wanted) text += fmt::format(", {} cells not run", wanted - cells.size());
+  if (not_run > 0) text += fmt::format(", {} cells not run", not_run);
   fmt::print("{}", labelled("score", text, line_width(stdout)));
+}
+
+// Of this command; the directory may hold others.
+std::size_t cells_not_run(const NeedlePlan& plan, const RunDirectory& directory) {
+  std::size_t missing = 0;
+  for (const std::int64_t length : plan.lengths) {
+    for (const double depth : plan.depths) {
+      for (const std::string& index : plan.indices) {
+        missing += directory.has(length, depth, index) ? 0 : 1;
+      }
+    }
+  }
+  return missing;
 }
 
 // Shows all that the directory holds, of this run and earlier ones.
@@ -104,7 +117,7 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory
     return;
   }
   print_report(cells, grid, settings, directory);
-  print_score(cells, lengths.size() * plan.depths.size() * indices.size());
+  print_score(cells, cells_not_run(plan, directory));
 }
 
 int run_needle(const NeedleFlags& flags) {

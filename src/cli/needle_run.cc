@@ -52,7 +52,7 @@ NeedleRun::NeedleRun(const Model& model, const NeedleFlags& flags, const NeedleP
       prefill_options_(prefill_options(flags.prefill, flags.retrieval)),
       beginning_(beginning_tokens(model.tokenizer())) {
   for (const std::string& index : plan.indices) {
-    if (model.device().is_cuda() && make_index(index)->grows()) {
+    if (model.device().is_cuda() && IndexSpec(index).grows()) {
       prefill_options_.indices.push_back(index);
     }
   }
@@ -128,6 +128,8 @@ NeedleRun::Prefilled NeedleRun::prefill(std::int64_t length, const std::vector<d
   const NeedleContext text = build_needle_context(
       plan_.context_room(length, question), beginning_, plan_.task.intro(), needles, *haystack,
       [&](std::string_view piece) { return model_.tokenizer().encode(piece); });
+
+  check_indices(flags_.retrieval, model_.config(), static_cast<std::int64_t>(text.tokens.size()));
 
   Prefilled prefilled;
   prefilled.length = length;

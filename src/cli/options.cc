@@ -171,12 +171,23 @@ void check_flags(const SamplingFlags& flags) {
 ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval) {
   ModelConfig config = ModelConfig::load(flags.directory);
   retrieval_options(retrieval, config.attention.layers, "exact", 1);
+  check_indices(retrieval, config, 0);
   return config;
+}
+
+void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys) {
+  for (const std::string& spec : retrieval.indices) {
+    try {
+      IndexSpec(spec).check(config.attention.head_dim, keys);
+    } catch (const InvalidArgument& error) {
+      throw UsageError(fmt::format("--kv-index: {}", error.what()));
+    }
+  }
 }
 
 std::string full_spec(const std::string& spec) {
   try {
-    return normal_spec(spec);
+    return IndexSpec(spec).text();
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-index: {}", error.what()));
   }

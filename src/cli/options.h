@@ -77,6 +77,9 @@ void check_flags(const SamplingFlags& flags);
 /// throws too.
 ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval);
 
+/// Throws UsageError when an index cannot be built over so many keys of this model.
+void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys);
+
 /// How an index is spelled with all that its spec leaves out, so that two spellings compare.
 std::string full_spec(const std::string& spec);
 

@@ -156,7 +156,8 @@ void RunDirectory::load_cells() {
 void RunDirectory::merge_configuration() {
   if (cells_.empty()) return;  // nothing that another configuration could be mixed with
   const auto run = file("run.json");
-  if (!std::filesystem::exists(run)) {
+  std::error_code error;
+  if (std::filesystem::status(run, error).type() == std::filesystem::file_type::not_found) {
     fail(directory_, fmt::format("holds cells.jsonl but no run.json; {}", remedy));
   }
   const Json there = Json::parse(read_file(run), nullptr, false);

@@ -12,8 +12,7 @@
 
 namespace topkv {
 
-/// One index per (layer, KV head); null where a layer has a sliding window. Its spec is in normal
-/// form.
+/// One index per (layer, KV head); null where a layer has a sliding window.
 struct Context::IndexSet : GrownIndex {};
 
 Context::Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
@@ -39,17 +38,19 @@ ContextMemory Context::memory() const {
 
 std::vector<std::string> Context::indices() const {
   std::vector<std::string> specs;
-  for (const auto& set : indices_) specs.push_back(set->spec);
+  for (const auto& set : indices_) specs.push_back(set->spec.text());
   return specs;
 }
 
 const Context::IndexSet* Context::find(std::string_view normal) const {
   const auto found = std::find_if(indices_.begin(), indices_.end(),
-                                  [&](const auto& set) { return set->spec == normal; });
+                                  [&](const auto& set) { return set->spec.text() == normal; });
   return found == indices_.end() ? nullptr : found->get();
 }
 
-bool Context::has_index(std::string_view spec) const { return find(normal_spec(spec)) != nullptr; }
+bool Context::has_index(std::string_view spec) const {
+  return find(IndexSpec(spec).text()) != nullptr;
+}
 
 RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
   if (layer < 0 || layer >= shape_.layers || kv_head < 0 || kv_head >= shape_.kv_heads) {
@@ -64,7 +65,7 @@ const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,
                                std::int64_t kv_head) const {
   rows(layer, kv_head);              // checks layer and head
   const IndexSet* set = find(spec);  // a spec in normal form costs nothing more
-  if (set == nullptr) set = find(normal_spec(spec));
+  if (set == nullptr) set = find(IndexSpec(spec).text());
   if (set == nullptr) {
     throw InvalidArgument(
         fmt::format("the context has no index '{}', only {}; add it with with_index", spec,
@@ -77,12 +78,13 @@ const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,
                   shape_.window_of(layer)));
 }
 
-std::shared_ptr<const Context> Context::with_index(std::string_view spec,
+std::shared_ptr<const Context> Context::with_index(std::string_view text,
                                                    const ProgressFn& progress) const {
-  const std::string normal = normal_spec(spec);
+  const IndexSpec spec(text);
   auto indices = indices_;
-  if (find(normal) == nullptr) {
-    const auto set = std::make_shared<IndexSet>(IndexSet{make_indices(normal, shape_)});
+  if (find(spec.text()) == nullptr) {
+    spec.check(shape_.head_dim, tokens());
+    const auto set = std::make_shared<IndexSet>(IndexSet{make_indices(spec, shape_)});
     const auto build = [&](const std::stop_token& stop) {
       parallel_for(shape_.layers * shape_.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {

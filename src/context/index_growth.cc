@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <utility>
 
 #include "src/core/threads.h"
@@ -29,11 +28,11 @@ std::int64_t GrownIndex::keys(std::int64_t tokens) const {
   return count * tokens;
 }
 
-GrownIndex make_indices(const std::string& spec, const AttentionShape& shape) {
+GrownIndex make_indices(const IndexSpec& spec, const AttentionShape& shape) {
   GrownIndex indices{spec, {}};
   for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
     const bool sliding = shape.window_of(i / shape.kv_heads) > 0;
-    indices.heads.push_back(sliding ? nullptr : make_index(spec));
+    indices.heads.push_back(sliding ? nullptr : spec.make());
   }
   return indices;
 }
@@ -51,11 +50,14 @@ void build_watched(const std::function<void(const std::stop_token&)>& build,
 IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, const RowStore& store,
                          const AttentionShape& shape, const DevicePrefill& prefill)
     : store_(store), shape_(shape), prefill_(prefill) {
-  std::set<std::string> seen;
-  for (const std::string& spec : specs) {
-    const std::unique_ptr<KeyIndex> index = make_index(spec);
-    if (!index->grows() || !seen.insert(index->spec()).second) continue;
-    indices_.push_back(make_indices(index->spec(), shape));
+  for (const std::string& text : specs) {
+    const IndexSpec spec(text);
+    const bool seen = std::any_of(indices_.begin(), indices_.end(),
+                                  [&](const GrownIndex& grown) { return grown.spec == spec; });
+    // "exact" reads rows in place: every context has it.
+    if (spec.grows() && !seen && spec.text() != "exact") {
+      indices_.push_back(make_indices(spec, shape));
+    }
   }
   if (!indices_.empty()) thread_ = std::thread([this] { run(); });
 }

@@ -21,7 +21,7 @@ namespace topkv {
 /// An index over a whole context: one per (layer, KV head), null where a layer has a sliding
 /// window.
 struct GrownIndex {
-  std::string spec;                              // in normal form
+  IndexSpec spec;
   std::vector<std::unique_ptr<KeyIndex>> heads;  // [layers, kv_heads]
 
   /// Keys inserted so far, over all heads. Safe from any thread.
@@ -30,9 +30,8 @@ struct GrownIndex {
   std::int64_t keys(std::int64_t tokens) const;
 };
 
-/// Empty indices of this spec for a context of this shape. Throws InvalidArgument on a spec that is
-/// not understood.
-GrownIndex make_indices(const std::string& spec, const AttentionShape& shape);
+/// Empty indices of this spec for a context of this shape.
+GrownIndex make_indices(const IndexSpec& spec, const AttentionShape& shape);
 
 /// Runs build, which inserts the keys of so many tokens into `indices`, beside this thread, which
 /// reports. An exception of progress stops it and is rethrown.

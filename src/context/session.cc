@@ -257,7 +257,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   at_least(options.dense_layers, 0, "dense_layers");
   at_least(options.capacity, 1, "capacity");
   at_least(options.memory_budget, 0, "memory_budget");
-  const std::string typed = std::exchange(options.index, normal_spec(options.index));
+  const std::string typed = std::exchange(options.index, IndexSpec(options.index).text());
   for (std::int64_t layer = 0; layer < context->shape().layers; ++layer) {
     if (context->shape().window_of(layer) > 0) continue;
     context->index(typed, layer, 0);  // throws when the context has no such index

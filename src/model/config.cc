@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "src/core/mapped_file.h"
+#include "src/core/printable.h"
 #include "src/model/config_keys.h"
 #include "src/model/json_file.h"
 #include "topkv/error.h"
@@ -248,6 +249,28 @@ void read_special_tokens(const JsonObject& root, const Family& family,
   }
 }
 
+/// For a path that was mistyped. Whatever else is wrong with it shows when it is read.
+void check_model_directory(const std::filesystem::path& directory) {
+  std::error_code error;
+  const auto type_of = [&](const std::filesystem::path& path) {
+    return std::filesystem::status(path, error).type();
+  };
+  const char* problem = nullptr;
+  if (type_of(directory) == std::filesystem::file_type::not_found) {
+    problem = "there is no such directory";
+  } else if (type_of(directory) == std::filesystem::file_type::regular) {
+    problem = "is not a directory";
+  } else if (type_of(directory / "config.json") == std::filesystem::file_type::not_found) {
+    problem = "has no config.json";
+  } else {
+    return;
+  }
+  throw FileError(
+      fmt::format("{}: {}; expected the directory of a model in Hugging Face layout, with its "
+                  "config.json",
+                  path_text(directory), problem));
+}
+
 }  // namespace
 
 std::int64_t ModelConfig::kv_bytes_per_token(DType dtype) const {
@@ -270,6 +293,7 @@ std::string ModelConfig::beyond_reach(std::int64_t tokens) const {
 }
 
 ModelConfig ModelConfig::load(const std::filesystem::path& directory) {
+  check_model_directory(directory);
   const std::filesystem::path file = directory / "config.json";
   const Json json = read_json_file(file);
   const JsonObject root(json, file);

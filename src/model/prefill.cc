@@ -28,6 +28,9 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
   impl_->check_reach(total);
+  for (const std::string& spec : options.indices) {
+    IndexSpec(spec).check(config.attention.head_dim, total);
+  }
   ContextBuilder builder(
       config.attention,
       {.capacity = total, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});

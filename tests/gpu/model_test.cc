@@ -259,7 +259,7 @@ TEST_P(ModelOn, IndicesAskedForAtPrefillHoldEveryKeyAndFindThem) {
   const std::string spec = "hnsw:M=16";
   const auto context = model.prefill(text, {.chunk = 500, .indices = {spec, "faiss:Flat"}});
   EXPECT_EQ(context->indices(),
-            (std::vector<std::string>{"exact", normal_spec(spec), "faiss:Flat"}));
+            (std::vector<std::string>{"exact", IndexSpec(spec).text(), "faiss:Flat"}));
   for (std::int64_t l = 0; l < context->shape().layers; ++l) {
     for (std::int64_t h = 0; h < context->shape().kv_heads; ++h)
       EXPECT_EQ(context->index(spec, l, h).size(), static_cast<std::int64_t>(text.size()));

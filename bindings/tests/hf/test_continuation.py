@@ -159,6 +159,22 @@ def test_a_text_read_elsewhere_is_known_when_its_ids_are_given(device):
             TopkCache.from_context(model.config, context, tokens=wrong, **ALL)
 
 
+@pytest.mark.parametrize("family", MODELS)
+def test_texts_packed_by_positions_are_refused(family, device):
+    model = make_model(family, device)
+    ids = make_ids(TEXT, device)
+    cache = read_by_the_model(model, ids[:, :20])
+    for part in (torch.arange(20, 26), torch.arange(0, 6)):
+        packed = torch.cat((part, torch.arange(14)))[None].to(device)
+        with pytest.raises(InvalidArgument, match=r"fall from 2?5 to 0 at its token 6"):
+            model(ids[:, 20:], position_ids=packed, past_key_values=cache, use_cache=True)
+        assert cache.get_seq_length() == 20
+    ahead = torch.arange(20, TEXT, device=device)[None]
+    model(ids[:, 20:], position_ids=ahead, past_key_values=cache, use_cache=True)
+    ids = torch.cat((ids, make_ids(3, device, seed=1)), dim=1)
+    assert_greedy(model, generate(model, ids, cache.session()), TEXT + 3)
+
+
 def test_other_caches_are_given_what_they_were_given(device):
     model = make_model("llama", device)
     TopkCache(model.config)

@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from small_models import HYBRID, make_ids
+from small_models import HYBRID, make_ids, make_model
+from topkv import InvalidArgument
 from topkv.hf import TopkCache
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -54,3 +55,13 @@ def test_sixteen_thousand_tokens_at_once_make_no_square_tensor(implementation, d
     # The largest are K or V of the layer, in blocks the mask of 2048 x 2560.
     assert largest.elements <= 8_000_000
     assert largest.elements < tokens * tokens // 32
+
+
+@pytest.mark.parametrize("shape", [(10,), (2, 10), (1, 1, 10)])
+def test_a_mask_of_another_shape_is_refused(shape, device):
+    model = make_model("llama", device)
+    cache = TopkCache(model.config, k=16)
+    mask = torch.ones(shape, dtype=torch.long, device=device)
+    with pytest.raises(InvalidArgument, match="attention_mask has shape"):
+        model(make_ids(10, device), attention_mask=mask, past_key_values=cache, use_cache=True)
+    assert cache.get_seq_length() == 0

@@ -278,8 +278,10 @@ class Engine:
         out = torch.empty_like(q)
         shards = self.options.shards
         lse = q.new_empty(q.shape[:-1]) if shards or sink_scores is not None else None
+        part = self._part(q.shape[1])
+        self._check_room(part[1])
         self._spoiled = True
-        rows.attend(Step(layer, q, k, v, out, lse, *self._part(q.shape[1])))
+        rows.attend(Step(layer, q, k, v, out, lse, *part))
         if shards is not None:
             out, lse = shards.merge(out, lse)
         if sink_scores is not None:
@@ -375,6 +377,16 @@ class Engine:
                 "serves a model on one device"
             )
 
+    def _check_room(self, tokens: int) -> None:
+        """Raises unless the sessions have room for so many more tokens."""
+        held, room = self.state.held, self.options.session["capacity"]
+        if self.context is not None and held + tokens > room:
+            raise InvalidArgument(
+                f"{held} tokens follow the text and this call brings {tokens} more; the cache was "
+                f"made with room for {room}: give TopkCache() or session() a larger "
+                "session_capacity"
+            )
+
     def _make_rows(
         self,
         query: torch.Tensor,
@@ -395,6 +407,7 @@ class Engine:
             )
         shape = shape_of(options.layers, query, keys, values, scale, softcap)
         ranks = 1 if options.shards is None else options.shards.ranks
+        topkv.IndexSpec(options.session["index"]).check(shape.head_dim, 0)  # now, not once it is read
         return PrefillRows(
             shape,
             self.device,

@@ -89,6 +89,12 @@ class LazyMask:
             )
         padding = self.arguments.get("attention_mask")
         if padding is not None:
+            rows = self.arguments.get("batch_size", 1)
+            if padding.ndim != 2 or padding.shape[0] != rows:
+                raise InvalidArgument(
+                    f"attention_mask has shape {tuple(padding.shape)}; expected [batch, tokens] "
+                    f"with a batch of {rows}"
+                )
             end = self.query_offset + self.queries
             if padding.shape[-1] != end:
                 raise InvalidArgument(

@@ -1,15 +1,18 @@
+#include "topkv/index_spec.h"
+
 #include <fmt/format.h>
 
 #include "index/exact_index.h"
 #include "index/faiss_index.h"
 #include "index/hnsw_index.h"
+#include "index/index_kind.h"
 #include "index/spec.h"
 #include "topkv/error.h"
-#include "topkv/key_index.h"
 
 namespace topkv {
+namespace {
 
-std::unique_ptr<KeyIndex> make_index(std::string_view spec) {
+std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
   const std::size_t colon = spec.find(':');
   const std::string_view name = spec.substr(0, colon);
   const bool has_rest = colon != std::string_view::npos;
@@ -20,16 +23,16 @@ std::unique_ptr<KeyIndex> make_index(std::string_view spec) {
       throw InvalidArgument(
           fmt::format("index \"{}\": exact takes no options; write \"exact\"", one_line(spec)));
     }
-    return std::make_unique<ExactIndex>();
+    return exact_kind();
   }
-  if (name == "faiss") return make_faiss_index(spec, rest);
+  if (name == "faiss") return faiss_kind(spec, rest);
   if (name == "hnsw") {
     if (has_rest && rest.empty()) {
       throw InvalidArgument(fmt::format(
           "index \"{}\": options are missing after the colon; write \"hnsw\" or \"hnsw:M=16\"",
           one_line(spec)));
     }
-    return make_hnsw_index(spec, rest);
+    return hnsw_kind(spec, rest);
   }
   const std::string_view near = nearest(name, {"exact", "faiss", "hnsw"});
   throw InvalidArgument(fmt::format(
@@ -38,6 +41,16 @@ std::unique_ptr<KeyIndex> make_index(std::string_view spec) {
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
 }
 
-std::string normal_spec(std::string_view spec) { return make_index(spec)->spec(); }
+}  // namespace
+
+IndexSpec::IndexSpec(std::string_view text) : kind_(parse(text)), text_(kind_->text()) {}
+
+bool IndexSpec::grows() const { return kind_->grows(); }
+
+void IndexSpec::check(std::int64_t dim, std::int64_t keys) const { kind_->check(dim, keys); }
+
+std::unique_ptr<KeyIndex> IndexSpec::make() const { return kind_->make(); }
+
+std::unique_ptr<KeyIndex> make_index(std::string_view spec) { return IndexSpec(spec).make(); }
 
 }  // namespace topkv

@@ -1,0 +1,51 @@
+// The name of an index, understood: what can be asked of an index before there is one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace topkv {
+
+class KeyIndex;
+
+/// An index is named by one string, in FAISS's manner:
+///
+///   exact                     every key, each search one pass over them (own SIMD scan)
+///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
+///   faiss:HNSW32              FAISS's graph over keys that stay where they are
+///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings
+///                             stands in the README
+///
+/// A value: copies are cheap, and two are equal when they name the same index, however spelled.
+/// Threads: const and safe from many.
+class IndexSpec {
+ public:
+  /// Throws InvalidArgument naming the part that was not understood and what is known.
+  explicit IndexSpec(std::string_view text);
+
+  /// All defaults spelled out, as the constructor accepts it.
+  const std::string& text() const { return text_; }
+
+  /// True when keys added after build are found as well as those before it: such an index may be
+  /// built while keys still arrive. (False where build learns from all keys, as k-means does.)
+  bool grows() const;
+
+  /// Throws InvalidArgument when build() would for keys of this dim, or for so many of them. No
+  /// keys are always enough.
+  void check(std::int64_t dim, std::int64_t keys) const;
+
+  /// An empty index.
+  std::unique_ptr<KeyIndex> make() const;
+
+  friend bool operator==(const IndexSpec& a, const IndexSpec& b) { return a.text_ == b.text_; }
+
+  class Kind;  ///< of an index, with its parameters
+
+ private:
+  std::shared_ptr<const Kind> kind_;
+  std::string text_;
+};
+
+}  // namespace topkv

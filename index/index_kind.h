@@ -1,0 +1,24 @@
+// What a spec is understood as. Each kind of index implements this beside its KeyIndex.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "topkv/index_spec.h"
+#include "topkv/key_index.h"
+
+namespace topkv {
+
+/// The members mean what IndexSpec's do.
+class IndexSpec::Kind {
+ public:
+  virtual ~Kind() = default;
+  virtual std::string text() const = 0;
+  virtual bool grows() const { return false; }
+  virtual void check(std::int64_t /*dim*/, std::int64_t /*keys*/) const {}
+  virtual std::unique_ptr<KeyIndex> make() const = 0;
+};
+
+}  // namespace topkv
