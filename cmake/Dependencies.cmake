@@ -7,6 +7,7 @@ list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(TBB REQUIRED)
 find_package(BLAS REQUIRED)   # FAISS's
+find_package(LAPACK REQUIRED)
 find_package(faiss REQUIRED)
 find_package(dnnl REQUIRED)
 find_package(nlohmann_json REQUIRED)
@@ -20,5 +21,5 @@ find_path(TOPKV_HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED DOC "Folder that 
 
 # Headers alone are wrapped in BUILD_INTERFACE: whoever links an installed topkv needs no such package.
 set(TOPKV_DEPENDENCIES
-  faiss OpenMP::OpenMP_CXX TBB::tbb DNNL::dnnl fmt::fmt PkgConfig::hwy PkgConfig::pcre2 PkgConfig::utf8proc
+  faiss LAPACK::LAPACK OpenMP::OpenMP_CXX TBB::tbb DNNL::dnnl fmt::fmt PkgConfig::hwy PkgConfig::pcre2 PkgConfig::utf8proc
   $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)

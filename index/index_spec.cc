@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "index/codes_index.h"
 #include "index/exact_index.h"
 #include "index/faiss_index.h"
 #include "index/hnsw_index.h"
@@ -25,6 +26,14 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
     }
     return exact_kind();
   }
+  if (name == "codes") {
+    if (has_rest && rest.empty()) {
+      throw InvalidArgument(fmt::format(
+          "index \"{}\": options are missing after the colon; write \"codes\" or \"codes:k=16\"",
+          one_line(spec)));
+    }
+    return codes_kind(spec, rest);
+  }
   if (name == "faiss") return faiss_kind(spec, rest);
   if (name == "hnsw") {
     if (has_rest && rest.empty()) {
@@ -34,9 +43,9 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
     }
     return hnsw_kind(spec, rest);
   }
-  const std::string_view near = nearest(name, {"exact", "faiss", "hnsw"});
+  const std::string_view near = nearest(name, {"exact", "codes", "faiss", "hnsw"});
   throw InvalidArgument(fmt::format(
-      "index \"{}\": no index is named \"{}\"{}; known are exact, "
+      "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
       "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32",
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
 }

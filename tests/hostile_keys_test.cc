@@ -141,7 +141,7 @@ TEST_P(HostileKeys, AreFoundOrRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, HostileKeys,
-                         testing::Values("exact", "hnsw:M=2,efc=8", "hnsw:M=8,efc=40", "faiss:Flat",
+                         testing::Values("exact", "codes:k=4", "codes", "hnsw:M=2,efc=8", "hnsw:M=8,efc=40", "faiss:Flat",
                                          "faiss:SQ8", "faiss:SQ6", "faiss:SQ4", "faiss:SQfp16",
                                          "faiss:PQ16x4", "faiss:PQ8x5", "faiss:PQ2x6",
                                          "faiss:PQ4x7", "faiss:PQ4", "faiss:HNSW2", "faiss:HNSW8",

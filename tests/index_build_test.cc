@@ -80,7 +80,7 @@ TEST_P(Builds, AnAddThatIsStoppedTakesNoKeys) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, Builds,
-                         testing::Values("hnsw:M=8,efc=40", "faiss:HNSW16",
+                         testing::Values("hnsw:M=8,efc=40", "codes", "faiss:HNSW16",
                                          "faiss:IVF16,SQ8", "faiss:Flat", "faiss:PQ16x4"),
                          test_name);
 
@@ -200,7 +200,7 @@ TEST_P(Memory, IsWhatTheAllocatorGave) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, Memory,
-                         testing::Values("hnsw", "hnsw:M=4,efc=20", "faiss:Flat",
+                         testing::Values("hnsw", "codes", "hnsw:M=4,efc=20", "faiss:Flat",
                                          "faiss:SQ8", "faiss:PQ8x5", "faiss:HNSW16",
                                          "faiss:IVF,SQ8", "faiss:IVF64,Flat", "faiss:IVF64,PQ8x4"),
                          test_name);

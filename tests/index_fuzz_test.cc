@@ -48,9 +48,11 @@ class Chance {
 std::string some_spec(Chance& chance) {
   const std::string code =
       chance.of<std::string>({"Flat", "SQ8", "SQ6", "SQ4", "SQfp16", "PQ1x4", "PQ2x5", "PQ4x8"});
-  switch (chance.number(0, 5)) {
+  switch (chance.number(0, 6)) {
     case 0:
       return "exact";
+    case 6:
+      return "codes:k=" + std::to_string(4 * chance.number(1, 8));
     case 1:
       return "hnsw:M=" + std::to_string(chance.number(2, 20)) +
              ",efc=" + std::to_string(chance.size(1, 100)) +

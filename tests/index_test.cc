@@ -214,7 +214,7 @@ TEST_P(EveryIndex, MisuseIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, EveryIndex,
-                         testing::Values(Case{"exact", 1.0}, Case{"faiss:Flat", 1.0},
+                         testing::Values(Case{"exact", 1.0}, Case{"codes:k=16", 0.9}, Case{"faiss:Flat", 1.0},
                                          Case{"faiss:IVF", 0.9}, Case{"faiss:IVF64,SQ8", 0.9},
                                          Case{"faiss:HNSW32", 0.9}, Case{"faiss:PQ8x6", 0.8},
                                          Case{"faiss:IVF,PQ8x6", 0.8}, Case{"hnsw", 0.9},

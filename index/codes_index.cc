@@ -1,0 +1,148 @@
+#include "index/codes_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "index/approximate_index.h"
+#include "index/index_kind.h"
+#include "index/key_codes.h"
+#include "index/scan.h"
+#include "index/scratch.h"
+#include "index/spec.h"
+#include "src/core/dot.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t encode_keys = 8192;  // that a thread encodes at a time
+constexpr std::int64_t tile_keys = 1024;    // scored at a time
+/// Of so many keys one is scored exactly: that with the largest residual. Rare keys (a needle's in
+/// a text that repeats) lie outside the axes of the rest, and codes would lose them.
+constexpr std::int64_t keys_per_rare = 256;
+
+struct Params {
+  std::int64_t key_bytes = 16;
+
+  std::string text() const { return fmt::format("codes:k={}", key_bytes); }
+};
+
+class CodesIndex final : public ApproximateIndex {
+ public:
+  explicit CodesIndex(const Params& params) : params_(params) {}
+
+  std::int64_t memory() const override {
+    return static_cast<std::int64_t>(sizeof *this + codes_.capacity() * sizeof(codes_[0]) +
+                                     rare_.capacity() * sizeof(rare_[0])) +
+           coder_.memory();
+  }
+  std::string spec() const override { return params_.text(); }
+
+ protected:
+  void insert(std::int64_t first, const std::stop_token& stop) override {
+    const std::int64_t bytes = params_.key_bytes * ((keys().dim + 127) / 128);
+    if (first == 0) {
+      coder_ = KeyCoder(keys(), bytes);
+      rare_.reserve(static_cast<std::size_t>(keys().count / keys_per_rare + 1));
+    }
+    const std::int64_t count = keys().count - first;
+    codes_.resize(static_cast<std::size_t>(coder_.words_for(keys().count)));
+    std::vector<float> residuals(static_cast<std::size_t>(count));
+    // Blocks of codes are whole, so that threads do not share them.
+    const std::int64_t begin = first / encode_keys;
+    const std::int64_t end = (keys().count + encode_keys - 1) / encode_keys;
+    parallel_for(end - begin, 1, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t block = begin + from; block < begin + to; ++block) {
+        check_stop(stop);
+        const std::int64_t at = std::max(first, block * encode_keys);
+        const std::int64_t size = std::min((block + 1) * encode_keys, keys().count) - at;
+        coder_.encode(keys(), at, size, codes_.data(), residuals.data() + (at - first));
+        note_inserted(size);
+      }
+    });
+    keep_rare(first, residuals);
+  }
+
+  void clear() override {
+    coder_ = {};
+    codes_ = {};
+    rare_ = {};
+  }
+
+  void candidates(const float* query, PositionRange allowed, std::int64_t want,
+                  std::vector<std::int64_t>& found) const override {
+    struct Workspace {
+      std::vector<float> tables;
+      ScanKeeper keeper;
+    };
+    const Scratch<Workspace> workspace;
+    auto& [tables, keeper] = *workspace;
+    tables.resize(static_cast<std::size_t>(coder_.table_floats()));
+    const float base = coder_.tables(query, tables.data());
+    // Codes misorder keys whose scores are close: twice as many leave few behind.
+    keeper.reset(2 * want);
+    float scores[tile_keys];
+    for (std::int64_t at = allowed.begin / code_block * code_block; at < allowed.end;
+         at += tile_keys) {
+      const std::int64_t count = std::min(tile_keys, allowed.end - at);
+      score_codes(codes_.data(), coder_.words(), tables.data(), base, at, count, scores);
+      const std::int64_t skip = std::max<std::int64_t>(0, allowed.begin - at);
+      keeper.push(scores + skip, count - skip, at + skip);
+    }
+    found.clear();
+    for (const Scored& scored : keeper.sorted()) found.push_back(scored.position);
+    found.insert(found.end(), std::lower_bound(rare_.begin(), rare_.end(), allowed.begin),
+                 std::lower_bound(rare_.begin(), rare_.end(), allowed.end));
+  }
+
+ private:
+  /// residuals: of keys first and on.
+  void keep_rare(std::int64_t first, const std::vector<float>& residuals) {
+    if (first == 0) {
+      std::vector<float> sorted = residuals;
+      const std::size_t rare = sorted.size() / keys_per_rare;
+      const auto at = sorted.end() - static_cast<std::ptrdiff_t>(rare) - 1;
+      std::nth_element(sorted.begin(), at, sorted.end());
+      rare_above_ = *at;
+    }
+    for (std::size_t i = 0; i < residuals.size(); ++i) {
+      if (residuals[i] > rare_above_) rare_.push_back(first + static_cast<std::int64_t>(i));
+    }
+  }
+
+  Params params_;
+  KeyCoder coder_;
+  std::vector<std::uint32_t> codes_;
+  std::vector<std::int64_t> rare_;  // positions, ascending
+  float rare_above_ = 0;            // residual
+};
+
+class CodesKind final : public IndexSpec::Kind {
+ public:
+  explicit CodesKind(const Params& params) : params_(params) {}
+  std::string text() const override { return params_.text(); }
+  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<CodesIndex>(params_); }
+
+ private:
+  Params params_;
+};
+
+}  // namespace
+
+std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options) {
+  Params params;
+  parse_options(spec, options, {{"k", &params.key_bytes, 4, 64}});
+  if (params.key_bytes % 4 != 0) {
+    throw InvalidArgument(fmt::format("index \"{}\": k is {}; it must be a multiple of 4",
+                                      one_line(spec), params.key_bytes));
+  }
+  return std::make_shared<CodesKind>(params);
+}
+
+}  // namespace topkv

@@ -1,0 +1,92 @@
+// Codes of keys: a few bytes that stand for a key well enough to score it.
+//
+// Per KV head, keys are centred and rotated into their principal axes; each axis gets 0, 1, 2 or 4
+// bits by reverse water-filling (Cover & Thomas, Elements of Information Theory, §10.3: most
+// variance, most bits, many axes none), and is quantised by levels that are the means of their
+// cells (Lloyd 1982; Max 1960). A score is then a sum of table entries: q·k is about q·mean plus,
+// for each axis that has bits, (Uᵀq)_i times the level of the key's code.
+//
+// Whatever their widths, codes are read four bits at a time: a *nibble* holds one axis of 4 bits,
+// two of 2, or four of 1, and each query makes a table of 16 sums for each nibble.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "topkv/key_index.h"
+
+namespace topkv {
+
+/// Keys whose codes lie together: 32-bit words of 8 nibbles each, [words, block] per block of keys.
+inline constexpr std::int64_t code_block = 16;
+inline constexpr std::int64_t code_nibbles_per_word = 8;
+
+/// What was learned of one head's keys. Const members are safe from many threads.
+class KeyCoder {
+ public:
+  KeyCoder() = default;
+
+  /// Learns from keys sampled evenly out of all. bytes: of one code, a multiple of 4; fewer are
+  /// used when 4 bits for every dim do not fill them. REQUIRES: keys.count > 0. Throws
+  /// InvalidArgument when a key is not finite.
+  KeyCoder(const KeyView& keys, std::int64_t bytes);
+
+  std::int64_t words() const { return words_; }
+  /// 32-bit words that the codes of so many keys take.
+  std::int64_t words_for(std::int64_t keys) const {
+    return (keys + code_block - 1) / code_block * code_block * words_;
+  }
+  std::int64_t memory() const;
+
+  /// Writes the codes of keys first to first + count - 1 among those of all keys.
+  /// residuals: [count], the squared distance of each key from what its code stands for; infinite
+  /// beyond float32.
+  /// Throws InvalidArgument when a key is not finite.
+  void encode(const KeyView& keys, std::int64_t first, std::int64_t count, std::uint32_t* codes,
+              float* residuals) const;
+
+  /// Floats of the tables of one query.
+  std::int64_t table_floats() const { return words_ * code_nibbles_per_word * 16; }
+
+  /// The score of a key is the result plus, for each nibble, tables[nibble][its value].
+  float tables(const float* query, float* tables) const;
+
+  /// The mean of the squared error of a score: Σ (Uᵀq)_i² times the variance that quantising leaves
+  /// in axis i, all of it where an axis has no bits.
+  float error_variance(const float* query) const;
+
+ private:
+  /// Where an axis stands in a code.
+  struct Field {
+    std::int64_t nibble = 0;
+    int shift = 0;
+    int bits = 0;
+    std::int64_t level = 0;  ///< of its 2^bits levels, the first in levels_
+  };
+
+  void find_scale(const std::vector<float>& sample);
+  void center(std::int64_t count, float* keys) const;
+  void find_axes(const std::vector<float>& sample);
+  void share_bits(std::int64_t bits);
+  void place_fields();
+  void find_levels(const std::vector<float>& sample);
+  void project(const float* centred, std::int64_t count, float* out) const;
+
+  std::int64_t dim_ = 0;
+  std::int64_t words_ = 0;
+  float scale_ = 1;                // a power of 2, that keys are multiplied by: squares stay finite
+  std::vector<float> mean_;        // [dim], of scaled keys, as all that follows
+  std::vector<float> axes_;        // [dim, dim], most variance first
+  std::vector<double> variances_;  // [dim], of the keys along each axis
+  std::vector<float> left_;        // [dim], of what the levels leave of it
+  std::vector<Field> fields_;      // of the first axes, those with bits
+  std::vector<float> levels_;      // ascending, axis by axis
+};
+
+/// scores[i] = base + table entries of key first + i. codes: of all keys; first: a multiple of
+/// code_block; count: any.
+void score_codes(const std::uint32_t* codes, std::int64_t words, const float* tables, float base,
+                 std::int64_t first, std::int64_t count, float* scores);
+
+}  // namespace topkv
