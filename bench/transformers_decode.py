@@ -119,7 +119,6 @@ def topk_options(args) -> dict:
         "prefill": args.prefill,
         "dense_layers": args.dense_layers,
         "device_memory": args.device_memory,
-        "attend_on": args.attend_on,
     }
 
 
@@ -349,7 +348,6 @@ def main() -> None:
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--dense-layers", type=int, default=0)
     parser.add_argument("--prefill", default="dense", choices=["dense", "window"])
-    parser.add_argument("--attend-on", default="auto")
     parser.add_argument("--device-memory", type=int, default=0, help="bytes; 0: what is free")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", help="write the results there")

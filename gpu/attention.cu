@@ -332,7 +332,6 @@ void attend(const AttentionQueries& queries, const DeviceRows& rows,
   task.queries = queries.data;
   task.keys = rows.keys;
   task.values = rows.values;
-  task.counts = rows.counts;
   task.out = partial.out;
   task.lse = partial.lse;
   task.head_stride = rows.head_stride;

@@ -1,5 +1,5 @@
-// Attention of queries over rows in device memory: the one kernel that window, prefill tiles and
-// fetched rows go through (flash attention with tensor cores; Dao 2023, algorithm 1).
+// Attention of queries over rows in device memory: the one kernel that windows and tiles go through
+// (flash attention with tensor cores; Dao 2023, algorithm 1).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,9 +18,7 @@ struct DeviceRows {
   std::int64_t head_stride = 0;  ///< elements from one KV head's keys (values) to the next
   std::int64_t first = 0;
   std::int64_t count = 0;
-  std::int64_t ring = 0;                 ///< slots of a ring buffer; 0: none
-  const std::int32_t* counts = nullptr;  ///< per KV head, device memory: rows of it (<= count);
-                                         ///< null: count for all
+  std::int64_t ring = 0;  ///< slots of a ring buffer; 0: none
 };
 
 struct AttentionQueries {

@@ -20,7 +20,6 @@ struct AttentionTask {
   const __nv_bfloat16* queries;
   const __nv_bfloat16* keys;
   const __nv_bfloat16* values;
-  const std::int32_t* counts;
   float* out;
   float* lse;
   std::int64_t head_stride;
@@ -329,8 +328,7 @@ __device__ __forceinline__ void run_tiles(const AttentionTask& task, const RowTi
   const int warp_row = T::splits_keys ? 0 : warp * 16 * T::frags;
   const int warp_key = T::splits_keys ? warp * T::warp_keys : 0;
 
-  int count = task.count;
-  if (task.counts != nullptr) count = max(0, min(count, task.counts[rows.kv_head]));
+  const int count = task.count;
   const int first = rows.token_of(0, task.group);
   const int last = rows.token_of(rows.rows - 1, task.group);
   const Bounds bounds{min(count, first + task.end), min(count, last + task.end),

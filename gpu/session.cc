@@ -34,8 +34,8 @@ struct LayerWindow {
 /// Where everything lies in device memory and in page-locked memory.
 struct Layout {
   std::vector<LayerWindow> layers;
-  std::int64_t queries, exact, lse, found, lists, counts, tiles, bad, device_bytes;
-  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_counts, host_bytes;
+  std::int64_t queries, exact, lse, found, tiles, bad, device_bytes;
+  std::int64_t host_q, host_k, host_v, host_found, host_bytes;
 
   explicit Layout(const SessionShape& shape) {
     const AttentionShape& a = shape.attention;
@@ -55,13 +55,10 @@ struct Layout {
       any_dense = any_dense || layer.dense;
       layers.push_back(layer);
     }
-    const std::int64_t list_bytes = shape.lists * shape.list_rows * 2 * row;
     queries = device.place(heads * row);
     exact = device.place(heads * a.head_dim * f32);
     lse = device.place(heads * f32);
     found = device.place(heads * (a.head_dim + 1) * f32);
-    lists = device.place(list_bytes);
-    counts = device.place(shape.lists * 4);
     tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, dense_tile) : 0);
     bad = device.place(8);
     device_bytes = device.used();
@@ -71,8 +68,6 @@ struct Layout {
     host_k = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
     host_v = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
     host_found = host.place(heads * (a.head_dim + 1) * f32);
-    host_lists = host.place(list_bytes);
-    host_counts = host.place(shape.lists * 4);
     host_bytes = host.used();
   }
 
@@ -99,10 +94,7 @@ class CudaSession final : public DeviceSession {
     }
   }
 
-  ~CudaSession() override {
-    cudaStreamSynchronize(copies_);
-    cudaStreamSynchronize(compute_);
-  }
+  ~CudaSession() override { cudaStreamSynchronize(compute_); }
 
   void load(std::int64_t layer, std::span<const RowsView> rows, std::int64_t first,
             std::int64_t end) override {
@@ -111,7 +103,6 @@ class CudaSession final : public DeviceSession {
     // Sinks, then as many of the last rows as any window of later tokens reaches back to.
     put(layer, rows, first, {first, std::min(last, window.sinks)}, false);
     put(layer, rows, first, {std::max(first, end - window.window), last}, true);
-    copies_.synchronize();  // of a step that failed
     compute_.synchronize();
   }
 
@@ -143,7 +134,6 @@ class CudaSession final : public DeviceSession {
     if (rows > 0) keep_rows(given.layer, given.k, given.v, rows, first);
     attend_window(given.layer, rows, first);
 
-    lists_ = 0;
     reach_fault("session.host_copies");
     on_host_.synchronize();
     Step step;
@@ -165,29 +155,7 @@ class CudaSession final : public DeviceSession {
     });
   }
 
-  FetchPiece stage(std::int64_t list, std::int64_t count, std::int64_t most) override {
-    if (lists_ == 0) list_rows_ = most;
-    ++lists_;
-    host<std::int32_t>(layout_.host_counts)[list] = static_cast<std::int32_t>(count);
-    const std::int64_t bytes = list_rows_ * attention_.head_dim * bytes_of(DType::bf16);
-    std::byte* keys = host_.data() + layout_.host_lists + list * 2 * bytes;
-    return {list, count, keys, keys + bytes};
-  }
-
-  void send(std::span<const FetchPiece> pieces) override {
-    if (pieces.empty()) return;
-    // Lists lie behind each other, so those of consecutive numbers travel in one copy.
-    const FetchPiece& last = pieces.back();
-    const std::byte* begin = pieces.front().keys;
-    const std::byte* end = last.values + last.count * attention_.head_dim * bytes_of(DType::bf16);
-    std::byte* to = memory_.data() + layout_.lists + (begin - (host_.data() + layout_.host_lists));
-    inject_copy_delay(copies_);
-    TOPKV_CUDA(cudaMemcpyAsync(to, begin, static_cast<std::size_t>(end - begin),
-                               cudaMemcpyHostToDevice, copies_));
-  }
-
   void finish(const AttentionStep& given, PartialView found) override {
-    if (lists_ > 0) attend_lists();
     if (found.heads > 0) merge_found(found);
     const std::int64_t heads = given.tokens * attention_.q_heads;
     copy_out(exact().out, heads * attention_.head_dim, given.out);
@@ -298,24 +266,6 @@ class CudaSession final : public DeviceSession {
     gpu::attend(queries_, rows, {}, exact(), Into::merge, compute_);
   }
 
-  void attend_lists() {
-    sent_.record(copies_);
-    auto* counts = at<std::int32_t>(layout_.counts);
-    TOPKV_CUDA(cudaMemcpyAsync(counts, host_.data() + layout_.host_counts,
-                               static_cast<std::size_t>(lists_) * sizeof(std::int32_t),
-                               cudaMemcpyHostToDevice, compute_));
-    sent_.block(compute_);
-    AttentionQueries queries = queries_;
-    queries.kv_heads = lists_;
-    DeviceRows rows;
-    rows.keys = at<__nv_bfloat16>(layout_.lists);
-    rows.values = rows.keys + list_rows_ * attention_.head_dim;
-    rows.head_stride = 2 * list_rows_ * attention_.head_dim;
-    rows.count = list_rows_;
-    rows.counts = counts;
-    gpu::attend(queries, rows, {}, exact(), Into::merge, compute_);
-  }
-
   void merge_found(PartialView found) {
     const std::int64_t values = found.heads * found.head_dim;
     auto* staged = host<float>(layout_.host_found);
@@ -336,13 +286,10 @@ class CudaSession final : public DeviceSession {
   Layout layout_;
   Buffer memory_;
   PinnedBuffer host_;
-  Stream copies_;                     // fetched rows to the device
   std::unique_ptr<RowStream> tiles_;  // null: no dense layers
-  Event on_host_, sent_;
-  Event handed_over_;           // tensors by the caller's stream, results to it
-  AttentionQueries queries_;    // of this step
-  std::int64_t lists_ = 0;      // staged in this step
-  std::int64_t list_rows_ = 0;  // room of each
+  Event on_host_;
+  Event handed_over_;         // tensors by the caller's stream, results to it
+  AttentionQueries queries_;  // of this step
 };
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The device's side of a session: its resident window and sinks, the rows fetched for each token,
-// and the merge.
+// The device's side of a session: its resident window and sinks, and the merge.
 #pragma once
 
 #include <cstdint>

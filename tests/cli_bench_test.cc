@@ -249,7 +249,7 @@ TEST(BenchDecode, PartsOfATokenSumUpToItsMean) {
   for (const Json& line : bench_json(report, false)) {
     double parts = 0;
     for (const char* name :
-         {"q_out", "append", "window", "search", "gather", "copy", "attend", "merge", "other"}) {
+         {"q_out", "append", "window", "search", "copy", "attend", "merge", "other"}) {
       parts += line.at(std::string(name) + "_seconds").get<double>();
     }
     double mean = 0;

@@ -133,7 +133,7 @@ for flags in '--top-p 0' '--top-p nan' '--top-p 1.5' '--temp nan' '--temp -1' '-
   '--gpu-mem nan' '--device gpu' '--device cuda:' '--device cuda:-1' '--device CPU' '--kv-topk 0' \
   '--kv-topk -1' '--kv-topk 1,2' '--kv-topk uniform:1' '--kv-topk nan' '--kv-window 0' \
   '--kv-sinks -1' '--kv-dense-layers 9' '--kv-dense-layers some' '--kv-index flat' \
-  '--kv-select head' '--kv-attend gpu' '--kv-dtype f64' '--prefill full' '--prefill-window 0' \
+  '--kv-select head' '--kv-dtype f64' '--prefill full' '--prefill-window 0' \
   '--chunk 0' '--chunk some' '--kv-topk ９' '--seed 42 --seed 43' '-t' '--temp --top-k 3' '--json=1'; do
   flag=${flags%%[ =]*}
   # shellcheck disable=SC2086
@@ -158,10 +158,10 @@ refuses 2 "--kv-topk: expected rows per layer.*, found ''" needle -m "$model" --
 refuses 2 '--ctx: a value is missing' needle -m "$model" --ctx
 refuses 2 "-c: given twice, '1K' and '2K'" needle -m "$model" -c 1K --depths 2 -c 2K
 refuses 2 "--fresh: takes no value, found 'yes'" needle -m "$model" --fresh=yes
-refuses 2 "did you mean host?" needle -m "$model" --kv-attend hots
+refuses 2 "did you mean group?" needle -m "$model" --kv-select gruop
 refuses 2 "-o: expected a directory, found ''" needle -m "$model" -o ''
 for flag in -m -t --device --gpu-mem --kv-index --kv-topk --kv-window --kv-sinks --kv-select \
-  --kv-dense-layers --kv-attend --prefill --prefill-window --chunk --kv-dtype --mem -n --temp --top-p \
+  --kv-dense-layers --prefill --prefill-window --chunk --kv-dtype --mem -n --temp --top-p \
   --top-k --seed -c --depths --haystack --needle --needle-text --question --answer -o; do
   refuses 2 "$flag: expected .*, found ''" needle "$flag" '' -m "$model"
 done

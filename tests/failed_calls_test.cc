@@ -24,7 +24,6 @@ using test::FailingAt;
 using test::Feed;
 using test::Place;
 using test::TokenStream;
-using test::Where;
 
 AttentionShape stack(std::vector<std::int64_t> sliding = {}) {
   return {.layers = 3,
@@ -38,20 +37,20 @@ AttentionShape stack(std::vector<std::int64_t> sliding = {}) {
 enum class After { same_layer_again, whole_step_anew };
 
 struct Mode {
-  Where where;
+  std::string device;
   After after;
 };
 
 void PrintTo(const Mode& mode, std::ostream* out) {
-  *out << name_of(mode.where)
+  *out << mode.device
        << (mode.after == After::same_layer_again ? "_same_layer_again" : "_whole_step_anew");
 }
 
 std::vector<Mode> modes() {
   std::vector<Mode> all;
-  for (const Where& where : test::everywhere) {
+  for (const std::string& device : test::devices) {
     for (const After after : {After::same_layer_again, After::whole_step_anew})
-      all.push_back({where, after});
+      all.push_back({device, after});
   }
   return all;
 }
@@ -87,9 +86,8 @@ struct SessionCase {
 };
 
 TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
-  const Where& where = GetParam().where;
-  TOPKV_NEEDS_DEVICE(where.device);
-  const Place place(where.device);
+  TOPKV_NEEDS_DEVICE(GetParam().device);
+  const Place place(GetParam().device);
   const RetrievalOptions base{.k = TopK::same(8), .window = 16, .sinks = 4, .capacity = 400};
   const auto with = [&](auto change) {
     RetrievalOptions options = base;
@@ -106,15 +104,13 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
            SessionCase{"longer than a piece", base, {}, {300}},
        }) {
     SCOPED_TRACE(c.name);
-    RetrievalOptions options = c.options;
-    options.attend_on = where.attend_on;
     std::int64_t total = c.context;
     for (const std::int64_t tokens : c.steps) total += tokens;
     const TokenStream stream(stack(c.sliding), total);
     const auto context = stream.context(c.context);
 
     Feed clean_feed(place, stream, c.context, total);
-    Session clean(context, options, place.device());
+    Session clean(context, c.options, place.device());
     const auto run = [&](Session& session, Feed& feed) {
       std::int64_t failures = 0;
       for (const std::int64_t tokens : c.steps) {
@@ -134,7 +130,7 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
 
     const std::int64_t places = fail_everywhere([&](std::int64_t n) {
       Feed feed(place, stream, c.context, total);
-      Session session(context, options, place.device());
+      Session session(context, c.options, place.device());
       const std::int64_t failures = run(session, feed);
       ASSERT_EQ(failures, FailingAt::reached_after() < 0 ? 0 : 1);
       ASSERT_EQ(session.tokens(), total);
@@ -149,10 +145,8 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
 }
 
 TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
-  const Where& where = GetParam().where;
-  if (where.attend_on == AttendOn::device) GTEST_SKIP() << "a builder does not fetch rows";
-  TOPKV_NEEDS_DEVICE(where.device);
-  const Place place(where.device);
+  TOPKV_NEEDS_DEVICE(GetParam().device);
+  const Place place(GetParam().device);
   const std::vector<std::int64_t> calls = {40, 1, 70, 20};
   const std::int64_t total = 131;
   for (const PrefillAttention& attention :
@@ -216,13 +210,11 @@ TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
 
 /// The last value of q is replaced; K and V stay as they were.
 TEST_P(FailedCalls, OfReadingAndOfQueriesThatAreNotFiniteLeaveASessionAsItWas) {
-  const Where& where = GetParam().where;
-  TOPKV_NEEDS_DEVICE(where.device);
-  const Place place(where.device);
+  TOPKV_NEEDS_DEVICE(GetParam().device);
+  const Place place(GetParam().device);
   const TokenStream stream(stack(), 160);
   const auto context = stream.context(150);
-  const RetrievalOptions options{
-      .k = TopK::same(8), .window = 16, .capacity = 64, .attend_on = where.attend_on};
+  const RetrievalOptions options{.k = TopK::same(8), .window = 16, .capacity = 64};
   Feed feed(place, stream, 150, 160);
   Session clean(context, options, place.device());
   feed.run(clean, 1);

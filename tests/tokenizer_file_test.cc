@@ -6,10 +6,10 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "src/model/regex_syntax.h"
+#include "src/text/regex_syntax.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
-#include "topkv/model.h"
+#include "topkv/tokenizer.h"
 
 namespace topkv {
 namespace {

@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "src/core/json_file.h"
 #include "src/core/utf8.h"
-#include "src/model/added_tokens.h"
-#include "src/model/bpe.h"
-#include "src/model/json_file.h"
-#include "src/model/normalizer.h"
-#include "src/model/regex.h"
+#include "src/text/added_tokens.h"
+#include "src/text/bpe.h"
+#include "src/text/normalizer.h"
+#include "src/text/regex.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
-#include "topkv/model.h"
+#include "topkv/tokenizer.h"
 
 namespace topkv {
 namespace {

@@ -1,5 +1,7 @@
 // The tokenizer against the `tokenizers` library: tests/fixtures/tokenizer holds what the library
 // (tools/make_tokenizer_fixtures.py) made of nasty texts.
+#include "topkv/tokenizer.h"
+
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -7,7 +9,6 @@
 #include <thread>
 
 #include "src/core/utf8.h"
-#include "topkv/model.h"
 
 namespace topkv {
 namespace {

@@ -22,8 +22,7 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                                     const std::string& index, const py::object& k,
                                     const std::string& select_by, std::int64_t dense_layers,
                                     std::int64_t window, std::int64_t sinks, std::int64_t capacity,
-                                    bool measure_recall, const std::string& attend_on,
-                                    std::int64_t memory_budget) {
+                                    bool measure_recall, std::int64_t memory_budget) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .select_by = parse_select_by(select_by),
@@ -32,8 +31,7 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                               .sinks = sinks,
                               .capacity = capacity,
                               .memory_budget = memory_budget,
-                              .measure_recall = measure_recall,
-                              .attend_on = parse_attend_on(attend_on)};
+                              .measure_recall = measure_recall};
   const Device where = device_of(device);
   const py::gil_scoped_release release;
   return std::make_unique<SessionHandle>(Session(context, std::move(options), where), context);
@@ -89,16 +87,15 @@ void bind_session(py::module_& module) {
       .def_readonly("window", &StepTimes::window)
       .def_readonly("search", &StepTimes::search)
       .def_readonly("attend", &StepTimes::attend)
-      .def_readonly("gather", &StepTimes::gather)
       .def_readonly("copy", &StepTimes::copy)
       .def_readonly("merge", &StepTimes::merge)
       .def_property_readonly("total", &StepTimes::total)
       .def("__repr__", [](const StepTimes& times) {
         return fmt::format(
             "StepTimes(q_out={:.3g}, append={:.3g}, window={:.3g}, search={:.3g}, attend={:.3g}, "
-            "gather={:.3g}, copy={:.3g}, merge={:.3g})",
-            times.q_out, times.append, times.window, times.search, times.attend, times.gather,
-            times.copy, times.merge);
+            "copy={:.3g}, merge={:.3g})",
+            times.q_out, times.append, times.window, times.search, times.attend, times.copy,
+            times.merge);
       });
 
   py::class_<SessionHandle>(
@@ -111,14 +108,13 @@ void bind_session(py::module_& module) {
       "\"linear:SUM\" over the layers. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
       "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
-      "for what the machine has free. attend_on: \"auto\", \"host\" or "
-      "\"device\", for sessions of a CUDA device.",
+      "for what the machine has free.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("k") = 64, py::arg("select_by") = "query_head",
            py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
            py::arg("capacity") = 16384, py::arg("measure_recall") = false,
-           py::arg("attend_on") = "auto", py::arg("memory_budget") = 0)
+           py::arg("memory_budget") = 0)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0,

@@ -4,7 +4,7 @@
 
 #include "bindings/src/array.h"
 #include "bindings/src/handles.h"
-#include "topkv/model.h"
+#include "topkv/tokenizer.h"
 
 namespace topkv::python {
 

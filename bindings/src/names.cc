@@ -18,13 +18,4 @@ SelectBy parse_select_by(const std::string& name) {
   throw InvalidArgument(fmt::format("select_by is '{}'; expected 'query_head' or 'group'", name));
 }
 
-AttendOn parse_attend_on(const std::string& name) {
-  // "automatic" is what it was called first.
-  if (name == "auto" || name == "automatic") return AttendOn::automatic;
-  if (name == "host") return AttendOn::host;
-  if (name == "device") return AttendOn::device;
-  throw InvalidArgument(
-      fmt::format("attend_on is '{}'; expected 'auto', 'host' or 'device'", name));
-}
-
 }  // namespace topkv::python

@@ -11,6 +11,5 @@ namespace topkv::python {
 // Each throws InvalidArgument naming the choices.
 Prefill parse_prefill(const std::string& name);
 SelectBy parse_select_by(const std::string& name);
-AttendOn parse_attend_on(const std::string& name);
 
 }  // namespace topkv::python

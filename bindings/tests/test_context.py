@@ -300,7 +300,6 @@ def test_refusals_of_contexts_and_sessions(random):
     for option, text in (
         (dict(window=0), "window is 0"),
         (dict(select_by="head"), "select_by is 'head'; expected 'query_head' or 'group'"),
-        (dict(attend_on="gpu"), "attend_on is 'gpu'; expected 'auto', 'host' or 'device'"),
         (dict(k="many"), "many"),
         (dict(k=0), "0"),
     ):

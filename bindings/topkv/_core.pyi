@@ -308,8 +308,6 @@ class StepTimes:
     @property
     def attend(self) -> float: ...
     @property
-    def gather(self) -> float: ...
-    @property
     def copy(self) -> float: ...
     @property
     def merge(self) -> float: ...
@@ -332,7 +330,6 @@ class Session:
         sinks: int = 4,
         capacity: int = 16384,
         measure_recall: bool = False,
-        attend_on: str = "auto",
         memory_budget: int = 0,
     ) -> None: ...
     @overload

@@ -24,13 +24,6 @@ enum class SelectBy : std::uint8_t {
   group,       ///< the heads of a group share k rows: the k with the largest score of any head
 };
 
-/// Where a session of a CUDA device attends the rows that its searches found.
-enum class AttendOn : std::uint8_t {
-  automatic,  ///< the host, which was faster on all that was measured (docs/gpu.md)
-  host,       ///< next to the rows, on the host's cores; the partial travels
-  device,     ///< host threads gather the rows, which travel; for one token at a time
-};
-
 /// How many rows each layer retrieves, per query head or group.
 /// (Synk et al. 2025, §4.4, compare uniform and rising schedules of equal sum.)
 struct TopK {
@@ -70,7 +63,6 @@ struct RetrievalOptions {
   /// session is made.
   std::int64_t memory_budget = 0;
   bool measure_recall = false;  ///< compare every search with exact search; makes steps slower
-  AttendOn attend_on = AttendOn::automatic;  ///< sessions of a CUDA device only
 };
 
 /// Where the time of a session's steps in one layer went, in seconds summed over the session's
@@ -81,11 +73,10 @@ struct StepTimes {
   double window = 0;  ///< host sessions: attention over sinks and window
   double search = 0;
   double attend = 0;  ///< attention over the rows found, on the host
-  double gather = 0;  ///< rows found into page-locked memory
   double copy = 0;    ///< giving copies and device attention to the device
   double merge = 0;   ///< giving the merge to the device
 
-  double total() const { return q_out + append + window + search + attend + gather + copy + merge; }
+  double total() const { return q_out + append + window + search + attend + copy + merge; }
 };
 
 /// What a session did, summed over its life.

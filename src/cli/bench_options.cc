@@ -15,9 +15,9 @@ namespace {
 constexpr std::int64_t fewest_tokens = 10;  // below, a 90th percentile says nothing
 
 // Flags of one of the two measurements alone.
-constexpr const char* of_decode[] = {"--kv-index",  "--kv-topk",   "--kv-window",
-                                     "--kv-sinks",  "--kv-select", "--kv-dense-layers",
-                                     "--kv-attend", "--tokens",    "--profile"};
+constexpr const char* of_decode[] = {"--kv-index", "--kv-topk",   "--kv-window",
+                                     "--kv-sinks", "--kv-select", "--kv-dense-layers",
+                                     "--tokens",   "--profile"};
 constexpr const char* of_prefill[] = {"--prefill", "--prefill-window", "--chunk", "--at"};
 
 template <std::size_t count>

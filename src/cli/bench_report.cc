@@ -70,7 +70,6 @@ const std::vector<Column<DecodeResult>>& decode_columns() {
       phase("append", "append_seconds", &StepTimes::append),
       phase("window", "window_seconds", &StepTimes::window),
       phase("search", "search_seconds", &StepTimes::search),
-      phase("gather", "gather_seconds", &StepTimes::gather),
       phase("copy", "copy_seconds", &StepTimes::copy),
       phase("attend", "attend_seconds", &StepTimes::attend),
       phase("merge", "merge_seconds", &StepTimes::merge),
@@ -146,8 +145,8 @@ Json layer_json(const StepTimes& times, std::int64_t tokens) {
   const auto mean = [&](double seconds) { return seconds / static_cast<double>(tokens); };
   return {{"q_out", mean(times.q_out)},   {"append", mean(times.append)},
           {"window", mean(times.window)}, {"search", mean(times.search)},
-          {"gather", mean(times.gather)}, {"copy", mean(times.copy)},
-          {"attend", mean(times.attend)}, {"merge", mean(times.merge)}};
+          {"copy", mean(times.copy)},     {"attend", mean(times.attend)},
+          {"merge", mean(times.merge)}};
 }
 
 Json common_json(const BenchReport& report) {
@@ -247,9 +246,6 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     json["kv_sinks"] = options.sinks;
     json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
     json["kv_dense_layers"] = options.dense_layers;
-    json["kv_attend"] = options.attend_on == AttendOn::host     ? "host"
-                        : options.attend_on == AttendOn::device ? "device"
-                                                                : "auto";
     add_columns(json, decode_columns(), result, report);
     json["token_seconds"] = result.token_seconds;
     for (const AttentionMass& mass : report.mass) {

@@ -25,8 +25,7 @@ void check_plan(const DevicePlan& plan, const Device& device) {
   throw OutOfMemory(fmt::format("memory of {} for this model and these flags", device.name()),
                     plan.peak, plan.ceiling,
                     fmt::format("raise --gpu-mem by {}, shrink what the table above shows as "
-                                "largest (--kv-window, --chunk, --kv-attend host), or use "
-                                "--device cpu",
+                                "largest (--kv-window, --chunk), or use --device cpu",
                                 format_bytes(plan.peak - plan.ceiling)));
 }
 

@@ -39,7 +39,6 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
-  --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
@@ -68,7 +67,6 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
-  --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   --profile              where the time of a step went, layer by layer
@@ -107,7 +105,6 @@ decode: one token at a time, for each index with each k
   --kv-topk K            rows retrieved per layer; repeat to compare several [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
-  --kv-attend WHERE      with a GPU, rows found are attended on the host, device or auto [auto]
   --tokens N             tokens timed, after 4 that warm up; at least 10 [16]
   --profile              also print the time of each layer
 prefill: chunk after chunk, in each mode

@@ -129,7 +129,6 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
   json["gpu_mem"] = flags.model.gpu_memory.empty()
                         ? Json("auto")
                         : Json(parse_bytes("--gpu-mem", flags.model.gpu_memory));
-  json["kv_attend"] = flags.retrieval.attend_on;
   return json;
 }
 

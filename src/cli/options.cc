@@ -54,7 +54,6 @@ void add_flags(CLI::App& command, RetrievalFlags& flags) {
   command.add_option("--kv-sinks", flags.sinks, a_count);
   one_of(command.add_option("--kv-select", flags.select), {"query_head", "group"});
   command.add_option("--kv-dense-layers", flags.dense_layers, "a number of layers, or all");
-  one_of(command.add_option("--kv-attend", flags.attend_on), {"auto", "host", "device"});
 }
 
 void add_flags(CLI::App& command, PrefillFlags& flags) {
@@ -95,9 +94,6 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   options.window = parse_count("--kv-window", flags.window);
   options.sinks = parse_count("--kv-sinks", flags.sinks, 0);
   options.capacity = capacity;
-  options.attend_on = flags.attend_on == "host"     ? AttendOn::host
-                      : flags.attend_on == "device" ? AttendOn::device
-                                                    : AttendOn::automatic;
   return options;
 }
 

@@ -32,7 +32,6 @@ struct RetrievalFlags {
   std::string sinks = "4";
   std::string select = "query_head";
   std::string dense_layers = "0";
-  std::string attend_on = "auto";
 };
 
 struct PrefillFlags {

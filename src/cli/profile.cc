@@ -18,8 +18,8 @@ struct Column {
 constexpr std::array columns = {
     Column{"q out", &StepTimes::q_out},   Column{"append", &StepTimes::append},
     Column{"window", &StepTimes::window}, Column{"search", &StepTimes::search},
-    Column{"attend", &StepTimes::attend}, Column{"gather", &StepTimes::gather},
-    Column{"copy", &StepTimes::copy},     Column{"merge", &StepTimes::merge}};
+    Column{"attend", &StepTimes::attend}, Column{"copy", &StepTimes::copy},
+    Column{"merge", &StepTimes::merge}};
 
 }  // namespace
 

@@ -1,20 +1,15 @@
 // A session's step when q, k and v come from a device: the window's part is computed there while
-// the host searches; rows found are attended on either side, and the device merges.
+// the host searches and attends the rows found, and the device merges.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
-#include "src/core/threads.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
-
-constexpr std::int64_t gather_grain = 128;  // rows that a thread gathers at a time
-constexpr std::int64_t prefetch_ahead = 8;  // rows
 
 /// Adds the time since the last call to a counter.
 class Lap {
@@ -27,24 +22,6 @@ class Lap {
  private:
   Stopwatch watch_;
 };
-
-/// Copies rows positions[begin, end) of the view to places begin and on of the piece.
-void gather(const RowsView& rows, const std::vector<std::int64_t>& positions, std::int64_t begin,
-            std::int64_t end, std::int64_t place, const FetchPiece& piece) {
-  const auto bytes = static_cast<std::size_t>(rows.stride_bytes);
-  for (std::int64_t i = begin; i < end; ++i) {
-    const std::int64_t ahead = positions[static_cast<std::size_t>(
-        std::min(i + prefetch_ahead, static_cast<std::int64_t>(positions.size()) - 1))];
-    for (std::size_t byte = 0; byte < bytes; byte += 64) {
-      __builtin_prefetch(rows.key(ahead) + byte);
-      __builtin_prefetch(rows.value(ahead) + byte);
-    }
-    const std::int64_t position = positions[static_cast<std::size_t>(i)];
-    const std::size_t to = static_cast<std::size_t>(place + i) * bytes;
-    std::memcpy(piece.keys + to, rows.key(position), bytes);
-    std::memcpy(piece.values + to, rows.value(position), bytes);
-  }
-}
 
 /// Tokens that a session can come to have.
 std::int64_t most_tokens(const RetrievalOptions& options, std::int64_t context_tokens) {
@@ -71,11 +48,6 @@ SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& 
   out.window = resident.window;
   out.sinks = resident.sinks;
   out.dense_layers = std::min(options.dense_layers, shape.layers);
-  if (options.attend_on == AttendOn::device) {
-    out.lists = options.select_by == SelectBy::group ? shape.kv_heads : shape.q_heads;
-    const std::vector<std::int64_t> k = options.k.resolve(shape.layers);
-    out.list_rows = std::min(*std::max_element(k.begin(), k.end()), most);
-  }
   return out;
 }
 
@@ -123,17 +95,10 @@ void Session::State::device_step(const AttentionStep& step) {
   const TokenQueries queries{copied.q, tokens, shape.q_heads * d, d, first};
   PartialView found{nullptr, nullptr, 0, d};
   if (searches(layer, first + tokens)) {
-    const bool fetches = options.attend_on == AttendOn::device && tokens == 1;
-    if (!fetches) {
-      exact.reset(tokens * shape.q_heads, d);
-      found = exact.view();
-    }
+    exact.reset(tokens * shape.q_heads, d);
+    found = exact.view();
     retrieve(layer, queries, found);
     lap = Lap();
-    if (fetches) {
-      send_found(layer);
-      lap = Lap();
-    }
   }
   reach_fault("session.finish");
   on_device->finish(step, found);
@@ -155,46 +120,6 @@ void Session::State::attend_earlier(std::int64_t layer, std::int64_t first) {
   };
   attend(std::min(end, n), [&](std::int64_t head) { return context->rows(layer, head); });
   attend(end - n, [&](std::int64_t head) { return own.rows(layer, head); });
-}
-
-/// Gathers the rows found, KV head by KV head, each on its way while the next is gathered.
-void Session::State::send_found(std::int64_t layer) {
-  StepTimes& time = times(layer);
-  Lap lap;
-  const bool shared = options.select_by == SelectBy::group;
-  const std::int64_t lists = shared ? 1 : shape.group();
-  const std::int64_t most =
-      std::min(k[static_cast<std::size_t>(layer)], context->tokens() + options.capacity);
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    const Selector& selector = heads[static_cast<std::size_t>(head)].selector;
-    const RowsView from_context = context->rows(layer, head);
-    const RowsView from_own = own.rows(layer, head);
-    pieces.clear();
-    std::int64_t longest = 0;
-    for (std::int64_t i = 0; i < lists; ++i) {
-      const Selection& selection = selector.of(i);
-      const auto count = static_cast<std::int64_t>(selection.context.size() + selection.own.size());
-      pieces.push_back(on_device->stage(head * lists + i, count, most));
-      longest = std::max(longest, count);
-      stats.rows_retrieved += shared ? count * shape.group() : count;
-    }
-    const std::int64_t blocks = (longest + gather_grain - 1) / gather_grain;
-    parallel_for(lists * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t task = begin; task < end; ++task) {
-        const FetchPiece& piece = pieces[static_cast<std::size_t>(task / blocks)];
-        const Selection& selection = selector.of(task / blocks);
-        const auto context_rows = static_cast<std::int64_t>(selection.context.size());
-        const std::int64_t from = task % blocks * gather_grain;
-        const std::int64_t to = std::min(from + gather_grain, piece.count);
-        gather(from_context, selection.context, from, std::min(to, context_rows), 0, piece);
-        gather(from_own, selection.own, std::max<std::int64_t>(0, from - context_rows),
-               to - context_rows, context_rows, piece);
-      }
-    });
-    lap(time.gather);
-    on_device->send(pieces);
-    lap(time.copy);
-  }
 }
 
 }  // namespace topkv

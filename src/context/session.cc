@@ -140,7 +140,7 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 }
 
 /// Searches for the queries, attends what is found and merges it into `out`, some tokens at a time:
-/// with a large k, what a search gives is large. Without room in `out` it only searches.
+/// with a large k, what a search gives is large.
 void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out) {
   const std::int64_t end = queries.first + queries.tokens;
   const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
@@ -153,7 +153,6 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, P
     block.tokens = std::min(tokens, queries.tokens - t);
     search_all(layer, block);
     if (options.measure_recall) measure_recall(layer);
-    if (out.heads == 0) continue;
     const std::int64_t before = t * shape.q_heads;
     attend_found(layer, block,
                  {out.out + before * out.head_dim, out.lse + before, block.tokens * shape.q_heads,

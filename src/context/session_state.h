@@ -65,7 +65,6 @@ struct Session::State {
   // device_step.cc: a step whose tensors are in a device's memory
   void device_step(const AttentionStep& step);
   void attend_earlier(std::int64_t layer, std::int64_t first);
-  void send_found(std::int64_t layer);
   void open_on_device();
   void load_on_device(std::int64_t layer);
 
@@ -85,9 +84,8 @@ struct Session::State {
   std::vector<HeadStep> heads;
   Partial exact;
   Partial own_part;
-  std::vector<RowSpan> spans;      // per KV head
-  std::vector<RowsView> views;     // per KV head
-  std::vector<FetchPiece> pieces;  // of one KV head
+  std::vector<RowSpan> spans;   // per KV head
+  std::vector<RowsView> views;  // per KV head
 };
 
 }  // namespace topkv

@@ -51,24 +51,12 @@ struct SessionShape {
   std::int64_t sinks = 4;
   std::int64_t dense_layers = 0;
   std::int64_t max_tokens = 256;  ///< of one begin
-  std::int64_t lists = 0;         ///< lists of fetched rows of one token and layer; 0: none fetched
-  std::int64_t list_rows = 0;     ///< most rows of a list
-};
-
-/// A list of rows in page-locked host memory, on its way to the device. A list is what one query
-/// head attends, or one group when its heads share their rows.
-struct FetchPiece {
-  std::int64_t list = 0;
-  std::int64_t count = 0;       ///< rows
-  std::byte* keys = nullptr;    ///< [count, head_dim] bf16, to be filled by the caller
-  std::byte* values = nullptr;  ///< [count, head_dim]
 };
 
 /// The device's side of a session: the resident window and sinks, and the merge. One thread at a
 /// time. Positions are those of the session: the context's rows come first.
 ///
-/// A step: begin, attend_all for dense layers, then either the partial of the rows found or stage
-/// and send of their lists, finish. Allocates nothing after it was made.
+/// A step: begin, attend_all for dense layers, finish. Allocates nothing after it was made.
 class DeviceSession {
  public:
   virtual ~DeviceSession() = default;
@@ -96,15 +84,8 @@ class DeviceSession {
   /// before the resident window.
   virtual void attend_all(std::int64_t layer, std::span<const RowsView> rows) = 0;
 
-  /// Room for the `count` rows of a list, of which no list of this step and layer has more than
-  /// `most`. Every list is staged, in order. REQUIRES: one token in this step, list < lists,
-  /// count <= most <= list_rows.
-  virtual FetchPiece stage(std::int64_t list, std::int64_t count, std::int64_t most) = 0;
-  /// These lists, of consecutive numbers, are filled: begins their copy.
-  virtual void send(std::span<const FetchPiece> pieces) = 0;
-
-  /// Merges a partial in host memory ([tokens x q_heads] heads; heads == 0: none) and all lists
-  /// that were sent into the exact part, and writes the step's out and, when wanted, lse.
+  /// Merges the partial of the rows found, in host memory ([tokens x q_heads] heads; heads == 0:
+  /// none), into the exact part, and writes the step's out and, when wanted, lse.
   virtual void finish(const AttentionStep& step, PartialView found) = 0;
 };
 

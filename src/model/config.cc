@@ -9,10 +9,10 @@
 #include <limits>
 #include <optional>
 
+#include "src/core/json_file.h"
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
 #include "src/model/config_keys.h"
-#include "src/model/json_file.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 

@@ -9,8 +9,8 @@
 #include <optional>
 #include <span>
 
+#include "src/core/json_file.h"
 #include "src/core/printable.h"
-#include "src/model/json_file.h"
 
 namespace topkv {
 namespace {

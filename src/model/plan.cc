@@ -58,7 +58,7 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
                 {"weights", weights},
                 {"activations of a step", step},
                 {fmt::format("prefill in chunks of {} tokens", plan.chunk), prefilling},
-                {"session: window, sinks, fetched rows", session}};
+                {"session: window and sinks", session}};
   plan.peak = always + std::max(prefilling, session);
   return plan;
 }

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "src/core/json_file.h"
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
-#include "src/model/json_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

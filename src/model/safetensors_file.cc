@@ -7,8 +7,8 @@
 #include <array>
 #include <utility>
 
+#include "src/core/json_file.h"
 #include "src/core/printable.h"
-#include "src/model/json_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

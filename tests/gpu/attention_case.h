@@ -41,7 +41,6 @@ struct Shape {
   std::int64_t first_row = 0;
   std::int64_t ring = 0;
   topkv::gpu::DeviceVisibility visible = {};
-  std::vector<std::int32_t> counts = {};  ///< per KV head; empty: rows
   float key_size = 1.0F;
   float softcap = 0.0F;
 };
@@ -60,7 +59,6 @@ class AttentionCase {
         device_queries_(to_bf16(queries_)),
         device_keys_(to_bf16(slotted(keys_))),
         device_values_(to_bf16(slotted(values_))),
-        device_counts_(shape.counts),
         out_(not_numbers(heads() * shape.head_dim)),
         lse_(not_numbers(heads())) {}
 
@@ -87,8 +85,7 @@ class AttentionCase {
             .head_stride = slots() * shape_.head_dim,
             .first = shape_.first_row + begin,
             .count = end - begin,
-            .ring = shape_.ring,
-            .counts = shape_.counts.empty() ? nullptr : device_counts_.data()};
+            .ring = shape_.ring};
   }
 
   void attend(std::int64_t begin, std::int64_t end, topkv::gpu::Into into) {
@@ -121,7 +118,7 @@ class AttentionCase {
         const std::int64_t token = at / shape_.group;
         const std::int64_t index = token * q_heads() + head * shape_.group + at % shape_.group;
         const float* query = queries_.data() + index * dim;
-        const auto visible = [&](std::int64_t row) { return sees(token, head, row); };
+        const auto visible = [&](std::int64_t row) { return sees(token, row); };
         const reference::Result want =
             reference::attend(rows, query, scale(), visible, shape_.softcap);
         if (std::isinf(want.lse)) {
@@ -141,8 +138,7 @@ class AttentionCase {
     }
   }
 
-  bool sees(std::int64_t token, std::int64_t kv_head, std::int64_t row) const {
-    if (!shape_.counts.empty() && row >= shape_.counts[kv_head]) return false;
+  bool sees(std::int64_t token, std::int64_t row) const {
     const std::int64_t at = shape_.first_token + token;
     const std::int64_t position = shape_.first_row + row;
     const topkv::gpu::DeviceVisibility& v = shape_.visible;
@@ -161,7 +157,6 @@ class AttentionCase {
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
       for (std::int64_t row = 0; row < shape_.rows; ++row) {
         const std::int64_t slot = shape_.ring > 0 ? (shape_.first_row + row) % shape_.ring : row;
-        if (!shape_.counts.empty() && row >= shape_.counts[head]) continue;
         std::copy_n(rows.begin() + (head * shape_.rows + row) * dim, dim,
                     out.begin() + (head * slots() + slot) * dim);
       }
@@ -194,7 +189,6 @@ class AttentionCase {
   Shape shape_;
   std::vector<float> queries_, keys_, values_;
   DeviceArray<__nv_bfloat16> device_queries_, device_keys_, device_values_;
-  DeviceArray<std::int32_t> device_counts_;
   DeviceArray<float> out_, lse_;
 };
 

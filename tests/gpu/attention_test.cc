@@ -133,22 +133,6 @@ TEST(GpuAttention, RowsOfARingAreFoundWhereverTheyWrap) {
   }
 }
 
-TEST(GpuAttention, EachKvHeadHasItsOwnCount) {
-  TOPKV_NEEDS_GPU();
-  for (const std::int64_t head_dim : head_dims) {
-    for (const std::int64_t tokens : {1, 130}) {
-      const Shape shape{.head_dim = head_dim,
-                        .kv_heads = 4,
-                        .tokens = tokens,
-                        .rows = 300,
-                        .counts = {0, 1, 129, 300}};
-      AttentionCase problem(shape);
-      problem.attend(0, shape.rows, Into::overwrite);
-      problem.expect_close(problem.answer());
-    }
-  }
-}
-
 TEST(GpuAttention, PartialsOverPiecesMergeIntoTheWholeInAnyOrder) {
   TOPKV_NEEDS_GPU();
   const std::int64_t pieces[][3][2] = {{{0, 100}, {100, 101}, {101, 400}},

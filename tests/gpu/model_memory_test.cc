@@ -19,29 +19,24 @@ std::string directory() { return TOPKV_SOURCE_DIR "/models/needle-14m"; }
 
 const PrefillOptions prefill_options{.chunk = 1024};
 
-RetrievalOptions session_options(AttendOn attend_on) {
-  return {.k = TopK::same(64),
-          .dense_layers = 1,
-          .window = 2000,
-          .capacity = 1024,
-          .attend_on = attend_on};
-}
+const RetrievalOptions session_options{
+    .k = TopK::same(64), .dense_layers = 1, .window = 2000, .capacity = 1024};
 
-DevicePlan plan_of(const Device& device, const RetrievalOptions& options) {
-  return Model::plan(directory(), device, prefill_options, options);
+DevicePlan plan_of(const Device& device) {
+  return Model::plan(directory(), device, prefill_options, session_options);
 }
 
 /// Loads, prefills, and generates.
-void run(const Device& device, const RetrievalOptions& options) {
+void run(const Device& device) {
   const Model model = test::bundled(device);
   const auto context = model.prefill(test::text_with_fact(model, 4096), prefill_options);
-  Session session(context, options, device);
+  Session session(context, session_options, device);
   model.generate(session, test::question(model), {.max_tokens = 4});
 }
 
 /// What a device holds when it is opened does not change any more: the CUDA context stays, and so
 /// does the code that its libraries load when it is first needed.
-void load_all_code() { run(Device::open("cuda", ample), session_options(AttendOn::device)); }
+void load_all_code() { run(Device::open("cuda", ample)); }
 
 TEST(CudaMemory, ACeilingBelowTheLibrariesIsRefusedWithNumbers) {
   TOPKV_NEEDS_GPU();
@@ -78,31 +73,28 @@ TEST(CudaMemory, ACeilingBelowTheWeightsIsRefusedWithNumbersAndLeavesNothingBehi
 
 TEST(CudaMemory, ARunTakesWhatThePlanSaid) {
   TOPKV_NEEDS_GPU();
-  for (const AttendOn attend_on : {AttendOn::host, AttendOn::device}) {
-    const Device device = Device::open("cuda", ample);
-    const std::int64_t before = device.memory().used;
-    const DevicePlan plan = plan_of(device, session_options(attend_on));
-    EXPECT_TRUE(plan.fits());
-    EXPECT_EQ(plan.chunk, 1024);
-    run(device, session_options(attend_on));
-    const DeviceMemory memory = device.memory();
-    std::cout << "planned " << plan.peak - before << " bytes besides the libraries, taken "
-              << memory.peak - before << '\n';
-    EXPECT_LE(memory.peak, plan.peak);
-    EXPECT_GE(static_cast<double>(memory.peak - before),
-              0.8 * static_cast<double>(plan.peak - before));
-    EXPECT_EQ(memory.used, before) << "the model gave its memory back";
-  }
+  const Device device = Device::open("cuda", ample);
+  const std::int64_t before = device.memory().used;
+  const DevicePlan plan = plan_of(device);
+  EXPECT_TRUE(plan.fits());
+  EXPECT_EQ(plan.chunk, 1024);
+  run(device);
+  const DeviceMemory memory = device.memory();
+  std::cout << "planned " << plan.peak - before << " bytes besides the libraries, taken "
+            << memory.peak - before << '\n';
+  EXPECT_LE(memory.peak, plan.peak);
+  EXPECT_GE(static_cast<double>(memory.peak - before),
+            0.8 * static_cast<double>(plan.peak - before));
+  EXPECT_EQ(memory.used, before) << "the model gave its memory back";
 }
 
 TEST(CudaMemory, APlanFitsIfAndOnlyIfTheRunDoes) {
   TOPKV_NEEDS_GPU();
-  const RetrievalOptions options = session_options(AttendOn::host);
   load_all_code();
-  const std::int64_t peak = plan_of(Device::open("cuda", ample), options).peak;
+  const std::int64_t peak = plan_of(Device::open("cuda", ample)).peak;
   for (const std::int64_t difference : {64 * mib, std::int64_t{0}, -4 * mib, -32 * mib}) {
     const Device device = Device::open("cuda", peak + difference);
-    const bool fits = plan_of(device, options).fits();
+    const bool fits = plan_of(device).fits();
     if (difference > 0) {
       EXPECT_TRUE(fits);
     } else if (difference == -32 * mib) {
@@ -110,7 +102,7 @@ TEST(CudaMemory, APlanFitsIfAndOnlyIfTheRunDoes) {
     }
     bool ran = true;
     try {
-      run(device, options);
+      run(device);
     } catch (const OutOfMemory&) {
       ran = false;
     }
@@ -143,13 +135,11 @@ TEST(CudaMemory, GeneratingAllocatesNothing) {
   const Device device = Device::open("cuda", ample);
   const Model model = test::bundled(device);
   const auto context = model.prefill(test::text_with_fact(model, 3000), prefill_options);
-  for (const AttendOn attend_on : {AttendOn::host, AttendOn::device}) {
-    Session session(context, session_options(attend_on), device);
-    const DeviceMemory opened = device.memory();
-    model.generate(session, test::question(model), {.max_tokens = 8});
-    EXPECT_EQ(device.memory().used, opened.used);
-    EXPECT_EQ(device.memory().peak, opened.peak);
-  }
+  Session session(context, session_options, device);
+  const DeviceMemory opened = device.memory();
+  model.generate(session, test::question(model), {.max_tokens = 8});
+  EXPECT_EQ(device.memory().used, opened.used);
+  EXPECT_EQ(device.memory().peak, opened.peak);
 }
 
 }  // namespace

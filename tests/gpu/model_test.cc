@@ -131,18 +131,14 @@ TEST_P(ModelParity, LogitsThroughASessionThatRetrievesEveryRowAreTheSame) {
   const auto context = model.prefill(first, {.chunk = 24});
   const auto all = reference(model.config().vocab_size);
   const auto want = std::span(all).last(last * static_cast<std::size_t>(model.config().vocab_size));
-  for (const AttendOn attend_on : {AttendOn::host, AttendOn::device}) {
-    for (const bool one_by_one : {false, true}) {
-      Session session(context,
-                      {.k = TopK::same(4096), .window = 6, .sinks = 2, .attend_on = attend_on},
-                      place.device());
-      std::vector<float> got;
-      for (std::size_t i = 0; i < last; i += one_by_one ? 1 : last) {
-        const auto piece = model.logits(session, std::span(rest).subspan(i, one_by_one ? 1 : last));
-        got.insert(got.end(), piece.begin(), piece.end());
-      }
-      expect_close(got, want, model.config(), GetParam().name + " through a session");
+  for (const bool one_by_one : {false, true}) {
+    Session session(context, {.k = TopK::same(4096), .window = 6, .sinks = 2}, place.device());
+    std::vector<float> got;
+    for (std::size_t i = 0; i < last; i += one_by_one ? 1 : last) {
+      const auto piece = model.logits(session, std::span(rest).subspan(i, one_by_one ? 1 : last));
+      got.insert(got.end(), piece.begin(), piece.end());
     }
+    expect_close(got, want, model.config(), GetParam().name + " through a session");
   }
 }
 
@@ -233,20 +229,16 @@ TEST_P(ModelOn, AnswersAsTheHostDoesByRetrievalAndDensely) {
     const auto here = model.prefill(text, prefill);
     const auto there = host.prefill(text, prefill);
     for (const std::int64_t dense_layers : {0, 8}) {
-      for (const AttendOn attend_on : {AttendOn::host, AttendOn::device}) {
-        const RetrievalOptions options{.k = TopK::same(64),
-                                       .dense_layers = dense_layers,
-                                       .window = 256,
-                                       .attend_on = attend_on};
-        Session on_host(there, options);
-        const auto want = host.generate(on_host, question, {.max_tokens = test::answer_tokens});
-        Session session(here, options, place.device());
-        const auto got = model.generate(session, question, {.max_tokens = test::answer_tokens});
-        EXPECT_EQ(got.tokens, want.tokens);
-        EXPECT_NE(model.tokenizer().decode(got.tokens).find(test::answer), std::string::npos)
-            << model.tokenizer().decode(got.tokens);
-        EXPECT_EQ(session.stats().rows_retrieved > 0, dense_layers == 0);
-      }
+      const RetrievalOptions options{
+          .k = TopK::same(64), .dense_layers = dense_layers, .window = 256};
+      Session on_host(there, options);
+      const auto want = host.generate(on_host, question, {.max_tokens = test::answer_tokens});
+      Session session(here, options, place.device());
+      const auto got = model.generate(session, question, {.max_tokens = test::answer_tokens});
+      EXPECT_EQ(got.tokens, want.tokens);
+      EXPECT_NE(model.tokenizer().decode(got.tokens).find(test::answer), std::string::npos)
+          << model.tokenizer().decode(got.tokens);
+      EXPECT_EQ(session.stats().rows_retrieved > 0, dense_layers == 0);
     }
   }
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <ostream>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,20 +14,8 @@
 
 namespace test {
 
-/// Where a session's tensors are, and on which side it attends the rows found.
-struct Where {
-  std::string device;
-  topkv::AttendOn attend_on = topkv::AttendOn::automatic;
-};
-
-inline const std::vector<Where> everywhere = {
-    {"cpu"}, {"cuda", topkv::AttendOn::host}, {"cuda", topkv::AttendOn::device}};
-
-inline std::string name_of(const Where& where) {
-  if (where.device == "cpu") return "cpu";
-  return where.attend_on == topkv::AttendOn::device ? "cuda_fetching" : "cuda";
-}
-inline void PrintTo(const Where& where, std::ostream* out) { *out << name_of(where); }
+/// Where sessions are tested.
+inline const std::vector<std::string> devices = {"cpu", "cuda"};
 
 inline constexpr std::int64_t no_end = std::numeric_limits<std::int64_t>::max();
 

@@ -14,12 +14,10 @@ namespace {
 using test::Feed;
 using test::Place;
 using test::TokenStream;
-using test::Where;
 
-class SessionStep : public testing::TestWithParam<Where> {
+class SessionStep : public testing::TestWithParam<std::string> {
  protected:
   RetrievalOptions with(RetrievalOptions options) const {
-    options.attend_on = GetParam().attend_on;
     options.capacity = 1024;
     return options;
   }
@@ -43,8 +41,8 @@ class SessionStep : public testing::TestWithParam<Where> {
 };
 
 TEST_P(SessionStep, ThatOnlyReadsSeesTheRowsThereAreAndAddsNone) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   struct Case {
     std::int64_t context, window, sinks, dense_layers;
     std::vector<std::int64_t> sliding;
@@ -78,8 +76,8 @@ TEST_P(SessionStep, ThatOnlyReadsSeesTheRowsThereAreAndAddsNone) {
 }
 
 TEST_P(SessionStep, AfterTokensWereTakenBackIsAsIfTheyHadNeverBeen) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   constexpr std::int64_t context = 300;
   for (const std::int64_t sinks : {4, 315}) {  // the latter among those that are taken back
     for (const std::int64_t dense_layers : {0, 1}) {
@@ -107,10 +105,8 @@ TEST_P(SessionStep, AfterTokensWereTakenBackIsAsIfTheyHadNeverBeen) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, SessionStep, testing::ValuesIn(test::everywhere),
-                         [](const testing::TestParamInfo<Where>& info) {
-                           return name_of(info.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(Devices, SessionStep, testing::ValuesIn(test::devices),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace topkv

@@ -19,7 +19,6 @@ namespace {
 using test::Feed;
 using test::Place;
 using test::TokenStream;
-using test::Where;
 
 const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
 
@@ -75,18 +74,16 @@ std::vector<Case> cases() {
 }
 
 struct Parameter {
-  Where where;
+  std::string device;
   Case c;
 };
 
-void PrintTo(const Parameter& p, std::ostream* out) {
-  *out << p.c.name << " on " << name_of(p.where);
-}
+void PrintTo(const Parameter& p, std::ostream* out) { *out << p.c.name << " on " << p.device; }
 
 std::vector<Parameter> parameters() {
   std::vector<Parameter> all;
   for (const Case& c : cases()) {
-    for (const Where& where : test::everywhere) all.push_back({where, c});
+    for (const std::string& device : test::devices) all.push_back({device, c});
   }
   return all;
 }
@@ -97,16 +94,15 @@ RetrievalOptions options_of(const Parameter& p) {
           .dense_layers = p.c.dense_layers,
           .window = p.c.window,
           .sinks = p.c.sinks,
-          .capacity = 1024,
-          .attend_on = p.where.attend_on};
+          .capacity = 1024};
 }
 
 class SessionSteps : public testing::TestWithParam<Parameter> {};
 
 TEST_P(SessionSteps, EqualFloat64OneByOneAndInBlocks) {
-  TOPKV_NEEDS_DEVICE(GetParam().where.device);
+  TOPKV_NEEDS_DEVICE(GetParam().device);
   const Case& c = GetParam().c;
-  const Place place(GetParam().where.device);
+  const Place place(GetParam().device);
   const TokenStream stream(c.shape, c.context + 310);
   const auto context = stream.context(c.context);
   const RetrievalOptions options = options_of(GetParam());
@@ -134,21 +130,20 @@ TEST_P(SessionSteps, EqualFloat64OneByOneAndInBlocks) {
 
 INSTANTIATE_TEST_SUITE_P(Options, SessionSteps, testing::ValuesIn(parameters()),
                          [](const testing::TestParamInfo<Parameter>& info) {
-                           return info.param.c.name + ("_on_" + name_of(info.param.where));
+                           return info.param.c.name + ("_on_" + info.param.device);
                          });
 
-class SessionOn : public testing::TestWithParam<Where> {
+class SessionOn : public testing::TestWithParam<std::string> {
  protected:
   RetrievalOptions with(RetrievalOptions options) const {
-    options.attend_on = GetParam().attend_on;
     options.capacity = 1024;
     return options;
   }
 };
 
 TEST_P(SessionOn, AllKeysRetrievedEqualsDense) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   const TokenStream stream(small, 420);
   const auto context = stream.context(400)->with_index("hnsw:M=16,efc=100,ef=800");
   RetrievalOptions dense{.dense_layers = 2};
@@ -163,8 +158,8 @@ TEST_P(SessionOn, AllKeysRetrievedEqualsDense) {
 }
 
 TEST_P(SessionOn, DenseLayersOfALongContextTakeEveryRow) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   constexpr std::int64_t context = 17000;  // rows that leave for the device in two tiles
   const TokenStream stream(stack(3, 1, 64), context + 20);
   const auto options = with({.k = TopK::same(16), .dense_layers = 1, .window = 32});
@@ -175,8 +170,8 @@ TEST_P(SessionOn, DenseLayersOfALongContextTakeEveryRow) {
 }
 
 TEST_P(SessionOn, ForkGoesOnAsTheOriginal) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   const TokenStream stream(small, 260);
   const auto options = with({.k = TopK::same(8), .dense_layers = 1, .window = 16});
   Session session(stream.context(200), options, place.device());
@@ -199,8 +194,8 @@ TEST_P(SessionOn, ForkGoesOnAsTheOriginal) {
 }
 
 TEST_P(SessionOn, RefusedStepLeavesTheSessionAsItWas) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   const TokenStream stream(small, 520);
   // With sinks and window partly in the session's own tokens, which a refused step has written to.
   const auto options = with({.k = TopK::same(8), .window = 16, .sinks = 203});
@@ -246,8 +241,8 @@ TEST_P(SessionOn, RefusedStepLeavesTheSessionAsItWas) {
 }
 
 TEST_P(SessionOn, FullSessionIsRefusedAndStaysAsItWas) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   const TokenStream stream(small, 700);
   auto options = with({.k = TopK::same(8), .window = 16});
   options.capacity = 300;
@@ -262,8 +257,8 @@ TEST_P(SessionOn, FullSessionIsRefusedAndStaysAsItWas) {
 }
 
 TEST_P(SessionOn, RecallCountsEveryTokenOfABlock) {
-  TOPKV_NEEDS_DEVICE(GetParam().device);
-  const Place place(GetParam().device);
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
   const TokenStream stream(small, 800);
   const auto options = with({.k = TopK::same(8), .window = 16, .measure_recall = true});
   Session session(stream.context(500), options, place.device());
@@ -273,10 +268,8 @@ TEST_P(SessionOn, RecallCountsEveryTokenOfABlock) {
   EXPECT_EQ(session.stats().exact_rows_found, session.stats().exact_rows);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, SessionOn, testing::ValuesIn(test::everywhere),
-                         [](const testing::TestParamInfo<Where>& info) {
-                           return name_of(info.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(Devices, SessionOn, testing::ValuesIn(test::devices),
+                         [](const auto& info) { return info.param; });
 
 // Both find the same rows, for both search with the same queries.
 TEST(CudaSession, AgreesWithAHostSessionThatSearchesAGraph) {
@@ -286,11 +279,7 @@ TEST(CudaSession, AgreesWithAHostSessionThatSearchesAGraph) {
   const TokenStream stream(small, 1060);
   const char* spec = "hnsw:M=8,efc=40,ef=64";
   const auto context = stream.context(1000)->with_index(spec);
-  RetrievalOptions options{.index = spec,
-                           .k = TopK::same(8),
-                           .window = 16,
-                           .capacity = 1024,
-                           .attend_on = AttendOn::host};
+  const RetrievalOptions options{.index = spec, .k = TopK::same(8), .window = 16, .capacity = 1024};
   Session on_host(context, options);
   Feed want(host, stream, 1000, 1060);
   want.run(on_host, 1);
@@ -298,19 +287,16 @@ TEST(CudaSession, AgreesWithAHostSessionThatSearchesAGraph) {
   for (const auto& values : stream.v) {
     for (const float x : values) largest = std::max(largest, std::abs(x));
   }
-  for (const AttendOn attend_on : {AttendOn::host, AttendOn::device}) {
-    options.attend_on = attend_on;
-    Session session(context, options, cuda.device());
-    Feed got(cuda, stream, 1000, 1060);
-    got.run(session, 1);
-    EXPECT_EQ(session.stats().rows_retrieved, on_host.stats().rows_retrieved);
-    const auto a = want.outs();
-    const auto b = got.outs();
-    for (std::size_t l = 0; l < a.size(); ++l) {
-      for (std::size_t i = 0; i < a[l].size(); ++i) {
-        // Weights in bf16 on one side, 2^-9, and float32 sums, of the largest value.
-        ASSERT_NEAR(a[l][i], b[l][i], largest * 0x1p-8) << "layer " << l << " element " << i;
-      }
+  Session session(context, options, cuda.device());
+  Feed got(cuda, stream, 1000, 1060);
+  got.run(session, 1);
+  EXPECT_EQ(session.stats().rows_retrieved, on_host.stats().rows_retrieved);
+  const auto a = want.outs();
+  const auto b = got.outs();
+  for (std::size_t l = 0; l < a.size(); ++l) {
+    for (std::size_t i = 0; i < a[l].size(); ++i) {
+      // Weights in bf16 on one side, 2^-9, and float32 sums, of the largest value.
+      ASSERT_NEAR(a[l][i], b[l][i], largest * 0x1p-8) << "layer " << l << " element " << i;
     }
   }
 }

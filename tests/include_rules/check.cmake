@@ -1,6 +1,7 @@
 # Which file may include what. Dependencies point one way, floor by floor:
 #
 #   core <- store, attention, index <- device <- context, gpu <- model <- cli, bindings
+#   core <- text <- model
 #
 # A room includes its own headers, those of the floors below it and include/topkv; nothing from a
 # neighbour on its floor.
@@ -9,8 +10,8 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms include/topkv src/core src/store src/attention src/device src/context src/model src/cli
-  index gpu bindings)
+set(rooms include/topkv src/core src/store src/attention src/device src/context src/text src/model
+  src/cli index gpu bindings)
 
 # What each room may include besides itself and include/topkv.
 set(below_src_core)
@@ -20,7 +21,8 @@ set(below_index src/core)
 set(below_src_device src/core src/store src/attention index)
 set(below_src_context ${below_src_device} src/device)
 set(below_gpu ${below_src_device} src/device)
-set(below_src_model ${below_src_context} src/context gpu)
+set(below_src_text src/core)
+set(below_src_model ${below_src_context} src/context gpu src/text)
 # The command is written against the public interface; its bench works on a device and a store.
 set(below_src_cli src/core src/device src/store src/context)
 set(below_bindings ${below_src_model} src/model)
@@ -35,7 +37,7 @@ set(HNSWLIB_headers "^hnswlib/")
 set(HNSWLIB_rooms index)
 set(PYBIND11_headers "^pybind11/")
 set(PYBIND11_rooms bindings)
-set(OWNERS_headers "^topkv/(context|key_index|session|model)\\.h$")
+set(OWNERS_headers "^topkv/(context|key_index|session|model|tokenizer)\\.h$")
 set(OWNERS_rooms ${rooms})
 list(REMOVE_ITEM OWNERS_rooms gpu)
 

@@ -49,6 +49,8 @@ refused(src/core/dot.h [[#include "src/store/row_store.h"]] "src/core may not in
 refused(src/store/rows.cc [[#include "src/attention/a.h"]] "src/store may not include src/attention")
 refused(index/hnsw_index.cc [[#include "src/context/c.h"]] "index may not include src/context")
 refused(src/context/context.cc [[#include "src/model/m.h"]] "src/context may not include src/model")
+refused(src/text/bpe.cc [[#include "src/model/m.h"]] "src/text may not include src/model")
+refused(src/context/context.cc [[#include "src/text/bpe.h"]] "src/context may not include src/text")
 refused(src/context/context.cc [[  #  include "gpu/arena.h"]] "src/context may not include gpu")
 refused(src/cli/main.cc [[#include "src/model/config.h"]] "src/cli may not include src/model")
 refused(src/cli/main.cc [[#include "index/exact_index.h"]] "src/cli may not include index")

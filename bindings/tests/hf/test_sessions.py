@@ -241,7 +241,6 @@ def test_unknown_session_options_are_refused(device):
         {"window": 0},
         {"sinks": -1},
         {"select_by": "head"},
-        {"attend_on": "gpu"},
         {"prefill": "sparse"},
         {"kv_dtype": "f64"},
         {"kv_dtype": torch.float64},
@@ -272,7 +271,6 @@ def test_unknown_session_options_are_refused(device):
         {"dense_layers": -1},
         {"dense_layers": "all"},
         {"select_by": None},
-        {"attend_on": 0},
         {"prefill": True},
         {"measure_recall": 1},
         {"shard": 1},
@@ -300,8 +298,6 @@ def test_options_of_every_kind_of_number_are_taken():
     config = make_config("llama")
     as_tensor = TopkCache(config, k=torch.tensor([1, 2, 3]), window=torch.tensor(7))
     assert as_tensor._engine.options.session["k"] == [1, 2, 3]
-    for name in ("auto", "automatic", "host"):
-        TopkCache(config, attend_on=name)
 
 
 def test_the_capacity_of_a_session_has_one_name(device):

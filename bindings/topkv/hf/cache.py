@@ -62,7 +62,6 @@ class TopkCache(Cache):
       max_cache_len: tokens of the text, to reserve rows once; 0: grown as it comes.
       session_capacity: tokens that can follow the text.
       device_memory: most bytes topkv may take of the GPU; 0: what is free.
-      attend_on: "auto", "host" or "device": where rows found are attended.
       measure_recall: compare every search with exact search (slow); see ``stats()``.
       shard: "sequence": ranks of `process_group` each keep the rows of a part of the text.
       progress: say on stderr how far a text is read or an index built, when that takes more than
@@ -91,7 +90,6 @@ class TopkCache(Cache):
         max_cache_len: int = 0,
         session_capacity: int = 16384,
         device_memory: int = 0,
-        attend_on: str = "auto",
         measure_recall: bool = False,
         shard: str | None = None,
         process_group: Any = None,
@@ -208,7 +206,7 @@ class TopkCache(Cache):
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
         beams). What is `given` replaces the cache's: k, index (one that freeze() built), window,
-        sinks, select_by, dense_layers, session_capacity, measure_recall, attend_on.
+        sinks, select_by, dense_layers, session_capacity, measure_recall.
         """
         batch = integer("batch", batch, 1)
         options = self._engine.options_with(given)  # refused before the text is frozen

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/model/regex.h"
+#include "src/text/regex.h"
 
 namespace topkv {
 

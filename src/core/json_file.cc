@@ -1,4 +1,4 @@
-#include "src/model/json_file.h"
+#include "src/core/json_file.h"
 
 #include <fmt/format.h>
 

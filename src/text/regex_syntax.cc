@@ -1,4 +1,4 @@
-#include "src/model/regex_syntax.h"
+#include "src/text/regex_syntax.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <charconv>
 #include <optional>
 
+#include "src/core/json_file.h"
 #include "src/core/utf8.h"
-#include "src/model/json_file.h"
-#include "src/model/unicode_additions.h"
+#include "src/text/unicode_additions.h"
 #include "topkv/error.h"
 
 namespace topkv {

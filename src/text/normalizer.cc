@@ -1,4 +1,4 @@
-#include "src/model/normalizer.h"
+#include "src/text/normalizer.h"
 
 #include <fmt/format.h>
 #include <utf8proc.h>
@@ -9,9 +9,9 @@
 #include <new>
 #include <vector>
 
+#include "src/core/json_file.h"
 #include "src/core/utf8.h"
-#include "src/model/json_file.h"
-#include "src/model/unicode_additions.h"
+#include "src/text/unicode_additions.h"
 #include "topkv/error.h"
 
 namespace topkv {

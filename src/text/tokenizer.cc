@@ -1,12 +1,13 @@
+#include "topkv/tokenizer.h"
+
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
-#include "src/model/tokenizer_file.h"
+#include "src/text/tokenizer_file.h"
 #include "topkv/error.h"
-#include "topkv/model.h"
 
 namespace topkv {
 

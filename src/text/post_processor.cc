@@ -1,9 +1,9 @@
-#include "src/model/post_processor.h"
+#include "src/text/post_processor.h"
 
 #include <fmt/format.h>
 
+#include "src/core/json_file.h"
 #include "src/core/printable.h"
-#include "src/model/json_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -1,4 +1,4 @@
-#include "src/model/added_tokens.h"
+#include "src/text/added_tokens.h"
 
 #include <algorithm>
 #include <numeric>

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "src/model/vocabulary.h"
+#include "src/text/vocabulary.h"
 #include "topkv/types.h"
 
 namespace topkv {

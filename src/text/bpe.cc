@@ -1,12 +1,12 @@
-#include "src/model/bpe.h"
+#include "src/text/bpe.h"
 
 #include <fmt/format.h>
 
 #include <queue>
 #include <utility>
 
-#include "src/model/byte_level.h"
-#include "src/model/keyed_hash.h"
+#include "src/text/byte_level.h"
+#include "src/text/keyed_hash.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -1,9 +1,9 @@
-#include "src/model/word_cache.h"
+#include "src/text/word_cache.h"
 
 #include <cstring>
 #include <utility>
 
-#include "src/model/keyed_hash.h"
+#include "src/text/keyed_hash.h"
 
 namespace topkv {
 namespace {

@@ -1,6 +1,6 @@
-#include "src/model/vocabulary.h"
+#include "src/text/vocabulary.h"
 
-#include "src/model/byte_level.h"
+#include "src/text/byte_level.h"
 
 namespace topkv {
 

@@ -1,4 +1,4 @@
-#include "src/model/regex.h"
+#include "src/text/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 #include <new>
 #include <utility>
 
-#include "src/model/json_file.h"
+#include "src/core/json_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

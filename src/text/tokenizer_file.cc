@@ -1,12 +1,12 @@
-#include "src/model/tokenizer_file.h"
+#include "src/text/tokenizer_file.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "src/core/json_file.h"
 #include "src/core/printable.h"
-#include "src/model/json_file.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -4,12 +4,12 @@
 
 #include <filesystem>
 
-#include "src/model/added_tokens.h"
-#include "src/model/bpe.h"
-#include "src/model/normalizer.h"
-#include "src/model/post_processor.h"
-#include "src/model/pre_tokenizer.h"
-#include "src/model/vocabulary.h"
+#include "src/text/added_tokens.h"
+#include "src/text/bpe.h"
+#include "src/text/normalizer.h"
+#include "src/text/post_processor.h"
+#include "src/text/pre_tokenizer.h"
+#include "src/text/vocabulary.h"
 
 namespace topkv {
 

@@ -1,5 +1,5 @@
 #include "src/core/utf8.h"
-#include "topkv/model.h"
+#include "topkv/tokenizer.h"
 
 namespace topkv {
 

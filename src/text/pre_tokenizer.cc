@@ -1,13 +1,13 @@
-#include "src/model/pre_tokenizer.h"
+#include "src/text/pre_tokenizer.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
+#include "src/core/json_file.h"
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
-#include "src/model/json_file.h"
-#include "src/model/regex_syntax.h"
+#include "src/text/regex_syntax.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "src/model/keyed_hash.h"
+#include "src/text/keyed_hash.h"
 #include "topkv/types.h"
 
 namespace topkv {

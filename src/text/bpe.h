@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "src/model/vocabulary.h"
-#include "src/model/word_cache.h"
+#include "src/text/vocabulary.h"
+#include "src/text/word_cache.h"
 #include "topkv/types.h"
 
 namespace topkv {

@@ -1,4 +1,4 @@
-#include "src/model/keyed_hash.h"
+#include "src/text/keyed_hash.h"
 
 #include <bit>
 #include <cstring>

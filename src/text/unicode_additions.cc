@@ -1,5 +1,5 @@
 // Written by tools/make_unicode_additions.py. Do not edit.
-#include "src/model/unicode_additions.h"
+#include "src/text/unicode_additions.h"
 
 namespace topkv {
 namespace {

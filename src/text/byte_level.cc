@@ -1,4 +1,4 @@
-#include "src/model/byte_level.h"
+#include "src/text/byte_level.h"
 
 #include <array>
 

@@ -1,0 +1,59 @@
+// Text to tokens, as the `tokenizers` library gives them, and token bytes back to text.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// Byte-level BPE of a tokenizer.json. Immutable; safe from many threads.
+class Tokenizer {
+ public:
+  /// Throws FileError, or Unsupported naming the component.
+  static Tokenizer load(const std::filesystem::path& tokenizer_json);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  /// Token ids as the `tokenizers` library gives them. add_special_tokens: apply the
+  /// post-processor's template (a BOS, usually). Text need not be valid UTF-8: bytes that are not
+  /// are read as U+FFFD, as Python's decoding with errors="replace" does.
+  /// Throws InvalidArgument for 512 MiB or more, FileError when a regular expression of the file
+  /// takes too many steps on this text.
+  std::vector<Token> encode(std::string_view text, bool add_special_tokens = false) const;
+  /// The text of the tokens; incomplete UTF-8 becomes U+FFFD. Special tokens, and ids that are no
+  /// token, are left out.
+  std::string decode(std::span<const Token> tokens) const;
+  /// Raw bytes of one token, for streaming through a Utf8Stream; empty for special tokens.
+  std::string bytes_of_token(Token token) const;
+  /// Id of a token by its content as the file spells it ("Ġthe"), -1 when there is none.
+  Token find(std::string_view content) const;
+  /// One more than the largest id.
+  std::int64_t vocab_size() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Turns token bytes into text as they arrive, holding back incomplete UTF-8.
+class Utf8Stream {
+ public:
+  /// Complete characters so far not given out; invalid bytes become U+FFFD.
+  std::string push(std::string_view bytes);
+  /// What is held back, as U+FFFD.
+  std::string finish();
+
+ private:
+  std::string pending_;
+};
+
+}  // namespace topkv
