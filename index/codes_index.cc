@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +14,6 @@
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"
-#include "src/core/dot.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
@@ -23,6 +22,7 @@ namespace {
 
 constexpr std::int64_t encode_keys = 8192;  // that a thread encodes at a time
 constexpr std::int64_t tile_keys = 1024;    // scored at a time
+constexpr std::int64_t piece_keys = 65536;  // that a thread scores at a time
 /// Of so many keys one is scored exactly: that with the largest residual. Rare keys (a needle's in
 /// a text that repeats) lie outside the axes of the rest, and codes would lose them.
 constexpr std::int64_t keys_per_rare = 256;
@@ -79,29 +79,49 @@ class CodesIndex final : public ApproximateIndex {
                   std::vector<std::int64_t>& found) const override {
     struct Workspace {
       std::vector<float> tables;
-      ScanKeeper keeper;
+      std::vector<ScanKeeper> keepers;
+      ScanKeeper best;
     };
     const Scratch<Workspace> workspace;
-    auto& [tables, keeper] = *workspace;
+    auto& [tables, keepers, best] = *workspace;
     tables.resize(static_cast<std::size_t>(coder_.table_floats()));
     const float base = coder_.tables(query, tables.data());
     // Codes misorder keys whose scores are close: twice as many leave few behind.
-    keeper.reset(2 * want);
-    float scores[tile_keys];
-    for (std::int64_t at = allowed.begin / code_block * code_block; at < allowed.end;
-         at += tile_keys) {
-      const std::int64_t count = std::min(tile_keys, allowed.end - at);
-      score_codes(codes_.data(), coder_.words(), tables.data(), base, at, count, scores);
-      const std::int64_t skip = std::max<std::int64_t>(0, allowed.begin - at);
-      keeper.push(scores + skip, count - skip, at + skip);
+    best.reset(2 * want);
+    const std::int64_t first = allowed.begin / piece_keys;
+    const std::int64_t pieces = (allowed.end + piece_keys - 1) / piece_keys - first;
+    if (std::ssize(keepers) < pieces) keepers.resize(static_cast<std::size_t>(pieces));
+    parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t piece = begin; piece < end; ++piece) {
+        ScanKeeper& keeper = keepers[static_cast<std::size_t>(piece)];
+        keeper.reset(2 * want);
+        const std::int64_t at = (first + piece) * piece_keys;
+        scan({std::max(allowed.begin, at), std::min(allowed.end, at + piece_keys)}, tables.data(),
+             base, keeper);
+      }
+    });
+    for (std::int64_t piece = 0; piece < pieces; ++piece) {
+      for (const Scored& scored : keepers[static_cast<std::size_t>(piece)].held()) {
+        best.push(&scored.score, 1, scored.position);
+      }
     }
     found.clear();
-    for (const Scored& scored : keeper.sorted()) found.push_back(scored.position);
+    for (const Scored& scored : best.sorted()) found.push_back(scored.position);
     found.insert(found.end(), std::lower_bound(rare_.begin(), rare_.end(), allowed.begin),
                  std::lower_bound(rare_.begin(), rare_.end(), allowed.end));
   }
 
  private:
+  void scan(PositionRange range, const float* tables, float base, ScanKeeper& keeper) const {
+    float scores[tile_keys];
+    for (std::int64_t at = range.begin / code_block * code_block; at < range.end; at += tile_keys) {
+      const std::int64_t count = std::min(tile_keys, range.end - at);
+      score_codes(codes_.data(), coder_.words(), tables, base, at, count, scores);
+      const std::int64_t skip = std::max<std::int64_t>(0, range.begin - at);
+      keeper.push(scores + skip, count - skip, at + skip);
+    }
+  }
+
   /// residuals: of keys first and on.
   void keep_rare(std::int64_t first, const std::vector<float>& residuals) {
     if (first == 0) {

@@ -81,7 +81,7 @@ OTHERS = {
     },
     "glm": {},
     "glm4": {},
-    "gpt2": {"n_embd": 256, "n_head": 4, "n_inner": 96, "n_layer": 3, "n_positions": 512},
+    "gpt2": _WIDE | {"n_inner": 96, "max_position_embeddings": 512},
     "gpt_neox": _WIDE,
     "granite": {"attention_multiplier": 0.2},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
