@@ -11,53 +11,81 @@ HWY_BEFORE_NAMESPACE();
 namespace topkv {
 namespace HWY_NAMESPACE {
 
-using Floats = hn::CappedTag<float, code_block>;
-using Words = hn::RebindToUnsigned<Floats>;
+#if HWY_TARGET == HWY_SCALAR
 
-/// table[x & 15] for each lane: a permutation of the 16 floats in one register, or in two.
-HWY_INLINE hn::Vec<Floats> look_up(const float* table, hn::Vec<Words> x) {
-  const Floats d;
-  const Words du;
-  if constexpr (hn::MaxLanes(d) == 16) {
-    return hn::TableLookupLanes(hn::LoadU(d, table),
-                                hn::IndicesFromVec(d, hn::And(x, hn::Set(du, 15U))));
-  } else if constexpr (hn::MaxLanes(d) == 8) {
-    const auto lane = hn::IndicesFromVec(d, hn::And(x, hn::Set(du, 7U)));
-    const auto low = hn::TableLookupLanes(hn::LoadU(d, table), lane);
-    const auto high = hn::TableLookupLanes(hn::LoadU(d, table + 8), lane);
-    const auto is_high = hn::Ne(hn::And(x, hn::Set(du, 8U)), hn::Zero(du));
-    return hn::IfThenElse(hn::RebindMask(d, is_high), high, low);
-  } else {
-    const hn::RebindToSigned<Floats> di;
-    return hn::GatherIndex(d, table, hn::BitCast(di, hn::And(x, hn::Set(du, 15U))));
+/// As below, for processors without shuffles.
+void sum_entries(const std::uint8_t* block, std::int64_t bytes, const std::uint8_t* entries,
+                 std::uint16_t* sums) {
+  for (std::int64_t key = 0; key < code_block; ++key) {
+    unsigned sum = 0;
+    for (std::int64_t b = 0; b < bytes; ++b) {
+      const unsigned x = block[b * code_block + key];
+      sum += entries[2 * b * 16 + (x & 15)];
+      sum += entries[(2 * b + 1) * 16 + (x >> 4)];
+    }
+    sums[key % 2 * code_block / 2 + key / 2] = static_cast<std::uint16_t>(sum);
   }
 }
 
-void score_codes_any(const std::uint32_t* codes, std::int64_t words, const float* tables,
-                     float base, std::int64_t first, std::int64_t count, float* scores) {
-  const Floats d;
-  const Words du;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t begin = 0; begin < count; begin += code_block) {
-    const std::uint32_t* block = codes + (first + begin) * words;
-    alignas(64) float out[code_block];
-    for (std::int64_t lane = 0; lane < code_block; lane += lanes) {
-      auto even = hn::Set(d, base);
-      auto odd = hn::Zero(d);
-      const float* table = tables;
-      for (std::int64_t w = 0; w < words; ++w) {
-        auto x = hn::LoadU(du, block + w * code_block + lane);
-        for (int pair = 0; pair < code_nibbles_per_word / 2; ++pair) {
-          even = hn::Add(even, look_up(table, x));
-          odd = hn::Add(odd, look_up(table + 16, hn::ShiftRight<4>(x)));
-          x = hn::ShiftRight<8>(x);
-          table += 32;
-        }
-      }
-      hn::Store(hn::Add(even, odd), d, out + lane);
+#else
+
+using Bytes = hn::CappedTag<std::uint8_t, code_block>;
+using Halves = hn::Repartition<std::uint16_t, Bytes>;
+
+/// Sums of the table entries of code_block keys: those of even keys, then those of odd ones.
+HWY_INLINE void sum_entries(const std::uint8_t* block, std::int64_t bytes,
+                            const std::uint8_t* entries, std::uint16_t* sums) {
+  const Bytes d8;
+  const Halves d16;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d8));
+  const auto low = hn::Set(d8, std::uint8_t{15});
+  for (std::int64_t lane = 0; lane < code_block; lane += lanes) {
+    // Entries are added two at a time as 16 bits, which wrap around; the odd ones once more alone.
+    auto both = hn::Zero(d16);
+    auto odd = hn::Zero(d16);
+    const auto add = [&](std::int64_t nibble, auto index) HWY_ATTR {
+      const auto table = hn::LoadDup128(d8, entries + nibble * 16);
+      const auto entry = hn::BitCast(d16, hn::TableLookupBytes(table, index));
+      both = hn::Add(both, entry);
+      odd = hn::Add(odd, hn::ShiftRight<8>(entry));
+    };
+    for (std::int64_t b = 0; b < bytes; ++b) {
+      const auto x = hn::LoadU(d8, block + b * code_block + lane);
+      const auto shifted = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, x)));
+      add(2 * b, hn::And(x, low));
+      add(2 * b + 1, hn::And(shifted, low));
     }
-    const std::int64_t size = count - begin < code_block ? count - begin : code_block;
-    for (std::int64_t i = 0; i < size; ++i) scores[begin + i] = out[i];
+    const auto even = hn::Sub(both, hn::ShiftLeft<8>(odd));
+    hn::StoreU(even, d16, sums + lane / 2);
+    hn::StoreU(odd, d16, sums + code_block / 2 + lane / 2);
+  }
+}
+
+#endif
+
+void score_codes_any(const std::uint8_t* codes, std::int64_t bytes, const CodeTables& tables,
+                     std::int64_t first, std::int64_t count, float* scores) {
+  const hn::CappedTag<float, code_block / 2> d;
+  const hn::RebindToSigned<decltype(d)> d32;
+  const hn::Rebind<std::uint16_t, decltype(d)> d16;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto step = hn::Set(d, tables.step);
+  const auto offset = hn::Set(d, tables.offset);
+  std::uint16_t sums[code_block];
+  float last[code_block];
+  for (std::int64_t begin = 0; begin < count; begin += code_block) {
+    sum_entries(codes + (first + begin) * bytes, bytes, tables.entries.data(), sums);
+    const std::int64_t size = count - begin;
+    float* out = size < code_block ? last : scores + begin;
+    for (std::int64_t i = 0; i < code_block / 2; i += lanes) {
+      const auto score_of = [&](const std::uint16_t* from) HWY_ATTR {
+        const auto sum = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d16, from)));
+        return hn::MulAdd(sum, step, offset);
+      };
+      hn::StoreInterleaved2(score_of(sums + i), score_of(sums + code_block / 2 + i), d,
+                            out + 2 * i);
+    }
+    if (size < code_block) std::memcpy(scores + begin, last, static_cast<std::size_t>(size) * 4);
   }
 }
 
@@ -70,9 +98,9 @@ namespace topkv {
 
 HWY_EXPORT(score_codes_any);
 
-void score_codes(const std::uint32_t* codes, std::int64_t words, const float* tables, float base,
+void score_codes(const std::uint8_t* codes, std::int64_t bytes, const CodeTables& tables,
                  std::int64_t first, std::int64_t count, float* scores) {
-  HWY_DYNAMIC_DISPATCH(score_codes_any)(codes, words, tables, base, first, count, scores);
+  HWY_DYNAMIC_DISPATCH(score_codes_any)(codes, bytes, tables, first, count, scores);
 }
 
 }  // namespace topkv

@@ -52,7 +52,7 @@ class CodesIndex final : public ApproximateIndex {
       rare_.reserve(static_cast<std::size_t>(keys().count / keys_per_rare + 1));
     }
     const std::int64_t count = keys().count - first;
-    codes_.resize(static_cast<std::size_t>(coder_.words_for(keys().count)));
+    codes_.resize(static_cast<std::size_t>(coder_.bytes_for(keys().count)));
     std::vector<float> residuals(static_cast<std::size_t>(count));
     // Blocks of codes are whole, so that threads do not share them.
     const std::int64_t begin = first / encode_keys;
@@ -78,14 +78,13 @@ class CodesIndex final : public ApproximateIndex {
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
                   std::vector<std::int64_t>& found) const override {
     struct Workspace {
-      std::vector<float> tables;
+      CodeTables tables;
       std::vector<ScanKeeper> keepers;
       ScanKeeper best;
     };
     const Scratch<Workspace> workspace;
     auto& [tables, keepers, best] = *workspace;
-    tables.resize(static_cast<std::size_t>(coder_.table_floats()));
-    const float base = coder_.tables(query, tables.data());
+    coder_.make_tables(query, tables);
     // Codes misorder keys whose scores are close: twice as many leave few behind.
     best.reset(2 * want);
     const std::int64_t first = allowed.begin / piece_keys;
@@ -96,8 +95,7 @@ class CodesIndex final : public ApproximateIndex {
         ScanKeeper& keeper = keepers[static_cast<std::size_t>(piece)];
         keeper.reset(2 * want);
         const std::int64_t at = (first + piece) * piece_keys;
-        scan({std::max(allowed.begin, at), std::min(allowed.end, at + piece_keys)}, tables.data(),
-             base, keeper);
+        scan({std::max(allowed.begin, at), std::min(allowed.end, at + piece_keys)}, tables, keeper);
       }
     });
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
@@ -112,11 +110,11 @@ class CodesIndex final : public ApproximateIndex {
   }
 
  private:
-  void scan(PositionRange range, const float* tables, float base, ScanKeeper& keeper) const {
+  void scan(PositionRange range, const CodeTables& tables, ScanKeeper& keeper) const {
     float scores[tile_keys];
     for (std::int64_t at = range.begin / code_block * code_block; at < range.end; at += tile_keys) {
       const std::int64_t count = std::min(tile_keys, range.end - at);
-      score_codes(codes_.data(), coder_.words(), tables, base, at, count, scores);
+      score_codes(codes_.data(), coder_.bytes(), tables, at, count, scores);
       const std::int64_t skip = std::max<std::int64_t>(0, range.begin - at);
       keeper.push(scores + skip, count - skip, at + skip);
     }
@@ -138,7 +136,7 @@ class CodesIndex final : public ApproximateIndex {
 
   Params params_;
   KeyCoder coder_;
-  std::vector<std::uint32_t> codes_;
+  std::vector<std::uint8_t> codes_;
   std::vector<std::int64_t> rare_;  // positions, ascending
   float rare_above_ = 0;            // residual
 };
@@ -157,11 +155,7 @@ class CodesKind final : public IndexSpec::Kind {
 
 std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options) {
   Params params;
-  parse_options(spec, options, {{"k", &params.key_bytes, 4, 64}});
-  if (params.key_bytes % 4 != 0) {
-    throw InvalidArgument(fmt::format("index \"{}\": k is {}; it must be a multiple of 4",
-                                      one_line(spec), params.key_bytes));
-  }
+  parse_options(spec, options, {{"k", &params.key_bytes, 1, 64}});
   return std::make_shared<CodesKind>(params);
 }
 

@@ -11,7 +11,7 @@ namespace topkv {
 
 /// spec: the whole string; options: what follows "codes:". Throws InvalidArgument.
 ///
-///   k    bytes of a key's code for each 128 dims or part of them, a multiple of 4
+///   k    bytes of a key's code for each 128 dims or part of them
 std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

@@ -8,6 +8,7 @@
 
 #include "index/key_list.h"
 #include "index/principal_axes.h"
+#include "index/scratch.h"
 #include "src/core/matrix_product.h"
 
 namespace topkv {
@@ -17,6 +18,7 @@ constexpr std::int64_t axes_sample = 65536;    // keys that means and covariance
 constexpr std::int64_t levels_sample = 16384;  // and levels
 constexpr std::int64_t tile = 512;             // keys encoded at a time
 constexpr int lloyd_rounds = 30;
+constexpr std::int64_t most_bytes = 128;  // of a code: sums of entries of 8 bits fit into 16
 
 /// Part of the variance of a normal variable that Lloyd-Max levels leave (Max 1960, table I).
 double left_of_normal(int bits) {
@@ -72,8 +74,7 @@ void lloyd(const std::vector<float>& sorted, float* levels, int count) {
 }  // namespace
 
 KeyCoder::KeyCoder(const KeyView& keys, std::int64_t bytes)
-    : dim_(keys.dim),
-      words_(std::min(bytes / 4, (keys.dim + code_nibbles_per_word - 1) / code_nibbles_per_word)) {
+    : dim_(keys.dim), bytes_(std::min({bytes, (keys.dim + 1) / 2, most_bytes})) {
   std::vector<float> sample = sample_of(keys, axes_sample);
   const auto count = static_cast<std::int64_t>(sample.size()) / dim_;
   find_scale(sample);
@@ -88,7 +89,7 @@ KeyCoder::KeyCoder(const KeyView& keys, std::int64_t bytes)
   for (std::size_t i = 0; i < sample.size(); ++i) sample[i] -= mean[i % mean.size()];
   mean_ = std::move(mean);
   find_axes(sample);
-  share_bits(words_ * 32);
+  share_bits(bytes_ * 8);
   place_fields();
   find_levels(sample);
 }
@@ -221,10 +222,10 @@ void KeyCoder::project(const float* centred, std::int64_t count, float* out) con
 }
 
 void KeyCoder::encode(const KeyView& keys, std::int64_t first, std::int64_t count,
-                      std::uint32_t* codes, float* residuals) const {
+                      std::uint8_t* codes, float* residuals) const {
   std::vector<float> rows(static_cast<std::size_t>(tile * dim_));
   std::vector<float> along(fields_.size() * tile);
-  std::vector<std::uint32_t> bits(static_cast<std::size_t>(words_ * tile));
+  std::vector<std::uint8_t> bits(static_cast<std::size_t>(bytes_ * tile));
   for (std::int64_t begin = 0; begin < count; begin += tile) {
     const std::int64_t size = std::min(tile, count - begin);
     float* residual = residuals + begin;
@@ -237,19 +238,19 @@ void KeyCoder::encode(const KeyView& keys, std::int64_t first, std::int64_t coun
       residual[i] = std::inner_product(key, key + dim_, key, 0.0F);
     }
     project(rows.data(), size, along.data());
-    std::fill(bits.begin(), bits.end(), 0U);
+    std::fill(bits.begin(), bits.end(), std::uint8_t{0});
     for (std::size_t axis = 0; axis < fields_.size(); ++axis) {
       const Field& field = fields_[axis];
       const float* levels = levels_.data() + field.level;
       const float* x = along.data() + axis * tile;
-      std::uint32_t* word = bits.data() + field.nibble / code_nibbles_per_word * tile;
-      const auto shift = static_cast<int>(field.nibble % code_nibbles_per_word) * 4 + field.shift;
+      std::uint8_t* byte = bits.data() + field.nibble / 2 * tile;
+      const int shift = static_cast<int>(field.nibble % 2) * 4 + field.shift;
       for (std::int64_t i = 0; i < size; ++i) {
         std::uint32_t code = 0;
         for (int level = 1; level < 1 << field.bits; ++level) {
           code += x[i] > (levels[level - 1] + levels[level]) / 2 ? 1U : 0U;
         }
-        word[i] |= code << shift;
+        byte[i] = static_cast<std::uint8_t>(byte[i] | code << shift);
         const float off = x[i] - levels[code];
         residual[i] += off * off - x[i] * x[i];
       }
@@ -260,26 +261,67 @@ void KeyCoder::encode(const KeyView& keys, std::int64_t first, std::int64_t coun
         residual[i] = std::numeric_limits<float>::infinity();
       }
       const std::int64_t at = first + begin + i;
-      std::uint32_t* to = codes + at / code_block * code_block * words_ + at % code_block;
-      for (std::int64_t w = 0; w < words_; ++w) {
-        to[w * code_block] = bits[static_cast<std::size_t>(w * tile + i)];
+      std::uint8_t* to = codes + at / code_block * code_block * bytes_ + at % code_block;
+      for (std::int64_t b = 0; b < bytes_; ++b) {
+        to[b * code_block] = bits[static_cast<std::size_t>(b * tile + i)];
       }
     }
   }
 }
 
-float KeyCoder::tables(const float* query, float* tables) const {
-  std::fill_n(tables, table_floats(), 0.0F);
+void KeyCoder::decode(const std::uint8_t* codes, std::int64_t position, float* key) const {
+  const std::uint8_t* code =
+      codes + position / code_block * code_block * bytes_ + position % code_block;
+  std::copy(mean_.begin(), mean_.end(), key);
   for (std::size_t axis = 0; axis < fields_.size(); ++axis) {
     const Field& field = fields_[axis];
+    const unsigned byte = code[field.nibble / 2 * code_block];
+    const int shift = static_cast<int>(field.nibble % 2) * 4 + field.shift;
+    const float level =
+        levels_[static_cast<std::size_t>(field.level) + (byte >> shift & ((1U << field.bits) - 1))];
     const float* direction = axes_.data() + static_cast<std::int64_t>(axis) * dim_;
-    const float weight = std::inner_product(query, query + dim_, direction, 0.0F) / scale_;
+    for (std::int64_t j = 0; j < dim_; ++j) key[j] += level * direction[j];
+  }
+  for (std::int64_t j = 0; j < dim_; ++j) key[j] /= scale_;
+}
+
+void KeyCoder::make_tables(const float* query, CodeTables& tables) const {
+  const auto nibbles = static_cast<std::size_t>(2 * bytes_);
+  const Scratch<std::vector<double>> sums;
+  sums->assign(nibbles * 16, 0.0);
+  const auto along = [&](const float* direction) {
+    return std::inner_product(query, query + dim_, direction, 0.0) / scale_;
+  };
+  for (std::size_t axis = 0; axis < fields_.size(); ++axis) {
+    const Field& field = fields_[axis];
+    const double weight = along(axes_.data() + static_cast<std::int64_t>(axis) * dim_);
     const float* levels = levels_.data() + field.level;
-    float* table = tables + field.nibble * 16;
+    double* table = sums->data() + field.nibble * 16;
     const unsigned mask = (1U << field.bits) - 1;
     for (unsigned x = 0; x < 16; ++x) table[x] += weight * levels[x >> field.shift & mask];
   }
-  return std::inner_product(query, query + dim_, mean_.data(), 0.0F) / scale_;
+  double offset = along(mean_.data());
+  double widest = 0;
+  for (std::size_t n = 0; n < nibbles; ++n) {
+    const auto [low, high] = std::minmax_element(&(*sums)[n * 16], &(*sums)[n * 16] + 16);
+    offset += *low;
+    widest = std::max(widest, *high - *low);
+  }
+  const double step = widest / 255;
+  tables.entries.resize(nibbles * 16);
+  for (std::size_t n = 0; n < nibbles; ++n) {
+    const double* table = &(*sums)[n * 16];
+    const double low = *std::min_element(table, table + 16);
+    for (std::size_t x = 0; x < 16; ++x) {
+      tables.entries[n * 16 + x] =
+          step > 0 ? static_cast<std::uint8_t>(std::lround((table[x] - low) / step)) : 0;
+    }
+  }
+  constexpr double most = std::numeric_limits<float>::max() / 4;
+  const double largest = std::abs(offset) + 255 * static_cast<double>(nibbles) * step;
+  const double fit = largest > most ? std::exp2(std::floor(std::log2(most / largest))) : 1;
+  tables.offset = static_cast<float>(offset * fit);
+  tables.step = static_cast<float>(step * fit);
 }
 
 float KeyCoder::error_variance(const float* query) const {

@@ -7,7 +7,9 @@
 // for each axis that has bits, (Uᵀq)_i times the level of the key's code.
 //
 // Whatever their widths, codes are read four bits at a time: a *nibble* holds one axis of 4 bits,
-// two of 2, or four of 1, and each query makes a table of 16 sums for each nibble.
+// two of 2, or four of 1, and each query makes a table of 16 sums for each nibble. The tables are
+// kept in 8 bits, so that one instruction looks up the nibbles of up to 64 keys (André et al. 2015,
+// "Cache locality is not enough", §4).
 #pragma once
 
 #include <cstddef>
@@ -18,24 +20,33 @@
 
 namespace topkv {
 
-/// Keys whose codes lie together: 32-bit words of 8 nibbles each, [words, block] per block of keys.
-inline constexpr std::int64_t code_block = 16;
-inline constexpr std::int64_t code_nibbles_per_word = 8;
+/// Keys whose codes lie together, as [bytes, code_block]: byte b of each key, then the next. Nibble
+/// 2b is in the lower half of byte b.
+inline constexpr std::int64_t code_block = 64;
+
+/// Tables of one query: the score of a key is about offset + step * the sum of its entries, off by
+/// at most step / 2 for each nibble.
+struct CodeTables {
+  std::vector<std::uint8_t> entries;  ///< [nibbles, 16]
+  float offset = 0;
+  float step = 0;
+};
 
 /// What was learned of one head's keys. Const members are safe from many threads.
 class KeyCoder {
  public:
   KeyCoder() = default;
 
-  /// Learns from keys sampled evenly out of all. bytes: of one code, a multiple of 4; fewer are
-  /// used when 4 bits for every dim do not fill them. REQUIRES: keys.count > 0. Throws
+  /// Learns from keys sampled evenly out of all. bytes: of one code, at most 128; fewer are used
+  /// when 4 bits for every dim do not fill them. REQUIRES: keys.count > 0. Throws
   /// InvalidArgument when a key is not finite.
   KeyCoder(const KeyView& keys, std::int64_t bytes);
 
-  std::int64_t words() const { return words_; }
-  /// 32-bit words that the codes of so many keys take.
-  std::int64_t words_for(std::int64_t keys) const {
-    return (keys + code_block - 1) / code_block * code_block * words_;
+  /// Of one code.
+  std::int64_t bytes() const { return bytes_; }
+  /// That the codes of so many keys take.
+  std::int64_t bytes_for(std::int64_t keys) const {
+    return (keys + code_block - 1) / code_block * code_block * bytes_;
   }
   std::int64_t memory() const;
 
@@ -43,14 +54,15 @@ class KeyCoder {
   /// residuals: [count], the squared distance of each key from what its code stands for; infinite
   /// beyond float32.
   /// Throws InvalidArgument when a key is not finite.
-  void encode(const KeyView& keys, std::int64_t first, std::int64_t count, std::uint32_t* codes,
+  void encode(const KeyView& keys, std::int64_t first, std::int64_t count, std::uint8_t* codes,
               float* residuals) const;
 
-  /// Floats of the tables of one query.
-  std::int64_t table_floats() const { return words_ * code_nibbles_per_word * 16; }
+  /// The key that the code at a position stands for: [dim].
+  void decode(const std::uint8_t* codes, std::int64_t position, float* key) const;
 
-  /// The score of a key is the result plus, for each nibble, tables[nibble][its value].
-  float tables(const float* query, float* tables) const;
+  /// For scores with a query, which are scaled down by a power of 2 when they would not fit into
+  /// float32. Allocates only when it grows.
+  void make_tables(const float* query, CodeTables& tables) const;
 
   /// The mean of the squared error of a score: Σ (Uᵀq)_i² times the variance that quantising leaves
   /// in axis i, all of it where an axis has no bits.
@@ -74,7 +86,7 @@ class KeyCoder {
   void project(const float* centred, std::int64_t count, float* out) const;
 
   std::int64_t dim_ = 0;
-  std::int64_t words_ = 0;
+  std::int64_t bytes_ = 0;
   float scale_ = 1;                // a power of 2, that keys are multiplied by: squares stay finite
   std::vector<float> mean_;        // [dim], of scaled keys, as all that follows
   std::vector<float> axes_;        // [dim, dim], most variance first
@@ -84,9 +96,9 @@ class KeyCoder {
   std::vector<float> levels_;      // ascending, axis by axis
 };
 
-/// scores[i] = base + table entries of key first + i. codes: of all keys; first: a multiple of
-/// code_block; count: any.
-void score_codes(const std::uint32_t* codes, std::int64_t words, const float* tables, float base,
+/// scores[i]: that of key first + i. codes: of all keys, each of so many bytes; first: a multiple
+/// of code_block; count: any.
+void score_codes(const std::uint8_t* codes, std::int64_t bytes, const CodeTables& tables,
                  std::int64_t first, std::int64_t count, float* scores);
 
 }  // namespace topkv
