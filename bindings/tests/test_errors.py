@@ -34,8 +34,7 @@ def test_an_invalid_argument_has_the_text_of_cpp():
 def test_a_file_error_starts_with_the_path(tmp_path):
     with pytest.raises(topkv.FileError) as caught:
         topkv.Model.load(tmp_path / "none")
-    path = tmp_path / "none" / "config.json"
-    assert str(caught.value) == f"{path}: cannot be opened: No such file or directory"
+    assert str(caught.value).startswith(f"{tmp_path / 'none'}: there is no such directory; ")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(OSError, match=str(tmp_path / "config.json")):
         topkv.ModelConfig.load(tmp_path)
