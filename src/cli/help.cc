@@ -35,7 +35,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --needle STYLE         number, word, uuid (as in RULER) or passkey [number]
   --needle-text T --question Q --answer A                  a needle of your own instead
   --separate             a context for each needle; passkey and own needles always have that
-  --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8; repeat to compare several [exact]
+  --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
@@ -63,7 +63,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -f, --file FILE        text of the context; repeat for several, - is standard input
   -n, --predict N        tokens to generate at most [128]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
-  --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8 [exact]
+  --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF1024,SQ8 [exact]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
@@ -101,7 +101,7 @@ uniformly, odd layers broadly, others sharply: decode prints how much the best r
   --mem SIZE             rows may take, such as 100GiB [what is free]
   --seed N [42]          --json   a JSON line per row, times in seconds
 decode: one token at a time, for each index with each k
-  --kv-index SPEC        exact, hnsw:M=16, faiss:IVF1024,SQ8; repeat to compare several [exact]
+  --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
   --kv-topk K            rows retrieved per layer; repeat to compare several [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
