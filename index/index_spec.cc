@@ -26,21 +26,19 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
     }
     return exact_kind();
   }
+  const auto require_options = [&](std::string_view example) {
+    if (!has_rest || !rest.empty()) return;
+    throw InvalidArgument(
+        fmt::format("index \"{}\": options are missing after the colon; write \"{}\" or \"{}\"",
+                    one_line(spec), name, example));
+  };
   if (name == "codes") {
-    if (has_rest && rest.empty()) {
-      throw InvalidArgument(fmt::format(
-          "index \"{}\": options are missing after the colon; write \"codes\" or \"codes:k=16\"",
-          one_line(spec)));
-    }
+    require_options("codes:k=16");
     return codes_kind(spec, rest);
   }
   if (name == "faiss") return faiss_kind(spec, rest);
   if (name == "hnsw") {
-    if (has_rest && rest.empty()) {
-      throw InvalidArgument(fmt::format(
-          "index \"{}\": options are missing after the colon; write \"hnsw\" or \"hnsw:M=16\"",
-          one_line(spec)));
-    }
+    require_options("hnsw:M=16");
     return hnsw_kind(spec, rest);
   }
   const std::string_view near = nearest(name, {"exact", "codes", "faiss", "hnsw"});

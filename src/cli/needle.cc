@@ -77,7 +77,7 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const std::s
                             printable(directory.file("").parent_path().string())));
 }
 
-void print_score(const std::vector<Cell>& cells, std::size_t not_run) {
+void print_score(const std::vector<Cell>& cells, std::int64_t not_run) {
   std::int64_t found = 0;
   for (const Cell& cell : cells) found += cell.found ? 1 : 0;
   const double percent =
@@ -85,19 +85,6 @@ void print_score(const std::vector<Cell>& cells, std::size_t not_run) {
   std::string text = fmt::format("{} of {} found ({:.0f} %)", found, cells.size(), percent);
   if (not_run > 0) text += fmt::format(", {} cells not run", not_run);
   fmt::print("{}", labelled("score", text, line_width(stdout)));
-}
-
-// Of this command; the directory may hold others.
-std::size_t cells_not_run(const NeedlePlan& plan, const RunDirectory& directory) {
-  std::size_t missing = 0;
-  for (const std::int64_t length : plan.lengths) {
-    for (const double depth : plan.depths) {
-      for (const std::string& index : plan.indices) {
-        missing += directory.has(length, depth, index) ? 0 : 1;
-      }
-    }
-  }
-  return missing;
 }
 
 // Shows all that the directory holds, of this run and earlier ones.
@@ -117,7 +104,7 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory
     return;
   }
   print_report(cells, grid, settings, directory);
-  print_score(cells, cells_not_run(plan, directory));
+  print_score(cells, missing_cells(plan, directory));
 }
 
 int run_needle(const NeedleFlags& flags) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "src/cli/interrupt.h"
@@ -33,6 +34,18 @@ std::int64_t index_bytes(const Context& context, const std::string& index) {
 }
 
 }  // namespace
+
+std::int64_t missing_cells(const NeedlePlan& plan, const RunDirectory& directory) {
+  std::int64_t missing = 0;
+  for (const std::int64_t length : plan.lengths) {
+    for (const double depth : plan.depths) {
+      for (const std::string& index : plan.indices) {
+        missing += directory.has(length, depth, index) ? 0 : 1;
+      }
+    }
+  }
+  return missing;
+}
 
 struct NeedleRun::Prefilled {
   std::int64_t length = 0;
@@ -77,16 +90,9 @@ bool NeedleRun::missing(std::int64_t length, double depth) const {
 }
 
 void NeedleRun::run() {
-  std::int64_t there = 0;
-  std::int64_t total = 0;
-  for (const std::int64_t length : plan_.lengths) {
-    for (const double depth : plan_.depths) {
-      for (const std::string& index : plan_.indices) {
-        total += 1;
-        there += directory_.has(length, depth, index) ? 1 : 0;
-      }
-    }
-  }
+  const auto total =
+      std::ssize(plan_.lengths) * std::ssize(plan_.depths) * std::ssize(plan_.indices);
+  const std::int64_t there = total - missing_cells(plan_, directory_);
   if (there > 0) {
     progress_.note(fmt::format("{}: {} of {} cells are there already",
                                printable(directory_.file("").parent_path().string()), there,

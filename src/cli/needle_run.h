@@ -12,6 +12,9 @@
 
 namespace topkv::cli {
 
+/// Cells of the plan that the directory, which may hold others, does not have.
+std::int64_t missing_cells(const NeedlePlan& plan, const RunDirectory& directory);
+
 /// Throws Interrupted after Ctrl-C; finished cells are in the directory by then.
 class NeedleRun {
  public:
