@@ -7,6 +7,8 @@ jobs := $(shell nproc)
 # pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it.
 lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 topkv := build/release/src/cli/topkv
+# A process per core, each with one thread of PyTorch's: the models of the tests are small.
+pytest := OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist loadfile
 # With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
 native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
 
@@ -53,10 +55,10 @@ check-python: setup
 	python3 -m venv build/check-python
 	build/check-python/bin/pip install --quiet '.[$(PYTHON_EXTRAS)]' \
 	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES=$(if $(native),native,90-real)
-	build/check-python/bin/pytest
+	$(pytest)
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
 	build/check-python/bin/pip install --quiet 'transformers==$(lowest_transformers).*'
-	build/check-python/bin/pytest bindings/tests/hf
+	$(pytest) bindings/tests/hf
 endif
 
 build: setup
