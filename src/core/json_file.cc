@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -141,6 +142,8 @@ JsonObject::JsonObject(const Json& value, const std::filesystem::path& file, std
   const std::string name = where_.empty() ? "top level" : where_.substr(0, where_.size() - 1);
   throw FileError(fmt::format("{}: {} is {}; expected an object", file_, name, shown(value)));
 }
+
+bool JsonObject::contains(std::string_view key) const { return value_->contains(key); }
 
 const Json* JsonObject::find(std::string_view key) const {
   const auto it = value_->find(key);

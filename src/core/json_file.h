@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,7 +35,7 @@ class JsonObject {
 
   /// The value of a key, null pointer when the key is missing or null.
   const nlohmann::json* find(std::string_view key) const;
-  bool contains(std::string_view key) const { return value_->contains(key); }
+  bool contains(std::string_view key) const;
 
   // Each returns `missing` when there is no such key, and throws FileError when the key has
   // another type (null included) or is out of the range [low, high], or when there is neither the

@@ -1,6 +1,7 @@
 #include "src/text/normalizer.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <utf8proc.h>
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <pcre2.h>
 
 #include <array>
