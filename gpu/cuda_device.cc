@@ -239,12 +239,12 @@ std::int64_t CudaDevice::prefill_attention_bytes(const AttentionShape& shape,
   return gpu::prefill_attention_bytes(shape, visible, chunk);
 }
 
-std::unique_ptr<DeviceSession> CudaDevice::session_attention(const SessionShape& shape) {
-  return make_session_attention(*this, shape);
+std::unique_ptr<DecodeBackend> CudaDevice::decode_backend(const SessionShape& shape) {
+  return make_decode_backend(*this, shape);
 }
 
-std::int64_t CudaDevice::session_attention_bytes(const SessionShape& shape) const {
-  return gpu::session_attention_bytes(shape);
+std::int64_t CudaDevice::decode_backend_bytes(const SessionShape& shape) const {
+  return gpu::decode_backend_bytes(shape);
 }
 
 }  // namespace topkv::gpu

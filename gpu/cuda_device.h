@@ -83,8 +83,8 @@ class CudaDevice final : public ComputeDevice {
   std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                        const PrefillVisibility& visible,
                                        std::int64_t chunk) const override;
-  std::unique_ptr<DeviceSession> session_attention(const SessionShape& shape) override;
-  std::int64_t session_attention_bytes(const SessionShape& shape) const override;
+  std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override;
+  std::int64_t decode_backend_bytes(const SessionShape& shape) const override;
 
  private:
   /// Runs one kernel, so that a device without code for it is refused now.

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "src/device/device_attention.h"
+#include "src/device/device_prefill.h"
 
 namespace topkv::gpu {
 

@@ -46,9 +46,10 @@ struct Layout {
     bool any_dense = false;
     for (std::int64_t l = 0; l < a.layers; ++l) {
       LayerWindow layer;
-      layer.window = a.window_of(l) > 0 ? a.window_of(l) : shape.window;
-      layer.dense = a.window_of(l) == 0 && l < shape.dense_layers;
-      layer.sinks = a.window_of(l) > 0 || layer.dense ? 0 : shape.sinks;
+      const CausalWindow exact = shape.exact(l);
+      layer.dense = exact.window == 0;
+      layer.window = layer.dense ? shape.window : exact.window;
+      layer.sinks = exact.sinks;
       layer.slots = layer.window + shape.max_tokens;
       layer.ring_at = device.place(a.kv_heads * 2 * layer.slots * row);
       layer.sinks_at = device.place(a.kv_heads * 2 * layer.sinks * row);
@@ -74,9 +75,9 @@ struct Layout {
   bool has_tiles() const { return bad > tiles; }
 };
 
-class CudaSession final : public DeviceSession {
+class CudaDecode final : public DecodeBackend {
  public:
-  CudaSession(CudaDevice& device, const SessionShape& shape)
+  CudaDecode(CudaDevice& device, const SessionShape& shape)
       : compute_(device.compute_stream()),
         shape_(shape),
         attention_(shape_.attention),
@@ -94,15 +95,15 @@ class CudaSession final : public DeviceSession {
     }
   }
 
-  ~CudaSession() override { cudaStreamSynchronize(compute_); }
+  ~CudaDecode() override { cudaStreamSynchronize(compute_); }
 
-  void load(std::int64_t layer, std::span<const RowsView> rows, std::int64_t first,
-            std::int64_t end) override {
+  void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) override {
     const LayerWindow& window = of(layer);
-    const std::int64_t last = first + rows[0].count;
+    const std::int64_t first = rows[0].first;
+    const std::int64_t last = rows[0].end();
     // Sinks, then as many of the last rows as any window of later tokens reaches back to.
-    put(layer, rows, first, {first, std::min(last, window.sinks)}, false);
-    put(layer, rows, first, {std::max(first, end - window.window), last}, true);
+    put(layer, rows, {first, std::min(last, window.sinks)}, false);
+    put(layer, rows, {std::max(first, end - window.window), last}, true);
     compute_.synchronize();
   }
 
@@ -145,18 +146,37 @@ class CudaSession final : public DeviceSession {
     return step;
   }
 
-  std::int64_t window_begin(std::int64_t layer, std::int64_t first) const override {
-    return std::max<std::int64_t>(0, first - of(layer).window + 1);
-  }
-
-  void attend_all(std::int64_t /*layer*/, std::span<const RowsView> rows) override {
-    tiles_->stream(rows, {0, rows[0].count}, compute_, [&](const DeviceRows& tile) {
+  /// Dense layers: the rows before the window, streamed.
+  void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
+    if (!of(layer).dense) return;
+    const std::int64_t count =
+        std::min(rows[0].end(), window_begin(layer, queries_.first)) - rows[0].first;
+    if (count <= 0) return;
+    views_.clear();
+    for (const RowSpan& span : rows) views_.push_back(span.rows);
+    tiles_->stream(views_, {0, count}, compute_, [&](const DeviceRows& tile) {
       gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
     });
   }
 
-  void finish(const AttentionStep& given, PartialView found) override {
-    if (found.heads > 0) merge_found(found);
+  void add(PartialView partial) override {
+    const std::int64_t values = partial.heads * partial.head_dim;
+    staged_.synchronize();
+    auto* staged = host<float>(layout_.host_found);
+    std::memcpy(staged, partial.out, static_cast<std::size_t>(values) * sizeof(float));
+    std::memcpy(staged + values, partial.lse,
+                static_cast<std::size_t>(partial.heads) * sizeof(float));
+    auto* device = at<float>(layout_.found);
+    inject_copy_delay(compute_);
+    TOPKV_CUDA(cudaMemcpyAsync(device, staged,
+                               static_cast<std::size_t>(values + partial.heads) * sizeof(float),
+                               cudaMemcpyHostToDevice, compute_));
+    staged_.record(compute_);
+    merge_partials(device, values, device + values, partial.heads, 1, partial.heads,
+                   partial.head_dim, exact().out, exact().lse, compute_);
+  }
+
+  void finish(const AttentionStep& given) override {
     const std::int64_t heads = given.tokens * attention_.q_heads;
     copy_out(exact().out, heads * attention_.head_dim, given.out);
     if (given.lse != nullptr) copy_out(exact().lse, heads, given.lse);
@@ -192,9 +212,12 @@ class CudaSession final : public DeviceSession {
                                cudaMemcpyDeviceToDevice, compute_));
   }
 
-  /// Copies rows of positions `range` to the ring (or the sinks); rows[head] begins at `first`.
-  void put(std::int64_t layer, std::span<const RowsView> rows, std::int64_t first,
-           PositionRange range, bool ring) {
+  std::int64_t window_begin(std::int64_t layer, std::int64_t first) const {
+    return std::max<std::int64_t>(0, first - of(layer).window + 1);
+  }
+
+  /// Copies rows of positions `range` to the ring (or the sinks).
+  void put(std::int64_t layer, std::span<const RowSpan> rows, PositionRange range, bool ring) {
     const LayerWindow& window = of(layer);
     const std::int64_t slots = ring ? window.slots : window.sinks;
     const std::int64_t row = attention_.head_dim * bytes_of(DType::bf16);
@@ -203,7 +226,7 @@ class CudaSession final : public DeviceSession {
       const std::int64_t slot = p % slots;
       const std::int64_t count = std::min(range.end - p, slots - slot);
       for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
-        const RowsView& from = rows[static_cast<std::size_t>(head)];
+        const auto& [from, first] = rows[static_cast<std::size_t>(head)];
         std::byte* keys = base + (head * 2 * slots + slot) * row;
         const auto bytes = static_cast<std::size_t>(count * row);
         TOPKV_CUDA(
@@ -266,20 +289,6 @@ class CudaSession final : public DeviceSession {
     gpu::attend(queries_, rows, {}, exact(), Into::merge, compute_);
   }
 
-  void merge_found(PartialView found) {
-    const std::int64_t values = found.heads * found.head_dim;
-    auto* staged = host<float>(layout_.host_found);
-    std::memcpy(staged, found.out, static_cast<std::size_t>(values) * sizeof(float));
-    std::memcpy(staged + values, found.lse, static_cast<std::size_t>(found.heads) * sizeof(float));
-    auto* device = at<float>(layout_.found);
-    inject_copy_delay(compute_);
-    TOPKV_CUDA(cudaMemcpyAsync(device, staged,
-                               static_cast<std::size_t>(values + found.heads) * sizeof(float),
-                               cudaMemcpyHostToDevice, compute_));
-    merge_partials(device, values, device + values, found.heads, 1, found.heads, found.head_dim,
-                   exact().out, exact().lse, compute_);
-  }
-
   const Stream& compute_;
   SessionShape shape_;
   const AttentionShape& attention_;
@@ -287,19 +296,20 @@ class CudaSession final : public DeviceSession {
   Buffer memory_;
   PinnedBuffer host_;
   std::unique_ptr<RowStream> tiles_;  // null: no dense layers
+  std::vector<RowsView> views_;       // per KV head
   Event on_host_;
+  Event staged_;              // the last partial has left its place in host memory
   Event handed_over_;         // tensors by the caller's stream, results to it
   AttentionQueries queries_;  // of this step
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceSession> make_session_attention(CudaDevice& device,
-                                                      const SessionShape& shape) {
-  return std::make_unique<CudaSession>(device, shape);
+std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device, const SessionShape& shape) {
+  return std::make_unique<CudaDecode>(device, shape);
 }
 
-std::int64_t session_attention_bytes(const SessionShape& shape) {
+std::int64_t decode_backend_bytes(const SessionShape& shape) {
   return Layout(shape).device_bytes;
 }
 

@@ -1,19 +1,19 @@
-// The device's side of a session: its resident window and sinks, and the merge.
+// A session's decode step on CUDA: its resident window and sinks, and the merge of partials.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-#include "src/device/device_attention.h"
+#include "src/device/decode_backend.h"
 
 namespace topkv::gpu {
 
 class CudaDevice;
 
-/// The contracts of ComputeDevice::session_attention and session_attention_bytes. The device
+/// The contracts of ComputeDevice::decode_backend and decode_backend_bytes. The device
 /// outlives what is made.
-std::unique_ptr<DeviceSession> make_session_attention(CudaDevice& device,
+std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device,
                                                       const SessionShape& shape);
-std::int64_t session_attention_bytes(const SessionShape& shape);
+std::int64_t decode_backend_bytes(const SessionShape& shape);
 
 }  // namespace topkv::gpu

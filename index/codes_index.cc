@@ -4,14 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "index/approximate_index.h"
+#include "index/code_tail.h"
 #include "index/index_kind.h"
-#include "index/key_codes.h"
-#include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"
 #include "src/core/threads.h"
@@ -27,135 +24,126 @@ constexpr std::int64_t piece_keys = 65536;  // that a thread scores at a time
 /// a text that repeats) lie outside the axes of the rest, and codes would lose them.
 constexpr std::int64_t keys_per_rare = 256;
 
-struct Params {
-  std::int64_t key_bytes = 16;
-
-  std::string text() const { return fmt::format("codes:k={}", key_bytes); }
-};
-
-class CodesIndex final : public ApproximateIndex {
- public:
-  explicit CodesIndex(const Params& params) : params_(params) {}
-
-  std::int64_t memory() const override {
-    return static_cast<std::int64_t>(sizeof *this + codes_.capacity() * sizeof(codes_[0]) +
-                                     rare_.capacity() * sizeof(rare_[0])) +
-           coder_.memory();
-  }
-  std::string spec() const override { return params_.text(); }
-
- protected:
-  void insert(std::int64_t first, const std::stop_token& stop) override {
-    const std::int64_t bytes = params_.key_bytes * ((keys().dim + 127) / 128);
-    if (first == 0) {
-      coder_ = KeyCoder(keys(), bytes);
-      rare_.reserve(static_cast<std::size_t>(keys().count / keys_per_rare + 1));
-    }
-    const std::int64_t count = keys().count - first;
-    codes_.resize(static_cast<std::size_t>(coder_.bytes_for(keys().count)));
-    std::vector<float> residuals(static_cast<std::size_t>(count));
-    // Blocks of codes are whole, so that threads do not share them.
-    const std::int64_t begin = first / encode_keys;
-    const std::int64_t end = (keys().count + encode_keys - 1) / encode_keys;
-    parallel_for(end - begin, 1, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t block = begin + from; block < begin + to; ++block) {
-        check_stop(stop);
-        const std::int64_t at = std::max(first, block * encode_keys);
-        const std::int64_t size = std::min((block + 1) * encode_keys, keys().count) - at;
-        coder_.encode(keys(), at, size, codes_.data(), residuals.data() + (at - first));
-        note_inserted(size);
-      }
-    });
-    keep_rare(first, residuals);
-  }
-
-  void clear() override {
-    coder_ = {};
-    codes_ = {};
-    rare_ = {};
-  }
-
-  void candidates(const float* query, PositionRange allowed, std::int64_t want,
-                  std::vector<std::int64_t>& found) const override {
-    struct Workspace {
-      CodeTables tables;
-      std::vector<ScanKeeper> keepers;
-      ScanKeeper best;
-    };
-    const Scratch<Workspace> workspace;
-    auto& [tables, keepers, best] = *workspace;
-    coder_.make_tables(query, tables);
-    // Codes misorder keys whose scores are close: twice as many leave few behind.
-    best.reset(2 * want);
-    const std::int64_t first = allowed.begin / piece_keys;
-    const std::int64_t pieces = (allowed.end + piece_keys - 1) / piece_keys - first;
-    if (std::ssize(keepers) < pieces) keepers.resize(static_cast<std::size_t>(pieces));
-    parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t piece = begin; piece < end; ++piece) {
-        ScanKeeper& keeper = keepers[static_cast<std::size_t>(piece)];
-        keeper.reset(2 * want);
-        const std::int64_t at = (first + piece) * piece_keys;
-        scan({std::max(allowed.begin, at), std::min(allowed.end, at + piece_keys)}, tables, keeper);
-      }
-    });
-    for (std::int64_t piece = 0; piece < pieces; ++piece) {
-      for (const Scored& scored : keepers[static_cast<std::size_t>(piece)].held()) {
-        best.push(&scored.score, 1, scored.position);
-      }
-    }
-    found.clear();
-    for (const Scored& scored : best.sorted()) found.push_back(scored.position);
-    found.insert(found.end(), std::lower_bound(rare_.begin(), rare_.end(), allowed.begin),
-                 std::lower_bound(rare_.begin(), rare_.end(), allowed.end));
-  }
-
- private:
-  void scan(PositionRange range, const CodeTables& tables, ScanKeeper& keeper) const {
-    float scores[tile_keys];
-    for (std::int64_t at = range.begin / code_block * code_block; at < range.end; at += tile_keys) {
-      const std::int64_t count = std::min(tile_keys, range.end - at);
-      score_codes(codes_.data(), coder_.bytes(), tables, at, count, scores);
-      const std::int64_t skip = std::max<std::int64_t>(0, range.begin - at);
-      keeper.push(scores + skip, count - skip, at + skip);
-    }
-  }
-
-  /// residuals: of keys first and on.
-  void keep_rare(std::int64_t first, const std::vector<float>& residuals) {
-    if (first == 0) {
-      std::vector<float> sorted = residuals;
-      const std::size_t rare = sorted.size() / keys_per_rare;
-      const auto at = sorted.end() - static_cast<std::ptrdiff_t>(rare) - 1;
-      std::nth_element(sorted.begin(), at, sorted.end());
-      rare_above_ = *at;
-    }
-    for (std::size_t i = 0; i < residuals.size(); ++i) {
-      if (residuals[i] > rare_above_) rare_.push_back(first + static_cast<std::int64_t>(i));
-    }
-  }
-
-  Params params_;
-  KeyCoder coder_;
-  std::vector<std::uint8_t> codes_;
-  std::vector<std::int64_t> rare_;  // positions, ascending
-  float rare_above_ = 0;            // residual
-};
-
 class CodesKind final : public IndexSpec::Kind {
  public:
-  explicit CodesKind(const Params& params) : params_(params) {}
+  explicit CodesKind(const CodesParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<CodesIndex>(params_); }
+  bool has_tail() const override { return params_.value_bytes > 0; }
+  std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
+                                     const std::stop_token& stop) const override {
+    if (!has_tail()) return nullptr;
+    const std::int64_t bits = 8 * params_.value_bytes * ((rows.dim + 127) / 128);
+    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, bits, stop);
+  }
 
  private:
-  Params params_;
+  CodesParams params_;
 };
 
 }  // namespace
 
+std::string CodesParams::text() const {
+  return fmt::format("codes:k={},v={}", key_bytes, value_bytes);
+}
+
+std::int64_t CodesIndex::memory() const {
+  return static_cast<std::int64_t>(sizeof *this + codes_.capacity() * sizeof(codes_[0]) +
+                                   rare_.capacity() * sizeof(rare_[0])) +
+         coder_.memory();
+}
+
+void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
+  const std::int64_t bytes = params_.key_bytes * ((keys().dim + 127) / 128);
+  if (first == 0) {
+    coder_ = KeyCoder(keys(), bytes);
+    rare_.reserve(static_cast<std::size_t>(keys().count / keys_per_rare + 1));
+  }
+  const std::int64_t count = keys().count - first;
+  codes_.resize(static_cast<std::size_t>(coder_.bytes_for(keys().count)));
+  std::vector<float> residuals(static_cast<std::size_t>(count));
+  // Blocks of codes are whole, so that threads do not share them.
+  const std::int64_t begin = first / encode_keys;
+  const std::int64_t end = (keys().count + encode_keys - 1) / encode_keys;
+  parallel_for(end - begin, 1, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t block = begin + from; block < begin + to; ++block) {
+      check_stop(stop);
+      const std::int64_t at = std::max(first, block * encode_keys);
+      const std::int64_t size = std::min((block + 1) * encode_keys, keys().count) - at;
+      coder_.encode(keys(), at, size, codes_.data(), residuals.data() + (at - first));
+      note_inserted(size);
+    }
+  });
+  keep_rare(first, residuals);
+}
+
+void CodesIndex::clear() {
+  coder_ = {};
+  codes_ = {};
+  rare_ = {};
+}
+
+void CodesIndex::candidates(const float* query, PositionRange allowed, std::int64_t want,
+                std::vector<std::int64_t>& found) const {
+  struct Workspace {
+    CodeTables tables;
+    std::vector<ScanKeeper> keepers;
+    ScanKeeper best;
+  };
+  const Scratch<Workspace> workspace;
+  auto& [tables, keepers, best] = *workspace;
+  coder_.make_tables(query, tables);
+  // Codes misorder keys whose scores are close: twice as many leave few behind.
+  best.reset(2 * want);
+  const std::int64_t first = allowed.begin / piece_keys;
+  const std::int64_t pieces = (allowed.end + piece_keys - 1) / piece_keys - first;
+  if (std::ssize(keepers) < pieces) keepers.resize(static_cast<std::size_t>(pieces));
+  parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t piece = begin; piece < end; ++piece) {
+      ScanKeeper& keeper = keepers[static_cast<std::size_t>(piece)];
+      keeper.reset(2 * want);
+      const std::int64_t at = (first + piece) * piece_keys;
+      scan({std::max(allowed.begin, at), std::min(allowed.end, at + piece_keys)}, tables, keeper);
+    }
+  });
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    for (const Scored& scored : keepers[static_cast<std::size_t>(piece)].held()) {
+      best.push(&scored.score, 1, scored.position);
+    }
+  }
+  found.clear();
+  for (const Scored& scored : best.sorted()) found.push_back(scored.position);
+  found.insert(found.end(), std::lower_bound(rare_.begin(), rare_.end(), allowed.begin),
+               std::lower_bound(rare_.begin(), rare_.end(), allowed.end));
+}
+
+void CodesIndex::scan(PositionRange range, const CodeTables& tables, ScanKeeper& keeper) const {
+  float scores[tile_keys];
+  for (std::int64_t at = range.begin / code_block * code_block; at < range.end; at += tile_keys) {
+    const std::int64_t count = std::min(tile_keys, range.end - at);
+    score_codes(codes_.data(), coder_.bytes(), tables, at, count, scores);
+    const std::int64_t skip = std::max<std::int64_t>(0, range.begin - at);
+    keeper.push(scores + skip, count - skip, at + skip);
+  }
+}
+
+/// residuals: of keys first and on.
+void CodesIndex::keep_rare(std::int64_t first, const std::vector<float>& residuals) {
+  if (first == 0) {
+    std::vector<float> sorted = residuals;
+    const std::size_t rare = sorted.size() / keys_per_rare;
+    const auto at = sorted.end() - static_cast<std::ptrdiff_t>(rare) - 1;
+    std::nth_element(sorted.begin(), at, sorted.end());
+    rare_above_ = *at;
+  }
+  for (std::size_t i = 0; i < residuals.size(); ++i) {
+    if (residuals[i] > rare_above_) rare_.push_back(first + static_cast<std::int64_t>(i));
+  }
+}
+
 std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options) {
-  Params params;
-  parse_options(spec, options, {{"k", &params.key_bytes, 1, 64}});
+  CodesParams params;
+  parse_options(spec, options, {{"k", &params.key_bytes, 1, 64}, {"v", &params.value_bytes, 0, 16}});
   return std::make_shared<CodesKind>(params);
 }
 

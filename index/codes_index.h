@@ -3,15 +3,56 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "index/approximate_index.h"
+#include "index/key_codes.h"
+#include "index/scan.h"
 #include "topkv/index_spec.h"
 
 namespace topkv {
 
+/// codes:k=16,v=8
+struct CodesParams {
+  std::int64_t key_bytes = 16;   ///< of a key's code for each 128 dims or part of them
+  std::int64_t value_bytes = 8;  ///< and of a value's, which the tail is made of; 0: no tail
+
+  std::string text() const;
+};
+
+class CodesIndex final : public ApproximateIndex {
+ public:
+  explicit CodesIndex(const CodesParams& params) : params_(params) {}
+
+  std::int64_t memory() const override;
+  std::string spec() const override { return params_.text(); }
+
+  const KeyCoder& coder() const { return coder_; }
+  const std::uint8_t* codes() const { return codes_.data(); }
+  /// Positions of keys that codes stand for badly, ascending; every search scores them exactly.
+  std::span<const std::int64_t> rare() const { return rare_; }
+
+ protected:
+  void insert(std::int64_t first, const std::stop_token& stop) override;
+  void clear() override;
+  void candidates(const float* query, PositionRange allowed, std::int64_t want,
+                  std::vector<std::int64_t>& found) const override;
+
+ private:
+  void scan(PositionRange range, const CodeTables& tables, ScanKeeper& keeper) const;
+  void keep_rare(std::int64_t first, const std::vector<float>& residuals);
+
+  CodesParams params_;
+  KeyCoder coder_;
+  std::vector<std::uint8_t> codes_;
+  std::vector<std::int64_t> rare_;
+  float rare_above_ = 0;  // residual
+};
+
 /// spec: the whole string; options: what follows "codes:". Throws InvalidArgument.
-///
-///   k    bytes of a key's code for each 128 dims or part of them
 std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

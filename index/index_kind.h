@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "index/row_tail.h"
 #include "topkv/index_spec.h"
 #include "topkv/key_index.h"
 
@@ -19,6 +20,14 @@ class IndexSpec::Kind {
   virtual bool grows() const { return false; }
   virtual void check(std::int64_t /*dim*/, std::int64_t /*keys*/) const {}
   virtual std::unique_ptr<KeyIndex> make() const = 0;
+  virtual bool has_tail() const { return false; }
+  /// What stands for those of the rows that are not attended, made with an index of this kind over
+  /// their keys, which it reads for its life; null where there is no tail. Throws as KeyIndex::build
+  /// does.
+  virtual std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& /*rows*/,
+                                             const std::stop_token& /*stop*/) const {
+    return nullptr;
+  }
 };
 
 }  // namespace topkv

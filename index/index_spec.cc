@@ -56,6 +56,8 @@ bool IndexSpec::grows() const { return kind_->grows(); }
 
 void IndexSpec::check(std::int64_t dim, std::int64_t keys) const { kind_->check(dim, keys); }
 
+bool IndexSpec::has_tail() const { return kind_->has_tail(); }
+
 std::unique_ptr<KeyIndex> IndexSpec::make() const { return kind_->make(); }
 
 std::unique_ptr<KeyIndex> make_index(std::string_view spec) { return IndexSpec(spec).make(); }

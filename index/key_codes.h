@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "index/code_axes.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
@@ -77,23 +78,15 @@ class KeyCoder {
     std::int64_t level = 0;  ///< of its 2^bits levels, the first in levels_
   };
 
-  void find_scale(const std::vector<float>& sample);
-  void center(std::int64_t count, float* keys) const;
-  void find_axes(const std::vector<float>& sample);
   void share_bits(std::int64_t bits);
   void place_fields();
   void find_levels(const std::vector<float>& sample);
-  void project(const float* centred, std::int64_t count, float* out) const;
 
-  std::int64_t dim_ = 0;
+  CodeAxes axes_;
   std::int64_t bytes_ = 0;
-  float scale_ = 1;                // a power of 2, that keys are multiplied by: squares stay finite
-  std::vector<float> mean_;        // [dim], of scaled keys, as all that follows
-  std::vector<float> axes_;        // [dim, dim], most variance first
-  std::vector<double> variances_;  // [dim], of the keys along each axis
-  std::vector<float> left_;        // [dim], of what the levels leave of it
-  std::vector<Field> fields_;      // of the first axes, those with bits
-  std::vector<float> levels_;      // ascending, axis by axis
+  std::vector<float> left_;    // [dim], what the levels leave of the variance along each axis
+  std::vector<Field> fields_;  // of the first axes, those with bits
+  std::vector<float> levels_;  // ascending, axis by axis
 };
 
 /// scores[i]: that of key first + i. codes: of all keys, each of so many bytes; first: a multiple

@@ -19,13 +19,15 @@ TopK parse_k(const py::object& k) {
 }
 
 std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object& device,
-                                    const std::string& index, const py::object& k,
+                                    const std::string& index, const std::string& tail,
+                                    const py::object& k,
                                     const std::string& select_by, std::int64_t dense_layers,
                                     std::int64_t window, std::int64_t sinks, std::int64_t capacity,
                                     bool measure_recall, std::int64_t memory_budget) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .select_by = parse_select_by(select_by),
+                              .tail = tail,
                               .dense_layers = dense_layers,
                               .window = window,
                               .sinks = sinks,
@@ -87,14 +89,14 @@ void bind_session(py::module_& module) {
       .def_readonly("window", &StepTimes::window)
       .def_readonly("search", &StepTimes::search)
       .def_readonly("attend", &StepTimes::attend)
-      .def_readonly("copy", &StepTimes::copy)
+      .def_readonly("tail", &StepTimes::tail)
       .def_readonly("merge", &StepTimes::merge)
       .def_property_readonly("total", &StepTimes::total)
       .def("__repr__", [](const StepTimes& times) {
         return fmt::format(
             "StepTimes(q_out={:.3g}, append={:.3g}, window={:.3g}, search={:.3g}, attend={:.3g}, "
-            "copy={:.3g}, merge={:.3g})",
-            times.q_out, times.append, times.window, times.search, times.attend, times.copy,
+            "tail={:.3g}, merge={:.3g})",
+            times.q_out, times.append, times.window, times.search, times.attend, times.tail,
             times.merge);
       });
 
@@ -104,6 +106,8 @@ void bind_session(py::module_& module) {
       "different sessions are independent.\n\n"
       "Attention is taken, under one softmax, over the first `sinks` tokens, "
       "the last `window`, and the k rows that the index finds among the rest. "
+      "tail: what stands for the rows that are not found: the spec of an index of the context that "
+      "codes values too, \"none\", or \"\", what the index itself has. "
       "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
       "\"linear:SUM\" over the layers. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
@@ -111,7 +115,7 @@ void bind_session(py::module_& module) {
       "for what the machine has free.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
-           py::arg("index") = "exact", py::arg("k") = 64, py::arg("select_by") = "query_head",
+           py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64, py::arg("select_by") = "query_head",
            py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
            py::arg("capacity") = 16384, py::arg("measure_recall") = false,
            py::arg("memory_budget") = 0)

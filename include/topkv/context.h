@@ -21,6 +21,7 @@
 namespace topkv {
 
 class RowStore;
+class RowTail;
 
 /// What the queries of a prefill chunk may attend.
 enum class Prefill : std::uint8_t {
@@ -62,6 +63,8 @@ class Context {
   std::int64_t tokens() const;
   DType dtype() const;
   ContextMemory memory() const;
+  /// Of one of its indices, its tail included. Throws InvalidArgument when it has none of this spec.
+  std::int64_t index_bytes(std::string_view spec) const;
   /// Spec strings of its indices, all defaults spelled out (see IndexSpec); "exact" is always
   /// among them, for it reads the rows in place.
   std::vector<std::string> indices() const;
@@ -84,8 +87,13 @@ class Context {
  private:
   friend class ContextBuilder;
   friend class PrefillContext;
+  friend class Session;
   struct IndexSet;
+  /// Of the index with this spec, in normal form; null when there is no such index, or none with a
+  /// tail.
+  const RowTail* tail(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
   const IndexSet* find(std::string_view normal) const;
+  const IndexSet& get(std::string_view spec) const;
   Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
           std::vector<std::shared_ptr<const IndexSet>> indices);
 

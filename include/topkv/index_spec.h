@@ -13,7 +13,8 @@ class KeyIndex;
 /// An index is named by one string, in FAISS's manner:
 ///
 ///   exact                     every key, each search one pass over them (own SIMD scan)
-///   codes:k=16                every key by a code of 16 bytes, the best of them exactly
+///   codes:k=16,v=8            every key by a code of 16 bytes, the best of them exactly; codes of
+///                             8 bytes for values let it stand for the rows that are not attended
 ///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
 ///   faiss:HNSW32              FAISS's graph over keys that stay where they are
 ///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings
@@ -37,12 +38,17 @@ class IndexSpec {
   /// keys are always enough.
   void check(std::int64_t dim, std::int64_t keys) const;
 
+  /// True when such an index codes values too, and so can stand for the rows of a context that are
+  /// not attended (RetrievalOptions::tail).
+  bool has_tail() const;
+
   /// An empty index.
   std::unique_ptr<KeyIndex> make() const;
 
   friend bool operator==(const IndexSpec& a, const IndexSpec& b) { return a.text_ == b.text_; }
 
-  class Kind;  ///< of an index, with its parameters
+  class Kind;  ///< of an index, with its parameters; for the library itself
+  const Kind& kind() const { return *kind_; }
 
  private:
   std::shared_ptr<const Kind> kind_;

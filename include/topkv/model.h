@@ -131,6 +131,9 @@ struct DevicePlan {
 /// does the work; may throw, which ends it.
 using WarningFn = std::function<void(const std::string& warning)>;
 
+/// Attention of one layer: fills step.out, in the memory of the model's device.
+using AttendFn = std::function<void(const AttentionStep& step)>;
+
 /// Called with each generated token; return false to stop.
 using TokenFn = std::function<bool(Token)>;
 
@@ -197,6 +200,10 @@ class Model {
   /// Feeds tokens to a session and gives their logits [tokens, vocab_size]. Whatever is thrown, the
   /// session is then as it was before the call.
   std::vector<float> logits(Session& session, std::span<const Token> tokens) const;
+  /// Logits [tokens, vocab_size] of tokens at positions first and on, whose attention the caller
+  /// computes: at most 256 tokens at a time, layer by layer.
+  std::vector<float> logits(std::span<const Token> tokens, std::int64_t first,
+                            const AttendFn& attend) const;
 
   struct Impl;  ///< for topkv itself
 

@@ -4,6 +4,9 @@
 // one softmax (see attention.h): the first `sinks`, the last `window` (both exact), and the k rows
 // that the index finds among the rest. Tokens of the session that leave the window are searched
 // too, in the session's own rows; the context never changes.
+//
+// What is not found is left out, or a *tail* stands for it: an estimate of the attention over all
+// other rows of the context, made of codes of a few bytes (see the README for what that changes).
 #pragma once
 
 #include <cstdint>
@@ -53,6 +56,10 @@ struct RetrievalOptions {
   std::string index = "exact";  ///< spec of an index that the context has
   TopK k = TopK::same(64);      ///< rows retrieved per layer; above the context: all of them
   SelectBy select_by = SelectBy::query_head;
+  /// What stands for the rows of the context that are not found: spec of an index that the context
+  /// has and that codes values too ("codes:k=16,v=8"); "none"; or "": what the index above has. With
+  /// a tail all of the session's own tokens are attended.
+  std::string tail = {};
   std::int64_t dense_layers = 0;  ///< the first n layers attend every token
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
@@ -70,13 +77,14 @@ struct RetrievalOptions {
 struct StepTimes {
   double q_out = 0;   ///< q, k, v from the device: its work so far, and the copy
   double append = 0;  ///< rows to the session's own store
-  double window = 0;  ///< host sessions: attention over sinks and window
+  double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
+                      ///< device: giving it those rows that are not resident there
   double search = 0;
   double attend = 0;  ///< attention over the rows found, on the host
-  double copy = 0;    ///< giving copies and device attention to the device
-  double merge = 0;   ///< giving the merge to the device
+  double tail = 0;    ///< estimating the attention over all others
+  double merge = 0;   ///< merging it; on a device: giving it that work
 
-  double total() const { return q_out + append + window + search + attend + copy + merge; }
+  double total() const { return q_out + append + window + search + attend + tail + merge; }
 };
 
 /// What a session did, summed over its life.

@@ -63,6 +63,11 @@ struct RowsView {
     return value_data + position * stride_bytes;
   }
   KeyView keys() const { return {key_data, dtype, count, dim, stride_bytes}; }
+  KeyView values() const { return {value_data, dtype, count, dim, stride_bytes}; }
+  /// Those of a range of positions, which become 0 and on. REQUIRES: within the rows.
+  RowsView part(PositionRange range) const {
+    return {key(range.begin), value(range.begin), dtype, range.size(), dim, stride_bytes};
+  }
 };
 
 }  // namespace topkv

@@ -1,5 +1,6 @@
 #include "src/cli/app.h"
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -105,6 +106,7 @@ int run_app(int argc, const char* const* argv) {
   const Commands commands = {{"needle", add_needle(app)},
                              {"generate", add_generate(app)},
                              {"info", add_info(app)},
+                             {"fidelity", add_fidelity(app)},
                              {"bench", add_bench(app)}};
   const std::span<const char* const> words(argv + std::min(argc, 1), argv + argc);
   std::string name;  // of the command, once it is known

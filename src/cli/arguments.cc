@@ -1,5 +1,6 @@
 #include "src/cli/arguments.h"
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -3,10 +3,14 @@
 // missing value, and the next word for an empty one.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <span>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace topkv::cli {
 

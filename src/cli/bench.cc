@@ -1,9 +1,11 @@
 // `topkv bench`: attention alone, timed over generated rows.
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "src/cli/bench_options.h"
 #include "src/cli/bench_report.h"

@@ -163,6 +163,7 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
       context = options.index == "exact"
                     ? plain
                     : plain->with_index(options.index, progress.callback(options.index));
+      context = with_tail(context, options.tail, progress.callback("tail"));
       build_seconds = options.index == "exact" ? 0 : build.seconds();
     }
     const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";

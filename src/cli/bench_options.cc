@@ -1,5 +1,6 @@
 #include "src/cli/bench_options.h"
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <set>
@@ -16,7 +17,7 @@ constexpr std::int64_t fewest_tokens = 10;  // below, a 90th percentile says not
 
 // Flags of one of the two measurements alone.
 constexpr const char* of_decode[] = {"--kv-index", "--kv-topk",   "--kv-window",
-                                     "--kv-sinks", "--kv-select", "--kv-dense-layers",
+                                     "--kv-sinks", "--kv-select", "--kv-dense-layers", "--kv-tail",
                                      "--tokens",   "--profile"};
 constexpr const char* of_prefill[] = {"--prefill", "--prefill-window", "--chunk", "--at"};
 

@@ -1,12 +1,15 @@
 // The flags of `topkv bench`, and what they ask for.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "src/cli/options.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace topkv::cli {
 

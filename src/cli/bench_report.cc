@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "src/cli/numbers.h"
 #include "src/cli/profile.h"
@@ -70,8 +71,8 @@ const std::vector<Column<DecodeResult>>& decode_columns() {
       phase("append", "append_seconds", &StepTimes::append),
       phase("window", "window_seconds", &StepTimes::window),
       phase("search", "search_seconds", &StepTimes::search),
-      phase("copy", "copy_seconds", &StepTimes::copy),
       phase("attend", "attend_seconds", &StepTimes::attend),
+      phase("tail", "tail_seconds", &StepTimes::tail),
       phase("merge", "merge_seconds", &StepTimes::merge),
       {"other", "other_seconds", [](const R& r, const B&) { return unaccounted(r); }, milliseconds},
       {"keys floor", "key_floor_seconds",
@@ -145,7 +146,7 @@ Json layer_json(const StepTimes& times, std::int64_t tokens) {
   const auto mean = [&](double seconds) { return seconds / static_cast<double>(tokens); };
   return {{"q_out", mean(times.q_out)},   {"append", mean(times.append)},
           {"window", mean(times.window)}, {"search", mean(times.search)},
-          {"copy", mean(times.copy)},     {"attend", mean(times.attend)},
+          {"attend", mean(times.attend)}, {"tail", mean(times.tail)},
           {"merge", mean(times.merge)}};
 }
 
@@ -244,6 +245,7 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     json["kv_topk"] = result.k;
     json["kv_window"] = options.window;
     json["kv_sinks"] = options.sinks;
+    if (!options.tail.empty()) json["kv_tail"] = options.tail;
     json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
     json["kv_dense_layers"] = options.dense_layers;
     add_columns(json, decode_columns(), result, report);

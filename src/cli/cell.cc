@@ -1,6 +1,7 @@
 #include "src/cli/cell.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 namespace topkv {

@@ -1,8 +1,11 @@
 // The sub-commands. Each registers its flags on a CLI11 command and returns what runs it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace topkv::cli {
 
@@ -17,6 +20,7 @@ Run add_needle(CLI::App& app);
 Run add_generate(CLI::App& app);
 Run add_info(CLI::App& app);
 Run add_bench(CLI::App& app);
+Run add_fidelity(CLI::App& app);
 
 /// Adds a command whose --help prints this text.
 CLI::App* add_command(CLI::App& app, const char* name, const char* help);

@@ -1,10 +1,12 @@
 // `topkv generate`: a prompt, over an empty context or over files.
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
@@ -208,6 +210,8 @@ int run_generate(const GenerateFlags& flags) {
   if (index != "exact") {  // an empty context has none yet
     prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
   }
+  prefilled.context =
+      with_tail(prefilled.context, flags.retrieval.tail, progress.callback("tail"));
   progress.finish();
 
   Figures figures;

@@ -11,6 +11,7 @@ and each step attends only the rows that an index finds.
   needle     hide facts in a long text and ask for them
   generate   continue a prompt, over files as context if you like
   info       what a model is and how much memory its contexts take
+  fidelity   how near retrieval is to dense attention, over a text of your choice
   bench      time attention over generated rows, without a model
 
   help COMMAND     its flags, as does topkv COMMAND --help
@@ -36,6 +37,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --needle-text T --question Q --answer A                  a needle of your own instead
   --separate             a context for each needle; passkey and own needles always have that
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
+  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8 [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
@@ -64,6 +66,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -n, --predict N        tokens to generate at most [128]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF1024,SQ8 [exact]
+  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8 [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
@@ -88,6 +91,31 @@ examples:
   topkv info models/needle-14m --kv-dtype f32 --json
 )";
 
+const char* const fidelity_help =
+    R"(usage: topkv fidelity -m DIR [-c 64K] [flags]                       [default] in brackets
+Compares decoding with retrieval with dense attention over the same context, token by token: the
+error of every layer's output, and what it does to the next token. Each --kv-index with each --kv-tail
+and each --kv-topk is one setting.
+  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024² [64K]
+  --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
+  --questions N|LIST     N facts asked for, spread evenly, or depths in percent [4]
+  --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare [exact]
+  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8; repeat to compare
+                         [what the index has]
+  --kv-topk K            rows retrieved per layer; repeat to compare [256]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --prefill HOW          window (time grows with the length) or dense (its square) [window]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
+  --seed N [42]          --json   a JSON line per setting
+examples:
+  topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail codes
+  topkv fidelity -m models/needle-14m -c 64K --kv-index codes --kv-topk 64 --kv-topk 256 --json
+)";
+
 const char* const bench_help =
     R"(usage: topkv bench decode|prefill --shape SHAPE -c 1M [flags]          [default] in brackets
 Times attention alone, layer by layer, over generated rows: no weights, no other work. Keys come
@@ -102,6 +130,7 @@ uniformly, odd layers broadly, others sharply: decode prints how much the best r
   --seed N [42]          --json   a JSON line per row, times in seconds
 decode: one token at a time, for each index with each k
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
+  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8 [what the index has]
   --kv-topk K            rows retrieved per layer; repeat to compare several [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]

@@ -9,5 +9,6 @@ extern const char* const needle_help;
 extern const char* const generate_help;
 extern const char* const info_help;
 extern const char* const bench_help;
+extern const char* const fidelity_help;
 
 }  // namespace topkv::cli

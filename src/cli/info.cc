@@ -1,10 +1,12 @@
 // `topkv info`: a model's shape, and the memory that its contexts take.
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <array>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"

@@ -1,9 +1,11 @@
 // `topkv needle`: flags to plan, the run, and what is shown of it.
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"

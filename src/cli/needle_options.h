@@ -1,13 +1,16 @@
 // The settings of a needle run: flags, their meaning, and the configuration written to run.json.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "src/cli/needle_task.h"
 #include "src/cli/options.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace topkv::cli {
 

@@ -20,19 +20,6 @@ double per_second(std::int64_t count, double seconds) {
   return seconds > 0 ? static_cast<double>(count) / seconds : 0;
 }
 
-/// Bytes that an index takes beside the rows, all heads together.
-std::int64_t index_bytes(const Context& context, const std::string& index) {
-  const AttentionShape& shape = context.shape();
-  std::int64_t bytes = 0;
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    if (shape.window_of(layer) > 0) continue;
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-      bytes += context.index(index, layer, head).memory();
-    }
-  }
-  return bytes;
-}
-
 }  // namespace
 
 std::int64_t missing_cells(const NeedlePlan& plan, const RunDirectory& directory) {
@@ -165,6 +152,7 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   if (built) {
     context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)));
   }
+  context = with_tail(context, flags_.retrieval.tail, progress_.callback(prefix + " tail"));
   // One that grew beside the prefill cost what was waited for it, shared by all that did.
   const double build_seconds = built              ? build.seconds()
                                : index == "exact" ? 0
@@ -182,7 +170,7 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
     cell.prefill_tokens_per_second = per_second(context->tokens(), prefilled.seconds);
     cell.prefill_times = prefilled.times;
     cell.index_build_seconds = build_seconds;
-    cell.index_bytes = index == "exact" ? 0 : index_bytes(*context, index);
+    cell.index_bytes = index == "exact" ? 0 : context->index_bytes(index);
     cell.rows_bytes = context->memory().rows_bytes;
     directory_.append(cell);
     progress.done += 1;

@@ -1,5 +1,6 @@
 #include "src/cli/options.h"
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/info.h>
@@ -32,6 +33,8 @@ void check_device(const std::string& device) {
   throw UsageError(fmt::format("--device: expected auto, cpu, cuda or cuda:N, found '{}'", device));
 }
 
+bool names_index(const std::string& tail) { return !tail.empty() && tail != "none"; }
+
 }  // namespace
 
 void add_flags(CLI::App& command, ModelFlags& flags) {
@@ -49,6 +52,7 @@ void add_flags(CLI::App& command, RetrievalFlags& flags) {
       .add_option("--kv-index", flags.indices, "an index such as exact, hnsw:M=16 or faiss:IVF,SQ8")
       ->expected(1)
       ->take_all();
+  command.add_option("--kv-tail", flags.tail, "none, or an index with codes of values, such as codes");
   command.add_option("--kv-topk", flags.k, "rows per layer such as 64 or uniform:512");
   command.add_option("--kv-window", flags.window, a_count);
   command.add_option("--kv-sinks", flags.sinks, a_count);
@@ -82,6 +86,7 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-topk: {}", error.what()));
   }
+  options.tail = flags.tail;
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
   options.dense_layers = flags.dense_layers == "all"
                              ? layers
@@ -172,13 +177,28 @@ ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval
 }
 
 void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys) {
-  for (const std::string& spec : retrieval.indices) {
+  const auto check = [&](std::string_view flag, const std::string& text) {
     try {
-      IndexSpec(spec).check(config.attention.head_dim, keys);
+      const IndexSpec spec(text);
+      spec.check(config.attention.head_dim, keys);
+      return spec.has_tail();
     } catch (const InvalidArgument& error) {
-      throw UsageError(fmt::format("--kv-index: {}", error.what()));
+      throw UsageError(fmt::format("{}: {}", flag, error.what()));
     }
+  };
+  for (const std::string& spec : retrieval.indices) check("--kv-index", spec);
+  if (names_index(retrieval.tail) && !check("--kv-tail", retrieval.tail)) {
+    throw UsageError(fmt::format(
+        "--kv-tail: index \"{}\" has no codes of values; expected none, or codes:k=16,v=8 for "
+        "example",
+        retrieval.tail));
   }
+}
+
+std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,
+                                         const std::string& tail, const ProgressFn& progress) {
+  if (!names_index(tail) || context->has_index(tail)) return context;
+  return context->with_index(tail, progress);
 }
 
 std::string full_spec(const std::string& spec) {

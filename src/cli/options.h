@@ -5,14 +5,17 @@
 // check_flags throws it for whatever can be known before anything is read or loaded.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "topkv/model.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace topkv::cli {
 
@@ -27,6 +30,7 @@ struct ModelFlags {
 
 struct RetrievalFlags {
   std::vector<std::string> indices = {"exact"};
+  std::string tail;  ///< empty: what the index has
   std::string k = "64";
   std::string window = "1024";
   std::string sinks = "4";
@@ -78,6 +82,10 @@ ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval
 
 /// Throws UsageError when an index cannot be built over so many keys of this model.
 void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys);
+
+/// The context with the index that --kv-tail names, if it names one that is not there.
+std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,
+                                         const std::string& tail, const ProgressFn& progress);
 
 /// How an index is spelled with all that its spec leaves out, so that two spellings compare.
 std::string full_spec(const std::string& spec);

@@ -18,7 +18,7 @@ struct Column {
 constexpr std::array columns = {
     Column{"q out", &StepTimes::q_out},   Column{"append", &StepTimes::append},
     Column{"window", &StepTimes::window}, Column{"search", &StepTimes::search},
-    Column{"attend", &StepTimes::attend}, Column{"copy", &StepTimes::copy},
+    Column{"attend", &StepTimes::attend}, Column{"tail", &StepTimes::tail},
     Column{"merge", &StepTimes::merge}};
 
 }  // namespace

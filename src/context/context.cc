@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "index/index_kind.h"
 #include "src/context/prefill_context.h"
 #include "src/core/threads.h"
 #include "src/store/row_store.h"
@@ -28,12 +29,19 @@ DType Context::dtype() const { return store_->dtype(); }
 ContextMemory Context::memory() const {
   ContextMemory memory;
   memory.rows_bytes = store_->bytes();
-  for (const auto& set : indices_) {
-    for (const auto& index : set->heads) {
-      if (index) memory.index_bytes += index->memory();
-    }
-  }
+  for (const auto& set : indices_) memory.index_bytes += set->memory();
   return memory;
+}
+
+std::int64_t Context::index_bytes(std::string_view spec) const { return get(spec).memory(); }
+
+const Context::IndexSet& Context::get(std::string_view spec) const {
+  const IndexSet* set = find(spec);  // a spec in normal form costs nothing more
+  if (set == nullptr) set = find(IndexSpec(spec).text());
+  if (set != nullptr) return *set;
+  throw InvalidArgument(
+      fmt::format("the context has no index '{}', only {}; add it with with_index", spec,
+                  fmt::join(indices(), ", ")));
 }
 
 std::vector<std::string> Context::indices() const {
@@ -63,19 +71,19 @@ RowsView Context::rows(std::int64_t layer, std::int64_t kv_head) const {
 
 const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,
                                std::int64_t kv_head) const {
-  rows(layer, kv_head);              // checks layer and head
-  const IndexSet* set = find(spec);  // a spec in normal form costs nothing more
-  if (set == nullptr) set = find(IndexSpec(spec).text());
-  if (set == nullptr) {
-    throw InvalidArgument(
-        fmt::format("the context has no index '{}', only {}; add it with with_index", spec,
-                    fmt::join(indices(), ", ")));
-  }
-  const auto& index = set->heads[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)];
+  rows(layer, kv_head);  // checks layer and head
+  const auto& index = get(spec).heads[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)];
   if (index) return *index;
   throw InvalidArgument(
       fmt::format("layer {} attends a sliding window of {} tokens and so has no index", layer,
                   shape_.window_of(layer)));
+}
+
+const RowTail* Context::tail(std::string_view spec, std::int64_t layer,
+                             std::int64_t kv_head) const {
+  const IndexSet* set = find(spec);
+  if (set == nullptr) return nullptr;
+  return set->tails[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)].get();
 }
 
 std::shared_ptr<const Context> Context::with_index(std::string_view text,
@@ -88,10 +96,13 @@ std::shared_ptr<const Context> Context::with_index(std::string_view text,
     const auto build = [&](const std::stop_token& stop) {
       parallel_for(shape_.layers * shape_.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
-          KeyIndex* index = set->heads[static_cast<std::size_t>(i)].get();
+          const auto at = static_cast<std::size_t>(i);
+          KeyIndex* index = set->heads[at].get();
           if (index == nullptr) continue;
-          index->add(store_->rows(i / shape_.kv_heads, i % shape_.kv_heads).keys(), stop);
+          const RowsView rows = store_->rows(i / shape_.kv_heads, i % shape_.kv_heads);
+          index->add(rows.keys(), stop);
           index->build(stop);
+          set->tails[at] = spec.kind().make_tail(*index, rows, stop);
         }
       });
     };

@@ -22,6 +22,13 @@ std::int64_t GrownIndex::inserted() const {
   return sum;
 }
 
+std::int64_t GrownIndex::memory() const {
+  std::int64_t sum = 0;
+  for (const auto& index : heads) sum += index ? index->memory() : 0;
+  for (const auto& tail : tails) sum += tail ? tail->memory() : 0;
+  return sum;
+}
+
 std::int64_t GrownIndex::keys(std::int64_t tokens) const {
   const auto count =
       std::count_if(heads.begin(), heads.end(), [](const auto& index) { return index != nullptr; });
@@ -29,11 +36,12 @@ std::int64_t GrownIndex::keys(std::int64_t tokens) const {
 }
 
 GrownIndex make_indices(const IndexSpec& spec, const AttentionShape& shape) {
-  GrownIndex indices{spec, {}};
+  GrownIndex indices{spec, {}, {}};
   for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
     const bool sliding = shape.window_of(i / shape.kv_heads) > 0;
     indices.heads.push_back(sliding ? nullptr : spec.make());
   }
+  indices.tails.resize(indices.heads.size());
   return indices;
 }
 

@@ -11,7 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "src/device/device_attention.h"
+#include "index/row_tail.h"
+#include "src/device/device_prefill.h"
 #include "src/store/row_store.h"
 #include "topkv/key_index.h"
 #include "topkv/progress.h"
@@ -23,9 +24,11 @@ namespace topkv {
 struct GrownIndex {
   IndexSpec spec;
   std::vector<std::unique_ptr<KeyIndex>> heads;  // [layers, kv_heads]
+  std::vector<std::unique_ptr<RowTail>> tails;   // likewise; null where the index has none
 
   /// Keys inserted so far, over all heads. Safe from any thread.
   std::int64_t inserted() const;
+  std::int64_t memory() const;
   /// Keys that there are when each head has those of so many tokens.
   std::int64_t keys(std::int64_t tokens) const;
 };

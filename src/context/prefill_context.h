@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/context/index_growth.h"
-#include "src/device/device_attention.h"
+#include "src/device/device_prefill.h"
 #include "topkv/context.h"
 
 namespace topkv {

@@ -76,6 +76,12 @@ void Selector::select(const KeyIndex& context, const KeyIndex& own, const float*
   }
 }
 
+void Selector::take_own(std::int64_t query, const PositionRange& range) {
+  std::vector<std::int64_t>& own = selections_[static_cast<std::size_t>(query)].own;
+  own.clear();
+  for (std::int64_t p = range.begin; p < range.end; ++p) own.push_back(p);
+}
+
 TopK TopK::parse(std::string_view text) {
   const auto number = [&](std::string_view digits) {
     std::int64_t value = 0;

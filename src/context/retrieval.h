@@ -30,6 +30,9 @@ class Selector {
               std::span<const PositionRange> own_allowed, std::int64_t k, std::int64_t group,
               SelectBy select_by);
 
+  /// Has query i attend all of the session's own positions in a range.
+  void take_own(std::int64_t query, const PositionRange& range);
+
   /// What query i attends.
   const Selection& of(std::int64_t query) const {
     return selections_[static_cast<std::size_t>(query)];

@@ -3,27 +3,43 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
+#include <limits>
 #include <utility>
 
-#include "index/exact_index.h"
 #include "src/context/attention_step.h"
 #include "src/context/session_state.h"
-#include "src/core/convert.h"
-#include "src/core/faults.h"
-#include "src/core/stopwatch.h"
-#include "src/core/threads.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
-// Memory of the searches of a step: what is kept of one row that was found, in all places until it
-// is attended, and what may be kept at a time.
-constexpr std::int64_t search_bytes = 64;
-constexpr std::int64_t search_memory = std::int64_t{256} << 20;
+/// Tokens that a session can come to have.
+std::int64_t most_tokens(const RetrievalOptions& options, std::int64_t context_tokens) {
+  std::int64_t most = 0;
+  return __builtin_add_overflow(context_tokens, options.capacity, &most)
+             ? std::numeric_limits<std::int64_t>::max()
+             : most;
+}
+
+/// own: the index has a tail.
+std::string choose_tail(const RetrievalOptions& options, bool own) {
+  if (options.tail.empty()) return own ? options.index : std::string(no_tail);
+  return options.tail == no_tail ? options.tail : IndexSpec(options.tail).text();
+}
 
 }  // namespace
+
+SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
+                           std::int64_t context_tokens) {
+  const std::int64_t most = most_tokens(options, context_tokens);
+  SessionShape out;
+  out.attention = shape;
+  for (std::int64_t& window : out.attention.sliding_window) window = std::min(window, most);
+  out.window = std::min(options.window, most);
+  out.sinks = std::min(options.sinks, most);
+  out.dense_layers = std::min(options.dense_layers, shape.layers);
+  return out;
+}
 
 Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                       const Device& where)
@@ -31,12 +47,19 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       options(std::move(opts)),
       device(where),
       shape(context->shape()),
-      resident(session_window(options, context->tokens())),
+      seen(session_shape(shape, options, context->tokens())),
       k(options.k.resolve(shape.layers)),
       own(shape, context->dtype(), options.capacity, options.memory_budget, "session"),
       step_times(static_cast<std::size_t>(shape.layers)),
       heads(static_cast<std::size_t>(shape.kv_heads)) {
-  if (device.is_cuda()) open_on_device();
+  if (device.is_cuda() && context->dtype() != DType::bf16) {
+    throw InvalidArgument("a session on a CUDA device reads rows in bf16; the context holds " +
+                          std::string(name_of(context->dtype())) +
+                          ": prefill it with kv_dtype bf16");
+  }
+  const auto lock = device.compute()->lock();
+  backend = device.compute()->decode_backend(seen);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
 }
 
 /// Layer 0 takes new tokens when every layer has the last ones; the others follow it.
@@ -57,180 +80,10 @@ void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
   }
 }
 
-/// x: [tokens, heads, head_dim], which are the next tokens of the layer.
-void Session::State::check_finite(std::int64_t layer, std::string_view what, const float* x,
-                                  std::int64_t tokens, std::int64_t heads) const {
-  const std::int64_t d = shape.head_dim;
-  const std::int64_t bad = first_not_finite(x, tokens * heads * d);
-  if (bad < 0) return;
-  throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
-                                    layer, what == "q" ? "query" : "KV", bad / d % heads,
-                                    position(layer) + bad / d / heads));
-}
-
-/// Takes the next tokens of a layer, all contiguous, unless K and V have none; refuses them as they
-/// are.
-void Session::State::append(std::int64_t layer, const float* q, std::int64_t tokens,
-                            const TensorView& keys, const TensorView& values) {
-  check_finite(layer, "q", q, tokens, shape.q_heads);
-  if (keys.tokens == 0) return;
-  check_finite(layer, "K", static_cast<const float*>(keys.data), keys.tokens, shape.kv_heads);
-  check_finite(layer, "V", static_cast<const float*>(values.data), keys.tokens, shape.kv_heads);
-  own.append(layer, keys, values);
-}
-
-/// Finds rows between the sinks and each query's window.
-void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
-  HeadStep& step = heads[static_cast<std::size_t>(head)];
-  const std::int64_t group = shape.group();
-  const std::int64_t d = shape.head_dim;
-  const std::int64_t count = queries.tokens * group;
-  step.queries.resize(static_cast<std::size_t>(count * d));
-  step.context_allowed.resize(static_cast<std::size_t>(count));
-  step.own_allowed.resize(static_cast<std::size_t>(count));
-  const std::int64_t n = context->tokens();
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t token = i / group;
-    const float* q = queries.data + token * queries.token_stride +
-                     (head * group + i % group) * queries.head_stride;
-    std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
-    const std::int64_t end = resident.begin(queries.first + token);
-    step.context_allowed[static_cast<std::size_t>(i)] = {resident.sinks, std::min(end, n)};
-    step.own_allowed[static_cast<std::size_t>(i)] = {std::max<std::int64_t>(0, resident.sinks - n),
-                                                     end - n};
-  }
-  reach_fault("session.search");
-  ExactIndex own_keys;  // holds nothing but where they are
-  own_keys.build({});
-  own_keys.add(own.rows(layer, head).keys(), {});
-  step.selector.select(context->index(options.index, layer, head), own_keys, step.queries.data(),
-                       count, d, step.context_allowed, step.own_allowed,
-                       k[static_cast<std::size_t>(layer)], group, options.select_by);
-}
-
-void Session::State::measure_recall(std::int64_t layer) {
-  const Stopwatch measuring;
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(layer, head);
-  measuring_seconds += measuring.seconds();
-}
-
-/// Compares the context's index with exact search on the queries of the last search.
-void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
-  const HeadStep& step = heads[static_cast<std::size_t>(head)];
-  const auto count = static_cast<std::int64_t>(step.context_allowed.size());
-  const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.context_allowed};
-  SearchResult wanted;
-  SearchResult found;
-  context->index("exact", layer, head).search(queries, k[static_cast<std::size_t>(layer)], wanted);
-  context->index(options.index, layer, head)
-      .search(queries, k[static_cast<std::size_t>(layer)], found);
-  for (std::int64_t q = 0; q < count; ++q) {
-    std::vector<std::int64_t> have(found.positions(q).begin(), found.positions(q).end());
-    std::sort(have.begin(), have.end());
-    for (const std::int64_t position : wanted.positions(q)) {
-      ++stats.exact_rows;
-      stats.exact_rows_found += std::binary_search(have.begin(), have.end(), position);
-    }
-  }
-}
-
-/// Rows to find lie between the sinks and the window of the last token, which is at end - 1.
-bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
-  return retrieves(layer) && end - resident.window > resident.sinks;
-}
-
-/// Searches for the queries, attends what is found and merges it into `out`, some tokens at a time:
-/// with a large k, what a search gives is large.
-void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out) {
-  const std::int64_t end = queries.first + queries.tokens;
-  const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
-  const std::int64_t tokens = std::clamp<std::int64_t>(
-      search_memory / (shape.q_heads * search_bytes * rows), 1, queries.tokens);
-  for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
-    TokenQueries block = queries;
-    block.data += t * queries.token_stride;
-    block.first += t;
-    block.tokens = std::min(tokens, queries.tokens - t);
-    search_all(layer, block);
-    if (options.measure_recall) measure_recall(layer);
-    const std::int64_t before = t * shape.q_heads;
-    attend_found(layer, block,
-                 {out.out + before * out.head_dim, out.lse + before, block.tokens * shape.q_heads,
-                  out.head_dim});
-  }
-}
-
-void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
-  const Stopwatch searching;
-  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t head = begin; head < end; ++head) search(layer, head, queries);
-  });
-  const double seconds = searching.seconds();
-  stats.search_seconds += seconds;
-  times(layer).search += seconds;
-}
-
-/// Attends the rows found and merges them into `out`.
-void Session::State::attend_found(std::int64_t layer, const TokenQueries& queries,
-                                  PartialView out) {
-  reach_fault("session.attend");
-  const Stopwatch attending;
-  const std::int64_t group = shape.group();
-  const std::int64_t d = shape.head_dim;
-  const float scale = shape.softmax_scale();
-  // One task per query head: with few KV heads there would be too few tasks for the cores.
-  const std::int64_t per_head = queries.tokens * group;
-  for (HeadStep& step : heads) {
-    step.retrieved.reset(per_head, d);
-  }
-  parallel_for(shape.kv_heads * per_head, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t task = begin; task < end; ++task) {
-      const std::int64_t head = task / per_head;
-      const std::int64_t i = task % per_head;
-      HeadStep& step = heads[static_cast<std::size_t>(head)];
-      const Selection& selection = step.selector.of(i);
-      const float* q = &step.queries[static_cast<std::size_t>(i * d)];
-      const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
-      const PartialView target{out.out + at * d, out.lse + at, 1, d};
-      const PartialView part{step.retrieved.view().out + i * d, step.retrieved.view().lse + i, 1,
-                             d};
-      const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
-        if (positions.empty()) return;
-        attend_rows(q, rows, positions, scale, part, shape.softcap);
-        merge(target, part);
-      };
-      take(context->rows(layer, head), selection.context);
-      take(own.rows(layer, head), selection.own);
-    }
-  });
-  for (const HeadStep& step : heads) {
-    for (std::int64_t i = 0; i < per_head; ++i) {
-      const Selection& selection = step.selector.of(i);
-      stats.rows_retrieved +=
-          static_cast<std::int64_t>(selection.context.size() + selection.own.size());
-    }
-  }
-  times(layer).attend += attending.seconds();
-}
-
-void Session::State::step(const AttentionStep& step) {
-  const Stopwatch whole;
-  const double before = stats.search_seconds + measuring_seconds;
-  if (on_device) {
-    device_step(step);
-  } else {
-    host_step(step);
-  }
-  stats.steps += step.tokens;
-  stats.attend_seconds += whole.seconds() - (stats.search_seconds + measuring_seconds - before);
-}
-
-/// Forgets the layer's own tokens from number `count` on.
 void Session::State::take_back(std::int64_t layer, std::int64_t count) {
   own.shrink(layer, count);
-  if (!on_device) return;
   try {
-    load_on_device(layer);
+    load(layer);
   } catch (...) {  // a device that no longer works
     failed = true;
     throw;
@@ -260,6 +113,13 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   for (std::int64_t layer = 0; layer < context->shape().layers; ++layer) {
     if (context->shape().window_of(layer) > 0) continue;
     context->index(typed, layer, 0);  // throws when the context has no such index
+    options.tail = choose_tail(options, context->tail(options.index, layer, 0) != nullptr);
+    if (options.tail != no_tail && context->tail(options.tail, layer, 0) == nullptr) {
+      throw InvalidArgument(
+          fmt::format("tail: the context has no index '{}' that codes values, only {}; add one with "
+                      "with_index, codes:k=16,v=8 for example",
+                      options.tail, fmt::join(context->indices(), ", ")));
+    }
     break;
   }
   state_ = std::make_unique<State>(std::move(context), std::move(options), device);
@@ -276,8 +136,7 @@ Session Session::fork() const {
   state->own.copy_from(state_->own);
   state->stats = state_->stats;
   state->step_times = state_->step_times;
-  for (std::int64_t layer = 0; state->on_device && layer < state->shape.layers; ++layer)
-    state->load_on_device(layer);
+  for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) state->load(layer);
   return Session(std::move(state));
 }
 
@@ -293,7 +152,6 @@ void Session::attend(const AttentionStep& step) {
                     step.kv_count(), step.tokens));
   }
   if (!reads) s.check_turn(step.layer, step.tokens);
-  const auto lock = s.device.compute()->lock();
   const std::int64_t q_width = s.shape.q_heads * s.shape.head_dim;
   const std::int64_t kv_width = s.shape.kv_heads * s.shape.head_dim;
   // Reading tokens do not move the window, so where they are cut matters: alike on all devices.

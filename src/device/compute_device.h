@@ -20,7 +20,8 @@
 #include <string_view>
 #include <utility>
 
-#include "src/device/device_attention.h"
+#include "src/device/decode_backend.h"
+#include "src/device/device_prefill.h"
 #include "src/device/phase_clock.h"
 #include "topkv/device.h"
 #include "topkv/types.h"
@@ -172,9 +173,10 @@ class ComputeDevice {
                                                const PrefillVisibility& visible,
                                                std::int64_t chunk) const = 0;
 
-  /// The device's side of a session's attention; null on the host, where a session needs none.
-  virtual std::unique_ptr<DeviceSession> session_attention(const SessionShape& shape) = 0;
-  virtual std::int64_t session_attention_bytes(const SessionShape& shape) const = 0;
+  /// The decode step of a session.
+  virtual std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) = 0;
+  /// Device memory that it takes.
+  virtual std::int64_t decode_backend_bytes(const SessionShape& shape) const = 0;
 };
 
 /// The host's cores. Lives as long as the program.

@@ -11,6 +11,7 @@
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/compute_device.h"
+#include "src/device/host_decode.h"
 #include "src/device/host_prefill.h"
 
 namespace topkv {
@@ -126,10 +127,10 @@ class HostDevice final : public ComputeDevice {
                                        std::int64_t /*chunk*/) const override {
     return 0;
   }
-  std::unique_ptr<DeviceSession> session_attention(const SessionShape& /*shape*/) override {
-    return nullptr;
+  std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override {
+    return make_host_decode(shape);
   }
-  std::int64_t session_attention_bytes(const SessionShape& /*shape*/) const override { return 0; }
+  std::int64_t decode_backend_bytes(const SessionShape& /*shape*/) const override { return 0; }
 
  private:
   static float* floats(std::byte* memory) { return reinterpret_cast<float*>(memory); }

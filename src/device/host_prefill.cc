@@ -75,11 +75,7 @@ class HostPrefill final : public DevicePrefill {
                    std::int64_t position, PartialView out) {
     spans_.clear();
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      RowsView rows = store_.rows(layer, head);
-      rows.key_data += range.begin * rows.stride_bytes;
-      rows.value_data += range.begin * rows.stride_bytes;
-      rows.count = range.size();
-      spans_.push_back({rows, position});
+      spans_.push_back({store_.rows(layer, head).part(range), position});
     }
     attend_tokens(shape_, queries, visible_[static_cast<std::size_t>(layer)], spans_.data(), out);
   }

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "src/device/device_attention.h"
+#include "src/device/device_prefill.h"
 
 namespace topkv {
 

@@ -64,6 +64,7 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
 
 void Forward::run(std::span<const Token> tokens, std::int64_t first, const AttendFn& attend) {
   const auto count = static_cast<std::int64_t>(tokens.size());
+  auto lock = device_->lock();
   recording_ = false;
   clock_->begin(Phase::other);
   const RopeAngles angles = rope_.angles(first, count);
@@ -74,7 +75,9 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, const Atten
   for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
     between(l, count);
     clock_->begin(Phase::attention);
+    lock = {};  // others may use the device while this one waits for what the host does
     attend({.layer = l, .tokens = count, .q = a_.q, .k = a_.k, .v = a_.v, .out = a_.attended});
+    lock = device_->lock();
   }
   between(config_.attention.layers, count);
   clock_->end();
@@ -159,6 +162,7 @@ void Forward::project(const Matrix& weight, const Vector& bias, const std::byte*
 }
 
 void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
+  const auto lock = device_->lock();
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
   const std::int64_t step = std::min(logit_rows, chunk_);
   for (std::int64_t done = 0; done < count; done += step) {
@@ -173,6 +177,7 @@ void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
 }
 
 Token Forward::best(std::int64_t at) {
+  const auto lock = device_->lock();
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
   clock_->begin(Phase::matmul);
   device_->matmul(weights_.lm_head, a_.hidden + at * row, 1, false, a_.logits);

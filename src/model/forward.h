@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,9 +12,6 @@
 #include "topkv/model.h"
 
 namespace topkv {
-
-/// Attention of the next tokens of one layer, whose tensors lie in the device's memory.
-using AttendFn = std::function<void(const AttentionStep& step)>;
 
 /// Runs tokens through the network, chunk by chunk. Owns the activations of one chunk, allocated
 /// once. One thread at a time; weights outlive it.

@@ -49,18 +49,24 @@ class Undo {
   std::int64_t own_;
 };
 
-/// Runs tokens through a session, chunk by chunk; take(count) is called after each chunk.
+/// Runs tokens at positions first and on through the network, chunk by chunk; take(count) is called
+/// after each chunk.
 template <class Take>
-void feed(Forward& forward, ComputeDevice& device, Session& session, std::span<const Token> tokens,
-          const Take& take) {
-  const AttendFn attend = [&session](const AttentionStep& step) { session.attend(step); };
+void feed(Forward& forward, std::span<const Token> tokens, std::int64_t first,
+          const AttendFn& attend, const Take& take) {
   const auto chunk = static_cast<std::size_t>(session_chunk);
   for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
     const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
-    const auto lock = device.lock();
-    forward.run(piece, session.tokens(), attend);
+    forward.run(piece, first + static_cast<std::int64_t>(begin), attend);
     take(static_cast<std::int64_t>(piece.size()));
   }
+}
+
+template <class Take>
+void feed(Forward& forward, Session& session, std::span<const Token> tokens, const Take& take) {
+  feed(
+      forward, tokens, session.tokens(),
+      [&session](const AttentionStep& step) { session.attend(step); }, take);
 }
 
 }  // namespace
@@ -76,7 +82,6 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   impl_->check_tokens(prompt);
   impl_->check_device(session);
   const ModelConfig& config = impl_->config;
-  ComputeDevice& device = *impl_->device.compute();
   Sampler sampler(options.sampling);
   impl_->check_reach(session.tokens() + static_cast<std::int64_t>(prompt.size()));
   const Lease lease(*impl_);
@@ -97,7 +102,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   GenerateResult result;
   Undo undo(session);
   const Stopwatch prompting;
-  feed(forward, device, session, prompt, choose);
+  feed(forward, session, prompt, choose);
   result.prompt_seconds = prompting.seconds();
 
   const Stopwatch decoding;
@@ -111,7 +116,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     if (on_token && !on_token(token)) break;
     if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
     impl_->check_reach(session.tokens() + 1);
-    feed(forward, device, session, std::span(&result.tokens.back(), 1), choose);
+    feed(forward, session, std::span(&result.tokens.back(), 1), choose);
     ++result.steps;
   }
   undo.keep();
@@ -123,21 +128,30 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
 }
 
 std::vector<float> Model::logits(Session& session, std::span<const Token> tokens) const {
+  impl_->check_device(session);
+  Undo undo(session);
+  std::vector<float> logits =
+      this->logits(tokens, session.tokens(),
+                   [&session](const AttentionStep& step) { session.attend(step); });
+  undo.keep();
+  return logits;
+}
+
+std::vector<float> Model::logits(std::span<const Token> tokens, std::int64_t first,
+                                 const AttendFn& attend) const {
   if (tokens.empty()) throw InvalidArgument("logits of no tokens; give at least one");
   impl_->check_tokens(tokens);
-  impl_->check_device(session);
-  impl_->check_reach(session.tokens() + static_cast<std::int64_t>(tokens.size()));
+  if (first < 0) throw InvalidArgument(fmt::format("logits of tokens from position {}", first));
+  impl_->check_reach(first + static_cast<std::int64_t>(tokens.size()));
   const ModelConfig& config = impl_->config;
   const Lease lease(*impl_);
   Forward& forward = *lease;
   std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.vocab_size));
   float* next = logits.data();
-  Undo undo(session);
-  feed(forward, *impl_->device.compute(), session, tokens, [&](std::int64_t count) {
+  feed(forward, tokens, first, attend, [&](std::int64_t count) {
     forward.logits(0, count, next);
     next += count * config.vocab_size;
   });
-  undo.keep();
   return logits;
 }
 

@@ -53,7 +53,7 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
   plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, memory.ceiling - always);
   const std::int64_t prefilling = prefill_bytes(config, compute, prefill, plan.chunk);
   const std::int64_t session = compute.allocation_bytes(
-      compute.session_attention_bytes(session_shape(config.attention, retrieval, any_tokens)));
+      compute.decode_backend_bytes(session_shape(config.attention, retrieval, any_tokens)));
   plan.items = {{"CUDA context, libraries, workspaces", memory.used},
                 {"weights", weights},
                 {"activations of a step", step},

@@ -51,6 +51,8 @@ class TopkCache(Cache):
     Args:
       config: the model's own config object (``model.config``).
       index: spec of the index, such as "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8".
+      tail: what stands for the rows that are not found: an index that codes values, such as "codes",
+        "none", or "": what `index` has.
       k: rows retrieved per query head (a number, a list, or a schedule such as "uniform:512"; lists
         and sums are over the full-attention layers).
       window, sinks: tokens attended exactly, at the end and at the beginning.
@@ -80,6 +82,7 @@ class TopkCache(Cache):
         config: Any,
         *,
         index: str = "exact",
+        tail: str = "",
         k: int | str | list[int] = 256,
         window: int = 1024,
         sinks: int = 4,
@@ -205,7 +208,7 @@ class TopkCache(Cache):
 
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
-        beams). What is `given` replaces the cache's: k, index (one that freeze() built), window,
+        beams). What is `given` replaces the cache's: k, index (one that freeze() built), tail, window,
         sinks, select_by, dense_layers, session_capacity, measure_recall.
         """
         batch = integer("batch", batch, 1)

@@ -297,10 +297,10 @@ class Engine:
         index = state.options.session["index"] if index is None else index
         text = state.text or self._text_read()
         if not text.context.has_index(index):
-            with building(index, *self._who_reports()) as report:
-                text = replace(text, context=text.context.with_index(index, report))
-            if state.text is None:
-                state.rows.keep(text.context)  # should the text be frozen again
+            text = self._with_index(text, index)
+        tail = state.options.session["tail"]
+        if tail not in option.NO_TAIL_SPEC and not text.context.has_index(tail):
+            text = self._with_index(text, tail)
         session = state.options.session | {"index": index}
         options = replace(state.options, session=session)
         if state.text is None:
@@ -308,6 +308,13 @@ class Engine:
             state = replace(state, rows=None, held=0, ids=ids)
         self.state = replace(state, options=options, text=text)
         self.reading = None
+
+    def _with_index(self, text: Text, index: str) -> Text:
+        with building(index, *self._who_reports()) as report:
+            text = replace(text, context=text.context.with_index(index, report))
+        if self.state.text is None:
+            self.state.rows.keep(text.context)  # should the text be frozen again
+        return text
 
     def _text_read(self) -> Text:
         state = self.state
@@ -329,8 +336,9 @@ class Engine:
 
     def fork(self, batch: int, options: Options) -> Engine:
         """Another one over the same text, with sessions of its own."""
-        index = options.session["index"]
-        if not self.context.has_index(index):
+        for index in (options.session["index"], options.session["tail"]):
+            if index in option.NO_TAIL_SPEC or self.context.has_index(index):
+                continue
             raise InvalidArgument(
                 f"the text has no index {index!r}, only {', '.join(self.context.indices())}; "
                 f"build it with cache.freeze({index!r})"

@@ -67,9 +67,13 @@ def _k(name: str, value: Any) -> Any:
     return integer(name, value, 1)
 
 
+#: Values of `tail` that name no index: what `index` has, and none.
+NO_TAIL_SPEC = ("", "none")
+
 #: Of the Session, by their names there.
 _SESSION = {
     "index": text,
+    "tail": text,
     "k": _k,
     "select_by": text,
     "dense_layers": lambda name, value: integer(name, value, 0),
@@ -113,6 +117,12 @@ def check(options: Options) -> Options:
     """The options themselves. Raises topkv.InvalidArgument for some that could not work once a text
     is read, by making with them what will be made then, over a text of one token."""
     topkv.KeyIndex(options.session["index"])
+    tail = options.session["tail"]
+    if tail not in NO_TAIL_SPEC and not topkv.IndexSpec(tail).has_tail:
+        raise InvalidArgument(
+            f'tail is {tail!r}, which has no codes of values; expected "none", or '
+            '"codes:k=16,v=8" for example'
+        )
     shape = topkv.AttentionShape(layers=options.layers, q_heads=1, kv_heads=1, head_dim=64)
     builder = topkv.ContextBuilder(
         shape, capacity=1, dtype=options.kv_dtype or "f32", **options.prefill
@@ -120,7 +130,7 @@ def check(options: Options) -> Options:
     row = torch.zeros(1, 1, 64)
     for layer in range(options.layers):
         builder.append(layer, row, row)
-    topkv.Session(builder.freeze(), **options.session | {"index": "exact", "capacity": 1})
+    topkv.Session(builder.freeze(), **options.session | {"index": "exact", "tail": "none", "capacity": 1})
     return options
 
 

@@ -1,0 +1,147 @@
+#include "index/code_axes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "index/key_list.h"
+#include "index/principal_axes.h"
+#include "src/core/matrix_product.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t sample_size = 65536;  // vectors that means and covariances are taken of
+constexpr int lloyd_rounds = 30;
+
+/// Up to `most` vectors spread evenly over all, as float32.
+std::vector<float> sample_of(const KeyView& vectors, std::int64_t most) {
+  const std::int64_t count = std::min(vectors.count, most);
+  std::vector<float> sample(static_cast<std::size_t>(count * vectors.dim));
+  for (std::int64_t i = 0; i < count; ++i) {
+    // Not every n-th: text that repeats may have the same period.
+    const std::int64_t begin = i * vectors.count / count;
+    const std::int64_t room = (i + 1) * vectors.count / count - begin;
+    const auto hash = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15U >> 33;
+    const std::int64_t at = begin + static_cast<std::int64_t>(hash) % room;
+    widen_key(vectors, at, sample.data() + i * vectors.dim);
+  }
+  return sample;
+}
+
+}  // namespace
+
+CodeAxes::CodeAxes(const KeyView& vectors, std::vector<float>& sample) : dim_(vectors.dim) {
+  sample = sample_of(vectors, sample_size);
+  const auto count = static_cast<std::int64_t>(sample.size()) / dim_;
+  float largest = 0;
+  for (const float x : sample) largest = std::max(largest, std::abs(x));
+  if (largest > 0) scale_ = std::ldexp(1.0F, std::clamp(-std::ilogb(largest), -120, 120));
+  for (float& x : sample) x *= scale_;
+  for (std::int64_t j = 0; j < dim_; ++j) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < count; ++i) sum += sample[static_cast<std::size_t>(i * dim_ + j)];
+    mean_.push_back(static_cast<float>(sum / static_cast<double>(count)));
+  }
+  for (std::size_t i = 0; i < sample.size(); ++i) sample[i] -= mean_[i % mean_.size()];
+  find_axes(sample);
+}
+
+void CodeAxes::find_axes(const std::vector<float>& sample) {
+  const auto count = static_cast<std::int64_t>(sample.size()) / dim_;
+  std::vector<float> transposed(static_cast<std::size_t>(dim_ * tile));
+  std::vector<float> covariance(static_cast<std::size_t>(dim_ * dim_), 0.0F);
+  for (std::int64_t first = 0; first < count; first += tile) {
+    const std::int64_t rows = std::min(tile, count - first);
+    const float* vectors = sample.data() + first * dim_;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < dim_; ++j) {
+        transposed[static_cast<std::size_t>(j * tile + i)] = vectors[i * dim_ + j];
+      }
+    }
+    matrix_product(Transposed::no, dim_, dim_, rows, transposed.data(), tile, vectors, dim_, 1.0F,
+                   covariance.data(), dim_);
+  }
+  std::vector<double> wide(covariance.begin(), covariance.end());
+  for (double& x : wide) x /= static_cast<double>(count);
+  variances_ = principal_axes(dim_, wide);
+  axes_.assign(wide.begin(), wide.end());
+}
+
+void CodeAxes::read(const KeyView& vectors, std::int64_t first, std::int64_t count,
+                    float* out) const {
+  for (std::int64_t i = 0; i < count; ++i) {
+    float* vector = out + i * dim_;
+    widen_key(vectors, first + i, vector);
+    for (std::int64_t j = 0; j < dim_; ++j) {
+      vector[j] = vector[j] * scale_ - mean_[static_cast<std::size_t>(j)];
+    }
+  }
+}
+
+void CodeAxes::project(const float* centred, std::int64_t count, std::int64_t axes,
+                       float* out) const {
+  if (axes == 0) return;
+  matrix_product(Transposed::yes, axes, count, dim_, axes_.data(), dim_, centred, dim_, 0.0F, out,
+                 tile);
+}
+
+std::vector<std::vector<float>> CodeAxes::spread(const std::vector<float>& centred,
+                                                 std::int64_t axes, std::int64_t most) const {
+  const auto count = static_cast<std::int64_t>(centred.size()) / dim_;
+  const std::int64_t step = (count + most - 1) / most;
+  std::vector<std::vector<float>> values(static_cast<std::size_t>(axes));
+  std::vector<float> projected(static_cast<std::size_t>(std::max<std::int64_t>(axes, 1) * tile));
+  std::vector<float> some(static_cast<std::size_t>(tile * dim_));
+  for (std::int64_t first = 0; first < count; first += tile * step) {
+    std::int64_t rows = 0;
+    for (std::int64_t i = first; i < count && rows < tile; i += step, ++rows) {
+      std::copy_n(centred.data() + i * dim_, dim_, some.data() + rows * dim_);
+    }
+    project(some.data(), rows, axes, projected.data());
+    for (std::size_t axis = 0; axis < values.size(); ++axis) {
+      const float* from = projected.data() + axis * tile;
+      values[axis].insert(values[axis].end(), from, from + rows);
+    }
+  }
+  for (std::vector<float>& along : values) std::sort(along.begin(), along.end());
+  return values;
+}
+
+std::int64_t CodeAxes::memory() const {
+  const std::size_t floats = mean_.capacity() + axes_.capacity() + 2 * variances_.capacity();
+  return static_cast<std::int64_t>(floats * sizeof(float));
+}
+
+void lloyd(const std::vector<float>& sorted, float* levels, int count) {
+  std::vector<double> sums(sorted.size() + 1, 0.0);
+  std::partial_sum(sorted.begin(), sorted.end(), sums.begin() + 1, std::plus<double>());
+  const auto value_at = [&](double part) {
+    return sorted[static_cast<std::size_t>(part * static_cast<double>(sorted.size() - 1))];
+  };
+  for (int i = 0; i < count; ++i) levels[i] = value_at((i + 0.5) / count);
+  for (int round = 0; round < lloyd_rounds; ++round) {
+    bool moved = false;
+    std::size_t begin = 0;
+    for (int i = 0; i < count; ++i) {
+      const auto end =
+          i + 1 == count
+              ? sorted.size()
+              : static_cast<std::size_t>(std::lower_bound(sorted.begin(), sorted.end(),
+                                                          (levels[i] + levels[i + 1]) / 2) -
+                                         sorted.begin());
+      if (end > begin) {
+        const auto mean =
+            static_cast<float>((sums[end] - sums[begin]) / static_cast<double>(end - begin));
+        moved = moved || mean != levels[i];
+        levels[i] = mean;
+        begin = end;
+      }
+    }
+    if (!moved) break;
+  }
+}
+
+}  // namespace topkv

@@ -1,0 +1,61 @@
+// What codes of keys and of values have in common: the axes along which the vectors of one head
+// vary.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "topkv/view.h"
+
+namespace topkv {
+
+/// Mean and principal axes of one head's vectors, most variance first. Vectors are scaled by a power
+/// of 2, so that squares stay finite; all that is said of them here is said of scaled ones. Const
+/// members are safe from many threads.
+class CodeAxes {
+ public:
+  static constexpr std::int64_t tile = 512;  ///< vectors projected at a time
+
+  CodeAxes() = default;
+
+  /// Learns from vectors sampled evenly out of all, which it leaves centred in `sample` [n, dim].
+  /// REQUIRES: vectors.count > 0. Throws InvalidArgument when one is not finite.
+  CodeAxes(const KeyView& vectors, std::vector<float>& sample);
+
+  std::int64_t dim() const { return dim_; }
+  float scale() const { return scale_; }
+  const std::vector<float>& mean() const { return mean_; }
+  /// [dim], of the vectors along each axis.
+  const std::vector<double>& variances() const { return variances_; }
+  /// [dim], of length 1.
+  const float* axis(std::int64_t i) const { return axes_.data() + i * dim_; }
+
+  /// Vectors first and on, scaled and centred. out: [count, dim].
+  void read(const KeyView& vectors, std::int64_t first, std::int64_t count, float* out) const;
+
+  /// What centred vectors [count, dim] are along the first `axes` axes; count at most tile.
+  /// out: [axes, tile].
+  void project(const float* centred, std::int64_t count, std::int64_t axes, float* out) const;
+
+  /// What centred vectors [n, dim] are along the first `axes` axes, of at most `most` of them:
+  /// ascending, [axes][..].
+  std::vector<std::vector<float>> spread(const std::vector<float>& centred, std::int64_t axes,
+                                         std::int64_t most) const;
+
+  std::int64_t memory() const;
+
+ private:
+  void find_axes(const std::vector<float>& sample);
+
+  std::int64_t dim_ = 0;
+  float scale_ = 1;
+  std::vector<float> mean_;
+  std::vector<float> axes_;  // [dim, dim]
+  std::vector<double> variances_;
+};
+
+/// Moves levels to the means of their cells until they rest (Lloyd 1982; Max 1960). sorted:
+/// ascending values.
+void lloyd(const std::vector<float>& sorted, float* levels, int count);
+
+}  // namespace topkv

@@ -1,0 +1,42 @@
+// A tail made of codes: scores of all keys by the codes of an index (codes_index.h), values by one
+// bit for each of their main axes (value_codes.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <stop_token>
+#include <vector>
+
+#include "index/codes_index.h"
+#include "index/row_tail.h"
+#include "index/value_codes.h"
+
+namespace topkv {
+
+class CodeTail final : public RowTail {
+ public:
+  /// index: over the rows' keys; it and the rows outlive this. bits: of a value's code. Throws InvalidArgument
+  /// when a value is not finite, Stopped when that is requested.
+  CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
+           const std::stop_token& stop);
+
+  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are. A code leaves an error in a score, of known variance s² over all keys; the mean of exp(error)
+  /// is then about exp(s² / 2), by which masses are multiplied. (Not where scores are capped.)
+  void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
+              float scale, float softcap, PartialView out) const override;
+
+  std::int64_t memory() const override;
+
+ private:
+  struct Pass;
+  struct Sums;
+  void sum_codes(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
+  void attend_rare(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
+
+  const CodesIndex& index_;
+  RowsView rows_;
+  ValueCoder coder_;
+  std::vector<std::uint8_t> codes_;
+};
+
+}  // namespace topkv

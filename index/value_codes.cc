@@ -1,0 +1,86 @@
+#include "index/value_codes.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t levels_sample = 16384;  // values that levels are learned of
+
+struct Place {
+  std::int64_t byte;
+  int bit;
+};
+
+Place place_of(std::int64_t position, std::int64_t axis, std::int64_t lanes) {
+  const std::int64_t lane = axis % lanes;
+  return {position / 4 * lanes + lane, static_cast<int>(position % 4 + axis / lanes * 4)};
+}
+
+}  // namespace
+
+ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
+  std::vector<float> sample;
+  axes_ = CodeAxes(values, sample);
+  const std::int64_t used = std::min(bits, values.dim);
+  lanes_ = ((used + 1) / 2 + 15) / 16 * 16;
+  for (const std::vector<float>& along : axes_.spread(sample, used, levels_sample)) {
+    float levels[2];
+    lloyd(along, levels, 2);
+    low_.push_back(levels[0]);
+    high_.push_back(levels[1]);
+  }
+}
+
+std::int64_t ValueCoder::bytes_for(std::int64_t values) const {
+  return (values + value_block - 1) / value_block * (value_block / 4) * lanes_;
+}
+
+std::int64_t ValueCoder::memory() const {
+  return axes_.memory() +
+         static_cast<std::int64_t>((low_.capacity() + high_.capacity()) * sizeof(float));
+}
+
+void ValueCoder::encode(const KeyView& values, std::int64_t first, std::int64_t count,
+                        std::uint8_t* codes) const {
+  const std::int64_t used = std::ssize(low_);
+  std::vector<float> centred(static_cast<std::size_t>(CodeAxes::tile * values.dim));
+  std::vector<float> along(static_cast<std::size_t>(CodeAxes::tile * used));
+  for (std::int64_t begin = 0; begin < count; begin += CodeAxes::tile) {
+    const std::int64_t size = std::min(CodeAxes::tile, count - begin);
+    axes_.read(values, first + begin, size, centred.data());
+    axes_.project(centred.data(), size, used, along.data());
+    for (std::int64_t axis = 0; axis < used; ++axis) {
+      const auto a = static_cast<std::size_t>(axis);
+      const float middle = (low_[a] + high_[a]) / 2;
+      const float* x = along.data() + axis * CodeAxes::tile;
+      for (std::int64_t i = 0; i < size; ++i) {
+        const Place place = place_of(first + begin + i, axis, lanes_);
+        const unsigned bit = x[i] > middle ? 1U << place.bit : 0U;
+        codes[place.byte] = static_cast<std::uint8_t>(codes[place.byte] | bit);
+      }
+    }
+  }
+}
+
+void ValueCoder::decode(const std::uint8_t* codes, std::int64_t position, float* value) const {
+  std::vector<float> bits(static_cast<std::size_t>(2 * lanes_), 0.0F);
+  for (std::int64_t axis = 0; axis < std::ssize(low_); ++axis) {
+    const Place place = place_of(position, axis, lanes_);
+    bits[static_cast<std::size_t>(axis)] = static_cast<float>(codes[place.byte] >> place.bit & 1);
+  }
+  mean_of(bits.data(), 1.0F, value);
+}
+
+void ValueCoder::mean_of(const float* sums, float total, float* value) const {
+  std::copy(axes_.mean().begin(), axes_.mean().end(), value);
+  for (std::size_t a = 0; a < low_.size(); ++a) {
+    const float level = low_[a] + (high_[a] - low_[a]) * (sums[a] / total);
+    const float* direction = axes_.axis(static_cast<std::int64_t>(a));
+    for (std::int64_t j = 0; j < axes_.dim(); ++j) value[j] += level * direction[j];
+  }
+  for (std::int64_t j = 0; j < axes_.dim(); ++j) value[j] /= axes_.scale();
+}
+
+}  // namespace topkv

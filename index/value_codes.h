@@ -1,0 +1,64 @@
+// Codes of values: one bit for each of the axes along which the values of a head vary most, which
+// says on which side of the middle a value lies. The two levels of an axis are the means of the two
+// sides, so that errors average out in a sum over many values.
+//
+// Sums of weighted values are what codes are for: only the sum of the weights of the values that
+// have a bit is needed of each axis. Four values' bits of an axis lie in one nibble, so that a table
+// of the 16 sums of their four weights serves all axes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "index/code_axes.h"
+#include "topkv/view.h"
+
+namespace topkv {
+
+/// What was learned of one head's values. Const members are safe from many threads.
+class ValueCoder {
+ public:
+  ValueCoder() = default;
+
+  /// Learns from values sampled evenly out of all. bits: of one code; more than the values have
+  /// dims are not used. REQUIRES: values.count > 0. Throws InvalidArgument when a value is not
+  /// finite.
+  ValueCoder(const KeyView& values, std::int64_t bits);
+
+  /// Bytes of the codes of four values: half as many as axes, up to a multiple of 16. Axis a is the
+  /// lower nibble of byte a, or the upper one of byte a - lanes().
+  std::int64_t lanes() const { return lanes_; }
+  /// That the codes of so many values take.
+  std::int64_t bytes_for(std::int64_t values) const;
+  std::int64_t memory() const;
+
+  /// Writes the codes of values first to first + count - 1 among those of all values, which were 0.
+  /// Throws InvalidArgument when a value is not finite.
+  void encode(const KeyView& values, std::int64_t first, std::int64_t count,
+              std::uint8_t* codes) const;
+
+  /// The value that the code at a position stands for: [dim].
+  void decode(const std::uint8_t* codes, std::int64_t position, float* value) const;
+
+  /// The mean of values whose weights sum up to `total` in all, and to sums[a] for those that have
+  /// the bit of axis a: [2 * lanes]. value: [dim].
+  void mean_of(const float* sums, float total, float* value) const;
+
+ private:
+  CodeAxes axes_;
+  std::int64_t lanes_ = 0;
+  std::vector<float> low_, high_;  // levels of each axis that has a bit
+};
+
+/// Values whose codes lie together, as [values / 4, lanes].
+inline constexpr std::int64_t value_block = 64;
+/// Values that sum_values takes at most: sums of 8 bits fit into 16.
+inline constexpr std::int64_t value_tile = 1024;
+
+/// sums[a] += factor * the sum of the weights, from 0 to 1, of those values that have the bit of
+/// axis a: [2 * lanes]. codes: of the first of them; count: a multiple of value_block, at most
+/// value_tile. Weights are rounded to 6 bits, the rounding carried to later values.
+void sum_values(const std::uint8_t* codes, std::int64_t lanes, const float* weights,
+                std::int64_t count, float factor, float* sums);
+
+}  // namespace topkv

@@ -1,0 +1,307 @@
+// A session's step.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "index/exact_index.h"
+#include "src/context/session_state.h"
+#include "src/core/convert.h"
+#include "src/core/faults.h"
+#include "src/core/stopwatch.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+// Memory of the searches of a step: what is kept of one row that was found, in all places until it
+// is attended, and what may be kept at a time.
+constexpr std::int64_t search_bytes = 64;
+constexpr std::int64_t search_memory = std::int64_t{256} << 20;
+
+/// Adds the time since the last call to a counter.
+class Lap {
+ public:
+  void operator()(double& counter) {
+    counter += watch_.seconds();
+    watch_ = Stopwatch();
+  }
+
+ private:
+  Stopwatch watch_;
+};
+
+}  // namespace
+
+/// use(rows): those of the context, then the session's own; one span per KV head.
+template <class Use>
+void Session::State::each_segment(std::int64_t layer, const Use& use) {
+  const auto segment = [&](std::int64_t first, const auto& rows_of) {
+    spans.clear();
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+      spans.push_back({rows_of(head), first});
+    use(std::span<const RowSpan>(spans));
+  };
+  segment(0, [&](std::int64_t head) { return context->rows(layer, head); });
+  segment(context->tokens(), [&](std::int64_t head) { return own.rows(layer, head); });
+}
+
+void Session::State::load(std::int64_t layer) {
+  const std::int64_t end = position(layer);
+  const auto lock = device.compute()->lock();
+  each_segment(layer, [&](std::span<const RowSpan> rows) { backend->load(layer, rows, end); });
+}
+
+/// The way of a step: its tokens' rows join the session's, they attend what is seen exactly, then
+/// the rows that are found among the rest. While these are searched the device is free for others.
+void Session::State::step(const AttentionStep& step) {
+  const std::int64_t layer = step.layer;
+  const std::int64_t first = position(layer);
+  ComputeDevice& compute = *device.compute();
+  StepTimes& time = times(layer);
+  const Stopwatch whole;
+  const double before = stats.search_seconds + measuring_seconds;
+
+  auto lock = compute.lock();
+  Lap lap;
+  reach_fault("session.begin");
+  const DecodeBackend::Step given = backend->begin(step, first);
+  lap(time.q_out);
+  append(layer, given, step.tokens);
+  lap(time.append);
+  each_segment(layer, [&](std::span<const RowSpan> rows) { backend->attend(layer, rows); });
+  lap(time.window);
+  if (searches(layer, first + step.tokens)) {
+    lock = {};
+    found.reset(step.tokens * shape.q_heads, shape.head_dim);
+    const std::int64_t d = shape.head_dim;
+    retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first}, found.view());
+    lock = compute.lock();
+    lap = Lap();
+    backend->add(found.view());
+  }
+  reach_fault("session.finish");
+  backend->finish(step);
+  lap(time.merge);
+
+  stats.steps += step.tokens;
+  stats.attend_seconds += whole.seconds() - (stats.search_seconds + measuring_seconds - before);
+}
+
+/// x: [tokens, heads, head_dim], which are the next tokens of the layer.
+void Session::State::check_finite(std::int64_t layer, std::string_view what, const float* x,
+                                  std::int64_t tokens, std::int64_t heads) const {
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t bad = first_not_finite(x, tokens * heads * d);
+  if (bad < 0) return;
+  throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
+                                    layer, what == "q" ? "query" : "KV", bad / d % heads,
+                                    position(layer) + bad / d / heads));
+}
+
+/// Takes the next tokens of a layer, unless K and V have none.
+void Session::State::append(std::int64_t layer, const DecodeBackend::Step& given,
+                            std::int64_t tokens) {
+  check_finite(layer, "q", given.q, tokens, shape.q_heads);
+  const std::int64_t rows = given.k.tokens;
+  if (rows == 0) return;
+  check_finite(layer, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
+  check_finite(layer, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
+  own.append(layer, given.k, given.v);
+}
+
+/// Finds rows between the sinks and each query's window.
+void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  const std::int64_t group = shape.group();
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t count = queries.tokens * group;
+  step.queries.resize(static_cast<std::size_t>(count * d));
+  step.context_allowed.resize(static_cast<std::size_t>(count));
+  step.own_allowed.resize(static_cast<std::size_t>(count));
+  const std::int64_t n = context->tokens();
+  const CausalWindow exact = seen.exact(layer);
+  const bool has_tail = tail(layer, head) != nullptr;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t token = i / group;
+    const float* q = queries.data + token * queries.token_stride +
+                     (head * group + i % group) * queries.head_stride;
+    std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
+    const std::int64_t end = exact.begin(queries.first + token);
+    step.context_allowed[static_cast<std::size_t>(i)] = {exact.sinks, std::min(end, n)};
+    step.own_allowed[static_cast<std::size_t>(i)] =
+        has_tail ? PositionRange{}  // all are attended
+                 : PositionRange{std::max<std::int64_t>(0, exact.sinks - n), end - n};
+  }
+  reach_fault("session.search");
+  ExactIndex own_keys;  // holds nothing but where they are
+  own_keys.build({});
+  own_keys.add(own.rows(layer, head).keys(), {});
+  step.selector.select(context->index(options.index, layer, head), own_keys, step.queries.data(),
+                       count, d, step.context_allowed, step.own_allowed,
+                       k[static_cast<std::size_t>(layer)], group, options.select_by);
+  if (!has_tail) return;
+  // Of the session's own rows, those that only later tokens of the block do not have in their
+  // window; attend_rest takes those that none has.
+  const std::int64_t last = std::max(all_own(layer, queries).end, exact.sinks) - n;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t end = exact.begin(queries.first + i / group) - n;
+    step.selector.take_own(i, {std::max<std::int64_t>(0, last), end});
+  }
+}
+
+/// Positions of the session's own rows that lie between the sinks and the window of all tokens.
+PositionRange Session::State::all_own(std::int64_t layer, const TokenQueries& queries) const {
+  const CausalWindow exact = seen.exact(layer);
+  return {std::max(context->tokens(), exact.sinks), exact.begin(queries.first)};
+}
+
+const RowTail* Session::State::tail(std::int64_t layer, std::int64_t head) const {
+  return options.tail == no_tail ? nullptr : context->tail(options.tail, layer, head);
+}
+
+void Session::State::measure_recall(std::int64_t layer) {
+  const Stopwatch measuring;
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(layer, head);
+  measuring_seconds += measuring.seconds();
+}
+
+/// Compares the context's index with exact search on the queries of the last search.
+void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
+  const HeadStep& step = heads[static_cast<std::size_t>(head)];
+  const auto count = static_cast<std::int64_t>(step.context_allowed.size());
+  const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.context_allowed};
+  SearchResult wanted;
+  SearchResult found;
+  context->index("exact", layer, head).search(queries, k[static_cast<std::size_t>(layer)], wanted);
+  context->index(options.index, layer, head)
+      .search(queries, k[static_cast<std::size_t>(layer)], found);
+  for (std::int64_t q = 0; q < count; ++q) {
+    std::vector<std::int64_t> have(found.positions(q).begin(), found.positions(q).end());
+    std::sort(have.begin(), have.end());
+    for (const std::int64_t position : wanted.positions(q)) {
+      ++stats.exact_rows;
+      stats.exact_rows_found += std::binary_search(have.begin(), have.end(), position);
+    }
+  }
+}
+
+/// Rows to find lie between the sinks and the window of the last token, which is at end - 1.
+bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
+  return seen.retrieves(layer) && end - seen.window > seen.sinks;
+}
+
+/// Searches for the queries, attends what is found and merges it into `out`, some tokens at a time:
+/// with a large k, what a search gives is large.
+void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out) {
+  const std::int64_t end = queries.first + queries.tokens;
+  const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
+  const std::int64_t tokens = std::clamp<std::int64_t>(
+      search_memory / (shape.q_heads * search_bytes * rows), 1, queries.tokens);
+  for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
+    TokenQueries block = queries;
+    block.data += t * queries.token_stride;
+    block.first += t;
+    block.tokens = std::min(tokens, queries.tokens - t);
+    search_all(layer, block);
+    if (options.measure_recall) measure_recall(layer);
+    const std::int64_t before = t * shape.q_heads;
+    const PartialView part{out.out + before * out.head_dim, out.lse + before,
+                           block.tokens * shape.q_heads, out.head_dim};
+    attend_found(layer, block, part);
+    if (tail(layer, 0) != nullptr) attend_rest(layer, block, part);
+  }
+}
+
+/// Merges into `out` what stands for the rows that were not found: the session's own as they are,
+/// the context's by the tail.
+void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries,
+                                 PartialView out) {
+  reach_fault("session.tail");
+  const Stopwatch attending;
+  const std::int64_t group = shape.group();
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t n = context->tokens();
+  const std::int64_t count = queries.tokens * group;
+  if (const PositionRange range = all_own(layer, queries); range.size() > 0) {
+    spans.clear();
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+      spans.push_back({own.rows(layer, head).part({range.begin - n, range.end - n}), range.begin});
+    }
+    own_rest.reset(out.heads, d);
+    attend_tokens(shape, queries, {}, spans.data(), own_rest.view());
+    merge(out, own_rest.view());
+  }
+  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      HeadStep& step = heads[static_cast<std::size_t>(head)];
+      step.taken.clear();
+      for (std::int64_t i = 0; i < count; ++i) step.taken.push_back(step.selector.of(i).context);
+      step.rest.reset(count, d);
+      const PartialView rest = step.rest.view();
+      tail(layer, head)->attend({step.queries.data(), count, d, step.context_allowed}, step.taken,
+                                shape.softmax_scale(), shape.softcap, rest);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
+        merge({out.out + at * d, out.lse + at, 1, d}, {rest.out + i * d, rest.lse + i, 1, d});
+      }
+    }
+  });
+  times(layer).tail += attending.seconds();
+}
+
+void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
+  const Stopwatch searching;
+  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) search(layer, head, queries);
+  });
+  const double seconds = searching.seconds();
+  stats.search_seconds += seconds;
+  times(layer).search += seconds;
+}
+
+/// Attends the rows found and merges them into `out`.
+void Session::State::attend_found(std::int64_t layer, const TokenQueries& queries,
+                                  PartialView out) {
+  reach_fault("session.attend");
+  const Stopwatch attending;
+  const std::int64_t group = shape.group();
+  const std::int64_t d = shape.head_dim;
+  const float scale = shape.softmax_scale();
+  // One task per query head: with few KV heads there would be too few tasks for the cores.
+  const std::int64_t per_head = queries.tokens * group;
+  for (HeadStep& step : heads) {
+    step.retrieved.reset(per_head, d);
+  }
+  parallel_for(shape.kv_heads * per_head, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t head = task / per_head;
+      const std::int64_t i = task % per_head;
+      HeadStep& step = heads[static_cast<std::size_t>(head)];
+      const Selection& selection = step.selector.of(i);
+      const float* q = &step.queries[static_cast<std::size_t>(i * d)];
+      const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
+      const PartialView target{out.out + at * d, out.lse + at, 1, d};
+      const PartialView part{step.retrieved.view().out + i * d, step.retrieved.view().lse + i, 1,
+                             d};
+      const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
+        if (positions.empty()) return;
+        attend_rows(q, rows, positions, scale, part, shape.softcap);
+        merge(target, part);
+      };
+      take(context->rows(layer, head), selection.context);
+      take(own.rows(layer, head), selection.own);
+    }
+  });
+  for (const HeadStep& step : heads) {
+    for (std::int64_t i = 0; i < per_head; ++i) {
+      const Selection& selection = step.selector.of(i);
+      stats.rows_retrieved +=
+          static_cast<std::int64_t>(selection.context.size() + selection.own.size());
+    }
+  }
+  times(layer).attend += attending.seconds();
+}
+
+}  // namespace topkv

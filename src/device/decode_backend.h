@@ -1,0 +1,66 @@
+// The device's side of a session's decode step; the host implements it too.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "src/attention/block_attention.h"
+#include "topkv/attention.h"
+#include "topkv/types.h"
+#include "topkv/view.h"
+
+namespace topkv {
+
+/// What a session attends, layer by layer.
+struct SessionShape {
+  AttentionShape attention;
+  std::int64_t window = 1024;
+  std::int64_t sinks = 4;
+  std::int64_t dense_layers = 0;
+  std::int64_t max_tokens = 256;  ///< of one step
+
+  /// Whether rows are searched beyond those that are attended anyway.
+  bool retrieves(std::int64_t layer) const {
+    return attention.window_of(layer) == 0 && layer >= dense_layers;
+  }
+  /// What tokens attend in any case: a sliding window, all (dense layers), or sinks and window.
+  CausalWindow exact(std::int64_t layer) const {
+    if (attention.window_of(layer) > 0) return {attention.window_of(layer), 0};
+    return retrieves(layer) ? CausalWindow{window, sinks} : CausalWindow{};
+  }
+};
+
+/// A step: begin, then attend for each segment of the rows, add for each further partial, finish.
+/// Positions are those of the session: the context's rows come first. One thread at a time; on CUDA
+/// the caller holds the device's lock in each call, not between them. Allocates nothing after the
+/// first steps. After a call that throws, begin or load may be called again.
+class DecodeBackend {
+ public:
+  virtual ~DecodeBackend() = default;
+
+  /// What begin was given, in host memory; valid until the next begin.
+  struct Step {
+    const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
+    TensorView k, v;           ///< float32 [tokens, kv_heads, head_dim]
+  };
+
+  /// The rows of a layer are these (one span per KV head), up to position `end`: the session was
+  /// opened, or took tokens back. A device copies what is resident there, bf16.
+  virtual void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) = 0;
+
+  /// Takes q, k, v (the device's memory, float32) of tokens at position `first` and on. Without K
+  /// and V (kv_count 0) the window keeps its rows, and the step's k and v have no tokens.
+  virtual Step begin(const AttentionStep& step, std::int64_t first) = 0;
+
+  /// The exact part over those of a segment's rows (one span per KV head), the step's included,
+  /// that SessionShape::exact says. A device has done with what is resident in begin.
+  virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
+
+  /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return.
+  virtual void add(PartialView partial) = 0;
+
+  /// Writes the step's out and, when wanted, lse.
+  virtual void finish(const AttentionStep& step) = 0;
+};
+
+}  // namespace topkv

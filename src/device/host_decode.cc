@@ -1,0 +1,56 @@
+#include "src/device/host_decode.h"
+
+#include <algorithm>
+
+#include "src/core/faults.h"
+
+namespace topkv {
+namespace {
+
+class HostDecode final : public DecodeBackend {
+ public:
+  explicit HostDecode(const SessionShape& shape) : shape_(shape) {}
+
+  void load(std::int64_t /*layer*/, std::span<const RowSpan> /*rows*/,
+            std::int64_t /*end*/) override {}
+
+  Step begin(const AttentionStep& step, std::int64_t first) override {
+    const AttentionShape& a = shape_.attention;
+    const std::int64_t d = a.head_dim;
+    queries_ = {step.q, step.tokens, a.q_heads * d, d, first};
+    out_.reset(step.tokens * a.q_heads, d);  // not step.out, which may be q: that is read to the end
+    const auto rows = [&](const float* x) {
+      return TensorView::tokens_first(x, DType::f32, step.kv_count(), a.kv_heads, d);
+    };
+    return {step.q, rows(step.k), rows(step.v)};
+  }
+
+  void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
+    if (rows[0].rows.count == 0) return;
+    reach_fault("session.window");
+    part_.reset(queries_.tokens * shape_.attention.q_heads, shape_.attention.head_dim);
+    attend_tokens(shape_.attention, queries_, shape_.exact(layer), rows.data(), part_.view());
+    merge(out_.view(), part_.view());
+  }
+
+  void add(PartialView partial) override { merge(out_.view(), partial); }
+
+  void finish(const AttentionStep& step) override {
+    std::ranges::copy(out_.out(), step.out);
+    if (step.lse != nullptr) std::ranges::copy(out_.lse(), step.lse);
+  }
+
+ private:
+  SessionShape shape_;
+  TokenQueries queries_;  // of this step
+  Partial out_;
+  Partial part_;  // of one segment
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
+  return std::make_unique<HostDecode>(shape);
+}
+
+}  // namespace topkv

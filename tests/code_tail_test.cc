@@ -1,0 +1,350 @@
+// The tail made of codes, against float64: it is the attention over the rows that codes stand for;
+// rows that were taken are in no head's tail; and a session with a tail is nearer to dense attention
+// than one without.
+#include "index/code_tail.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "index/codes_index.h"
+#include "tests/reference.h"
+#include "tests/stream.h"
+#include "topkv/error.h"
+#include "topkv/session.h"
+
+namespace topkv {
+namespace {
+
+using test::Stream;
+
+/// Vectors that vary most along a few directions.
+std::vector<float> some_vectors(std::int64_t count, std::int64_t dim, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> directions(static_cast<std::size_t>(dim * dim));
+  for (float& x : directions) x = normal(random) / std::sqrt(static_cast<float>(dim));
+  std::vector<float> out(static_cast<std::size_t>(count * dim));
+  for (std::int64_t i = 0; i < count; ++i) {
+    float size = 1;
+    for (std::int64_t a = 0; a < dim; ++a, size *= 0.93F) {
+      const float x = size * normal(random);
+      for (std::int64_t j = 0; j < dim; ++j) {
+        out[static_cast<std::size_t>(i * dim + j)] +=
+            x * directions[static_cast<std::size_t>(a * dim + j)];
+      }
+    }
+  }
+  return out;
+}
+
+/// Rows with an index of codes and its tail, and what codes stand for.
+struct Coded {
+  Coded(std::int64_t count, std::int64_t dim, CodesParams params = {}, float key_size = 2)
+      : count(count), dim(dim), keys(some_vectors(count, dim, 1)), values(some_vectors(count, dim, 2)) {
+    for (float& x : keys) x *= key_size;
+    rows = {reinterpret_cast<const std::byte*>(keys.data()),
+            reinterpret_cast<const std::byte*>(values.data()),
+            DType::f32,
+            count,
+            dim,
+            dim * 4};
+    index = std::make_unique<CodesIndex>(params);
+    index->add(rows.keys(), {});
+    index->build({});
+    const std::int64_t bits = 8 * params.value_bytes * ((dim + 127) / 128);
+    tail = std::make_unique<CodeTail>(*index, rows, bits, std::stop_token{});
+    values_coder = ValueCoder(rows.values(), bits);
+    value_codes.resize(static_cast<std::size_t>(values_coder.bytes_for(count)));
+    values_coder.encode(rows.values(), 0, count, value_codes.data());
+  }
+
+  bool is_rare(std::int64_t row) const {
+    return std::ranges::binary_search(index->rare(), row);
+  }
+
+  /// The rows as codes stand for them, the rare ones as they are.
+  reference::Rows decoded() const {
+    reference::Rows out;
+    out.dim = dim;
+    std::vector<float> row(static_cast<std::size_t>(dim));
+    const auto append = [&](std::vector<double>& to, const float* from) {
+      to.insert(to.end(), from, from + dim);
+    };
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (is_rare(i)) {
+        append(out.keys, keys.data() + i * dim);
+        append(out.values, values.data() + i * dim);
+        continue;
+      }
+      index->coder().decode(index->codes(), i, row.data());
+      append(out.keys, row.data());
+      values_coder.decode(value_codes.data(), i, row.data());
+      append(out.values, row.data());
+    }
+    return out;
+  }
+
+  std::int64_t count, dim;
+  std::vector<float> keys, values;
+  RowsView rows;
+  std::unique_ptr<CodesIndex> index;
+  std::unique_ptr<CodeTail> tail;
+  ValueCoder values_coder;
+  std::vector<std::uint8_t> value_codes;
+};
+
+struct Tail {
+  double lse = 0;
+  std::vector<double> out;
+};
+
+/// Attention over rows in float64, codes' masses multiplied by exp(correction).
+Tail expected(const Coded& coded, const reference::Rows& rows, const float* q, double scale,
+              double softcap, double correction, PositionRange allowed,
+              const std::set<std::int64_t>& taken) {
+  Tail tail;
+  tail.out.assign(static_cast<std::size_t>(rows.dim), 0.0);
+  std::vector<std::pair<double, std::int64_t>> scored;
+  double high = -1e300;
+  for (std::int64_t r = allowed.begin; r < std::min(allowed.end, coded.count); ++r) {
+    if (taken.contains(r)) continue;
+    double score = scale * reference::score(rows, q, r);
+    if (softcap > 0) score = softcap * std::tanh(score / softcap);
+    if (!coded.is_rare(r)) score += correction;
+    scored.emplace_back(score, r);
+    high = std::max(high, score);
+  }
+  double total = 0;
+  for (const auto& [score, r] : scored) {
+    const double weight = std::exp(score - high);
+    total += weight;
+    for (std::int64_t j = 0; j < rows.dim; ++j) {
+      tail.out[static_cast<std::size_t>(j)] +=
+          weight * rows.values[static_cast<std::size_t>(r * rows.dim + j)];
+    }
+  }
+  for (double& x : tail.out) x /= total;
+  tail.lse = high + std::log(total);
+  return tail;
+}
+
+TEST(CodeTail, IsTheAttentionOverTheRowsThatCodesStandFor) {
+  for (const std::int64_t dim : {7, 32, 64, 80, 128, 256}) {
+    for (const CodesParams params : {CodesParams{16, 8}, CodesParams{8, 4}, CodesParams{32, 16}}) {
+      // More rows than one thread takes at a time, once.
+      const bool many = dim == 32 && params.key_bytes == 16;
+      const Coded coded(many ? 70000 : 3001, dim, params);
+      const reference::Rows rows = coded.decoded();
+      const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
+      constexpr std::int64_t queries = 3;
+      const auto q = reference::random_floats(queries * dim, 7, 1.0F);
+      const std::vector<PositionRange> allowed = {
+          {0, coded.count}, {5, coded.count - 77}, {1300, 1311}};
+      const std::vector<std::set<std::int64_t>> taken = {{}, {5, 6, 100, 2000, 2923}, {1305}};
+      std::vector<std::vector<std::int64_t>> lists;
+      std::vector<std::span<const std::int64_t>> spans;
+      for (const auto& set : taken) lists.emplace_back(set.begin(), set.end());
+      for (const auto& list : lists) spans.emplace_back(list);
+      for (const float softcap : {0.0F, 3.0F}) {
+        Partial out(queries, dim);
+        coded.tail->attend({q.data(), queries, dim, allowed}, spans, scale, softcap, out.view());
+        for (std::int64_t i = 0; i < queries; ++i) {
+          const float* query = q.data() + i * dim;
+          CodeTables tables;
+          coded.index->coder().make_tables(query, tables);
+          // Entries of the tables are off by up to half a step each, all with the same sign at
+          // worst; weights by as much.
+          const double rounding =
+              scale * static_cast<double>(coded.index->coder().bytes()) * tables.step;
+          const double correction =
+              softcap > 0 ? 0.0
+                          : 0.5 * scale * scale *
+                                static_cast<double>(coded.index->coder().error_variance(query));
+          const auto at = static_cast<std::size_t>(i);
+          const Tail want = expected(coded, rows, query, scale, softcap, correction, allowed[at],
+                                     taken[at]);
+          EXPECT_NEAR(out.lse()[at], want.lse, rounding + 1e-4)
+              << dim << " k " << params.key_bytes << " query " << i;
+          // The rounding of weights to 6 bits: up to one unit of 1 / 62.5 for each of the 16 lanes
+          // and each tile, of random sign, beside a sum of weights of at least 1 a tile.
+          double size = 0;
+          double off = 0;
+          for (std::int64_t j = 0; j < dim; ++j) {
+            const double w = want.out[static_cast<std::size_t>(j)];
+            const double g = out.out()[static_cast<std::size_t>(i * dim + j)];
+            size += w * w;
+            off += (g - w) * (g - w);
+          }
+          double value_size = 0;
+          for (const float x : coded.values) value_size += static_cast<double>(x) * x;
+          value_size = std::sqrt(value_size / static_cast<double>(coded.count));
+          EXPECT_LT(std::sqrt(off), value_size * (2 * rounding + 0.03))
+              << dim << " v " << params.value_bytes << " query " << i << " of size "
+              << std::sqrt(size);
+        }
+      }
+    }
+  }
+}
+
+TEST(CodeTail, TakingRowsMovesThemOutAndNothingElse) {
+  // What is in the tail and what is taken are two parts of one sum, wherever the line is drawn.
+  const Coded coded(5000, 48);
+  const float scale = 0.3F;
+  const auto q = reference::random_floats(48, 3, 1.0F);
+  const PositionRange all{0, coded.count};
+  const auto tail_without = [&](const std::vector<std::int64_t>& taken) {
+    const std::span<const std::int64_t> span(taken);
+    Partial out(1, 48);
+    coded.tail->attend({q.data(), 1, 48, {&all, 1}}, {&span, 1}, scale, 0, out.view());
+    return out.lse()[0];
+  };
+  std::vector<std::int64_t> every(5000);
+  std::iota(every.begin(), every.end(), 0);
+  EXPECT_EQ(tail_without(every), empty_lse);
+  const double whole = std::exp(static_cast<double>(tail_without({})));
+  std::vector<std::int64_t> some;
+  std::vector<std::int64_t> others;
+  for (std::int64_t i = 0; i < 5000; ++i) (i % 7 == 3 || i < 1100 ? some : others).push_back(i);
+  const double parts = std::exp(static_cast<double>(tail_without(some))) +
+                       std::exp(static_cast<double>(tail_without(others)));
+  EXPECT_NEAR(parts / whole, 1.0, 1e-5);
+}
+
+TEST(CodeTail, NoRowsAndHugeRowsGiveNoNonsense) {
+  const float scale = 1;
+  const std::vector<float> q(16, 1.0F);
+  const PositionRange all{0, 1000};
+  const std::span<const std::int64_t> none;
+  for (const float size : {0.0F, 1e-30F, 1e10F, 1e30F}) {
+    const Coded coded(1000, 16, {}, size);
+    Partial out(1, 16);
+    coded.tail->attend({q.data(), 1, 16, {&all, 1}}, {&none, 1}, scale, 0, out.view());
+    EXPECT_FALSE(std::isnan(out.lse()[0])) << size;
+    for (const float x : out.out()) EXPECT_FALSE(std::isnan(x)) << size;
+  }
+  const Coded coded(100, 16);
+  const PositionRange empty{40, 40};
+  Partial out(1, 16);
+  coded.tail->attend({q.data(), 1, 16, {&empty, 1}}, {&none, 1}, scale, 0, out.view());
+  EXPECT_EQ(out.lse()[0], empty_lse);
+}
+
+TEST(CodeTail, ValuesThatAreNotFiniteAreRefused) {
+  Coded coded(100, 16);
+  coded.values[777] = std::nanf("");
+  EXPECT_THROW(CodeTail(*coded.index, coded.rows, 16, {}), InvalidArgument);
+}
+
+const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+
+double distance(const std::vector<std::vector<float>>& a,
+                const std::vector<std::vector<float>>& b) {
+  double off = 0;
+  double size = 0;
+  for (std::size_t l = 0; l < a.size(); ++l) {
+    for (std::size_t i = 0; i < a[l].size(); ++i) {
+      off += (static_cast<double>(a[l][i]) - b[l][i]) * (static_cast<double>(a[l][i]) - b[l][i]);
+      size += static_cast<double>(b[l][i]) * b[l][i];
+    }
+  }
+  return std::sqrt(off / size);
+}
+
+TEST(SessionTail, BringsASessionNearToDenseAttentionWhateverSelects) {
+  const Stream stream(small, 3060);
+  const auto context = stream.prefill(3000)->with_index("codes:k=32,v=16")->with_index("hnsw");
+  Session dense(context, {.dense_layers = 2});
+  const auto want = stream.feed(dense, 3060, 20);
+  for (const char* index : {"exact", "hnsw", "codes:k=32,v=16"}) {
+    for (const SelectBy by : {SelectBy::query_head, SelectBy::group}) {
+      RetrievalOptions options{
+          .index = index, .k = TopK::same(32), .select_by = by, .tail = "none", .window = 16};
+      Session without(context, options);
+      options.tail = "codes:v=16,k=32";
+      Session with(context, options);
+      EXPECT_EQ(with.options().tail, "codes:k=32,v=16");
+      const double far = distance(stream.feed(without, 3060, 20), want);
+      const double near = distance(stream.feed(with, 3060, 20), want);
+      EXPECT_LT(near, 0.4) << index;
+      EXPECT_LT(near, far / 3) << index;
+    }
+  }
+}
+
+TEST(SessionTail, StepsOfAnySizeGiveTheSame) {
+  const Stream stream(small, 1360);
+  const auto context = stream.prefill(1300)->with_index("codes");
+  const RetrievalOptions options{.index = "codes", .k = TopK::same(8), .window = 10, .sinks = 3};
+  Session one(context, options);
+  const auto want = stream.feed(one, 1360, 1);
+  for (const std::int64_t step : {7, 60}) {
+    Session many(context, options);
+    EXPECT_LT(distance(stream.feed(many, 1360, step), want), 1e-4) << step;
+  }
+}
+
+TEST(SessionTail, AllKeysRetrievedEqualsDense) {
+  const Stream stream(small, 440);
+  for (const std::int64_t tokens : {0, 1, 400}) {
+    const auto context = stream.prefill(tokens)->with_index("codes");
+    Session dense(context, {.dense_layers = 2});
+    Session all(context, {.index = "codes", .k = TopK::same(100000), .window = 16, .sinks = 2});
+    const std::int64_t end = tokens + 40;
+    EXPECT_LT(distance(stream.feed(all, end, 1), stream.feed(dense, end, 1)), 1e-5) << tokens;
+  }
+}
+
+TEST(SessionTail, OwnTokensAreAllAttended) {
+  // No context: dense attention, whatever k.
+  const Stream stream(small, 200);
+  const auto context = stream.prefill(0)->with_index("codes");
+  Session dense(context, {.dense_layers = 2});
+  const auto want = stream.feed(dense, 200, 9);
+  for (const std::int64_t sinks : {0, 4, 300}) {
+    Session with(context, {.index = "codes", .k = TopK::same(1), .window = 5, .sinks = sinks});
+    EXPECT_LT(distance(stream.feed(with, 200, 9), want), 1e-5) << sinks;
+  }
+}
+
+TEST(SessionTail, ForkAndTruncateGoOnAsBefore) {
+  const Stream stream(small, 900);
+  Session session(stream.prefill(800)->with_index("codes"),
+                  {.index = "codes", .k = TopK::same(8), .window = 16});
+  stream.feed(session, 840, 1);
+  Session copy = session.fork();
+  const auto want = stream.feed(session, 900, 4);
+  EXPECT_EQ(stream.feed(copy, 900, 4), want);
+  session.truncate(40);
+  EXPECT_EQ(stream.feed(session, 900, 4), want);
+}
+
+TEST(SessionTail, OneThatTheContextDoesNotHaveIsRefused) {
+  const Stream stream(small, 100);
+  const auto context = stream.prefill(100)->with_index("codes:k=8,v=0")->with_index("hnsw");
+  const auto tail_of = [&](const char* index, const char* tail) {
+    return Session(context, {.index = index, .tail = tail}).options().tail;
+  };
+  EXPECT_EQ(tail_of("exact", ""), "none");
+  EXPECT_EQ(tail_of("codes:k=8,v=0", ""), "none");
+  EXPECT_EQ(tail_of("codes:k=8,v=0", "none"), "none");
+  for (const char* tail : {"codes", "codes:k=8,v=0", "hnsw", "exact", "mean", "codes:v=99"}) {
+    EXPECT_THROW(tail_of("exact", tail), InvalidArgument) << tail;
+  }
+  EXPECT_EQ(Session(context->with_index("codes"), {.index = "codes"}).options().tail,
+            "codes:k=16,v=8");
+}
+
+}  // namespace
+}  // namespace topkv
