@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <oneapi/tbb/global_control.h>
 
 #include <cstdio>
@@ -249,7 +250,7 @@ TEST(BenchDecode, PartsOfATokenSumUpToItsMean) {
   for (const Json& line : bench_json(report, false)) {
     double parts = 0;
     for (const char* name :
-         {"q_out", "append", "window", "search", "copy", "attend", "merge", "other"}) {
+         {"q_out", "append", "window", "search", "attend", "tail", "merge", "other"}) {
       parts += line.at(std::string(name) + "_seconds").get<double>();
     }
     double mean = 0;

@@ -90,6 +90,11 @@ refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
 refuses 1 'no text' generate -m "$model" -p a -f -
 refuses 1 'no \*.txt or \*.md' needle -m "$model" --haystack .
+refuses 2 '--model is missing; expected the directory' fidelity
+refuses 2 '--kv-tail: index "hnsw" has no codes of values; expected none' fidelity -m "$model" --kv-tail hnsw
+refuses 2 '--kv-tail: .*no index is named "cods"' needle -m "$model" -c 4K --kv-tail cods
+refuses 2 '--kv-tail: .*has no codes of values' needle -m "$model" -c 4K --kv-tail codes:v=0
+refuses 2 '--questions' fidelity -m "$model" --questions -3
 refuses 2 'what is missing; expected decode or prefill' bench
 refuses 2 "what: expected decode or prefill, found 'encode'; did you mean decode?" bench encode --shape needle-14m -c 4K
 refuses 2 '--shape is missing; expected llama3-8b' bench decode -c 4K

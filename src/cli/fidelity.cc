@@ -1,0 +1,319 @@
+#include "src/cli/fidelity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "src/cli/interrupt.h"
+#include "src/device/compute_device.h"
+
+namespace topkv::cli {
+namespace {
+
+/// log softmax of one token's logits, in float64.
+std::vector<double> log_probabilities(std::span<const float> logits) {
+  const double high = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(x - high);
+  std::vector<double> out;
+  out.reserve(logits.size());
+  for (const float x : logits) out.push_back(x - high - std::log(sum));
+  return out;
+}
+
+double divergence(const std::vector<double>& from, const std::vector<double>& to) {
+  double sum = 0;
+  for (std::size_t i = 0; i < from.size(); ++i) sum += std::exp(from[i]) * (from[i] - to[i]);
+  return std::max(0.0, sum);
+}
+
+std::ptrdiff_t best_of(const std::vector<double>& x) {
+  return std::max_element(x.begin(), x.end()) - x.begin();
+}
+
+/// Results of a step in the device's memory, and their copy on the host.
+class Outputs {
+ public:
+  Outputs(ComputeDevice& device, const AttentionShape& shape, std::int64_t most_tokens)
+      : device_(device),
+        shape_(shape),
+        out_(device.allocate(most_tokens * shape.q_heads * shape.head_dim * 4, "fidelity")),
+        lse_(device.allocate(most_tokens * shape.q_heads * 4, "fidelity")) {}
+
+  /// The step with its results here.
+  AttentionStep with(AttentionStep step) const {
+    step.out = out_.floats();
+    step.lse = lse_.floats();
+    return step;
+  }
+
+  void fetch(std::int64_t tokens) {
+    const std::int64_t heads = tokens * shape_.q_heads;
+    out.resize(static_cast<std::size_t>(heads * shape_.head_dim));
+    lse.resize(static_cast<std::size_t>(heads));
+    const auto lock = device_.lock();
+    device_.copy_out(out_.data(), static_cast<std::int64_t>(out.size()) * 4, out.data());
+    device_.copy_out(lse_.data(), heads * 4, lse.data());
+  }
+
+  std::vector<float> out;  ///< [tokens, q_heads, head_dim]
+  std::vector<float> lse;  ///< [tokens, q_heads]
+
+ private:
+  ComputeDevice& device_;
+  const AttentionShape& shape_;
+  Buffer out_, lse_;
+};
+
+/// |a - b| / |b| of one token.
+double relative_error(const float* a, const float* b, std::int64_t count) {
+  double off = 0;
+  double size = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double d = static_cast<double>(a[i]) - b[i];
+    off += d * d;
+    size += static_cast<double>(b[i]) * b[i];
+  }
+  return size > 0 ? std::sqrt(off / size) : 0;
+}
+
+/// Sums of one setting over all probes.
+struct Sums {
+  std::vector<std::vector<double>> errors;  // per layer
+  double kl = 0, kl_max = 0, log_likelihood = 0, mass = 0;
+  std::int64_t agree = 0, tokens = 0, predicted = 0, heads = 0;
+  SessionStats stats;
+};
+
+class Comparison {
+ public:
+  Comparison(const Model& model, std::shared_ptr<const Context> context,
+             std::vector<Fidelity> settings)
+      : model_(model),
+        context_(std::move(context)),
+        shape_(context_->shape()),
+        settings_(std::move(settings)),
+        sums_(settings_.size()) {
+    for (Sums& sums : sums_) sums.errors.resize(static_cast<std::size_t>(shape_.layers));
+  }
+
+  void add(const Probe& probe) {
+    const std::vector<float> dense = run_layers(probe);
+    score(probe, dense, dense_likelihood_);
+    dense_predicted_ += std::ssize(probe) - 1;
+    for (std::size_t s = 0; s < settings_.size(); ++s) {
+      stop_if_interrupted();
+      Session session(context_, options_of(s, probe), model_.device());
+      const std::vector<float> logits = model_.logits(session, probe);
+      score(probe, logits, sums_[s].log_likelihood);
+      compare(dense, logits, sums_[s]);
+      sums_[s].predicted += std::ssize(probe) - 1;
+    }
+  }
+
+  FidelityReport report() {
+    FidelityReport report;
+    report.dense_perplexity = perplexity(dense_likelihood_, dense_predicted_);
+    for (std::size_t s = 0; s < settings_.size(); ++s) {
+      finish(settings_[s], sums_[s]);
+      report.settings.push_back(std::move(settings_[s]));
+    }
+    return report;
+  }
+
+ private:
+  static double perplexity(double likelihood, std::int64_t tokens) {
+    return tokens > 0 ? std::exp(-likelihood / static_cast<double>(tokens)) : 0;
+  }
+
+  RetrievalOptions options_of(std::size_t s, const Probe& probe) const {
+    RetrievalOptions options = settings_[s].options;
+    options.capacity = std::ssize(probe) + 1;
+    return options;
+  }
+
+  /// Runs the probe densely; every layer is also attended with each setting. Gives the logits.
+  std::vector<float> run_layers(const Probe& probe) {
+    const std::int64_t tokens = std::ssize(probe);
+    RetrievalOptions everything;
+    everything.dense_layers = shape_.layers;
+    everything.capacity = tokens + 1;
+    Session dense(context_, everything, model_.device());
+    struct Compared {
+      Session with;
+      std::optional<Session> rows;  // without the tail: what the rows alone hold
+    };
+    std::vector<Compared> sessions;
+    for (std::size_t s = 0; s < settings_.size(); ++s) {
+      RetrievalOptions options = options_of(s, probe);
+      options.measure_recall = options.index != "exact";
+      Compared compared{Session(context_, options, model_.device()), {}};
+      if (compared.with.options().tail != "none") {
+        options.measure_recall = false;
+        options.tail = "none";
+        compared.rows.emplace(context_, options, model_.device());
+      }
+      sessions.push_back(std::move(compared));
+    }
+    constexpr std::int64_t most = 256;
+    Outputs want(*model_.device().compute(), shape_, std::min(most, tokens));
+    Outputs got(*model_.device().compute(), shape_, std::min(most, tokens));
+    const std::int64_t width = shape_.q_heads * shape_.head_dim;
+    std::vector<float> logits =
+        model_.logits(probe, dense.tokens(), [&](const AttentionStep& step) {
+          dense.attend(want.with(step));
+          want.fetch(step.tokens);
+          for (std::size_t s = 0; s < sessions.size(); ++s) {
+            Sums& sums = sums_[s];
+            sessions[s].with.attend(got.with(step));
+            got.fetch(step.tokens);
+            if (retrieves(s, step.layer)) {
+              for (std::int64_t t = 0; t < step.tokens; ++t) {
+                sums.errors[static_cast<std::size_t>(step.layer)].push_back(relative_error(
+                    got.out.data() + t * width, want.out.data() + t * width, width));
+              }
+            }
+            if (sessions[s].rows) {
+              sessions[s].rows->attend(got.with(step));
+              got.fetch(step.tokens);
+            }
+            if (!retrieves(s, step.layer)) continue;
+            for (std::size_t h = 0; h < want.lse.size(); ++h) {
+              sums.mass += std::exp(static_cast<double>(got.lse[h]) - want.lse[h]);
+            }
+            sums.heads += std::ssize(want.lse);
+          }
+          dense_out(step, want);
+        });
+    for (std::size_t s = 0; s < sessions.size(); ++s) {
+      const SessionStats& stats = sessions[s].with.stats();
+      SessionStats& sum = sums_[s].stats;
+      sum.rows_retrieved += stats.rows_retrieved;
+      sum.exact_rows += stats.exact_rows;
+      sum.exact_rows_found += stats.exact_rows_found;
+      sums_[s].tokens += tokens;
+    }
+    return logits;
+  }
+
+  /// The network goes on with what dense attention gave.
+  void dense_out(const AttentionStep& step, const Outputs& want) const {
+    ComputeDevice& device = *model_.device().compute();
+    const auto lock = device.lock();
+    device.copy_in(want.out.data(), static_cast<std::int64_t>(want.out.size()) * 4,
+                   reinterpret_cast<std::byte*>(step.out));
+  }
+
+  bool retrieves(std::size_t s, std::int64_t layer) const {
+    return shape_.window_of(layer) == 0 && layer >= settings_[s].options.dense_layers;
+  }
+
+  std::span<const float> row(const std::vector<float>& logits, std::int64_t token) const {
+    const auto vocabulary = static_cast<std::size_t>(model_.config().vocab_size);
+    return std::span(logits).subspan(static_cast<std::size_t>(token) * vocabulary, vocabulary);
+  }
+
+  void score(const Probe& probe, const std::vector<float>& logits,
+             double& likelihood) const {
+    for (std::int64_t t = 0; t + 1 < std::ssize(probe); ++t) {
+      const auto next = static_cast<std::size_t>(probe[static_cast<std::size_t>(t + 1)]);
+      likelihood += log_probabilities(row(logits, t))[next];
+    }
+  }
+
+  void compare(const std::vector<float>& dense, const std::vector<float>& logits, Sums& sums) const {
+    const std::int64_t tokens = std::ssize(dense) / model_.config().vocab_size;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::vector<double> want = log_probabilities(row(dense, t));
+      const std::vector<double> got = log_probabilities(row(logits, t));
+      const double kl = divergence(want, got);
+      sums.kl += kl;
+      sums.kl_max = std::max(sums.kl_max, kl);
+      sums.agree += best_of(want) == best_of(got) ? 1 : 0;
+    }
+  }
+
+  void finish(Fidelity& of, Sums& sums) const {
+    std::vector<double> all;
+    std::int64_t retrieving = 0;
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      const std::vector<double>& errors = sums.errors[static_cast<std::size_t>(layer)];
+      double sum = 0;
+      for (const double error : errors) sum += error;
+      of.layer_error.push_back(errors.empty() ? 0 : sum / static_cast<double>(errors.size()));
+      all.insert(all.end(), errors.begin(), errors.end());
+      retrieving += errors.empty() ? 0 : 1;
+    }
+    if (!all.empty()) {
+      for (const double error : all) of.error_mean += error / static_cast<double>(all.size());
+      const auto at = all.begin() + std::ssize(all) * 9 / 10;
+      std::nth_element(all.begin(), at, all.end());
+      of.error_p90 = *at;
+    }
+    const auto tokens = static_cast<double>(sums.tokens);
+    of.tokens = sums.tokens;
+    of.kl_mean = sums.kl / tokens;
+    of.kl_max = sums.kl_max;
+    of.agreement = static_cast<double>(sums.agree) / tokens;
+    of.perplexity = perplexity(sums.log_likelihood, sums.predicted);
+    of.mass = sums.heads > 0 ? sums.mass / static_cast<double>(sums.heads) : 1;
+    of.recall = sums.stats.exact_rows > 0 ? static_cast<double>(sums.stats.exact_rows_found) /
+                                                static_cast<double>(sums.stats.exact_rows)
+                                          : 1;
+    if (retrieving == 0) return;
+    of.rows = static_cast<double>(sums.stats.rows_retrieved) /
+              (tokens * static_cast<double>(retrieving * shape_.q_heads));
+    count_bytes(of, static_cast<double>(sums.stats.rows_retrieved) / tokens);
+  }
+
+  /// rows: per token, over all layers and query heads.
+  void count_bytes(Fidelity& of, double rows) const {
+    const std::int64_t half = shape_.head_dim * bytes_of(context_->dtype());
+    of.bytes_held_host = context_->memory().rows_bytes;
+    const std::string& index = of.options.index;
+    const std::string tail = of.options.tail;
+    std::int64_t read = 0;
+    if (index == "exact") {
+      for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+        if (shape_.window_of(layer) == 0 && layer >= of.options.dense_layers)
+          read += shape_.kv_heads * context_->tokens() * half;
+      }
+    } else {
+      of.bytes_held_host += context_->index_bytes(index);
+      if (index.starts_with("codes")) read += context_->index_bytes(index);
+    }
+    if (tail != "none" && tail != index) {
+      of.bytes_held_host += context_->index_bytes(tail);
+      read += context_->index_bytes(tail);
+    }
+    if (read > 0) of.bytes_read = read + static_cast<std::int64_t>(rows * 2 * static_cast<double>(half));
+  }
+
+  const Model& model_;
+  std::shared_ptr<const Context> context_;
+  const AttentionShape& shape_;
+  std::vector<Fidelity> settings_;
+  std::vector<Sums> sums_;
+  double dense_likelihood_ = 0;
+  std::int64_t dense_predicted_ = 0;
+};
+
+}  // namespace
+
+FidelityReport measure_fidelity(const Model& model, const std::shared_ptr<const Context>& context,
+                                std::span<const Probe> probes, std::vector<Fidelity> settings,
+                                const ProgressFn& progress) {
+  for (Fidelity& setting : settings) {
+    setting.options = Session(context, setting.options, model.device()).options();
+  }
+  Comparison comparison(model, context, std::move(settings));
+  const std::int64_t total = std::ssize(probes);
+  if (progress) progress({"compare", "questions", 0, total});
+  for (std::int64_t i = 0; i < total; ++i) {
+    comparison.add(probes[static_cast<std::size_t>(i)]);
+    if (progress) progress({"compare", "questions", i + 1, total});
+  }
+  return comparison.report();
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,52 @@
+// How near decoding with retrieval is to decoding with dense attention, measured on a text that is
+// given token by token (teacher-forced).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/cli/progress_bar.h"
+#include "topkv/model.h"
+
+namespace topkv::cli {
+
+/// What is measured of one choice of options. Distances are from dense attention over the same
+/// context.
+struct Fidelity {
+  RetrievalOptions options = {};
+  std::string k = {};                    ///< as given
+  std::vector<double> layer_error = {};  ///< per layer, mean of |out - dense| / |dense| over tokens
+  double error_mean = 0;            ///< over tokens and layers that retrieve
+  double error_p90 = 0;
+  double kl_mean = 0;    ///< of the next token's distribution, natural log, KL(dense || this)
+  double kl_max = 0;
+  double agreement = 0;  ///< share of tokens with the same most likely next one
+  double perplexity = 0;
+  double mass = 0;       ///< share of dense attention's mass that the rows attended hold
+  double recall = 0;     ///< of the exact best rows; 1 for exact
+  double rows = 0;       ///< per token and query head of a layer that retrieves
+  std::int64_t bytes_read = 0;       ///< per token: keys or codes, and rows; 0: not known
+  std::int64_t bytes_held_host = 0;  ///< rows and indices
+  std::int64_t bytes_held_device = 0;
+  std::int64_t tokens = 0;  ///< that were measured
+};
+
+struct FidelityReport {
+  double dense_perplexity = 0;
+  std::vector<Fidelity> settings;
+};
+
+/// Tokens that follow the context, one probe independent of the next.
+using Probe = std::vector<Token>;
+
+/// Compares options with dense attention: each probe is run once with dense attention, where every
+/// layer's queries are also attended with each of the options, and once with each of the options
+/// through the whole network. The context has all indices that the options name.
+FidelityReport measure_fidelity(const Model& model, const std::shared_ptr<const Context>& context,
+                                std::span<const Probe> probes, std::vector<Fidelity> settings,
+                                const ProgressFn& progress);
+
+}  // namespace topkv::cli

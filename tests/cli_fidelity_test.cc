@@ -1,0 +1,83 @@
+// What `topkv fidelity` measures: nothing where everything is attended, and less where more is.
+#include "src/cli/fidelity.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "topkv/model.h"
+
+namespace topkv::cli {
+namespace {
+
+class FidelityOfTheBundledModel : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    model_ = std::make_unique<Model>(Model::load(TOPKV_SOURCE_DIR "/models/needle-14m"));
+    std::vector<Token> tokens;
+    for (std::int64_t i = 0; i < 2048; ++i) tokens.push_back(text_token(i));
+    context_ = model_->prefill(tokens)->with_index("codes:k=16,v=8");
+  }
+  static void TearDownTestSuite() {
+    context_.reset();
+    model_.reset();
+  }
+
+  static Token text_token(std::int64_t i) {
+    return static_cast<Token>(300 + (i * i + i / 7) % 1500);
+  }
+
+  Fidelity of(const RetrievalOptions& options) const {
+    std::vector<Probe> probes(2);
+    for (std::int64_t i = 0; i < 24; ++i) {
+      probes[0].push_back(text_token(5000 + i));
+      probes[1].push_back(text_token(9000 + 3 * i));
+    }
+    return measure_fidelity(*model_, context_, probes, {{.options = options, .k = "k"}}, {})
+        .settings.front();
+  }
+
+  static inline std::unique_ptr<Model> model_;
+  static inline std::shared_ptr<const Context> context_;
+};
+
+TEST_F(FidelityOfTheBundledModel, NothingIsLostWhereEveryRowIsAttended) {
+  for (const char* index : {"exact", "codes:k=16,v=8"}) {
+    const Fidelity all = of({.index = index, .k = TopK::same(10000), .window = 64});
+    EXPECT_EQ(all.tokens, 48);
+    EXPECT_LT(all.error_p90, 1e-4) << index;
+    EXPECT_LT(all.kl_max, 1e-3) << index;
+    EXPECT_EQ(all.agreement, 1) << index;
+    EXPECT_NEAR(all.mass, 1, 1e-4) << index;
+    EXPECT_EQ(all.recall, 1) << index;
+    EXPECT_GT(all.rows, 1900) << index;
+  }
+}
+
+TEST_F(FidelityOfTheBundledModel, MoreRowsAndATailAreNearer) {
+  const Fidelity few = of({.k = TopK::same(4), .window = 32});
+  const Fidelity more = of({.k = TopK::same(512), .window = 32});
+  const Fidelity tail = of({.k = TopK::same(4), .tail = "codes:k=16,v=8", .window = 32});
+  EXPECT_EQ(few.layer_error.size(), 8U);
+  EXPECT_GT(few.error_mean, 0.05);
+  EXPECT_LT(more.error_mean, few.error_mean);
+  EXPECT_GT(more.mass, few.mass);
+  EXPECT_NEAR(few.rows, 4, 1e-9);
+  EXPECT_LT(tail.error_mean, few.error_mean / 2);
+  EXPECT_LT(tail.kl_mean, few.kl_mean);
+  EXPECT_NEAR(tail.mass, few.mass, 1e-6) << "the rows are the same";
+  EXPECT_EQ(tail.bytes_read - few.bytes_read, context_->index_bytes("codes:k=16,v=8"));
+}
+
+TEST_F(FidelityOfTheBundledModel, LayersThatAreDenseHaveNoError) {
+  const Fidelity half = of({.k = TopK::same(4), .dense_layers = 4, .window = 32});
+  for (std::size_t layer = 0; layer < 8; ++layer) {
+    EXPECT_EQ(half.layer_error[layer] > 0, layer >= 4) << layer;
+  }
+}
+
+}  // namespace
+}  // namespace topkv::cli
