@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "index/scratch.h"
+#include "src/core/above.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "topkv/error.h"
@@ -18,6 +19,59 @@ constexpr std::int64_t encode_values = 8192;  // that a thread encodes at a time
 constexpr std::int64_t piece_keys = 65536;    // that a thread sums at a time
 constexpr std::int64_t tile_keys = value_tile;
 constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
+
+/// log of the normal distribution.
+double log_normal(double z) {
+  if (z > -5) return std::log(0.5 * std::erfc(-z / std::sqrt(2.0)));
+  const double w = 1 / (z * z);
+  return -z * z / 2 - std::log(-z) - 0.5 * std::log(2 * 3.14159265358979323846) +
+         std::log1p(-w + 3 * w * w);
+}
+
+/// What is known of one query's scores, from code and ceiling.
+class Estimate {
+ public:
+  /// deviation: s, the standard deviation of a code's error.
+  void set(float ceiling, double deviation) {
+    ceiling_ = ceiling;
+    const double variance = deviation * deviation;
+    reach_ = variance + 4 * deviation;  // F is 1 beyond
+    first_ = -8 * deviation;
+    step_ = (reach_ - first_) / (entries - 1);
+    for (int i = 0; step_ > 0 && ceiling <= largest_score && i < entries; ++i) {
+      const double t = (first_ + i * step_) / deviation;
+      table_[i] = static_cast<float>(log_normal(t - deviation) - log_normal(t));
+    }
+  }
+
+  /// log of the mean mass, less s² / 2, in place of each score.
+  void correct(float* scores, std::int64_t count) const {
+    if (ceiling_ > largest_score) return;
+    std::int32_t near[tile_keys];
+    const std::int64_t found =
+        find_above(scores, count, ceiling_ - static_cast<float>(reach_), near);
+    for (std::int64_t i = 0; i < found; ++i) {
+      float& score = scores[near[i]];
+      score = score + shift(static_cast<double>(ceiling_) - score);
+    }
+  }
+
+ private:
+  static constexpr int entries = 64;
+
+  /// log(F((x - s²) / s) / F(x / s))
+  float shift(double x) const {
+    if (step_ == 0) return static_cast<float>(std::min(0.0, x));
+    const double at = (x - first_) / step_;
+    if (at <= 0) return table_[0] + static_cast<float>(x - first_);  // falls as x from here
+    const int i = std::min(static_cast<int>(at), entries - 2);
+    return table_[i] + static_cast<float>(at - i) * (table_[i + 1] - table_[i]);
+  }
+
+  float ceiling_ = 0;
+  double reach_ = 0, first_ = 0, step_ = 0;
+  float table_[entries];
+};
 
 /// x[at] = -inf for those of the positions, ascending, that lie in [first, first + count).
 void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std::int64_t count,
@@ -33,6 +87,7 @@ struct CodeTail::Pass {
   const QueryBlock& queries;
   std::span<const std::span<const std::int64_t>> taken;
   std::span<const CodeTables> tables;  // per query, of scaled scores
+  std::span<const Estimate> estimates;
   float scale;
   float softcap;
 };
@@ -101,10 +156,8 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange range, std::int64_t que
   for (std::int64_t at = range.begin / tile_keys * tile_keys; at < range.end; at += tile_keys) {
     const std::int64_t count = std::min(tile_keys, range.end - at);
     score_codes(index_.codes(), index_.coder().bytes(), pass.tables[q], at, count, scores);
-    for (std::int64_t i = 0; i < count; ++i) {
-      scores[i] = std::clamp(scores[i], -largest_score, largest_score);
-    }
     if (pass.softcap > 0) soft_cap(scores, count, pass.softcap);
+    pass.estimates[q].correct(scores, count);
     const std::int64_t padded = (count + value_block - 1) / value_block * value_block;
     std::fill(scores, scores + std::clamp<std::int64_t>(range.begin - at, 0, count), empty_lse);
     std::fill(scores + count, scores + padded, empty_lse);
@@ -133,8 +186,9 @@ void CodeTail::attend_rare(const Pass& pass, PositionRange range, std::int64_t q
 }
 
 void CodeTail::attend(const QueryBlock& queries,
-                      std::span<const std::span<const std::int64_t>> taken, float scale,
-                      float softcap, PartialView out) const {
+                      std::span<const std::span<const std::int64_t>> taken,
+                      std::span<const float> ceilings, float scale, float softcap,
+                      PartialView out) const {
   std::fill_n(out.out, out.heads * out.head_dim, 0.0F);
   std::fill_n(out.lse, out.heads, empty_lse);
   const std::int64_t pieces = (rows_.count + piece_keys - 1) / piece_keys;
@@ -142,22 +196,31 @@ void CodeTail::attend(const QueryBlock& queries,
 
   struct Workspace {
     std::vector<CodeTables> tables;
-    std::vector<Sums> sums;  // [queries, pieces]
+    std::vector<Estimate> estimates;
+    std::vector<float> corrections;  // s² / 2
+    std::vector<Sums> sums;          // [queries, pieces]
   };
   const Scratch<Workspace> workspace;
-  auto& [tables, sums] = *workspace;
+  auto& [tables, estimates, corrections, sums] = *workspace;
   const auto grow = [](auto& list, std::int64_t size) {
     if (std::ssize(list) < size) list.resize(static_cast<std::size_t>(size));
   };
   grow(tables, queries.count);
+  grow(estimates, queries.count);
+  grow(corrections, queries.count);
   grow(sums, queries.count * pieces);
   for (std::int64_t q = 0; q < queries.count; ++q) {
-    CodeTables& of = tables[static_cast<std::size_t>(q)];
+    const auto at = static_cast<std::size_t>(q);
+    CodeTables& of = tables[at];
     index_.coder().make_tables(queries.query(q), of);
-    of.step *= scale;
-    of.offset *= scale;
+    of.step = std::min(of.step * scale, largest_score / 65536);  // sums of entries are below
+    of.offset = std::clamp(of.offset * scale, -largest_score, largest_score);
+    const double deviation =
+        softcap > 0 ? 0.0 : scale * std::sqrt(index_.coder().error_variance(queries.query(q)));
+    estimates[at].set(ceilings[at], std::min(deviation, 1e6));
+    corrections[at] = static_cast<float>(std::min(deviation, 1e6) * std::min(deviation, 1e6) / 2);
   }
-  const Pass pass{queries, taken, tables, scale, softcap};
+  const Pass pass{queries, taken, tables, estimates, scale, softcap};
   parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t piece = begin; piece < end; ++piece) {
       for (std::int64_t q = 0; q < queries.count; ++q) {
@@ -179,12 +242,8 @@ void CodeTail::attend(const QueryBlock& queries,
     }
     const PartialView part{out.out + q * out.head_dim, out.lse + q, 1, out.head_dim};
     if (all.high != empty_lse) {
-      float correction = 0;
-      if (softcap == 0) {
-        correction = scale * scale * index_.coder().error_variance(queries.query(q)) / 2;
-      }
       coder_.mean_of(all.axes.data(), all.total, part.out);
-      *part.lse = all.high + std::log(all.total) + std::min(correction, largest_score);
+      *part.lse = all.high + std::log(all.total) + corrections[static_cast<std::size_t>(q)];
     }
     merge(part, all.rare.view());
   }

@@ -20,10 +20,15 @@ class CodeTail final : public RowTail {
   CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
            const std::stop_token& stop);
 
-  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are. A code leaves an error in a score, of known variance s² over all keys; the mean of exp(error)
-  /// is then about exp(s² / 2), by which masses are multiplied. (Not where scores are capped.)
+  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are. A code leaves an error in a score, of known variance s² over all keys; masses are the
+  /// means of exp(score) over such errors, taken as normal, that leave the score below the ceiling:
+  ///
+  ///   exp(score + s²/2) F((x - s²) / s) / F(x / s),   x = ceiling - score, F the normal distribution
+  ///
+  /// (Where scores are capped: exp(min(score, ceiling)).)
   void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
-              float scale, float softcap, PartialView out) const override;
+              std::span<const float> ceilings, float scale, float softcap,
+              PartialView out) const override;
 
   std::int64_t memory() const override;
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
+#include <limits>
 
 #include "topkv/error.h"
 
@@ -45,6 +47,7 @@ void Selector::select(const KeyIndex& context, const KeyIndex& own, const float*
 
   const std::int64_t context_size = context.size();
   selections_.resize(std::max(selections_.size(), static_cast<std::size_t>(query_count)));
+  lowest_.resize(std::max(lowest_.size(), static_cast<std::size_t>(query_count)));
   const std::int64_t shared = select_by == SelectBy::group ? group : 1;
   for (std::int64_t first = 0; first < query_count; first += shared) {
     candidates_.clear();
@@ -60,6 +63,11 @@ void Selector::select(const KeyIndex& context, const KeyIndex& own, const float*
       gather(from_own_, context_size);
     }
     take_best(k);
+    float lowest = std::numeric_limits<float>::infinity();
+    if (std::ssize(candidates_) == k) {
+      for (const Candidate& candidate : candidates_) lowest = std::min(lowest, candidate.score);
+    }
+    std::fill_n(lowest_.begin() + first, shared, lowest);
     Selection& selection = selections_[static_cast<std::size_t>(first)];
     selection.context.clear();
     selection.own.clear();

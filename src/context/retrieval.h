@@ -33,6 +33,10 @@ class Selector {
   /// Has query i attend all of the session's own positions in a range.
   void take_own(std::int64_t query, const PositionRange& range);
 
+  /// The lowest score (q·k) of what was selected for a query: no other row that was searched scores
+  /// higher. Infinity where all were taken.
+  float lowest(std::int64_t query) const { return lowest_[static_cast<std::size_t>(query)]; }
+
   /// What query i attends.
   const Selection& of(std::int64_t query) const {
     return selections_[static_cast<std::size_t>(query)];
@@ -49,6 +53,7 @@ class Selector {
   SearchResult from_own_;
   std::vector<Candidate> candidates_;
   std::vector<Selection> selections_;  // per query
+  std::vector<float> lowest_;          // per query
 };
 
 }  // namespace topkv

@@ -33,6 +33,7 @@ struct Session::State {
     std::vector<PositionRange> own_allowed;
     Partial retrieved;
     std::vector<std::span<const std::int64_t>> taken;  // per query, of the context
+    std::vector<float> ceilings;                       // per query, of what is not taken
     Partial rest;                                      // the tail's
   };
 

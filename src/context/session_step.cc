@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 
 #include "index/exact_index.h"
@@ -222,6 +223,7 @@ void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries
   const Stopwatch attending;
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
+  const float scale = shape.softmax_scale();
   const std::int64_t n = context->tokens();
   const std::int64_t count = queries.tokens * group;
   if (const PositionRange range = all_own(layer, queries); range.size() > 0) {
@@ -237,11 +239,17 @@ void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries
     for (std::int64_t head = begin; head < end; ++head) {
       HeadStep& step = heads[static_cast<std::size_t>(head)];
       step.taken.clear();
-      for (std::int64_t i = 0; i < count; ++i) step.taken.push_back(step.selector.of(i).context);
+      step.ceilings.clear();
+      for (std::int64_t i = 0; i < count; ++i) {
+        step.taken.push_back(step.selector.of(i).context);
+        const float lowest = scale * step.selector.lowest(i);
+        step.ceilings.push_back(shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap)
+                                                  : lowest);
+      }
       step.rest.reset(count, d);
       const PartialView rest = step.rest.view();
       tail(layer, head)->attend({step.queries.data(), count, d, step.context_allowed}, step.taken,
-                                shape.softmax_scale(), shape.softcap, rest);
+                                step.ceilings, scale, shape.softcap, rest);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
         merge({out.out + at * d, out.lse + at, 1, d}, {rest.out + i * d, rest.lse + i, 1, d});
