@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t encode_values = 8192;  // that a thread encodes at a time
 constexpr std::int64_t piece_keys = 65536;    // that a thread sums at a time
 constexpr std::int64_t tile_keys = value_tile;
+constexpr float negligible = 30;        // a tile this far below adds less than 1e-10
 constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
 
 /// log of the normal distribution.
@@ -164,7 +165,7 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange range, std::int64_t que
     leave_out(pass.taken[q], at, count, scores);
     leave_out(index_.rare(), at, count, scores);
     const float high = max_of(scores, padded);
-    if (high == empty_lse) continue;
+    if (high < sums.high - negligible || high == empty_lse) continue;
     sums.raise(high);
     const float factor = std::exp(high - sums.high);
     sums.total += factor * exp_shifted(scores, padded, high);

@@ -23,12 +23,19 @@ constexpr std::int64_t piece_keys = 65536;  // that a thread scores at a time
 /// Of so many keys one is scored exactly: that with the largest residual. Rare keys (a needle's in
 /// a text that repeats) lie outside the axes of the rest, and codes would lose them.
 constexpr std::int64_t keys_per_rare = 256;
+constexpr std::int64_t most_dims = 1024;  // the work on axes grows with its third power
 
 class CodesKind final : public IndexSpec::Kind {
  public:
   explicit CodesKind(const CodesParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<CodesIndex>(params_); }
+  void check(std::int64_t dim, std::int64_t /*keys*/) const override {
+    if (dim <= most_dims) return;
+    throw InvalidArgument(fmt::format(
+        "index {}: keys of {} elements; principal axes are found of up to {}: use another index",
+        text(), dim, most_dims));
+  }
   bool has_tail() const override { return params_.value_bytes > 0; }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
                                      const std::stop_token& stop) const override {
@@ -56,6 +63,7 @@ std::int64_t CodesIndex::memory() const {
 void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
   const std::int64_t bytes = params_.key_bytes * ((keys().dim + 127) / 128);
   if (first == 0) {
+    CodesKind(params_).check(keys().dim, 0);
     coder_ = KeyCoder(keys(), bytes);
     rare_.reserve(static_cast<std::size_t>(keys().count / keys_per_rare + 1));
   }

@@ -54,7 +54,14 @@ IndexSpec::IndexSpec(std::string_view text) : kind_(parse(text)), text_(kind_->t
 
 bool IndexSpec::grows() const { return kind_->grows(); }
 
-void IndexSpec::check(std::int64_t dim, std::int64_t keys) const { kind_->check(dim, keys); }
+void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
+  if (dim < 1 || keys < 0) {
+    throw InvalidArgument(
+        fmt::format("index {}: {} keys of {} elements; expected none or more, of at least 1", text_,
+                    keys, dim));
+  }
+  kind_->check(dim, keys);
+}
 
 bool IndexSpec::has_tail() const { return kind_->has_tail(); }
 

@@ -52,7 +52,7 @@ TEST_F(FidelityOfTheBundledModel, NothingIsLostWhereEveryRowIsAttended) {
     EXPECT_LT(all.kl_max, 1e-3) << index;
     EXPECT_EQ(all.agreement, 1) << index;
     EXPECT_NEAR(all.mass, 1, 1e-4) << index;
-    EXPECT_EQ(all.recall, 1) << index;
+    EXPECT_EQ(all.recall.value(), 1) << index;
     EXPECT_GT(all.rows, 1900) << index;
   }
 }

@@ -163,9 +163,10 @@ void bind_session(py::module_& module) {
           },
           "One StepTimes per layer.")
       .def("__repr__", [](const SessionHandle& self) {
-        return fmt::format("<Session of {} own tokens over {} of the context, index {}, on {}>",
+        return fmt::format("<Session of {} own tokens over {} of the context, index {}, tail {}, on {}>",
                            self.session.own_tokens(), self.context->tokens(),
-                           self.session.options().index, self.session.device().name());
+                           self.session.options().index, self.session.options().tail,
+                           self.session.device().name());
       });
 }
 

@@ -52,7 +52,7 @@ def test_rows_and_their_readers(shape, builder, context, random):
     session = topkv.Session(context)
     session.attend(0, random(1, 4, 8), random(1, 2, 8), random(1, 2, 8))
     assert re.fullmatch(
-        r"<Session of 1 own tokens over 5 of the context, index exact, on host>", repr(session)
+        r"<Session of 1 own tokens over 5 of the context, index exact, tail none, on host>", repr(session)
     )
     assert re.fullmatch(
         r"SessionStats\(steps=1, rows_retrieved=0, search_seconds=[\d.e-]+, "

@@ -164,7 +164,7 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
                     ? plain
                     : plain->with_index(options.index, progress.callback(options.index));
       context = with_tail(context, options.tail, progress.callback("tail"));
-      build_seconds = options.index == "exact" ? 0 : build.seconds();
+      build_seconds = context == plain ? 0 : build.seconds();
     }
     const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";
     DecodeResult result =

@@ -33,6 +33,7 @@ void refuse(const CLI::App& command, const char* const (&flags)[count], const st
 // What can be known of them without the shape.
 void check_decode(const BenchFlags& flags, BenchPlan& plan) {
   plan.tokens = parse_count("--tokens", flags.tokens, fewest_tokens);
+  check_tail(flags.retrieval.tail);
   std::set<std::string> seen;
   for (const std::string& k : flags.ks) {
     if (!seen.insert(k).second) {

@@ -58,6 +58,7 @@ void each_member(CellType& cell, const Visit& visit) {
   visit("peak_memory_bytes", cell.peak_memory_bytes);
   visit("gpu_peak_bytes", cell.gpu_peak_bytes);
   visit("device", cell.device);
+  visit("kv_tail", cell.kv_tail);
   visit("kv_topk", cell.kv_topk);
   visit("kv_window", cell.kv_window);
   visit("kv_sinks", cell.kv_sinks);

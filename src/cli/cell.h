@@ -55,6 +55,7 @@ struct Cell {
 
   // What it was run with.
   std::string device;
+  std::string kv_tail;  ///< "none", or the index that stands for rows that were not found
   std::string kv_topk;
   std::int64_t kv_window = 0;
   std::int64_t kv_sinks = 0;

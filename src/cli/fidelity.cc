@@ -257,36 +257,42 @@ class Comparison {
     of.agreement = static_cast<double>(sums.agree) / tokens;
     of.perplexity = perplexity(sums.log_likelihood, sums.predicted);
     of.mass = sums.heads > 0 ? sums.mass / static_cast<double>(sums.heads) : 1;
-    of.recall = sums.stats.exact_rows > 0 ? static_cast<double>(sums.stats.exact_rows_found) /
-                                                static_cast<double>(sums.stats.exact_rows)
-                                          : 1;
+    if (sums.stats.exact_rows > 0) {
+      of.recall = static_cast<double>(sums.stats.exact_rows_found) /
+                  static_cast<double>(sums.stats.exact_rows);
+    } else if (retrieving > 0 && of.options.index == "exact") {
+      of.recall = 1;
+    }
+    count_bytes(of, static_cast<double>(sums.stats.rows_retrieved) / tokens);
     if (retrieving == 0) return;
     of.rows = static_cast<double>(sums.stats.rows_retrieved) /
               (tokens * static_cast<double>(retrieving * shape_.q_heads));
-    count_bytes(of, static_cast<double>(sums.stats.rows_retrieved) / tokens);
   }
 
   /// rows: per token, over all layers and query heads.
   void count_bytes(Fidelity& of, double rows) const {
     const std::int64_t half = shape_.head_dim * bytes_of(context_->dtype());
-    of.bytes_held_host = context_->memory().rows_bytes;
     const std::string& index = of.options.index;
-    const std::string tail = of.options.tail;
-    std::int64_t read = 0;
-    if (index == "exact") {
-      for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-        if (shape_.window_of(layer) == 0 && layer >= of.options.dense_layers)
-          read += shape_.kv_heads * context_->tokens() * half;
+    const std::string& tail = of.options.tail;
+    of.bytes_held_host = context_->memory().rows_bytes + context_->index_bytes(index);
+    if (tail != "none" && tail != index) of.bytes_held_host += context_->index_bytes(tail);
+    std::int64_t read = static_cast<std::int64_t>(rows * 2 * static_cast<double>(half));
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      const std::int64_t all = shape_.kv_heads * context_->tokens() * half;
+      if (layer < of.options.dense_layers && shape_.window_of(layer) == 0) read += 2 * all;
+      if (layer < of.options.dense_layers || shape_.window_of(layer) > 0) continue;
+      if (index == "exact") {
+        read += all;
+      } else if (!index.starts_with("codes")) {
+        return;  // a graph or lists: how much is not known
+      } else if (tail != index) {
+        for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+          read += context_->index(index, layer, head).memory();
+        }
       }
-    } else {
-      of.bytes_held_host += context_->index_bytes(index);
-      if (index.starts_with("codes")) read += context_->index_bytes(index);
     }
-    if (tail != "none" && tail != index) {
-      of.bytes_held_host += context_->index_bytes(tail);
-      read += context_->index_bytes(tail);
-    }
-    if (read > 0) of.bytes_read = read + static_cast<std::int64_t>(rows * 2 * static_cast<double>(half));
+    if (tail != "none") read += context_->index_bytes(tail);
+    of.bytes_read = read;
   }
 
   const Model& model_;

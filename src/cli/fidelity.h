@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,7 +27,8 @@ struct Fidelity {
   double agreement = 0;  ///< share of tokens with the same most likely next one
   double perplexity = 0;
   double mass = 0;       ///< share of dense attention's mass that the rows attended hold
-  double recall = 0;     ///< of the exact best rows; 1 for exact
+  /// Of the exact best rows; none where nothing was searched.
+  std::optional<double> recall = {};
   double rows = 0;       ///< per token and query head of a layer that retrieves
   std::int64_t bytes_read = 0;       ///< per token: keys or codes, and rows; 0: not known
   std::int64_t bytes_held_host = 0;  ///< rows and indices

@@ -103,8 +103,8 @@ Json to_json(const Fidelity& setting, const FidelityReport& report, const Fideli
   json["setting"] = fmt::format("{}, top {}, tail {}", setting.options.index, setting.k,
                                 setting.options.tail);
   json["index"] = setting.options.index;
-  json["k"] = setting.k;
-  json["tail"] = setting.options.tail;
+  json["kv_topk"] = setting.k;
+  json["kv_tail"] = setting.options.tail;
   json["context_tokens"] = context_tokens;
   json["haystack"] = printable(flags.haystack);
   json["prefill"] = flags.prefill.mode;
@@ -118,7 +118,7 @@ Json to_json(const Fidelity& setting, const FidelityReport& report, const Fideli
   json["perplexity"] = setting.perplexity;
   json["dense_perplexity"] = report.dense_perplexity;
   json["mass"] = setting.mass;
-  json["recall"] = setting.recall;
+  json["recall"] = setting.recall ? Json(*setting.recall) : Json(nullptr);
   json["rows"] = setting.rows;
   json["bytes_read"] = setting.bytes_read > 0 ? Json(setting.bytes_read) : Json(nullptr);
   json["bytes_held_device"] = setting.bytes_held_device;
@@ -134,7 +134,8 @@ std::string table(const FidelityReport& report, std::size_t width) {
     rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
                     fmt::format("{:.4f}", of.error_p90), fmt::format("{:.5f}", of.kl_mean),
                     fmt::format("{:.5f}", of.kl_max), fmt::format("{:.3f}", of.agreement),
-                    fmt::format("{:.3f}", of.mass), fmt::format("{:.3f}", of.recall),
+                    fmt::format("{:.3f}", of.mass),
+                    of.recall ? fmt::format("{:.3f}", *of.recall) : "-",
                     fmt::format("{:.3f}", of.perplexity),
                     of.bytes_read > 0 ? format_bytes(of.bytes_read) : "-",
                     format_bytes(of.bytes_held_host)});

@@ -166,7 +166,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
                format_rate(rate(context, prefilled.seconds)),
                format_bytes(figures.memory.rows_bytes));
   }
-  if (prefilled.times.indexing > 0.05) {
+  if (figures.memory.index_bytes > 0) {
     fmt::print(stderr, "index      {}, waited for it {}\n",
                format_bytes(figures.memory.index_bytes), format_seconds(prefilled.times.indexing));
   }
@@ -207,11 +207,13 @@ int run_generate(const GenerateFlags& flags) {
   check_indices(flags.retrieval, model.config(), static_cast<std::int64_t>(reading.context.size()));
   model.check_reach(given + predict);  // now rather than when it gets there
   Prefilled prefilled = make_context(model, flags, reading.context, progress);
+  const Stopwatch indexing;
   if (index != "exact") {  // an empty context has none yet
     prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
   }
   prefilled.context =
       with_tail(prefilled.context, flags.retrieval.tail, progress.callback("tail"));
+  prefilled.times.indexing += indexing.seconds();
   progress.finish();
 
   Figures figures;

@@ -94,8 +94,8 @@ examples:
 const char* const fidelity_help =
     R"(usage: topkv fidelity -m DIR [-c 64K] [flags]                       [default] in brackets
 Compares decoding with retrieval with dense attention over the same context, token by token: the
-error of every layer's output, and what it does to the next token. Each --kv-index with each --kv-tail
-and each --kv-topk is one setting.
+error of every layer's output, and what it does to the next token. Each --kv-index with each
+--kv-tail and each --kv-topk is one setting.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]

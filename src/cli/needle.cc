@@ -35,6 +35,7 @@ std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
       fmt::format("top {} of {} by {}, window {}, sinks {}", kv.k,
                   indices.size() == 1 ? indices.front() : std::string("several indices"),
                   kv.select == "group" ? "group" : "query head", kv.window, kv.sinks);
+  if (!kv.tail.empty()) text += ", tail " + tail_text(kv.tail);
   if (kv.dense_layers == "all") {
     text = "dense in all layers";
   } else if (kv.dense_layers != "0") {

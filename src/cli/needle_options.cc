@@ -113,7 +113,7 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
       k.schedule == TopK::Schedule::same ? std::to_string(k.value) : flags.retrieval.k;
   json["kv_window"] = parse_count("--kv-window", flags.retrieval.window);
   json["kv_sinks"] = parse_count("--kv-sinks", flags.retrieval.sinks, 0);
-  if (!flags.retrieval.tail.empty()) json["kv_tail"] = flags.retrieval.tail;
+  if (!flags.retrieval.tail.empty()) json["kv_tail"] = tail_text(flags.retrieval.tail);
   json["kv_select"] = flags.retrieval.select;
   json["kv_recall"] = flags.recall;
   json["kv_dense_layers"] = count_or("--kv-dense-layers", flags.retrieval.dense_layers, "all");

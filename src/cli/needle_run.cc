@@ -145,18 +145,22 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   if (missing_cells == 0) return;
 
   stop_if_interrupted();
-  const Stopwatch build;
   std::shared_ptr<const Context> context = prefilled.context;
   const std::string prefix = format_count(prefilled.length);
+  // One that grew beside the prefill cost what was waited for it, shared by all that did.
   const bool built = !context->has_index(index);
+  double build_seconds = built || index == "exact" ? 0 : prefilled.times.indexing;
+  const std::int64_t before = context->memory().index_bytes;
+  const Stopwatch build;
   if (built) {
     context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)));
   }
-  context = with_tail(context, flags_.retrieval.tail, progress_.callback(prefix + " tail"));
-  // One that grew beside the prefill cost what was waited for it, shared by all that did.
-  const double build_seconds = built              ? build.seconds()
-                               : index == "exact" ? 0
-                                                  : prefilled.times.indexing;
+  const std::string& tail = flags_.retrieval.tail;
+  context = with_tail(context, tail, progress_.callback(prefix + " tail"));
+  if (context != prefilled.context) build_seconds += build.seconds();
+  const std::int64_t index_bytes =
+      context->memory().index_bytes - before +
+      (built || index == "exact" ? 0 : context->index_bytes(index));
 
   Progress progress{"ask", "needles", 0, missing_cells};
   const std::string title = fmt::format("{} ask ({})", prefix, index);
@@ -170,7 +174,7 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
     cell.prefill_tokens_per_second = per_second(context->tokens(), prefilled.seconds);
     cell.prefill_times = prefilled.times;
     cell.index_build_seconds = build_seconds;
-    cell.index_bytes = index == "exact" ? 0 : context->index_bytes(index);
+    cell.index_bytes = index_bytes;
     cell.rows_bytes = context->memory().rows_bytes;
     directory_.append(cell);
     progress.done += 1;
@@ -254,6 +258,7 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
   cell.gpu_peak_bytes = model_.device().memory().peak;
   cell.device = model_.device().name();
   if (flags_.recall) cell.recall = measure_recall(context, index, question);
+  cell.kv_tail = session.options().tail;
   cell.kv_topk = flags_.retrieval.k;
   cell.kv_window = session.options().window;
   cell.kv_sinks = session.options().sinks;

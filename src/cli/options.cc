@@ -177,22 +177,33 @@ ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval
 }
 
 void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys) {
-  const auto check = [&](std::string_view flag, const std::string& text) {
+  const auto check = [&](std::string_view flag, const std::string& spec) {
     try {
-      const IndexSpec spec(text);
-      spec.check(config.attention.head_dim, keys);
-      return spec.has_tail();
+      IndexSpec(spec).check(config.attention.head_dim, keys);
     } catch (const InvalidArgument& error) {
       throw UsageError(fmt::format("{}: {}", flag, error.what()));
     }
   };
   for (const std::string& spec : retrieval.indices) check("--kv-index", spec);
-  if (names_index(retrieval.tail) && !check("--kv-tail", retrieval.tail)) {
-    throw UsageError(fmt::format(
-        "--kv-tail: index \"{}\" has no codes of values; expected none, or codes:k=16,v=8 for "
-        "example",
-        retrieval.tail));
+  if (names_index(retrieval.tail)) check("--kv-tail", retrieval.tail);
+  check_tail(retrieval.tail);
+}
+
+void check_tail(const std::string& tail) {
+  if (!names_index(tail)) return;
+  try {
+    if (IndexSpec(tail).has_tail()) return;
+  } catch (const InvalidArgument& error) {
+    throw UsageError(fmt::format("--kv-tail: {}", error.what()));
   }
+  throw UsageError(
+      fmt::format("--kv-tail: index \"{}\" has no codes of values; expected none, or codes:k=16,v=8 "
+                  "for example",
+                  tail));
+}
+
+std::string tail_text(const std::string& tail) {
+  return names_index(tail) ? IndexSpec(tail).text() : tail;
 }
 
 std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,

@@ -83,6 +83,12 @@ ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval
 /// Throws UsageError when an index cannot be built over so many keys of this model.
 void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys);
 
+/// Throws UsageError unless --kv-tail is "", "none" or an index that codes values.
+void check_tail(const std::string& tail);
+
+/// --kv-tail in one spelling: "", "none" or a full spec.
+std::string tail_text(const std::string& tail);
+
 /// The context with the index that --kv-tail names, if it names one that is not there.
 std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,
                                          const std::string& tail, const ProgressFn& progress);

@@ -116,8 +116,8 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
     options.tail = choose_tail(options, context->tail(options.index, layer, 0) != nullptr);
     if (options.tail != no_tail && context->tail(options.tail, layer, 0) == nullptr) {
       throw InvalidArgument(
-          fmt::format("tail: the context has no index '{}' that codes values, only {}; add one with "
-                      "with_index, codes:k=16,v=8 for example",
+          fmt::format("tail: the context has no index '{}' that codes values, among {}; name one "
+                      "such as codes:k=16,v=8, and add it with with_index",
                       options.tail, fmt::join(context->indices(), ", ")));
     }
     break;

@@ -416,3 +416,29 @@ def test_a_refused_call_leaves_the_length_as_it_was(device):
     with pytest.raises(InvalidArgument, match="the cache holds 40"):
         model(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
     assert cache.get_seq_length() == 40
+
+
+def test_a_tail_brings_sessions_near_to_dense_attention_and_changes_no_other(device):
+    model = make_model("llama", device)
+    text = make_ids(300, device)
+    cache = read(model, text, k=4)
+    ids = with_question(text, 5)
+    wanted = exact_logits(model, ids)[:, text.shape[1] :].float()
+    distances = {}
+    for tail in ("", "codes:k=32,v=16"):
+        session = cache.session(tail=tail)
+        got = model(ids[:, text.shape[1] :], past_key_values=session, use_cache=True).logits.float()
+        distances[tail] = torch.linalg.norm(got - wanted).item()
+    assert 0 < distances["codes:k=32,v=16"] < distances[""] / 2
+    assert "tail codes:k=32,v=16" in repr(session.sessions[0])
+    assert "index exact, tail none" in repr(self_session(model, ids, cache))
+    for tail in ("exact", "hnsw", "codes:v=0", "mean", None):
+        with pytest.raises(InvalidArgument):
+            cache.session(tail=tail)
+
+
+def self_session(model, ids, cache):
+    """The session of a cache with the cache's own options."""
+    plain = cache.session()
+    model(ids[:, cache.context.tokens :], past_key_values=plain, use_cache=True)
+    return plain.sessions[0]

@@ -208,13 +208,14 @@ class TopkCache(Cache):
 
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
-        beams). What is `given` replaces the cache's: k, index (one that freeze() built), tail, window,
-        sinks, select_by, dense_layers, session_capacity, measure_recall.
+        beams). What is `given` replaces the cache's: k, index (one that freeze() built), tail (built
+        if it is not there), window, sinks, select_by, dense_layers, session_capacity, measure_recall.
         """
         batch = integer("batch", batch, 1)
         options = self._engine.options_with(given)  # refused before the text is frozen
         if self.context is None:
             self.freeze()
+        self._engine.add_tail(options)
         new = object.__new__(TopkCache)
         new._start(self.config, self._engine.fork(batch, options))
         for number, keys, values, tokens in self._engine.state.text.sliding:

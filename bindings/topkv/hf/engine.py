@@ -309,6 +309,13 @@ class Engine:
         self.state = replace(state, options=options, text=text)
         self.reading = None
 
+    def add_tail(self, options: Options) -> None:
+        """Builds the tail of sessions with these options over the text, if it is not there yet."""
+        tail = options.session["tail"]
+        text = self.state.text
+        if tail not in option.NO_TAIL_SPEC and not text.context.has_index(tail):
+            self.state = replace(self.state, text=self._with_index(text, tail))
+
     def _with_index(self, text: Text, index: str) -> Text:
         with building(index, *self._who_reports()) as report:
             text = replace(text, context=text.context.with_index(index, report))
@@ -336,9 +343,8 @@ class Engine:
 
     def fork(self, batch: int, options: Options) -> Engine:
         """Another one over the same text, with sessions of its own."""
-        for index in (options.session["index"], options.session["tail"]):
-            if index in option.NO_TAIL_SPEC or self.context.has_index(index):
-                continue
+        index = options.session["index"]
+        if not self.context.has_index(index):
             raise InvalidArgument(
                 f"the text has no index {index!r}, only {', '.join(self.context.indices())}; "
                 f"build it with cache.freeze({index!r})"
