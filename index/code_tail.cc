@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t encode_values = 8192;  // that a thread encodes at a time
 constexpr std::int64_t piece_keys = 65536;    // that a thread sums at a time
 constexpr std::int64_t tile_keys = value_tile;
+constexpr std::int64_t queries_at_a_time = 64;  // bounds the memory of sums
 constexpr float negligible = 30;        // a tile this far below adds less than 1e-10
 constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
 
@@ -190,6 +191,20 @@ void CodeTail::attend(const QueryBlock& queries,
                       std::span<const std::span<const std::int64_t>> taken,
                       std::span<const float> ceilings, float scale, float softcap,
                       PartialView out) const {
+  for (std::int64_t first = 0; first < queries.count; first += queries_at_a_time) {
+    const std::int64_t count = std::min(queries_at_a_time, queries.count - first);
+    const auto at = static_cast<std::size_t>(first);
+    const auto n = static_cast<std::size_t>(count);
+    attend_some({queries.query(first), count, queries.dim, queries.allowed.subspan(at, n)},
+                taken.subspan(at, n), ceilings.subspan(at, n), scale, softcap,
+                {out.out + first * out.head_dim, out.lse + first, count, out.head_dim});
+  }
+}
+
+void CodeTail::attend_some(const QueryBlock& queries,
+                           std::span<const std::span<const std::int64_t>> taken,
+                           std::span<const float> ceilings, float scale, float softcap,
+                           PartialView out) const {
   std::fill_n(out.out, out.heads * out.head_dim, 0.0F);
   std::fill_n(out.lse, out.heads, empty_lse);
   const std::int64_t pieces = (rows_.count + piece_keys - 1) / piece_keys;

@@ -35,6 +35,9 @@ class CodeTail final : public RowTail {
  private:
   struct Pass;
   struct Sums;
+  void attend_some(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
+                   std::span<const float> ceilings, float scale, float softcap,
+                   PartialView out) const;
   void sum_codes(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
   void attend_rare(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
 
