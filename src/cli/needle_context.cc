@@ -83,7 +83,7 @@ NeedleContext build_needle_context(std::int64_t length, const std::vector<Token>
   if (size_of(tokens) + needle_room > capacity) {
     throw InvalidArgument(fmt::format(
         "a context of {} tokens cannot hold {} needles: they and the introduction take {} tokens; "
-        "use a longer -c or fewer of them",
+        "use a longer -c, fewer --depths (fidelity: --questions) or --separate",
         length, needles.size(), size_of(tokens) + needle_room + length - capacity));
   }
   // At least the intro's end must come before a word; a needle first of all has no space before.
