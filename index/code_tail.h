@@ -32,6 +32,9 @@ class CodeTail final : public RowTail {
 
   std::int64_t memory() const override;
 
+  const ValueCoder& coder() const { return coder_; }
+  const std::uint8_t* codes() const { return codes_.data(); }
+
  private:
   struct Pass;
   struct Sums;

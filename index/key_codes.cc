@@ -2,24 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 #include <iterator>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "index/scratch.h"
 
 namespace topkv {
 namespace {
 
-constexpr std::int64_t levels_sample = 16384;     // keys that levels are learned of
-constexpr std::int64_t tile = CodeAxes::tile;     // keys encoded at a time
-constexpr std::int64_t most_bytes = 128;          // of a code: sums of 8 bits fit into 16
+constexpr std::int64_t levels_sample = 16384;  // keys that levels are learned of
+constexpr std::int64_t tile = CodeAxes::tile;  // keys encoded at a time
+constexpr std::int64_t most_bytes = 128;       // of a code: sums of 8 bits fit into 16
+constexpr int fit_rounds = 30;
 
-/// Part of the variance of a normal variable that Lloyd-Max levels leave (Max 1960, table I).
-double left_of_normal(int bits) {
-  constexpr double left[] = {1.0, 0.3634, 0.1175, 0.03454, 0.009497};
-  return left[bits];
-}
+/// Part of the variance of a normal variable that evenly spaced levels leave (Max 1960, table II).
+double left_of_normal(int bits) { return bits == 0 ? 1.0 : bits == 2 ? 0.1188 : 0.01154; }
 
 }  // namespace
 
@@ -27,82 +27,127 @@ KeyCoder::KeyCoder(const KeyView& keys, std::int64_t bytes)
     : bytes_(std::min({bytes, (keys.dim + 1) / 2, most_bytes})) {
   std::vector<float> sample;
   axes_ = CodeAxes(keys, sample);
-  share_bits(bytes_ * 8);
-  place_fields();
-  find_levels(sample);
+  learn_levels(share_bits(), sample);
+  place_slots();
 }
 
 std::int64_t KeyCoder::memory() const {
-  const std::size_t floats = left_.capacity() + levels_.capacity();
-  return axes_.memory() +
-         static_cast<std::int64_t>(floats * sizeof(float) + fields_.capacity() * sizeof(Field));
+  return axes_.memory() + static_cast<std::int64_t>(left_.capacity() * sizeof(float) +
+                                                    levels_.capacity() * sizeof(Levels) +
+                                                    slots_.capacity() * sizeof(Slot));
 }
 
-/// Reverse water-filling, step by step: the next bits go where they lower the error most.
-void KeyCoder::share_bits(std::int64_t bits) {
+/// Bits of the first axes, those that get some. Reverse water-filling, step by step: the next two
+/// bits go where they lower the error most.
+std::vector<int> KeyCoder::share_bits() const {
   const std::vector<double>& variances = axes_.variances();
   std::vector<int> share(variances.size(), 0);
-  for (;;) {
+  for (std::int64_t slots = 4 * bytes_; slots > 0; --slots) {
     std::size_t best = share.size();
     double most = 0;
     for (std::size_t i = 0; i < share.size(); ++i) {
-      const int now = share[i];
-      const int next = now == 0 ? 1 : 2 * now;
-      if (next > 4 || next - now > bits) continue;
-      const double gain =
-          variances[i] * (left_of_normal(now) - left_of_normal(next)) / (next - now);
+      if (share[i] == 4) continue;
+      const double gain = variances[i] * (left_of_normal(share[i]) - left_of_normal(share[i] + 2));
       if (gain > most) {
         most = gain;
         best = i;
       }
     }
     if (best == share.size()) break;
-    const int next = share[best] == 0 ? 1 : 2 * share[best];
-    bits -= next - share[best];
-    share[best] = next;
+    share[best] += 2;
   }
-  fields_.clear();
-  for (const int width : share) {
-    if (width == 0) break;  // variances fall, so the rest have none
-    fields_.push_back({.bits = width});
-  }
+  // Variances fall, so those with bits come first.
+  share.erase(std::find(share.begin(), share.end(), 0), share.end());
+  return share;
 }
 
-/// Axes of 4 bits first, then those of 2 and of 1: nibbles fill up without gaps.
-void KeyCoder::place_fields() {
-  std::int64_t at = 0;  // bits
-  std::int64_t level = 0;
-  for (Field& field : fields_) {
-    field.nibble = at / 4;
-    field.shift = static_cast<int>(at % 4);
-    field.level = level;
-    at += field.bits;
-    level += std::int64_t{1} << field.bits;
-  }
-  levels_.resize(static_cast<std::size_t>(level));
-}
-
-void KeyCoder::find_levels(const std::vector<float>& sample) {
-  const auto values = axes_.spread(sample, std::ssize(fields_), levels_sample);
+void KeyCoder::learn_levels(const std::vector<int>& share, const std::vector<float>& sample) {
+  const auto values = axes_.spread(sample, std::ssize(share), levels_sample);
   left_.assign(axes_.variances().begin(), axes_.variances().end());
-  for (std::size_t axis = 0; axis < fields_.size(); ++axis) {
-    float* levels = levels_.data() + fields_[axis].level;
-    const int n = 1 << fields_[axis].bits;
-    lloyd(values[axis], levels, n);
-    double sum = 0;
-    for (const float x : values[axis]) {
-      float nearest = std::abs(x - levels[0]);
-      for (int i = 1; i < n; ++i) nearest = std::min(nearest, std::abs(x - levels[i]));
-      sum += static_cast<double>(nearest) * nearest;
+  for (std::size_t axis = 0; axis < share.size(); ++axis) {
+    const std::vector<float>& along = values[axis];
+    const auto count = static_cast<double>(along.size());
+    const double mean = std::accumulate(along.begin(), along.end(), 0.0) / count;
+    double squares = 0;
+    for (const float x : along) squares += (x - mean) * (x - mean);
+    const double deviation = std::sqrt(squares / count);
+    const int most = (1 << share[axis]) - 1;
+    // The fit finds the best levels near those that it starts from: flat distributions want them
+    // close together, those with long tails far apart, on the side of the tail.
+    double best = std::numeric_limits<double>::infinity();
+    Levels& levels = levels_.emplace_back();
+    for (const double reach : {1.0, 1.6, 2.5, 4.0, 8.0, 16.0}) {
+      const double low = std::max<double>(along.front(), mean - reach * deviation);
+      const double high = std::min<double>(along.back(), mean + reach * deviation);
+      const Levels fit = fit_levels(
+          along, {static_cast<float>(low), static_cast<float>((high - low) / most), most});
+      double sum = 0;
+      for (const float x : along) {
+        const double off = x - fit.of(fit.code_of(x));
+        sum += off * off;
+      }
+      if (sum < best) {
+        best = sum;
+        levels = fit;
+      }
     }
-    left_[axis] = static_cast<float>(sum / static_cast<double>(values[axis].size()));
+    left_[axis] = static_cast<float>(best / count);
+  }
+}
+
+/// Alternates codes, those of the nearest levels, and levels, the line of least squares through
+/// (code, value), until both rest. sorted: ascending values.
+KeyCoder::Levels KeyCoder::fit_levels(const std::vector<float>& sorted, Levels levels) {
+  std::vector<double> sums(sorted.size() + 1, 0.0);
+  std::partial_sum(sorted.begin(), sorted.end(), sums.begin() + 1, std::plus<double>());
+  const auto count = static_cast<double>(sorted.size());
+  for (int round = 0; round < fit_rounds; ++round) {
+    double codes = 0;
+    double squares = 0;
+    double products = 0;
+    std::size_t begin = 0;
+    for (int code = 0; code <= levels.most; ++code) {
+      const float border = (levels.of(code) + levels.of(code + 1)) / 2;
+      const auto from = sorted.begin() + static_cast<std::ptrdiff_t>(begin);
+      const auto to =
+          code == levels.most ? sorted.end() : std::lower_bound(from, sorted.end(), border);
+      const auto end = static_cast<std::size_t>(to - sorted.begin());
+      codes += code * static_cast<double>(end - begin);
+      squares += code * code * static_cast<double>(end - begin);
+      products += code * (sums[end] - sums[begin]);
+      begin = end;
+    }
+    const double spread = count * squares - codes * codes;
+    const double step = spread > 0 ? (count * products - codes * sums.back()) / spread : 0;
+    const auto low = static_cast<float>((sums.back() - step * codes) / count);
+    const bool rests = low == levels.low && static_cast<float>(step) == levels.step;
+    levels.low = low;
+    levels.step = static_cast<float>(step);
+    if (rests) break;
+  }
+  return levels;
+}
+
+/// Slots of the largest weight come first, in the highest field: a kernel that leaves a field's
+/// shift in its value divides the coefficient by 4^field, and then all are of similar size.
+void KeyCoder::place_slots() {
+  for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
+    for (int shift = levels_[axis].most == 15 ? 2 : 0; shift >= 0; shift -= 2) {
+      slots_.push_back({.axis = static_cast<std::int64_t>(axis), .shift = shift});
+    }
+  }
+  std::stable_sort(slots_.begin(), slots_.end(),
+                   [&](const Slot& a, const Slot& b) { return weight(a) > weight(b); });
+  for (std::int64_t i = 0; i < std::ssize(slots_); ++i) {
+    slots_[static_cast<std::size_t>(i)].position = (3 - i / bytes_) * bytes_ + i % bytes_;
   }
 }
 
 void KeyCoder::encode(const KeyView& keys, std::int64_t first, std::int64_t count,
                       std::uint8_t* codes, float* residuals) const {
   std::vector<float> rows(static_cast<std::size_t>(tile * keys.dim));
-  std::vector<float> along(fields_.size() * tile);
+  std::vector<float> along(levels_.size() * tile);
+  std::vector<std::uint8_t> axis_codes(levels_.size() * tile);
   std::vector<std::uint8_t> bits(static_cast<std::size_t>(bytes_ * tile));
   for (std::int64_t begin = 0; begin < count; begin += tile) {
     const std::int64_t size = std::min(tile, count - begin);
@@ -112,22 +157,26 @@ void KeyCoder::encode(const KeyView& keys, std::int64_t first, std::int64_t coun
       const float* key = rows.data() + i * keys.dim;
       residual[i] = std::inner_product(key, key + keys.dim, key, 0.0F);
     }
-    axes_.project(rows.data(), size, std::ssize(fields_), along.data());
-    std::fill(bits.begin(), bits.end(), std::uint8_t{0});
-    for (std::size_t axis = 0; axis < fields_.size(); ++axis) {
-      const Field& field = fields_[axis];
-      const float* levels = levels_.data() + field.level;
+    axes_.project(rows.data(), size, std::ssize(levels_), along.data());
+    for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
+      const Levels levels = levels_[axis];
       const float* x = along.data() + axis * tile;
-      std::uint8_t* byte = bits.data() + field.nibble / 2 * tile;
-      const int shift = static_cast<int>(field.nibble % 2) * 4 + field.shift;
+      std::uint8_t* code = axis_codes.data() + axis * tile;
       for (std::int64_t i = 0; i < size; ++i) {
-        std::uint32_t code = 0;
-        for (int level = 1; level < 1 << field.bits; ++level) {
-          code += x[i] > (levels[level - 1] + levels[level]) / 2 ? 1U : 0U;
-        }
-        byte[i] = static_cast<std::uint8_t>(byte[i] | code << shift);
-        const float off = x[i] - levels[code];
+        const int nearest = levels.code_of(x[i]);
+        code[i] = static_cast<std::uint8_t>(nearest);
+        const float off = x[i] - levels.of(nearest);
         residual[i] += off * off - x[i] * x[i];
+      }
+    }
+    std::fill(bits.begin(), bits.end(), std::uint8_t{0});
+    for (const Slot& slot : slots_) {
+      const std::uint8_t* code = axis_codes.data() + slot.axis * tile;
+      std::uint8_t* byte = bits.data() + byte_of(slot) * tile;
+      const int shift = slot.shift;
+      const int bit = bit_of(slot);
+      for (std::int64_t i = 0; i < size; ++i) {
+        byte[i] = static_cast<std::uint8_t>(byte[i] | (code[i] >> shift & 3) << bit);
       }
     }
     for (std::int64_t i = 0; i < size; ++i) {
@@ -148,48 +197,67 @@ void KeyCoder::decode(const std::uint8_t* codes, std::int64_t position, float* k
   const std::uint8_t* code =
       codes + position / code_block * code_block * bytes_ + position % code_block;
   std::copy(axes_.mean().begin(), axes_.mean().end(), key);
-  for (std::size_t axis = 0; axis < fields_.size(); ++axis) {
-    const Field& field = fields_[axis];
-    const unsigned byte = code[field.nibble / 2 * code_block];
-    const int shift = static_cast<int>(field.nibble % 2) * 4 + field.shift;
-    const float level =
-        levels_[static_cast<std::size_t>(field.level) + (byte >> shift & ((1U << field.bits) - 1))];
-    const float* direction = axes_.axis(static_cast<std::int64_t>(axis));
-    for (std::int64_t j = 0; j < axes_.dim(); ++j) key[j] += level * direction[j];
+  const auto add = [&](std::int64_t axis, float length) {
+    const float* direction = axes_.axis(axis);
+    for (std::int64_t j = 0; j < axes_.dim(); ++j) key[j] += length * direction[j];
+  };
+  for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
+    add(static_cast<std::int64_t>(axis), levels_[axis].low);
+  }
+  for (const Slot& slot : slots_) {
+    const int value = code[byte_of(slot) * code_block] >> bit_of(slot) & 3;
+    add(slot.axis, weight(slot) * static_cast<float>(value));
   }
   for (std::int64_t j = 0; j < axes_.dim(); ++j) key[j] /= axes_.scale();
 }
 
 void KeyCoder::make_tables(const float* query, CodeTables& tables) const {
-  const auto nibbles = static_cast<std::size_t>(2 * bytes_);
-  const Scratch<std::vector<double>> sums;
-  sums->assign(nibbles * 16, 0.0);
-  const auto along = [&](const float* direction) {
-    return std::inner_product(query, query + axes_.dim(), direction, 0.0) / axes_.scale();
+  struct Workspace {
+    std::vector<double> along;    // each axis that has bits
+    std::vector<double> weights;  // of slots, by their position
   };
-  for (std::size_t axis = 0; axis < fields_.size(); ++axis) {
-    const Field& field = fields_[axis];
-    const double weight = along(axes_.axis(static_cast<std::int64_t>(axis)));
-    const float* levels = levels_.data() + field.level;
-    double* table = sums->data() + field.nibble * 16;
-    const unsigned mask = (1U << field.bits) - 1;
-    for (unsigned x = 0; x < 16; ++x) table[x] += weight * levels[x >> field.shift & mask];
+  const Scratch<Workspace> workspace;
+  auto& [along, weights] = *workspace;
+  const auto dot = [&](const float* direction) {
+    double sum = 0;
+    for (std::int64_t j = 0; j < axes_.dim(); ++j) {
+      sum += static_cast<double>(query[j]) * direction[j];
+    }
+    return sum / axes_.scale();
+  };
+  double offset = dot(axes_.mean().data());
+  along.clear();
+  for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
+    along.push_back(dot(axes_.axis(static_cast<std::int64_t>(axis))));
+    offset += along.back() * levels_[axis].low;
   }
-  double offset = along(axes_.mean().data());
+  weights.assign(static_cast<std::size_t>(4 * bytes_), 0.0);
+  for (const Slot& slot : slots_) {
+    double& to = weights[static_cast<std::size_t>(slot.position)];
+    to = along[static_cast<std::size_t>(slot.axis)] * weight(slot);
+    offset += 3 * std::min(to, 0.0);
+  }
+  // Of a nibble, the weights of the lower slot and of the upper one.
+  const auto nibbles = static_cast<std::size_t>(2 * bytes_);
+  const auto weights_of = [&](std::size_t nibble) {
+    const auto bytes = static_cast<std::size_t>(bytes_);
+    const double* lower = &weights[nibble % 2 * 2 * bytes + nibble / 2];
+    return std::pair(lower[0], lower[bytes]);
+  };
   double widest = 0;
   for (std::size_t n = 0; n < nibbles; ++n) {
-    const auto [low, high] = std::minmax_element(&(*sums)[n * 16], &(*sums)[n * 16] + 16);
-    offset += *low;
-    widest = std::max(widest, *high - *low);
+    const auto [lower, upper] = weights_of(n);
+    widest = std::max(widest, 3 * (std::abs(lower) + std::abs(upper)));
   }
   const double step = widest / 255;
-  tables.entries.resize(nibbles * 16);
-  for (std::size_t n = 0; n < nibbles; ++n) {
-    const double* table = &(*sums)[n * 16];
-    const double low = *std::min_element(table, table + 16);
-    for (std::size_t x = 0; x < 16; ++x) {
-      tables.entries[n * 16 + x] =
-          step > 0 ? static_cast<std::uint8_t>(std::lround((table[x] - low) / step)) : 0;
+  tables.entries.assign(nibbles * 16, 0);
+  for (std::size_t n = 0; step > 0 && n < nibbles; ++n) {
+    const auto [lower, upper] = weights_of(n);
+    const double low = 3 * (std::min(lower, 0.0) + std::min(upper, 0.0));
+    for (int x = 0; x < 16; ++x) {
+      const double above = lower * (x & 3) + upper * (x >> 2) - low;
+      tables.entries[n * 16 + static_cast<std::size_t>(x)] =
+          static_cast<std::uint8_t>(above / step + 0.5);
     }
   }
   constexpr double most = std::numeric_limits<float>::max() / 4;
@@ -204,9 +272,36 @@ float KeyCoder::error_variance(const float* query) const {
   for (std::int64_t axis = 0; axis < axes_.dim(); ++axis) {
     const float weight =
         std::inner_product(query, query + axes_.dim(), axes_.axis(axis), 0.0F) / axes_.scale();
-    sum += weight * weight * left_[static_cast<std::size_t>(axis)];
+    const float error = weight * std::sqrt(left_[static_cast<std::size_t>(axis)]);
+    sum += error * error;
   }
   return sum;
+}
+
+void KeyCoder::linear(float* slots, float* middle, float* errors) const {
+  const std::int64_t dim = axes_.dim();
+  const auto add = [&](std::int64_t axis, float length, float* to) {
+    const float* direction = axes_.axis(axis);
+    for (std::int64_t j = 0; j < dim; ++j) to[j] += length * direction[j];
+  };
+  std::fill_n(slots, 4 * bytes_ * dim, 0.0F);
+  std::fill_n(errors, dim * dim, 0.0F);
+  std::copy(axes_.mean().begin(), axes_.mean().end(), middle);
+  for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
+    const Levels& levels = levels_[axis];
+    const float centre = levels.low + levels.step * static_cast<float>(levels.most) / 2;
+    add(static_cast<std::int64_t>(axis), centre, middle);
+  }
+  for (const Slot& slot : slots_) add(slot.axis, weight(slot), slots + slot.position * dim);
+  for (std::int64_t axis = 0; axis < dim; ++axis) {
+    add(axis, std::sqrt(left_[static_cast<std::size_t>(axis)]), errors + axis * dim);
+  }
+  const auto unscale = [&](float* from, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) from[i] /= axes_.scale();
+  };
+  unscale(slots, 4 * bytes_ * dim);
+  unscale(middle, dim);
+  unscale(errors, dim * dim);
 }
 
 }  // namespace topkv

@@ -1,15 +1,21 @@
 // Codes of keys: a few bytes that stand for a key well enough to score it.
 //
-// Per KV head, keys are centred and rotated into their principal axes; each axis gets 0, 1, 2 or 4
+// Per KV head, keys are centred and rotated into their principal axes; each axis gets 0, 2 or 4
 // bits by reverse water-filling (Cover & Thomas, Elements of Information Theory, §10.3: most
-// variance, most bits, many axes none), and is quantised by levels that are the means of their
-// cells (Lloyd 1982; Max 1960). A score is then a sum of table entries: q·k is about q·mean plus,
-// for each axis that has bits, (Uᵀq)_i times the level of the key's code.
+// variance, most bits, many axes none). Levels are evenly spaced, low + step * code (the uniform
+// quantiser: Max 1960, table II), with low and step fitted to the keys by least squares: errors
+// have a mean of 0 and do not correlate with the code, so that they average out in a sum over many
+// keys.
 //
-// Whatever their widths, codes are read four bits at a time: a *nibble* holds one axis of 4 bits,
-// two of 2, or four of 1, and each query makes a table of 16 sums for each nibble. The tables are
-// kept in 8 bits, so that one instruction looks up the nibbles of up to 64 keys (André et al. 2015,
-// "Cache locality is not enough", §4).
+// A code is made of *slots* of 2 bits: slot j of 4 * bytes lies in byte j % bytes, at bit
+// 2 * (j / bytes) and above, which is *field* j / bytes of that byte. An axis of 2 bits takes one
+// slot, one of 4 bits two: a high one, worth 4 steps, and a low one, worth 1. A score is thus
+// linear in slots: q·k is about an offset plus, for each slot, a coefficient times its value from 0
+// to 3.
+//
+// Processors read codes four bits at a time: a *nibble* holds two slots, and each query makes a
+// table of 16 sums for each nibble. The tables are kept in 8 bits, so that one instruction looks up
+// the nibbles of up to 64 keys (André et al. 2015, "Cache locality is not enough", §4).
 #pragma once
 
 #include <cstddef>
@@ -69,24 +75,52 @@ class KeyCoder {
   /// in axis i, all of it where an axis has no bits.
   float error_variance(const float* query) const;
 
+  /// What scores are made of: a score is q·middle + Σ_j (q·slots_j) (the value of slot j - 1.5),
+  /// and error_variance(q) is Σ_i (q·errors_i)². A slot that is not used has zeros, and is 0 in all
+  /// codes. Infinite beyond float32.
+  /// slots: [4 * bytes, dim]; middle: [dim]; errors: [dim, dim].
+  void linear(float* slots, float* middle, float* errors) const;
+
  private:
-  /// Where an axis stands in a code.
-  struct Field {
-    std::int64_t nibble = 0;
-    int shift = 0;
-    int bits = 0;
-    std::int64_t level = 0;  ///< of its 2^bits levels, the first in levels_
+  /// Of an axis that has bits: low + step * code.
+  struct Levels {
+    float low = 0;
+    float step = 0;  ///< 0 when all keys are the same along the axis; its codes are 0 then
+    int most = 0;    ///< the largest code: 3 or 15
+
+    /// Of the nearest level.
+    int code_of(float x) const {
+      float at = (x - low) * (step > 0 ? 1 / step : 0);
+      at = at > 0 ? at : 0;  // also when it is not a number
+      const auto last = static_cast<float>(most);
+      return static_cast<int>((at < last ? at : last) + 0.5F);
+    }
+    float of(int code) const { return low + step * static_cast<float>(code); }
+  };
+  /// 2 bits of the code of an axis.
+  struct Slot {
+    std::int64_t axis = 0;
+    int shift = 0;  ///< in the code of the axis: 0 or 2
+    std::int64_t position = 0;
   };
 
-  void share_bits(std::int64_t bits);
-  void place_fields();
-  void find_levels(const std::vector<float>& sample);
+  std::vector<int> share_bits() const;
+  void learn_levels(const std::vector<int>& share, const std::vector<float>& sample);
+  void place_slots();
+  static Levels fit_levels(const std::vector<float>& sorted, Levels levels);
+
+  /// What 1 in a slot adds along its axis.
+  float weight(const Slot& slot) const {
+    return levels_[static_cast<std::size_t>(slot.axis)].step * static_cast<float>(1 << slot.shift);
+  }
+  std::int64_t byte_of(const Slot& slot) const { return slot.position % bytes_; }
+  int bit_of(const Slot& slot) const { return static_cast<int>(slot.position / bytes_ * 2); }
 
   CodeAxes axes_;
   std::int64_t bytes_ = 0;
-  std::vector<float> left_;    // [dim], what the levels leave of the variance along each axis
-  std::vector<Field> fields_;  // of the first axes, those with bits
-  std::vector<float> levels_;  // ascending, axis by axis
+  std::vector<float> left_;     // [dim], what the levels leave of the variance along each axis
+  std::vector<Levels> levels_;  // of the first axes, those with bits
+  std::vector<Slot> slots_;     // that are used
 };
 
 /// scores[i]: that of key first + i. codes: of all keys, each of so many bytes; first: a multiple

@@ -83,4 +83,17 @@ void ValueCoder::mean_of(const float* sums, float total, float* value) const {
   for (std::int64_t j = 0; j < axes_.dim(); ++j) value[j] /= axes_.scale();
 }
 
+void ValueCoder::linear(float* axes, float* base) const {
+  const std::int64_t dim = axes_.dim();
+  std::copy(axes_.mean().begin(), axes_.mean().end(), base);
+  for (std::size_t a = 0; a < low_.size(); ++a, axes += dim) {
+    const float* direction = axes_.axis(static_cast<std::int64_t>(a));
+    for (std::int64_t j = 0; j < dim; ++j) {
+      axes[j] = (high_[a] - low_[a]) * direction[j] / axes_.scale();
+      base[j] += low_[a] * direction[j];
+    }
+  }
+  for (std::int64_t j = 0; j < dim; ++j) base[j] /= axes_.scale();
+}
+
 }  // namespace topkv

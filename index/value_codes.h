@@ -28,6 +28,8 @@ class ValueCoder {
   /// Bytes of the codes of four values: half as many as axes, up to a multiple of 16. Axis a is the
   /// lower nibble of byte a, or the upper one of byte a - lanes().
   std::int64_t lanes() const { return lanes_; }
+  /// Axes that have a bit.
+  std::int64_t bits() const { return static_cast<std::int64_t>(low_.size()); }
   /// That the codes of so many values take.
   std::int64_t bytes_for(std::int64_t values) const;
   std::int64_t memory() const;
@@ -43,6 +45,10 @@ class ValueCoder {
   /// The mean of values whose weights sum up to `total` in all, and to sums[a] for those that have
   /// the bit of axis a: [2 * lanes]. value: [dim].
   void mean_of(const float* sums, float total, float* value) const;
+
+  /// What decode() is made of: value = base + Σ_a (bit of axis a) axes_a. Infinite beyond float32.
+  /// axes: [bits(), dim]; base: [dim].
+  void linear(float* axes, float* base) const;
 
  private:
   CodeAxes axes_;
