@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 # name: layers, query heads, KV heads, head dim; contexts in Ki tokens.
 SHAPES = {
-    "llama3-8b": ((32, 32, 8, 128), (128, 256)),
+    "llama3-8b": ((32, 32, 8, 128), (128, 256, 512)),
     "qwen2.5-7b-1m": ((28, 28, 4, 128), (128, 256, 512, 1024)),
 }
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "gpu/cuda_codes.h"
 #include "gpu/elementwise.h"
 #include "gpu/phase_clock.h"
 #include "gpu/prefill.h"
@@ -237,6 +238,15 @@ std::int64_t CudaDevice::prefill_attention_bytes(const AttentionShape& shape,
                                                  const PrefillVisibility& visible,
                                                  std::int64_t chunk) const {
   return gpu::prefill_attention_bytes(shape, visible, chunk);
+}
+
+bool CudaDevice::scans_codes(const AttentionShape& shape) const {
+  return CudaCodes::supports(shape);
+}
+
+std::shared_ptr<const DeviceCodes> CudaDevice::keep_codes(const AttentionShape& shape,
+                                                          std::span<const HeadCodes> heads) {
+  return std::make_shared<const CudaCodes>(*this, shape, heads);
 }
 
 std::unique_ptr<DecodeBackend> CudaDevice::decode_backend(const SessionShape& shape) {

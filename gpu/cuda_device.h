@@ -83,6 +83,9 @@ class CudaDevice final : public ComputeDevice {
   std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                        const PrefillVisibility& visible,
                                        std::int64_t chunk) const override;
+  bool scans_codes(const AttentionShape& shape) const override;
+  std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
+                                                std::span<const HeadCodes> heads) override;
   std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override;
   std::int64_t decode_backend_bytes(const SessionShape& shape) const override;
 

@@ -3,15 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "gpu/attention.h"
+#include "gpu/cuda_codes.h"
 #include "gpu/cuda_device.h"
 #include "gpu/elementwise.h"
 #include "gpu/faults.h"
 #include "gpu/row_stream.h"
+#include "gpu/step_io.h"
 #include "src/core/faults.h"
 #include "src/device/pieces.h"
 #include "topkv/error.h"
@@ -20,6 +25,16 @@ namespace topkv::gpu {
 namespace {
 
 constexpr std::int64_t dense_tile = 16384;  // rows of a dense layer on their way at a time
+constexpr std::int64_t list_memory = std::int64_t{256} << 10;  // for the lists of one scan
+constexpr int not_listed = -1;
+constexpr int polls_of_a_check = 4096;
+
+/// For loops that wait for another processor.
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
 
 /// The resident rows of one layer: a ring of the last rows, and the sinks.
 struct LayerWindow {
@@ -34,8 +49,11 @@ struct LayerWindow {
 /// Where everything lies in device memory and in page-locked memory.
 struct Layout {
   std::vector<LayerWindow> layers;
-  std::int64_t queries, exact, lse, found, tiles, bad, device_bytes;
-  std::int64_t host_q, host_k, host_v, host_found, host_bytes;
+  std::int64_t queries, exact, lse, tiles, bad, device_bytes;
+  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_bytes;
+  std::int64_t list;             // of a scan's rows, for each KV head
+  std::int64_t list_rows = 0;    // of a KV head's list
+  std::int64_t list_tokens = 0;  // of one scan
 
   explicit Layout(const SessionShape& shape) {
     const AttentionShape& a = shape.attention;
@@ -59,9 +77,17 @@ struct Layout {
     queries = device.place(heads * row);
     exact = device.place(heads * a.head_dim * f32);
     lse = device.place(heads * f32);
-    found = device.place(heads * (a.head_dim + 1) * f32);
     tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, dense_tile) : 0);
     bad = device.place(8);
+    if (shape.codes) {
+      const std::int64_t n = static_cast<const CudaCodes&>(*shape.codes).tokens();
+      // Heads want different rows, and a sample tells the threshold roughly. What does not fit
+      // stays in the tail.
+      const std::int64_t rows = std::min(shape.most_rows, n);
+      list_rows = std::min(n, 2 * a.group() * rows + 256);
+      list_tokens = std::clamp<std::int64_t>(list_memory / list_bytes(shape), 1, shape.max_tokens);
+    }
+    list = device.place(a.kv_heads * list_rows * std::int64_t{sizeof(int)});
     device_bytes = device.used();
 
     Pieces host;
@@ -69,10 +95,15 @@ struct Layout {
     host_k = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
     host_v = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
     host_found = host.place(heads * (a.head_dim + 1) * f32);
+    host_lists = host.place(list_tokens * list_bytes(shape));
     host_bytes = host.used();
   }
 
   bool has_tiles() const { return bad > tiles; }
+  /// Of one token's lists: for each KV head its length, and positions.
+  std::int64_t list_bytes(const SessionShape& shape) const {
+    return shape.attention.kv_heads * (1 + list_rows) * std::int64_t{sizeof(int)};
+  }
 };
 
 class CudaDecode final : public DecodeBackend {
@@ -95,10 +126,14 @@ class CudaDecode final : public DecodeBackend {
     }
   }
 
-  ~CudaDecode() override { cudaStreamSynchronize(compute_); }
+  ~CudaDecode() override {
+    cudaStreamSynchronize(beside_);
+    cudaStreamSynchronize(compute_);
+  }
 
   void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) override {
     const LayerWindow& window = of(layer);
+    beside_.synchronize();  // of a step that failed
     const std::int64_t first = rows[0].first;
     const std::int64_t last = rows[0].end();
     // Sinks, then as many of the last rows as any window of later tokens reaches back to.
@@ -107,34 +142,28 @@ class CudaDecode final : public DecodeBackend {
     compute_.synchronize();
   }
 
-  Step begin(const AttentionStep& given, std::int64_t first) override {
+  void begin(const AttentionStep& given, std::int64_t first) override {
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
       handed_over_.record(user);
       handed_over_.block(compute_);
     }
-    const std::int64_t d = attention_.head_dim;
-    const std::int64_t tokens = given.tokens;
-    const std::int64_t rows = given.kv_count();
-    copy_to_host(given.q, tokens * attention_.q_heads * d, layout_.host_q);
-    if (rows > 0) {
-      copy_to_host(given.k, rows * attention_.kv_heads * d, layout_.host_k);
-      copy_to_host(given.v, rows * attention_.kv_heads * d, layout_.host_v);
-    }
-    on_host_.record(compute_);
-
-    to_bf16(given.q, tokens * attention_.q_heads * d, at<__nv_bfloat16>(layout_.queries), compute_);
+    given_ = given;
+    added_ = false;
+    exact_begun_ = false;
     queries_.data = at<__nv_bfloat16>(layout_.queries);
-    queries_.tokens = tokens;
+    queries_.tokens = given.tokens;
     queries_.q_heads = attention_.q_heads;
     queries_.kv_heads = attention_.kv_heads;
-    queries_.head_dim = d;
+    queries_.head_dim = attention_.head_dim;
     queries_.first = first;
     queries_.scale = attention_.softmax_scale();
     queries_.softcap = attention_.softcap;
-    reach_fault("session.keep_rows");
-    if (rows > 0) keep_rows(given.layer, given.k, given.v, rows, first);
-    attend_window(given.layer, rows, first);
+  }
 
+  Step given() override {
+    const std::int64_t d = attention_.head_dim;
+    const std::int64_t rows = given_.kv_count();
+    begin_exact(compute_);
     reach_fault("session.host_copies");
     on_host_.synchronize();
     Step step;
@@ -144,6 +173,68 @@ class CudaDecode final : public DecodeBackend {
     step.v = TensorView::tokens_first(host<float>(layout_.host_v), DType::f32, rows,
                                       attention_.kv_heads, d);
     return step;
+  }
+
+  void scan(std::int64_t layer, const Scan& wanted) override {
+    reach_fault("session.scan");
+    const auto& codes = static_cast<const CudaCodes&>(*shape_.codes);
+    const std::int64_t d = attention_.head_dim;
+    const auto tokens = std::ssize(wanted.allowed);
+    listed_.synchronize();  // a scan that nobody waited for writes there
+    for (std::int64_t i = 0; i < tokens * attention_.kv_heads; ++i)
+      std::atomic_ref(*list_of(0, i)).store(not_listed, std::memory_order_relaxed);
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      CodeScan scan = codes.scan(layer);
+      scan.query = given_.q + (wanted.token + i) * attention_.q_heads * d;
+      scan.wanted = static_cast<int>(std::min(wanted.rows, codes.tokens()));
+      scan.capacity = static_cast<int>(layout_.list_rows);
+      scan.tail = wanted.tail;
+      for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
+        scan.range[head] = codes.range(layer, head, wanted.allowed[static_cast<std::size_t>(i)]);
+      }
+      scan.list = at<int>(layout_.list);
+      scan.found = list_of(i, 0);
+      const std::int64_t before = (wanted.token + i) * attention_.q_heads;
+      scan.into = {exact().out + before * d, exact().lse + before};
+      if (tokens == 1) {  // the exact part beside the scan, whose list the host waits for
+        begun_.record(compute_);
+        begun_.block(beside_);
+        gpu::list_rows(scan, compute_);
+        listed_.record(compute_);
+        begin_exact(beside_);
+        exact_done_.record(beside_);
+        exact_done_.block(compute_);
+      } else {
+        begin_exact(compute_);
+        gpu::list_rows(scan, compute_);
+        if (i + 1 == tokens) listed_.record(compute_);
+      }
+      gpu::attend_rest(scan, compute_);
+    }
+  }
+
+  std::int64_t scan_tokens() const override { return layout_.list_tokens; }
+  std::int64_t list_rows() const override { return layout_.list_rows; }
+
+  std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head) override {
+    int* list = list_of(i, kv_head);
+    const std::atomic_ref<int> number(*list);
+    for (int polls = 1; number.load(std::memory_order_acquire) == not_listed; ++polls) {
+      if (polls % polls_of_a_check != 0) {
+        pause();
+        continue;
+      }
+      std::this_thread::yield();
+      if (listed_.done() && number.load(std::memory_order_acquire) == not_listed) {
+        throw Error("a scan over codes ended without its lists");
+      }
+    }
+    const std::span<std::int32_t> positions(list + 1, static_cast<std::size_t>(number.load()));
+    if (std::ssize(positions) > scan_ordered) {
+      const std::lock_guard lock(ordering_);
+      if (!std::ranges::is_sorted(positions)) std::ranges::sort(positions);
+    }
+    return positions;
   }
 
   /// Dense layers: the rows before the window, streamed.
@@ -161,25 +252,16 @@ class CudaDecode final : public DecodeBackend {
 
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
+    if (added_) give(exact().out, exact().lse);  // the one before
     staged_.synchronize();
-    auto* staged = host<float>(layout_.host_found);
-    std::memcpy(staged, partial.out, static_cast<std::size_t>(values) * sizeof(float));
-    std::memcpy(staged + values, partial.lse,
-                static_cast<std::size_t>(partial.heads) * sizeof(float));
-    auto* device = at<float>(layout_.found);
-    inject_copy_delay(compute_);
-    TOPKV_CUDA(cudaMemcpyAsync(device, staged,
-                               static_cast<std::size_t>(values + partial.heads) * sizeof(float),
-                               cudaMemcpyHostToDevice, compute_));
-    staged_.record(compute_);
-    merge_partials(device, values, device + values, partial.heads, 1, partial.heads,
-                   partial.head_dim, exact().out, exact().lse, compute_);
+    const DevicePartial staged = found();
+    std::memcpy(staged.out, partial.out, static_cast<std::size_t>(values) * sizeof(float));
+    std::memcpy(staged.lse, partial.lse, static_cast<std::size_t>(partial.heads) * sizeof(float));
+    added_ = true;
   }
 
   void finish(const AttentionStep& given) override {
-    const std::int64_t heads = given.tokens * attention_.q_heads;
-    copy_out(exact().out, heads * attention_.head_dim, given.out);
-    if (given.lse != nullptr) copy_out(exact().lse, heads, given.lse);
+    give(given.out, given.lse);
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
       handed_over_.record(compute_);
       handed_over_.block(user);
@@ -198,18 +280,49 @@ class CudaDecode final : public DecodeBackend {
   T* host(std::int64_t offset) const {
     return reinterpret_cast<T*>(host_.data() + offset);
   }
+  int* list_of(std::int64_t token, std::int64_t kv_head) const {
+    return host<int>(layout_.host_lists) +
+           (token * attention_.kv_heads + kv_head) * (1 + layout_.list_rows);
+  }
   DevicePartial exact() const { return {at<float>(layout_.exact), at<float>(layout_.lse)}; }
 
-  void copy_to_host(const float* from, std::int64_t count, std::int64_t offset) {
-    inject_copy_delay(compute_);
-    TOPKV_CUDA(cudaMemcpyAsync(host_.data() + offset, from,
-                               static_cast<std::size_t>(count) * sizeof(float),
-                               cudaMemcpyDeviceToHost, compute_));
+  /// In page-locked memory: what was added last.
+  DevicePartial found() const {
+    const std::int64_t heads = shape_.max_tokens * attention_.q_heads;
+    auto* out = host<float>(layout_.host_found);
+    return {out, out + heads * attention_.head_dim};
   }
 
-  void copy_out(const float* from, std::int64_t count, float* to) {
-    TOPKV_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(float),
-                               cudaMemcpyDeviceToDevice, compute_));
+  /// Merges what was added last, if anything was, with the exact part.
+  void give(float* out, float* lse) {
+    inject_copy_delay(compute_);
+    give_step(exact(), added_ ? found() : DevicePartial{}, queries_.tokens * attention_.q_heads,
+              attention_.head_dim, out, lse, compute_);
+    staged_.record(compute_);
+    added_ = false;
+  }
+
+  /// Once a step: what the host wants of it, rows that stay resident, and the attention over these.
+  void begin_exact(cudaStream_t stream) {
+    if (std::exchange(exact_begun_, true)) return;
+    const std::int64_t d = attention_.head_dim;
+    const std::int64_t rows = given_.kv_count();
+    StepInput input;
+    input.q = given_.q;
+    input.k = given_.k;
+    input.v = given_.v;
+    input.q_count = given_.tokens * attention_.q_heads * d;
+    input.kv_count = rows * attention_.kv_heads * d;
+    input.host_q = host<float>(layout_.host_q);
+    input.host_k = host<float>(layout_.host_k);
+    input.host_v = host<float>(layout_.host_v);
+    input.queries = at<__nv_bfloat16>(layout_.queries);
+    inject_copy_delay(stream);
+    take_step(input, stream);
+    on_host_.record(stream);
+    reach_fault("session.keep_rows");
+    if (rows > 0) keep_rows(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
+    attend_window(given_.layer, rows, queries_.first, stream);
   }
 
   std::int64_t window_begin(std::int64_t layer, std::int64_t first) const {
@@ -252,7 +365,7 @@ class CudaDecode final : public DecodeBackend {
   /// The new rows join the ring, and the sinks while these are not complete. What cannot be stored
   /// is found on the host, which keeps the rows for good.
   void keep_rows(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
-                 std::int64_t first) {
+                 std::int64_t first, cudaStream_t stream) {
     const LayerWindow& window = of(layer);
     const std::int64_t d = attention_.head_dim;
     auto* bad = at<unsigned long long>(layout_.bad);
@@ -262,23 +375,24 @@ class CudaDecode final : public DecodeBackend {
     target.head_stride = 2 * window.slots * d;
     target.first = first;
     target.ring = window.slots;
-    pack_rows(k, v, tokens, attention_.kv_heads, d, target, bad, compute_);
+    pack_rows(k, v, tokens, attention_.kv_heads, d, target, bad, stream);
     const std::int64_t sinks = std::min(tokens, window.sinks - first);
     if (sinks <= 0) return;
     PackTarget first_rows;
     first_rows.keys = at<__nv_bfloat16>(window.sinks_at) + first * d;
     first_rows.values = first_rows.keys + window.sinks * d;
     first_rows.head_stride = 2 * window.sinks * d;
-    pack_rows(k, v, sinks, attention_.kv_heads, d, first_rows, bad, compute_);
+    pack_rows(k, v, sinks, attention_.kv_heads, d, first_rows, bad, stream);
   }
 
   /// Sinks before the ring's rows, and the ring with the `added` new ones: two disjoint sets.
-  void attend_window(std::int64_t layer, std::int64_t added, std::int64_t first) {
+  void attend_window(std::int64_t layer, std::int64_t added, std::int64_t first,
+                     cudaStream_t stream) {
     const LayerWindow& window = of(layer);
     const std::int64_t begin = window_begin(layer, first);
     gpu::attend(queries_, ring(window, begin, first + added - begin),
                 {true, window.dense ? 0 : window.window, window.sinks}, exact(), Into::overwrite,
-                compute_);
+                stream);
     const std::int64_t sinks = std::min(window.sinks, begin);
     if (sinks == 0) return;
     DeviceRows rows;
@@ -286,7 +400,7 @@ class CudaDecode final : public DecodeBackend {
     rows.values = rows.keys + window.sinks * attention_.head_dim;
     rows.head_stride = 2 * window.sinks * attention_.head_dim;
     rows.count = sinks;
-    gpu::attend(queries_, rows, {}, exact(), Into::merge, compute_);
+    gpu::attend(queries_, rows, {}, exact(), Into::merge, stream);
   }
 
   const Stream& compute_;
@@ -297,7 +411,15 @@ class CudaDecode final : public DecodeBackend {
   PinnedBuffer host_;
   std::unique_ptr<RowStream> tiles_;  // null: no dense layers
   std::vector<RowsView> views_;       // per KV head
+  AttentionStep given_;               // this step
+  bool exact_begun_ = false;
+  bool added_ = false;  // a partial waits in page-locked memory
+  Stream beside_;       // for the exact part of a step that scans
+  Event begun_;
+  Event exact_done_;
   Event on_host_;
+  Event listed_;
+  std::mutex ordering_;
   Event staged_;              // the last partial has left its place in host memory
   Event handed_over_;         // tensors by the caller's stream, results to it
   AttentionQueries queries_;  // of this step
@@ -309,8 +431,6 @@ std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device, const Ses
   return std::make_unique<CudaDecode>(device, shape);
 }
 
-std::int64_t decode_backend_bytes(const SessionShape& shape) {
-  return Layout(shape).device_bytes;
-}
+std::int64_t decode_backend_bytes(const SessionShape& shape) { return Layout(shape).device_bytes; }
 
 }  // namespace topkv::gpu

@@ -102,12 +102,15 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
            SessionCase{"a sliding layer", base, {0, 24, 0}},
            SessionCase{"no context", base, {}, {30, 1}, 0},
            SessionCase{"longer than a piece", base, {}, {300}},
+           SessionCase{"codes", with([](auto& o) { o.index = "codes"; })},
+           SessionCase{"codes without a tail", with([](auto& o) { o.index = "codes:v=0"; }), {0, 24, 0}},
+           SessionCase{"codes for many tokens", with([](auto& o) { o.index = "codes"; }), {}, {300}},
        }) {
     SCOPED_TRACE(c.name);
     std::int64_t total = c.context;
     for (const std::int64_t tokens : c.steps) total += tokens;
     const TokenStream stream(stack(c.sliding), total);
-    const auto context = stream.context(c.context);
+    const auto context = stream.context(c.context)->with_index(c.options.index);
 
     Feed clean_feed(place, stream, c.context, total);
     Session clean(context, c.options, place.device());

@@ -22,6 +22,7 @@ namespace topkv {
 
 class RowStore;
 class RowTail;
+class DeviceCodes;
 
 /// What the queries of a prefill chunk may attend.
 enum class Prefill : std::uint8_t {
@@ -63,7 +64,8 @@ class Context {
   std::int64_t tokens() const;
   DType dtype() const;
   ContextMemory memory() const;
-  /// Of one of its indices, its tail included. Throws InvalidArgument when it has none of this spec.
+  /// Of one of its indices, its tail included. Throws InvalidArgument when it has none of this
+  /// spec.
   std::int64_t index_bytes(std::string_view spec) const;
   /// Spec strings of its indices, all defaults spelled out (see IndexSpec); "exact" is always
   /// among them, for it reads the rows in place.
@@ -92,6 +94,9 @@ class Context {
   /// Of the index with this spec, in normal form; null when there is no such index, or none with a
   /// tail.
   const RowTail* tail(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
+  /// Its codes in the device's memory, made at the first call; null where the device does not scan
+  /// them. Throws OutOfMemory.
+  std::shared_ptr<const DeviceCodes> codes_on(const Device& device, std::string_view spec) const;
   const IndexSet* find(std::string_view normal) const;
   const IndexSet& get(std::string_view spec) const;
   Context(AttentionShape shape, std::shared_ptr<const RowStore> store,

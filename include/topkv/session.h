@@ -53,12 +53,19 @@ struct TopK {
 
 struct RetrievalOptions {
   // Options that change results.
-  std::string index = "exact";  ///< spec of an index that the context has
-  TopK k = TopK::same(64);      ///< rows retrieved per layer; above the context: all of them
+  /// Spec of an index that the context has. A CUDA device itself scans codes of 16 bytes a key
+  /// ("codes", heads of at most 128 dims and groups of at most 8, no softcap), with their own tail
+  /// or none and select_by query_head: the context's codes are copied to its memory for the first
+  /// such session, rows are chosen by codes alone, and all heads of a group attend what any of them
+  /// found. Otherwise the host searches.
+  std::string index = "exact";
+  /// Rows retrieved per layer; above the context: all of them. A device that scans finds about so
+  /// many for each query head, as a sample of 32,768 keys tells (all keys where there are no more).
+  TopK k = TopK::same(64);
   SelectBy select_by = SelectBy::query_head;
   /// What stands for the rows of the context that are not found: spec of an index that the context
-  /// has and that codes values too ("codes:k=16,v=8"); "none"; or "": what the index above has. With
-  /// a tail all of the session's own tokens are attended.
+  /// has and that codes values too ("codes:k=16,v=8"); "none"; or "": what the index above has.
+  /// With a tail all of the session's own tokens are attended.
   std::string tail = {};
   std::int64_t dense_layers = 0;  ///< the first n layers attend every token
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
@@ -79,9 +86,9 @@ struct StepTimes {
   double append = 0;  ///< rows to the session's own store
   double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
                       ///< device: giving it those rows that are not resident there
-  double search = 0;
+  double search = 0;  ///< or waiting for a device's scan
   double attend = 0;  ///< attention over the rows found, on the host
-  double tail = 0;    ///< estimating the attention over all others
+  double tail = 0;    ///< estimating the attention over all others, on the host
   double merge = 0;   ///< merging it; on a device: giving it that work
 
   double total() const { return q_out + append + window + search + attend + tail + merge; }

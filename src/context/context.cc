@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "index/index_kind.h"
+#include "src/context/codes_on_device.h"
 #include "src/context/prefill_context.h"
 #include "src/core/threads.h"
 #include "src/store/row_store.h"
@@ -14,7 +16,14 @@
 namespace topkv {
 
 /// One index per (layer, KV head); null where a layer has a sliding window.
-struct Context::IndexSet : GrownIndex {};
+struct Context::IndexSet : GrownIndex {
+  explicit IndexSet(GrownIndex index) : GrownIndex(std::move(index)) {}
+
+  // What the last device that asked has of it.
+  mutable std::mutex mutex;
+  mutable std::shared_ptr<ComputeDevice> device;
+  mutable std::shared_ptr<const DeviceCodes> codes;
+};
 
 Context::Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
                  std::vector<std::shared_ptr<const IndexSet>> indices)
@@ -86,13 +95,27 @@ const RowTail* Context::tail(std::string_view spec, std::int64_t layer,
   return set->tails[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)].get();
 }
 
+std::shared_ptr<const DeviceCodes> Context::codes_on(const Device& device,
+                                                     std::string_view spec) const {
+  const IndexSet& set = get(spec);
+  const auto& compute = device.compute();
+  if (!compute->scans_codes(shape_) || !can_be_scanned(set)) return nullptr;
+  const std::lock_guard lock(set.mutex);
+  if (set.device != compute) {
+    set.codes = nullptr;
+    set.codes = keep_codes(*compute, shape_, set, *store_);
+    set.device = compute;
+  }
+  return set.codes;
+}
+
 std::shared_ptr<const Context> Context::with_index(std::string_view text,
                                                    const ProgressFn& progress) const {
   const IndexSpec spec(text);
   auto indices = indices_;
   if (find(spec.text()) == nullptr) {
     spec.check(shape_.head_dim, tokens());
-    const auto set = std::make_shared<IndexSet>(IndexSet{make_indices(spec, shape_)});
+    const auto set = std::make_shared<IndexSet>(make_indices(spec, shape_));
     const auto build = [&](const std::stop_token& stop) {
       parallel_for(shape_.layers * shape_.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
@@ -121,7 +144,7 @@ std::shared_ptr<const Context> PrefillContext::freeze(ContextBuilder& builder,
   const auto exact = builder.freeze();
   auto sets = exact->indices_;
   for (GrownIndex& grown : indices) {
-    sets.push_back(std::make_shared<Context::IndexSet>(Context::IndexSet{std::move(grown)}));
+    sets.push_back(std::make_shared<Context::IndexSet>(std::move(grown)));
   }
   return std::shared_ptr<const Context>(new Context(exact->shape_, exact->store_, std::move(sets)));
 }

@@ -84,6 +84,15 @@ void Selector::select(const KeyIndex& context, const KeyIndex& own, const float*
   }
 }
 
+void Selector::reset(std::int64_t queries) {
+  const auto count = static_cast<std::size_t>(queries);
+  selections_.resize(std::max(selections_.size(), count));
+  for (std::size_t i = 0; i < count; ++i) {
+    selections_[i].context.clear();
+    selections_[i].own.clear();
+  }
+}
+
 void Selector::take_own(std::int64_t query, const PositionRange& range) {
   std::vector<std::int64_t>& own = selections_[static_cast<std::size_t>(query)].own;
   own.clear();

@@ -30,6 +30,9 @@ class Selector {
               std::span<const PositionRange> own_allowed, std::int64_t k, std::int64_t group,
               SelectBy select_by);
 
+  /// Has so many queries attend nothing.
+  void reset(std::int64_t queries);
+
   /// Has query i attend all of the session's own positions in a range.
   void take_own(std::int64_t query, const PositionRange& range);
 

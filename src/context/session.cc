@@ -57,6 +57,12 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                           std::string(name_of(context->dtype())) +
                           ": prefill it with kv_dtype bf16");
   }
+  // Without a tail of its own kind, or when a group shares its rows, the host searches.
+  if (options.select_by == SelectBy::query_head &&
+      (options.tail == no_tail || options.tail == options.index)) {
+    seen.codes = context->codes_on(device, options.index);
+    seen.most_rows = *std::ranges::max_element(k);
+  }
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
@@ -155,7 +161,7 @@ void Session::attend(const AttentionStep& step) {
   const std::int64_t q_width = s.shape.q_heads * s.shape.head_dim;
   const std::int64_t kv_width = s.shape.kv_heads * s.shape.head_dim;
   // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
-  constexpr std::int64_t most = SessionShape().max_tokens;
+  constexpr std::int64_t most = most_step_tokens;
   const std::int64_t held = s.own.size(step.layer);
   const SessionStats before = s.stats;
   try {

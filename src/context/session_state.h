@@ -1,6 +1,7 @@
 // What a session holds, and its step.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -37,6 +38,23 @@ struct Session::State {
     Partial rest;                                      // the tail's
   };
 
+  /// How many of several tasks' parts are done. add() is safe from many threads.
+  class PartCounts {
+   public:
+    void reset(std::int64_t tasks) {
+      if (tasks > size_)
+        parts_ =
+            std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(size_ = tasks));
+      for (std::int64_t i = 0; i < tasks; ++i) parts_[static_cast<std::size_t>(i)] = 0;
+    }
+    /// One more part of a task: how many now.
+    std::int64_t add(std::int64_t task) { return ++parts_[static_cast<std::size_t>(task)]; }
+
+   private:
+    std::unique_ptr<std::atomic<std::int64_t>[]> parts_;
+    std::int64_t size_ = 0;
+  };
+
   State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
 
   /// Where the layer's next token stands.
@@ -59,13 +77,20 @@ struct Session::State {
   void each_segment(std::int64_t layer, const Use& use);
   bool searches(std::int64_t layer, std::int64_t end) const;
   void retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
+  void attend_listed(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void search_all(std::int64_t layer, const TokenQueries& queries);
   void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_found(std::int64_t layer, const TokenQueries& queries, PartialView out);
   const RowTail* tail(std::int64_t layer, std::int64_t head) const;
   PositionRange all_own(std::int64_t layer, const TokenQueries& queries) const;
+  bool attends_own(std::int64_t layer) const;
+  void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void attend_rest(std::int64_t layer, const TokenQueries& queries, PartialView out);
-  void measure_recall(std::int64_t layer);
+  void measure_recall(std::int64_t layer, const TokenQueries& queries);
   void measure_recall(std::int64_t layer, std::int64_t head);
 
   std::shared_ptr<const Context> context;
@@ -84,7 +109,10 @@ struct Session::State {
   std::vector<HeadStep> heads;
   Partial found;
   Partial own_rest;
-  std::vector<RowSpan> spans;  // per KV head
+  std::vector<RowSpan> spans;          // per KV head
+  std::vector<PositionRange> allowed;  // of a scan, per token
+  Partial piece_parts;                 // [lists, pieces, group]
+  PartCounts done;                     // pieces of each list
 };
 
 }  // namespace topkv

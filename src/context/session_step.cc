@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <string_view>
 
+#include "index/codes_index.h"
 #include "index/exact_index.h"
+#include "index/scratch.h"
 #include "src/context/session_state.h"
 #include "src/core/convert.h"
 #include "src/core/faults.h"
@@ -20,6 +23,21 @@ namespace {
 // is attended, and what may be kept at a time.
 constexpr std::int64_t search_bytes = 64;
 constexpr std::int64_t search_memory = std::int64_t{256} << 20;
+
+constexpr std::int64_t least_piece = 32;  // rows of a list that a thread attends at a time
+constexpr std::int64_t most_pieces = 64;  // of a list
+
+/// Rows lie anywhere in memory: all are asked for before the first is read.
+void prefetch(const RowsView& rows, std::span<const std::int64_t> positions) {
+  constexpr std::int64_t line = 64;
+  const std::int64_t bytes = rows.dim * bytes_of(rows.dtype);
+  for (const std::int64_t position : positions) {
+    for (std::int64_t at = 0; at < bytes; at += line) {
+      __builtin_prefetch(rows.key(position) + at);
+      __builtin_prefetch(rows.value(position) + at);
+    }
+  }
+}
 
 /// Adds the time since the last call to a counter.
 class Lap {
@@ -67,13 +85,20 @@ void Session::State::step(const AttentionStep& step) {
   auto lock = compute.lock();
   Lap lap;
   reach_fault("session.begin");
-  const DecodeBackend::Step given = backend->begin(step, first);
+  backend->begin(step, first);
+  const bool searched = searches(layer, first + step.tokens);
+  if (searched && seen.codes) {
+    // Before the queries are on the host, so that the device goes on while they come.
+    const std::int64_t tokens = std::min(step.tokens, backend->scan_tokens());
+    scan(layer, 0, {nullptr, tokens, 0, 0, first});
+  }
+  const DecodeBackend::Step given = backend->given();
   lap(time.q_out);
   append(layer, given, step.tokens);
   lap(time.append);
   each_segment(layer, [&](std::span<const RowSpan> rows) { backend->attend(layer, rows); });
   lap(time.window);
-  if (searches(layer, first + step.tokens)) {
+  if (searched) {
     lock = {};
     found.reset(step.tokens * shape.q_heads, shape.head_dim);
     const std::int64_t d = shape.head_dim;
@@ -112,8 +137,9 @@ void Session::State::append(std::int64_t layer, const DecodeBackend::Step& given
   own.append(layer, given.k, given.v);
 }
 
-/// Finds rows between the sinks and each query's window.
-void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+/// Queries of one KV head, and where each may find rows: between the sinks and its window.
+void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
+                                  const TokenQueries& queries) {
   HeadStep& step = heads[static_cast<std::size_t>(head)];
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
@@ -123,7 +149,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQu
   step.own_allowed.resize(static_cast<std::size_t>(count));
   const std::int64_t n = context->tokens();
   const CausalWindow exact = seen.exact(layer);
-  const bool has_tail = tail(layer, head) != nullptr;
+  const bool all_own = attends_own(layer);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
     const float* q = queries.data + token * queries.token_stride +
@@ -132,24 +158,133 @@ void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQu
     const std::int64_t end = exact.begin(queries.first + token);
     step.context_allowed[static_cast<std::size_t>(i)] = {exact.sinks, std::min(end, n)};
     step.own_allowed[static_cast<std::size_t>(i)] =
-        has_tail ? PositionRange{}  // all are attended
-                 : PositionRange{std::max<std::int64_t>(0, exact.sinks - n), end - n};
+        all_own ? PositionRange{}
+                : PositionRange{std::max<std::int64_t>(0, exact.sinks - n), end - n};
   }
+}
+
+void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  copy_queries(layer, head, queries);
   reach_fault("session.search");
   ExactIndex own_keys;  // holds nothing but where they are
   own_keys.build({});
   own_keys.add(own.rows(layer, head).keys(), {});
   step.selector.select(context->index(options.index, layer, head), own_keys, step.queries.data(),
-                       count, d, step.context_allowed, step.own_allowed,
-                       k[static_cast<std::size_t>(layer)], group, options.select_by);
-  if (!has_tail) return;
-  // Of the session's own rows, those that only later tokens of the block do not have in their
-  // window; attend_rest takes those that none has.
+                       queries.tokens * shape.group(), shape.head_dim, step.context_allowed,
+                       step.own_allowed, k[static_cast<std::size_t>(layer)], shape.group(),
+                       options.select_by);
+  if (attends_own(layer)) take_own(layer, head, queries);
+}
+
+/// Of the session's own rows, those that only later tokens of the block do not have in their
+/// window; attend_own takes those that none has.
+void Session::State::take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+  const std::int64_t n = context->tokens();
+  const CausalWindow exact = seen.exact(layer);
   const std::int64_t last = std::max(all_own(layer, queries).end, exact.sinks) - n;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t end = exact.begin(queries.first + i / group) - n;
-    step.selector.take_own(i, {std::max<std::int64_t>(0, last), end});
+  for (std::int64_t i = 0; i < queries.tokens * shape.group(); ++i) {
+    const std::int64_t end = exact.begin(queries.first + i / shape.group()) - n;
+    heads[static_cast<std::size_t>(head)].selector.take_own(i,
+                                                            {std::max<std::int64_t>(0, last), end});
   }
+}
+
+/// Whether the session's own rows are all attended.
+bool Session::State::attends_own(std::int64_t layer) const {
+  return seen.codes != nullptr || tail(layer, 0) != nullptr;
+}
+
+/// Begins a scan of the context's codes for these tokens of a step, the first of which is number
+/// `token` of it.
+void Session::State::scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries) {
+  const CausalWindow exact = seen.exact(layer);
+  allowed.clear();
+  for (std::int64_t i = 0; i < queries.tokens; ++i) {
+    const std::int64_t end = std::min(exact.begin(queries.first + i), context->tokens());
+    allowed.push_back(
+        {std::min(exact.sinks, std::max<std::int64_t>(end, 0)), std::max<std::int64_t>(end, 0)});
+  }
+  backend->scan(layer, {.token = token,
+                        .allowed = allowed,
+                        .rows = k[static_cast<std::size_t>(layer)],
+                        .tail = options.tail != no_tail});
+}
+
+/// Has all heads of a group attend the rows that the scan lists for it, and merges that into `out`.
+/// The threads wake up while the device scans, and wait for its lists themselves.
+void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queries,
+                                   PartialView out) {
+  reach_fault("session.attend");
+  const Stopwatch watch;
+  const std::int64_t group = shape.group();
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t lists = queries.tokens * shape.kv_heads;
+  const std::int64_t rows =
+      std::max(least_piece, (backend->list_rows() + most_pieces - 1) / most_pieces);
+  const std::int64_t pieces = (backend->list_rows() + rows - 1) / rows;  // of a list
+  piece_parts.reset(lists * pieces * group, d);
+  const PartialView parts = piece_parts.view();
+  const auto list = [&](std::int64_t i) {
+    return backend->listed(i / shape.kv_heads, i % shape.kv_heads);
+  };
+  const auto part = [&](std::int64_t i, std::int64_t piece) {
+    const std::int64_t at = (i * pieces + piece) * group;
+    return PartialView{parts.out + at * d, parts.lse + at, group, d};
+  };
+  std::atomic<std::int64_t> next = 0;  // piece of all lists together
+  done.reset(lists);
+  std::atomic<double> searched = 0;  // seconds, about
+  const auto attend = [&] {
+    const Scratch<std::vector<std::int64_t>> positions;
+    std::int64_t first = 0;  // piece of list i
+    std::int64_t mine = next++;
+    for (std::int64_t i = 0; i < lists; ++i) {
+      const auto listed = list(i);
+      if (i == 0) searched.store(watch.seconds(), std::memory_order_relaxed);
+      const std::int64_t count = (std::ssize(listed) + rows - 1) / rows;
+      for (; mine < first + count; mine = next++) {
+        const std::int64_t piece = mine - first;
+        const auto some = listed.subspan(
+            static_cast<std::size_t>(piece * rows),
+            static_cast<std::size_t>(std::min(rows, std::ssize(listed) - piece * rows)));
+        positions->assign(some.begin(), some.end());
+        const float* q = queries.data + i / shape.kv_heads * queries.token_stride +
+                         i % shape.kv_heads * group * queries.head_stride;
+        const RowsView all = context->rows(layer, i % shape.kv_heads);
+        prefetch(all, *positions);
+        attend_rows(q, all, *positions, shape.softmax_scale(), part(i, piece), shape.softcap);
+        if (done.add(i) < count) continue;
+        // The last piece of a list: all of them, in their order.
+        const std::int64_t at = i / shape.kv_heads * shape.q_heads + i % shape.kv_heads * group;
+        for (std::int64_t p = 0; p < count; ++p)
+          merge({out.out + at * d, out.lse + at, group, d}, part(i, p));
+      }
+      first += count;
+    }
+  };
+  const std::int64_t threads = std::min(thread_count(), lists * pieces);
+  parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) attend();
+  });
+  for (std::int64_t i = 0; i < lists; ++i) stats.rows_retrieved += std::ssize(list(i)) * group;
+  times(layer).search += searched;
+  times(layer).attend += watch.seconds() - searched;
+  stats.search_seconds += searched;
+}
+
+/// Of the session's own rows, those that some tokens of the block have in their window and others
+/// do not.
+void Session::State::attend_between(std::int64_t layer, const TokenQueries& queries,
+                                    PartialView out) {
+  if (queries.tokens == 1) return;
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    copy_queries(layer, head, queries);
+    Selector& selector = heads[static_cast<std::size_t>(head)].selector;
+    selector.reset(queries.tokens * shape.group());
+    take_own(layer, head, queries);
+  }
+  attend_found(layer, queries, out);
 }
 
 /// Positions of the session's own rows that lie between the sinks and the window of all tokens.
@@ -162,9 +297,12 @@ const RowTail* Session::State::tail(std::int64_t layer, std::int64_t head) const
   return options.tail == no_tail ? nullptr : context->tail(options.tail, layer, head);
 }
 
-void Session::State::measure_recall(std::int64_t layer) {
+void Session::State::measure_recall(std::int64_t layer, const TokenQueries& queries) {
   const Stopwatch measuring;
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) measure_recall(layer, head);
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    if (seen.codes) copy_queries(layer, head, queries);
+    measure_recall(layer, head);
+  }
   measuring_seconds += measuring.seconds();
 }
 
@@ -173,13 +311,22 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   const HeadStep& step = heads[static_cast<std::size_t>(head)];
   const auto count = static_cast<std::int64_t>(step.context_allowed.size());
   const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.context_allowed};
+  const std::int64_t rows = k[static_cast<std::size_t>(layer)];
   SearchResult wanted;
   SearchResult found;
-  context->index("exact", layer, head).search(queries, k[static_cast<std::size_t>(layer)], wanted);
-  context->index(options.index, layer, head)
-      .search(queries, k[static_cast<std::size_t>(layer)], found);
+  context->index("exact", layer, head).search(queries, rows, wanted);
+  const KeyIndex& index = context->index(options.index, layer, head);
+  if (!seen.codes) index.search(queries, rows, found);
   for (std::int64_t q = 0; q < count; ++q) {
-    std::vector<std::int64_t> have(found.positions(q).begin(), found.positions(q).end());
+    std::vector<std::int64_t> have;
+    if (seen.codes) {  // rare rows are attended beside those that are found
+      const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
+      have.assign(rare.begin(), rare.end());
+      const auto listed = backend->listed(q / shape.group(), head);
+      have.insert(have.end(), listed.begin(), listed.end());
+    } else {
+      have.assign(found.positions(q).begin(), found.positions(q).end());
+    }
     std::sort(have.begin(), have.end());
     for (const std::int64_t position : wanted.positions(q)) {
       ++stats.exact_rows;
@@ -198,43 +345,61 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out) {
   const std::int64_t end = queries.first + queries.tokens;
   const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
-  const std::int64_t tokens = std::clamp<std::int64_t>(
-      search_memory / (shape.q_heads * search_bytes * rows), 1, queries.tokens);
+  const std::int64_t room =
+      seen.codes ? backend->scan_tokens() : search_memory / (shape.q_heads * search_bytes * rows);
+  const std::int64_t tokens = std::clamp<std::int64_t>(room, 1, queries.tokens);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
     TokenQueries block = queries;
     block.data += t * queries.token_stride;
     block.first += t;
     block.tokens = std::min(tokens, queries.tokens - t);
-    search_all(layer, block);
-    if (options.measure_recall) measure_recall(layer);
+    if (seen.codes) {
+      if (t > 0) {  // the first was begun with the step
+        const auto lock = device.compute()->lock();
+        scan(layer, t, block);
+      }
+    } else {
+      search_all(layer, block);
+    }
     const std::int64_t before = t * shape.q_heads;
     const PartialView part{out.out + before * out.head_dim, out.lse + before,
                            block.tokens * shape.q_heads, out.head_dim};
-    attend_found(layer, block, part);
-    if (tail(layer, 0) != nullptr) attend_rest(layer, block, part);
+    if (seen.codes) {
+      attend_listed(layer, block, part);
+      attend_between(layer, block, part);
+    } else {
+      attend_found(layer, block, part);
+      if (tail(layer, 0) != nullptr) attend_rest(layer, block, part);
+    }
+    if (attends_own(layer)) attend_own(layer, block, part);
+    if (options.measure_recall) measure_recall(layer, block);
   }
 }
 
-/// Merges into `out` what stands for the rows that were not found: the session's own as they are,
-/// the context's by the tail.
-void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries,
-                                 PartialView out) {
+/// Merges into `out` the session's own rows that no token of the block has in its window.
+void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out) {
+  const PositionRange range = all_own(layer, queries);
+  if (range.size() <= 0) return;
+  const Stopwatch attending;
+  const std::int64_t n = context->tokens();
+  spans.clear();
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    spans.push_back({own.rows(layer, head).part({range.begin - n, range.end - n}), range.begin});
+  }
+  own_rest.reset(out.heads, out.head_dim);
+  attend_tokens(shape, queries, {}, spans.data(), own_rest.view());
+  merge(out, own_rest.view());
+  times(layer).tail += attending.seconds();
+}
+
+/// Merges into `out` what stands for the context's rows that were not found.
+void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries, PartialView out) {
   reach_fault("session.tail");
   const Stopwatch attending;
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const float scale = shape.softmax_scale();
-  const std::int64_t n = context->tokens();
   const std::int64_t count = queries.tokens * group;
-  if (const PositionRange range = all_own(layer, queries); range.size() > 0) {
-    spans.clear();
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-      spans.push_back({own.rows(layer, head).part({range.begin - n, range.end - n}), range.begin});
-    }
-    own_rest.reset(out.heads, d);
-    attend_tokens(shape, queries, {}, spans.data(), own_rest.view());
-    merge(out, own_rest.view());
-  }
   parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       HeadStep& step = heads[static_cast<std::size_t>(head)];
@@ -243,13 +408,14 @@ void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries
       for (std::int64_t i = 0; i < count; ++i) {
         step.taken.push_back(step.selector.of(i).context);
         const float lowest = scale * step.selector.lowest(i);
-        step.ceilings.push_back(shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap)
-                                                  : lowest);
+        step.ceilings.push_back(
+            shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap) : lowest);
       }
       step.rest.reset(count, d);
       const PartialView rest = step.rest.view();
-      tail(layer, head)->attend({step.queries.data(), count, d, step.context_allowed}, step.taken,
-                                step.ceilings, scale, shape.softcap, rest);
+      tail(layer, head)
+          ->attend({step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings,
+                   scale, shape.softcap, rest);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
         merge({out.out + at * d, out.lse + at, 1, d}, {rest.out + i * d, rest.lse + i, 1, d});

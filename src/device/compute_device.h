@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "src/device/decode_backend.h"
+#include "src/device/device_codes.h"
 #include "src/device/device_prefill.h"
 #include "src/device/phase_clock.h"
 #include "topkv/device.h"
@@ -172,6 +173,15 @@ class ComputeDevice {
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                                const PrefillVisibility& visible,
                                                std::int64_t chunk) const = 0;
+
+  /// Codes of a context whose rows outlive the call: [layers x kv_heads], without keys where a
+  /// layer has none. REQUIRES: scans_codes(shape). Throws OutOfMemory.
+  virtual std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& /*shape*/,
+                                                        std::span<const HeadCodes> /*heads*/) {
+    return nullptr;
+  }
+  /// Whether it scans codes of such a shape.
+  virtual bool scans_codes(const AttentionShape& /*shape*/) const { return false; }
 
   /// The decode step of a session.
   virtual std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) = 0;

@@ -2,14 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "src/attention/block_attention.h"
+#include "src/device/device_codes.h"
 #include "topkv/attention.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
 namespace topkv {
+
+/// Tokens of one step.
+inline constexpr std::int64_t most_step_tokens = 256;
 
 /// What a session attends, layer by layer.
 struct SessionShape {
@@ -17,7 +22,10 @@ struct SessionShape {
   std::int64_t window = 1024;
   std::int64_t sinks = 4;
   std::int64_t dense_layers = 0;
-  std::int64_t max_tokens = 256;  ///< of one step
+  std::int64_t max_tokens = most_step_tokens;  ///< of one step
+  /// Where the device scans the context's codes itself: these. Null: the host searches.
+  std::shared_ptr<const DeviceCodes> codes = {};
+  std::int64_t most_rows = 0;  ///< wanted of a scan, for each query head
 
   /// Whether rows are searched beyond those that are attended anyway.
   bool retrieves(std::int64_t layer) const {
@@ -30,10 +38,11 @@ struct SessionShape {
   }
 };
 
-/// A step: begin, then attend for each segment of the rows, add for each further partial, finish.
-/// Positions are those of the session: the context's rows come first. One thread at a time; on CUDA
-/// the caller holds the device's lock in each call, not between them. Allocates nothing after the
-/// first steps. After a call that throws, begin or load may be called again.
+/// A step: begin; scan where there are codes; given; then attend for each segment of the rows, add
+/// for each further partial, finish. Work is begun in this order, and waited for in given and
+/// listed alone. Positions are those of the session: the context's rows come first. One thread at a
+/// time; on CUDA the caller holds the device's lock in each call, not between them. Allocates
+/// nothing after the first steps. After a call that throws, begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -50,11 +59,34 @@ class DecodeBackend {
 
   /// Takes q, k, v (the device's memory, float32) of tokens at position `first` and on. Without K
   /// and V (kv_count 0) the window keeps its rows, and the step's k and v have no tokens.
-  virtual Step begin(const AttentionStep& step, std::int64_t first) = 0;
+  virtual void begin(const AttentionStep& step, std::int64_t first) = 0;
+
+  /// Waits for it.
+  virtual Step given() = 0;
 
   /// The exact part over those of a segment's rows (one span per KV head), the step's included,
   /// that SessionShape::exact says. A device has done with what is resident in begin.
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
+
+  /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens() at most,
+  /// are to attend as they are, and a partial for those that they are not to.
+  struct Scan {
+    std::int64_t token = 0;                  ///< of the step, the first
+    std::span<const PositionRange> allowed;  ///< of the context, per token
+    std::int64_t rows = 0;                   ///< wanted for each query head, from 1 to most_rows
+    bool tail = true;
+  };
+  /// Begins to find the rows whose codes score best for any query head of each KV head, about so
+  /// many for each. Attends rare rows (HeadCodes) as they are and, for a tail, what codes stand for
+  /// of all others that are not found.
+  virtual void scan(std::int64_t layer, const Scan& scan);
+  virtual std::int64_t scan_tokens() const;
+  /// The most that a scan lists for a token and KV head.
+  virtual std::int64_t list_rows() const;
+  /// Waits, busily, for the last scan. Positions that it found for the token that is number i of
+  /// it, ascending; all heads of the group are to attend them. Valid until the next scan. Safe from
+  /// many threads.
+  virtual std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head);
 
   /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return.
   virtual void add(PartialView partial) = 0;

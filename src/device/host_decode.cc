@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/core/faults.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -14,16 +15,19 @@ class HostDecode final : public DecodeBackend {
   void load(std::int64_t /*layer*/, std::span<const RowSpan> /*rows*/,
             std::int64_t /*end*/) override {}
 
-  Step begin(const AttentionStep& step, std::int64_t first) override {
+  void begin(const AttentionStep& step, std::int64_t first) override {
     const AttentionShape& a = shape_.attention;
     const std::int64_t d = a.head_dim;
     queries_ = {step.q, step.tokens, a.q_heads * d, d, first};
-    out_.reset(step.tokens * a.q_heads, d);  // not step.out, which may be q: that is read to the end
+    out_.reset(step.tokens * a.q_heads,
+               d);  // not step.out, which may be q: that is read to the end
     const auto rows = [&](const float* x) {
       return TensorView::tokens_first(x, DType::f32, step.kv_count(), a.kv_heads, d);
     };
-    return {step.q, rows(step.k), rows(step.v)};
+    given_ = {step.q, rows(step.k), rows(step.v)};
   }
+
+  Step given() override { return given_; }
 
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
     if (rows[0].rows.count == 0) return;
@@ -43,11 +47,21 @@ class HostDecode final : public DecodeBackend {
  private:
   SessionShape shape_;
   TokenQueries queries_;  // of this step
+  Step given_;
   Partial out_;
   Partial part_;  // of one segment
 };
 
 }  // namespace
+
+void DecodeBackend::scan(std::int64_t /*layer*/, const Scan& /*scan*/) {
+  throw Error("this device keeps no codes to scan");
+}
+std::int64_t DecodeBackend::scan_tokens() const { return 0; }
+std::int64_t DecodeBackend::list_rows() const { return 0; }
+std::span<const std::int32_t> DecodeBackend::listed(std::int64_t /*i*/, std::int64_t /*kv_head*/) {
+  return {};
+}
 
 std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
   return std::make_unique<HostDecode>(shape);

@@ -19,7 +19,7 @@ namespace topkv {
 
 /// Tokens of a prompt, or of a step, given to a session at a time: bounds the activations and the
 /// block of queries searched.
-inline constexpr std::int64_t session_chunk = SessionShape().max_tokens;
+inline constexpr std::int64_t session_chunk = most_step_tokens;
 
 /// Prefill chunks that are tried, largest first, until one fits the device's memory.
 std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice& device,

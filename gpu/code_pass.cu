@@ -1,0 +1,516 @@
+// One pass over the codes of a layer: lists the rows above the threshold, and sums up what the
+// others weigh. And, when all is there, the sums as a partial, merged with the others.
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "gpu/code_score.cuh"
+#include "gpu/code_stages.h"
+#include "gpu/kernel_parts.cuh"
+#include "gpu/mma.cuh"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr int pass_warps = 8;
+constexpr int pass_threads = pass_warps * warp;
+constexpr int pass_blocks = 2;  // of a multiprocessor
+constexpr int stages = 4;       // units of a warp on their way
+constexpr int most_splits = 256;
+constexpr int sums_row = code_dims + 4;  // floats of one head in shared memory: no bank conflicts
+constexpr float largest_weight = 4096;   // of those kept as halves; beyond it a warp rescales
+
+template <int V>
+constexpr int shared_bytes() {
+  return std::max(pass_warps * stages * unit_bytes(V),
+                  pass_warps * code_group * (sums_row + 2) * 4);
+}
+
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+__device__ __forceinline__ float2 unpack(std::uint32_t x) {
+  return __half22float2(*reinterpret_cast<__half2*>(&x));
+}
+__device__ __forceinline__ std::uint32_t max_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+__device__ __forceinline__ std::uint32_t add_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+__device__ __forceinline__ std::uint32_t multiply_pair(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+__device__ __forceinline__ bool either_above(std::uint32_t x, std::uint32_t limit) {
+  std::uint32_t y;
+  asm("{.reg .pred a, b; setp.gt.f16x2 a|b, %1, %2; or.pred a, a, b; selp.u32 %0, 1, 0, a;}"
+      : "=r"(y)
+      : "r"(x), "r"(limit));
+  return y != 0;
+}
+/// A pair of halves a little below x.
+__device__ __forceinline__ std::uint32_t pair_below(float x) {
+  const __half2 pair = __half2half2(__float2half_rd(fminf(x * 0.999F, largest_weight)));
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint4 load_shared4(std::uint32_t at) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(at));
+  return x;
+}
+__device__ __forceinline__ std::uint32_t load_shared(std::uint32_t at) {
+  std::uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at));
+  return x;
+}
+
+/// c[16, 8] += a[16, 16] b[16, 8] of halves, where a is all ones: sums of b's columns.
+__device__ __forceinline__ void mma_sum(float (&c)[4], std::uint32_t one, std::uint32_t b0,
+                                        std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%4,%4,%4},{%5,%6},"
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(one), "r"(b0), "r"(b1));
+}
+
+/// c[16, 8] += of each of 16 axes the weights that its bits choose, for 16 keys and 8 heads; lanes
+/// 2 S and 2 S + 1 of each four bring the bits.
+template <int S>
+__device__ __forceinline__ void mma_choose(float (&c)[4], std::uint32_t one,
+                                           const std::uint32_t (&b)[4], std::uint32_t bits) {
+  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3},{%4,%4,%4,%4},{%5,%6,%7,%8},{%0,%1,%2,%3},%9,%10;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(one), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(bits), "n"(S));
+}
+
+/// Units of a warp on their way to shared memory, `stages` of them.
+template <int V>
+class Ring {
+ public:
+  __device__ Ring(std::uint32_t to, const std::uint8_t* units, int first, int end, int lane)
+      : begin_(to),
+        at_(to),
+        into_(to),
+        from_(units + 16 * lane),
+        next_(first),
+        end_(end),
+        lane_(lane) {
+    for (int s = 0; s + 1 < stages; ++s) send();
+  }
+
+  /// The next unit's place; the one before it may be overwritten.
+  __device__ __forceinline__ std::uint32_t take() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(stages - 2) : "memory");
+    __syncwarp();
+    const std::uint32_t at = at_;
+    at_ = advance(at_);
+    send();
+    return at;
+  }
+
+ private:
+  static constexpr int bytes = unit_bytes(V);
+
+  __device__ __forceinline__ std::uint32_t advance(std::uint32_t at) const {
+    return at + bytes == begin_ + stages * bytes ? begin_ : at + bytes;
+  }
+  __device__ __forceinline__ void send() {
+    if (next_ < end_) {
+      const std::uint8_t* from = from_ + static_cast<std::int64_t>(next_) * bytes;
+#pragma unroll
+      for (int i = 0; i < bytes; i += 16 * warp) copy_async(into_ + i + 16 * lane_, from + i, true);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    next_ += pass_warps;
+    into_ = advance(into_);
+  }
+
+  std::uint32_t begin_, at_, into_;
+  const std::uint8_t* from_;
+  int next_, end_, lane_;
+};
+
+/// A warp's sums over the keys it has met.
+template <int V>
+struct Sums {
+  static constexpr int tiles = V / 2;         // of 16 axes
+  float mass[4] = {};                         // of heads 2 t and 2 t + 1, in [0] and [1]
+  float axes[tiles > 0 ? tiles : 1][4] = {};  // axes 16 m + r (and + 8), heads 2 t and 2 t + 1
+};
+
+/// Each block a stretch of one KV head's keys; its warps take units in turn.
+template <int V>
+__global__ void __launch_bounds__(pass_threads, pass_blocks)
+    pass_kernel(const __grid_constant__ CodeScan scan, std::uint32_t one, std::uint32_t eights) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  const int warp_id = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / warp, 0);
+  const int r = lane / 4;
+  const int t = lane % 4;
+  const int head = static_cast<int>(blockIdx.x) / scan.splits;
+  const int split = static_cast<int>(blockIdx.x) % scan.splits;
+  const ScanRange range = scan.range[head];
+  const int first = range.begin / unit_keys;
+  const std::int64_t units =
+      range.end > range.begin ? (range.end + unit_keys - 1) / unit_keys - first : 0;
+  const int begin = first + static_cast<int>(units * split / scan.splits) + warp_id;
+  const int end = first + static_cast<int>(units * (split + 1) / scan.splits);
+  Ring<V> ring(shared_address(shared) + warp_id * stages * unit_bytes(V),
+               scan.units + head * scan.head_bytes, begin, end, lane);
+  wait_for_previous_kernel();  // codes do not change; the query is new
+  let_next_kernel_start();
+
+  const QueryPlan plan = scan.plans[head * code_group + r];
+  KeyScores keys;
+  keys.load(scan.coefficients + head * 16 * key_slots, lane);
+  keys.lo = plan.lo;
+  keys.add = plan.add;
+  keys.high = magic_bits + plan.high;
+  keys.low = magic_bits + plan.low;
+  const float threshold =
+      scan.wanted >= range.end - range.begin ? 0.0F : exp2f(-scan_threshold_log2);
+  std::uint32_t limit = pair_below(threshold * exp2f(scan_bias_log2));
+  float moved = 0;  // log2 that the reference was moved by since the start
+  Sums<V> sums;
+
+  std::uint32_t weight[8];  // of keys 8 i + 2 t (low) and the next, for head r, as halves
+#pragma unroll 1
+  for (int unit = begin; unit < end; unit += pass_warps) {
+    const std::uint32_t at = ring.take();
+    const auto weigh = [&] {
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        const uint4 k = load_shared4(at + lane * 16 + g * 512);
+        const std::uint32_t words[4] = {k.x, k.y, k.z, k.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 score = keys.of(words[i]);
+          weight[4 * g + i] = pack(exp2_fast(score.x), exp2_fast(score.y));
+        }
+      }
+    };
+    const auto in_range = [&](int key) { return key >= range.begin && key < range.end; };
+    const auto drop_ends = [&] {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int key = unit * unit_keys + 8 * i + 2 * t;
+        weight[i] &= (in_range(key) ? 0xFFFFU : 0U) | (in_range(key + 1) ? 0xFFFF0000U : 0U);
+      }
+    };
+    const auto any_above = [&](std::uint32_t bound) {
+      std::uint32_t most = weight[0];
+#pragma unroll
+      for (int i = 1; i < 8; ++i) most = max_pair(most, weight[i]);
+      return __any_sync(all_lanes, either_above(most, bound));
+    };
+    weigh();
+    const bool at_end = unit * unit_keys < range.begin || (unit + 1) * unit_keys > range.end;
+    if (at_end) drop_ends();
+    if (any_above(limit)) {
+      // Where a weight comes near the end of what a half holds, this warp moves the reference up.
+      while (any_above(0x6BFF6BFFU)) {
+        float most = -INFINITY;
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+          const float2 score = keys.of(load_shared(at + lane * 16 + i / 4 * 512 + i % 4 * 4));
+          const int key = unit * unit_keys + 8 * i + 2 * t;
+          if (in_range(key)) most = fmaxf(most, score.x);
+          if (in_range(key + 1)) most = fmaxf(most, score.y);
+        }
+        most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 2));
+        const int steps = most > 11 ? static_cast<int>(ceilf((most - 6) / (256 * keys.lo))) : 0;
+        const float by = static_cast<float>(steps) * (256 * keys.lo);
+        keys.high -= steps;
+        moved += by;
+        limit = pair_below(fmaxf(threshold * exp2f(scan_bias_log2 - moved), 0x1p-24F));
+        const float even = exp2f(-__shfl_sync(all_lanes, by, 8 * t));
+        const float odd = exp2f(-__shfl_sync(all_lanes, by, 8 * t + 4));
+        sums.mass[0] *= even;
+        sums.mass[1] *= odd;
+#pragma unroll
+        for (auto& tile : sums.axes) {
+          tile[0] *= even;
+          tile[1] *= odd;
+          tile[2] *= even;
+          tile[3] *= odd;
+        }
+        weigh();
+        drop_ends();
+      }
+      const float unit_weight = exp2f(moved - scan_bias_log2);
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        // Every lane gets the largest weight, over all heads, of one of 32 keys.
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 w = unpack(weight[4 * g + i]);
+          v[2 * i] = w.x * unit_weight;
+          v[2 * i + 1] = w.y * unit_weight;
+        }
+#pragma unroll
+        for (int half = 4; half >= 1; half /= 2) {
+          const bool upper = (lane & (4 * half)) != 0;
+#pragma unroll
+          for (int i = 0; i < half; ++i) {
+            const float other = __shfl_xor_sync(all_lanes, upper ? v[i] : v[i + half], 4 * half);
+            v[i] = fmaxf(upper ? v[i + half] : v[i], other);
+          }
+        }
+        const bool above = v[0] > threshold;
+        const std::uint32_t all = __ballot_sync(all_lanes, above);
+        if (all == 0) continue;
+        // Lane bits 4, 3, 2 (r) are bits 2, 1, 0 of which of the eight is here.
+        const int key = unit * unit_keys + 32 * g + r / 2 * 8 + 2 * t + r % 2;
+        int place = 0;
+        if (lane == 0) place = atomicAdd(scan.count + head, __popc(all));
+        place = __shfl_sync(all_lanes, place, 0) + __popc(all & ((1U << lane) - 1));
+        const bool listed = above && place < scan.capacity;
+        if (listed) scan.list[static_cast<std::int64_t>(head) * scan.capacity + place] = key;
+        const std::uint32_t gone = __ballot_sync(all_lanes, listed) >> t;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          weight[4 * g + i] &= ~((gone >> (8 * i) & 1 ? 0xFFFFU : 0U) |
+                                 (gone >> (8 * i + 4) & 1 ? 0xFFFF0000U : 0U));
+        }
+      }
+    }
+
+    std::uint32_t values[V > 0 ? V / 2 : 1];  // this lane's words of them
+    if constexpr (V > 0) {
+#pragma unroll
+      for (int x = 0; x < V / 8; ++x) {
+        const uint4 words = load_shared4(at + 1024 + 512 * x + lane * 16);
+        values[4 * x] = words.x;
+        values[4 * x + 1] = words.y;
+        values[4 * x + 2] = words.z;
+        values[4 * x + 3] = words.w;
+      }
+    }
+    mma_sum(sums.mass, one,
+            add_pair(add_pair(weight[0], weight[1]), add_pair(weight[2], weight[3])),
+            add_pair(add_pair(weight[4], weight[5]), add_pair(weight[6], weight[7])));
+#pragma unroll
+    for (int h = 0; h < 4 && V > 0; ++h) {  // 16 keys each
+      constexpr std::uint32_t low_one = 0x00003C00U;
+      constexpr std::uint32_t high_one = 0x3C000000U;
+      const std::uint32_t w[4] = {
+          multiply_pair(weight[2 * h], low_one), multiply_pair(weight[2 * h], high_one),
+          multiply_pair(weight[2 * h + 1], low_one), multiply_pair(weight[2 * h + 1], high_one)};
+#pragma unroll
+      for (int m = 0; m < V / 4; ++m) {  // 32 axes each
+        const std::uint32_t word = V == 16 ? values[2 * h + m / 2] : values[h];
+        const std::uint32_t bits = ((m % 2 == 1 ? word >> 1 : word) & 0x55555555U) | eights;
+        mma_choose<0>(sums.axes[2 * m], one, w, bits);
+        mma_choose<1>(sums.axes[2 * m + 1], one, w, bits);
+      }
+    }
+  }
+
+  // The block's warps together, relative to the largest of their references.
+  __syncthreads();
+  auto* all = reinterpret_cast<float*>(shared);  // [warps][heads][sums_row]
+  float* mass = all + pass_warps * code_group * sums_row;
+  float* moves = mass + pass_warps * code_group;
+  if (t == 0) moves[warp_id * code_group + r] = moved;
+  if (r == 0) {
+    mass[warp_id * code_group + 2 * t] = sums.mass[0];
+    mass[warp_id * code_group + 2 * t + 1] = sums.mass[1];
+  }
+  float* mine = all + warp_id * code_group * sums_row;
+#pragma unroll
+  for (int m = 0; m < V / 2; ++m) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      mine[(2 * t + i % 2) * sums_row + r + 8 * (2 * m + i / 2)] = sums.axes[m][i];
+  }
+  __syncthreads();
+  const std::int64_t place = (static_cast<std::int64_t>(head) * scan.splits + split) * code_group;
+  for (int i = static_cast<int>(threadIdx.x); i < scan.group * code_dims; i += pass_threads) {
+    const int g = i / code_dims;
+    const int axis = i % code_dims;
+    float reference = 0;
+    for (int w = 0; w < pass_warps; ++w) reference = fmaxf(reference, moves[w * code_group + g]);
+    float sum = 0;
+    float whole = 0;
+    for (int w = 0; w < pass_warps; ++w) {
+      const float f = exp2_fast(moves[w * code_group + g] - reference);
+      if (axis < V * 8) sum += f * all[(w * code_group + g) * sums_row + axis];
+      whole += f * mass[w * code_group + g];
+    }
+    if (axis < V * 8) scan.sums[(place + g) * code_dims + axis] = sum;
+    if (axis == 0) {
+      scan.masses[place + g] = {whole, scan.plans[head * code_group + g].reference + reference};
+    }
+  }
+}
+
+constexpr int tail_threads = 512;
+
+/// Sums to the tail's partial; it and the rare rows merge into what is there. A block per query
+/// head: four threads to a dim, and to an axis.
+__global__ void __launch_bounds__(tail_threads)
+    finish_kernel(const __grid_constant__ CodeScan scan, int axes) {
+  constexpr int parts = tail_threads / code_dims;
+  __shared__ float part_sums[parts][code_dims];
+  __shared__ float rare_sums[parts][code_dims];
+  __shared__ float factor[most_splits];
+  __shared__ float share[code_dims];
+  __shared__ float whole_mass, whole_reference;
+  const int head = static_cast<int>(blockIdx.x) / scan.group;
+  const int g = static_cast<int>(blockIdx.x) % scan.group;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % warp;
+  const int d = thread % code_dims;
+  const int part = thread / code_dims;
+  const float* tables = scan.tables + static_cast<std::int64_t>(head) * CodeTables::floats;
+  constexpr int per_part = code_dims / parts;
+  float directions[per_part];
+#pragma unroll
+  for (int i = 0; i < per_part; ++i) {
+    const int axis = part * per_part + i;
+    directions[i] = axis < axes ? tables[CodeTables::values + axis * code_dims + d] : 0.0F;
+  }
+  const float base = tables[CodeTables::base + d];
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const auto place = [&](int s) {
+    return (static_cast<std::int64_t>(head) * scan.splits + s) * code_group + g;
+  };
+  if (thread < warp && scan.tail) {
+    float reference = -INFINITY;
+    for (int s = lane; s < scan.splits; s += warp)
+      if (scan.masses[place(s)].x > 0) reference = fmaxf(reference, scan.masses[place(s)].y);
+    reference = warp_max(reference);
+    float mass = 0;
+    for (int s = lane; s < scan.splits; s += warp) {
+      const float2 m = scan.masses[place(s)];
+      factor[s] = m.x > 0 ? exp2f(m.y - reference) : 0.0F;
+      mass += m.x * factor[s];
+    }
+    mass = warp_sum(mass);
+    if (lane == 0) {
+      whole_mass = mass;
+      whole_reference = reference;
+    }
+  }
+  __syncthreads();
+  float sum = 0;
+#pragma unroll 8
+  for (int s = part; scan.tail && s < scan.splits; s += parts)
+    sum += d < axes ? factor[s] * scan.sums[place(s) * code_dims + d] : 0.0F;
+  part_sums[part][d] = sum;
+  __syncthreads();
+  const bool any = scan.tail && whole_mass > 0;
+  if (part == 0) {
+    share[d] =
+        any ? (part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d]) / whole_mass
+            : 0.0F;
+  }
+  __syncthreads();
+  float x = 0;
+#pragma unroll
+  for (int i = 0; i < per_part; ++i) x += directions[i] * share[part * per_part + i];
+  part_sums[part][d] = x;
+
+  // Weights of the tail, the rare rows and what is there already, under one softmax.
+  const int heads = scan.kv_heads * scan.group;
+  const int row = head * scan.group + g;
+  constexpr int sources = scan_rare_parts + 2;
+  if (thread < warp) {
+    const float tail_lse =
+        any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e +
+                  scan.corrections[head * code_group + g]
+            : -INFINITY;
+    const float before = scan.into.lse[row];
+    const float rare = lane < scan_rare_parts ? scan.parts.lse[lane * heads + row] : -INFINITY;
+    const float high = fmaxf(warp_max(rare), fmaxf(tail_lse, before));
+    const auto weight = [&](float lse) { return lse == -INFINITY ? 0.0F : expf(lse - high); };
+    const float sum = warp_sum(weight(rare)) + weight(tail_lse) + weight(before);
+    const float inverse = sum > 0 ? 1 / sum : 0.0F;
+    if (lane < scan_rare_parts) factor[lane] = weight(rare) * inverse;
+    if (lane == 0) {
+      factor[sources - 2] = weight(tail_lse) * inverse;
+      factor[sources - 1] = sum > 0 ? weight(before) * inverse : 1.0F;
+      scan.into.lse[row] = sum > 0 ? high + logf(sum) : -INFINITY;
+    }
+  }
+  __syncthreads();
+  float mix = 0;
+#pragma unroll
+  for (int i = part; d < scan.head_dim && i < scan_rare_parts; i += parts) {
+    if (factor[i] > 0) mix += factor[i] * scan.parts.out[(i * heads + row) * scan.head_dim + d];
+  }
+  rare_sums[part][d] = mix;
+  __syncthreads();
+  if (part > 0 || d >= scan.head_dim) return;
+  float* out = scan.into.out + row * scan.head_dim + d;
+  const float tail = base + part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d];
+  *out = *out * factor[sources - 1] + (any ? tail * factor[sources - 2] : 0.0F) + rare_sums[0][d] +
+         rare_sums[1][d] + rare_sums[2][d] + rare_sums[3][d];
+}
+
+template <class Use>
+void for_value_bytes(int value_bytes, const Use& use) {
+  if (value_bytes == 16) {
+    use(pass_kernel<16>, shared_bytes<16>());
+  } else if (value_bytes == 8) {
+    use(pass_kernel<8>, shared_bytes<8>());
+  } else {
+    use(pass_kernel<0>, shared_bytes<0>());
+  }
+}
+
+}  // namespace
+
+int scan_splits(int kv_heads, int value_bytes) {
+  int device = 0;
+  int processors = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  TOPKV_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  int blocks = 0;
+  for_value_bytes(value_bytes, [&](auto kernel, int bytes) {
+    TOPKV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    TOPKV_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, pass_threads, bytes));
+  });
+  allow_follow_pass();
+  return std::clamp(processors * blocks / kv_heads, 1, most_splits);
+}
+
+bool can_scan_early() {
+  int device = 0;
+  int major = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  TOPKV_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+}
+
+void pass_codes(const CodeScan& scan, cudaStream_t stream) {
+  // Constants given as arguments stay in registers.
+  const std::uint32_t one = 0x3C003C00U;
+  const std::uint32_t eights = 0x88888888U;
+  for_value_bytes(scan.value_bytes, [&](auto kernel, int bytes) {
+    launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.splits)), pass_threads,
+                 bytes, stream, kernel, one, eights);
+  });
+}
+
+void finish_scan(const CodeScan& scan, cudaStream_t stream) {
+  launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.group)), tail_threads, 0,
+               stream, finish_kernel, 8 * scan.value_bytes);
+}
+
+}  // namespace topkv::gpu

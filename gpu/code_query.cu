@@ -1,0 +1,279 @@
+// What a pass over codes must know of a query: its coefficients, and, from a sample of the codes,
+// the threshold above which rows are listed.
+#include <cmath>
+
+#include "gpu/code_score.cuh"
+#include "gpu/code_stages.h"
+#include "gpu/kernel_parts.cuh"
+#include "gpu/mma.cuh"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr int prepare_threads = 1024;
+constexpr int plan_threads = 1024;
+constexpr int per_thread = most_sampled / plan_threads;
+constexpr int steady_rank = 8;  // of the sample's best, that the threshold is taken from at least
+constexpr int search_rounds = 24;
+
+/// Coefficients of one query head: a block. Also empties the KV head's list.
+__global__ void __launch_bounds__(prepare_threads)
+    prepare_kernel(const __grid_constant__ CodeScan scan) {
+  __shared__ float query[code_dims];
+  __shared__ float along[key_slots];
+  __shared__ float at_middle;
+  __shared__ float errors[prepare_threads / warp];
+  const int head = static_cast<int>(blockIdx.x) / code_group;
+  const int g = static_cast<int>(blockIdx.x) % code_group;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % warp;
+  std::uint8_t* to = scan.coefficients + head * 16 * key_slots + g * key_slots;
+  QueryScale* result = scan.scales + head * code_group + g;
+  wait_for_previous_kernel();
+  if (g == 0 && thread == 0) scan.count[head] = 0;
+  const auto weigh_nothing = [&] {
+    if (thread < key_slots) to[thread] = to[8 * key_slots + thread] = 0;
+    if (thread == 0) *result = {0.0F, -INFINITY, 0.0F};
+  };
+  if (g >= scan.group) return weigh_nothing();
+
+  const float* q = scan.query + (head * scan.group + g) * scan.head_dim;
+  if (thread < code_dims) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
+  __syncthreads();
+  const float* tables = scan.tables + static_cast<std::int64_t>(head) * CodeTables::floats;
+  const float4 mine = load4(query + 4 * lane);
+  // A warp a row: slots, the middle, then the axes of the errors.
+  constexpr int rows = key_slots + 1 + code_dims;
+  constexpr int warps = prepare_threads / warp;
+  constexpr int rounds = (rows + warps - 1) / warps;
+  float4 loaded[rounds];
+#pragma unroll
+  for (int i = 0; i < rounds; ++i) {
+    const int row = thread / warp + i * warps;
+    if (row < rows) loaded[i] = load4(tables + row * code_dims + 4 * lane);
+  }
+  float error = 0;
+#pragma unroll
+  for (int i = 0; i < rounds; ++i) {
+    const int row = thread / warp + i * warps;
+    if (row >= rows) break;
+    const float4 x = loaded[i];
+    const float dot = warp_sum(x.x * mine.x + x.y * mine.y + x.z * mine.z + x.w * mine.w);
+    if (row > key_slots) {
+      error += dot * dot;
+    } else if (lane == 0) {
+      (row < key_slots ? along[row] : at_middle) = dot;
+    }
+  }
+  if (lane == 0) errors[thread / warp] = error;
+  __syncthreads();
+  if (thread >= warp) return;
+
+  const float scale = scan.scale * log2_of_e;
+  float most = 0;
+  for (int slot = lane; slot < key_slots; slot += warp) {
+    along[slot] = along[slot] / static_cast<float>(1 << (2 * (slot / 16)));
+    most = fmaxf(most, fabsf(along[slot]));
+  }
+  most = warp_max(most) * scale;
+  float add = at_middle * scale;
+  error = warp_sum(lane < prepare_threads / warp ? errors[lane] : 0.0F);
+  // 16 bits of the largest coefficient; the offset must fit beside the sums. 13 bits of lo, so that
+  // 257 lo * magic is exact.
+  const float unit = fmaxf(fmaxf(most / 32512.0F, fabsf(add) * 0x1p-27F), 1e-30F);
+  if (!(unit < 1e30F)) {  // a query that is not finite: the step fails, on the host
+    if (lane == 0) *result = {0.0F, -INFINITY, 0.0F};
+    for (int slot = lane; slot < key_slots; slot += warp) to[slot] = to[8 * key_slots + slot] = 0;
+    return;
+  }
+  const float lo = __uint_as_float((__float_as_uint(unit) + 0x7FFU) & ~0x7FFU);
+  int middle = 0;  // what the slots' middle, 1.5, adds up to twice
+  for (int slot = lane; slot < key_slots; slot += warp) {
+    const int value = __float2int_rn(along[slot] * scale / lo);
+    const int high = (value + 128) >> 8;
+    to[slot] = static_cast<std::uint8_t>(high);
+    to[8 * key_slots + slot] = static_cast<std::uint8_t>(value - high * 256);
+    middle += value * (3 << (2 * (slot / 16)));
+  }
+  middle = __reduce_add_sync(all_lanes, middle);
+  add -= static_cast<float>(middle) * 0.5F * lo;
+  if (lane == 0) *result = {lo, add, scan.scale * sqrtf(error)};
+}
+
+/// The unit that is number i of the sample.
+__device__ __forceinline__ int sampled_unit(int first, int units, int i) {
+  if (units <= scan_sample_units) return first + i;
+  const auto begin = static_cast<std::int64_t>(units) * i / scan_sample_units;
+  const auto end = static_cast<std::int64_t>(units) * (i + 1) / scan_sample_units;
+  // Not every n-th: text that repeats may have the same period.
+  const std::uint32_t hash = static_cast<std::uint32_t>(i) * 0x9E3779B1U >> 8;
+  return first + static_cast<int>(begin + hash % (end - begin));
+}
+
+/// Scores of sampled keys: a warp a unit. Those out of range score -inf.
+__global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ CodeScan scan) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int head = static_cast<int>(blockIdx.y);
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  const int i = static_cast<int>(blockIdx.x * (block / warp) + threadIdx.x / warp);
+  const ScanRange range = scan.range[head];
+  const int first = range.begin / unit_keys;
+  const int units = (range.end + unit_keys - 1) / unit_keys - first;
+  const int r = lane / 4;
+  const int t = lane % 4;
+  auto* to =
+      scan.scores + static_cast<std::int64_t>(head * code_group + r) * most_sampled + i * unit_keys;
+  if (range.end <= range.begin || i >= units) {
+    for (int x = 0; x < unit_keys / 4; ++x) to[4 * x + t] = -INFINITY;
+    return;
+  }
+  KeyScores keys;
+  keys.load(scan.coefficients + head * 16 * key_slots, lane);
+  const QueryScale scale = scan.scales[head * code_group + r];
+  keys.lo = scale.lo;
+  keys.add = -257.0F * scale.lo * magic;
+  keys.high = keys.low = magic_bits;
+  const int unit = sampled_unit(first, units, i);
+  const std::uint8_t* from = scan.units + head * scan.head_bytes +
+                             static_cast<std::int64_t>(unit) * unit_bytes(scan.value_bytes) +
+                             16 * lane;
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    const uint4 words = *reinterpret_cast<const uint4*>(from + 512 * g);
+    const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const float2 score = keys.of(word[x]);
+      const int place = 32 * g + 8 * x + 2 * t;
+      const int key = unit * unit_keys + place;
+      const auto keep = [&](int at, float value) {
+        return at >= range.begin && at < range.end ? value + scale.add : -INFINITY;
+      };
+      to[place] = keep(key, score.x);
+      to[place + 1] = keep(key + 1, score.y);
+    }
+  }
+}
+
+__device__ __forceinline__ float block_sum(float x, float* shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  x = warp_sum(x);
+  __syncthreads();
+  if (thread % warp == 0) shared[thread / warp] = x;
+  __syncthreads();
+  return warp_sum(shared[thread % warp]);
+}
+
+__device__ __forceinline__ float block_max(float x, float* shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  x = warp_max(x);
+  __syncthreads();
+  if (thread % warp == 0) shared[thread / warp] = x;
+  __syncthreads();
+  return warp_max(shared[thread % warp]);
+}
+
+/// The threshold of one query head: a block.
+__global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constant__ CodeScan scan) {
+  __shared__ float shared[plan_threads / warp];
+  __shared__ int counts[2][plan_threads / warp];
+  const int head = static_cast<int>(blockIdx.x) / code_group;
+  const int g = static_cast<int>(blockIdx.x) % code_group;
+  const int thread = static_cast<int>(threadIdx.x);
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const QueryScale scale = scan.scales[head * code_group + g];
+  QueryPlan* result = scan.plans + head * code_group + g;
+  const ScanRange range = scan.range[head];
+  const int keys = max(0, range.end - range.begin);
+  if (g >= scan.group || keys == 0 || scale.add == -INFINITY) {
+    if (thread == 0) *result = {0.0F, -1000.0F, 0, 0, 0.0F};
+    return;
+  }
+  const float* from = scan.scores + static_cast<std::int64_t>(head * code_group + g) * most_sampled;
+  float score[per_thread];
+  float most = -INFINITY;
+  float least = INFINITY;
+  float found = 0;
+#pragma unroll
+  for (int i = 0; i < per_thread; ++i) {
+    const float x = from[i * plan_threads + thread];
+    score[i] = x;
+    if (x == -INFINITY) continue;
+    most = fmaxf(most, x);
+    least = fminf(least, x);
+    found += 1;
+  }
+  most = block_max(most, shared);
+  least = -block_max(-least, shared);
+  const float sampled = block_sum(found, shared);
+  int round = 0;
+  const auto count_above = [&](float limit) {
+    int above = 0;
+#pragma unroll
+    for (int i = 0; i < per_thread; ++i) above += score[i] > limit ? 1 : 0;
+    int* sums = counts[round++ % 2];  // one barrier a round
+    above = __reduce_add_sync(all_lanes, above);
+    if (thread % warp == 0) sums[thread / warp] = above;
+    __syncthreads();
+    return static_cast<float>(__reduce_add_sync(all_lanes, sums[thread % warp]));
+  };
+
+  const bool all = scan.wanted >= keys;
+  float threshold = -INFINITY;
+  if (!all) {
+    const float wanted = static_cast<float>(scan.wanted) * sampled / static_cast<float>(keys);
+    const bool exact = sampled >= static_cast<float>(keys);
+    const float rank = exact ? wanted : fminf(fmaxf(wanted, steady_rank), sampled);
+    float low = least - 1;  // more are above than rank, or as many
+    float high = most;      // fewer are
+    for (int i = 0; i < search_rounds; ++i) {
+      const float middle = 0.5F * (low + high);
+      const float above = count_above(middle);
+      // Of a sample no count is right to more than its square root.
+      if (above == rank || (!exact && fabsf(above - rank) <= 0.1F * rank)) {
+        low = high = middle;
+        break;
+      }
+      (above > rank ? low : high) = middle;
+    }
+    threshold = high;
+    if (wanted < rank) {
+      // Further out than the sample tells: weights fall off as a power there, so that scores fall
+      // off exponentially (Weissman 1978; the mean excess is Hill's estimator).
+      float above = 0;
+      float excess = 0;
+#pragma unroll
+      for (int i = 0; i < per_thread; ++i) {
+        if (score[i] <= threshold) continue;
+        above += 1;
+        excess += score[i] - threshold;
+      }
+      above = block_sum(above, shared);
+      excess = block_sum(excess, shared);
+      if (above > 0) threshold += excess / above * logf(above / wanted);
+    }
+  }
+
+  if (thread > 0) return;
+  QueryPlan plan;
+  // Weights of what is not listed stay below 2^-6 of the reference.
+  plan.reference = all ? most : threshold + scan_threshold_log2;
+  plan.lo = scale.lo;
+  plan.add = -257.0F * scale.lo * magic;
+  split_offset(scale.add - plan.reference + scan_bias_log2, scale.lo, &plan.high, &plan.low);
+  *result = plan;
+}
+
+}  // namespace
+
+void prepare_queries(const CodeScan& scan, cudaStream_t stream) {
+  const dim3 heads(static_cast<unsigned>(scan.kv_heads * code_group));
+  launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel);
+  const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.kv_heads));
+  launch_early(scan, sample, block, 0, stream, sample_kernel);
+  launch_early(scan, heads, plan_threads, 0, stream, plan_kernel);
+}
+
+}  // namespace topkv::gpu

@@ -1,0 +1,15 @@
+#include "gpu/code_scan.h"
+
+#include "gpu/code_stages.h"
+
+namespace topkv::gpu {
+
+void list_rows(const CodeScan& scan, cudaStream_t stream) {
+  prepare_queries(scan, stream);
+  pass_codes(scan, stream);
+  follow_pass(scan, stream);
+}
+
+void attend_rest(const CodeScan& scan, cudaStream_t stream) { finish_scan(scan, stream); }
+
+}  // namespace topkv::gpu

@@ -1,0 +1,93 @@
+// One token's scan over the codes of one layer: which rows score best, and a partial that stands
+// for all others.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/attention.h"
+
+namespace topkv::gpu {
+
+inline constexpr int scan_heads = 64;          // KV heads, at most
+inline constexpr int scan_rare_parts = 16;     // partials over rare rows of a KV head
+inline constexpr int scan_ordered = 4096;      // rows of a list that is ordered
+inline constexpr int scan_sample_units = 512;  // of a head's codes, that thresholds are found of
+
+/// Of one KV head: keys with codes, and rare ones, that may be attended; by their number among all
+/// of their kind.
+struct ScanRange {
+  int begin, end;
+  int rare_begin, rare_end;
+};
+
+/// What prepare() finds of one query head's scores, in units of log2: a key's is
+/// lo * (256 high + low + sums of products with the high and low bytes of its coefficients) + add.
+struct QueryScale {
+  float lo, add;
+  float deviation;  // of a score's error, in natural log
+};
+
+/// What plan() adds.
+struct QueryPlan {
+  float lo, add;  // add: -257 lo * magic
+  int high, low;
+  float reference;  // log2 of what weights are relative to
+};
+
+/// Everything is in device memory; what the first group points to does not change.
+struct CodeScan {
+  const std::uint8_t* units = nullptr;  // [kv_heads] of head_bytes (code_format.cuh)
+  std::int64_t head_bytes = 0;
+  const float* tables = nullptr;        // [kv_heads][CodeTables::floats]
+  const __nv_bfloat16* rare = nullptr;  // [kv_heads][2 (keys, values)][rare_slots][head_dim]
+  const int* rare_keys = nullptr;       // [kv_heads][rare_slots]: position - number among the rare
+  std::int64_t rare_slots = 0;
+  int value_bytes = 0;  // 0, 8, 16
+  int kv_heads = 0, group = 0, head_dim = 0;
+  float scale = 0;
+  bool early = false;  // kernels may be launched before the one before them ends
+
+  const float* query = nullptr;  // [kv_heads * group, head_dim]
+  int wanted = 0;                // rows of each query head
+  int capacity = 0;              // of a KV head's list
+  int splits = 0;                // blocks of a KV head
+  bool tail = false;             // wanted beside the list
+  ScanRange range[scan_heads];
+
+  std::uint8_t* coefficients = nullptr;  // [kv_heads][16][key_slots]
+  QueryScale* scales = nullptr;          // [kv_heads][code_group]
+  QueryPlan* plans = nullptr;            // [kv_heads][code_group]
+  float* corrections = nullptr;          // [kv_heads][code_group]: to be added to the tail's lse
+  float* scores = nullptr;               // [kv_heads][code_group][scan_sample_units * 64], log2
+  int* count = nullptr;                  // [kv_heads]: rows above the threshold
+  int* list = nullptr;                   // [kv_heads][capacity]
+  float* sums = nullptr;                 // [kv_heads][splits][code_group][code_dims]
+  float2* masses = nullptr;  // [kv_heads][splits][code_group]: sum of weights, log2 reference
+  DevicePartial parts;       // [scan_rare_parts][kv_heads * group] heads: rare rows
+  DevicePartial into;        // [kv_heads * group] heads, that tail and rare rows are merged into
+  int* found = nullptr;      // [kv_heads][1 + capacity]: positions, and, written last, their number
+};
+
+/// Whether the current device launches kernels early.
+bool can_scan_early();
+
+/// Blocks of a KV head that fill the current device once. Prepares the kernels for it.
+int scan_splits(int kv_heads, int value_bytes);
+
+/// Writes `found`: the rows whose codes score best for any query head, `wanted` of them for each as
+/// far as a sample of the codes can tell (all codes, where a head has no more than a sample), at
+/// most `capacity` for a KV head, ascending up to scan_ordered of them. Asynchronous.
+void list_rows(const CodeScan& scan, cudaStream_t stream);
+
+/// After list_rows, before that of another scan over the same memory: merges into `into` rare rows
+/// as they are and, if a tail is wanted, an estimate of the attention over all rows in the ranges
+/// that are neither rare nor found. Asynchronous.
+void attend_rest(const CodeScan& scan, cudaStream_t stream);
+
+/// Fills units from codes as the host lays them out: keys [blocks of 64][16][64], values
+/// [keys / 4][lanes] (null: none). rare_keys: as in CodeScan, of this head. Asynchronous.
+void encode_units(const std::uint8_t* keys, const std::uint8_t* values, int lanes, int value_bits,
+                  const int* rare_keys, int rare_count, int count, int value_bytes,
+                  std::uint8_t* units, cudaStream_t stream);
+
+}  // namespace topkv::gpu

@@ -1,0 +1,77 @@
+// Scores of keys from their codes, by integer tensor cores: shared by the sample and by the pass.
+// Layouts of the fragments: PTX ISA, "Matrix Fragments for mma.m16n8k32".
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/code_format.cuh"
+#include "gpu/code_scan.h"
+
+namespace topkv::gpu {
+
+// An integer below 2^22 added to the bits of this float is added to its value: 1.5 * 2^23.
+inline constexpr float magic = 12582912.0F;
+inline constexpr int magic_bits = 0x4B400000;
+inline constexpr float log2_of_e = 1.44269504F;
+
+/// A kernel that was launched while the one before it still ran waits for its results here.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// The next kernel may be launched from here on.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/// c[16, 8] += a[16, 32] b[32, 8], of signed and unsigned bytes.
+__device__ __forceinline__ void mma_bytes(int (&c)[4], const std::uint32_t* a, std::uint32_t b0,
+                                          std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// What one lane keeps of the queries of a KV head's group: rows 0 to 7 of the coefficients are the
+/// high bytes of the heads', rows 8 to 15 the low ones.
+struct KeyScores {
+  std::uint32_t coefficients[2 * key_fields];
+  float lo, add;  // of head lane / 4
+  int high, low;  // what sums begin with
+
+  __device__ __forceinline__ void load(const std::uint8_t* from, int lane) {
+    const int r = lane / 4;
+    const int t = lane % 4;
+#pragma unroll
+    for (int f = 0; f < key_fields; ++f) {
+      const auto word = [&](int row) {
+        return *reinterpret_cast<const std::uint32_t*>(from + row * key_slots + 16 * f + 4 * t);
+      };
+      coefficients[2 * f] = word(r);
+      coefficients[2 * f + 1] = word(r + 8);
+    }
+  }
+
+  /// Of the keys 8 i + 2 (lane % 4) and the next, for head lane / 4, in units of log2; word: that
+  /// of lane / 4 and lane % 4 (code_format.cuh).
+  __device__ __forceinline__ float2 of(std::uint32_t word) const {
+    int c[4] = {high, high, low, low};
+    mma_bytes(c, coefficients, word & 0x03030303U, word & 0x0C0C0C0CU);
+    mma_bytes(c, coefficients + 4, word & 0x30303030U, word & 0xC0C0C0C0U);
+    const float hi = 256 * lo;
+    return {fmaf(__int_as_float(c[2]), lo, fmaf(__int_as_float(c[0]), hi, add)),
+            fmaf(__int_as_float(c[3]), lo, fmaf(__int_as_float(c[1]), hi, add))};
+  }
+};
+
+/// `add` (log2) as starts of the sums, so that it costs nothing: high, low of KeyScores.
+__device__ __forceinline__ void split_offset(float add, float lo, int* high, int* low) {
+  *high = __float2int_rd(add / (256 * lo));
+  *low = __float2int_rn((add - static_cast<float>(*high) * (256 * lo)) / lo);
+}
+
+}  // namespace topkv::gpu

@@ -1,0 +1,48 @@
+// The stages of a scan over codes (code_scan.h), in their order. Each is asynchronous.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "gpu/code_scan.h"
+#include "gpu/handles.h"
+
+namespace topkv::gpu {
+
+inline constexpr int most_sampled = scan_sample_units * 64;  // keys of a head
+inline constexpr float scan_bias_log2 = 8;       // weights are kept times 2^8, as halves
+inline constexpr float scan_threshold_log2 = 6;  // the reference above the threshold
+
+/// Launches a kernel that, with scan.early, begins before the one before it ends, and waits for
+/// that itself (wait_for_previous_kernel).
+template <class... Parameters, class... Arguments>
+void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_bytes,
+                  cudaStream_t stream, void (*kernel)(Parameters...),
+                  const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = scan.early ? 1 : 0;
+  TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, scan, arguments...));
+}
+
+/// query -> coefficients, scales; scores of a sample -> plans. Empties the lists.
+void prepare_queries(const CodeScan& scan, cudaStream_t stream);
+
+/// All codes once: list, count; sums and masses of what is not listed.
+void pass_codes(const CodeScan& scan, cudaStream_t stream);
+
+/// list, count -> found; scores, plans -> corrections; rare rows -> parts.
+void follow_pass(const CodeScan& scan, cudaStream_t stream);
+/// Once for the current device, before the first.
+void allow_follow_pass();
+
+/// sums, masses, corrections, parts -> into.
+void finish_scan(const CodeScan& scan, cudaStream_t stream);
+
+}  // namespace topkv::gpu

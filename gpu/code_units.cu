@@ -1,0 +1,76 @@
+// Codes as the host lays them out, into units.
+#include "gpu/code_format.cuh"
+#include "gpu/code_scan.h"
+#include "gpu/kernel_parts.cuh"
+
+namespace topkv::gpu {
+namespace {
+
+/// A block a unit. What pads the last one is 0.
+__global__ void __launch_bounds__(block)
+    units_kernel(const std::uint8_t* keys, const std::uint8_t* values, int lanes, int value_bits,
+                 const int* rare_keys, int rare_count, int count, int value_bytes,
+                 std::uint8_t* units) {
+  __shared__ int positions[unit_keys];
+  __shared__ __align__(16) unsigned unit[unit_bytes(16) / 4];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first = static_cast<int>(blockIdx.x) * unit_keys;
+  const int bytes = unit_bytes(value_bytes);
+  for (int i = thread; i < bytes / 4; i += block) unit[i] = 0;
+  if (thread < unit_keys) {
+    int low = 0;
+    int high = rare_count;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (rare_keys[middle] <= first + thread) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    positions[thread] = first + thread < count ? first + thread + low : -1;
+  }
+  __syncthreads();
+  const auto put = [&](int byte, unsigned bits) {
+    atomicOr(unit + byte / 4, bits << (8 * (byte % 4)));
+  };
+  for (int i = thread; i < unit_keys * key_bytes; i += block) {
+    const int position = positions[i % unit_keys];
+    if (position < 0) continue;
+    const int byte = i / unit_keys;
+    put(key_byte(i % unit_keys, byte),
+        keys[static_cast<std::int64_t>(position / 64) * 64 * key_bytes + byte * 64 +
+             position % 64]);
+  }
+  for (int i = thread; i < unit_keys * value_bytes * 8; i += block) {
+    const int key = i / (value_bytes * 8);
+    const int axis = i % (value_bytes * 8);
+    const int position = positions[key];
+    if (position < 0) continue;
+    unsigned bit = 0;
+    if (axis < value_bits) {
+      const unsigned nibbles =
+          values[static_cast<std::int64_t>(position / 4) * lanes + axis % lanes];
+      bit = nibbles >> (position % 4 + axis / lanes * 4) & 1U;
+    }
+    if (key % 2 == 0) bit ^= 1U;
+    const ValueBit place = value_bit(value_bytes, key, axis);
+    put(place.byte, bit << place.bit);
+  }
+  __syncthreads();
+  auto* to = reinterpret_cast<unsigned*>(units + static_cast<std::int64_t>(blockIdx.x) * bytes);
+  for (int i = thread; i < bytes / 4; i += block) to[i] = unit[i];
+}
+
+}  // namespace
+
+void encode_units(const std::uint8_t* keys, const std::uint8_t* values, int lanes, int value_bits,
+                  const int* rare_keys, int rare_count, int count, int value_bytes,
+                  std::uint8_t* units, cudaStream_t stream) {
+  if (count == 0) return;
+  units_kernel<<<static_cast<unsigned>((count + unit_keys - 1) / unit_keys), block, 0, stream>>>(
+      keys, values, lanes, value_bits, rare_keys, rare_count, count, value_bytes, units);
+  check_launch("the kernel that lays out codes");
+}
+
+}  // namespace topkv::gpu

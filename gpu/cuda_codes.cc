@@ -1,0 +1,203 @@
+#include "gpu/cuda_codes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "gpu/code_format.cuh"
+#include "gpu/cuda_device.h"
+#include "src/device/pieces.h"
+
+namespace topkv::gpu {
+namespace {
+
+/// That a unit has for values of so many bits.
+int value_bytes_for(std::int64_t bits) { return bits == 0 ? 0 : bits <= 64 ? 8 : 16; }
+
+}  // namespace
+
+/// Where everything lies.
+struct CudaCodes::Layout {
+  struct Layer {
+    std::int64_t units, tables, rare, rare_keys;
+  };
+  int value_bytes;
+  std::int64_t head_bytes, rare_slots;
+  std::vector<Layer> layers;  // those without codes have no bytes
+  std::int64_t coefficients, scales, plans, corrections, scores, count, sums, masses, outs, lses,
+      bytes;
+
+  Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
+         std::int64_t rare, std::int64_t value_bits, int splits)
+      : value_bytes(value_bytes_for(value_bits)),
+        head_bytes((tokens + unit_keys - 1) / unit_keys * unit_bytes(value_bytes)),
+        rare_slots(rare) {
+    const std::int64_t f32 = bytes_of(DType::f32);
+    const std::int64_t heads = shape.kv_heads;
+    Pieces pieces;
+    for (const bool has : has_codes) {
+      const std::int64_t n = has ? heads : 0;
+      Layer layer{};
+      layer.units = pieces.place(n * head_bytes);
+      layer.tables = pieces.place(n * CodeTables::floats * f32);
+      layer.rare = pieces.place(n * 2 * rare_slots * shape.head_dim * bytes_of(DType::bf16));
+      layer.rare_keys = pieces.place(n * rare_slots * std::int64_t{sizeof(int)});
+      layers.push_back(layer);
+    }
+    const std::int64_t group = heads * code_group;
+    const std::int64_t partials = scan_rare_parts * shape.q_heads;
+    coefficients = pieces.place(heads * 16 * key_slots);
+    scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
+    plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
+    corrections = pieces.place(group * f32);
+    scores = pieces.place(group * scan_sample_units * unit_keys * f32);
+    count = pieces.place(heads * std::int64_t{sizeof(int)});
+    sums = pieces.place(group * splits * code_dims * f32);
+    masses = pieces.place(group * splits * 2 * f32);
+    outs = pieces.place(partials * shape.head_dim * f32);
+    lses = pieces.place(partials * f32);
+    bytes = pieces.used();
+  }
+};
+
+bool CudaCodes::supports(const AttentionShape& shape) {
+  return shape.head_dim <= code_dims && shape.head_dim % 4 == 0 && shape.group() <= code_group &&
+         shape.kv_heads <= scan_heads && shape.softcap == 0;
+}
+
+CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
+                     std::span<const HeadCodes> heads)
+    : shape_(shape) {
+  std::vector<bool> has_codes;
+  std::int64_t tokens = 0;
+  std::int64_t rare = 0;
+  std::int64_t bits = 0;
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const HeadCodes& head = heads[i];
+    if (i % static_cast<std::size_t>(shape.kv_heads) == 0)
+      has_codes.push_back(head.keys != nullptr);
+    tokens_ = std::max(tokens_, head.rows.count);
+    rare_.emplace_back(head.rare.begin(), head.rare.end());
+    tokens = std::max(tokens, head.rows.count - std::ssize(head.rare));
+    rare = std::max(rare, std::ssize(head.rare));
+    bits = std::max(bits, head.value_bits);
+  }
+  splits_ = scan_splits(static_cast<int>(shape.kv_heads), value_bytes_for(bits));
+  early_ = can_scan_early();
+  layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, bits, splits_);
+  memory_ = device.allocate(layout_->bytes, "codes of the context");
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (!has_codes[static_cast<std::size_t>(layer)]) continue;
+    place(device, layer,
+          heads.subspan(static_cast<std::size_t>(layer * shape.kv_heads),
+                        static_cast<std::size_t>(shape.kv_heads)),
+          *layout_);
+  }
+  device.synchronize();
+}
+
+CudaCodes::~CudaCodes() = default;
+
+void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const HeadCodes> heads,
+                      const Layout& layout) {
+  const Layout::Layer& to = layout.layers[static_cast<std::size_t>(layer)];
+  const std::int64_t row = shape_.head_dim * bytes_of(DType::bf16);
+  const auto copy = [&](const auto& from, std::int64_t offset) {
+    if (from.empty()) return;
+    device.copy_in(from.data(), static_cast<std::int64_t>(from.size() * sizeof(from[0])),
+                   memory_.data() + offset);
+  };
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+    const HeadCodes& head = heads[static_cast<std::size_t>(h)];
+    const std::int64_t n = head.rows.count;
+    const auto rare_count = std::ssize(head.rare);
+
+    std::vector<float> tables(CodeTables::floats, 0.0F);
+    const auto fill = [&](const std::vector<float>& from, int offset) {
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        const auto dim = static_cast<std::size_t>(shape_.head_dim);
+        tables[static_cast<std::size_t>(offset) + i / dim * code_dims + i % dim] = from[i];
+      }
+    };
+    fill(head.slots, CodeTables::slots);
+    fill(head.middle, CodeTables::middle);
+    fill(head.errors, CodeTables::errors);
+    fill(head.value_axes, CodeTables::values);
+    fill(head.value_base, CodeTables::base);
+    copy(tables, to.tables + h * CodeTables::floats * bytes_of(DType::f32));
+
+    std::vector<int> rare_keys(static_cast<std::size_t>(layout.rare_slots),
+                               std::numeric_limits<int>::max());
+    std::vector<std::byte> rare(static_cast<std::size_t>(2 * layout.rare_slots * row));
+    for (std::int64_t i = 0; i < rare_count; ++i) {
+      const std::int64_t position = head.rare[static_cast<std::size_t>(i)];
+      rare_keys[static_cast<std::size_t>(i)] = static_cast<int>(position - i);
+      std::memcpy(&rare[static_cast<std::size_t>(i * row)], head.rows.key(position),
+                  static_cast<std::size_t>(row));
+      std::memcpy(&rare[static_cast<std::size_t>((layout.rare_slots + i) * row)],
+                  head.rows.value(position), static_cast<std::size_t>(row));
+    }
+    copy(rare_keys, to.rare_keys + h * layout.rare_slots * std::int64_t{sizeof(int)});
+    copy(rare, to.rare + h * 2 * layout.rare_slots * row);
+    if (n == rare_count) continue;
+
+    const std::int64_t blocks = (n + unit_keys - 1) / unit_keys;
+    const std::int64_t key_codes = blocks * unit_keys * key_bytes;
+    const std::int64_t value_codes =
+        head.values == nullptr ? 0 : blocks * (unit_keys / 4) * head.value_lanes;
+    const Buffer staged = device.allocate(key_codes + value_codes, "codes on their way");
+    device.copy_in(head.keys, key_codes, staged.data());
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(staged.data());
+    if (value_codes > 0) device.copy_in(head.values, value_codes, staged.data() + key_codes);
+    encode_units(bytes, bytes + key_codes, static_cast<int>(head.value_lanes),
+                 static_cast<int>(head.value_bits), at<int>(to.rare_keys) + h * layout.rare_slots,
+                 static_cast<int>(rare_count), static_cast<int>(n - rare_count), layout.value_bytes,
+                 at<std::uint8_t>(to.units) + h * layout.head_bytes, device.compute_stream());
+    device.synchronize();  // staged goes
+  }
+}
+
+CodeScan CudaCodes::scan(std::int64_t layer) const {
+  const Layout& layout = *layout_;
+  const Layout::Layer& from = layout.layers[static_cast<std::size_t>(layer)];
+  CodeScan scan;
+  scan.units = at<std::uint8_t>(from.units);
+  scan.head_bytes = layout.head_bytes;
+  scan.tables = at<float>(from.tables);
+  scan.rare = at<__nv_bfloat16>(from.rare);
+  scan.rare_keys = at<int>(from.rare_keys);
+  scan.rare_slots = layout.rare_slots;
+  scan.value_bytes = layout.value_bytes;
+  scan.kv_heads = static_cast<int>(shape_.kv_heads);
+  scan.group = static_cast<int>(shape_.group());
+  scan.head_dim = static_cast<int>(shape_.head_dim);
+  scan.scale = shape_.softmax_scale();
+  scan.splits = splits_;
+  scan.early = early_;
+  scan.coefficients = at<std::uint8_t>(layout.coefficients);
+  scan.scales = at<QueryScale>(layout.scales);
+  scan.plans = at<QueryPlan>(layout.plans);
+  scan.corrections = at<float>(layout.corrections);
+  scan.scores = at<float>(layout.scores);
+  scan.count = at<int>(layout.count);
+  scan.sums = at<float>(layout.sums);
+  scan.masses = at<float2>(layout.masses);
+  scan.parts = {at<float>(layout.outs), at<float>(layout.lses)};
+  return scan;
+}
+
+ScanRange CudaCodes::range(std::int64_t layer, std::int64_t kv_head, PositionRange allowed) const {
+  const auto at = static_cast<std::size_t>(layer * shape_.kv_heads + kv_head);
+  const std::vector<std::int64_t>& rare = rare_[at];
+  const std::int64_t end = std::min(allowed.end, tokens_);
+  const std::int64_t begin = std::min(allowed.begin, end);
+  const auto before = [&](std::int64_t position) {
+    return std::lower_bound(rare.begin(), rare.end(), position) - rare.begin();
+  };
+  const std::int64_t rare_begin = before(begin);
+  const std::int64_t rare_end = before(end);
+  return {static_cast<int>(begin - rare_begin), static_cast<int>(end - rare_end),
+          static_cast<int>(rare_begin), static_cast<int>(rare_end)};
+}
+
+}  // namespace topkv::gpu

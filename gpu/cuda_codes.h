@@ -1,0 +1,53 @@
+// A context's codes in a CUDA device's memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "gpu/code_scan.h"
+#include "src/device/compute_device.h"
+#include "src/device/device_codes.h"
+
+namespace topkv::gpu {
+
+class CudaDevice;
+
+/// After it is made: const members from any thread, scan() by whoever holds the device's lock.
+class CudaCodes final : public DeviceCodes {
+ public:
+  /// Whether the kernels know this shape.
+  static bool supports(const AttentionShape& shape);
+  /// The contract of ComputeDevice::keep_codes. REQUIRES: supports(shape).
+  CudaCodes(CudaDevice& device, const AttentionShape& shape, std::span<const HeadCodes> heads);
+  ~CudaCodes() override;
+
+  std::int64_t memory() const override { return memory_.bytes(); }
+
+  /// A scan of one layer, all but the query, what is wanted of it and where that goes.
+  CodeScan scan(std::int64_t layer) const;
+  /// Rows of the context.
+  std::int64_t tokens() const { return tokens_; }
+  /// The rows of one head at these positions.
+  ScanRange range(std::int64_t layer, std::int64_t kv_head, PositionRange allowed) const;
+
+ private:
+  struct Layout;
+  void place(CudaDevice& device, std::int64_t layer, std::span<const HeadCodes> heads,
+             const Layout& layout);
+  template <class T>
+  T* at(std::int64_t offset) const {
+    return reinterpret_cast<T*>(memory_.data() + offset);
+  }
+
+  AttentionShape shape_;
+  std::unique_ptr<const Layout> layout_;
+  int splits_ = 0;
+  bool early_ = false;
+  Buffer memory_;
+  std::int64_t tokens_ = 0;
+  std::vector<std::vector<std::int64_t>> rare_;  // [layers x kv_heads]: positions, ascending
+};
+
+}  // namespace topkv::gpu

@@ -1,0 +1,70 @@
+#include <cmath>
+
+#include "gpu/kernel_parts.cuh"
+#include "gpu/merge_weights.cuh"
+#include "gpu/step_io.h"
+
+namespace topkv::gpu {
+namespace {
+
+__global__ void __launch_bounds__(block) take_kernel(StepInput input) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block;
+  for (std::int64_t i = first; i < input.q_count; i += step) {
+    const float x = input.q[i];
+    input.host_q[i] = x;
+    store(input.queries + i, x);
+  }
+  for (std::int64_t i = first; i < input.kv_count; i += step) {
+    input.host_k[i] = input.k[i];
+    input.host_v[i] = input.v[i];
+  }
+}
+
+/// A warp a head.
+__global__ void __launch_bounds__(block)
+    give_kernel(DevicePartial exact, DevicePartial found, std::int64_t heads, std::int64_t head_dim,
+                float* out, float* lse) {
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  const std::int64_t head = (static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x) / warp;
+  if (head >= heads) return;
+  const bool merged = found.out != nullptr;
+  // All that lies in the host's memory is asked for at once.
+  const float found_lse = merged ? found.lse[head] : -INFINITY;
+  constexpr int at_once = 4;
+  for (std::int64_t first = lane; first < head_dim; first += at_once * warp) {
+    float theirs[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const std::int64_t d = first + i * warp;
+      theirs[i] = merged && d < head_dim ? found.out[head * head_dim + d] : 0.0F;
+    }
+    const Weights weights = merge_weights(exact.lse[head], found_lse);
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const std::int64_t d = first + i * warp;
+      if (d >= head_dim) break;
+      const std::int64_t at = head * head_dim + d;
+      out[at] = weights.before * exact.out[at] + weights.now * theirs[i];
+    }
+  }
+  const Weights weights = merge_weights(exact.lse[head], found_lse);
+  if (lane == 0 && lse != nullptr) lse[head] = weights.lse;
+}
+
+}  // namespace
+
+void take_step(const StepInput& input, cudaStream_t stream) {
+  take_kernel<<<blocks_for(std::max(input.q_count, input.kv_count), block), block, 0, stream>>>(
+      input);
+  check_launch("the kernel that takes a step");
+}
+
+void give_step(const DevicePartial& exact, const DevicePartial& found, std::int64_t heads,
+               std::int64_t head_dim, float* out, float* lse, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>((heads - 1) / (block / warp) + 1);
+  give_kernel<<<blocks, block, 0, stream>>>(exact, found, heads, head_dim, out, lse);
+  check_launch("the kernel that gives a step's results");
+}
+
+}  // namespace topkv::gpu

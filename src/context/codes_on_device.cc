@@ -1,0 +1,65 @@
+#include "src/context/codes_on_device.h"
+
+#include <vector>
+
+#include "src/core/threads.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t scanned_bytes = 16;                    // of a key
+constexpr std::int64_t most_scanned = std::int64_t{1} << 30;  // keys: a device counts in 32 bits
+
+}  // namespace
+
+HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows) {
+  const auto size = [&](std::int64_t count) { return static_cast<std::size_t>(count * rows.dim); };
+  HeadCodes head;
+  head.rows = rows;
+  if (rows.count == 0) return head;
+  head.keys = index.codes();
+  head.rare = index.rare();
+  head.slots.resize(size(4 * scanned_bytes));
+  head.middle.resize(size(1));
+  head.errors.resize(size(rows.dim));
+  index.coder().linear(head.slots.data(), head.middle.data(), head.errors.data());
+  if (tail == nullptr) return head;
+  const ValueCoder& values = tail->coder();
+  head.values = tail->codes();
+  head.value_lanes = values.lanes();
+  head.value_bits = values.bits();
+  head.value_axes.resize(size(values.bits()));
+  head.value_base.resize(size(1));
+  values.linear(head.value_axes.data(), head.value_base.data());
+  return head;
+}
+
+bool can_be_scanned(const GrownIndex& index) {
+  for (const auto& head : index.heads) {
+    if (!head) continue;
+    const auto* codes = dynamic_cast<const CodesIndex*>(head.get());
+    if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
+        codes->coder().bytes() != scanned_bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::shared_ptr<const DeviceCodes> keep_codes(ComputeDevice& device, const AttentionShape& shape,
+                                              const GrownIndex& index, const RowStore& store) {
+  std::vector<HeadCodes> heads(index.heads.size());
+  parallel_for(std::ssize(heads), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      if (!index.heads[at]) continue;
+      heads[at] = codes_of(dynamic_cast<const CodesIndex&>(*index.heads[at]),
+                           dynamic_cast<const CodeTail*>(index.tails[at].get()),
+                           store.rows(i / shape.kv_heads, i % shape.kv_heads));
+    }
+  });
+  const auto lock = device.lock();
+  return device.keep_codes(shape, heads);
+}
+
+}  // namespace topkv

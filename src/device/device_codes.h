@@ -1,0 +1,34 @@
+// A context's codes on a device: what stands for its keys and values (index/key_codes.h,
+// index/value_codes.h), kept where the arithmetic is, so that the device scores every key itself.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "topkv/view.h"
+
+namespace topkv {
+
+/// What a device is given of one KV head. Pointers and spans are read during the call alone.
+struct HeadCodes {
+  RowsView rows;                              ///< bf16
+  const std::uint8_t* keys = nullptr;         ///< codes of 16 bytes, as KeyCoder lays them out
+  const std::uint8_t* values = nullptr;       ///< as ValueCoder lays them out; null: none
+  std::int64_t value_lanes = 0;               ///< ValueCoder::lanes()
+  std::int64_t value_bits = 0;                ///< ValueCoder::bits()
+  std::span<const std::int64_t> rare;         ///< positions that codes stand for badly, ascending
+  std::vector<float> slots, middle, errors;   ///< KeyCoder::linear
+  std::vector<float> value_axes, value_base;  ///< ValueCoder::linear
+};
+
+/// Made by ComputeDevice::keep_codes; used by DecodeBackend::scan of the same device.
+class DeviceCodes {
+ public:
+  virtual ~DeviceCodes() = default;
+
+  /// Bytes of the device's memory.
+  virtual std::int64_t memory() const = 0;
+};
+
+}  // namespace topkv

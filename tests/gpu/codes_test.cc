@@ -1,0 +1,523 @@
+// Scans over a context's codes on a device, against float64 of what the codes stand for; and
+// sessions that scan.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gpu/cuda_codes.h"
+#include "gpu/cuda_device.h"
+#include "index/code_tail.h"
+#include "index/codes_index.h"
+#include "src/context/codes_on_device.h"
+#include "tests/gpu/device_array.h"
+#include "tests/gpu/session_feed.h"
+#include "topkv/error.h"
+#include "topkv/session.h"
+
+namespace topkv {
+namespace {
+
+using gpu::CodeScan;
+using gpu::CudaCodes;
+using gpu::DeviceArray;
+using test::Feed;
+using test::Place;
+using test::TokenStream;
+
+/// Vectors in bf16 that vary most along a few directions.
+std::vector<float> some_vectors(std::int64_t count, std::int64_t dim, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> directions(static_cast<std::size_t>(dim * dim));
+  for (float& x : directions) x = normal(random) / std::sqrt(static_cast<float>(dim));
+  std::vector<float> out(static_cast<std::size_t>(count * dim));
+  for (std::int64_t i = 0; i < count; ++i) {
+    float size = 2;
+    for (std::int64_t a = 0; a < dim && a < 40; ++a, size *= 0.93F) {
+      const float x = size * normal(random);
+      for (std::int64_t j = 0; j < dim; ++j)
+        out[static_cast<std::size_t>(i * dim + j)] +=
+            x * directions[static_cast<std::size_t>(a * dim + j)];
+    }
+  }
+  return out;
+}
+
+std::vector<std::uint16_t> to_bf16_bits(const std::vector<float>& x) {
+  std::vector<std::uint16_t> out;
+  for (const float value : x) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, 4);
+    out.push_back(static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
+  }
+  return out;
+}
+
+/// One KV head's rows, their codes, and what these stand for.
+struct Head {
+  Head(std::int64_t count, std::int64_t dim, std::int64_t value_bytes, unsigned seed)
+      : dim(dim),
+        keys(to_bf16_bits(some_vectors(count, dim, seed))),
+        values(to_bf16_bits(some_vectors(count, dim, seed + 1))),
+        index(CodesParams{16, value_bytes}) {
+    rows = {reinterpret_cast<const std::byte*>(keys.data()),
+            reinterpret_cast<const std::byte*>(values.data()),
+            DType::bf16,
+            count,
+            dim,
+            dim * 2};
+    index.add(rows.keys(), {});
+    index.build({});
+    if (value_bytes > 0)
+      tail = std::make_unique<CodeTail>(index, rows, 8 * value_bytes, std::stop_token{});
+    std::vector<float> one(static_cast<std::size_t>(dim));
+    for (std::int64_t i = 0; i < count; ++i) {
+      index.coder().decode(index.codes(), i, one.data());
+      decoded_keys.insert(decoded_keys.end(), one.begin(), one.end());
+      if (tail) tail->coder().decode(tail->codes(), i, one.data());
+      decoded_values.insert(decoded_values.end(), one.begin(), one.end());
+    }
+  }
+
+  bool is_rare(std::int64_t row) const { return std::ranges::binary_search(index.rare(), row); }
+  double score(const float* q, std::int64_t row) const {
+    const float* key = &decoded_keys[static_cast<std::size_t>(row * dim)];
+    double sum = 0;
+    for (std::int64_t j = 0; j < dim; ++j) sum += static_cast<double>(q[j]) * key[j];
+    return sum;
+  }
+
+  std::int64_t dim;
+  std::vector<std::uint16_t> keys, values;
+  CodesIndex index;
+  std::unique_ptr<CodeTail> tail;
+  RowsView rows;
+  std::vector<float> decoded_keys, decoded_values;
+};
+
+double normal(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
+
+struct Case {
+  const char* name;
+  std::int64_t count, dim, group, value_bytes, wanted;
+  PositionRange allowed;
+  float size = 1;  // of queries
+};
+
+std::vector<Case> cases() {
+  return {{"head_dim_128", 5000, 128, 7, 16, 40, {0, 5000}},
+          {"head_dim_64", 5000, 64, 2, 8, 40, {0, 5000}},
+          {"head_dim_80", 5000, 80, 8, 16, 40, {4, 4321}},
+          {"head_dim_96", 5000, 96, 1, 8, 40, {63, 4929}},
+          {"no_values", 5000, 128, 4, 0, 40, {0, 5000}},
+          {"one_row_wanted", 5000, 128, 4, 8, 1, {4, 5000}},
+          {"all_wanted", 3000, 128, 4, 8, 5000, {4, 3000}},
+          {"sharp", 5000, 128, 4, 8, 16, {0, 5000}, 8},
+          {"flat", 5000, 128, 4, 8, 256, {0, 5000}, 0.02F},
+          {"one_row", 300, 64, 3, 8, 4, {129, 130}},
+          {"no_row", 300, 64, 3, 8, 4, {129, 129}},
+          {"few_rows", 70, 64, 3, 8, 4, {0, 70}},
+          {"within_a_unit", 300, 128, 8, 16, 4, {65, 120}}};
+}
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class CodeScans : public testing::TestWithParam<Case> {};
+
+/// A scan's results on the host.
+struct Scanned {
+  std::vector<std::vector<std::int64_t>> found;  // per KV head
+  std::vector<float> out, lse;                   // [heads] (x dim)
+};
+
+struct Scanner {
+  Scanner(const Place& place, const AttentionShape& shape,
+          const std::vector<std::unique_ptr<Head>>& heads)
+      : device(dynamic_cast<gpu::CudaDevice&>(place.compute())), shape(shape) {
+    std::vector<HeadCodes> codes_of_heads;
+    for (const auto& head : heads)
+      codes_of_heads.push_back(codes_of(head->index, head->tail.get(), head->rows));
+    const auto lock = device.lock();
+    codes = std::make_unique<CudaCodes>(device, shape, codes_of_heads);
+  }
+
+  Scanned run(const std::vector<float>& q, std::int64_t wanted, PositionRange allowed, bool tail,
+              std::int64_t capacity) {
+    const auto lock = device.lock();
+    const DeviceArray<float> query(q);
+    const DeviceArray<int> list(shape.kv_heads * capacity);
+    const DeviceArray<int> found(shape.kv_heads * (1 + capacity));
+    CodeScan scan = codes->scan(0);
+    scan.query = query.data();
+    scan.wanted = static_cast<int>(wanted);
+    scan.capacity = static_cast<int>(capacity);
+    scan.tail = tail;
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) scan.range[h] = codes->range(0, h, allowed);
+    const DeviceArray<float> out(
+        std::vector<float>(static_cast<std::size_t>(shape.q_heads * shape.head_dim), 0.0F));
+    const DeviceArray<float> lse(
+        std::vector<float>(static_cast<std::size_t>(shape.q_heads), empty_lse));
+    scan.into = {out.data(), lse.data()};
+    scan.list = list.data();
+    scan.found = found.data();
+    gpu::list_rows(scan, device.compute_stream());
+    gpu::attend_rest(scan, device.compute_stream());
+    device.synchronize();
+    Scanned result;
+    list.read();  // its guards
+    const std::vector<int> lists = found.read();
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      const int* of = &lists[static_cast<std::size_t>(h * (1 + capacity))];
+      result.found.emplace_back(of + 1, of + 1 + of[0]);
+    }
+    result.out = out.read();
+    result.lse = lse.read();
+    return result;
+  }
+
+  gpu::CudaDevice& device;
+  AttentionShape shape;
+  std::unique_ptr<CudaCodes> codes;
+};
+
+/// log of the mean of exp(error) for errors of deviation s below x.
+double mean_error(double s, double x) {
+  if (s < 1e-6) return 0;
+  return s * s / 2 + std::log(normal(x / s - s) / normal(x / s));
+}
+
+TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const Case& c = GetParam();
+  constexpr std::int64_t kv_heads = 2;
+  const AttentionShape shape{
+      .layers = 1, .q_heads = kv_heads * c.group, .kv_heads = kv_heads, .head_dim = c.dim};
+  std::vector<std::unique_ptr<Head>> heads;
+  for (unsigned h = 0; h < kv_heads; ++h)
+    heads.push_back(std::make_unique<Head>(c.count, c.dim, c.value_bytes, 10 * h + 1));
+  std::vector<float> q = reference::random_floats(shape.q_heads * c.dim, 7, c.size);
+  Scanner scanner(place, shape, heads);
+  const bool tail = c.value_bytes > 0;
+  const Scanned got = scanner.run(q, c.wanted, c.allowed, tail, c.count);
+  const double scale = shape.softmax_scale();
+  for (std::int64_t h = 0; h < kv_heads; ++h) {
+    const Head& head = *heads[static_cast<std::size_t>(h)];
+    const auto& found = got.found[static_cast<std::size_t>(h)];
+    ASSERT_TRUE(std::ranges::is_sorted(found));
+    ASSERT_EQ(std::ranges::adjacent_find(found), found.end()) << "a row twice";
+    std::vector<std::int64_t> coded;
+    std::vector<std::int64_t> rare;
+    for (std::int64_t row = c.allowed.begin; row < c.allowed.end; ++row)
+      (head.is_rare(row) ? rare : coded).push_back(row);
+    for (const std::int64_t row : found)
+      ASSERT_TRUE(std::ranges::binary_search(coded, row)) << row << " is not a row to be found";
+
+    std::vector<bool> due(coded.size(), false);     // found for some head, whatever rounding does
+    std::vector<bool> may_be(coded.size(), false);  // or within rounding of it
+    for (std::int64_t g = 0; g < c.group; ++g) {
+      const std::int64_t at = h * c.group + g;
+      const float* query = &q[static_cast<std::size_t>(at * c.dim)];
+      std::vector<double> scores;
+      for (const std::int64_t row : coded) scores.push_back(scale * head.score(query, row));
+      std::vector<double> sorted(scores);
+      std::ranges::sort(sorted, std::greater<>());
+      const bool all = c.wanted >= std::ssize(coded);
+      const double last = coded.empty() || all ? -std::numeric_limits<double>::infinity()
+                                               : sorted[static_cast<std::size_t>(c.wanted) - 1];
+      const double next = all || coded.empty() ? last : sorted[static_cast<std::size_t>(c.wanted)];
+      // Coefficients are rounded to 1 / 32512 of the largest, weights near the threshold to 2^-10.
+      const double widest = coded.empty() ? 0 : sorted.front() - sorted.back();
+      const double rounding = 2e-3 + 1e-3 * widest;
+      for (std::size_t i = 0; i < coded.size(); ++i) {
+        due[i] = due[i] || scores[i] > last + rounding;
+        may_be[i] = may_be[i] || scores[i] > next - rounding;
+      }
+
+      // Rare rows as they are, and the tail: coded rows that were not found, whose mass is
+      // corrected as that of those below the threshold.
+      std::vector<std::pair<double, std::vector<double>>> parts;
+      for (const std::int64_t row : rare) {
+        double sum = 0;
+        std::vector<double> value;
+        for (std::int64_t j = 0; j < c.dim; ++j) {
+          sum += static_cast<double>(query[j]) * test::bf16_at(head.rows.key(row), j);
+          value.push_back(test::bf16_at(head.rows.value(row), j));
+        }
+        parts.emplace_back(scale * sum, value);
+      }
+      if (tail && !all) {
+        const double s =
+            scale * std::sqrt(static_cast<double>(head.index.coder().error_variance(query)));
+        const double threshold = (last + next) / 2;
+        double plain = 0;
+        double corrected = 0;
+        for (const double score : scores) {
+          if (score >= threshold) continue;
+          plain += std::exp(score - threshold);
+          corrected += std::exp(score - threshold) * std::exp(mean_error(s, threshold - score));
+        }
+        const double correction = plain > 0 ? std::log(corrected / plain) : 0;
+        for (std::size_t i = 0; i < coded.size(); ++i) {
+          if (std::ranges::binary_search(found, coded[i])) continue;
+          const float* value = &head.decoded_values[static_cast<std::size_t>(coded[i] * c.dim)];
+          parts.emplace_back(scores[i] + correction, std::vector<double>(value, value + c.dim));
+        }
+      }
+      const float lse = got.lse[static_cast<std::size_t>(at)];
+      if (parts.empty()) {
+        EXPECT_EQ(lse, empty_lse) << "head " << at;
+        continue;
+      }
+      double high = -1e300;
+      for (const auto& [score, value] : parts) high = std::max(high, score);
+      double mass = 0;
+      std::vector<double> want(static_cast<std::size_t>(c.dim), 0.0);
+      for (const auto& [score, value] : parts) {
+        const double w = std::exp(score - high);
+        mass += w;
+        for (std::size_t j = 0; j < want.size(); ++j) want[j] += w * value[j];
+      }
+      const double tolerance = tail && !all ? 5e-3 + rounding : 1e-4;
+      EXPECT_NEAR(lse, high + std::log(mass), tolerance) << "head " << at;
+      double off = 0;
+      double norm = 0;
+      for (std::size_t j = 0; j < want.size(); ++j) {
+        const double w = want[j] / mass;
+        const double o = got.out[static_cast<std::size_t>(at * c.dim) + j];
+        off += (w - o) * (w - o);
+        norm += w * w;
+      }
+      EXPECT_LT(std::sqrt(off), 2e-3 + (2e-3 + rounding) * std::sqrt(norm)) << "head " << at;
+    }
+    for (std::size_t i = 0; i < coded.size(); ++i) {
+      const bool is_found = std::ranges::binary_search(found, coded[i]);
+      EXPECT_TRUE(is_found || !due[i]) << "row " << coded[i] << " was not found";
+      EXPECT_TRUE(!is_found || may_be[i]) << "row " << coded[i] << " was found";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CodeScans, testing::ValuesIn(cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(CodeScan, WhatDoesNotFitTheListStaysInTheTail) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const AttentionShape shape{.layers = 1, .q_heads = 4, .kv_heads = 1, .head_dim = 64};
+  std::vector<std::unique_ptr<Head>> heads;
+  heads.push_back(std::make_unique<Head>(4000, 64, 8, 3));
+  const std::vector<float> q = reference::random_floats(4 * 64, 7, 1.0F);
+  Scanner scanner(place, shape, heads);
+  const Scanned some = scanner.run(q, 100, {0, 4000}, true, 10);
+  EXPECT_EQ(some.found[0].size(), 10U);
+  const Scanned all = scanner.run(q, 100, {0, 4000}, true, 4000);
+  EXPECT_GE(all.found[0].size(), 100U);
+  for (std::size_t g = 0; g < 4; ++g) EXPECT_GT(some.lse[g], all.lse[g]);
+}
+
+TEST(CodeScan, OfALongContextFindsAboutAsManyRowsAsWanted) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  constexpr std::int64_t count = 300000;  // a ninth of which is sampled
+  const AttentionShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  std::vector<std::unique_ptr<Head>> heads;
+  heads.push_back(std::make_unique<Head>(count, 64, 8, 1));
+  const Head& head = *heads[0];
+  Scanner scanner(place, shape, heads);
+  const double scale = shape.softmax_scale();
+  for (const std::int64_t wanted : {16, 64, 1024}) {
+    double total = 0;
+    constexpr unsigned rounds = 24;
+    for (unsigned round = 0; round < rounds; ++round) {
+      const auto q = reference::random_floats(64, 70 + round, 1.0F);
+      const Scanned got = scanner.run(q, wanted, {4, count}, true, 20 * wanted);
+      const auto& found = got.found[0];
+      const auto n = static_cast<double>(found.size());
+      total += n;
+      EXPECT_GT(n, static_cast<double>(wanted) / 12);
+      EXPECT_LT(n, static_cast<double>(wanted) * 4);
+      if (round >= 3) continue;
+      // The tail is that of the rows not found, wherever the threshold lies.
+      const double s =
+          scale * std::sqrt(static_cast<double>(head.index.coder().error_variance(q.data())));
+      double threshold = 1e300;
+      for (const std::int64_t row : found)
+        threshold = std::min(threshold, scale * head.score(q.data(), row));
+      double plain = 0;
+      double corrected = 0;
+      for (std::int64_t row = 4; row < count; ++row) {
+        if (head.is_rare(row)) {
+          double score = 0;
+          for (std::int64_t j = 0; j < 64; ++j)
+            score += static_cast<double>(q[static_cast<std::size_t>(j)]) *
+                     test::bf16_at(head.rows.key(row), j);
+          corrected += std::exp(scale * score - threshold);
+          continue;
+        }
+        if (std::ranges::binary_search(found, row)) continue;
+        const double below = std::max(0.0, threshold - scale * head.score(q.data(), row));
+        plain += std::exp(-below);
+        corrected += std::exp(mean_error(s, below) - below);
+      }
+      EXPECT_NEAR(got.lse[0], threshold + std::log(corrected), 0.05)
+          << "of which codes " << threshold + std::log(plain);
+    }
+    const double mean = total / rounds / static_cast<double>(wanted);
+    EXPECT_GT(mean, 0.6) << wanted;
+    EXPECT_LT(mean, 1.6) << wanted;
+  }
+}
+
+const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
+
+std::vector<std::vector<float>> outs_of(const Place& place, const TokenStream& stream,
+                                        Session& session, std::int64_t end, std::int64_t step) {
+  Feed feed(place, stream, session.tokens(), end);
+  feed.run(session, step);
+  return feed.outs();
+}
+
+double distance(const std::vector<std::vector<float>>& a,
+                const std::vector<std::vector<float>>& b) {
+  double off = 0;
+  double size = 0;
+  for (std::size_t l = 0; l < a.size(); ++l) {
+    for (std::size_t i = 0; i < a[l].size(); ++i) {
+      off += (static_cast<double>(a[l][i]) - b[l][i]) * (static_cast<double>(a[l][i]) - b[l][i]);
+      size += static_cast<double>(b[l][i]) * b[l][i];
+    }
+  }
+  return std::sqrt(off / size);
+}
+
+TEST(ScanningSession, AllKeysRetrievedEqualsDense) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(small, 1060);
+  for (const std::int64_t tokens : {1, 63, 400, 1000}) {
+    const auto context = stream.context(tokens)->with_index("codes");
+    const RetrievalOptions dense{.dense_layers = 2, .capacity = 1024};
+    Session all(
+        context,
+        {.index = "codes", .k = TopK::same(100000), .window = 16, .sinks = 2, .capacity = 1024},
+        place.device());
+    Feed feed(place, stream, tokens, tokens + 60);
+    feed.run(all, 7);
+    EXPECT_LE(feed.worst(dense, {tokens, tokens + 17, tokens + 59}), 1.0) << tokens;
+  }
+}
+
+TEST(ScanningSession, IsAsNearToDenseAsAHostSession) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  for (const std::int64_t dim : {64, 128}) {
+    AttentionShape shape = small;
+    shape.head_dim = dim;
+    TokenStream stream(shape, 6040);
+    for (auto& keys : stream.k) {  // codes are for keys that vary along few directions
+      for (std::size_t i = 0; i < keys.size(); ++i)
+        keys[i] *= 4 * std::pow(0.95F, static_cast<float>(i % static_cast<std::size_t>(dim)));
+    }
+    const auto context = stream.context(6000)->with_index("codes:k=16,v=16");
+    Session dense(context, {.dense_layers = 2, .capacity = 1024});
+    const auto want = outs_of(host, stream, dense, 6040, 20);
+    RetrievalOptions options{
+        .index = "codes:k=16,v=16", .k = TopK::same(64), .window = 16, .capacity = 1024};
+    Session on_host(context, options);
+    Session on_device(context, options, cuda.device());
+    const double from_host = distance(outs_of(host, stream, on_host, 6040, 20), want);
+    const double from_device = distance(outs_of(cuda, stream, on_device, 6040, 20), want);
+    // The host chooses among twice as many candidates by their exact scores.
+    EXPECT_LT(from_device, 1.6 * from_host) << dim;
+    options.tail = "none";
+    Session without(context, options, cuda.device());
+    EXPECT_GT(distance(outs_of(cuda, stream, without, 6040, 20), want), 1.2 * from_device) << dim;
+  }
+}
+
+TEST(ScanningSession, StepsOfAnySizeGiveTheSame) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(small, 3400);
+  const auto context = stream.context(3000)->with_index("codes");
+  for (const std::int64_t k : {8, 5000}) {  // with the lists of many tokens, and of few, at a time
+    const RetrievalOptions options{
+        .index = "codes", .k = TopK::same(k), .window = 10, .sinks = 3, .capacity = 1024};
+    Session one(context, options, place.device());
+    const auto want = outs_of(place, stream, one, 3400, 1);
+    for (const std::int64_t step : {7, 400}) {
+      Session many(context, options, place.device());
+      const DeviceMemory opened = place.device().memory();
+      Feed feed(place, stream, 3000, 3400);
+      const DeviceMemory fed = place.device().memory();
+      feed.run(many, step);
+      EXPECT_EQ(place.device().memory().used, fed.used) << "a step allocated";
+      EXPECT_LT(distance(feed.outs(), want), 2e-3) << step;
+      EXPECT_GE(opened.used, 0);
+    }
+  }
+}
+
+TEST(ScanningSession, ForkAndTruncateGoOnAsBefore) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(small, 2100);
+  Session session(stream.context(2000)->with_index("codes"),
+                  {.index = "codes", .k = TopK::same(8), .window = 16, .capacity = 1024},
+                  place.device());
+  outs_of(place, stream, session, 2040, 1);
+  const std::int64_t before = place.device().memory().used;
+  Session copy = session.fork();
+  EXPECT_LT(place.device().memory().used - before, 8 << 20) << "the codes were copied";
+  const auto want = outs_of(place, stream, session, 2100, 4);
+  EXPECT_EQ(outs_of(place, stream, copy, 2100, 4), want);
+  session.truncate(40);
+  EXPECT_EQ(outs_of(place, stream, session, 2100, 4), want);
+}
+
+TEST(ScanningSession, SlidingLayersAndRefusedStepsLeaveItAsItWas) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  AttentionShape shape = small;
+  shape.sliding_window = {0, 12};
+  const TokenStream stream(shape, 2060);
+  const auto context = stream.context(2000)->with_index("codes");
+  const RetrievalOptions options{
+      .index = "codes", .k = TopK::same(8), .window = 16, .capacity = 1024};
+  Session session(context, options, place.device());
+  Session other(context, options, place.device());
+  TokenStream bad = stream;
+  bad.q[0][static_cast<std::size_t>(2000 * stream.q_width() + 5)] =
+      std::numeric_limits<float>::infinity();
+  Feed broken(place, bad, 2000, 2010);
+  for (const std::int64_t tokens : {1, 9})
+    EXPECT_THROW(broken.attend(session, 0, 2000, tokens), InvalidArgument);
+  EXPECT_EQ(outs_of(place, stream, session, 2060, 5), outs_of(place, stream, other, 2060, 5));
+}
+
+TEST(ScanningSession, RecallIsThatOfWhatIsAttended) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(small, 2010);
+  const auto context = stream.context(2000)->with_index("codes");
+  RetrievalOptions options{.index = "codes", .k = TopK::same(5000), .window = 16, .capacity = 1024};
+  options.measure_recall = true;
+  Session session(context, options, place.device());
+  outs_of(place, stream, session, 2010, 3);
+  EXPECT_GT(session.stats().exact_rows, 0);
+  EXPECT_EQ(session.stats().exact_rows_found, session.stats().exact_rows);
+}
+
+}  // namespace
+}  // namespace topkv
