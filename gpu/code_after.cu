@@ -153,8 +153,10 @@ __device__ void attend_rare(const CodeScan& scan, int head, int part, std::uint8
     query[g] = out[g] = {0, 0, 0, 0};
     high[g] = -INFINITY;
     mass[g] = 0;
-    if (g < scan.group && 4 * lane < scan.head_dim)
-      query[g] = load4(scan.query + (head * scan.group + g) * scan.head_dim + 4 * lane);
+    if (g >= scan.group || 4 * lane >= scan.head_dim) continue;
+    // The caller's memory, aligned to its elements only.
+    const float* q = scan.query + (head * scan.group + g) * scan.head_dim + 4 * lane;
+    query[g] = {q[0], q[1], q[2], q[3]};
   }
   const __nv_bfloat16* keys = scan.rare + 2 * head * scan.rare_slots * scan.head_dim;
   const __nv_bfloat16* values = keys + scan.rare_slots * scan.head_dim;

@@ -52,7 +52,7 @@ __host__ __device__ constexpr int key_byte(int key, int byte) {
 }
 
 /// What is known of one head, float32, rows of code_dims elements (those beyond head_dim are 0).
-struct CodeTables {
+struct HeadTables {
   static constexpr int slots = 0;                                // [key_slots]: KeyCoder::linear
   static constexpr int middle = slots + key_slots * code_dims;   // [1]
   static constexpr int errors = middle + code_dims;              // [code_dims]

@@ -376,15 +376,15 @@ __global__ void __launch_bounds__(tail_threads)
   const int lane = thread % warp;
   const int d = thread % code_dims;
   const int part = thread / code_dims;
-  const float* tables = scan.tables + static_cast<std::int64_t>(head) * CodeTables::floats;
+  const float* tables = scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats;
   constexpr int per_part = code_dims / parts;
   float directions[per_part];
 #pragma unroll
   for (int i = 0; i < per_part; ++i) {
     const int axis = part * per_part + i;
-    directions[i] = axis < axes ? tables[CodeTables::values + axis * code_dims + d] : 0.0F;
+    directions[i] = axis < axes ? tables[HeadTables::values + axis * code_dims + d] : 0.0F;
   }
-  const float base = tables[CodeTables::base + d];
+  const float base = tables[HeadTables::base + d];
   wait_for_previous_kernel();
   let_next_kernel_start();
   const auto place = [&](int s) {
@@ -491,11 +491,10 @@ int scan_splits(int kv_heads, int value_bytes) {
 }
 
 bool can_scan_early() {
-  int device = 0;
-  int major = 0;
-  TOPKV_CUDA(cudaGetDevice(&device));
-  TOPKV_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
+  // Code for older devices has no such waits, wherever it runs.
+  cudaFuncAttributes attributes{};
+  TOPKV_CUDA(cudaFuncGetAttributes(&attributes, finish_kernel));
+  return attributes.ptxVersion >= 90;
 }
 
 void pass_codes(const CodeScan& scan, cudaStream_t stream) {

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(prepare_threads)
   const float* q = scan.query + (head * scan.group + g) * scan.head_dim;
   if (thread < code_dims) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
-  const float* tables = scan.tables + static_cast<std::int64_t>(head) * CodeTables::floats;
+  const float* tables = scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats;
   const float4 mine = load4(query + 4 * lane);
   // A warp a row: slots, the middle, then the axes of the errors.
   constexpr int rows = key_slots + 1 + code_dims;
@@ -80,8 +80,9 @@ __global__ void __launch_bounds__(prepare_threads)
   error = warp_sum(lane < prepare_threads / warp ? errors[lane] : 0.0F);
   // 16 bits of the largest coefficient; the offset must fit beside the sums. 13 bits of lo, so that
   // 257 lo * magic is exact.
-  const float unit = fmaxf(fmaxf(most / 32512.0F, fabsf(add) * 0x1p-27F), 1e-30F);
-  if (!(unit < 1e30F)) {  // a query that is not finite: the step fails, on the host
+  const float unit = fmaxf(fmaxf(most / 32512.0F, fabsf(add) * 0x1p-27F), 0x1p-24F);
+  // Not finite: the host refuses the step. Beyond what sums in float32 hold: nothing is listed.
+  if (!(isfinite(add) && unit < 1e30F)) {
     if (lane == 0) *result = {0.0F, -INFINITY, 0.0F};
     for (int slot = lane; slot < key_slots; slot += warp) to[slot] = to[8 * key_slots + slot] = 0;
     return;
@@ -252,7 +253,8 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
       }
       above = block_sum(above, shared);
       excess = block_sum(excess, shared);
-      if (above > 0) threshold += excess / above * logf(above / wanted);
+      if (above > 0) threshold += excess / above * logf(fmaxf(above / wanted, 1.0F));
+      threshold = fminf(threshold, most + 32);
     }
   }
 

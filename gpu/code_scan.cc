@@ -10,6 +10,6 @@ void list_rows(const CodeScan& scan, cudaStream_t stream) {
   follow_pass(scan, stream);
 }
 
-void attend_rest(const CodeScan& scan, cudaStream_t stream) { finish_scan(scan, stream); }
+void merge_rest(const CodeScan& scan, cudaStream_t stream) { finish_scan(scan, stream); }
 
 }  // namespace topkv::gpu

@@ -38,7 +38,7 @@ struct QueryPlan {
 struct CodeScan {
   const std::uint8_t* units = nullptr;  // [kv_heads] of head_bytes (code_format.cuh)
   std::int64_t head_bytes = 0;
-  const float* tables = nullptr;        // [kv_heads][CodeTables::floats]
+  const float* tables = nullptr;        // [kv_heads][HeadTables::floats]
   const __nv_bfloat16* rare = nullptr;  // [kv_heads][2 (keys, values)][rare_slots][head_dim]
   const int* rare_keys = nullptr;       // [kv_heads][rare_slots]: position - number among the rare
   std::int64_t rare_slots = 0;
@@ -68,7 +68,7 @@ struct CodeScan {
   int* found = nullptr;      // [kv_heads][1 + capacity]: positions, and, written last, their number
 };
 
-/// Whether the current device launches kernels early.
+/// Whether the current device launches these kernels early.
 bool can_scan_early();
 
 /// Blocks of a KV head that fill the current device once. Prepares the kernels for it.
@@ -82,7 +82,7 @@ void list_rows(const CodeScan& scan, cudaStream_t stream);
 /// After list_rows, before that of another scan over the same memory: merges into `into` rare rows
 /// as they are and, if a tail is wanted, an estimate of the attention over all rows in the ranges
 /// that are neither rare nor found. Asynchronous.
-void attend_rest(const CodeScan& scan, cudaStream_t stream);
+void merge_rest(const CodeScan& scan, cudaStream_t stream);
 
 /// Fills units from codes as the host lays them out: keys [blocks of 64][16][64], values
 /// [keys / 4][lanes] (null: none). rare_keys: as in CodeScan, of this head. Asynchronous.

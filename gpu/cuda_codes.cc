@@ -39,7 +39,7 @@ struct CudaCodes::Layout {
       const std::int64_t n = has ? heads : 0;
       Layer layer{};
       layer.units = pieces.place(n * head_bytes);
-      layer.tables = pieces.place(n * CodeTables::floats * f32);
+      layer.tables = pieces.place(n * HeadTables::floats * f32);
       layer.rare = pieces.place(n * 2 * rare_slots * shape.head_dim * bytes_of(DType::bf16));
       layer.rare_keys = pieces.place(n * rare_slots * std::int64_t{sizeof(int)});
       layers.push_back(layer);
@@ -112,19 +112,19 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
     const std::int64_t n = head.rows.count;
     const auto rare_count = std::ssize(head.rare);
 
-    std::vector<float> tables(CodeTables::floats, 0.0F);
+    std::vector<float> tables(HeadTables::floats, 0.0F);
     const auto fill = [&](const std::vector<float>& from, int offset) {
       for (std::size_t i = 0; i < from.size(); ++i) {
         const auto dim = static_cast<std::size_t>(shape_.head_dim);
         tables[static_cast<std::size_t>(offset) + i / dim * code_dims + i % dim] = from[i];
       }
     };
-    fill(head.slots, CodeTables::slots);
-    fill(head.middle, CodeTables::middle);
-    fill(head.errors, CodeTables::errors);
-    fill(head.value_axes, CodeTables::values);
-    fill(head.value_base, CodeTables::base);
-    copy(tables, to.tables + h * CodeTables::floats * bytes_of(DType::f32));
+    fill(head.slots, HeadTables::slots);
+    fill(head.middle, HeadTables::middle);
+    fill(head.errors, HeadTables::errors);
+    fill(head.value_axes, HeadTables::values);
+    fill(head.value_base, HeadTables::base);
+    copy(tables, to.tables + h * HeadTables::floats * bytes_of(DType::f32));
 
     std::vector<int> rare_keys(static_cast<std::size_t>(layout.rare_slots),
                                std::numeric_limits<int>::max());

@@ -40,7 +40,6 @@ class Event {
   Event(Event&& other) noexcept;
   Event& operator=(Event&&) = delete;  // events live as long as what they order
 
-  operator cudaEvent_t() const { return event_; }  // NOLINT: a handle stands for what it owns
   void record(cudaStream_t stream);
   /// Work given to the stream from now on waits for what was recorded.
   void block(cudaStream_t stream) const;

@@ -209,7 +209,7 @@ class CudaDecode final : public DecodeBackend {
         gpu::list_rows(scan, compute_);
         if (i + 1 == tokens) listed_.record(compute_);
       }
-      gpu::attend_rest(scan, compute_);
+      gpu::merge_rest(scan, compute_);
     }
   }
 

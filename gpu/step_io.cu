@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(block)
     }
   }
   const Weights weights = merge_weights(exact.lse[head], found_lse);
+  __syncwarp();  // all lanes have read the old lse, which may lie there
   if (lane == 0 && lse != nullptr) lse[head] = weights.lse;
 }
 

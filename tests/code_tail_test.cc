@@ -1,6 +1,6 @@
 // The tail made of codes, against float64: it is the attention over the rows that codes stand for;
-// rows that were taken are in no head's tail; and a session with a tail is nearer to dense attention
-// than one without.
+// rows that were taken are in no head's tail; and a session with a tail is nearer to dense
+// attention than one without.
 #include "index/code_tail.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,10 @@ std::vector<float> some_vectors(std::int64_t count, std::int64_t dim, unsigned s
 /// Rows with an index of codes and its tail, and what codes stand for.
 struct Coded {
   Coded(std::int64_t count, std::int64_t dim, CodesParams params = {}, float key_size = 2)
-      : count(count), dim(dim), keys(some_vectors(count, dim, 1)), values(some_vectors(count, dim, 2)) {
+      : count(count),
+        dim(dim),
+        keys(some_vectors(count, dim, 1)),
+        values(some_vectors(count, dim, 2)) {
     for (float& x : keys) x *= key_size;
     rows = {reinterpret_cast<const std::byte*>(keys.data()),
             reinterpret_cast<const std::byte*>(values.data()),
@@ -72,9 +75,7 @@ struct Coded {
     values_coder.encode(rows.values(), 0, count, value_codes.data());
   }
 
-  bool is_rare(std::int64_t row) const {
-    return std::ranges::binary_search(index->rare(), row);
-  }
+  bool is_rare(std::int64_t row) const { return std::ranges::binary_search(index->rare(), row); }
 
   /// The rows as codes stand for them, the rare ones as they are.
   reference::Rows decoded() const {
@@ -185,9 +186,9 @@ TEST(CodeTail, IsTheAttentionOverTheRowsThatCodesStandFor) {
           const double rounding =
               scale * static_cast<double>(coded.index->coder().bytes()) * tables.step;
           const double variance =
-              softcap > 0 ? 0.0
-                          : scale * scale *
-                                static_cast<double>(coded.index->coder().error_variance(query));
+              softcap > 0
+                  ? 0.0
+                  : scale * scale * static_cast<double>(coded.index->coder().error_variance(query));
           const auto at = static_cast<std::size_t>(i);
           const Tail want = expected(coded, rows, query, scale, softcap, variance, ceilings[at],
                                      allowed[at], taken[at]);
@@ -345,6 +346,26 @@ TEST(SessionTail, AllKeysRetrievedEqualsDense) {
     const std::int64_t end = tokens + 40;
     EXPECT_LT(distance(stream.feed(all, end, 1), stream.feed(dense, end, 1)), 1e-5) << tokens;
   }
+}
+
+TEST(SessionTail, ReadingBeyondTheWindowAttendsOnlyRowsThatThereAre) {
+  const Stream stream(small, 460);
+  const auto context = stream.prefill(400)->with_index("codes");
+  const auto read = [&](RetrievalOptions options) {
+    options.window = 16;
+    Session session(context, options);
+    stream.feed(session, 410, 1);
+    std::vector<std::vector<float>> outs;
+    for (std::int64_t layer = 0; layer < small.layers; ++layer) {
+      outs.emplace_back(static_cast<std::size_t>(40 * stream.q_width()));
+      AttentionStep step = stream.step(layer, 410, 40, outs.back().data());
+      step.kv_tokens = 0;
+      session.attend(step);
+    }
+    return outs;
+  };
+  EXPECT_LT(distance(read({.index = "codes", .k = TopK::same(100000)}), read({.dense_layers = 2})),
+            1e-5);
 }
 
 TEST(SessionTail, OwnTokensAreAllAttended) {

@@ -94,7 +94,8 @@ class Context {
   /// Of the index with this spec, in normal form; null when there is no such index, or none with a
   /// tail.
   const RowTail* tail(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
-  /// Its codes in the device's memory, made at the first call; null where the device does not scan
+  /// Its codes in the device's memory, made at the first call and kept, with the device, while the
+  /// context lives, unless another device asks; null where the device does not scan
   /// them. Throws OutOfMemory.
   std::shared_ptr<const DeviceCodes> codes_on(const Device& device, std::string_view spec) const;
   const IndexSet* find(std::string_view normal) const;

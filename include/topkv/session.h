@@ -3,7 +3,8 @@
 // For every token and layer, attention is taken over three disjoint sets of earlier tokens, under
 // one softmax (see attention.h): the first `sinks`, the last `window` (both exact), and the k rows
 // that the index finds among the rest. Tokens of the session that leave the window are searched
-// too, in the session's own rows; the context never changes.
+// too, in the session's own rows (with a tail, or where a device scans codes, they are all
+// attended); the context never changes.
 //
 // What is not found is left out, or a *tail* stands for it: an estimate of the attention over all
 // other rows of the context, made of codes of a few bytes (see the README for what that changes).
@@ -54,10 +55,10 @@ struct TopK {
 struct RetrievalOptions {
   // Options that change results.
   /// Spec of an index that the context has. A CUDA device itself scans codes of 16 bytes a key
-  /// ("codes", heads of at most 128 dims and groups of at most 8, no softcap), with their own tail
-  /// or none and select_by query_head: the context's codes are copied to its memory for the first
-  /// such session, rows are chosen by codes alone, and all heads of a group attend what any of them
-  /// found. Otherwise the host searches.
+  /// ("codes", heads of at most 128 dims and groups of at most 8, 64 KV heads, no softcap), with
+  /// their own tail or none and select_by query_head: the context's codes are copied to its memory
+  /// for the first such session, rows are chosen by codes alone, and all heads of a group attend
+  /// what any of them found. Otherwise the host searches.
   std::string index = "exact";
   /// Rows retrieved per layer; above the context: all of them. A device that scans finds about so
   /// many for each query head, as a sample of 32,768 keys tells (all keys where there are no more).

@@ -2,8 +2,6 @@
 
 #include <vector>
 
-#include "src/core/threads.h"
-
 namespace topkv {
 namespace {
 
@@ -49,15 +47,13 @@ bool can_be_scanned(const GrownIndex& index) {
 std::shared_ptr<const DeviceCodes> keep_codes(ComputeDevice& device, const AttentionShape& shape,
                                               const GrownIndex& index, const RowStore& store) {
   std::vector<HeadCodes> heads(index.heads.size());
-  parallel_for(std::ssize(heads), 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      if (!index.heads[at]) continue;
-      heads[at] = codes_of(dynamic_cast<const CodesIndex&>(*index.heads[at]),
-                           dynamic_cast<const CodeTail*>(index.tails[at].get()),
-                           store.rows(i / shape.kv_heads, i % shape.kv_heads));
-    }
-  });
+  for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (!index.heads[at]) continue;
+    heads[at] = codes_of(dynamic_cast<const CodesIndex&>(*index.heads[at]),
+                         dynamic_cast<const CodeTail*>(index.tails[at].get()),
+                         store.rows(i / shape.kv_heads, i % shape.kv_heads));
+  }
   const auto lock = device.lock();
   return device.keep_codes(shape, heads);
 }

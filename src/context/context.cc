@@ -102,8 +102,7 @@ std::shared_ptr<const DeviceCodes> Context::codes_on(const Device& device,
   if (!compute->scans_codes(shape_) || !can_be_scanned(set)) return nullptr;
   const std::lock_guard lock(set.mutex);
   if (set.device != compute) {
-    set.codes = nullptr;
-    set.codes = keep_codes(*compute, shape_, set, *store_);
+    set.codes = keep_codes(*compute, shape_, set, *store_);  // throws before anything changes
     set.device = compute;
   }
   return set.codes;

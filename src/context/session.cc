@@ -58,7 +58,9 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                           ": prefill it with kv_dtype bf16");
   }
   // Without a tail of its own kind, or when a group shares its rows, the host searches.
-  if (options.select_by == SelectBy::query_head &&
+  bool retrieves = false;
+  for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
+  if (retrieves && options.select_by == SelectBy::query_head &&
       (options.tail == no_tail || options.tail == options.index)) {
     seen.codes = context->codes_on(device, options.index);
     seen.most_rows = *std::ranges::max_element(k);

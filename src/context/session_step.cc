@@ -184,7 +184,9 @@ void Session::State::take_own(std::int64_t layer, std::int64_t head, const Token
   const CausalWindow exact = seen.exact(layer);
   const std::int64_t last = std::max(all_own(layer, queries).end, exact.sinks) - n;
   for (std::int64_t i = 0; i < queries.tokens * shape.group(); ++i) {
-    const std::int64_t end = exact.begin(queries.first + i / shape.group()) - n;
+    // Tokens that only read may stand beyond the rows that there are.
+    const std::int64_t end =
+        std::min(exact.begin(queries.first + i / shape.group()) - n, own.size(layer));
     heads[static_cast<std::size_t>(head)].selector.take_own(i,
                                                             {std::max<std::int64_t>(0, last), end});
   }
@@ -241,7 +243,7 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
     std::int64_t mine = next++;
     for (std::int64_t i = 0; i < lists; ++i) {
       const auto listed = list(i);
-      if (i == 0) searched.store(watch.seconds(), std::memory_order_relaxed);
+      if (double none = 0; i == 0) searched.compare_exchange_strong(none, watch.seconds());
       const std::int64_t count = (std::ssize(listed) + rows - 1) / rows;
       for (; mine < first + count; mine = next++) {
         const std::int64_t piece = mine - first;
@@ -290,7 +292,8 @@ void Session::State::attend_between(std::int64_t layer, const TokenQueries& quer
 /// Positions of the session's own rows that lie between the sinks and the window of all tokens.
 PositionRange Session::State::all_own(std::int64_t layer, const TokenQueries& queries) const {
   const CausalWindow exact = seen.exact(layer);
-  return {std::max(context->tokens(), exact.sinks), exact.begin(queries.first)};
+  return {std::max(context->tokens(), exact.sinks),
+          std::min(exact.begin(queries.first), position(layer))};
 }
 
 const RowTail* Session::State::tail(std::int64_t layer, std::int64_t head) const {

@@ -39,8 +39,8 @@ struct SessionShape {
 };
 
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows, add
-/// for each further partial, finish. Work is begun in this order, and waited for in given and
-/// listed alone. Positions are those of the session: the context's rows come first. One thread at a
+/// for each further partial, finish. Work is begun in this order; given and listed wait for it.
+/// Positions are those of the session: the context's rows come first. One thread at a
 /// time; on CUDA the caller holds the device's lock in each call, not between them. Allocates
 /// nothing after the first steps. After a call that throws, begin or load may be called again.
 class DecodeBackend {
@@ -65,7 +65,7 @@ class DecodeBackend {
   virtual Step given() = 0;
 
   /// The exact part over those of a segment's rows (one span per KV head), the step's included,
-  /// that SessionShape::exact says. A device has done with what is resident in begin.
+  /// that SessionShape::exact says. A device has begun with what is resident in given.
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
 
   /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens() at most,

@@ -123,6 +123,8 @@ std::vector<Case> cases() {
           {"all_wanted", 3000, 128, 4, 8, 5000, {4, 3000}},
           {"sharp", 5000, 128, 4, 8, 16, {0, 5000}, 8},
           {"flat", 5000, 128, 4, 8, 256, {0, 5000}, 0.02F},
+          {"queries_of_zeros", 5000, 64, 4, 8, 16, {0, 5000}, 0},
+          {"tiny_queries", 5000, 64, 4, 8, 16, {0, 5000}, 1e-6F},
           {"one_row", 300, 64, 3, 8, 4, {129, 130}},
           {"no_row", 300, 64, 3, 8, 4, {129, 129}},
           {"few_rows", 70, 64, 3, 8, 4, {0, 70}},
@@ -153,7 +155,7 @@ struct Scanner {
   Scanned run(const std::vector<float>& q, std::int64_t wanted, PositionRange allowed, bool tail,
               std::int64_t capacity) {
     const auto lock = device.lock();
-    const DeviceArray<float> query(q);
+    const DeviceArray<float> query(q, 1);  // aligned to elements only
     const DeviceArray<int> list(shape.kv_heads * capacity);
     const DeviceArray<int> found(shape.kv_heads * (1 + capacity));
     CodeScan scan = codes->scan(0);
@@ -170,7 +172,7 @@ struct Scanner {
     scan.list = list.data();
     scan.found = found.data();
     gpu::list_rows(scan, device.compute_stream());
-    gpu::attend_rest(scan, device.compute_stream());
+    gpu::merge_rest(scan, device.compute_stream());
     device.synchronize();
     Scanned result;
     list.read();  // its guards
