@@ -65,7 +65,7 @@ struct CodeScan {
   float2* masses = nullptr;  // [kv_heads][splits][code_group]: sum of weights, log2 reference
   DevicePartial parts;       // [scan_rare_parts][kv_heads * group] heads: rare rows
   DevicePartial into;        // [kv_heads * group] heads, that tail and rare rows are merged into
-  int* found = nullptr;      // [kv_heads][1 + capacity]: positions, and, written last, their number
+  int* found = nullptr;      // [kv_heads][1 + capacity]: number, written last; positions
 };
 
 /// Whether the current device launches these kernels early.
