@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -14,19 +13,22 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t sample_size = 65536;  // vectors that means and covariances are taken of
-constexpr int lloyd_rounds = 30;
+
+/// What is number i of `count` spread evenly over `all`.
+std::int64_t sampled(std::int64_t i, std::int64_t count, std::int64_t all) {
+  // Not every n-th: text that repeats may have the same period.
+  const std::int64_t begin = i * all / count;
+  const std::int64_t room = (i + 1) * all / count - begin;
+  const auto hash = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15U >> 33;
+  return begin + static_cast<std::int64_t>(hash) % room;
+}
 
 /// Up to `most` vectors spread evenly over all, as float32.
 std::vector<float> sample_of(const KeyView& vectors, std::int64_t most) {
   const std::int64_t count = std::min(vectors.count, most);
   std::vector<float> sample(static_cast<std::size_t>(count * vectors.dim));
   for (std::int64_t i = 0; i < count; ++i) {
-    // Not every n-th: text that repeats may have the same period.
-    const std::int64_t begin = i * vectors.count / count;
-    const std::int64_t room = (i + 1) * vectors.count / count - begin;
-    const auto hash = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15U >> 33;
-    const std::int64_t at = begin + static_cast<std::int64_t>(hash) % room;
-    widen_key(vectors, at, sample.data() + i * vectors.dim);
+    widen_key(vectors, sampled(i, count, vectors.count), sample.data() + i * vectors.dim);
   }
   return sample;
 }
@@ -90,15 +92,16 @@ void CodeAxes::project(const float* centred, std::int64_t count, std::int64_t ax
 
 std::vector<std::vector<float>> CodeAxes::spread(const std::vector<float>& centred,
                                                  std::int64_t axes, std::int64_t most) const {
-  const auto count = static_cast<std::int64_t>(centred.size()) / dim_;
-  const std::int64_t step = (count + most - 1) / most;
+  const auto all = static_cast<std::int64_t>(centred.size()) / dim_;
+  const std::int64_t count = std::min(all, most);
   std::vector<std::vector<float>> values(static_cast<std::size_t>(axes));
   std::vector<float> projected(static_cast<std::size_t>(std::max<std::int64_t>(axes, 1) * tile));
   std::vector<float> some(static_cast<std::size_t>(tile * dim_));
-  for (std::int64_t first = 0; first < count; first += tile * step) {
-    std::int64_t rows = 0;
-    for (std::int64_t i = first; i < count && rows < tile; i += step, ++rows) {
-      std::copy_n(centred.data() + i * dim_, dim_, some.data() + rows * dim_);
+  for (std::int64_t first = 0; first < count; first += tile) {
+    const std::int64_t rows = std::min(tile, count - first);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      std::copy_n(centred.data() + sampled(first + i, count, all) * dim_, dim_,
+                  some.data() + i * dim_);
     }
     project(some.data(), rows, axes, projected.data());
     for (std::size_t axis = 0; axis < values.size(); ++axis) {
@@ -113,35 +116,6 @@ std::vector<std::vector<float>> CodeAxes::spread(const std::vector<float>& centr
 std::int64_t CodeAxes::memory() const {
   const std::size_t floats = mean_.capacity() + axes_.capacity() + 2 * variances_.capacity();
   return static_cast<std::int64_t>(floats * sizeof(float));
-}
-
-void lloyd(const std::vector<float>& sorted, float* levels, int count) {
-  std::vector<double> sums(sorted.size() + 1, 0.0);
-  std::partial_sum(sorted.begin(), sorted.end(), sums.begin() + 1, std::plus<double>());
-  const auto value_at = [&](double part) {
-    return sorted[static_cast<std::size_t>(part * static_cast<double>(sorted.size() - 1))];
-  };
-  for (int i = 0; i < count; ++i) levels[i] = value_at((i + 0.5) / count);
-  for (int round = 0; round < lloyd_rounds; ++round) {
-    bool moved = false;
-    std::size_t begin = 0;
-    for (int i = 0; i < count; ++i) {
-      const auto end =
-          i + 1 == count
-              ? sorted.size()
-              : static_cast<std::size_t>(std::lower_bound(sorted.begin(), sorted.end(),
-                                                          (levels[i] + levels[i + 1]) / 2) -
-                                         sorted.begin());
-      if (end > begin) {
-        const auto mean =
-            static_cast<float>((sums[end] - sums[begin]) / static_cast<double>(end - begin));
-        moved = moved || mean != levels[i];
-        levels[i] = mean;
-        begin = end;
-      }
-    }
-    if (!moved) break;
-  }
 }
 
 }  // namespace topkv

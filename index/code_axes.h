@@ -9,9 +9,9 @@
 
 namespace topkv {
 
-/// Mean and principal axes of one head's vectors, most variance first. Vectors are scaled by a power
-/// of 2, so that squares stay finite; all that is said of them here is said of scaled ones. Const
-/// members are safe from many threads.
+/// Mean and principal axes of one head's vectors, most variance first. Vectors are scaled by a
+/// power of 2, so that squares stay finite; all that is said of them here is said of scaled ones.
+/// Const members are safe from many threads.
 class CodeAxes {
  public:
   static constexpr std::int64_t tile = 512;  ///< vectors projected at a time
@@ -53,9 +53,5 @@ class CodeAxes {
   std::vector<float> axes_;  // [dim, dim]
   std::vector<double> variances_;
 };
-
-/// Moves levels to the means of their cells until they rest (Lloyd 1982; Max 1960). sorted:
-/// ascending values.
-void lloyd(const std::vector<float>& sorted, float* levels, int count);
 
 }  // namespace topkv

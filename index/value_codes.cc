@@ -7,6 +7,7 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t levels_sample = 16384;  // values that levels are learned of
+constexpr std::size_t beyond = 64;  // one value in so many lies below the levels, and one above
 
 struct Place {
   std::int64_t byte;
@@ -18,6 +19,18 @@ Place place_of(std::int64_t position, std::int64_t axis, std::int64_t lanes) {
   return {position / 4 * lanes + lane, static_cast<int>(position % 4 + axis / lanes * 4)};
 }
 
+/// Chance: of value and axis, from 0 to 1, exclusive. The two hashes multiply, so that an axis
+/// costs one product. (The finalizer of MurmurHash3, A. Appleby, public domain.)
+std::uint32_t hash_of(std::int64_t number) {
+  auto x = static_cast<std::uint64_t>(number) + 1;
+  x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDU;
+  x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53U;
+  return static_cast<std::uint32_t>(x >> 32) | 1;
+}
+float chance(std::uint32_t value, std::uint32_t axis) {
+  return (static_cast<float>(value * axis >> 9) + 0.5F) * 0x1p-23F;
+}
+
 }  // namespace
 
 ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
@@ -26,10 +39,8 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   const std::int64_t used = std::min(bits, values.dim);
   lanes_ = ((used + 1) / 2 + 15) / 16 * 16;
   for (const std::vector<float>& along : axes_.spread(sample, used, levels_sample)) {
-    float levels[2];
-    lloyd(along, levels, 2);
-    low_.push_back(levels[0]);
-    high_.push_back(levels[1]);
+    low_.push_back(along[along.size() / beyond]);
+    high_.push_back(along[along.size() - 1 - along.size() / beyond]);
   }
 }
 
@@ -47,17 +58,24 @@ void ValueCoder::encode(const KeyView& values, std::int64_t first, std::int64_t 
   const std::int64_t used = std::ssize(low_);
   std::vector<float> centred(static_cast<std::size_t>(CodeAxes::tile * values.dim));
   std::vector<float> along(static_cast<std::size_t>(CodeAxes::tile * used));
+  std::vector<std::uint32_t> hashes(CodeAxes::tile);
   for (std::int64_t begin = 0; begin < count; begin += CodeAxes::tile) {
     const std::int64_t size = std::min(CodeAxes::tile, count - begin);
     axes_.read(values, first + begin, size, centred.data());
     axes_.project(centred.data(), size, used, along.data());
+    for (std::int64_t i = 0; i < size; ++i) {
+      hashes[static_cast<std::size_t>(i)] = hash_of(first + begin + i);
+    }
     for (std::int64_t axis = 0; axis < used; ++axis) {
       const auto a = static_cast<std::size_t>(axis);
-      const float middle = (low_[a] + high_[a]) / 2;
+      const float low = low_[a];
+      const float range = high_[a] - low;
+      const std::uint32_t of_axis = hash_of(~axis);
       const float* x = along.data() + axis * CodeAxes::tile;
       for (std::int64_t i = 0; i < size; ++i) {
         const Place place = place_of(first + begin + i, axis, lanes_);
-        const unsigned bit = x[i] > middle ? 1U << place.bit : 0U;
+        const float limit = low + range * chance(hashes[static_cast<std::size_t>(i)], of_axis);
+        const unsigned bit = x[i] > limit ? 1U << place.bit : 0U;
         codes[place.byte] = static_cast<std::uint8_t>(codes[place.byte] | bit);
       }
     }

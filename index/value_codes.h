@@ -1,10 +1,13 @@
 // Codes of values: one bit for each of the axes along which the values of a head vary most, which
-// says on which side of the middle a value lies. The two levels of an axis are the means of the two
-// sides, so that errors average out in a sum over many values.
+// chooses one of two levels. The levels lie near the ends of what is there, and a value between
+// them gets the nearer one more often, so that it is met on average (stochastic rounding; Gray &
+// Stockham 1993, "Dithered quantizers"). Errors are then independent of the value: they average out
+// in a sum over many values also where text repeats and values are alike, which the nearest level
+// would miss by the same error each time.
 //
 // Sums of weighted values are what codes are for: only the sum of the weights of the values that
-// have a bit is needed of each axis. Four values' bits of an axis lie in one nibble, so that a table
-// of the 16 sums of their four weights serves all axes.
+// have a bit is needed of each axis. Four values' bits of an axis lie in one nibble, so that a
+// table of the 16 sums of their four weights serves all axes.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +38,7 @@ class ValueCoder {
   std::int64_t memory() const;
 
   /// Writes the codes of values first to first + count - 1 among those of all values, which were 0.
+  /// A code depends on the value and its number alone.
   /// Throws InvalidArgument when a value is not finite.
   void encode(const KeyView& values, std::int64_t first, std::int64_t count,
               std::uint8_t* codes) const;

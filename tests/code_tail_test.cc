@@ -284,7 +284,8 @@ double distance(const std::vector<std::vector<float>>& a,
 }
 
 TEST(SessionTail, BringsASessionNearToDenseAttentionWhateverSelects) {
-  const Stream stream(small, 3060);
+  Stream stream(small, 3060);
+  stream.v = stream.k;  // what is attended says something: its mean is not chance alone
   const auto context = stream.prefill(3000)->with_index("codes:k=32,v=16")->with_index("hnsw");
   Session dense(context, {.dense_layers = 2});
   const auto want = stream.feed(dense, 3060, 20);

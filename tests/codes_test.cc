@@ -341,6 +341,38 @@ TEST(ValueCodes, LinearSaysWhatCodesStandFor) {
   }
 }
 
+TEST(ValueCodes, ValuesThatRepeatAreMetOnAverage) {
+  // What the nearest levels leave of a value is the same in each copy of it.
+  const std::int64_t dim = 64;
+  const std::int64_t copies = 4096;
+  const auto few = turned_keys(24, dim, 0.95, 7);
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < copies * 24; ++i) {
+    const auto from = few.begin() + i % 24 * dim;
+    values.insert(values.end(), from, from + dim);
+  }
+  const ValueCoder coder(view_of(values, dim), dim);
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(coder.bytes_for(copies * 24)));
+  coder.encode(view_of(values, dim), 0, copies * 24, codes.data());
+  std::vector<float> decoded(static_cast<std::size_t>(dim));
+  for (const std::int64_t which : {0, 5, 23}) {
+    std::vector<double> mean(static_cast<std::size_t>(dim), 0.0);
+    for (std::int64_t i = 0; i < copies; ++i) {
+      coder.decode(codes.data(), i * 24 + which, decoded.data());
+      for (std::size_t d = 0; d < mean.size(); ++d) mean[d] += decoded[d] / copies;
+    }
+    double off = 0;
+    double size = 0;
+    for (std::size_t d = 0; d < mean.size(); ++d) {
+      const double value = few[static_cast<std::size_t>(which * dim) + d];
+      off += (mean[d] - value) * (mean[d] - value);
+      size += value * value;
+    }
+    // Levels are some 2 deviations from the middle: 2 / sqrt(copies) of chance.
+    EXPECT_LT(std::sqrt(off / size), 0.06) << which;
+  }
+}
+
 TEST(PrincipalAxes, AreOrthonormalAndGiveTheMatrixBack) {
   const std::int64_t n = 40;
   std::mt19937 random(1);
