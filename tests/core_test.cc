@@ -13,6 +13,7 @@
 #include "src/core/tile_dot.h"
 #include "src/core/topk.h"
 #include "src/core/vector_math.h"
+#include "src/core/weighted_sum.h"
 #include "tests/reference.h"
 #include "topkv/error.h"
 
@@ -134,6 +135,47 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         for (std::int64_t j = 0; j < dim; ++j) want += double{widened[j]} * widened[dim + j];
         EXPECT_NEAR(dot_stored(&keys[0], &keys[stride], dtype, dim), want,
                     1e-5 * static_cast<double>(dim));
+      }
+    }
+  }
+}
+
+TEST(WeightedSum, EveryShapeEqualsPlainLoops) {
+  for (const DType dtype : dtypes) {
+    for (const std::int64_t dim : {1, 7, 16, 33, 80, 128}) {
+      for (const std::int64_t sums : {1, 2, 3, 4, 7}) {
+        for (const std::int64_t count : {0, 1, 5, 33}) {
+          const auto given = random_floats(40 * dim, 3);
+          std::vector<float> vectors(given.size());  // as stored
+          const std::int64_t stride = dim * bytes_of(dtype) + 2;
+          std::vector<std::byte> stored(static_cast<std::size_t>(40 * stride));
+          for (std::int64_t i = 0; i < 40; ++i) {
+            from_float(&given[i * dim], dim, dtype, &stored[i * stride]);
+            to_float(&stored[i * stride], dtype, dim, &vectors[i * dim]);
+          }
+          const auto weights = random_floats(sums * (count + 3), 4);
+          auto out = random_floats(sums * dim, 5);
+          std::vector<std::int64_t> positions;
+          for (std::int64_t i = 0; i < count; ++i) positions.push_back(i * 7 % 40);
+          std::vector<double> want(out.begin(), out.end());
+          for (std::int64_t s = 0; s < sums; ++s) {
+            for (std::int64_t i = 0; i < count; ++i) {
+              for (std::int64_t j = 0; j < dim; ++j) {
+                want[static_cast<std::size_t>(s * dim + j)] +=
+                    double{weights[static_cast<std::size_t>(s * (count + 3) + i)]} *
+                    vectors[static_cast<std::size_t>(positions[static_cast<std::size_t>(i)] * dim +
+                                                     j)];
+              }
+            }
+          }
+          add_weighted({stored.data(), dtype, stride, dim, positions.data(), count, weights.data(),
+                        count + 3, sums},
+                       out.data());
+          for (std::size_t i = 0; i < want.size(); ++i) {
+            ASSERT_NEAR(out[i], want[i], 1e-5 * (1 + std::abs(want[i])))
+                << dim << " " << sums << " " << count;
+          }
+        }
       }
     }
   }

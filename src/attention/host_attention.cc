@@ -6,10 +6,26 @@
 
 #include "src/core/dot.h"
 #include "src/core/vector_math.h"
+#include "src/core/weighted_sum.h"
 #include "topkv/attention.h"
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+/// Rows lie anywhere in memory: all are asked for before the first is read.
+void prefetch(const RowsView& rows, const std::int64_t* positions, std::int64_t count) {
+  constexpr std::int64_t line = 64;
+  const std::int64_t bytes = rows.dim * bytes_of(rows.dtype);
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t at = 0; at < bytes; at += line) {
+      __builtin_prefetch(rows.key(positions[i]) + at);
+      __builtin_prefetch(rows.value(positions[i]) + at);
+    }
+  }
+}
+
+}  // namespace
 
 void attend_rows(const float* queries, const RowsView& rows,
                  std::span<const std::int64_t> positions, float scale, PartialView out,
@@ -18,7 +34,7 @@ void attend_rows(const float* queries, const RowsView& rows,
     throw InvalidArgument(
         fmt::format("attend_rows: queries of {} elements over rows of {}", out.head_dim, rows.dim));
   }
-  constexpr std::int64_t tile = 256;
+  constexpr std::int64_t tile = 64;
   thread_local std::vector<float> scores;
   thread_local std::vector<float> high;
   scores.resize(static_cast<std::size_t>(out.heads * tile));
@@ -31,6 +47,7 @@ void attend_rows(const float* queries, const RowsView& rows,
   for (std::int64_t begin = 0; begin < count; begin += tile) {
     const std::int64_t n = std::min(tile, count - begin);
     const std::int64_t* at = positions.data() + begin;
+    prefetch(rows, at, n);
     dot_gather(queries, out.heads, rows.dim, rows.key_data, rows.dtype, rows.stride_bytes, at, n,
                scores.data(), tile);
     for (std::int64_t h = 0; h < out.heads; ++h) {
@@ -43,12 +60,9 @@ void attend_rows(const float* queries, const RowsView& rows,
       out.lse[h] = out.lse[h] * shrink + exp_shifted(s, n, new_high);
       high[h] = new_high;
     }
-    for (std::int64_t r = 0; r < n; ++r) {
-      const std::byte* value = rows.value(at[r]);
-      for (std::int64_t h = 0; h < out.heads; ++h) {
-        add_scaled(out.out + h * rows.dim, scores[h * tile + r], value, rows.dtype, rows.dim);
-      }
-    }
+    add_weighted({rows.value_data, rows.dtype, rows.stride_bytes, rows.dim, at, n, scores.data(),
+                  tile, out.heads},
+                 out.out);
   }
   for (std::int64_t h = 0; h < out.heads; ++h) {
     if (out.lse[h] > 0) scale_by(out.out + h * rows.dim, rows.dim, 1.0F / out.lse[h]);

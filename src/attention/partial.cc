@@ -33,8 +33,7 @@ void merge(PartialView into, PartialView other) {
     const float high = std::max(into.lse[h], other.lse[h]);
     const float lse = high + std::log(std::exp(into.lse[h] - high) + std::exp(other.lse[h] - high));
     scale_by(out, into.head_dim, std::exp(into.lse[h] - lse));
-    add_scaled(out, std::exp(other.lse[h] - lse), reinterpret_cast<const std::byte*>(more),
-               DType::f32, into.head_dim);
+    add_scaled(out, std::exp(other.lse[h] - lse), more, into.head_dim);
     into.lse[h] = lse;
   }
 }

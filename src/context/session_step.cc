@@ -9,6 +9,7 @@
 #include "index/codes_index.h"
 #include "index/exact_index.h"
 #include "index/scratch.h"
+#include "src/attention/merge_parts.h"
 #include "src/context/session_state.h"
 #include "src/core/convert.h"
 #include "src/core/faults.h"
@@ -24,20 +25,8 @@ namespace {
 constexpr std::int64_t search_bytes = 64;
 constexpr std::int64_t search_memory = std::int64_t{256} << 20;
 
-constexpr std::int64_t least_piece = 32;  // rows of a list that a thread attends at a time
-constexpr std::int64_t most_pieces = 64;  // of a list
-
-/// Rows lie anywhere in memory: all are asked for before the first is read.
-void prefetch(const RowsView& rows, std::span<const std::int64_t> positions) {
-  constexpr std::int64_t line = 64;
-  const std::int64_t bytes = rows.dim * bytes_of(rows.dtype);
-  for (const std::int64_t position : positions) {
-    for (std::int64_t at = 0; at < bytes; at += line) {
-      __builtin_prefetch(rows.key(position) + at);
-      __builtin_prefetch(rows.value(position) + at);
-    }
-  }
-}
+constexpr std::int64_t least_piece = 8;  // rows of a list that a thread attends at a time
+constexpr std::int64_t pieces_per_thread = 2;
 
 /// Adds the time since the last call to a counter.
 class Lap {
@@ -222,10 +211,12 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const std::int64_t lists = queries.tokens * shape.kv_heads;
-  const std::int64_t rows =
-      std::max(least_piece, (backend->list_rows() + most_pieces - 1) / most_pieces);
-  const std::int64_t pieces = (backend->list_rows() + rows - 1) / rows;  // of a list
-  piece_parts.reset(lists * pieces * group, d);
+  const std::int64_t threads =
+      std::clamp<std::int64_t>(lists * backend->list_rows() / least_piece, 1, thread_count());
+  const std::int64_t pieces = (pieces_per_thread * threads - 1) / lists + 1;  // of a list, at most
+  if (piece_parts.view().heads != lists * pieces * group) {  // each is written before it is read
+    piece_parts.reset(lists * pieces * group, d);
+  }
   const PartialView parts = piece_parts.view();
   const auto list = [&](std::int64_t i) {
     return backend->listed(i / shape.kv_heads, i % shape.kv_heads);
@@ -244,6 +235,7 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
     for (std::int64_t i = 0; i < lists; ++i) {
       const auto listed = list(i);
       if (double none = 0; i == 0) searched.compare_exchange_strong(none, watch.seconds());
+      const std::int64_t rows = std::max(least_piece, (std::ssize(listed) + pieces - 1) / pieces);
       const std::int64_t count = (std::ssize(listed) + rows - 1) / rows;
       for (; mine < first + count; mine = next++) {
         const std::int64_t piece = mine - first;
@@ -254,18 +246,16 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
         const float* q = queries.data + i / shape.kv_heads * queries.token_stride +
                          i % shape.kv_heads * group * queries.head_stride;
         const RowsView all = context->rows(layer, i % shape.kv_heads);
-        prefetch(all, *positions);
         attend_rows(q, all, *positions, shape.softmax_scale(), part(i, piece), shape.softcap);
         if (done.add(i) < count) continue;
         // The last piece of a list: all of them, in their order.
         const std::int64_t at = i / shape.kv_heads * shape.q_heads + i % shape.kv_heads * group;
-        for (std::int64_t p = 0; p < count; ++p)
-          merge({out.out + at * d, out.lse + at, group, d}, part(i, p));
+        merge_parts({out.out + at * d, out.lse + at, group, d},
+                    {part(i, 0).out, part(i, 0).lse, count * group, d});
       }
       first += count;
     }
   };
-  const std::int64_t threads = std::min(thread_count(), lists * pieces);
   parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) attend();
   });

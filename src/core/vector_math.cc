@@ -76,20 +76,15 @@ void scale_by_any(float* x, std::int64_t count, float factor) {
       [&](std::int64_t i) { x[i] *= factor; });
 }
 
-void add_scaled_any(float* out, float factor, const std::byte* stored, DType dtype,
-                    std::int64_t count) {
+void add_scaled_any(float* out, float factor, const float* x, std::int64_t count) {
   const Floats d;
   const auto by = hn::Set(d, factor);
-  with_dtype(dtype, [&]<DType t>() {
-    constexpr std::int64_t size = t == DType::f32 ? 4 : 2;
-    each(
-        count,
-        [&](std::int64_t i) {
-          hn::StoreU(hn::MulAdd(by, load_float<t>(d, stored + i * size), hn::LoadU(d, out + i)), d,
-                     out + i);
-        },
-        [&](std::int64_t i) { out[i] += factor * load_float_1<t>(stored + i * size); });
-  });
+  each(
+      count,
+      [&](std::int64_t i) {
+        hn::StoreU(hn::MulAdd(by, hn::LoadU(d, x + i), hn::LoadU(d, out + i)), d, out + i);
+      },
+      [&](std::int64_t i) { out[i] += factor * x[i]; });
 }
 
 void rms_norm_any(const float* x, const float* weight, std::int64_t count, float epsilon,
@@ -181,15 +176,11 @@ void scale_by(float* x, std::int64_t count, float factor) {
   HWY_DYNAMIC_DISPATCH(scale_by_any)(x, count, factor);
 }
 
-void add_scaled(float* out, float factor, const std::byte* stored, DType dtype,
-                std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(add_scaled_any)(out, factor, stored, dtype, count);
+void add_scaled(float* out, float factor, const float* x, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(add_scaled_any)(out, factor, x, count);
 }
 
-void add_to(float* out, const float* x, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(add_scaled_any)
-  (out, 1.0F, reinterpret_cast<const std::byte*>(x), DType::f32, count);
-}
+void add_to(float* out, const float* x, std::int64_t count) { add_scaled(out, 1.0F, x, count); }
 
 void rms_norm(const float* x, const float* weight, std::int64_t count, float epsilon, float* out) {
   HWY_DYNAMIC_DISPATCH(rms_norm_any)(x, weight, count, epsilon, out);

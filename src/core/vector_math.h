@@ -20,8 +20,8 @@ void soft_cap(float* x, std::int64_t count, float cap);
 /// x[i] *= factor.
 void scale_by(float* x, std::int64_t count, float factor);
 
-/// out[i] += factor * stored[i].
-void add_scaled(float* out, float factor, const std::byte* stored, DType dtype, std::int64_t count);
+/// out[i] += factor * x[i].
+void add_scaled(float* out, float factor, const float* x, std::int64_t count);
 
 /// out[i] += x[i].
 void add_to(float* out, const float* x, std::int64_t count);
