@@ -11,14 +11,14 @@ namespace topkv::gpu {
 namespace {
 
 constexpr int threads = 512;
-constexpr int warps = threads / warp;
 constexpr int errors_entries = 128;
 constexpr int kept_rare = 6144;  // of a KV head, in shared memory
 
 /// A KV head's list as positions, ascending unless it is long.
 __device__ void order_list(const CodeScan& scan, int head, std::uint8_t* shared) {
   int* keys = reinterpret_cast<int*>(shared);
-  int* rare_keys = keys + scan_ordered;
+  int* positions = keys + scan_ordered;
+  int* rare_keys = positions + scan_ordered;
   const int* rare = scan.rare_keys + head * scan.rare_slots;
   if (scan.rare_slots <= kept_rare) {
     for (int i = static_cast<int>(threadIdx.x); i < scan.rare_slots; i += threads)
@@ -53,7 +53,12 @@ __device__ void order_list(const CodeScan& scan, int head, std::uint8_t* shared)
         high = middle;
       }
     }
-    found[1 + place] = key + low;
+    (ordered ? positions : found + 1)[place] = key + low;
+  }
+  if (ordered) {  // host memory is written in order: a write of each place alone takes far longer
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += threads)
+      found[1 + i] = positions[i];
   }
   // Who waits for the number sees the list.
   __threadfence_system();
@@ -87,11 +92,10 @@ __device__ __forceinline__ float log_mean_error(float s, float x) {
 }
 
 /// What the codes' errors add to the mass of keys below the threshold, on average over those of the
-/// sample, for one query head. The plan was there before the pass began.
+/// sample, for one query head.
 __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t* memory) {
   auto* shared = reinterpret_cast<float*>(memory);
   float* errors = shared + warp;  // means of exp(error), by the distance to the threshold
-  wait_for_previous_kernel();
   const int thread = static_cast<int>(threadIdx.x);
   const ScanRange range = scan.range[head];
   float* result = scan.corrections + head * code_group + g;
@@ -108,107 +112,174 @@ __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t
   }
   __syncthreads();
   const float* from = scan.scores + static_cast<std::int64_t>(head * code_group + g) * most_sampled;
+  const float per_step = 1 / step;
   float plain = 0;
   float corrected = 0;
+  constexpr int at_once = 16;  // loads on their way
+#pragma unroll 1
+  for (int first = 0; first < most_sampled; first += at_once * threads) {
+    float below[at_once];
 #pragma unroll
-  for (int i = 0; i < most_sampled / threads; ++i) {
-    const float below = threshold - from[i * threads + thread];
-    if (!(below >= 0.0F && below < INFINITY)) continue;
-    const float weight = exp2_fast(-below);
-    const float place = fminf(below / step, errors_entries - 1.001F);
-    const int entry = static_cast<int>(place);
-    const float part = place - static_cast<float>(entry);
-    plain += weight;
-    corrected += weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
+    for (int i = 0; i < at_once; ++i) below[i] = threshold - from[first + i * threads + thread];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (!(below[i] >= 0.0F && below[i] < INFINITY)) continue;
+      const float weight = exp2_fast(-below[i]);
+      const float place = fminf(below[i] * per_step, errors_entries - 1.001F);
+      const int entry = static_cast<int>(place);
+      const float part = place - static_cast<float>(entry);
+      plain += weight;
+      corrected += weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
+    }
   }
   plain = block_sum(plain, shared);
   corrected = block_sum(corrected, shared);
   if (thread == 0) *result = plain > 0 ? logf(corrected / plain) : 0.0F;
 }
 
-/// Four elements of a row, zeros beyond it.
-__device__ __forceinline__ float4 load_row(const __nv_bfloat16* row, int lane, int head_dim) {
-  if (4 * lane >= head_dim) return {0, 0, 0, 0};
-  const uint2 x = *reinterpret_cast<const uint2*>(row + 4 * lane);
-  const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&x.x));
-  const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&x.y));
-  return {low.x, low.y, high.x, high.y};
-}
+/// What attend_rare keeps of a tile of rows.
+struct RareTile {
+  static constexpr int rows = threads / 4;
+  static constexpr int slices = threads / (code_dims / 2);
+  float query[code_group][code_dims];
+  float scores[code_group][rows];
+  float weights[rows][code_group];
+  float high[code_group], mass[code_group], before[code_group];
+  float sums[slices][code_group][code_dims];
+};
 
-/// One part of a KV head's rare rows: a warp a row at a time, a lane four dims of every query head.
+/// One part of a KV head's rare rows, for all heads of the group, a tile at a time: four threads
+/// score a row, then a slice of the threads sums the values of some rows, two dims each.
 __device__ void attend_rare(const CodeScan& scan, int head, int part, std::uint8_t* shared) {
-  auto& outs = *reinterpret_cast<float(*)[warps][code_group][code_dims]>(shared);
-  auto& highs = *reinterpret_cast<float(*)[warps][code_group]>(shared + sizeof(outs));
-  auto& masses =
-      *reinterpret_cast<float(*)[warps][code_group]>(shared + sizeof(outs) + sizeof(highs));
-  const int lane = static_cast<int>(threadIdx.x) % warp;
-  const int warp_id = static_cast<int>(threadIdx.x) / warp;
+  auto& tile = *reinterpret_cast<RareTile*>(shared);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % warp;
+  const int dim = scan.head_dim;
   const ScanRange range = scan.range[head];
-  float4 query[code_group];
-  float4 out[code_group];
-  float high[code_group];
-  float mass[code_group];
-#pragma unroll
-  for (int g = 0; g < code_group; ++g) {
-    query[g] = out[g] = {0, 0, 0, 0};
-    high[g] = -INFINITY;
-    mass[g] = 0;
-    if (g >= scan.group || 4 * lane >= scan.head_dim) continue;
-    // The caller's memory, aligned to its elements only.
-    const float* q = scan.query + (head * scan.group + g) * scan.head_dim + 4 * lane;
-    query[g] = {q[0], q[1], q[2], q[3]};
+  const int all = max(0, range.rare_end - range.rare_begin);
+  const int begin = range.rare_begin + all * part / scan_rare_parts;
+  const int end = range.rare_begin + all * (part + 1) / scan_rare_parts;
+  const __nv_bfloat16* keys = scan.rare + 2 * head * scan.rare_slots * dim;
+  const __nv_bfloat16* values = keys + scan.rare_slots * dim;
+
+  for (int i = thread; i < code_group * code_dims; i += threads) {
+    const int g = i / code_dims;
+    const int d = i % code_dims;
+    tile.query[g][d] = g < scan.group && d < dim
+                           ? scan.scale * scan.query[(head * scan.group + g) * dim + d]
+                           : 0.0F;
   }
-  const __nv_bfloat16* keys = scan.rare + 2 * head * scan.rare_slots * scan.head_dim;
-  const __nv_bfloat16* values = keys + scan.rare_slots * scan.head_dim;
-  for (int row = range.rare_begin + part * warps + warp_id; row < range.rare_end;
-       row += scan_rare_parts * warps) {
-    const float4 k =
-        load_row(keys + static_cast<std::int64_t>(row) * scan.head_dim, lane, scan.head_dim);
-    const float4 v =
-        load_row(values + static_cast<std::int64_t>(row) * scan.head_dim, lane, scan.head_dim);
+  if (thread < code_group) {
+    tile.high[thread] = -INFINITY;
+    tile.mass[thread] = 0;
+  }
+  constexpr int per_slice = RareTile::rows / RareTile::slices;
+  const int slice = thread / (code_dims / 2);
+  const int pair = 2 * (thread % (code_dims / 2));
+  float2 sum[code_group] = {};
+  for (int first = begin; first < end; first += RareTile::rows) {
+    // All that is read of the rows is asked for at once. (Rows are aligned to four elements.)
+    const int row = first + thread / 4;
+    uint2 key[code_dims / 16];
+#pragma unroll
+    for (int i = 0; i < code_dims / 16; ++i) {
+      const int d = 16 * i + 4 * (thread % 4);
+      key[i] =
+          row < end && d < dim
+              ? *reinterpret_cast<const uint2*>(keys + static_cast<std::int64_t>(row) * dim + d)
+              : uint2{0, 0};
+    }
+    __nv_bfloat162 value[per_slice];
+#pragma unroll
+    for (int i = 0; i < per_slice; ++i) {
+      const int at = first + slice * per_slice + i;
+      value[i] = at < end && pair < dim ? *reinterpret_cast<const __nv_bfloat162*>(
+                                              values + static_cast<std::int64_t>(at) * dim + pair)
+                                        : __nv_bfloat162{};
+    }
+    __syncthreads();
+    float score[code_group] = {};
+#pragma unroll
+    for (int i = 0; i < code_dims / 16; ++i) {
+      const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].x));
+      const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].y));
+#pragma unroll
+      for (int g = 0; g < code_group; ++g) {
+        const float4 q = load4(&tile.query[g][16 * i + 4 * (thread % 4)]);
+        score[g] += q.x * low.x + q.y * low.y + q.z * high.x + q.w * high.y;
+      }
+    }
 #pragma unroll
     for (int g = 0; g < code_group; ++g) {
-      const float4 q = query[g];
-      const float score = scan.scale * warp_sum(q.x * k.x + q.y * k.y + q.z * k.z + q.w * k.w);
-      const float now = fmaxf(high[g], score);
-      const float before = expf(high[g] - now);
-      const float weight = expf(score - now);
-      high[g] = now;
-      mass[g] = mass[g] * before + weight;
-      out[g] = {out[g].x * before + weight * v.x, out[g].y * before + weight * v.y,
-                out[g].z * before + weight * v.z, out[g].w * before + weight * v.w};
+      score[g] += __shfl_xor_sync(all_lanes, score[g], 1);
+      score[g] += __shfl_xor_sync(all_lanes, score[g], 2);
+      if (thread % 4 == 0) tile.scores[g][thread / 4] = row < end ? score[g] : -INFINITY;
+    }
+    __syncthreads();
+    if (thread / warp < code_group) {  // a warp a head: its softmax
+      const int g = thread / warp;
+      constexpr int per_lane = RareTile::rows / warp;
+      float most = tile.high[g];
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) most = fmaxf(most, tile.scores[g][i * warp + lane]);
+      most = warp_max(most);
+      float mass = 0;
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) {
+        const float weight = expf(tile.scores[g][i * warp + lane] - most);
+        tile.weights[i * warp + lane][g] = weight;
+        mass += weight;
+      }
+      mass = warp_sum(mass);
+      if (lane == 0) {
+        tile.before[g] = expf(tile.high[g] - most);
+        tile.mass[g] = tile.mass[g] * tile.before[g] + mass;
+        tile.high[g] = most;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int g = 0; g < code_group; ++g) {
+      sum[g].x *= tile.before[g];
+      sum[g].y *= tile.before[g];
+    }
+#pragma unroll
+    for (int i = 0; i < per_slice; ++i) {
+      const float2 v = __bfloat1622float2(value[i]);
+#pragma unroll
+      for (int g = 0; g < code_group; g += 4) {
+        const float4 w = load4(&tile.weights[slice * per_slice + i][g]);
+        const float weight[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          sum[g + j].x += weight[j] * v.x;
+          sum[g + j].y += weight[j] * v.y;
+        }
+      }
     }
   }
 #pragma unroll
   for (int g = 0; g < code_group; ++g) {
-    store4(&outs[warp_id][g][4 * lane], out[g]);
-    if (lane == 0) {
-      highs[warp_id][g] = high[g];
-      masses[warp_id][g] = mass[g];
-    }
+    tile.sums[slice][g][pair] = sum[g].x;
+    tile.sums[slice][g][pair + 1] = sum[g].y;
   }
   __syncthreads();
   const int heads = scan.kv_heads * scan.group;
-  for (int i = static_cast<int>(threadIdx.x); i < scan.group * code_dims; i += threads) {
+  for (int i = thread; i < scan.group * code_dims; i += threads) {
     const int g = i / code_dims;
     const int d = i % code_dims;
-    float most = -INFINITY;
-    for (int w = 0; w < warps; ++w) most = fmaxf(most, highs[w][g]);
-    float sum = 0;
     float x = 0;
-    for (int w = 0; w < warps && most > -INFINITY; ++w) {
-      const float f = expf(highs[w][g] - most);
-      sum += f * masses[w][g];
-      x += f * outs[w][g][d];
-    }
+#pragma unroll
+    for (int j = 0; j < RareTile::slices; ++j) x += tile.sums[j][g][d];
     const std::int64_t at = static_cast<std::int64_t>(part) * heads + head * scan.group + g;
-    if (d < scan.head_dim) scan.parts.out[at * scan.head_dim + d] = sum > 0 ? x / sum : 0.0F;
-    if (d == 0) scan.parts.lse[at] = sum > 0 ? most + logf(sum) : -INFINITY;
+    const float mass = tile.mass[g];
+    if (d < dim) scan.parts.out[at * dim + d] = mass > 0 ? x / mass : 0.0F;
+    if (d == 0) scan.parts.lse[at] = mass > 0 ? tile.high[g] + logf(mass) : -INFINITY;
   }
 }
 
 constexpr int shared_bytes =
-    std::max(warps * code_group * (code_dims + 2), scan_ordered + kept_rare) * 4;
+    std::max(static_cast<int>(sizeof(RareTile)), (2 * scan_ordered + kept_rare) * 4);
 
 /// Blocks: a list for each KV head, rare_parts for each, and, for a tail, a correction for each
 /// query head.
@@ -218,8 +289,9 @@ __global__ void __launch_bounds__(threads) after_kernel(const __grid_constant__ 
   int number = static_cast<int>(blockIdx.x);
   if (number < scan.kv_heads) return order_list(scan, number, shared);
   number -= scan.kv_heads;
+  // The others read nothing of the pass, and may begin before it ends: what they read was there
+  // before it began. The kernel as a whole ends after it, for lists wait.
   if (number < scan.kv_heads * scan_rare_parts) {
-    wait_for_previous_kernel();  // its results are not read: lest this ends before it
     return attend_rare(scan, number / scan_rare_parts, number % scan_rare_parts, shared);
   }
   number -= scan.kv_heads * scan_rare_parts;
@@ -229,7 +301,6 @@ __global__ void __launch_bounds__(threads) after_kernel(const __grid_constant__ 
 }  // namespace
 
 void follow_pass(const CodeScan& scan, cudaStream_t stream) {
-  static_assert(sizeof(float) == sizeof(int));
   const int blocks = scan.kv_heads * (1 + scan_rare_parts + (scan.tail ? code_group : 0));
   launch_early(scan, dim3(static_cast<unsigned>(blocks)), threads, shared_bytes, stream,
                after_kernel);

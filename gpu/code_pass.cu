@@ -507,7 +507,7 @@ void pass_codes(const CodeScan& scan, cudaStream_t stream) {
   });
 }
 
-void finish_scan(const CodeScan& scan, cudaStream_t stream) {
+void merge_rest(const CodeScan& scan, cudaStream_t stream) {
   launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.group)), tail_threads, 0,
                stream, finish_kernel, 8 * scan.value_bytes);
 }

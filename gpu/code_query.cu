@@ -175,10 +175,65 @@ __device__ __forceinline__ float block_max(float x, float* shared) {
   return warp_max(shared[thread % warp]);
 }
 
+/// An integer that is ordered as the number is.
+__device__ __forceinline__ std::uint32_t ordered_bits(float x) {
+  const std::uint32_t bits = __float_as_uint(x);
+  return bits ^ (bits >> 31 != 0 ? 0xFFFFFFFFU : 0x80000000U);
+}
+__device__ __forceinline__ float of_ordered_bits(std::uint32_t bits) {
+  return __uint_as_float(bits ^ (bits >> 31 != 0 ? 0x80000000U : 0xFFFFFFFFU));
+}
+
+constexpr int most_selected = 255;  // a larger rank is searched for
+
+/// Of a block's numbers, per_thread a thread, the one that `rank` others are above (below
+/// most_selected; equal ones in any order). NaN where too many may be it.
+struct Selection {
+  float kept[plan_threads];
+  int count;
+  float chosen;
+
+  /// largest: of this thread's numbers.
+  __device__ float of(const float (&numbers)[per_thread], float largest, int rank) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) {
+      count = 0;
+      chosen = NAN;
+    }
+    // What rank + 1 threads reach with their largest, its upper bits: so many numbers reach it.
+    const std::uint32_t key = ordered_bits(largest);
+    std::uint32_t found = 0;
+#pragma unroll 1
+    for (std::uint32_t bit = 1U << 31; bit >= 1U << 12; bit >>= 1) {
+      if (__syncthreads_count(key >= (found | bit) ? 1 : 0) > rank) found |= bit;
+    }
+    const float least = of_ordered_bits(found);
+    if (largest >= least) {
+#pragma unroll
+      for (int i = 0; i < per_thread; ++i) {
+        if (!(numbers[i] >= least)) continue;
+        const int place = atomicAdd(&count, 1);
+        if (place < plan_threads) kept[place] = numbers[i];
+      }
+    }
+    __syncthreads();
+    if (thread < count && count <= plan_threads) {
+      const float mine = kept[thread];
+      int above = 0;
+      for (int i = 0; i < count; ++i)
+        above += kept[i] > mine || (kept[i] == mine && i < thread) ? 1 : 0;
+      if (above == rank) chosen = mine;
+    }
+    __syncthreads();
+    return chosen;
+  }
+};
+
 /// The threshold of one query head: a block.
 __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constant__ CodeScan scan) {
   __shared__ float shared[plan_threads / warp];
   __shared__ int counts[2][plan_threads / warp];
+  __shared__ Selection selection;
   const int head = static_cast<int>(blockIdx.x) / code_group;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
@@ -198,16 +253,15 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
   float least = INFINITY;
   float found = 0;
 #pragma unroll
+  for (int i = 0; i < per_thread; ++i) score[i] = from[i * plan_threads + thread];
+#pragma unroll
   for (int i = 0; i < per_thread; ++i) {
-    const float x = from[i * plan_threads + thread];
-    score[i] = x;
-    if (x == -INFINITY) continue;
-    most = fmaxf(most, x);
-    least = fminf(least, x);
-    found += 1;
+    most = fmaxf(most, score[i]);
+    least = fminf(least, score[i] == -INFINITY ? INFINITY : score[i]);
+    found += score[i] == -INFINITY ? 0.0F : 1.0F;
   }
+  const float largest = most;  // of this thread's
   most = block_max(most, shared);
-  least = -block_max(-least, shared);
   const float sampled = block_sum(found, shared);
   int round = 0;
   const auto count_above = [&](float limit) {
@@ -227,9 +281,11 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
     const float wanted = static_cast<float>(scan.wanted) * sampled / static_cast<float>(keys);
     const bool exact = sampled >= static_cast<float>(keys);
     const float rank = exact ? wanted : fminf(fmaxf(wanted, steady_rank), sampled);
-    float low = least - 1;  // more are above than rank, or as many
-    float high = most;      // fewer are
-    for (int i = 0; i < search_rounds; ++i) {
+    threshold = rank <= most_selected ? selection.of(score, largest, static_cast<int>(rank)) : NAN;
+    float low = 0;      // more are above than rank, or as many
+    float high = most;  // fewer are
+    if (isnan(threshold)) low = -block_max(-least, shared) - 1;
+    for (int i = 0; isnan(threshold) && i < search_rounds; ++i) {
       const float middle = 0.5F * (low + high);
       const float above = count_above(middle);
       // Of a sample no count is right to more than its square root.
@@ -239,7 +295,7 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
       }
       (above > rank ? low : high) = middle;
     }
-    threshold = high;
+    if (isnan(threshold)) threshold = high;
     if (wanted < rank) {
       // Further out than the sample tells: weights fall off as a power there, so that scores fall
       // off exponentially (Weissman 1978; the mean excess is Hill's estimator).

@@ -5,11 +5,8 @@
 namespace topkv::gpu {
 
 void list_rows(const CodeScan& scan, cudaStream_t stream) {
-  prepare_queries(scan, stream);
   pass_codes(scan, stream);
   follow_pass(scan, stream);
 }
-
-void merge_rest(const CodeScan& scan, cudaStream_t stream) { finish_scan(scan, stream); }
 
 }  // namespace topkv::gpu

@@ -9,7 +9,7 @@
 namespace topkv::gpu {
 
 inline constexpr int scan_heads = 64;          // KV heads, at most
-inline constexpr int scan_rare_parts = 16;     // partials over rare rows of a KV head
+inline constexpr int scan_rare_parts = 32;     // partials over rare rows of a KV head
 inline constexpr int scan_ordered = 4096;      // rows of a list that is ordered
 inline constexpr int scan_sample_units = 512;  // of a head's codes, that thresholds are found of
 
@@ -74,9 +74,13 @@ bool can_scan_early();
 /// Blocks of a KV head that fill the current device once. Prepares the kernels for it.
 int scan_splits(int kv_heads, int value_bytes);
 
-/// Writes `found`: the rows whose codes score best for any query head, `wanted` of them for each as
-/// far as a sample of the codes can tell (all codes, where a head has no more than a sample), at
-/// most `capacity` for a KV head, ascending up to scan_ordered of them. Asynchronous.
+/// query -> coefficients, scales, and plans from the scores of a sample. Asynchronous.
+void prepare_queries(const CodeScan& scan, cudaStream_t stream);
+
+/// After prepare_queries. Writes `found`: the rows whose codes score best for any query head,
+/// `wanted` of them for each as far as a sample of the codes can tell (all codes, where a head has
+/// no more than a sample), at most `capacity` for a KV head, ascending up to scan_ordered of them.
+/// Asynchronous.
 void list_rows(const CodeScan& scan, cudaStream_t stream);
 
 /// After list_rows, before that of another scan over the same memory: merges into `into` rare rows

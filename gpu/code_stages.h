@@ -31,9 +31,6 @@ void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_byt
   TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, scan, arguments...));
 }
 
-/// query -> coefficients, scales; scores of a sample -> plans. Empties the lists.
-void prepare_queries(const CodeScan& scan, cudaStream_t stream);
-
 /// All codes once: list, count; sums and masses of what is not listed.
 void pass_codes(const CodeScan& scan, cudaStream_t stream);
 
@@ -41,8 +38,5 @@ void pass_codes(const CodeScan& scan, cudaStream_t stream);
 void follow_pass(const CodeScan& scan, cudaStream_t stream);
 /// Once for the current device, before the first.
 void allow_follow_pass();
-
-/// sums, masses, corrections, parts -> into.
-void finish_scan(const CodeScan& scan, cudaStream_t stream);
 
 }  // namespace topkv::gpu

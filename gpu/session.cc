@@ -149,6 +149,7 @@ class CudaDecode final : public DecodeBackend {
     }
     given_ = given;
     added_ = false;
+    taken_ = false;
     exact_begun_ = false;
     queries_.data = at<__nv_bfloat16>(layout_.queries);
     queries_.tokens = given.tokens;
@@ -196,19 +197,25 @@ class CudaDecode final : public DecodeBackend {
       scan.found = list_of(i, 0);
       const std::int64_t before = (wanted.token + i) * attention_.q_heads;
       scan.into = {exact().out + before * d, exact().lse + before};
-      if (tokens == 1) {  // the exact part beside the scan, whose list the host waits for
+      if (tokens == 1) {
+        // The scan takes the whole device: the host gets its copies before, and what is resident is
+        // attended behind it, while the host attends the rows that were found.
         begun_.record(compute_);
         begun_.block(beside_);
+        take(beside_);
+        gpu::prepare_queries(scan, compute_);
         gpu::list_rows(scan, compute_);
         listed_.record(compute_);
         begin_exact(beside_);
         exact_done_.record(beside_);
         exact_done_.block(compute_);
-      } else {
-        begin_exact(compute_);
-        gpu::list_rows(scan, compute_);
-        if (i + 1 == tokens) listed_.record(compute_);
+        gpu::merge_rest(scan, compute_);
+        return;
       }
+      begin_exact(compute_);
+      gpu::prepare_queries(scan, compute_);
+      gpu::list_rows(scan, compute_);
+      if (i + 1 == tokens) listed_.record(compute_);
       gpu::merge_rest(scan, compute_);
     }
   }
@@ -302,17 +309,16 @@ class CudaDecode final : public DecodeBackend {
     added_ = false;
   }
 
-  /// Once a step: what the host wants of it, rows that stay resident, and the attention over these.
-  void begin_exact(cudaStream_t stream) {
-    if (std::exchange(exact_begun_, true)) return;
+  /// Once a step: what the host wants of it, and queries as kernels want them.
+  void take(cudaStream_t stream) {
+    if (std::exchange(taken_, true)) return;
     const std::int64_t d = attention_.head_dim;
-    const std::int64_t rows = given_.kv_count();
     StepInput input;
     input.q = given_.q;
     input.k = given_.k;
     input.v = given_.v;
     input.q_count = given_.tokens * attention_.q_heads * d;
-    input.kv_count = rows * attention_.kv_heads * d;
+    input.kv_count = given_.kv_count() * attention_.kv_heads * d;
     input.host_q = host<float>(layout_.host_q);
     input.host_k = host<float>(layout_.host_k);
     input.host_v = host<float>(layout_.host_v);
@@ -320,6 +326,13 @@ class CudaDecode final : public DecodeBackend {
     inject_copy_delay(stream);
     take_step(input, stream);
     on_host_.record(stream);
+  }
+
+  /// Once a step: rows that stay resident, and the attention over these.
+  void begin_exact(cudaStream_t stream) {
+    if (std::exchange(exact_begun_, true)) return;
+    take(stream);
+    const std::int64_t rows = given_.kv_count();
     reach_fault("session.keep_rows");
     if (rows > 0) keep_rows(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
     attend_window(given_.layer, rows, queries_.first, stream);
@@ -412,6 +425,7 @@ class CudaDecode final : public DecodeBackend {
   std::unique_ptr<RowStream> tiles_;  // null: no dense layers
   std::vector<RowsView> views_;       // per KV head
   AttentionStep given_;               // this step
+  bool taken_ = false;
   bool exact_begun_ = false;
   bool added_ = false;  // a partial waits in page-locked memory
   Stream beside_;       // for the exact part of a step that scans
