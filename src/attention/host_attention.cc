@@ -65,8 +65,14 @@ void attend_rows(const float* queries, const RowsView& rows,
                  out.out);
   }
   for (std::int64_t h = 0; h < out.heads; ++h) {
-    if (out.lse[h] > 0) scale_by(out.out + h * rows.dim, rows.dim, 1.0F / out.lse[h]);
-    out.lse[h] = out.lse[h] > 0 ? high[h] + std::log(out.lse[h]) : empty_lse;
+    float* of_head = out.out + h * rows.dim;
+    if (out.lse[h] > 0) {
+      scale_by(of_head, rows.dim, 1.0F / out.lse[h]);
+      out.lse[h] = high[h] + std::log(out.lse[h]);
+    } else {  // no rows, or scores beyond float32
+      std::fill_n(of_head, rows.dim, 0.0F);
+      out.lse[h] = empty_lse;
+    }
   }
 }
 
