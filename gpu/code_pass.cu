@@ -430,6 +430,7 @@ __global__ void __launch_bounds__(tail_threads)
   const int heads = scan.kv_heads * scan.group;
   const int row = head * scan.group + g;
   constexpr int sources = scan_rare_parts + 2;
+  static_assert(scan_rare_parts <= warp, "a lane weighs a part");
   if (thread < warp) {
     const float tail_lse =
         any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e +

@@ -186,7 +186,7 @@ __device__ __forceinline__ float of_ordered_bits(std::uint32_t bits) {
 
 constexpr int most_selected = 255;  // a larger rank is searched for
 
-/// Of a block's numbers, per_thread a thread, the one that `rank` others are above (below
+/// Of a block's numbers, per_thread a thread, the one that `rank` others are above (at most
 /// most_selected; equal ones in any order). NaN where too many may be it.
 struct Selection {
   float kept[plan_threads];

@@ -12,8 +12,8 @@ inline constexpr int most_sampled = scan_sample_units * 64;  // keys of a head
 inline constexpr float scan_bias_log2 = 8;       // weights are kept times 2^8, as halves
 inline constexpr float scan_threshold_log2 = 6;  // the reference above the threshold
 
-/// Launches a kernel that, with scan.early, begins before the one before it ends, and waits for
-/// that itself (wait_for_previous_kernel).
+/// Launches a kernel that, with scan.early, begins before the one before it ends, and waits for its
+/// results itself where it reads them (wait_for_previous_kernel).
 template <class... Parameters, class... Arguments>
 void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_bytes,
                   cudaStream_t stream, void (*kernel)(Parameters...),

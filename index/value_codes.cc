@@ -39,8 +39,14 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   const std::int64_t used = std::min(bits, values.dim);
   lanes_ = ((used + 1) / 2 + 15) / 16 * 16;
   for (const std::vector<float>& along : axes_.spread(sample, used, levels_sample)) {
-    low_.push_back(along[along.size() / beyond]);
-    high_.push_back(along[along.size() - 1 - along.size() / beyond]);
+    float low = along[along.size() / beyond];
+    float high = along[along.size() - 1 - along.size() / beyond];
+    if (low == high) {  // nearly all are the same, and get their level for certain
+      low = along.front();
+      high = along.back();
+    }
+    low_.push_back(low);
+    high_.push_back(high);
   }
 }
 

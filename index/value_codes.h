@@ -1,9 +1,10 @@
 // Codes of values: one bit for each of the axes along which the values of a head vary most, which
 // chooses one of two levels. The levels lie near the ends of what is there, and a value between
 // them gets the nearer one more often, so that it is met on average (stochastic rounding; Gray &
-// Stockham 1993, "Dithered quantizers"). Errors are then independent of the value: they average out
-// in a sum over many values also where text repeats and values are alike, which the nearest level
-// would miss by the same error each time.
+// Stockham 1993, "Dithered quantizers"): errors average out in a sum over many values also where
+// text repeats and values are alike, which the nearest level would miss by the same error each
+// time. Of one value more is lost (for normal values 3.6 times the variance along an axis, 0.36
+// with the nearest of the best two levels), and what lies beyond the levels stays there.
 //
 // Sums of weighted values are what codes are for: only the sum of the weights of the values that
 // have a bit is needed of each axis. Four values' bits of an axis lie in one nibble, so that a

@@ -283,9 +283,7 @@ double distance(const std::vector<std::vector<float>>& a,
   return std::sqrt(off / size);
 }
 
-TEST(SessionTail, BringsASessionNearToDenseAttentionWhateverSelects) {
-  Stream stream(small, 3060);
-  stream.v = stream.k;  // what is attended says something: its mean is not chance alone
+void expect_nearer(const Stream& stream, double most, double times) {
   const auto context = stream.prefill(3000)->with_index("codes:k=32,v=16")->with_index("hnsw");
   Session dense(context, {.dense_layers = 2});
   const auto want = stream.feed(dense, 3060, 20);
@@ -299,10 +297,19 @@ TEST(SessionTail, BringsASessionNearToDenseAttentionWhateverSelects) {
       EXPECT_EQ(with.options().tail, "codes:k=32,v=16");
       const double far = distance(stream.feed(without, 3060, 20), want);
       const double near = distance(stream.feed(with, 3060, 20), want);
-      EXPECT_LT(near, 0.4) << index;
-      EXPECT_LT(near, far / 3) << index;
+      EXPECT_LT(near, most) << index;
+      EXPECT_LT(near, far / times) << index;
     }
   }
+}
+
+TEST(SessionTail, BringsASessionNearToDenseAttentionWhateverSelects) {
+  Stream stream(small, 3060);
+  // Values that are chance alone, whose mean over a few hundred rows is hardly more than what their
+  // codes leave.
+  expect_nearer(stream, 1.2, 1.5);
+  stream.v = stream.k;  // what is attended says something
+  expect_nearer(stream, 0.4, 3);
 }
 
 TEST(SessionTail, DoesNotDrownWhatASharpQueryFound) {
