@@ -44,10 +44,9 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const std::int64_t lists = queries.tokens * shape.kv_heads;
-  if (piece_parts.view().heads !=
-      lists * most_pieces * group) {  // each is written before it is read
-    piece_parts.reset(lists * most_pieces * group, d);
-  }
+  // Not cleared in each step: each part is written before it is read.
+  const std::int64_t part_heads = lists * most_pieces * group;
+  if (piece_parts.view().heads != part_heads) piece_parts.reset(part_heads, d);
   const PartialView parts = piece_parts.view();
   const auto list = [&](std::int64_t i) {
     return backend->listed(i / shape.kv_heads, i % shape.kv_heads);
