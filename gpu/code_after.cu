@@ -29,6 +29,9 @@ __device__ void order_list(const CodeScan& scan, int head, std::uint8_t* shared)
   const int count = min(scan.count[head], scan.capacity);
   const int* list = scan.list + static_cast<std::int64_t>(head) * scan.capacity;
   int* found = scan.found + static_cast<std::int64_t>(head) * (1 + scan.capacity);
+  // Who waits looks at each place: a fence between list and number would take longer.
+  const auto give = [&](int place, int x) { *const_cast<volatile int*>(found + place) = x; };
+  if (threadIdx.x == 0) give(0, count);
   const bool ordered = count <= scan_ordered;
   if (ordered) {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) keys[i] = list[i];
@@ -53,17 +56,16 @@ __device__ void order_list(const CodeScan& scan, int head, std::uint8_t* shared)
         high = middle;
       }
     }
-    (ordered ? positions : found + 1)[place] = key + low;
+    if (ordered) {
+      positions[place] = key + low;
+    } else {
+      give(1 + place, key + low);
+    }
   }
   if (ordered) {  // host memory is written in order: a write of each place alone takes far longer
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += threads)
-      found[1 + i] = positions[i];
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) give(1 + i, positions[i]);
   }
-  // Who waits for the number sees the list.
-  __threadfence_system();
-  __syncthreads();
-  if (threadIdx.x == 0) *const_cast<volatile int*>(found) = count;
 }
 
 __device__ __forceinline__ float block_sum(float x, float* shared) {
@@ -103,8 +105,9 @@ __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t
     if (thread == 0) *result = 0.0F;
     return;
   }
-  const float s = scan.scales[head * code_group + g].deviation;
-  const float threshold = scan.plans[head * code_group + g].reference - scan_threshold_log2;
+  const float s = __ldcg(&scan.scales[head * code_group + g].deviation);
+  const float threshold =
+      __ldcg(&scan.plans[head * code_group + g].reference) - scan_threshold_log2;
   const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
   if (thread < errors_entries) {
     errors[thread] =
@@ -120,7 +123,8 @@ __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t
   for (int first = 0; first < most_sampled; first += at_once * threads) {
     float below[at_once];
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) below[i] = threshold - from[first + i * threads + thread];
+    for (int i = 0; i < at_once; ++i)
+      below[i] = threshold - __ldcg(from + first + i * threads + thread);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       if (!(below[i] >= 0.0F && below[i] < INFINITY)) continue;

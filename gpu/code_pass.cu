@@ -21,9 +21,9 @@ constexpr int most_splits = 256;
 constexpr int sums_row = code_dims + 4;  // floats of one head in shared memory: no bank conflicts
 constexpr float largest_weight = 4096;   // of those kept as halves; beyond it a warp rescales
 
-template <int V>
+template <int K, int V>
 constexpr int shared_bytes() {
-  return std::max(pass_warps * stages * unit_bytes(V),
+  return std::max(pass_warps * stages * unit_bytes(K, V),
                   pass_warps * code_group * (sums_row + 2) * 4);
 }
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void mma_choose(float (&c)[4], std::uint32_t one,
 }
 
 /// Units of a warp on their way to shared memory, `stages` of them.
-template <int V>
+template <int bytes>
 class Ring {
  public:
   __device__ Ring(std::uint32_t to, const std::uint8_t* units, int first, int end, int lane)
@@ -121,8 +121,6 @@ class Ring {
   }
 
  private:
-  static constexpr int bytes = unit_bytes(V);
-
   __device__ __forceinline__ std::uint32_t advance(std::uint32_t at) const {
     return at + bytes == begin_ + stages * bytes ? begin_ : at + bytes;
   }
@@ -151,7 +149,7 @@ struct Sums {
 };
 
 /// Each block a stretch of one KV head's keys; its warps take units in turn.
-template <int V>
+template <int K, int V>
 __global__ void __launch_bounds__(pass_threads, pass_blocks)
     pass_kernel(const __grid_constant__ CodeScan scan, std::uint32_t one, std::uint32_t eights) {
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -167,14 +165,14 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
       range.end > range.begin ? (range.end + unit_keys - 1) / unit_keys - first : 0;
   const int begin = first + static_cast<int>(units * split / scan.splits) + warp_id;
   const int end = first + static_cast<int>(units * (split + 1) / scan.splits);
-  Ring<V> ring(shared_address(shared) + warp_id * stages * unit_bytes(V),
-               scan.units + head * scan.head_bytes, begin, end, lane);
+  Ring<unit_bytes(K, V)> ring(shared_address(shared) + warp_id * stages * unit_bytes(K, V),
+                              scan.units + head * scan.head_bytes, begin, end, lane);
   wait_for_previous_kernel();  // codes do not change; the query is new
   let_next_kernel_start();
 
   const QueryPlan plan = scan.plans[head * code_group + r];
-  KeyScores keys;
-  keys.load(scan.coefficients + head * 16 * key_slots, lane);
+  KeyScores<K> keys;
+  keys.load(scan.coefficients + head * 16 * key_slots(K), lane);
   keys.lo = plan.lo;
   keys.add = plan.add;
   keys.high = magic_bits + plan.high;
@@ -192,11 +190,13 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
     const auto weigh = [&] {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
-        const uint4 k = load_shared4(at + lane * 16 + g * 512);
-        const std::uint32_t words[4] = {k.x, k.y, k.z, k.w};
+        uint4 words[K / part_bytes];
+#pragma unroll
+        for (int p = 0; p < K / part_bytes; ++p)
+          words[p] = load_shared4(at + lane * 16 + g * 32 * K + p * 512);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 score = keys.of(words[i]);
+          const float2 score = keys.of([&](int p) { return word_of(words[p], i); });
           weight[4 * g + i] = pack(exp2_fast(score.x), exp2_fast(score.y));
         }
       }
@@ -224,7 +224,8 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
         float most = -INFINITY;
 #pragma unroll 1
         for (int i = 0; i < 8; ++i) {
-          const float2 score = keys.of(load_shared(at + lane * 16 + i / 4 * 512 + i % 4 * 4));
+          const std::uint32_t word = at + lane * 16 + i / 4 * 32 * K + i % 4 * 4;
+          const float2 score = keys.of([&](int p) { return load_shared(word + p * 512); });
           const int key = unit * unit_keys + 8 * i + 2 * t;
           if (in_range(key)) most = fmaxf(most, score.x);
           if (in_range(key + 1)) most = fmaxf(most, score.y);
@@ -293,7 +294,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
     if constexpr (V > 0) {
 #pragma unroll
       for (int x = 0; x < V / 8; ++x) {
-        const uint4 words = load_shared4(at + 1024 + 512 * x + lane * 16);
+        const uint4 words = load_shared4(at + unit_keys * K + 512 * x + lane * 16);
         values[4 * x] = words.x;
         values[4 * x + 1] = words.y;
         values[4 * x + 2] = words.z;
@@ -376,7 +377,8 @@ __global__ void __launch_bounds__(tail_threads)
   const int lane = thread % warp;
   const int d = thread % code_dims;
   const int part = thread / code_dims;
-  const float* tables = scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats;
+  const float* tables =
+      scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(scan.key_bytes);
   constexpr int per_part = code_dims / parts;
   float directions[per_part];
 #pragma unroll
@@ -464,26 +466,30 @@ __global__ void __launch_bounds__(tail_threads)
          rare_sums[1][d] + rare_sums[2][d] + rare_sums[3][d];
 }
 
+/// Calls use with the kernel for these codes and the shared memory that it wants.
 template <class Use>
-void for_value_bytes(int value_bytes, const Use& use) {
-  if (value_bytes == 16) {
-    use(pass_kernel<16>, shared_bytes<16>());
-  } else if (value_bytes == 8) {
-    use(pass_kernel<8>, shared_bytes<8>());
-  } else {
-    use(pass_kernel<0>, shared_bytes<0>());
-  }
+void with_pass(int key_bytes, int value_bytes, const Use& use) {
+  for_key_bytes(key_bytes, [&](auto bytes) {
+    constexpr int k = bytes;
+    if (value_bytes == 16) {
+      use(pass_kernel<k, 16>, shared_bytes<k, 16>());
+    } else if (value_bytes == 8) {
+      use(pass_kernel<k, 8>, shared_bytes<k, 8>());
+    } else {
+      use(pass_kernel<k, 0>, shared_bytes<k, 0>());
+    }
+  });
 }
 
 }  // namespace
 
-int scan_splits(int kv_heads, int value_bytes) {
+int scan_splits(int kv_heads, int key_bytes, int value_bytes) {
   int device = 0;
   int processors = 0;
   TOPKV_CUDA(cudaGetDevice(&device));
   TOPKV_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   int blocks = 0;
-  for_value_bytes(value_bytes, [&](auto kernel, int bytes) {
+  with_pass(key_bytes, value_bytes, [&](auto kernel, int bytes) {
     TOPKV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     TOPKV_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, pass_threads, bytes));
   });
@@ -502,7 +508,7 @@ void pass_codes(const CodeScan& scan, cudaStream_t stream) {
   // Constants given as arguments stay in registers.
   const std::uint32_t one = 0x3C003C00U;
   const std::uint32_t eights = 0x88888888U;
-  for_value_bytes(scan.value_bytes, [&](auto kernel, int bytes) {
+  with_pass(scan.key_bytes, scan.value_bytes, [&](auto kernel, int bytes) {
     launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.splits)), pass_threads,
                  bytes, stream, kernel, one, eights);
   });

@@ -13,26 +13,29 @@ namespace {
 constexpr int prepare_threads = 1024;
 constexpr int plan_threads = 1024;
 constexpr int per_thread = most_sampled / plan_threads;
+static_assert(per_thread == maximum_keys, "a thread of the plan knows the largest of its scores");
 constexpr int steady_rank = 8;  // of the sample's best, that the threshold is taken from at least
 constexpr int search_rounds = 24;
 
 /// Coefficients of one query head: a block. Also empties the KV head's list.
+template <int K>
 __global__ void __launch_bounds__(prepare_threads)
     prepare_kernel(const __grid_constant__ CodeScan scan) {
+  constexpr int slots = key_slots(K);
   __shared__ float query[code_dims];
-  __shared__ float along[key_slots];
+  __shared__ float along[slots];
   __shared__ float at_middle;
   __shared__ float errors[prepare_threads / warp];
   const int head = static_cast<int>(blockIdx.x) / code_group;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
-  std::uint8_t* to = scan.coefficients + head * 16 * key_slots + g * key_slots;
+  std::uint8_t* to = scan.coefficients + (head * 16 + g) * slots;
   QueryScale* result = scan.scales + head * code_group + g;
   wait_for_previous_kernel();
   if (g == 0 && thread == 0) scan.count[head] = 0;
   const auto weigh_nothing = [&] {
-    if (thread < key_slots) to[thread] = to[8 * key_slots + thread] = 0;
+    if (thread < slots) to[thread] = to[8 * slots + thread] = 0;
     if (thread == 0) *result = {0.0F, -INFINITY, 0.0F};
   };
   if (g >= scan.group) return weigh_nothing();
@@ -40,10 +43,12 @@ __global__ void __launch_bounds__(prepare_threads)
   const float* q = scan.query + (head * scan.group + g) * scan.head_dim;
   if (thread < code_dims) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
-  const float* tables = scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats;
+  const float* tables =
+      scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(K) + HeadTables::middle;
   const float4 mine = load4(query + 4 * lane);
-  // A warp a row: slots, the middle, then the axes of the errors.
-  constexpr int rows = key_slots + 1 + code_dims;
+  // A warp a row: the middle, the axes of the errors, slots.
+  static_assert(HeadTables::slots == HeadTables::middle + (1 + code_dims) * code_dims);
+  constexpr int rows = 1 + code_dims + slots;
   constexpr int warps = prepare_threads / warp;
   constexpr int rounds = (rows + warps - 1) / warps;
   float4 loaded[rounds];
@@ -59,10 +64,10 @@ __global__ void __launch_bounds__(prepare_threads)
     if (row >= rows) break;
     const float4 x = loaded[i];
     const float dot = warp_sum(x.x * mine.x + x.y * mine.y + x.z * mine.z + x.w * mine.w);
-    if (row > key_slots) {
+    if (row > 0 && row <= code_dims) {
       error += dot * dot;
     } else if (lane == 0) {
-      (row < key_slots ? along[row] : at_middle) = dot;
+      (row == 0 ? at_middle : along[row - 1 - code_dims]) = dot;
     }
   }
   if (lane == 0) errors[thread / warp] = error;
@@ -71,8 +76,8 @@ __global__ void __launch_bounds__(prepare_threads)
 
   const float scale = scan.scale * log2_of_e;
   float most = 0;
-  for (int slot = lane; slot < key_slots; slot += warp) {
-    along[slot] = along[slot] / static_cast<float>(1 << (2 * (slot / 16)));
+  for (int slot = lane; slot < slots; slot += warp) {
+    along[slot] = along[slot] / static_cast<float>(1 << (2 * (slot / K)));
     most = fmaxf(most, fabsf(along[slot]));
   }
   most = warp_max(most) * scale;
@@ -84,17 +89,17 @@ __global__ void __launch_bounds__(prepare_threads)
   // Not finite: the host refuses the step. Beyond what sums in float32 hold: nothing is listed.
   if (!(isfinite(add) && unit < 1e30F)) {
     if (lane == 0) *result = {0.0F, -INFINITY, 0.0F};
-    for (int slot = lane; slot < key_slots; slot += warp) to[slot] = to[8 * key_slots + slot] = 0;
+    for (int slot = lane; slot < slots; slot += warp) to[slot] = to[8 * slots + slot] = 0;
     return;
   }
   const float lo = __uint_as_float((__float_as_uint(unit) + 0x7FFU) & ~0x7FFU);
   int middle = 0;  // what the slots' middle, 1.5, adds up to twice
-  for (int slot = lane; slot < key_slots; slot += warp) {
+  for (int slot = lane; slot < slots; slot += warp) {
     const int value = __float2int_rn(along[slot] * scale / lo);
     const int high = (value + 128) >> 8;
     to[slot] = static_cast<std::uint8_t>(high);
-    to[8 * key_slots + slot] = static_cast<std::uint8_t>(value - high * 256);
-    middle += value * (3 << (2 * (slot / 16)));
+    to[8 * slots + slot] = static_cast<std::uint8_t>(value - high * 256);
+    middle += value * (3 << (2 * (slot / K)));
   }
   middle = __reduce_add_sync(all_lanes, middle);
   add -= static_cast<float>(middle) * 0.5F * lo;
@@ -112,6 +117,7 @@ __device__ __forceinline__ int sampled_unit(int first, int units, int i) {
 }
 
 /// Scores of sampled keys: a warp a unit. Those out of range score -inf.
+template <int K>
 __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ CodeScan scan) {
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -125,35 +131,45 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
   const int t = lane % 4;
   auto* to =
       scan.scores + static_cast<std::int64_t>(head * code_group + r) * most_sampled + i * unit_keys;
+  float* maxima = scan.maxima + static_cast<std::int64_t>(head * code_group + r) * plan_threads +
+                  i * (unit_keys / maximum_keys);
   if (range.end <= range.begin || i >= units) {
     for (int x = 0; x < unit_keys / 4; ++x) to[4 * x + t] = -INFINITY;
+    if (t < unit_keys / maximum_keys) maxima[t] = -INFINITY;
     return;
   }
-  KeyScores keys;
-  keys.load(scan.coefficients + head * 16 * key_slots, lane);
+  KeyScores<K> keys;
+  keys.load(scan.coefficients + head * 16 * key_slots(K), lane);
   const QueryScale scale = scan.scales[head * code_group + r];
   keys.lo = scale.lo;
   keys.add = -257.0F * scale.lo * magic;
   keys.high = keys.low = magic_bits;
   const int unit = sampled_unit(first, units, i);
   const std::uint8_t* from = scan.units + head * scan.head_bytes +
-                             static_cast<std::int64_t>(unit) * unit_bytes(scan.value_bytes) +
+                             static_cast<std::int64_t>(unit) * unit_bytes(K, scan.value_bytes) +
                              16 * lane;
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const uint4 words = *reinterpret_cast<const uint4*>(from + 512 * g);
-    const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
+    uint4 words[K / part_bytes];
+#pragma unroll
+    for (int p = 0; p < K / part_bytes; ++p)
+      words[p] = *reinterpret_cast<const uint4*>(from + 32 * K * g + 512 * p);
+    float most = -INFINITY;
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
-      const float2 score = keys.of(word[x]);
+      const float2 score = keys.of([&](int p) { return word_of(words[p], x); });
       const int place = 32 * g + 8 * x + 2 * t;
       const int key = unit * unit_keys + place;
       const auto keep = [&](int at, float value) {
         return at >= range.begin && at < range.end ? value + scale.add : -INFINITY;
       };
-      to[place] = keep(key, score.x);
-      to[place + 1] = keep(key + 1, score.y);
+      const float2 kept = {keep(key, score.x), keep(key + 1, score.y)};
+      *reinterpret_cast<float2*>(to + place) = kept;
+      most = fmaxf(most, fmaxf(kept.x, kept.y));
     }
+    most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 2));
+    if (t == 0) maxima[g] = most;
   }
 }
 
@@ -186,15 +202,29 @@ __device__ __forceinline__ float of_ordered_bits(std::uint32_t bits) {
 
 constexpr int most_selected = 255;  // a larger rank is searched for
 
-/// Of a block's numbers, per_thread a thread, the one that `rank` others are above (at most
+template <class Use>
+__device__ __forceinline__ void each_of(const float* numbers, const Use& use) {
+  float4 x[per_thread / 4];
+#pragma unroll
+  for (int i = 0; i < per_thread / 4; ++i) x[i] = load4(numbers + 4 * i);
+#pragma unroll
+  for (int i = 0; i < per_thread / 4; ++i) {
+    use(x[i].x);
+    use(x[i].y);
+    use(x[i].z);
+    use(x[i].w);
+  }
+}
+
+/// Of a block's numbers, per_thread of each thread, the one that `rank` others are above (at most
 /// most_selected; equal ones in any order). NaN where too many may be it.
 struct Selection {
   float kept[plan_threads];
   int count;
   float chosen;
 
-  /// largest: of this thread's numbers.
-  __device__ float of(const float (&numbers)[per_thread], float largest, int rank) {
+  /// largest: of this thread's numbers. Few threads read theirs.
+  __device__ float of(const float* numbers, float largest, int rank) {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread == 0) {
       count = 0;
@@ -209,12 +239,11 @@ struct Selection {
     }
     const float least = of_ordered_bits(found);
     if (largest >= least) {
-#pragma unroll
-      for (int i = 0; i < per_thread; ++i) {
-        if (!(numbers[i] >= least)) continue;
+      each_of(numbers, [&](float x) {
+        if (!(x >= least)) return;
         const int place = atomicAdd(&count, 1);
-        if (place < plan_threads) kept[place] = numbers[i];
-      }
+        if (place < plan_threads) kept[place] = x;
+      });
     }
     __syncthreads();
     if (thread < count && count <= plan_threads) {
@@ -228,6 +257,47 @@ struct Selection {
     return chosen;
   }
 };
+
+/// How many of a thread's scores are of keys in the range.
+__device__ float sampled_keys(const ScanRange& range, int thread) {
+  const int first = range.begin / unit_keys;
+  const int units = (range.end + unit_keys - 1) / unit_keys - first;
+  const int i = thread / (unit_keys / maximum_keys);
+  if (i >= units) return 0;
+  const int begin = sampled_unit(first, units, i) * unit_keys +
+                    thread % (unit_keys / maximum_keys) * maximum_keys;
+  return static_cast<float>(max(0, min(range.end, begin + maximum_keys) - max(range.begin, begin)));
+}
+
+/// A number that about `rank` of the block's are above; most: the largest.
+__device__ float search(const float* from, float most, float rank, bool exact, float* shared,
+                        int (*counts)[plan_threads / warp]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  float score[per_thread];
+  int given = 0;
+  float least = INFINITY;
+  each_of(from, [&](float x) {
+    score[given++] = x;
+    least = fminf(least, x == -INFINITY ? INFINITY : x);
+  });
+  float low = -block_max(-least, shared) - 1;  // more are above than rank, or as many
+  float high = most;                           // fewer are
+  for (int i = 0; i < search_rounds; ++i) {
+    const float middle = 0.5F * (low + high);
+    int mine = 0;
+#pragma unroll
+    for (int j = 0; j < per_thread; ++j) mine += score[j] > middle ? 1 : 0;
+    int* sums = counts[i % 2];  // one barrier a round
+    mine = __reduce_add_sync(all_lanes, mine);
+    if (thread % warp == 0) sums[thread / warp] = mine;
+    __syncthreads();
+    const auto above = static_cast<float>(__reduce_add_sync(all_lanes, sums[thread % warp]));
+    // Of a sample no count is right to more than its square root.
+    if (above == rank || (!exact && fabsf(above - rank) <= 0.1F * rank)) return middle;
+    (above > rank ? low : high) = middle;
+  }
+  return high;
+}
 
 /// The threshold of one query head: a block.
 __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constant__ CodeScan scan) {
@@ -247,69 +317,35 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
     if (thread == 0) *result = {0.0F, -1000.0F, 0, 0, 0.0F};
     return;
   }
-  const float* from = scan.scores + static_cast<std::int64_t>(head * code_group + g) * most_sampled;
-  float score[per_thread];
-  float most = -INFINITY;
-  float least = INFINITY;
-  float found = 0;
-#pragma unroll
-  for (int i = 0; i < per_thread; ++i) score[i] = from[i * plan_threads + thread];
-#pragma unroll
-  for (int i = 0; i < per_thread; ++i) {
-    most = fmaxf(most, score[i]);
-    least = fminf(least, score[i] == -INFINITY ? INFINITY : score[i]);
-    found += score[i] == -INFINITY ? 0.0F : 1.0F;
-  }
-  const float largest = most;  // of this thread's
-  most = block_max(most, shared);
-  const float sampled = block_sum(found, shared);
-  int round = 0;
-  const auto count_above = [&](float limit) {
-    int above = 0;
-#pragma unroll
-    for (int i = 0; i < per_thread; ++i) above += score[i] > limit ? 1 : 0;
-    int* sums = counts[round++ % 2];  // one barrier a round
-    above = __reduce_add_sync(all_lanes, above);
-    if (thread % warp == 0) sums[thread / warp] = above;
-    __syncthreads();
-    return static_cast<float>(__reduce_add_sync(all_lanes, sums[thread % warp]));
-  };
-
+  const std::int64_t place = head * code_group + g;
+  const float* from = scan.scores + place * most_sampled + thread * per_thread;
+  const float largest = scan.maxima[place * plan_threads + thread];
+  const float most = block_max(largest, shared);
   const bool all = scan.wanted >= keys;
   float threshold = -INFINITY;
   if (!all) {
+    const float sampled = block_sum(sampled_keys(range, thread), shared);
     const float wanted = static_cast<float>(scan.wanted) * sampled / static_cast<float>(keys);
     const bool exact = sampled >= static_cast<float>(keys);
     const float rank = exact ? wanted : fminf(fmaxf(wanted, steady_rank), sampled);
-    threshold = rank <= most_selected ? selection.of(score, largest, static_cast<int>(rank)) : NAN;
-    float low = 0;      // more are above than rank, or as many
-    float high = most;  // fewer are
-    if (isnan(threshold)) low = -block_max(-least, shared) - 1;
-    for (int i = 0; isnan(threshold) && i < search_rounds; ++i) {
-      const float middle = 0.5F * (low + high);
-      const float above = count_above(middle);
-      // Of a sample no count is right to more than its square root.
-      if (above == rank || (!exact && fabsf(above - rank) <= 0.1F * rank)) {
-        low = high = middle;
-        break;
-      }
-      (above > rank ? low : high) = middle;
-    }
-    if (isnan(threshold)) threshold = high;
+    threshold = rank <= most_selected ? selection.of(from, largest, static_cast<int>(rank)) : NAN;
+    if (isnan(threshold)) threshold = search(from, most, rank, exact, shared, counts);
     if (wanted < rank) {
       // Further out than the sample tells: weights fall off as a power there, so that scores fall
       // off exponentially (Weissman 1978; the mean excess is Hill's estimator).
       float above = 0;
       float excess = 0;
-#pragma unroll
-      for (int i = 0; i < per_thread; ++i) {
-        if (score[i] <= threshold) continue;
-        above += 1;
-        excess += score[i] - threshold;
+      if (largest > threshold) {
+        each_of(from, [&](float x) {
+          if (x <= threshold) return;
+          above += 1;
+          excess += x - threshold;
+        });
       }
       above = block_sum(above, shared);
       excess = block_sum(excess, shared);
-      if (above > 0) threshold += excess / above * logf(fmaxf(above / wanted, 1.0F));
+      // The threshold is the next of the sample, so that one more reaches it.
+      if (above > 0) threshold += excess / above * logf(fmaxf((above + 1) / wanted, 1.0F));
       threshold = fminf(threshold, most + 32);
     }
   }
@@ -328,9 +364,11 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
 
 void prepare_queries(const CodeScan& scan, cudaStream_t stream) {
   const dim3 heads(static_cast<unsigned>(scan.kv_heads * code_group));
-  launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel);
   const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.kv_heads));
-  launch_early(scan, sample, block, 0, stream, sample_kernel);
+  for_key_bytes(scan.key_bytes, [&](auto bytes) {
+    launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<bytes>);
+    launch_early(scan, sample, block, 0, stream, sample_kernel<bytes>);
+  });
   launch_early(scan, heads, plan_threads, 0, stream, plan_kernel);
 }
 

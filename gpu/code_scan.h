@@ -38,10 +38,11 @@ struct QueryPlan {
 struct CodeScan {
   const std::uint8_t* units = nullptr;  // [kv_heads] of head_bytes (code_format.cuh)
   std::int64_t head_bytes = 0;
-  const float* tables = nullptr;        // [kv_heads][HeadTables::floats]
+  const float* tables = nullptr;        // [kv_heads][HeadTables::floats(key_bytes)]
   const __nv_bfloat16* rare = nullptr;  // [kv_heads][2 (keys, values)][rare_slots][head_dim]
   const int* rare_keys = nullptr;       // [kv_heads][rare_slots]: position - number among the rare
   std::int64_t rare_slots = 0;
+  int key_bytes = 0;    // 16, 32
   int value_bytes = 0;  // 0, 8, 16
   int kv_heads = 0, group = 0, head_dim = 0;
   float scale = 0;
@@ -54,25 +55,26 @@ struct CodeScan {
   bool tail = false;             // wanted beside the list
   ScanRange range[scan_heads];
 
-  std::uint8_t* coefficients = nullptr;  // [kv_heads][16][key_slots]
+  std::uint8_t* coefficients = nullptr;  // [kv_heads][16][key_slots(key_bytes)]
   QueryScale* scales = nullptr;          // [kv_heads][code_group]
   QueryPlan* plans = nullptr;            // [kv_heads][code_group]
   float* corrections = nullptr;          // [kv_heads][code_group]: to be added to the tail's lse
   float* scores = nullptr;               // [kv_heads][code_group][scan_sample_units * 64], log2
+  float* maxima = nullptr;               // of scores: of each 32
   int* count = nullptr;                  // [kv_heads]: rows above the threshold
   int* list = nullptr;                   // [kv_heads][capacity]
   float* sums = nullptr;                 // [kv_heads][splits][code_group][code_dims]
   float2* masses = nullptr;  // [kv_heads][splits][code_group]: sum of weights, log2 reference
   DevicePartial parts;       // [scan_rare_parts][kv_heads * group] heads: rare rows
   DevicePartial into;        // [kv_heads * group] heads, that tail and rare rows are merged into
-  int* found = nullptr;      // [kv_heads][1 + capacity]: number, written last; positions
+  int* found = nullptr;      // [kv_heads][1 + capacity]: number, positions; in any order of time
 };
 
 /// Whether the current device launches these kernels early.
 bool can_scan_early();
 
 /// Blocks of a KV head that fill the current device once. Prepares the kernels for it.
-int scan_splits(int kv_heads, int value_bytes);
+int scan_splits(int kv_heads, int key_bytes, int value_bytes);
 
 /// query -> coefficients, scales, and plans from the scores of a sample. Asynchronous.
 void prepare_queries(const CodeScan& scan, cudaStream_t stream);
@@ -88,10 +90,16 @@ void list_rows(const CodeScan& scan, cudaStream_t stream);
 /// that are neither rare nor found. Asynchronous.
 void merge_rest(const CodeScan& scan, cudaStream_t stream);
 
-/// Fills units from codes as the host lays them out: keys [blocks of 64][16][64], values
-/// [keys / 4][lanes] (null: none). rare_keys: as in CodeScan, of this head. Asynchronous.
-void encode_units(const std::uint8_t* keys, const std::uint8_t* values, int lanes, int value_bits,
-                  const int* rare_keys, int rare_count, int count, int value_bytes,
-                  std::uint8_t* units, cudaStream_t stream);
+/// Codes of one head, as the host lays them out.
+struct HostCodes {
+  const std::uint8_t* keys;    // [blocks of 64][key_bytes][64]
+  int key_bytes;               // at most a unit's; what it has more is 0
+  const std::uint8_t* values;  // [keys / 4][lanes]; null: none
+  int lanes, value_bits;
+};
+
+/// Fills units with codes. rare_keys: as in CodeScan, of this head. Asynchronous.
+void encode_units(const HostCodes& codes, const int* rare_keys, int rare_count, int count,
+                  int key_bytes, int value_bytes, std::uint8_t* units, cudaStream_t stream);
 
 }  // namespace topkv::gpu

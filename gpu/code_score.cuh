@@ -27,6 +27,10 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
+__device__ __forceinline__ std::uint32_t word_of(const uint4& words, int i) {
+  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
 /// c[16, 8] += a[16, 32] b[32, 8], of signed and unsigned bytes.
 __device__ __forceinline__ void mma_bytes(int (&c)[4], const std::uint32_t* a, std::uint32_t b0,
                                           std::uint32_t b1) {
@@ -38,8 +42,10 @@ __device__ __forceinline__ void mma_bytes(int (&c)[4], const std::uint32_t* a, s
 
 /// What one lane keeps of the queries of a KV head's group: rows 0 to 7 of the coefficients are the
 /// high bytes of the heads', rows 8 to 15 the low ones.
+template <int K>
 struct KeyScores {
-  std::uint32_t coefficients[2 * key_fields];
+  static constexpr int parts = K / part_bytes;
+  std::uint32_t coefficients[parts][2 * key_fields];
   float lo, add;  // of head lane / 4
   int high, low;  // what sums begin with
 
@@ -47,21 +53,30 @@ struct KeyScores {
     const int r = lane / 4;
     const int t = lane % 4;
 #pragma unroll
-    for (int f = 0; f < key_fields; ++f) {
-      const auto word = [&](int row) {
-        return *reinterpret_cast<const std::uint32_t*>(from + row * key_slots + 16 * f + 4 * t);
-      };
-      coefficients[2 * f] = word(r);
-      coefficients[2 * f + 1] = word(r + 8);
+    for (int p = 0; p < parts; ++p) {
+#pragma unroll
+      for (int f = 0; f < key_fields; ++f) {
+        const auto word = [&](int row) {
+          return *reinterpret_cast<const std::uint32_t*>(from + row * key_slots(K) + K * f +
+                                                         part_bytes * p + 4 * t);
+        };
+        coefficients[p][2 * f] = word(r);
+        coefficients[p][2 * f + 1] = word(r + 8);
+      }
     }
   }
 
-  /// Of the keys 8 i + 2 (lane % 4) and the next, for head lane / 4, in units of log2; word: that
-  /// of lane / 4 and lane % 4 (code_format.cuh).
-  __device__ __forceinline__ float2 of(std::uint32_t word) const {
+  /// Of the keys 8 i + 2 (lane % 4) and the next, for head lane / 4, in units of log2; word(p):
+  /// that of part p, of lane / 4 and lane % 4 (code_format.cuh).
+  template <class Word>
+  __device__ __forceinline__ float2 of(const Word& word) const {
     int c[4] = {high, high, low, low};
-    mma_bytes(c, coefficients, word & 0x03030303U, word & 0x0C0C0C0CU);
-    mma_bytes(c, coefficients + 4, word & 0x30303030U, word & 0xC0C0C0C0U);
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      const std::uint32_t w = word(p);
+      mma_bytes(c, coefficients[p], w & 0x03030303U, w & 0x0C0C0C0CU);
+      mma_bytes(c, coefficients[p] + 4, w & 0x30303030U, w & 0xC0C0C0C0U);
+    }
     const float hi = 256 * lo;
     return {fmaf(__int_as_float(c[2]), lo, fmaf(__int_as_float(c[0]), hi, add)),
             fmaf(__int_as_float(c[3]), lo, fmaf(__int_as_float(c[1]), hi, add))};

@@ -3,12 +3,16 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
+#include "gpu/code_format.cuh"
 #include "gpu/code_scan.h"
 #include "gpu/handles.h"
 
 namespace topkv::gpu {
 
 inline constexpr int most_sampled = scan_sample_units * 64;  // keys of a head
+inline constexpr int maximum_keys = 32;                      // that a maximum is of
 inline constexpr float scan_bias_log2 = 8;       // weights are kept times 2^8, as halves
 inline constexpr float scan_threshold_log2 = 6;  // the reference above the threshold
 
@@ -29,6 +33,16 @@ void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_byt
   config.attrs = &attribute;
   config.numAttrs = scan.early ? 1 : 0;
   TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, scan, arguments...));
+}
+
+/// Calls use with the number as a constant.
+template <class Use>
+void for_key_bytes(int key_bytes, const Use& use) {
+  if (key_bytes == most_key_bytes) {
+    use(std::integral_constant<int, most_key_bytes>());
+  } else {
+    use(std::integral_constant<int, part_bytes>());
+  }
 }
 
 /// All codes once: list, count; sums and masses of what is not listed.

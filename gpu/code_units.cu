@@ -8,14 +8,13 @@ namespace {
 
 /// A block a unit. What pads the last one is 0.
 __global__ void __launch_bounds__(block)
-    units_kernel(const std::uint8_t* keys, const std::uint8_t* values, int lanes, int value_bits,
-                 const int* rare_keys, int rare_count, int count, int value_bytes,
-                 std::uint8_t* units) {
+    units_kernel(HostCodes codes, const int* rare_keys, int rare_count, int count, int key_bytes,
+                 int value_bytes, std::uint8_t* units) {
   __shared__ int positions[unit_keys];
-  __shared__ __align__(16) unsigned unit[unit_bytes(16) / 4];
+  __shared__ __align__(16) unsigned unit[unit_bytes(most_key_bytes, 16) / 4];
   const int thread = static_cast<int>(threadIdx.x);
   const int first = static_cast<int>(blockIdx.x) * unit_keys;
-  const int bytes = unit_bytes(value_bytes);
+  const int bytes = unit_bytes(key_bytes, value_bytes);
   for (int i = thread; i < bytes / 4; i += block) unit[i] = 0;
   if (thread < unit_keys) {
     int low = 0;
@@ -34,13 +33,13 @@ __global__ void __launch_bounds__(block)
   const auto put = [&](int byte, unsigned bits) {
     atomicOr(unit + byte / 4, bits << (8 * (byte % 4)));
   };
-  for (int i = thread; i < unit_keys * key_bytes; i += block) {
+  for (int i = thread; i < unit_keys * codes.key_bytes; i += block) {
     const int position = positions[i % unit_keys];
     if (position < 0) continue;
     const int byte = i / unit_keys;
-    put(key_byte(i % unit_keys, byte),
-        keys[static_cast<std::int64_t>(position / 64) * 64 * key_bytes + byte * 64 +
-             position % 64]);
+    put(key_byte(key_bytes, i % unit_keys, byte),
+        codes.keys[static_cast<std::int64_t>(position / 64) * 64 * codes.key_bytes + byte * 64 +
+                   position % 64]);
   }
   for (int i = thread; i < unit_keys * value_bytes * 8; i += block) {
     const int key = i / (value_bytes * 8);
@@ -48,13 +47,13 @@ __global__ void __launch_bounds__(block)
     const int position = positions[key];
     if (position < 0) continue;
     unsigned bit = 0;
-    if (axis < value_bits) {
+    if (axis < codes.value_bits) {
       const unsigned nibbles =
-          values[static_cast<std::int64_t>(position / 4) * lanes + axis % lanes];
-      bit = nibbles >> (position % 4 + axis / lanes * 4) & 1U;
+          codes.values[static_cast<std::int64_t>(position / 4) * codes.lanes + axis % codes.lanes];
+      bit = nibbles >> (position % 4 + axis / codes.lanes * 4) & 1U;
     }
     if (key % 2 == 0) bit ^= 1U;
-    const ValueBit place = value_bit(value_bytes, key, axis);
+    const ValueBit place = value_bit(key_bytes, value_bytes, key, axis);
     put(place.byte, bit << place.bit);
   }
   __syncthreads();
@@ -64,12 +63,11 @@ __global__ void __launch_bounds__(block)
 
 }  // namespace
 
-void encode_units(const std::uint8_t* keys, const std::uint8_t* values, int lanes, int value_bits,
-                  const int* rare_keys, int rare_count, int count, int value_bytes,
-                  std::uint8_t* units, cudaStream_t stream) {
+void encode_units(const HostCodes& codes, const int* rare_keys, int rare_count, int count,
+                  int key_bytes, int value_bytes, std::uint8_t* units, cudaStream_t stream) {
   if (count == 0) return;
   units_kernel<<<static_cast<unsigned>((count + unit_keys - 1) / unit_keys), block, 0, stream>>>(
-      keys, values, lanes, value_bits, rare_keys, rare_count, count, value_bytes, units);
+      codes, rare_keys, rare_count, count, key_bytes, value_bytes, units);
   check_launch("the kernel that lays out codes");
 }
 

@@ -5,13 +5,15 @@
 #include <limits>
 
 #include "gpu/code_format.cuh"
+#include "gpu/code_stages.h"
 #include "gpu/cuda_device.h"
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {
 namespace {
 
-/// That a unit has for values of so many bits.
+/// That a unit has for keys' codes of so many bytes, for values of so many bits.
+int key_bytes_for(std::int64_t bytes) { return bytes <= part_bytes ? part_bytes : most_key_bytes; }
 int value_bytes_for(std::int64_t bits) { return bits == 0 ? 0 : bits <= 64 ? 8 : 16; }
 
 }  // namespace
@@ -21,16 +23,17 @@ struct CudaCodes::Layout {
   struct Layer {
     std::int64_t units, tables, rare, rare_keys;
   };
-  int value_bytes;
+  int key_bytes, value_bytes;
   std::int64_t head_bytes, rare_slots;
   std::vector<Layer> layers;  // those without codes have no bytes
-  std::int64_t coefficients, scales, plans, corrections, scores, count, sums, masses, outs, lses,
-      bytes;
+  std::int64_t coefficients, scales, plans, corrections, scores, maxima, count, sums, masses, outs,
+      lses, bytes;
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
-         std::int64_t rare, std::int64_t value_bits, int splits)
-      : value_bytes(value_bytes_for(value_bits)),
-        head_bytes((tokens + unit_keys - 1) / unit_keys * unit_bytes(value_bytes)),
+         std::int64_t rare, int key_bytes, int value_bytes, int splits)
+      : key_bytes(key_bytes),
+        value_bytes(value_bytes),
+        head_bytes((tokens + unit_keys - 1) / unit_keys * unit_bytes(key_bytes, value_bytes)),
         rare_slots(rare) {
     const std::int64_t f32 = bytes_of(DType::f32);
     const std::int64_t heads = shape.kv_heads;
@@ -39,18 +42,19 @@ struct CudaCodes::Layout {
       const std::int64_t n = has ? heads : 0;
       Layer layer{};
       layer.units = pieces.place(n * head_bytes);
-      layer.tables = pieces.place(n * HeadTables::floats * f32);
+      layer.tables = pieces.place(n * HeadTables::floats(key_bytes) * f32);
       layer.rare = pieces.place(n * 2 * rare_slots * shape.head_dim * bytes_of(DType::bf16));
       layer.rare_keys = pieces.place(n * rare_slots * std::int64_t{sizeof(int)});
       layers.push_back(layer);
     }
     const std::int64_t group = heads * code_group;
     const std::int64_t partials = scan_rare_parts * shape.q_heads;
-    coefficients = pieces.place(heads * 16 * key_slots);
+    coefficients = pieces.place(heads * 16 * key_slots(key_bytes));
     scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
     plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
     corrections = pieces.place(group * f32);
-    scores = pieces.place(group * scan_sample_units * unit_keys * f32);
+    scores = pieces.place(group * most_sampled * f32);
+    maxima = pieces.place(group * most_sampled / maximum_keys * f32);
     count = pieces.place(heads * std::int64_t{sizeof(int)});
     sums = pieces.place(group * splits * code_dims * f32);
     masses = pieces.place(group * splits * 2 * f32);
@@ -71,7 +75,8 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   std::vector<bool> has_codes;
   std::int64_t tokens = 0;
   std::int64_t rare = 0;
-  std::int64_t bits = 0;
+  std::int64_t bytes = 0;  // of a key
+  std::int64_t bits = 0;   // of a value
   for (std::size_t i = 0; i < heads.size(); ++i) {
     const HeadCodes& head = heads[i];
     if (i % static_cast<std::size_t>(shape.kv_heads) == 0)
@@ -80,11 +85,15 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
     rare_.emplace_back(head.rare.begin(), head.rare.end());
     tokens = std::max(tokens, head.rows.count - std::ssize(head.rare));
     rare = std::max(rare, std::ssize(head.rare));
+    bytes = std::max(bytes, head.key_bytes);
     bits = std::max(bits, head.value_bits);
   }
-  splits_ = scan_splits(static_cast<int>(shape.kv_heads), value_bytes_for(bits));
+  const int key_bytes = key_bytes_for(bytes);
+  const int value_bytes = value_bytes_for(bits);
+  splits_ = scan_splits(static_cast<int>(shape.kv_heads), key_bytes, value_bytes);
   early_ = can_scan_early();
-  layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, bits, splits_);
+  layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, key_bytes, value_bytes,
+                                           splits_);
   memory_ = device.allocate(layout_->bytes, "codes of the context");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!has_codes[static_cast<std::size_t>(layer)]) continue;
@@ -112,19 +121,23 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
     const std::int64_t n = head.rows.count;
     const auto rare_count = std::ssize(head.rare);
 
-    std::vector<float> tables(HeadTables::floats, 0.0F);
-    const auto fill = [&](const std::vector<float>& from, int offset) {
-      for (std::size_t i = 0; i < from.size(); ++i) {
-        const auto dim = static_cast<std::size_t>(shape_.head_dim);
-        tables[static_cast<std::size_t>(offset) + i / dim * code_dims + i % dim] = from[i];
+    const auto floats = static_cast<std::int64_t>(HeadTables::floats(layout.key_bytes));
+    std::vector<float> tables(static_cast<std::size_t>(floats), 0.0F);
+    const auto fill = [&](const std::vector<float>& from, int offset, const auto& row_of) {
+      for (std::int64_t i = 0; i < std::ssize(from); ++i) {
+        tables[static_cast<std::size_t>(offset + row_of(i / shape_.head_dim) * code_dims +
+                                        i % shape_.head_dim)] = from[static_cast<std::size_t>(i)];
       }
     };
-    fill(head.slots, HeadTables::slots);
-    fill(head.middle, HeadTables::middle);
-    fill(head.errors, HeadTables::errors);
-    fill(head.value_axes, HeadTables::values);
-    fill(head.value_base, HeadTables::base);
-    copy(tables, to.tables + h * HeadTables::floats * bytes_of(DType::f32));
+    const auto same = [](std::int64_t row) { return row; };
+    fill(head.slots, HeadTables::slots, [&](std::int64_t slot) {
+      return slot / head.key_bytes * layout.key_bytes + slot % head.key_bytes;
+    });
+    fill(head.middle, HeadTables::middle, same);
+    fill(head.errors, HeadTables::errors, same);
+    fill(head.value_axes, HeadTables::values, same);
+    fill(head.value_base, HeadTables::base, same);
+    copy(tables, to.tables + h * floats * bytes_of(DType::f32));
 
     std::vector<int> rare_keys(static_cast<std::size_t>(layout.rare_slots),
                                std::numeric_limits<int>::max());
@@ -142,16 +155,17 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
     if (n == rare_count) continue;
 
     const std::int64_t blocks = (n + unit_keys - 1) / unit_keys;
-    const std::int64_t key_codes = blocks * unit_keys * key_bytes;
+    const std::int64_t key_codes = blocks * unit_keys * head.key_bytes;
     const std::int64_t value_codes =
         head.values == nullptr ? 0 : blocks * (unit_keys / 4) * head.value_lanes;
     const Buffer staged = device.allocate(key_codes + value_codes, "codes on their way");
     device.copy_in(head.keys, key_codes, staged.data());
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(staged.data());
     if (value_codes > 0) device.copy_in(head.values, value_codes, staged.data() + key_codes);
-    encode_units(bytes, bytes + key_codes, static_cast<int>(head.value_lanes),
-                 static_cast<int>(head.value_bits), at<int>(to.rare_keys) + h * layout.rare_slots,
-                 static_cast<int>(rare_count), static_cast<int>(n - rare_count), layout.value_bytes,
+    encode_units({bytes, static_cast<int>(head.key_bytes), bytes + key_codes,
+                  static_cast<int>(head.value_lanes), static_cast<int>(head.value_bits)},
+                 at<int>(to.rare_keys) + h * layout.rare_slots, static_cast<int>(rare_count),
+                 static_cast<int>(n - rare_count), layout.key_bytes, layout.value_bytes,
                  at<std::uint8_t>(to.units) + h * layout.head_bytes, device.compute_stream());
     device.synchronize();  // staged goes
   }
@@ -167,6 +181,7 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.rare = at<__nv_bfloat16>(from.rare);
   scan.rare_keys = at<int>(from.rare_keys);
   scan.rare_slots = layout.rare_slots;
+  scan.key_bytes = layout.key_bytes;
   scan.value_bytes = layout.value_bytes;
   scan.kv_heads = static_cast<int>(shape_.kv_heads);
   scan.group = static_cast<int>(shape_.group());
@@ -179,6 +194,7 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.plans = at<QueryPlan>(layout.plans);
   scan.corrections = at<float>(layout.corrections);
   scan.scores = at<float>(layout.scores);
+  scan.maxima = at<float>(layout.maxima);
   scan.count = at<int>(layout.count);
   scan.sums = at<float>(layout.sums);
   scan.masses = at<float2>(layout.masses);

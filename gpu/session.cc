@@ -120,6 +120,7 @@ class CudaDecode final : public DecodeBackend {
                                     attention_.head_dim));
     }
     TOPKV_CUDA(cudaMemsetAsync(memory_.data() + layout_.bad, 0xff, 8, compute_));
+    std::fill(host<int>(layout_.host_lists), host<int>(layout_.host_bytes), not_listed);
     if (layout_.has_tiles()) {
       tiles_ = std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim, dense_tile,
                                            memory_.data() + layout_.tiles);
@@ -182,8 +183,7 @@ class CudaDecode final : public DecodeBackend {
     const std::int64_t d = attention_.head_dim;
     const auto tokens = std::ssize(wanted.allowed);
     listed_.synchronize();  // a scan that nobody waited for writes there
-    for (std::int64_t i = 0; i < tokens * attention_.kv_heads; ++i)
-      std::atomic_ref(*list_of(0, i)).store(not_listed, std::memory_order_relaxed);
+    for (std::int64_t i = 0; i < tokens * attention_.kv_heads; ++i) empty(list_of(0, i));
     for (std::int64_t i = 0; i < tokens; ++i) {
       CodeScan scan = codes.scan(layer);
       scan.query = given_.q + (wanted.token + i) * attention_.q_heads * d;
@@ -201,9 +201,9 @@ class CudaDecode final : public DecodeBackend {
         // The scan takes the whole device: the host gets its copies before, and what is resident is
         // attended behind it, while the host attends the rows that were found.
         begun_.record(compute_);
+        gpu::prepare_queries(scan, compute_);
         begun_.block(beside_);
         take(beside_);
-        gpu::prepare_queries(scan, compute_);
         gpu::list_rows(scan, compute_);
         listed_.record(compute_);
         begin_exact(beside_);
@@ -225,18 +225,9 @@ class CudaDecode final : public DecodeBackend {
 
   std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head) override {
     int* list = list_of(i, kv_head);
-    const std::atomic_ref<int> number(*list);
-    for (int polls = 1; number.load(std::memory_order_acquire) == not_listed; ++polls) {
-      if (polls % polls_of_a_check != 0) {
-        pause();
-        continue;
-      }
-      std::this_thread::yield();
-      if (listed_.done() && number.load(std::memory_order_acquire) == not_listed) {
-        throw Error("a scan over codes ended without its lists");
-      }
-    }
-    const std::span<std::int32_t> positions(list + 1, static_cast<std::size_t>(number.load()));
+    const int number = wait_for(*list);
+    const std::span<std::int32_t> positions(list + 1, static_cast<std::size_t>(number));
+    for (int& position : positions) wait_for(position);
     if (std::ssize(positions) > scan_ordered) {
       const std::lock_guard lock(ordering_);
       if (!std::ranges::is_sorted(positions)) std::ranges::sort(positions);
@@ -292,6 +283,29 @@ class CudaDecode final : public DecodeBackend {
            (token * attention_.kv_heads + kv_head) * (1 + layout_.list_rows);
   }
   DevicePartial exact() const { return {at<float>(layout_.exact), at<float>(layout_.lse)}; }
+
+  /// A list as scans expect it: nothing is listed that the last one left there.
+  static void empty(int* list) {
+    if (*list != not_listed) std::fill_n(list + 1, *list, not_listed);
+    std::atomic_ref(*list).store(not_listed, std::memory_order_relaxed);
+  }
+
+  /// What the device writes at one place of a list.
+  int wait_for(int& place) const {
+    const std::atomic_ref<int> written(place);
+    int x = written.load(std::memory_order_acquire);
+    for (int polls = 1; x == not_listed; ++polls, x = written.load(std::memory_order_acquire)) {
+      if (polls % polls_of_a_check != 0) {
+        pause();
+        continue;
+      }
+      std::this_thread::yield();
+      if (listed_.done() && written.load(std::memory_order_acquire) == not_listed) {
+        throw Error("a scan over codes ended without its lists");
+      }
+    }
+    return x;
+  }
 
   /// In page-locked memory: what was added last.
   DevicePartial found() const {

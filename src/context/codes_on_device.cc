@@ -5,7 +5,6 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t scanned_bytes = 16;                    // of a key
 constexpr std::int64_t most_scanned = std::int64_t{1} << 30;  // keys: a device counts in 32 bits
 
 }  // namespace
@@ -16,8 +15,9 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
   head.rows = rows;
   if (rows.count == 0) return head;
   head.keys = index.codes();
+  head.key_bytes = index.coder().bytes();
   head.rare = index.rare();
-  head.slots.resize(size(4 * scanned_bytes));
+  head.slots.resize(size(4 * head.key_bytes));
   head.middle.resize(size(1));
   head.errors.resize(size(rows.dim));
   index.coder().linear(head.slots.data(), head.middle.data(), head.errors.data());
@@ -37,7 +37,7 @@ bool can_be_scanned(const GrownIndex& index) {
     if (!head) continue;
     const auto* codes = dynamic_cast<const CodesIndex*>(head.get());
     if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
-        codes->coder().bytes() != scanned_bytes) {
+        codes->coder().bytes() > most_code_bytes) {
       return false;
     }
   }

@@ -10,10 +10,14 @@
 
 namespace topkv {
 
+/// Of a key, that a device scans.
+inline constexpr std::int64_t most_code_bytes = 32;
+
 /// What a device is given of one KV head. Pointers and spans are read during the call alone.
 struct HeadCodes {
   RowsView rows;                              ///< bf16
-  const std::uint8_t* keys = nullptr;         ///< codes of 16 bytes, as KeyCoder lays them out
+  const std::uint8_t* keys = nullptr;         ///< as KeyCoder lays their codes out
+  std::int64_t key_bytes = 0;                 ///< KeyCoder::bytes(), at most most_code_bytes
   const std::uint8_t* values = nullptr;       ///< as ValueCoder lays them out; null: none
   std::int64_t value_lanes = 0;               ///< ValueCoder::lanes()
   std::int64_t value_bits = 0;                ///< ValueCoder::bits()

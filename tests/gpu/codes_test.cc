@@ -64,11 +64,13 @@ std::vector<std::uint16_t> to_bf16_bits(const std::vector<float>& x) {
 
 /// One KV head's rows, their codes, and what these stand for.
 struct Head {
-  Head(std::int64_t count, std::int64_t dim, std::int64_t value_bytes, unsigned seed)
+  /// rare_count: -1: those that the index has.
+  Head(std::int64_t count, std::int64_t dim, CodesParams bytes, unsigned seed,
+       std::int64_t rare_count = -1)
       : dim(dim),
         keys(to_bf16_bits(some_vectors(count, dim, seed))),
         values(to_bf16_bits(some_vectors(count, dim, seed + 1))),
-        index(CodesParams{16, value_bytes}) {
+        index(bytes) {
     rows = {reinterpret_cast<const std::byte*>(keys.data()),
             reinterpret_cast<const std::byte*>(values.data()),
             DType::bf16,
@@ -77,8 +79,13 @@ struct Head {
             dim * 2};
     index.add(rows.keys(), {});
     index.build({});
-    if (value_bytes > 0)
-      tail = std::make_unique<CodeTail>(index, rows, 8 * value_bytes, std::stop_token{});
+    rare.assign(index.rare().begin(), index.rare().end());
+    if (rare_count >= 0) {
+      rare.clear();
+      for (std::int64_t i = 0; i < rare_count; ++i) rare.push_back(i * count / rare_count);
+    }
+    if (bytes.value_bytes > 0)
+      tail = std::make_unique<CodeTail>(index, rows, 8 * bytes.value_bytes, std::stop_token{});
     std::vector<float> one(static_cast<std::size_t>(dim));
     for (std::int64_t i = 0; i < count; ++i) {
       index.coder().decode(index.codes(), i, one.data());
@@ -88,7 +95,12 @@ struct Head {
     }
   }
 
-  bool is_rare(std::int64_t row) const { return std::ranges::binary_search(index.rare(), row); }
+  bool is_rare(std::int64_t row) const { return std::ranges::binary_search(rare, row); }
+  HeadCodes codes() const {
+    HeadCodes of = codes_of(index, tail.get(), rows);
+    of.rare = rare;
+    return of;
+  }
   double score(const float* q, std::int64_t row) const {
     const float* key = &decoded_keys[static_cast<std::size_t>(row * dim)];
     double sum = 0;
@@ -101,6 +113,7 @@ struct Head {
   CodesIndex index;
   std::unique_ptr<CodeTail> tail;
   RowsView rows;
+  std::vector<std::int64_t> rare;
   std::vector<float> decoded_keys, decoded_values;
 };
 
@@ -111,6 +124,8 @@ struct Case {
   std::int64_t count, dim, group, value_bytes, wanted;
   PositionRange allowed;
   float size = 1;  // of queries
+  std::int64_t key_bytes = 16;
+  std::int64_t rare = -1;  // keys; -1: those that the index has
 };
 
 std::vector<Case> cases() {
@@ -128,7 +143,14 @@ std::vector<Case> cases() {
           {"one_row", 300, 64, 3, 8, 4, {129, 130}},
           {"no_row", 300, 64, 3, 8, 4, {129, 129}},
           {"few_rows", 70, 64, 3, 8, 4, {0, 70}},
-          {"within_a_unit", 300, 128, 8, 16, 4, {65, 120}}};
+          {"within_a_unit", 300, 128, 8, 16, 4, {65, 120}},
+          {"bytes_32", 5000, 128, 7, 8, 40, {4, 4990}, 1, 32},
+          {"bytes_32_dim_64", 5000, 64, 2, 16, 40, {0, 5000}, 1, 32},
+          {"bytes_32_sharp", 5000, 64, 8, 8, 16, {0, 5000}, 8, 32},
+          {"bytes_24_dim_80", 5000, 80, 3, 8, 40, {0, 5000}, 1, 24},
+          {"bytes_8_no_values", 5000, 128, 3, 0, 40, {0, 5000}, 1, 8},
+          {"many_rare", 6000, 96, 5, 8, 40, {3, 6000}, 1, 16, 5000},
+          {"all_rare", 300, 64, 3, 8, 4, {0, 300}, 1, 16, 300}};
 }
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -146,8 +168,7 @@ struct Scanner {
           const std::vector<std::unique_ptr<Head>>& heads)
       : device(dynamic_cast<gpu::CudaDevice&>(place.compute())), shape(shape) {
     std::vector<HeadCodes> codes_of_heads;
-    for (const auto& head : heads)
-      codes_of_heads.push_back(codes_of(head->index, head->tail.get(), head->rows));
+    for (const auto& head : heads) codes_of_heads.push_back(head->codes());
     const auto lock = device.lock();
     codes = std::make_unique<CudaCodes>(device, shape, codes_of_heads);
   }
@@ -207,7 +228,8 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
       .layers = 1, .q_heads = kv_heads * c.group, .kv_heads = kv_heads, .head_dim = c.dim};
   std::vector<std::unique_ptr<Head>> heads;
   for (unsigned h = 0; h < kv_heads; ++h)
-    heads.push_back(std::make_unique<Head>(c.count, c.dim, c.value_bytes, 10 * h + 1));
+    heads.push_back(std::make_unique<Head>(c.count, c.dim, CodesParams{c.key_bytes, c.value_bytes},
+                                           10 * h + 1, c.rare));
   std::vector<float> q = reference::random_floats(shape.q_heads * c.dim, 7, c.size);
   Scanner scanner(place, shape, heads);
   const bool tail = c.value_bytes > 0;
@@ -318,7 +340,7 @@ TEST(CodeScan, WhatDoesNotFitTheListStaysInTheTail) {
   const Place place("cuda");
   const AttentionShape shape{.layers = 1, .q_heads = 4, .kv_heads = 1, .head_dim = 64};
   std::vector<std::unique_ptr<Head>> heads;
-  heads.push_back(std::make_unique<Head>(4000, 64, 8, 3));
+  heads.push_back(std::make_unique<Head>(4000, 64, CodesParams{16, 8}, 3));
   const std::vector<float> q = reference::random_floats(4 * 64, 7, 1.0F);
   Scanner scanner(place, shape, heads);
   const Scanned some = scanner.run(q, 100, {0, 4000}, true, 10);
@@ -334,7 +356,7 @@ TEST(CodeScan, OfALongContextFindsAboutAsManyRowsAsWanted) {
   constexpr std::int64_t count = 300000;  // a ninth of which is sampled
   const AttentionShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
   std::vector<std::unique_ptr<Head>> heads;
-  heads.push_back(std::make_unique<Head>(count, 64, 8, 1));
+  heads.push_back(std::make_unique<Head>(count, 64, CodesParams{16, 8}, 1));
   const Head& head = *heads[0];
   Scanner scanner(place, shape, heads);
   const double scale = shape.softmax_scale();
@@ -408,11 +430,12 @@ TEST(ScanningSession, AllKeysRetrievedEqualsDense) {
   const Place place("cuda");
   const TokenStream stream(small, 1060);
   for (const std::int64_t tokens : {1, 63, 400, 1000}) {
-    const auto context = stream.context(tokens)->with_index("codes");
+    const std::string index = tokens == 400 ? "codes:k=32,v=8" : "codes:k=16,v=8";
+    const auto context = stream.context(tokens)->with_index(index);
     const RetrievalOptions dense{.dense_layers = 2, .capacity = 1024};
     Session all(
         context,
-        {.index = "codes", .k = TopK::same(100000), .window = 16, .sinks = 2, .capacity = 1024},
+        {.index = index, .k = TopK::same(100000), .window = 16, .sinks = 2, .capacity = 1024},
         place.device());
     Feed feed(place, stream, tokens, tokens + 60);
     feed.run(all, 7);
