@@ -216,13 +216,28 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   }
 }
 
-/// How many blocks share the key tiles of a row tile: a cluster's, where there are clusters.
+/// Prepares the kernel for the current device. Whether it knows clusters there.
+template <class T>
+bool prepare_kernel() {
+  // A thread asks once for each device that it turns to: this takes as long as a launch.
+  thread_local int prepared_for = -1;
+  thread_local bool clusters = false;
+  int device = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  if (device != prepared_for) {
+    TOPKV_CUDA(cudaFuncSetAttribute(attention_kernel<T>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, T::shared_bytes));
+    cudaFuncAttributes attributes{};
+    TOPKV_CUDA(cudaFuncGetAttributes(&attributes, attention_kernel<T>));
+    clusters = attributes.ptxVersion >= 90;
+    prepared_for = device;
+  }
+  return clusters;
+}
+
+/// How many blocks share the key tiles of a row tile: a cluster's.
 template <class T>
 unsigned cluster_blocks(const AttentionTask& task) {
-  if (!T::splits_keys) return 1;
-  cudaFuncAttributes attributes{};
-  TOPKV_CUDA(cudaFuncGetAttributes(&attributes, attention_kernel<T>));
-  if (attributes.ptxVersion < 90) return 1;
   const int tiles = (task.count + T::tile_keys - 1) / T::tile_keys;
   unsigned blocks = 1;
   while (blocks < max_cluster_blocks && 2 * blocks <= static_cast<unsigned>(tiles)) blocks *= 2;
@@ -231,13 +246,11 @@ unsigned cluster_blocks(const AttentionTask& task) {
 
 template <class T>
 void launch(const AttentionTask& task, std::int64_t kv_heads, cudaStream_t stream) {
-  TOPKV_CUDA(cudaFuncSetAttribute(attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  T::shared_bytes));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = 1;
   attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = cluster_blocks<T>(task);
+  attribute.val.clusterDim.z = prepare_kernel<T>() && T::splits_keys ? cluster_blocks<T>(task) : 1;
 
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>((task.rows + T::tile_rows - 1) / T::tile_rows),

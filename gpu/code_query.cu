@@ -17,10 +17,25 @@ static_assert(per_thread == maximum_keys, "a thread of the plan knows the larges
 constexpr int steady_rank = 8;  // of the sample's best, that the threshold is taken from at least
 constexpr int search_rounds = 24;
 
-/// Coefficients of one query head: a block. Also empties the KV head's list.
+/// A block's work.
+__device__ void copy_to_host(const StepInput& input) {
+  for (std::int64_t i = threadIdx.x; i < input.q_count; i += blockDim.x)
+    input.host_q[i] = input.q[i];
+  for (std::int64_t i = threadIdx.x; i < input.kv_count; i += blockDim.x) {
+    input.host_k[i] = input.k[i];
+    input.host_v[i] = input.v[i];
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) *const_cast<volatile int*>(input.taken) = 1;
+}
+
+/// Coefficients of one query head: a block. Also empties the KV head's list. And a block that
+/// copies.
 template <int K>
 __global__ void __launch_bounds__(prepare_threads)
-    prepare_kernel(const __grid_constant__ CodeScan scan) {
+    prepare_kernel(const __grid_constant__ CodeScan scan,
+                   const __grid_constant__ StepInput copied) {
   constexpr int slots = key_slots(K);
   __shared__ float query[code_dims];
   __shared__ float along[slots];
@@ -33,6 +48,7 @@ __global__ void __launch_bounds__(prepare_threads)
   std::uint8_t* to = scan.coefficients + (head * 16 + g) * slots;
   QueryScale* result = scan.scales + head * code_group + g;
   wait_for_previous_kernel();
+  if (head == scan.kv_heads) return copy_to_host(copied);
   if (g == 0 && thread == 0) scan.count[head] = 0;
   const auto weigh_nothing = [&] {
     if (thread < slots) to[thread] = to[8 * slots + thread] = 0;
@@ -113,7 +129,8 @@ __device__ __forceinline__ int sampled_unit(int first, int units, int i) {
   const auto end = static_cast<std::int64_t>(units) * (i + 1) / scan_sample_units;
   // Not every n-th: text that repeats may have the same period.
   const std::uint32_t hash = static_cast<std::uint32_t>(i) * 0x9E3779B1U >> 8;
-  return first + static_cast<int>(begin + hash % (end - begin));
+  return first + static_cast<int>(begin) +
+         static_cast<int>(hash % static_cast<std::uint32_t>(end - begin));
 }
 
 /// Scores of sampled keys: a warp a unit. Those out of range score -inf.
@@ -329,21 +346,14 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
     const bool exact = sampled >= static_cast<float>(keys);
     const float rank = exact ? wanted : fminf(fmaxf(wanted, steady_rank), sampled);
     threshold = rank <= most_selected ? selection.of(from, largest, static_cast<int>(rank)) : NAN;
-    if (isnan(threshold)) threshold = search(from, most, rank, exact, shared, counts);
-    if (wanted < rank) {
+    if (isnan(threshold)) {
+      threshold = search(from, most, rank, exact, shared, counts);
+    } else if (wanted < rank) {
       // Further out than the sample tells: weights fall off as a power there, so that scores fall
       // off exponentially (Weissman 1978; the mean excess is Hill's estimator).
-      float above = 0;
-      float excess = 0;
-      if (largest > threshold) {
-        each_of(from, [&](float x) {
-          if (x <= threshold) return;
-          above += 1;
-          excess += x - threshold;
-        });
-      }
-      above = block_sum(above, shared);
-      excess = block_sum(excess, shared);
+      const float mine = thread < selection.count ? selection.kept[thread] : -INFINITY;
+      const auto above = static_cast<float>(__syncthreads_count(mine > threshold ? 1 : 0));
+      const float excess = block_sum(fmaxf(mine - threshold, 0.0F), shared);
       // The threshold is the next of the sample, so that one more reaches it.
       if (above > 0) threshold += excess / above * logf(fmaxf((above + 1) / wanted, 1.0F));
       threshold = fminf(threshold, most + 32);
@@ -362,11 +372,12 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
 
 }  // namespace
 
-void prepare_queries(const CodeScan& scan, cudaStream_t stream) {
+void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t stream) {
   const dim3 heads(static_cast<unsigned>(scan.kv_heads * code_group));
   const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.kv_heads));
   for_key_bytes(scan.key_bytes, [&](auto bytes) {
-    launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<bytes>);
+    const dim3 blocks(heads.x + (copied.host_q != nullptr ? 1 : 0));
+    launch_early(scan, blocks, prepare_threads, 0, stream, prepare_kernel<bytes>, copied);
     launch_early(scan, sample, block, 0, stream, sample_kernel<bytes>);
   });
   launch_early(scan, heads, plan_threads, 0, stream, plan_kernel);

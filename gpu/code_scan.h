@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "gpu/attention.h"
+#include "gpu/step_io.h"
 
 namespace topkv::gpu {
 
@@ -76,8 +77,9 @@ bool can_scan_early();
 /// Blocks of a KV head that fill the current device once. Prepares the kernels for it.
 int scan_splits(int kv_heads, int key_bytes, int value_bytes);
 
-/// query -> coefficients, scales, and plans from the scores of a sample. Asynchronous.
-void prepare_queries(const CodeScan& scan, cudaStream_t stream);
+/// query -> coefficients, scales, and plans from the scores of a sample. Beside that, what `copied`
+/// names goes to the host, unless host_q is null: of one token, without a launch. Asynchronous.
+void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t stream);
 
 /// After prepare_queries. Writes `found`: the rows whose codes score best for any query head,
 /// `wanted` of them for each as far as a sample of the codes can tell (all codes, where a head has

@@ -50,7 +50,7 @@ struct LayerWindow {
 struct Layout {
   std::vector<LayerWindow> layers;
   std::int64_t queries, exact, lse, tiles, bad, device_bytes;
-  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_bytes;
+  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_taken, host_bytes;
   std::int64_t list;             // of a scan's rows, for each KV head
   std::int64_t list_rows = 0;    // of a KV head's list
   std::int64_t list_tokens = 0;  // of one scan
@@ -96,6 +96,7 @@ struct Layout {
     host_v = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
     host_found = host.place(heads * (a.head_dim + 1) * f32);
     host_lists = host.place(list_tokens * list_bytes(shape));
+    host_taken = host.place(std::int64_t{sizeof(int)});
     host_bytes = host.used();
   }
 
@@ -150,7 +151,7 @@ class CudaDecode final : public DecodeBackend {
     }
     given_ = given;
     added_ = false;
-    taken_ = false;
+    copied_by_scan_ = false;
     exact_begun_ = false;
     queries_.data = at<__nv_bfloat16>(layout_.queries);
     queries_.tokens = given.tokens;
@@ -165,9 +166,13 @@ class CudaDecode final : public DecodeBackend {
   Step given() override {
     const std::int64_t d = attention_.head_dim;
     const std::int64_t rows = given_.kv_count();
-    begin_exact(compute_);
+    if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
-    on_host_.synchronize();
+    if (copied_by_scan_) {
+      wait_for(*host<int>(layout_.host_taken));
+    } else {
+      on_host_.synchronize();
+    }
     Step step;
     step.q = host<float>(layout_.host_q);
     step.k = TensorView::tokens_first(host<float>(layout_.host_k), DType::f32, rows,
@@ -185,7 +190,8 @@ class CudaDecode final : public DecodeBackend {
     listed_.synchronize();  // a scan that nobody waited for writes there
     for (std::int64_t i = 0; i < tokens * attention_.kv_heads; ++i) empty(list_of(0, i));
     for (std::int64_t i = 0; i < tokens; ++i) {
-      CodeScan scan = codes.scan(layer);
+      CodeScan& scan = scan_;
+      scan = codes.scan(layer);
       scan.query = given_.q + (wanted.token + i) * attention_.q_heads * d;
       scan.wanted = static_cast<int>(std::min(wanted.rows, codes.tokens()));
       scan.capacity = static_cast<int>(layout_.list_rows);
@@ -197,23 +203,21 @@ class CudaDecode final : public DecodeBackend {
       scan.found = list_of(i, 0);
       const std::int64_t before = (wanted.token + i) * attention_.q_heads;
       scan.into = {exact().out + before * d, exact().lse + before};
-      if (tokens == 1) {
+      if (given_.tokens == 1) {
         // The scan takes the whole device: the host gets its copies before, and what is resident is
-        // attended behind it, while the host attends the rows that were found.
+        // attended behind it, while the host attends the rows that were found. Nothing is
+        // launched before the scan that can be later: launches take longer than small kernels.
         begun_.record(compute_);
-        gpu::prepare_queries(scan, compute_);
-        begun_.block(beside_);
-        take(beside_);
+        copied_by_scan_ = true;
+        *host<int>(layout_.host_taken) = not_listed;
+        inject_copy_delay(compute_);
+        gpu::prepare_queries(scan, input(), compute_);
         gpu::list_rows(scan, compute_);
         listed_.record(compute_);
-        begin_exact(beside_);
-        exact_done_.record(beside_);
-        exact_done_.block(compute_);
-        gpu::merge_rest(scan, compute_);
         return;
       }
       begin_exact(compute_);
-      gpu::prepare_queries(scan, compute_);
+      gpu::prepare_queries(scan, {}, compute_);
       gpu::list_rows(scan, compute_);
       if (i + 1 == tokens) listed_.record(compute_);
       gpu::merge_rest(scan, compute_);
@@ -223,20 +227,35 @@ class CudaDecode final : public DecodeBackend {
   std::int64_t scan_tokens() const override { return layout_.list_tokens; }
   std::int64_t list_rows() const override { return layout_.list_rows; }
 
-  std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head) override {
-    int* list = list_of(i, kv_head);
-    const int number = wait_for(*list);
-    const std::span<std::int32_t> positions(list + 1, static_cast<std::size_t>(number));
-    for (int& position : positions) wait_for(position);
-    if (std::ssize(positions) > scan_ordered) {
-      const std::lock_guard lock(ordering_);
-      if (!std::ranges::is_sorted(positions)) std::ranges::sort(positions);
-    }
-    return positions;
+  std::int64_t listed(std::int64_t i, std::int64_t kv_head) override {
+    return wait_for(*list_of(i, kv_head));
   }
 
-  /// Dense layers: the rows before the window, streamed.
+  std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head, std::int64_t first,
+                                       std::int64_t count) override {
+    int* list = list_of(i, kv_head);
+    std::span<std::int32_t> positions(list + 1, static_cast<std::size_t>(wait_for(*list)));
+    const auto part =
+        positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+    if (std::ssize(positions) > scan_ordered) {
+      const std::lock_guard lock(ordering_);
+      for (int& position : positions) wait_for(position);
+      if (!std::ranges::is_sorted(positions)) std::ranges::sort(positions);
+    } else {
+      for (int& position : part) wait_for(position);
+    }
+    return part;
+  }
+
+  /// What is resident, if that has not begun; in dense layers, the rows before it, streamed.
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
+    if (!exact_begun_) {
+      begun_.block(beside_);
+      begin_exact(beside_);
+      exact_done_.record(beside_);
+      exact_done_.block(compute_);
+      gpu::merge_rest(scan_, compute_);
+    }
     if (!of(layer).dense) return;
     const std::int64_t count =
         std::min(rows[0].end(), window_begin(layer, queries_.first)) - rows[0].first;
@@ -250,8 +269,11 @@ class CudaDecode final : public DecodeBackend {
 
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
-    if (added_) give(exact().out, exact().lse);  // the one before
-    staged_.synchronize();
+    if (added_) {  // the one before; that of the step before was given when `given` waited
+      give(exact().out, exact().lse);
+      staged_.record(compute_);
+      staged_.synchronize();
+    }
     const DevicePartial staged = found();
     std::memcpy(staged.out, partial.out, static_cast<std::size_t>(values) * sizeof(float));
     std::memcpy(staged.lse, partial.lse, static_cast<std::size_t>(partial.heads) * sizeof(float));
@@ -301,7 +323,7 @@ class CudaDecode final : public DecodeBackend {
       }
       std::this_thread::yield();
       if (listed_.done() && written.load(std::memory_order_acquire) == not_listed) {
-        throw Error("a scan over codes ended without its lists");
+        throw Error("a scan over codes ended without its results");
       }
     }
     return x;
@@ -319,13 +341,11 @@ class CudaDecode final : public DecodeBackend {
     inject_copy_delay(compute_);
     give_step(exact(), added_ ? found() : DevicePartial{}, queries_.tokens * attention_.q_heads,
               attention_.head_dim, out, lse, compute_);
-    staged_.record(compute_);
     added_ = false;
   }
 
-  /// Once a step: what the host wants of it, and queries as kernels want them.
-  void take(cudaStream_t stream) {
-    if (std::exchange(taken_, true)) return;
+  /// What the host wants of a step, and queries as kernels want them.
+  StepInput input() const {
     const std::int64_t d = attention_.head_dim;
     StepInput input;
     input.q = given_.q;
@@ -337,15 +357,21 @@ class CudaDecode final : public DecodeBackend {
     input.host_k = host<float>(layout_.host_k);
     input.host_v = host<float>(layout_.host_v);
     input.queries = at<__nv_bfloat16>(layout_.queries);
-    inject_copy_delay(stream);
-    take_step(input, stream);
-    on_host_.record(stream);
+    input.taken = host<int>(layout_.host_taken);
+    return input;
   }
 
-  /// Once a step: rows that stay resident, and the attention over these.
+  /// Once a step: what it is given, rows that stay resident, and the attention over these.
   void begin_exact(cudaStream_t stream) {
     if (std::exchange(exact_begun_, true)) return;
-    take(stream);
+    StepInput taken = input();
+    if (copied_by_scan_) {
+      taken.host_q = nullptr;
+    } else {
+      inject_copy_delay(stream);
+    }
+    take_step(taken, stream);
+    if (!copied_by_scan_) on_host_.record(stream);
     const std::int64_t rows = given_.kv_count();
     reach_fault("session.keep_rows");
     if (rows > 0) keep_rows(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
@@ -439,7 +465,8 @@ class CudaDecode final : public DecodeBackend {
   std::unique_ptr<RowStream> tiles_;  // null: no dense layers
   std::vector<RowsView> views_;       // per KV head
   AttentionStep given_;               // this step
-  bool taken_ = false;
+  CodeScan scan_;                     // the last
+  bool copied_by_scan_ = false;       // the host's copies are
   bool exact_begun_ = false;
   bool added_ = false;  // a partial waits in page-locked memory
   Stream beside_;       // for the exact part of a step that scans

@@ -12,9 +12,10 @@ __global__ void __launch_bounds__(block) take_kernel(StepInput input) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * block;
   for (std::int64_t i = first; i < input.q_count; i += step) {
     const float x = input.q[i];
-    input.host_q[i] = x;
+    if (input.host_q != nullptr) input.host_q[i] = x;
     store(input.queries + i, x);
   }
+  if (input.host_q == nullptr) return;
   for (std::int64_t i = first; i < input.kv_count; i += step) {
     input.host_k[i] = input.k[i];
     input.host_v[i] = input.v[i];

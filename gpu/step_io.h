@@ -21,9 +21,10 @@ struct StepInput {
   float* host_k = nullptr;
   float* host_v = nullptr;
   __nv_bfloat16* queries = nullptr;  ///< q rounded
+  int* taken = nullptr;              ///< page-locked: 1 when all is in host memory
 };
 
-/// Copies q, k and v to the host, and rounds q. Asynchronous.
+/// Copies q, k and v to the host unless host_q is null, and rounds q. Asynchronous.
 void take_step(const StepInput& input, cudaStream_t stream);
 
 /// out and, unless null, lse: the merge of two partials of so many heads; found: in page-locked

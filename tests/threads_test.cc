@@ -1,10 +1,13 @@
-// parallel_for and the OpenMP teams of the application that calls it.
+// parallel_for and the OpenMP teams of the application that calls it; helpers.
 #include "src/core/threads.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
 
 #include <atomic>
+#include <stdexcept>
+
+#include "src/core/helpers.h"
 
 namespace topkv {
 namespace {
@@ -34,6 +37,59 @@ TEST(ParallelFor, ItsCallerKeepsItsOpenmpThreadsWhenABodyThrows) {
   EXPECT_THROW(parallel_for(100, 1, [](std::int64_t, std::int64_t) { throw 1; }), int);
   EXPECT_EQ(omp_get_max_threads(), 3);
   omp_set_num_threads(before);
+}
+
+TEST(Helpers, WorkIsOverWhenRunReturns) {
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<int> next = 0;
+    std::atomic<int> done = 0;
+    bool first = false;
+    Helpers helpers(3);
+    // Loops beside do not wait for helpers, even where one is given to the thread that owns them.
+    parallel_for(10, 1, [&](std::int64_t begin, std::int64_t end) { next += int(end - begin); });
+    EXPECT_EQ(next, 10);
+    helpers.run([&] { first = true; },
+                [&] {
+                  while (next++ < 100) ++done;
+                });
+    ASSERT_EQ(done, 90);
+    EXPECT_TRUE(first);
+  }
+}
+
+TEST(Helpers, AnExceptionOfAnyIsRethrownAndNoneIsNeeded) {
+  for (int round = 0; round < 50; ++round) {
+    { const Helpers unused(3); }
+    std::atomic<int> calls = 0;
+    Helpers first(3);
+    EXPECT_THROW(first.run([] {},
+                           [&] {
+                             ++calls;
+                             throw std::runtime_error("x");
+                           }),
+                 std::runtime_error);
+    EXPECT_GE(calls, 1);
+    const auto owner = std::this_thread::get_id();
+    std::atomic<bool> thrown = false;
+    std::atomic<bool> over = false;
+    Helpers second(1);
+    try {
+      second.run([] {},
+                 [&] {
+                   if (std::this_thread::get_id() == owner) {
+                     for (int i = 0; i < 100000 && !thrown; ++i) std::this_thread::yield();
+                     over = true;
+                     return;
+                   }
+                   thrown = true;
+                   throw std::runtime_error("y");
+                 });
+      EXPECT_FALSE(thrown) << "lost";
+    } catch (const std::runtime_error&) {
+      EXPECT_TRUE(thrown);
+    }
+    EXPECT_TRUE(over);
+  }
 }
 
 }  // namespace

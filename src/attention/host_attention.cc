@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "src/attention/prefetch_rows.h"
 #include "src/core/dot.h"
 #include "src/core/vector_math.h"
 #include "src/core/weighted_sum.h"
@@ -11,22 +12,6 @@
 #include "topkv/error.h"
 
 namespace topkv {
-namespace {
-
-/// Rows lie anywhere in memory: all are asked for before the first is read.
-void prefetch(const RowsView& rows, const std::int64_t* positions, std::int64_t count) {
-  constexpr std::int64_t line = 64;
-  const std::int64_t bytes = rows.dim * bytes_of(rows.dtype);
-  for (std::int64_t i = 0; i < count; ++i) {
-    for (std::int64_t at = 0; at < bytes; at += line) {
-      __builtin_prefetch(rows.key(positions[i]) + at);
-      __builtin_prefetch(rows.value(positions[i]) + at);
-    }
-  }
-}
-
-}  // namespace
-
 void attend_rows(const float* queries, const RowsView& rows,
                  std::span<const std::int64_t> positions, float scale, PartialView out,
                  float softcap) {
@@ -46,8 +31,10 @@ void attend_rows(const float* queries, const RowsView& rows,
   // A running softmax over tiles of positions (FlashAttention's recurrence).
   for (std::int64_t begin = 0; begin < count; begin += tile) {
     const std::int64_t n = std::min(tile, count - begin);
-    const std::int64_t* at = positions.data() + begin;
-    prefetch(rows, at, n);
+    const auto some =
+        positions.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(n));
+    prefetch_rows(rows, some);
+    const std::int64_t* at = some.data();
     dot_gather(queries, out.heads, rows.dim, rows.key_data, rows.dtype, rows.stride_bytes, at, n,
                scores.data(), tile);
     for (std::int64_t h = 0; h < out.heads; ++h) {

@@ -5,6 +5,7 @@
 
 #include "index/scratch.h"
 #include "src/attention/merge_parts.h"
+#include "src/attention/prefetch_rows.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
@@ -14,8 +15,9 @@ namespace topkv {
 namespace {
 
 // A list is attended in pieces, by its length alone: results do not depend on the threads.
-constexpr std::int64_t most_pieces = 8;
+constexpr std::int64_t most_pieces = 8;  // those of a short list have no rows
 constexpr std::int64_t least_piece = 8;  // rows
+constexpr std::size_t ahead = 64;        // rows of a piece that are asked for before it is attended
 
 }  // namespace
 
@@ -35,10 +37,16 @@ void Session::State::scan(std::int64_t layer, std::int64_t token, const TokenQue
                         .tail = options.tail != no_tail});
 }
 
+/// That attend_listed has work for.
+std::int64_t Session::State::helpers_for(std::int64_t tokens) const {
+  return std::min(thread_count(), tokens * shape.kv_heads * most_pieces) - 1;
+}
+
 /// Has all heads of a group attend the rows that the scan lists for it, and merges that into `out`.
-/// The threads wake up while the device scans, and wait for its lists themselves.
+/// The threads wait for the lists themselves. exact_is_due: this one has the device begin with what
+/// is attended exactly, which may come after the scan.
 void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queries,
-                                   PartialView out) {
+                                   Helpers& helpers, bool exact_is_due, PartialView out) {
   reach_fault("session.attend");
   const Stopwatch watch;
   const std::int64_t group = shape.group();
@@ -48,50 +56,72 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
   const std::int64_t part_heads = lists * most_pieces * group;
   if (piece_parts.view().heads != part_heads) piece_parts.reset(part_heads, d);
   const PartialView parts = piece_parts.view();
-  const auto list = [&](std::int64_t i) {
-    return backend->listed(i / shape.kv_heads, i % shape.kv_heads);
-  };
-  const auto part = [&](std::int64_t i, std::int64_t piece) {
-    const std::int64_t at = (i * most_pieces + piece) * group;
+  const auto part = [&](std::int64_t list, std::int64_t piece) {
+    const std::int64_t at = (list * most_pieces + piece) * group;
     return PartialView{parts.out + at * d, parts.lse + at, group, d};
   };
-  std::atomic<std::int64_t> next = 0;  // piece of all lists together
   done.reset(lists);
+  std::atomic<std::int64_t> next = 0;
   std::atomic<double> searched = 0;  // seconds, about
-  const auto attend = [&] {
-    const Scratch<std::vector<std::int64_t>> positions;
-    std::int64_t first = 0;  // piece of list i
-    std::int64_t mine = next++;
-    for (std::int64_t i = 0; i < lists; ++i) {
-      const auto listed = list(i);
-      if (double none = 0; i == 0) searched.compare_exchange_strong(none, watch.seconds());
-      const std::int64_t rows =
-          std::max(least_piece, (std::ssize(listed) + most_pieces - 1) / most_pieces);
-      const std::int64_t count = (std::ssize(listed) + rows - 1) / rows;
-      for (; mine < first + count; mine = next++) {
-        const std::int64_t piece = mine - first;
-        const auto some = listed.subspan(
-            static_cast<std::size_t>(piece * rows),
-            static_cast<std::size_t>(std::min(rows, std::ssize(listed) - piece * rows)));
-        positions->assign(some.begin(), some.end());
-        const float* q = queries.data + i / shape.kv_heads * queries.token_stride +
-                         i % shape.kv_heads * group * queries.head_stride;
-        const RowsView all = context->rows(layer, i % shape.kv_heads);
-        attend_rows(q, all, *positions, shape.softmax_scale(), part(i, piece), shape.softcap);
-        if (done.add(i) < count) continue;
-        // The last piece of a list: all of them, in their order.
-        const std::int64_t at = i / shape.kv_heads * shape.q_heads + i % shape.kv_heads * group;
-        merge_parts({out.out + at * d, out.lse + at, group, d},
-                    {part(i, 0).out, part(i, 0).lse, count * group, d});
-      }
-      first += count;
-    }
+  std::atomic<std::int64_t> rows = 0;
+
+  struct Piece {
+    std::int64_t list = 0;
+    std::int64_t number = 0;  // of the list's
+    std::int64_t pieces = 0;  // of the list
+    std::vector<std::int64_t> positions;
   };
-  parallel_for(std::min(thread_count(), lists * most_pieces), 1,
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) attend();
-               });
-  for (std::int64_t i = 0; i < lists; ++i) stats.rows_retrieved += std::ssize(list(i)) * group;
+  // Waits for the rows of the next piece, and has them on their way. False: there is none.
+  const auto take = [&](Piece& to) {
+    const std::int64_t task = next++;
+    if (task >= lists * most_pieces) return false;
+    to.list = task / most_pieces;
+    to.number = task % most_pieces;
+    const std::int64_t token = to.list / shape.kv_heads;
+    const std::int64_t head = to.list % shape.kv_heads;
+    const std::int64_t listed = backend->listed(token, head);
+    if (double none = 0; task == 0) searched.compare_exchange_strong(none, watch.seconds());
+    const std::int64_t size = std::max(least_piece, (listed + most_pieces - 1) / most_pieces);
+    to.pieces = (listed + size - 1) / size;
+    const std::int64_t first = std::min(to.number * size, listed);
+    const auto some = backend->listed(token, head, first, std::min(size, listed - first));
+    to.positions.assign(some.begin(), some.end());
+    prefetch_rows(context->rows(layer, head),
+                  std::span(to.positions).first(std::min<std::size_t>(ahead, to.positions.size())));
+    return true;
+  };
+  const auto attend = [&](const Piece& piece) {
+    const std::int64_t token = piece.list / shape.kv_heads;
+    const std::int64_t head = piece.list % shape.kv_heads;
+    if (!piece.positions.empty()) {
+      attend_rows(queries.data + token * queries.token_stride + head * group * queries.head_stride,
+                  context->rows(layer, head), piece.positions, shape.softmax_scale(),
+                  part(piece.list, piece.number), shape.softcap);
+      rows += std::ssize(piece.positions);
+    }
+    if (done.add(piece.list) < most_pieces || piece.pieces == 0) return;
+    // The last piece of a list: all of them, in their order.
+    const std::int64_t at = token * shape.q_heads + head * group;
+    const PartialView first = part(piece.list, 0);
+    merge_parts({out.out + at * d, out.lse + at, group, d},
+                {first.out, first.lse, piece.pieces * group, d});
+  };
+  const auto begin = [&] {
+    if (!exact_is_due) return;
+    const auto lock = device.compute()->lock();
+    attend_exact(layer);
+  };
+  helpers.run(begin, [&] {
+    const Scratch<Piece> a, b;
+    Piece* now = &*a;
+    Piece* then = &*b;
+    // While one piece is attended, the rows of another come from memory.
+    for (bool more = take(*now); more; std::swap(now, then)) {
+      more = take(*then);
+      attend(*now);
+    }
+  });
+  stats.rows_retrieved += rows * group;
   times(layer).search += searched;
   times(layer).attend += watch.seconds() - searched;
   stats.search_seconds += searched;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "index/row_tail.h"
 #include "src/attention/block_attention.h"
 #include "src/context/retrieval.h"
+#include "src/core/helpers.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
 #include "topkv/attention.h"
@@ -76,9 +78,13 @@ struct Session::State {
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
   bool searches(std::int64_t layer, std::int64_t end) const;
-  void retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void retrieve(std::int64_t layer, const TokenQueries& queries, std::optional<Helpers>& helpers,
+                PartialView out);
   void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
-  void attend_listed(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void attend_listed(std::int64_t layer, const TokenQueries& queries, Helpers& helpers,
+                     bool exact_is_due, PartialView out);
+  void attend_exact(std::int64_t layer);
+  std::int64_t helpers_for(std::int64_t tokens) const;
   void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void search_all(std::int64_t layer, const TokenQueries& queries);

@@ -70,22 +70,24 @@ void Session::State::step(const AttentionStep& step) {
   reach_fault("session.begin");
   backend->begin(step, first);
   const bool searched = searches(layer, first + step.tokens);
+  std::optional<Helpers> helpers;
   if (searched && seen.codes) {
     // Before the queries are on the host, so that the device goes on while they come.
     const std::int64_t tokens = std::min(step.tokens, backend->scan_tokens());
     scan(layer, 0, {nullptr, tokens, 0, 0, first});
+    if (step.tokens == 1) helpers.emplace(helpers_for(1));  // awake when the lists come
   }
   const DecodeBackend::Step given = backend->given();
   lap(time.q_out);
   append(layer, given, step.tokens);
   lap(time.append);
-  each_segment(layer, [&](std::span<const RowSpan> rows) { backend->attend(layer, rows); });
+  if (!helpers) attend_exact(layer);
   lap(time.window);
   if (searched) {
     lock = {};
     found.reset(step.tokens * shape.q_heads, shape.head_dim);
     const std::int64_t d = shape.head_dim;
-    retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first}, found.view());
+    retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first}, helpers, found.view());
     lock = compute.lock();
     lap = Lap();
     backend->add(found.view());
@@ -96,6 +98,10 @@ void Session::State::step(const AttentionStep& step) {
 
   stats.steps += step.tokens;
   stats.attend_seconds += whole.seconds() - (stats.search_seconds + measuring_seconds - before);
+}
+
+void Session::State::attend_exact(std::int64_t layer) {
+  each_segment(layer, [&](std::span<const RowSpan> rows) { backend->attend(layer, rows); });
 }
 
 /// x: [tokens, heads, head_dim], which are the next tokens of the layer.
@@ -216,7 +222,8 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
     if (seen.codes) {  // rare rows are attended beside those that are found
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
-      const auto listed = backend->listed(q / shape.group(), head);
+      const std::int64_t i = q / shape.group();
+      const auto listed = backend->listed(i, head, 0, backend->listed(i, head));
       have.insert(have.end(), listed.begin(), listed.end());
     } else {
       have.assign(found.positions(q).begin(), found.positions(q).end());
@@ -236,7 +243,8 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 
 /// Searches for the queries, attends what is found and merges it into `out`, some tokens at a time:
 /// with a large k, what a search gives is large.
-void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, PartialView out) {
+void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
+                              std::optional<Helpers>& helpers, PartialView out) {
   const std::int64_t end = queries.first + queries.tokens;
   const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
   const std::int64_t room =
@@ -259,7 +267,10 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, P
     const PartialView part{out.out + before * out.head_dim, out.lse + before,
                            block.tokens * shape.q_heads, out.head_dim};
     if (seen.codes) {
-      attend_listed(layer, block, part);
+      const bool were_awake = helpers.has_value();
+      if (!were_awake) helpers.emplace(helpers_for(block.tokens));
+      attend_listed(layer, block, *helpers, were_awake, part);
+      helpers.reset();
       attend_between(layer, block, part);
     } else {
       attend_found(layer, block, part);

@@ -65,7 +65,8 @@ class DecodeBackend {
   virtual Step given() = 0;
 
   /// The exact part over those of a segment's rows (one span per KV head), the step's included,
-  /// that SessionShape::exact says. A device has begun with what is resident in given.
+  /// that SessionShape::exact says. A device begins with what is resident in given or, where it
+  /// scans for one token, here.
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
 
   /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens() at most,
@@ -83,10 +84,13 @@ class DecodeBackend {
   virtual std::int64_t scan_tokens() const;
   /// The most that a scan lists for a token and KV head.
   virtual std::int64_t list_rows() const;
-  /// Waits, busily, for the last scan. Positions that it found for the token that is number i of
-  /// it, ascending; all heads of the group are to attend them. Valid until the next scan. Safe from
-  /// many threads.
-  virtual std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head);
+  /// Waits, busily, for the last scan: how many rows it found for the token that is number i of it;
+  /// all heads of the group are to attend them. Safe from many threads.
+  virtual std::int64_t listed(std::int64_t i, std::int64_t kv_head);
+  /// Waits for these of them. Positions; those of a list ascend. Valid until the next scan. Safe
+  /// from many threads.
+  virtual std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head,
+                                               std::int64_t first, std::int64_t count);
 
   /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return.
   virtual void add(PartialView partial) = 0;

@@ -59,7 +59,10 @@ void DecodeBackend::scan(std::int64_t /*layer*/, const Scan& /*scan*/) {
 }
 std::int64_t DecodeBackend::scan_tokens() const { return 0; }
 std::int64_t DecodeBackend::list_rows() const { return 0; }
-std::span<const std::int32_t> DecodeBackend::listed(std::int64_t /*i*/, std::int64_t /*kv_head*/) {
+std::int64_t DecodeBackend::listed(std::int64_t /*i*/, std::int64_t /*kv_head*/) { return 0; }
+std::span<const std::int32_t> DecodeBackend::listed(std::int64_t /*i*/, std::int64_t /*kv_head*/,
+                                                    std::int64_t /*first*/,
+                                                    std::int64_t /*count*/) {
   return {};
 }
 

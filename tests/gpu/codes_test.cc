@@ -192,7 +192,7 @@ struct Scanner {
     scan.into = {out.data(), lse.data()};
     scan.list = list.data();
     scan.found = found.data();
-    gpu::prepare_queries(scan, device.compute_stream());
+    gpu::prepare_queries(scan, {}, device.compute_stream());
     gpu::list_rows(scan, device.compute_stream());
     gpu::merge_rest(scan, device.compute_stream());
     device.synchronize();
