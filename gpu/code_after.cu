@@ -1,5 +1,6 @@
 // What follows a pass over codes, side by side in one launch: lists in order, the correction of the
 // tail's mass, attention over rare rows.
+#include <climits>
 #include <cmath>
 
 #include "gpu/code_score.cuh"
@@ -32,20 +33,8 @@ __device__ void order_list(const CodeScan& scan, int head, std::uint8_t* shared)
   // Who waits looks at each place: a fence between list and number would take longer.
   const auto give = [&](int place, int x) { *const_cast<volatile int*>(found + place) = x; };
   if (threadIdx.x == 0) give(0, count);
-  const bool ordered = count <= scan_ordered;
-  if (ordered) {
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) keys[i] = list[i];
-  }
-  __syncthreads();
   // A key's position is its number and that of the rare ones before it.
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) {
-    const int key = ordered ? keys[i] : list[i];
-    int place = i;
-    if (ordered) {
-      place = 0;
-#pragma unroll 8
-      for (int j = 0; j < count; ++j) place += keys[j] < key ? 1 : 0;
-    }
+  const auto position_of = [&](int key) {
     int low = 0;
     int high = static_cast<int>(scan.rare_slots);
     while (low < high) {
@@ -56,16 +45,35 @@ __device__ void order_list(const CodeScan& scan, int head, std::uint8_t* shared)
         high = middle;
       }
     }
-    if (ordered) {
-      positions[place] = key + low;
-    } else {
-      give(1 + place, key + low);
+    return key + low;
+  };
+  const int thread = static_cast<int>(threadIdx.x);
+  __syncthreads();  // the rare ones are there
+  if (count > scan_ordered) {
+    for (int i = thread; i < count; i += threads) give(1 + i, position_of(list[i]));
+    return;
+  }
+  const int padded = (count + 7) / 8 * 8;
+  for (int i = thread; i < padded; i += threads) keys[i] = i < count ? list[i] : INT_MAX;
+  __syncthreads();
+  // Two threads a key: how many are below it, in each half of the list.
+  for (int first = thread / warp * (warp / 2); first < count; first += threads / 2) {
+    const int i = first + thread % warp / 2;
+    const int key = i < count ? keys[i] : 0;
+    const int4* half = reinterpret_cast<const int4*>(keys) + thread % 2 * (padded / 8);
+    int place = 0;
+#pragma unroll 4
+    for (int j = 0; j < padded / 8; ++j) {
+      const int4 other = half[j];
+      place += (other.x < key ? 1 : 0) + (other.y < key ? 1 : 0) + (other.z < key ? 1 : 0) +
+               (other.w < key ? 1 : 0);
     }
+    place += __shfl_xor_sync(all_lanes, place, 1);
+    if (i < count && thread % 2 == 0) positions[place] = position_of(key);
   }
-  if (ordered) {  // host memory is written in order: a write of each place alone takes far longer
-    __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += threads) give(1 + i, positions[i]);
-  }
+  // Host memory is written in order: a write of each place alone takes far longer.
+  __syncthreads();
+  for (int i = thread; i < count; i += threads) give(1 + i, positions[i]);
 }
 
 __device__ __forceinline__ float block_sum(float x, float* shared) {

@@ -15,7 +15,7 @@ namespace topkv {
 namespace {
 
 // A list is attended in pieces, by its length alone: results do not depend on the threads.
-constexpr std::int64_t most_pieces = 8;  // those of a short list have no rows
+constexpr std::int64_t most_pieces = 6;  // those of a short list have no rows
 constexpr std::int64_t least_piece = 8;  // rows
 constexpr std::size_t ahead = 64;        // rows of a piece that are asked for before it is attended
 
