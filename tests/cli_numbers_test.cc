@@ -5,6 +5,8 @@
 #include "src/cli/numbers.h"
 #include "src/cli/suggest.h"
 #include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
 #include "tests/temp_directory.h"
 
 namespace topkv::cli {
@@ -99,9 +101,9 @@ TEST(CliFormat, NumbersReadAsPeopleWriteThem) {
   EXPECT_EQ(format_grouped(0), "0");
   EXPECT_EQ(format_grouped(-1234), "-1,234");
   EXPECT_EQ(format_grouped(1048576), "1,048,576");
-  EXPECT_EQ(format_bytes(900), "900 B");
-  EXPECT_EQ(format_bytes(std::int64_t{4} << 30), "4.0 GiB");
-  EXPECT_EQ(format_bytes((std::int64_t{1} << 30) - 1), "1.0 GiB");
+  EXPECT_EQ(byte_text(900), "900 B");
+  EXPECT_EQ(byte_text(std::int64_t{4} << 30), "4.0 GiB");
+  EXPECT_EQ(byte_text((std::int64_t{1} << 30) - 1), "1.0 GiB");
   EXPECT_EQ(format_seconds(0.42), "0.4 s");
   EXPECT_EQ(format_seconds(185), "3 min 05 s");
   EXPECT_EQ(format_seconds(7800), "2 h 10 min");

@@ -8,19 +8,14 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "src/cli/heatmap.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
+#include "src/cli/terminal_heatmap.h"
 #include "src/cli/text.h"
-#include "tests/cli_cells.h"
+#include "tests/eval_cells.h"
 
 namespace topkv::cli {
 namespace {
-
-std::vector<Cell> sample_cells() {
-  return {cell_at(4096, 5, "exact", true), cell_at(4096, 95, "exact", false),
-          cell_at(32768, 5, "exact", true), cell_at(32768, 95, "exact", true)};
-}
 
 TEST(Report, TablesLineUpByCharactersNotBytes) {
   EXPECT_EQ(format_table({"a", "b"}, {{"é", "1"}, {"xyz", "22"}}, {false, true}),
@@ -41,43 +36,12 @@ TEST(Report, AnswersAreShownOnOneLineEach) {
   EXPECT_EQ(table.find("index"), std::string::npos) << table;
 }
 
-TEST(Report, CellsStandInGridOrderWhateverOrderTheyRanIn) {
-  std::vector<Cell> cells = {cell_at(32768, 5, "exact", true), cell_at(4096, 95, "hnsw", true),
-                             cell_at(4096, 95, "exact", true), cell_at(4096, 5, "exact", true)};
-  cells = in_grid_order(cells, {"hnsw", "exact"});
-  EXPECT_EQ(cells[0].index, "hnsw");
-  EXPECT_EQ(cells[1].depth, 5);
-  EXPECT_EQ(cells[2].depth, 95);
-  EXPECT_EQ(cells[3].length, 32768);
-}
-
-TEST(Report, SummariesCountPerLengthAndIndex) {
-  const std::vector<Summary> summaries = summarise(sample_cells());
-  ASSERT_EQ(summaries.size(), 2U);
-  EXPECT_EQ(summaries[0].found, 1);
-  EXPECT_EQ(summaries[0].asked, 2);
-  EXPECT_DOUBLE_EQ(summaries[0].score(), 0.5);
-  EXPECT_DOUBLE_EQ(summaries[0].decode_tokens_per_second.value(), 18);
-  EXPECT_EQ(summaries[1].rows_bytes, 4096 * 32768);
-}
-
-TEST(Report, WhatWasNotMeasuredIsADashInTablesAndEmptyInCsv) {
+TEST(Report, WhatWasNotMeasuredIsADash) {
   std::vector<Cell> cells = sample_cells();
   cells.resize(1);
-  cells[0].context_tokens = 4091;
   cells[0].decode_steps = 0;
-  const std::string csv = summary_csv(summarise(cells));
-  EXPECT_EQ(csv.find("-1"), std::string::npos) << csv;
-  EXPECT_NE(csv.find("\n4096,4091,exact,1,1,1.0000,3000.00,,64.00,,"), std::string::npos) << csv;
   const std::string table = summary_table(summarise(cells), 200);
   EXPECT_NE(table.find("64       -  "), std::string::npos) << table;
-}
-
-TEST(Report, RecallIsTheMeanOfTheCellsThatMeasuredIt) {
-  std::vector<Cell> cells = sample_cells();
-  cells[0].recall = 0.5;
-  EXPECT_DOUBLE_EQ(summarise(cells)[0].recall.value(), 0.5);
-  EXPECT_FALSE(summarise(cells)[1].recall.has_value());
 }
 
 // Every table and picture, at widths that terminals have.
@@ -111,18 +75,6 @@ TEST(Report, ATableInPartsHasItsKeysInEachAndEveryFigureOnce) {
   }
 }
 
-TEST(Report, CsvQuotesIndexSpecsWithCommas) {
-  std::vector<Cell> cells = {cell_at(4096, 5, "faiss:IVF4,\"x\"", true)};
-  cells[0].context_tokens = 4090;
-  std::istringstream csv(summary_csv(summarise(cells)));
-  std::string heading;
-  std::string line;
-  std::getline(csv, heading);
-  std::getline(csv, line);
-  EXPECT_TRUE(heading.starts_with("length,context_tokens,index,asked,found,score,")) << heading;
-  EXPECT_TRUE(line.starts_with("4096,4090,\"faiss:IVF4,\"\"x\"\"\",1,1,1.0000,")) << line;
-}
-
 TEST(Report, TimeSharesAddUpToTheWhole) {
   EXPECT_EQ(time_shares({.matmul = 5, .attention = 3, .other = 2}),
             "matmul 50 %  attention 30 %  search 0 %  other 20 %");
@@ -131,87 +83,14 @@ TEST(Report, TimeSharesAddUpToTheWhole) {
   EXPECT_EQ(time_shares({}), "not measured");
 }
 
-Grid sample_grid(const std::vector<std::string>& indices) {
-  return make_grid(sample_cells(), {32768, 4096, 1048576}, {95, 5}, indices);
-}
-
-TEST(Heatmap, GridsAreSortedAndKnowWhatWasNotRun) {
-  const Grid grid = sample_grid({"exact", "hnsw:M=16"});
-  EXPECT_EQ(grid.lengths, (std::vector<std::int64_t>{4096, 32768, 1048576}));
-  EXPECT_EQ(grid.depths, (std::vector<double>{5, 95}));
-  EXPECT_EQ(grid.panels[0].found[0][0], std::optional<bool>(true));
-  EXPECT_EQ(grid.panels[0].found[1][0], std::optional<bool>(false));
-  EXPECT_EQ(grid.panels[0].found[0][2], std::nullopt);
-  EXPECT_EQ(grid.panels[1].found[0][0], std::nullopt);
-}
-
 TEST(Heatmap, TerminalColoursAreOnlyThereWhenWanted) {
-  const Grid grid = sample_grid({"exact"});
+  const Grid grid = make_grid(sample_cells(), {32768, 4096, 1048576}, {95, 5}, {"exact"});
   const std::string plain = terminal_heatmap(grid, false, 80);
   EXPECT_EQ(plain.find('\x1b'), std::string::npos);
   EXPECT_NE(plain.find("✓"), std::string::npos);
   EXPECT_NE(plain.find("✗"), std::string::npos);
   EXPECT_NE(plain.find("32K"), std::string::npos);
   EXPECT_NE(terminal_heatmap(grid, true, 80).find("\x1b[48;5;"), std::string::npos);
-}
-
-// Tags nest and close, attributes are quoted, and no text holds a bare & or <.
-void expect_well_formed(const std::string& xml) {
-  std::vector<std::string> open;
-  std::size_t at = 0;
-  while (at < xml.size()) {
-    if (xml[at] == '&') {
-      const std::string entity = xml.substr(at, xml.find(';', at) + 1 - at);
-      EXPECT_TRUE(entity == "&amp;" || entity == "&lt;" || entity == "&gt;" || entity == "&quot;" ||
-                  entity == "&apos;")
-          << entity;
-    }
-    if (xml[at] != '<') {
-      ++at;
-      continue;
-    }
-    std::size_t end = at + 1;
-    bool quoted = false;
-    for (; end < xml.size() && (quoted || xml[end] != '>'); ++end) {
-      if (xml[end] == '\'') quoted = !quoted;
-      ASSERT_NE(xml[end], '<') << xml.substr(at, 80);
-    }
-    ASSERT_LT(end, xml.size());
-    const std::string tag = xml.substr(at + 1, end - at - 1);
-    if (tag.front() == '/') {
-      ASSERT_FALSE(open.empty());
-      EXPECT_EQ(tag.substr(1), open.back());
-      open.pop_back();
-    } else if (tag.back() != '/') {
-      open.push_back(tag.substr(0, tag.find(' ')));
-    }
-    at = end + 1;
-  }
-  EXPECT_TRUE(open.empty());
-}
-
-TEST(Heatmap, SvgIsWellFormedWhateverTheNames) {
-  const std::string svg =
-      svg_heatmap(sample_grid({"exact", "<&\"'>"}), "A & <B>", "it's \x01 \"so\"");
-  expect_well_formed(svg);
-  EXPECT_TRUE(svg.starts_with("<svg xmlns='http://www.w3.org/2000/svg'"));
-  EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
-}
-
-TEST(Heatmap, SvgDrawsEveryCellOnceAndLabelsBothAxes) {
-  const std::string svg = svg_heatmap(sample_grid({"exact"}), "title", "subtitle");
-  const auto count = [&](const std::string& part) {
-    std::size_t n = 0;
-    for (auto at = svg.find(part); at != std::string::npos; at = svg.find(part, at + 1)) ++n;
-    return n;
-  };
-  EXPECT_EQ(count("class='found'"), 3U + 1U);  // and one in the legend
-  EXPECT_EQ(count("class='missed'"), 1U + 1U);
-  EXPECT_EQ(count("class='open'"), 2U + 1U);
-  for (const char* label : {">4K<", ">32K<", ">1M<", ">5 %<", ">95 %<", "context length (tokens)",
-                            "depth of the needle", ">found<", ">missed<", ">not run<"}) {
-    EXPECT_EQ(count(label), 1U) << label;
-  }
 }
 
 TEST(ProgressText, TellsHowFarHowFastAndHowLong) {

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <string>
 
-#include "src/cli/files.h"
 #include "src/cli/run_directory.h"
-#include "tests/cli_cells.h"
+#include "src/core/files.h"
+#include "tests/eval_cells.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 
@@ -16,28 +16,6 @@ namespace topkv::cli {
 namespace {
 
 const Json configuration = {{"version", "0.1.0"}, {"lengths", {4096}}, {"kv_topk", "64"}};
-
-TEST(Cells, SurviveTheWayToJsonAndBack) {
-  Cell cell = cell_at(4096, 12.5, "hnsw:M=16,ef=128", true);
-  cell.seed = ~std::uint64_t{0};
-  cell.answer = "a\"b\\c\n\x01 \xe2\x80\xa6";
-  cell.recall = 0.5;
-  const Json json = to_json(cell);
-  EXPECT_EQ(to_json(cell_from_json(Json::parse(json.dump()))), json);
-  EXPECT_EQ(json.at("prefill_times").at("search"), 3);
-  EXPECT_GE(json.size(), 30U);
-}
-
-TEST(Cells, WhatWasNotMeasuredIsNull) {
-  Cell cell = cell_at(4096, 5, "exact", true);
-  cell.decode_tokens_per_second.reset();
-  const Json json = to_json(cell);
-  EXPECT_TRUE(json.at("recall").is_null());
-  EXPECT_TRUE(json.at("decode_tokens_per_second").is_null());
-  const Cell back = cell_from_json(Json::parse(json.dump()));
-  EXPECT_FALSE(back.recall.has_value());
-  EXPECT_FALSE(back.decode_tokens_per_second.has_value());
-}
 
 TEST(RunDirectory, GoesOnWithTheCellsOfTheSameConfiguration) {
   const TempDirectory temp;

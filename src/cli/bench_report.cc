@@ -5,10 +5,11 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "src/cli/numbers.h"
 #include "src/cli/profile.h"
 #include "src/cli/report.h"
 #include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
 
 namespace topkv::cli {
 namespace {
@@ -17,7 +18,7 @@ std::string milliseconds(double seconds) { return fmt::format("{:.3f}", seconds 
 std::string exact_seconds(double seconds) { return fmt::format("{:.3f} s", seconds); }
 std::string seconds_or_dash(double seconds) { return seconds > 0 ? format_seconds(seconds) : "-"; }
 std::string bytes_or_dash(double bytes) {
-  return bytes > 0 ? format_bytes(static_cast<std::int64_t>(bytes)) : "-";
+  return bytes > 0 ? byte_text(static_cast<std::int64_t>(bytes)) : "-";
 }
 std::string ms_or_dash(double seconds) { return seconds > 0 ? milliseconds(seconds) : "-"; }
 
@@ -201,7 +202,7 @@ std::string heading(const BenchReport& report, std::size_t width) {
   text += paragraph(fmt::format("{}; host memory is read at {:.1f} GB/s", report.device.name(),
                                 report.read_bandwidth / 1e9));
   return text +
-         paragraph(fmt::format("{} of generated rows, made in {}", format_bytes(report.rows_bytes),
+         paragraph(fmt::format("{} of generated rows, made in {}", byte_text(report.rows_bytes),
                                format_seconds(report.rows_seconds))) +
          "\n";
 }

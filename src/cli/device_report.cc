@@ -4,17 +4,17 @@
 
 #include <cstdio>
 
-#include "src/cli/numbers.h"
+#include "src/core/byte_text.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
 
 std::string plan_table(const DevicePlan& plan) {
-  std::string text = fmt::format("GPU memory, ceiling {}\n", format_bytes(plan.ceiling));
+  std::string text = fmt::format("GPU memory, ceiling {}\n", byte_text(plan.ceiling));
   for (const MemoryItem& item : plan.items) {
-    text += fmt::format("  {:<44} {:>10}\n", item.what, format_bytes(item.bytes));
+    text += fmt::format("  {:<44} {:>10}\n", item.what, byte_text(item.bytes));
   }
-  return text + fmt::format("  {:<44} {:>10}\n", "at most at a time", format_bytes(plan.peak));
+  return text + fmt::format("  {:<44} {:>10}\n", "at most at a time", byte_text(plan.peak));
 }
 
 namespace {
@@ -26,7 +26,7 @@ void check_plan(const DevicePlan& plan, const Device& device) {
                     plan.peak, plan.ceiling,
                     fmt::format("raise --gpu-mem by {}, shrink what the table above shows as "
                                 "largest (--kv-window, --chunk), or use --device cpu",
-                                format_bytes(plan.peak - plan.ceiling)));
+                                byte_text(plan.peak - plan.ceiling)));
 }
 
 }  // namespace
@@ -56,10 +56,10 @@ std::string memory_account(const Device& device) {
   if (!device.is_cuda()) return {};
   const DeviceMemory memory = device.memory();
   std::string text =
-      fmt::format("{} at most, of {}", format_bytes(memory.peak), format_bytes(memory.ceiling));
+      fmt::format("{} at most, of {}", byte_text(memory.peak), byte_text(memory.ceiling));
   if (memory.driver > 0) {
-    text += fmt::format("; the driver counts {} now, topkv {}", format_bytes(memory.driver),
-                        format_bytes(memory.used));
+    text += fmt::format("; the driver counts {} now, topkv {}", byte_text(memory.driver),
+                        byte_text(memory.used));
   }
   return text;
 }

@@ -1,24 +1,25 @@
 // `topkv fidelity`: how near decoding with retrieval is to dense attention.
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/fidelity.h"
-#include "src/cli/haystack.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/needle_context.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/report.h"
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/eval/fidelity.h"
+#include "src/eval/fidelity_text.h"
 
 namespace topkv::cli {
 namespace {
@@ -72,36 +73,11 @@ std::vector<RetrievalFlags> choices(const FidelityFlags& flags) {
   return all;
 }
 
-struct Text {
-  std::vector<Token> context;
-  std::vector<Probe> probes;
-};
-
-/// A haystack with needles; the probes ask for them and answer.
-Text make_text(const Tokenizer& tokenizer, const FidelityFlags& flags, std::int64_t length) {
-  const NeedleTask task(NeedleStyle::number, {});
-  const std::uint64_t seed = parse_seed("--seed", flags.seed);
-  const std::vector<Needle> needles =
-      task.needles(parse_depths("--questions", flags.questions), seed);
-  Random distractors(mix_seed(seed, 1));
-  const auto haystack = make_haystack(flags.haystack, mix_seed(seed, 2),
-                                      [&] { return task.distractor(distractors, needles); });
-  NeedleContext made = build_needle_context(
-      length, beginning_tokens(tokenizer), task.intro(), needles, *haystack,
-      [&](std::string_view piece) { return tokenizer.encode(piece); });
-  Text text{std::move(made.tokens), {}};
-  for (const PlacedNeedle& placed : made.needles) {
-    text.probes.push_back(
-        tokenizer.encode(placed.needle.question + " " + placed.needle.value + ".\n"));
-  }
-  return text;
-}
-
 Json to_json(const Fidelity& setting, const FidelityReport& report, const FidelityFlags& flags,
              std::int64_t context_tokens, const Device& device) {
   Json json;
-  json["setting"] = fmt::format("{}, top {}, tail {}", setting.options.index, setting.k,
-                                setting.options.tail);
+  json["setting"] =
+      fmt::format("{}, top {}, tail {}", setting.options.index, setting.k, setting.options.tail);
   json["index"] = setting.options.index;
   json["kv_topk"] = setting.k;
   json["kv_tail"] = setting.options.tail;
@@ -131,14 +107,13 @@ Json to_json(const Fidelity& setting, const FidelityReport& report, const Fideli
 std::string table(const FidelityReport& report, std::size_t width) {
   std::vector<std::vector<std::string>> rows;
   for (const Fidelity& of : report.settings) {
-    rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
-                    fmt::format("{:.4f}", of.error_p90), fmt::format("{:.5f}", of.kl_mean),
-                    fmt::format("{:.5f}", of.kl_max), fmt::format("{:.3f}", of.agreement),
-                    fmt::format("{:.3f}", of.mass),
-                    of.recall ? fmt::format("{:.3f}", *of.recall) : "-",
-                    fmt::format("{:.3f}", of.perplexity),
-                    of.bytes_read > 0 ? format_bytes(of.bytes_read) : "-",
-                    format_bytes(of.bytes_held_host)});
+    rows.push_back(
+        {of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
+         fmt::format("{:.4f}", of.error_p90), fmt::format("{:.5f}", of.kl_mean),
+         fmt::format("{:.5f}", of.kl_max), fmt::format("{:.3f}", of.agreement),
+         fmt::format("{:.3f}", of.mass), of.recall ? fmt::format("{:.3f}", *of.recall) : "-",
+         fmt::format("{:.3f}", of.perplexity), of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
+         byte_text(of.bytes_held_host)});
   }
   std::vector<bool> right(13, true);
   right[0] = false;
@@ -153,8 +128,9 @@ int run_fidelity(const FidelityFlags& flags) {
   const std::int64_t length = parse_count("-c", flags.context);
   check_flags(flags.model);
   check_flags(flags.prefill);
-  check_haystack(flags.haystack);
-  parse_depths("--questions", flags.questions);
+  check_haystack_flag(flags.haystack);
+  const std::vector<double> depths = parse_depths("--questions", flags.questions);
+  const std::uint64_t seed = parse_seed("--seed", flags.seed);
   const std::vector<RetrievalFlags> chosen = choices(flags);
   ModelConfig config;
   for (const RetrievalFlags& retrieval : chosen) {
@@ -170,7 +146,8 @@ int run_fidelity(const FidelityFlags& flags) {
   ProgressBar progress = stderr_progress();
   const Model model =
       load_model(flags.model.directory, device, flags.prefill, chosen.front(), progress);
-  const Text text = make_text(model.tokenizer(), flags, length);
+  const FidelityText text = make_fidelity_text(
+      model.tokenizer(), beginning_tokens(model.tokenizer()), length, depths, flags.haystack, seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
   std::shared_ptr<const Context> context = model.prefill(
       text.context, prefill_options(flags.prefill, flags.retrieval), progress.callback("prefill"));
@@ -195,14 +172,14 @@ int run_fidelity(const FidelityFlags& flags) {
   }
   const std::size_t width = line_width(stdout);
   fmt::print("{}\n", table(report, width));
-  fmt::print("{}", labelled("", fmt::format("Against dense attention over {} tokens ({} prefill): "
-                                            "{} tokens of questions and answers, perplexity {:.3f}. "
-                                            "error: |out - dense| / |dense| of a layer; KL: of the "
-                                            "next token; mass: share of dense attention in the rows "
-                                            "attended.",
-                                            format_grouped(tokens), flags.prefill.mode,
-                                            report.settings.front().tokens,
-                                            report.dense_perplexity),
+  fmt::print("{}", labelled("",
+                            fmt::format("Against dense attention over {} tokens ({} prefill): "
+                                        "{} tokens of questions and answers, perplexity {:.3f}. "
+                                        "error: |out - dense| / |dense| of a layer; KL: of the "
+                                        "next token; mass: share of dense attention in the rows "
+                                        "attended.",
+                                        format_grouped(tokens), flags.prefill.mode,
+                                        report.settings.front().tokens, report.dense_perplexity),
                             width, 0));
   return 0;
 }

@@ -1,8 +1,8 @@
 // `topkv generate`: a prompt, over an empty context or over files.
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -10,7 +10,6 @@
 
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/files.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
@@ -20,6 +19,9 @@
 #include "src/cli/report.h"
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/core/files.h"
 #include "src/core/stopwatch.h"
 #include "topkv/error.h"
 
@@ -163,12 +165,11 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   const std::int64_t context = prefilled.context->tokens();
   if (context > 0) {
     fmt::print(stderr, "context    {} tokens, {}/s, {} of rows\n", format_grouped(context),
-               format_rate(rate(context, prefilled.seconds)),
-               format_bytes(figures.memory.rows_bytes));
+               format_rate(rate(context, prefilled.seconds)), byte_text(figures.memory.rows_bytes));
   }
   if (figures.memory.index_bytes > 0) {
-    fmt::print(stderr, "index      {}, waited for it {}\n",
-               format_bytes(figures.memory.index_bytes), format_seconds(prefilled.times.indexing));
+    fmt::print(stderr, "index      {}, waited for it {}\n", byte_text(figures.memory.index_bytes),
+               format_seconds(prefilled.times.indexing));
   }
   fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
              format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));
@@ -178,7 +179,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
              figures.rows_per_head);
-  fmt::print(stderr, "memory     {} at most\n", format_bytes(peak_memory_bytes()));
+  fmt::print(stderr, "memory     {} at most\n", byte_text(peak_memory_bytes()));
 }
 
 int run_generate(const GenerateFlags& flags) {
@@ -211,8 +212,7 @@ int run_generate(const GenerateFlags& flags) {
   if (index != "exact") {  // an empty context has none yet
     prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
   }
-  prefilled.context =
-      with_tail(prefilled.context, flags.retrieval.tail, progress.callback("tail"));
+  prefilled.context = with_tail(prefilled.context, flags.retrieval.tail, progress.callback("tail"));
   prefilled.times.indexing += indexing.seconds();
   progress.finish();
 

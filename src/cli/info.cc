@@ -1,8 +1,8 @@
 // `topkv info`: a model's shape, and the memory that its contexts take.
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <filesystem>
 #include <memory>
@@ -15,6 +15,8 @@
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/report.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
 
@@ -108,7 +110,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
   const AttentionShape& shape = config.attention;
   fmt::print("model       {}: {}, {} parameters, {}\n", printable(flags.directory),
              config.model_type, format_grouped(parameters(config)),
-             bytes > 0 ? fmt::format("weights {}", format_bytes(bytes)) : "no weights here");
+             bytes > 0 ? fmt::format("weights {}", byte_text(bytes)) : "no weights here");
   fmt::print("network     {} layers, hidden {}, MLP {}, vocabulary {}\n", shape.layers,
              config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
@@ -116,11 +118,11 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
   fmt::print("positions   made for {}, RoPE theta {:g}\n", format_grouped(config.reach()),
              config.rope_theta);
   fmt::print("rows        {}, {} per token\n\n", flags.dtype,
-             format_bytes(config.kv_bytes_per_token(dtype)));
+             byte_text(config.kv_bytes_per_token(dtype)));
   std::vector<std::vector<std::string>> rows;
   for (const std::int64_t tokens : lengths) {
     const Need need = need_of(config, dtype, tokens);
-    rows.push_back({format_count(tokens), format_bytes(need.bytes), need.fits ? "yes" : "no"});
+    rows.push_back({format_count(tokens), byte_text(need.bytes), need.fits ? "yes" : "no"});
   }
   fmt::print(
       "{}", format_table({"context", "KV rows", "fits in free memory"}, rows, {true, true, false}));

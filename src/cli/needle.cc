@@ -1,24 +1,25 @@
 // `topkv needle`: flags to plan, the run, and what is shown of it.
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/files.h"
-#include "src/cli/heatmap.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/needle_run.h"
-#include "src/cli/numbers.h"
 #include "src/cli/profile.h"
 #include "src/cli/report.h"
 #include "src/cli/terminal.h"
+#include "src/cli/terminal_heatmap.h"
 #include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/files.h"
+#include "src/eval/heatmap.h"
 
 namespace topkv::cli {
 namespace {
@@ -74,8 +75,8 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const std::s
   line("prefill time", time_shares(prefill));
   line("answer time", time_shares(answers));
   line("device", cells.empty() ? "-" : cells.back().device);
-  line("peak memory", format_bytes(peak));
-  if (gpu_peak > 0) line("GPU memory", fmt::format("{} at most", format_bytes(gpu_peak)));
+  line("peak memory", byte_text(peak));
+  if (gpu_peak > 0) line("GPU memory", fmt::format("{} at most", byte_text(gpu_peak)));
   line("files", fmt::format("{}/: cells.jsonl summary.csv heatmap.svg run.json",
                             printable(directory.file("").parent_path().string())));
 }

@@ -1,17 +1,36 @@
 #include "src/cli/needle_options.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "src/cli/haystack.h"
+#include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
+#include "src/cli/suggest.h"
 #include "src/cli/text.h"
+#include "src/eval/haystack.h"
 
 namespace topkv::cli {
+namespace {
+
+// In the order of NeedleStyle.
+constexpr std::array<std::string_view, 4> style_names = {"number", "word", "uuid", "passkey"};
+
+NeedleStyle parse_style(std::string_view name) {
+  for (std::size_t i = 0; i < style_names.size(); ++i) {
+    if (name == style_names[i]) return static_cast<NeedleStyle>(i);
+  }
+  const std::vector<std::string> known(style_names.begin(), style_names.end());
+  const std::string near = nearest(name, known);
+  throw UsageError(fmt::format("--needle: '{}' is none of number, word, uuid, passkey{}", name,
+                               did_you_mean(near)));
+}
+
+}  // namespace
 
 void add_flags(CLI::App& command, NeedleFlags& flags) {
   add_flags(command, flags.model);
@@ -50,7 +69,7 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
   check_flags(flags.retrieval);
   check_flags(flags.prefill);
   check_flags(flags.sampling);
-  NeedleStyle style = NeedleTask::parse_style(flags.style);
+  NeedleStyle style = parse_style(flags.style);
   const CustomNeedle& custom = flags.custom;
   if (!custom.text.empty() || !custom.question.empty() || !custom.answer.empty()) {
     if (custom.text.empty() || custom.question.empty() || custom.answer.empty()) {
@@ -74,7 +93,7 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
   plan.separate = flags.separate || plan.task.one_per_context();
   plan.predict = flags.sampling.predict.empty() ? plan.task.default_predict()
                                                 : parse_count("-n", flags.sampling.predict);
-  check_haystack(flags.haystack);
+  check_haystack_flag(flags.haystack);
   return plan;
 }
 
@@ -90,8 +109,8 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
   const auto count_or = [](const char* flag, const std::string& text, const char* word) {
     return text == word ? Json(word) : Json(parse_count(flag, text, 0));
   };
-  const bool named =
-      plan.haystack == "noise" || plan.haystack == "needles" || plan.haystack == "generated";
+  const std::span<const std::string> names = haystack_names();
+  const bool named = std::find(names.begin(), names.end(), plan.haystack) != names.end();
   const SamplingOptions sampling = sampling_options(flags.sampling);
   Json json;
   json["version"] = version();

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/needle_task.h"
 #include "src/cli/options.h"
+#include "src/eval/needle_task.h"
 
 namespace CLI {
 class App;

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "src/cli/interrupt.h"
-#include "src/cli/needle_context.h"
-#include "src/cli/numbers.h"
 #include "src/cli/profile.h"
 #include "src/cli/text.h"
+#include "src/core/figures.h"
 #include "src/core/stopwatch.h"
+#include "src/eval/needle_context.h"
 
 namespace topkv::cli {
 namespace {
@@ -158,9 +158,8 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   const std::string& tail = flags_.retrieval.tail;
   context = with_tail(context, tail, progress_.callback(prefix + " tail"));
   if (context != prefilled.context) build_seconds += build.seconds();
-  const std::int64_t index_bytes =
-      context->memory().index_bytes - before +
-      (built || index == "exact" ? 0 : context->index_bytes(index));
+  const std::int64_t index_bytes = context->memory().index_bytes - before +
+                                   (built || index == "exact" ? 0 : context->index_bytes(index));
 
   Progress progress{"ask", "needles", 0, missing_cells};
   const std::string title = fmt::format("{} ask ({})", prefix, index);

@@ -8,6 +8,7 @@
 #include "src/cli/needle_options.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/run_directory.h"
+#include "src/eval/needle_context.h"
 #include "topkv/model.h"
 
 namespace topkv::cli {
@@ -39,7 +40,7 @@ class NeedleRun {
   Prefilled prefill(std::int64_t length, const std::vector<double>& depths, std::uint64_t seed);
   void ask_all(const Prefilled& prefilled, const std::string& index);
   Cell ask(const std::shared_ptr<const Context>& context, const std::string& index,
-           const struct PlacedNeedle& placed);
+           const PlacedNeedle& placed);
   std::optional<double> measure_recall(const std::shared_ptr<const Context>& context,
                                        const std::string& index,
                                        const std::vector<Token>& question) const;

@@ -1,7 +1,7 @@
-// Numbers as people type and read them: "128K" tokens, "8GiB", "5,50,95" percent.
+// Numbers as people type them: "128K" tokens, "8GiB", "5,50,95" percent.
 //
 // Token counts and bytes are binary: K = Ki = 1024, M = Mi = 1024², G = Gi = 1024³. All functions
-// are pure; parsers throw UsageError naming the flag, the text found and what was expected.
+// are pure; they throw UsageError naming the flag, the text found and what was expected.
 #pragma once
 
 #include <cstdint>
@@ -42,19 +42,5 @@ std::vector<std::int64_t> parse_counts(std::string_view flag, std::string_view t
 /// of the first tenth to the middle of the last (5, 15, …, 95); "5,50,95" or "50%" are the depths
 /// themselves, each from 0 to 100.
 std::vector<double> parse_depths(std::string_view flag, std::string_view text);
-
-/// 131072 → "128K", 1048576 → "1M", 1000 → "1000": the shortest exact form.
-std::string format_count(std::int64_t count);
-/// 1234567 → "1,234,567".
-std::string format_grouped(std::int64_t count);
-/// "0 B", "900 B", "1.5 KiB", "4.0 GiB".
-std::string format_bytes(std::int64_t bytes);
-/// "0.4 s", "12 s", "3 min 05 s", "2 h 10 min".
-std::string format_seconds(double seconds);
-/// Three significant digits, grouped: "0.42", "7.1", "31.5", "1,240". "-" for what was not
-/// measured.
-std::string format_rate(double per_second);
-/// "5", "12.5".
-std::string format_percent(double percent);
 
 }  // namespace topkv::cli

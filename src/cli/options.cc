@@ -1,16 +1,18 @@
 #include "src/cli/options.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/info.h>
 #include <sys/resource.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 
 #include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
+#include "src/cli/suggest.h"
+#include "src/eval/haystack.h"
 #include "topkv/error.h"
 #include "topkv/key_index.h"
 
@@ -52,7 +54,8 @@ void add_flags(CLI::App& command, RetrievalFlags& flags) {
       .add_option("--kv-index", flags.indices, "an index such as exact, hnsw:M=16 or faiss:IVF,SQ8")
       ->expected(1)
       ->take_all();
-  command.add_option("--kv-tail", flags.tail, "none, or an index with codes of values, such as codes");
+  command.add_option("--kv-tail", flags.tail,
+                     "none, or an index with codes of values, such as codes");
   command.add_option("--kv-topk", flags.k, "rows per layer such as 64 or uniform:512");
   command.add_option("--kv-window", flags.window, a_count);
   command.add_option("--kv-sinks", flags.sinks, a_count);
@@ -189,6 +192,15 @@ void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, s
   check_tail(retrieval.tail);
 }
 
+void check_haystack_flag(const std::string& haystack) {
+  try {
+    check_haystack(haystack);
+  } catch (const InvalidArgument& error) {
+    throw UsageError(fmt::format("--haystack: {}{}", error.what(),
+                                 did_you_mean(nearest(haystack, haystack_names()))));
+  }
+}
+
 void check_tail(const std::string& tail) {
   if (!names_index(tail)) return;
   try {
@@ -196,10 +208,10 @@ void check_tail(const std::string& tail) {
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-tail: {}", error.what()));
   }
-  throw UsageError(
-      fmt::format("--kv-tail: index \"{}\" has no codes of values; expected none, or codes:k=16,v=8 "
-                  "for example",
-                  tail));
+  throw UsageError(fmt::format(
+      "--kv-tail: index \"{}\" has no codes of values; expected none, or codes:k=16,v=8 "
+      "for example",
+      tail));
 }
 
 std::string tail_text(const std::string& tail) {

@@ -83,6 +83,10 @@ ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval
 /// Throws UsageError when an index cannot be built over so many keys of this model.
 void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys);
 
+/// Throws UsageError for a --haystack that is neither a name nor a directory, and FileError for a
+/// directory without texts.
+void check_haystack_flag(const std::string& haystack);
+
 /// Throws UsageError unless --kv-tail is "", "none" or an index that codes values.
 void check_tail(const std::string& tail);
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "src/cli/interrupt.h"
-#include "src/cli/numbers.h"
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
+#include "src/core/figures.h"
 
 namespace topkv::cli {
 

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "src/cli/files.h"
+#include "src/core/files.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

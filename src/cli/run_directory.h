@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/cell.h"
+#include "src/cli/options.h"
+#include "src/eval/cell.h"
 
 namespace topkv::cli {
 

@@ -1,6 +1,4 @@
 // What `topkv fidelity` measures: nothing where everything is attended, and less where more is.
-#include "src/cli/fidelity.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,9 +6,10 @@
 #include <memory>
 #include <vector>
 
+#include "src/eval/fidelity.h"
 #include "topkv/model.h"
 
-namespace topkv::cli {
+namespace topkv {
 namespace {
 
 class FidelityOfTheBundledModel : public testing::Test {
@@ -80,4 +79,4 @@ TEST_F(FidelityOfTheBundledModel, LayersThatAreDenseHaveNoError) {
 }
 
 }  // namespace
-}  // namespace topkv::cli
+}  // namespace topkv

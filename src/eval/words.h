@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace topkv::cli {
+namespace topkv {
 
 /// mt19937_64, whose output the standard fixes (its distributions are not fixed, so none is used).
 class Random {
@@ -38,4 +38,4 @@ std::string random_adjective_noun(Random& random);
 /// no colon and no "magic". Without surrounding spaces.
 std::string random_sentence(Random& random);
 
-}  // namespace topkv::cli
+}  // namespace topkv

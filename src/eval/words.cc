@@ -1,10 +1,10 @@
-#include "src/cli/words.h"
+#include "src/eval/words.h"
 
 #include <fmt/format.h>
 
 #include <array>
 
-namespace topkv::cli {
+namespace topkv {
 namespace {
 
 constexpr auto adjective_list = std::to_array<std::string_view>({
@@ -243,4 +243,4 @@ std::string random_sentence(Random& random) {
   }
 }
 
-}  // namespace topkv::cli
+}  // namespace topkv

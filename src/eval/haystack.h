@@ -10,9 +10,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
-namespace topkv::cli {
+namespace topkv {
+
+/// Those that are no directory.
+std::span<const std::string> haystack_names();
 
 /// One thread at a time.
 class Haystack {
@@ -25,12 +29,12 @@ class Haystack {
 };
 
 /// distractor makes one sentence of the "needles" haystack.
-/// Throws FileError for a directory that cannot be read or holds no text, and UsageError for a
-/// name that is neither a haystack nor a directory.
+/// Throws FileError for a directory that cannot be read or holds no text, and InvalidArgument for
+/// a name that is neither a haystack nor a directory.
 std::unique_ptr<Haystack> make_haystack(const std::string& name, std::uint64_t seed,
                                         std::function<std::string()> distractor);
 
 /// Throws what make_haystack would, without reading the texts.
 void check_haystack(const std::string& name);
 
-}  // namespace topkv::cli
+}  // namespace topkv

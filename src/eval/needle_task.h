@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
-#include "src/cli/words.h"
+#include "src/eval/words.h"
 
-namespace topkv::cli {
+namespace topkv {
 
 enum class NeedleStyle : std::uint8_t { number, word, uuid, passkey, custom };
 
@@ -38,9 +38,6 @@ class NeedleTask {
  public:
   /// custom is read only for NeedleStyle::custom.
   NeedleTask(NeedleStyle style, CustomNeedle custom);
-
-  /// Throws UsageError naming the choices.
-  static NeedleStyle parse_style(std::string_view name);
 
   NeedleStyle style() const { return style_; }
   /// What the context begins with; empty for custom needles.
@@ -69,4 +66,4 @@ bool answer_has(std::string_view answer, std::string_view value);
 /// One seed out of several numbers (SplitMix64's finaliser over them in turn).
 std::uint64_t mix_seed(std::uint64_t seed, std::uint64_t salt);
 
-}  // namespace topkv::cli
+}  // namespace topkv

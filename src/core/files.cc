@@ -1,4 +1,4 @@
-#include "src/cli/files.h"
+#include "src/core/files.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 #include "topkv/error.h"
 
-namespace topkv::cli {
+namespace topkv {
 
 namespace {
 
@@ -76,4 +76,4 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
   }
 }
 
-}  // namespace topkv::cli
+}  // namespace topkv

@@ -1,13 +1,12 @@
-#include "src/cli/needle_context.h"
+#include "src/eval/needle_context.h"
 
 #include <fmt/format.h>
 
 #include <cstddef>
 
-#include "src/cli/numbers.h"
 #include "topkv/error.h"
 
-namespace topkv::cli {
+namespace topkv {
 namespace {
 
 // Appends sentences to tokens. A space belongs to the word behind it, a line break to the
@@ -127,4 +126,4 @@ NeedleContext build_needle_context(std::int64_t length, const std::vector<Token>
   return context;
 }
 
-}  // namespace topkv::cli
+}  // namespace topkv

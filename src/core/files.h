@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace topkv::cli {
+namespace topkv {
 
 /// Throws FileError for a file that cannot be read, or a directory. Does not open it: what comes
 /// through a pipe can be opened once.
@@ -20,4 +20,4 @@ std::string read_stdin();
 /// Replaces the file in one step, so that it is never seen half written. Throws FileError.
 void write_file(const std::filesystem::path& path, std::string_view text);
 
-}  // namespace topkv::cli
+}  // namespace topkv

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/cell.h"
+#include "src/eval/cell.h"
 
-namespace topkv::cli {
+namespace topkv {
 
 /// Cells arranged for drawing.
 struct Grid {
@@ -26,11 +26,8 @@ struct Grid {
 Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths,
                std::vector<double> depths, const std::vector<std::string>& indices);
 
-/// For a terminal, in lines of `width` characters. colour: with ANSI background colours.
-std::string terminal_heatmap(const Grid& grid, bool colour, std::size_t width);
-
 /// A self-contained SVG document, light or dark as the reader prefers. title and subtitle are
 /// plain text.
 std::string svg_heatmap(const Grid& grid, const std::string& title, const std::string& subtitle);
 
-}  // namespace topkv::cli
+}  // namespace topkv

@@ -1,4 +1,4 @@
-#include "src/cli/cell.h"
+#include "src/eval/cell.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -6,8 +6,10 @@
 
 namespace topkv {
 
+using Json = nlohmann::ordered_json;
+
 // Found by nlohmann in the type's own namespace.
-static void to_json(cli::Json& json, const ForwardTimes& times) {
+static void to_json(Json& json, const ForwardTimes& times) {
   json = {{"matmul", times.matmul},
           {"attention", times.attention},
           {"search", times.search},
@@ -15,7 +17,7 @@ static void to_json(cli::Json& json, const ForwardTimes& times) {
           {"other", times.other}};
 }
 
-static void from_json(const cli::Json& json, ForwardTimes& times) {
+static void from_json(const Json& json, ForwardTimes& times) {
   json.at("matmul").get_to(times.matmul);
   json.at("attention").get_to(times.attention);
   json.at("search").get_to(times.search);
@@ -23,7 +25,6 @@ static void from_json(const cli::Json& json, ForwardTimes& times) {
   json.at("other").get_to(times.other);
 }
 
-namespace cli {
 namespace {
 
 // Visits every member with its name, for reading and for writing.
@@ -115,5 +116,4 @@ std::vector<Cell> in_grid_order(std::vector<Cell> cells, const std::vector<std::
   return cells;
 }
 
-}  // namespace cli
 }  // namespace topkv

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "src/cli/options.h"
+#include "topkv/model.h"
 
-namespace topkv::cli {
+namespace topkv {
 
 /// One question asked of one context through one index.
 struct Cell {
@@ -64,12 +65,12 @@ struct Cell {
 };
 
 /// All members under their names; null for none.
-Json to_json(const Cell& cell);
+nlohmann::ordered_json to_json(const Cell& cell);
 
 /// Throws nlohmann::json::exception when a member is missing or of another type.
-Cell cell_from_json(const Json& json);
+Cell cell_from_json(const nlohmann::ordered_json& json);
 
 /// Sorted as people read them: by index in the order given, then length, then depth.
 std::vector<Cell> in_grid_order(std::vector<Cell> cells, const std::vector<std::string>& indices);
 
-}  // namespace topkv::cli
+}  // namespace topkv

@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
-#include "src/cli/haystack.h"
-#include "src/cli/needle_task.h"
+#include "src/eval/haystack.h"
+#include "src/eval/needle_task.h"
 #include "topkv/types.h"
 
-namespace topkv::cli {
+namespace topkv {
 
 using EncodeFn = std::function<std::vector<Token>(std::string_view)>;
 
@@ -41,4 +41,4 @@ NeedleContext build_needle_context(std::int64_t length, const std::vector<Token>
                                    const std::string& intro, const std::vector<Needle>& needles,
                                    Haystack& haystack, const EncodeFn& encode);
 
-}  // namespace topkv::cli
+}  // namespace topkv

@@ -1,20 +1,13 @@
-#include "src/cli/needle_task.h"
+#include "src/eval/needle_task.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <utility>
 
-#include "src/cli/arguments.h"
-#include "src/cli/numbers.h"
-#include "src/cli/suggest.h"
-
-namespace topkv::cli {
+namespace topkv {
 namespace {
-
-constexpr std::array<std::string_view, 4> style_names = {"number", "word", "uuid", "passkey"};
 
 // RULER's word for what is hidden, in the singular. A passkey's or custom needle's distractors are
 // numbers.
@@ -41,16 +34,6 @@ char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned 
 
 NeedleTask::NeedleTask(NeedleStyle style, CustomNeedle custom)
     : style_(style), custom_(std::move(custom)) {}
-
-NeedleStyle NeedleTask::parse_style(std::string_view name) {
-  for (std::size_t i = 0; i < style_names.size(); ++i) {
-    if (name == style_names[i]) return static_cast<NeedleStyle>(i);
-  }
-  const std::vector<std::string> known(style_names.begin(), style_names.end());
-  const std::string near = nearest(name, known);
-  throw UsageError(fmt::format("--needle: '{}' is none of number, word, uuid, passkey{}", name,
-                               did_you_mean(near)));
-}
 
 std::string NeedleTask::intro() const {
   switch (style_) {
@@ -169,4 +152,4 @@ std::uint64_t mix_seed(std::uint64_t seed, std::uint64_t salt) {
   return z ^ (z >> 31);
 }
 
-}  // namespace topkv::cli
+}  // namespace topkv

@@ -1,11 +1,12 @@
-// A finished cell of a needle run, for tests.
+// Finished cells of a needle run, for tests.
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "src/cli/cell.h"
+#include "src/eval/cell.h"
 
-namespace topkv::cli {
+namespace topkv {
 
 inline Cell cell_at(std::int64_t length, double depth, const std::string& index, bool found) {
   Cell cell;
@@ -28,4 +29,9 @@ inline Cell cell_at(std::int64_t length, double depth, const std::string& index,
   return cell;
 }
 
-}  // namespace topkv::cli
+inline std::vector<Cell> sample_cells() {
+  return {cell_at(4096, 5, "exact", true), cell_at(4096, 95, "exact", false),
+          cell_at(32768, 5, "exact", true), cell_at(32768, 95, "exact", true)};
+}
+
+}  // namespace topkv

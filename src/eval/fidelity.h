@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/progress_bar.h"
 #include "topkv/model.h"
+#include "topkv/progress.h"
 
-namespace topkv::cli {
+namespace topkv {
 
 /// What is measured of one choice of options. Distances are from dense attention over the same
 /// context.
@@ -20,16 +20,16 @@ struct Fidelity {
   RetrievalOptions options = {};
   std::string k = {};                    ///< as given
   std::vector<double> layer_error = {};  ///< per layer, mean of |out - dense| / |dense| over tokens
-  double error_mean = 0;            ///< over tokens and layers that retrieve
+  double error_mean = 0;                 ///< over tokens and layers that retrieve
   double error_p90 = 0;
-  double kl_mean = 0;    ///< of the next token's distribution, natural log, KL(dense || this)
+  double kl_mean = 0;  ///< of the next token's distribution, natural log, KL(dense || this)
   double kl_max = 0;
   double agreement = 0;  ///< share of tokens with the same most likely next one
   double perplexity = 0;
-  double mass = 0;       ///< share of dense attention's mass that the rows attended hold
+  double mass = 0;  ///< share of dense attention's mass that the rows attended hold
   /// Of the exact best rows; none where nothing was searched.
   std::optional<double> recall = {};
-  double rows = 0;       ///< per token and query head of a layer that retrieves
+  double rows = 0;                   ///< per token and query head of a layer that retrieves
   std::int64_t bytes_read = 0;       ///< per token: keys or codes, and rows; 0: not known
   std::int64_t bytes_held_host = 0;  ///< rows and indices
   std::int64_t bytes_held_device = 0;
@@ -46,9 +46,10 @@ using Probe = std::vector<Token>;
 
 /// Compares options with dense attention: each probe is run once with dense attention, where every
 /// layer's queries are also attended with each of the options, and once with each of the options
-/// through the whole network. The context has all indices that the options name.
+/// through the whole network. The context has all indices that the options name. Progress is told
+/// before each of these runs.
 FidelityReport measure_fidelity(const Model& model, const std::shared_ptr<const Context>& context,
                                 std::span<const Probe> probes, std::vector<Fidelity> settings,
                                 const ProgressFn& progress);
 
-}  // namespace topkv::cli
+}  // namespace topkv

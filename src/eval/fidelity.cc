@@ -1,13 +1,13 @@
-#include "src/cli/fidelity.h"
+#include "src/eval/fidelity.h"
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 
-#include "src/cli/interrupt.h"
 #include "src/device/compute_device.h"
 
-namespace topkv::cli {
+namespace topkv {
 namespace {
 
 /// log softmax of one token's logits, in float64.
@@ -97,12 +97,13 @@ class Comparison {
     for (Sums& sums : sums_) sums.errors.resize(static_cast<std::size_t>(shape_.layers));
   }
 
-  void add(const Probe& probe) {
+  /// before_run: called before the probe runs with each of the options.
+  void add(const Probe& probe, const std::function<void()>& before_run) {
     const std::vector<float> dense = run_layers(probe);
     score(probe, dense, dense_likelihood_);
     dense_predicted_ += std::ssize(probe) - 1;
     for (std::size_t s = 0; s < settings_.size(); ++s) {
-      stop_if_interrupted();
+      before_run();
       Session session(context_, options_of(s, probe), model_.device());
       const std::vector<float> logits = model_.logits(session, probe);
       score(probe, logits, sums_[s].log_likelihood);
@@ -169,8 +170,8 @@ class Comparison {
             got.fetch(step.tokens);
             if (retrieves(s, step.layer)) {
               for (std::int64_t t = 0; t < step.tokens; ++t) {
-                sums.errors[static_cast<std::size_t>(step.layer)].push_back(relative_error(
-                    got.out.data() + t * width, want.out.data() + t * width, width));
+                sums.errors[static_cast<std::size_t>(step.layer)].push_back(
+                    relative_error(got.out.data() + t * width, want.out.data() + t * width, width));
               }
             }
             if (sessions[s].rows) {
@@ -213,15 +214,15 @@ class Comparison {
     return std::span(logits).subspan(static_cast<std::size_t>(token) * vocabulary, vocabulary);
   }
 
-  void score(const Probe& probe, const std::vector<float>& logits,
-             double& likelihood) const {
+  void score(const Probe& probe, const std::vector<float>& logits, double& likelihood) const {
     for (std::int64_t t = 0; t + 1 < std::ssize(probe); ++t) {
       const auto next = static_cast<std::size_t>(probe[static_cast<std::size_t>(t + 1)]);
       likelihood += log_probabilities(row(logits, t))[next];
     }
   }
 
-  void compare(const std::vector<float>& dense, const std::vector<float>& logits, Sums& sums) const {
+  void compare(const std::vector<float>& dense, const std::vector<float>& logits,
+               Sums& sums) const {
     const std::int64_t tokens = std::ssize(dense) / model_.config().vocab_size;
     for (std::int64_t t = 0; t < tokens; ++t) {
       const std::vector<double> want = log_probabilities(row(dense, t));
@@ -314,12 +315,15 @@ FidelityReport measure_fidelity(const Model& model, const std::shared_ptr<const 
   }
   Comparison comparison(model, context, std::move(settings));
   const std::int64_t total = std::ssize(probes);
-  if (progress) progress({"compare", "questions", 0, total});
+  const auto tell = [&](std::int64_t done) {
+    if (progress) progress({"compare", "questions", done, total});
+  };
+  tell(0);
   for (std::int64_t i = 0; i < total; ++i) {
-    comparison.add(probes[static_cast<std::size_t>(i)]);
-    if (progress) progress({"compare", "questions", i + 1, total});
+    comparison.add(probes[static_cast<std::size_t>(i)], [&] { tell(i); });
+    tell(i + 1);
   }
   return comparison.report();
 }
 
-}  // namespace topkv::cli
+}  // namespace topkv

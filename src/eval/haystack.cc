@@ -1,20 +1,18 @@
-#include "src/cli/haystack.h"
+#include "src/eval/haystack.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 #include <vector>
 
-#include "src/cli/arguments.h"
-#include "src/cli/files.h"
-#include "src/cli/numbers.h"
-#include "src/cli/suggest.h"
-#include "src/cli/words.h"
+#include "src/core/files.h"
+#include "src/eval/words.h"
 #include "topkv/error.h"
 
-namespace topkv::cli {
+namespace topkv {
 namespace {
 
 class Noise final : public Haystack {
@@ -131,18 +129,21 @@ class Texts final : public Haystack {
 
 }  // namespace
 
+std::span<const std::string> haystack_names() {
+  static const std::array<std::string, 3> names = {"noise", "needles", "generated"};
+  return names;
+}
+
 void check_haystack(const std::string& name) {
-  if (name == "noise" || name == "needles" || name == "generated") return;
+  const std::span<const std::string> names = haystack_names();
+  if (std::find(names.begin(), names.end(), name) != names.end()) return;
   std::error_code error;
   if (std::filesystem::is_directory(name, error)) {
     text_files(name);
     return;
   }
-  const std::vector<std::string> names = {"noise", "needles", "generated"};
-  const std::string near = nearest(name, names);
-  throw UsageError(
-      fmt::format("--haystack: '{}' is neither noise, needles nor generated, nor a directory{}",
-                  name, did_you_mean(near)));
+  throw InvalidArgument(
+      fmt::format("'{}' is neither noise, needles nor generated, nor a directory", name));
 }
 
 std::unique_ptr<Haystack> make_haystack(const std::string& name, std::uint64_t seed,
@@ -154,4 +155,4 @@ std::unique_ptr<Haystack> make_haystack(const std::string& name, std::uint64_t s
   return std::make_unique<Texts>(name);
 }
 
-}  // namespace topkv::cli
+}  // namespace topkv

@@ -1,0 +1,51 @@
+// The needle grid and its picture.
+
+#include <gtest/gtest.h>
+
+#include "src/eval/heatmap.h"
+#include "tests/eval_cells.h"
+#include "tests/svg.h"
+
+namespace topkv {
+namespace {
+
+Grid sample_grid(const std::vector<std::string>& indices) {
+  return make_grid(sample_cells(), {32768, 4096, 1048576}, {95, 5}, indices);
+}
+
+TEST(Heatmap, GridsAreSortedAndKnowWhatWasNotRun) {
+  const Grid grid = sample_grid({"exact", "hnsw:M=16"});
+  EXPECT_EQ(grid.lengths, (std::vector<std::int64_t>{4096, 32768, 1048576}));
+  EXPECT_EQ(grid.depths, (std::vector<double>{5, 95}));
+  EXPECT_EQ(grid.panels[0].found[0][0], std::optional<bool>(true));
+  EXPECT_EQ(grid.panels[0].found[1][0], std::optional<bool>(false));
+  EXPECT_EQ(grid.panels[0].found[0][2], std::nullopt);
+  EXPECT_EQ(grid.panels[1].found[0][0], std::nullopt);
+}
+
+TEST(Heatmap, SvgIsWellFormedWhateverTheNames) {
+  const std::string svg =
+      svg_heatmap(sample_grid({"exact", "<&\"'>"}), "A & <B>", "it's \x01 \"so\"");
+  expect_well_formed(svg);
+  EXPECT_TRUE(svg.starts_with("<svg xmlns='http://www.w3.org/2000/svg'"));
+  EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
+}
+
+TEST(Heatmap, SvgDrawsEveryCellOnceAndLabelsBothAxes) {
+  const std::string svg = svg_heatmap(sample_grid({"exact"}), "title", "subtitle");
+  const auto count = [&](const std::string& part) {
+    std::size_t n = 0;
+    for (auto at = svg.find(part); at != std::string::npos; at = svg.find(part, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("class='found'"), 3U + 1U);  // and one in the legend
+  EXPECT_EQ(count("class='missed'"), 1U + 1U);
+  EXPECT_EQ(count("class='open'"), 2U + 1U);
+  for (const char* label : {">4K<", ">32K<", ">1M<", ">5 %<", ">95 %<", "context length (tokens)",
+                            "depth of the needle", ">found<", ">missed<", ">not run<"}) {
+    EXPECT_EQ(count(label), 1U) << label;
+  }
+}
+
+}  // namespace
+}  // namespace topkv
