@@ -15,6 +15,10 @@ namespace topkv {
 
 namespace {
 
+[[noreturn]] void fail_to_write(const std::filesystem::path& path, const std::string& why) {
+  throw FileError(fmt::format("{}: cannot be written: {}", path.string(), why));
+}
+
 [[noreturn]] void fail_to_read(const std::filesystem::path& path) {
   throw FileError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(errno)));
 }
@@ -27,6 +31,24 @@ void check_readable(const std::filesystem::path& path) {
     throw FileError(fmt::format("{}: is a directory; expected a file", path.string()));
   }
   if (::access(path.c_str(), R_OK) != 0) fail_to_read(path);
+}
+
+void check_writable(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto type = std::filesystem::symlink_status(path, error).type();
+  if (type == std::filesystem::file_type::directory || !path.has_filename()) {
+    throw FileError(fmt::format("{}: is a directory; expected a file", path.string()));
+  }
+  const bool is_new = type == std::filesystem::file_type::not_found;
+  if (!is_new && error) fail_to_write(path, error.message());
+  if (!is_new && type != std::filesystem::file_type::regular) {
+    fail_to_write(path,
+                  "is a device, pipe or link; expected a new file or a regular one to replace");
+  }
+  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
+  if (::access((parent / "").c_str(), W_OK | X_OK) != 0) {
+    fail_to_write(path, fmt::format("its folder: {}", std::strerror(errno)));
+  }
 }
 
 std::string read_file(const std::filesystem::path& path) {
@@ -64,7 +86,7 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
       const std::string why = errno != 0 ? std::strerror(errno) : "write error";
       std::error_code unwritten;
       std::filesystem::remove(part, unwritten);
-      throw FileError(fmt::format("{}: cannot be written: {}", path.string(), why));
+      fail_to_write(path, why);
     }
   }
   std::error_code error;
@@ -72,7 +94,7 @@ void write_file(const std::filesystem::path& path, std::string_view text) {
   if (error) {
     std::error_code kept;
     std::filesystem::remove(part, kept);
-    throw FileError(fmt::format("{}: cannot be written: {}", path.string(), error.message()));
+    fail_to_write(path, error.message());
   }
 }
 

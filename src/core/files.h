@@ -11,6 +11,10 @@ namespace topkv {
 /// through a pipe can be opened once.
 void check_readable(const std::filesystem::path& path);
 
+/// Throws FileError where write_file could not put a file: only a regular file is replaced, and its
+/// folder must be there. Changes nothing.
+void check_writable(const std::filesystem::path& path);
+
 /// The file's bytes. Throws FileError.
 std::string read_file(const std::filesystem::path& path);
 
