@@ -7,51 +7,19 @@
 #include <utility>
 
 #include "src/core/figures.h"
+#include "src/eval/svg.h"
 
 namespace topkv {
 namespace {
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&apos;";
-        break;
-      default:
-        // XML knows no control characters.
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return out;
-}
-
 // Blue and orange are told apart by every kind of colour vision; the marks in the cells do without
 // colour altogether.
-constexpr const char* style = R"(<style>
-  .paper { fill: #ffffff } .ink { fill: #1f2328 } .faint { fill: #59636e }
+constexpr const char* style = R"(
   .found { fill: #2f7ebc } .missed { fill: #f0883e } .open { fill: none; stroke: #9aa4ae; stroke-dasharray: 3 3 }
   .mark { fill: none; stroke: #ffffff; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round }
-  text { font-family: system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 13px }
-  .title { font-size: 17px; font-weight: 600 }
   @media (prefers-color-scheme: dark) {
-    .paper { fill: #0d1117 } .ink { fill: #e6edf3 } .faint { fill: #9198a1 }
     .found { fill: #3b8fd1 } .missed { fill: #d9722b } .open { stroke: #59636e }
-  }
-</style>
-)";
+  })";
 
 struct Layout {
   explicit Layout(const Grid& grid)
@@ -90,7 +58,7 @@ std::string panel_svg(const Grid& grid, const Grid::Panel& panel, const Layout& 
   const int bottom = top + layout.panel_height(grid);
   if (named) {
     text += fmt::format("<text class='ink' x='{}' y='{}' font-weight='600'>{}</text>\n",
-                        layout.left, top - 12, escaped(panel.index));
+                        layout.left, top - 12, svg_escaped(panel.index));
   }
   for (std::size_t row = 0; row < grid.depths.size(); ++row) {
     const int y = top + static_cast<int>(row) * layout.cell_height;
@@ -157,21 +125,14 @@ std::string svg_heatmap(const Grid& grid, const std::string& title, const std::s
   const Layout layout(grid);
   const bool named = grid.panels.size() > 1;
   const int columns = layout.cell_width * static_cast<int>(grid.lengths.size());
-  const int text_width = 8 * static_cast<int>(std::max(title.size(), subtitle.size()));
+  const int text_width = std::max(svg_text_width(title), svg_text_width(subtitle));
   const int width = std::max(layout.left + std::max(columns, 240) + 24, 20 + text_width);
   const int first = layout.top + (named ? 24 : 0);
   const int step = layout.panel_height(grid) + layout.panel_gap + (named ? 14 : 0);
   const int legend = first + step * static_cast<int>(grid.panels.size()) - 6;
   const int height = legend + 30;
 
-  std::string text = fmt::format(
-      "<svg xmlns='http://www.w3.org/2000/svg' width='{0}' height='{1}' viewBox='0 0 {0} {1}' "
-      "role='img' aria-label='{2}'>\n",
-      width, height, escaped(title));
-  text += style;
-  text += fmt::format("<rect class='paper' width='{}' height='{}'/>\n", width, height);
-  text += fmt::format("<text class='ink title' x='20' y='34'>{}</text>\n", escaped(title));
-  text += fmt::format("<text class='faint' x='20' y='56'>{}</text>\n", escaped(subtitle));
+  std::string text = svg_head(width, height, title, subtitle, style);
   int top = first;
   for (const Grid::Panel& panel : grid.panels) {
     text += panel_svg(grid, panel, layout, top, named);

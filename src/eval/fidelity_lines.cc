@@ -1,0 +1,75 @@
+#include "src/eval/fidelity_lines.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/eval/csv.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string field(const Json& value) {
+  if (value.is_string()) return csv_field(value.get<std::string>());
+  const std::string text = value.dump();
+  return text == "null" ? "" : text;  // numbers that are none, too
+}
+
+}  // namespace
+
+std::string setting_text(const Fidelity& setting) {
+  return fmt::format("{}, top {}, tail {}", setting.options.index, setting.k, setting.options.tail);
+}
+
+std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun& run) {
+  std::vector<Json> lines;
+  for (const Fidelity& setting : report.settings) {
+    Json json;
+    json["setting"] = setting_text(setting);
+    json["index"] = setting.options.index;
+    json["kv_topk"] = setting.k;
+    json["kv_tail"] = setting.options.tail;
+    json["context_tokens"] = run.context_tokens;
+    json["haystack"] = run.haystack;
+    json["prefill"] = run.prefill;
+    json["probe_tokens"] = setting.tokens;
+    json["error_mean"] = setting.error_mean;
+    json["error_p90"] = setting.error_p90;
+    json["layer_error"] = setting.layer_error;
+    json["kl_mean"] = setting.kl_mean;
+    json["kl_max"] = setting.kl_max;
+    json["agreement"] = setting.agreement;
+    json["perplexity"] = setting.perplexity;
+    json["dense_perplexity"] = report.dense_perplexity;
+    json["mass"] = setting.mass;
+    json["recall"] = setting.recall ? Json(*setting.recall) : Json(nullptr);
+    json["rows"] = setting.rows;
+    json["bytes_read"] = setting.bytes_read > 0 ? Json(setting.bytes_read) : Json(nullptr);
+    json["bytes_held_device"] = setting.bytes_held_device;
+    json["bytes_held_host"] = setting.bytes_held_host;
+    json["device"] = run.device;
+    json["version"] = run.version;
+    lines.push_back(std::move(json));
+  }
+  return lines;
+}
+
+std::string fidelity_csv(const std::vector<Json>& lines) {
+  std::string text;
+  const auto add_line = [&](const auto& text_of) {
+    std::vector<std::string> fields;
+    for (const auto& [name, value] : lines.front().items()) {
+      if (!value.is_array()) fields.push_back(text_of(name));
+    }
+    text += fmt::format("{}\n", fmt::join(fields, ","));
+  };
+  add_line([](const std::string& name) { return csv_field(name); });
+  for (const Json& json : lines) {
+    add_line([&](const std::string& name) { return field(json.at(name)); });
+  }
+  return text;
+}
+
+}  // namespace topkv
