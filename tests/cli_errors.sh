@@ -94,6 +94,14 @@ refuses 2 '--model is missing; expected the directory' fidelity
 refuses 2 '--kv-tail: index "hnsw" has no codes of values; expected none' fidelity -m "$model" --kv-tail hnsw
 refuses 2 '--kv-tail: .*no index is named "cods"' needle -m "$model" -c 4K --kv-tail cods
 refuses 2 '--kv-tail: .*has no codes of values' needle -m "$model" -c 4K --kv-tail codes:v=0
+mkdir folder && ln -s missing link
+refuses 1 '^topkv: error: folder: is a directory; expected a file' fidelity -m "$model" --csv folder
+refuses 1 'none/a.svg: cannot be written: its folder: No such file' fidelity -m "$model" --svg none/a.svg
+refuses 1 'link: cannot be written: is a device, pipe or link' fidelity -m "$model" --csv link
+refuses 1 '/dev/null: cannot be written: is a device' fidelity -m "$model" --svg /dev/null
+refuses 2 "--svg: './a' is the file of --csv; expected another" fidelity -m "$model" --csv a --svg ./a
+refuses 2 "--csv: expected a file to write, found ''" fidelity -m "$model" --csv ''
+[ ! -e a ] && rm -r folder link
 refuses 2 '--questions' fidelity -m "$model" --questions -3
 refuses 2 'what is missing; expected decode or prefill' bench
 refuses 2 "what: expected decode or prefill, found 'encode'; did you mean decode?" bench encode --shape needle-14m -c 4K
@@ -220,7 +228,7 @@ sed 's/"hidden_act"/"attention_magic": 3, "hidden_act"/' "$model"/config.json >s
 tells 'attention_magic is 3' info short
 tells 'attention_magic is 3' generate -m short -p a -n 1
 
-for command in needle generate info bench; do
+for command in needle generate info fidelity bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {
     failures=$((failures + 1))
     echo "FAILED: topkv $command --help"

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -18,8 +20,11 @@
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
-#include "src/eval/fidelity.h"
+#include "src/core/files.h"
+#include "src/eval/fidelity_chart.h"
+#include "src/eval/fidelity_lines.h"
 #include "src/eval/fidelity_text.h"
+#include "topkv/error.h"
 
 namespace topkv::cli {
 namespace {
@@ -35,6 +40,8 @@ struct FidelityFlags {
   std::vector<std::string> ks = {"256"};
   std::vector<std::string> tails = {""};
   bool json = false;
+  std::string csv;  ///< empty: none
+  std::string svg;  ///< empty: none
 };
 
 void add_flags(CLI::App& command, FidelityFlags& flags) {
@@ -54,6 +61,8 @@ void add_flags(CLI::App& command, FidelityFlags& flags) {
   command.add_option("--haystack", flags.haystack, "generated, noise, needles or a directory");
   command.add_option("--seed", flags.seed, "a whole number");
   command.add_flag("--json", flags.json);
+  command.add_option("--csv", flags.csv, "a file to write");
+  command.add_option("--svg", flags.svg, "a file to write");
 }
 
 /// One for each choice of flags.
@@ -73,35 +82,38 @@ std::vector<RetrievalFlags> choices(const FidelityFlags& flags) {
   return all;
 }
 
-Json to_json(const Fidelity& setting, const FidelityReport& report, const FidelityFlags& flags,
-             std::int64_t context_tokens, const Device& device) {
-  Json json;
-  json["setting"] =
-      fmt::format("{}, top {}, tail {}", setting.options.index, setting.k, setting.options.tail);
-  json["index"] = setting.options.index;
-  json["kv_topk"] = setting.k;
-  json["kv_tail"] = setting.options.tail;
-  json["context_tokens"] = context_tokens;
-  json["haystack"] = printable(flags.haystack);
-  json["prefill"] = flags.prefill.mode;
-  json["probe_tokens"] = setting.tokens;
-  json["error_mean"] = setting.error_mean;
-  json["error_p90"] = setting.error_p90;
-  json["layer_error"] = setting.layer_error;
-  json["kl_mean"] = setting.kl_mean;
-  json["kl_max"] = setting.kl_max;
-  json["agreement"] = setting.agreement;
-  json["perplexity"] = setting.perplexity;
-  json["dense_perplexity"] = report.dense_perplexity;
-  json["mass"] = setting.mass;
-  json["recall"] = setting.recall ? Json(*setting.recall) : Json(nullptr);
-  json["rows"] = setting.rows;
-  json["bytes_read"] = setting.bytes_read > 0 ? Json(setting.bytes_read) : Json(nullptr);
-  json["bytes_held_device"] = setting.bytes_held_device;
-  json["bytes_held_host"] = setting.bytes_held_host;
-  json["device"] = device.name();
-  json["version"] = version();
-  return json;
+/// Before the long run rather than behind it.
+void check_output(const FidelityFlags& flags) {
+  const auto resolved = [](const std::string& file) {
+    std::error_code error;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(file), error);
+  };
+  if (!flags.csv.empty()) check_writable(flags.csv);
+  if (!flags.svg.empty()) check_writable(flags.svg);
+  if (!flags.csv.empty() && !flags.svg.empty() && resolved(flags.csv) == resolved(flags.svg)) {
+    throw UsageError(fmt::format("--svg: '{}' is the file of --csv; expected another", flags.svg));
+  }
+}
+
+void write_output(const FidelityFlags& flags, const FidelityReport& report,
+                  const std::vector<Json>& lines) {
+  if (!flags.csv.empty()) write_file(flags.csv, fidelity_csv(lines));
+  if (flags.svg.empty()) return;
+  if (std::none_of(report.settings.begin(), report.settings.end(), has_place)) {
+    throw Error(fmt::format(
+        "{}: not written: how many bytes are read per token, its axis, is known of no setting; "
+        "compare with an index that tells, such as --kv-index exact or codes",
+        flags.svg));
+  }
+  const Json& any = lines.front();
+  const std::string subtitle = fmt::format(
+      "{} tokens of context, {} prefill, haystack {}; {} tokens of questions and answers",
+      format_grouped(any.at("context_tokens").get<std::int64_t>()), flags.prefill.mode,
+      printable(flags.haystack), format_grouped(report.settings.front().tokens));
+  write_file(flags.svg, fidelity_svg(report.settings,
+                                     fmt::format("How near retrieval is to dense attention: {}",
+                                                 model_name(flags.model)),
+                                     subtitle));
 }
 
 std::string table(const FidelityReport& report, std::size_t width) {
@@ -123,6 +135,20 @@ std::string table(const FidelityReport& report, std::size_t width) {
                       rows, right, {.width = width, .keys = 3});
 }
 
+void print_report(const FidelityReport& report, std::int64_t tokens, const std::string& prefill) {
+  const std::size_t width = line_width(stdout);
+  fmt::print("{}\n", table(report, width));
+  fmt::print("{}", labelled("",
+                            fmt::format("Against dense attention over {} tokens ({} prefill): "
+                                        "{} tokens of questions and answers, perplexity {:.3f}. "
+                                        "error: |out - dense| / |dense| of a layer; KL: of the "
+                                        "next token; mass: share of dense attention in the rows "
+                                        "attended.",
+                                        format_grouped(tokens), prefill,
+                                        report.settings.front().tokens, report.dense_perplexity),
+                            width, 0));
+}
+
 int run_fidelity(const FidelityFlags& flags) {
   catch_interrupts();
   const std::int64_t length = parse_count("-c", flags.context);
@@ -141,6 +167,7 @@ int run_fidelity(const FidelityFlags& flags) {
   check_rows(config.attention,
              length + 2 * probe_room * static_cast<std::int64_t>(chosen.size() + 1),
              prefill_options(flags.prefill, flags.retrieval));
+  check_output(flags);
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
@@ -163,24 +190,20 @@ int run_fidelity(const FidelityFlags& flags) {
   const FidelityReport report = measure_fidelity(model, context, text.probes, std::move(settings),
                                                  progress.callback("compare"));
   progress.finish();
+  const std::vector<Json> lines = fidelity_json(report, {.context_tokens = tokens,
+                                                         .haystack = printable(flags.haystack),
+                                                         .prefill = flags.prefill.mode,
+                                                         .device = device.name(),
+                                                         .version = version()});
   if (flags.json) {
-    for (const Fidelity& of : report.settings) {
-      fmt::print("{}\n", to_json(of, report, flags, tokens, device)
-                             .dump(-1, ' ', false, Json::error_handler_t::replace));
+    for (const Json& line : lines) {
+      fmt::print("{}\n", line.dump(-1, ' ', false, Json::error_handler_t::replace));
     }
-    return 0;
+  } else {
+    print_report(report, tokens, flags.prefill.mode);
   }
-  const std::size_t width = line_width(stdout);
-  fmt::print("{}\n", table(report, width));
-  fmt::print("{}", labelled("",
-                            fmt::format("Against dense attention over {} tokens ({} prefill): "
-                                        "{} tokens of questions and answers, perplexity {:.3f}. "
-                                        "error: |out - dense| / |dense| of a layer; KL: of the "
-                                        "next token; mass: share of dense attention in the rows "
-                                        "attended.",
-                                        format_grouped(tokens), flags.prefill.mode,
-                                        report.settings.front().tokens, report.dense_perplexity),
-                            width, 0));
+  std::fflush(stdout);  // what was measured comes before what is wrong with a file
+  write_output(flags, report, lines);
   return 0;
 }
 

@@ -111,9 +111,11 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   --seed N [42]          --json   a JSON line per setting
+  --csv FILE             the same as CSV, without errors by layer
+  --svg FILE             error and KL against the bytes read per token, as a picture
 examples:
   topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail codes
-  topkv fidelity -m models/needle-14m -c 64K --kv-index codes --kv-topk 64 --kv-topk 256 --json
+  topkv fidelity -m models/needle-14m --kv-index codes --kv-topk 64 --kv-topk 256 --svg codes.svg
 )";
 
 const char* const bench_help =

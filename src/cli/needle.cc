@@ -24,11 +24,6 @@
 namespace topkv::cli {
 namespace {
 
-std::string model_name(const NeedleFlags& flags) {
-  const auto path = std::filesystem::weakly_canonical(flags.model.directory);
-  return printable(path.filename().empty() ? path.string() : path.filename().string());
-}
-
 std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
                           const std::vector<std::string>& indices) {
   const RetrievalFlags& kv = flags.retrieval;
@@ -99,8 +94,9 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory
   const Grid grid = make_grid(cells, lengths, plan.depths, indices);
   const std::string settings = settings_line(flags, plan, indices);
   write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
-  write_file(directory.file("heatmap.svg"),
-             svg_heatmap(grid, fmt::format("Needles found by {}", model_name(flags)), settings));
+  write_file(
+      directory.file("heatmap.svg"),
+      svg_heatmap(grid, fmt::format("Needles found by {}", model_name(flags.model)), settings));
   if (flags.json) {
     for (const Cell& cell : cells) {
       fmt::print("{}\n", to_json(cell).dump(-1, ' ', false, Json::error_handler_t::replace));

@@ -7,11 +7,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
 #include "src/cli/suggest.h"
+#include "src/cli/text.h"
 #include "src/eval/haystack.h"
 #include "topkv/error.h"
 #include "topkv/key_index.h"
@@ -256,6 +258,11 @@ std::int64_t ThreadLimit::threads() const {
   const std::size_t allowed = oneapi::tbb::global_control::active_value(
       oneapi::tbb::global_control::max_allowed_parallelism);
   return static_cast<std::int64_t>(allowed);
+}
+
+std::string model_name(const ModelFlags& flags) {
+  const auto path = std::filesystem::weakly_canonical(flags.directory);
+  return printable(path.filename().empty() ? path.string() : path.filename().string());
 }
 
 std::int64_t peak_memory_bytes() {

@@ -122,6 +122,9 @@ class ThreadLimit {
   std::unique_ptr<Control> control_;
 };
 
+/// The model as people name it: by its directory.
+std::string model_name(const ModelFlags& flags);
+
 /// Most memory that the process has held so far.
 std::int64_t peak_memory_bytes();
 
