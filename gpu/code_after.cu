@@ -109,8 +109,9 @@ __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t
   const int thread = static_cast<int>(threadIdx.x);
   const ScanRange range = scan.range[head];
   float* result = scan.corrections + head * code_group + g;
+  float* squares_of = scan.squares + head * code_group + g;
   if (g >= scan.group || scan.wanted >= range.end - range.begin) {  // nothing is below
-    if (thread == 0) *result = 0.0F;
+    if (thread == 0) *result = *squares_of = 0.0F;
     return;
   }
   const float s = __ldcg(&scan.scales[head * code_group + g].deviation);
@@ -126,6 +127,8 @@ __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t
   const float per_step = 1 / step;
   float plain = 0;
   float corrected = 0;
+  float squares = 0;
+  float sampled = 0;
   constexpr int at_once = 16;  // loads on their way
 #pragma unroll 1
   for (int first = 0; first < most_sampled; first += at_once * threads) {
@@ -135,18 +138,27 @@ __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t
       below[i] = threshold - __ldcg(from + first + i * threads + thread);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
+      sampled += below[i] < INFINITY ? 1.0F : 0.0F;
       if (!(below[i] >= 0.0F && below[i] < INFINITY)) continue;
       const float weight = exp2_fast(-below[i]);
       const float place = fminf(below[i] * per_step, errors_entries - 1.001F);
       const int entry = static_cast<int>(place);
       const float part = place - static_cast<float>(entry);
       plain += weight;
-      corrected += weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
+      const float mass = weight * (errors[entry] + part * (errors[entry + 1] - errors[entry]));
+      corrected += mass;
+      squares += mass * mass;
     }
   }
   plain = block_sum(plain, shared);
   corrected = block_sum(corrected, shared);
-  if (thread == 0) *result = plain > 0 ? logf(corrected / plain) : 0.0F;
+  squares = block_sum(squares, shared);
+  sampled = block_sum(sampled, shared);
+  if (thread > 0) return;
+  *result = plain > 0 ? logf(corrected / plain) : 0.0F;
+  // A sum of squares grows as the number of keys, the square of their sum as its square.
+  const auto keys = static_cast<float>(range.end - range.begin);
+  *squares_of = corrected > 0 ? squares / (corrected * corrected) * (sampled / keys) : 0.0F;
 }
 
 /// What attend_rare keeps of a tile of rows.

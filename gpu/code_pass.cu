@@ -360,6 +360,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
 }
 
 constexpr int tail_threads = 512;
+constexpr float largest_variance = 60;  // of a score's error
 
 /// Sums to the tail's partial; it and the rare rows merge into what is there. A block per query
 /// head: four threads to a dim, and to an axis.
@@ -449,6 +450,14 @@ __global__ void __launch_bounds__(tail_threads)
       factor[sources - 2] = weight(tail_lse) * inverse;
       factor[sources - 1] = sum > 0 ? weight(before) * inverse : 1.0F;
       scan.into.lse[row] = sum > 0 ? high + logf(sum) : -INFINITY;
+      if (scan.tail) {
+        const float s = scan.scales[head * code_group + g].deviation;
+        const float squares = scan.squares[head * code_group + g];
+        const float2 variance = scan.variances[head];
+        scan.estimate.lse[row] = tail_lse;
+        scan.noise[row] = {squares * expm1f(fminf(s * s, largest_variance)), squares * variance.y,
+                           variance.x};
+      }
     }
   }
   __syncthreads();
@@ -462,6 +471,7 @@ __global__ void __launch_bounds__(tail_threads)
   if (part > 0 || d >= scan.head_dim) return;
   float* out = scan.into.out + row * scan.head_dim + d;
   const float tail = base + part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d];
+  if (scan.tail) scan.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
   *out = *out * factor[sources - 1] + (any ? tail * factor[sources - 2] : 0.0F) + rare_sums[0][d] +
          rare_sums[1][d] + rare_sums[2][d] + rare_sums[3][d];
 }

@@ -42,6 +42,7 @@ struct CodeScan {
   const float* tables = nullptr;        // [kv_heads][HeadTables::floats(key_bytes)]
   const __nv_bfloat16* rare = nullptr;  // [kv_heads][2 (keys, values)][rare_slots][head_dim]
   const int* rare_keys = nullptr;       // [kv_heads][rare_slots]: position - number among the rare
+  const float2* variances = nullptr;    // [kv_heads]: of a value, and of its code's error
   std::int64_t rare_slots = 0;
   int key_bytes = 0;    // 16, 32
   int value_bytes = 0;  // 0, 8, 16
@@ -66,9 +67,13 @@ struct CodeScan {
   int* list = nullptr;                   // [kv_heads][capacity]
   float* sums = nullptr;                 // [kv_heads][splits][code_group][code_dims]
   float2* masses = nullptr;  // [kv_heads][splits][code_group]: sum of weights, log2 reference
+  float* squares = nullptr;  // [kv_heads][code_group]: of the tail's weights, of sum 1
   DevicePartial parts;       // [scan_rare_parts][kv_heads * group] heads: rare rows
   DevicePartial into;        // [kv_heads * group] heads, that tail and rare rows are merged into
-  int* found = nullptr;      // [kv_heads][1 + capacity]: number, positions; in any order of time
+  // The tail alone, [kv_heads * group] heads.
+  DevicePartial estimate;
+  TailNoise* noise = nullptr;
+  int* found = nullptr;  // [kv_heads][1 + capacity]: number, positions; in any order of time
 };
 
 /// Whether the current device launches these kernels early.

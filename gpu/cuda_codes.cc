@@ -21,13 +21,13 @@ int value_bytes_for(std::int64_t bits) { return bits == 0 ? 0 : bits <= 64 ? 8 :
 /// Where everything lies.
 struct CudaCodes::Layout {
   struct Layer {
-    std::int64_t units, tables, rare, rare_keys;
+    std::int64_t units, tables, rare, rare_keys, variances;
   };
   int key_bytes, value_bytes;
   std::int64_t head_bytes, rare_slots;
   std::vector<Layer> layers;  // those without codes have no bytes
-  std::int64_t coefficients, scales, plans, corrections, scores, maxima, count, sums, masses, outs,
-      lses, bytes;
+  std::int64_t coefficients, scales, plans, corrections, squares, scores, maxima, count, sums,
+      masses, outs, lses, bytes;
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
          std::int64_t rare, int key_bytes, int value_bytes, int splits)
@@ -45,6 +45,7 @@ struct CudaCodes::Layout {
       layer.tables = pieces.place(n * HeadTables::floats(key_bytes) * f32);
       layer.rare = pieces.place(n * 2 * rare_slots * shape.head_dim * bytes_of(DType::bf16));
       layer.rare_keys = pieces.place(n * rare_slots * std::int64_t{sizeof(int)});
+      layer.variances = pieces.place(n * 2 * f32);
       layers.push_back(layer);
     }
     const std::int64_t group = heads * code_group;
@@ -53,6 +54,7 @@ struct CudaCodes::Layout {
     scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
     plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
     corrections = pieces.place(group * f32);
+    squares = pieces.place(group * f32);
     scores = pieces.place(group * most_sampled * f32);
     maxima = pieces.place(group * most_sampled / maximum_keys * f32);
     count = pieces.place(heads * std::int64_t{sizeof(int)});
@@ -139,6 +141,9 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
     fill(head.value_base, HeadTables::base, same);
     copy(tables, to.tables + h * floats * bytes_of(DType::f32));
 
+    const std::vector<float> variances{head.value_variance, head.value_error_variance};
+    copy(variances, to.variances + h * 2 * bytes_of(DType::f32));
+
     std::vector<int> rare_keys(static_cast<std::size_t>(layout.rare_slots),
                                std::numeric_limits<int>::max());
     std::vector<std::byte> rare(static_cast<std::size_t>(2 * layout.rare_slots * row));
@@ -181,6 +186,7 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.rare = at<__nv_bfloat16>(from.rare);
   scan.rare_keys = at<int>(from.rare_keys);
   scan.rare_slots = layout.rare_slots;
+  scan.variances = at<float2>(from.variances);
   scan.key_bytes = layout.key_bytes;
   scan.value_bytes = layout.value_bytes;
   scan.kv_heads = static_cast<int>(shape_.kv_heads);
@@ -193,6 +199,7 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.scales = at<QueryScale>(layout.scales);
   scan.plans = at<QueryPlan>(layout.plans);
   scan.corrections = at<float>(layout.corrections);
+  scan.squares = at<float>(layout.squares);
   scan.scores = at<float>(layout.scores);
   scan.maxima = at<float>(layout.maxima);
   scan.count = at<int>(layout.count);

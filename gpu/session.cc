@@ -28,6 +28,7 @@ constexpr std::int64_t dense_tile = 16384;  // rows of a dense layer on their wa
 constexpr std::int64_t list_memory = std::int64_t{256} << 10;  // for the lists of one scan
 constexpr int not_listed = -1;
 constexpr int polls_of_a_check = 4096;
+constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
 
 /// For loops that wait for another processor.
 void pause() {
@@ -49,8 +50,9 @@ struct LayerWindow {
 /// Where everything lies in device memory and in page-locked memory.
 struct Layout {
   std::vector<LayerWindow> layers;
-  std::int64_t queries, exact, lse, tiles, bad, device_bytes;
-  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_taken, host_bytes;
+  std::int64_t queries, exact, lse, estimate, noise, figures, tiles, bad, device_bytes;
+  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_taken, host_estimate,
+      host_noise, host_bytes;
   std::int64_t list;             // of a scan's rows, for each KV head
   std::int64_t list_rows = 0;    // of a KV head's list
   std::int64_t list_tokens = 0;  // of one scan
@@ -77,6 +79,11 @@ struct Layout {
     queries = device.place(heads * row);
     exact = device.place(heads * a.head_dim * f32);
     lse = device.place(heads * f32);
+    // A tail's: of scans, with their lse behind; of the host's, in page-locked memory.
+    const std::int64_t scanned = shape.codes ? heads : 0;
+    estimate = device.place(scanned * (a.head_dim + 1) * f32);
+    noise = device.place(scanned * std::int64_t{sizeof(TailNoise)});
+    figures = device.place(a.layers * figures_of_layer * std::int64_t{sizeof(double)});
     tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, dense_tile) : 0);
     bad = device.place(8);
     if (shape.codes) {
@@ -97,6 +104,9 @@ struct Layout {
     host_found = host.place(heads * (a.head_dim + 1) * f32);
     host_lists = host.place(list_tokens * list_bytes(shape));
     host_taken = host.place(std::int64_t{sizeof(int)});
+    const std::int64_t given = shape.tail && !shape.codes ? heads : 0;
+    host_estimate = host.place(given * (a.head_dim + 1) * f32);
+    host_noise = host.place(given * std::int64_t{sizeof(TailNoise)});
     host_bytes = host.used();
   }
 
@@ -115,13 +125,17 @@ class CudaDecode final : public DecodeBackend {
         attention_(shape_.attention),
         layout_(shape),
         memory_(device.allocate(layout_.device_bytes, "session")),
-        host_(layout_.host_bytes) {
+        host_(layout_.host_bytes),
+        estimated_(static_cast<std::size_t>(shape.attention.layers)) {
     if (!attention_supports(attention_.head_dim)) {
       throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
                                     attention_.head_dim));
     }
     TOPKV_CUDA(cudaMemsetAsync(memory_.data() + layout_.bad, 0xff, 8, compute_));
-    std::fill(host<int>(layout_.host_lists), host<int>(layout_.host_bytes), not_listed);
+    TOPKV_CUDA(cudaMemsetAsync(figures_of(0), 0,
+                               static_cast<std::size_t>(shape_.attention.layers) * figure_bytes,
+                               compute_));
+    std::fill(host<int>(layout_.host_lists), host<int>(layout_.host_taken), not_listed);
     if (layout_.has_tiles()) {
       tiles_ = std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim, dense_tile,
                                            memory_.data() + layout_.tiles);
@@ -152,6 +166,7 @@ class CudaDecode final : public DecodeBackend {
     given_ = given;
     added_ = false;
     copied_by_scan_ = false;
+    tail_ = {};
     exact_begun_ = false;
     queries_.data = at<__nv_bfloat16>(layout_.queries);
     queries_.tokens = given.tokens;
@@ -203,6 +218,9 @@ class CudaDecode final : public DecodeBackend {
       scan.found = list_of(i, 0);
       const std::int64_t before = (wanted.token + i) * attention_.q_heads;
       scan.into = {exact().out + before * d, exact().lse + before};
+      scan.estimate = {estimate().out + before * d, estimate().lse + before};
+      scan.noise = at<TailNoise>(layout_.noise) + before;
+      if (wanted.tail) tail_ = {estimate(), at<TailNoise>(layout_.noise), true, figures_of(layer)};
       if (given_.tokens == 1) {
         // The scan takes the whole device: the host gets its copies before, and what is resident is
         // attended behind it, while the host attends the rows that were found. Nothing is
@@ -270,7 +288,7 @@ class CudaDecode final : public DecodeBackend {
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
     if (added_) {  // the one before; that of the step before was given when `given` waited
-      give(exact().out, exact().lse);
+      give(exact().out, exact().lse, {});
       staged_.record(compute_);
       staged_.synchronize();
     }
@@ -280,8 +298,27 @@ class CudaDecode final : public DecodeBackend {
     added_ = true;
   }
 
+  void add_tail(PartialView estimate, const TailNoise* noise) override {
+    const std::int64_t values = estimate.heads * estimate.head_dim;
+    tail_ = {in_host_memory(layout_.host_estimate), host<TailNoise>(layout_.host_noise), false,
+             figures_of(given_.layer)};
+    std::copy_n(estimate.out, values, tail_.estimate.out);
+    std::copy_n(estimate.lse, estimate.heads, tail_.estimate.lse);
+    std::copy_n(noise, estimate.heads, host<TailNoise>(layout_.host_noise));
+  }
+
+  TailFigures tail_figures(std::int64_t layer) const override {
+    double sums[figures_of_layer];
+    TOPKV_CUDA(
+        cudaMemcpyAsync(sums, figures_of(layer), figure_bytes, cudaMemcpyDeviceToHost, compute_));
+    compute_.synchronize();
+    return {estimated_[static_cast<std::size_t>(layer)], sums[0], sums[1]};
+  }
+
   void finish(const AttentionStep& given) override {
-    give(given.out, given.lse);
+    give(given.out, given.lse, tail_);
+    if (tail_.sums != nullptr)
+      estimated_[static_cast<std::size_t>(given.layer)] += given.tokens * attention_.q_heads;
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
       handed_over_.record(compute_);
       handed_over_.block(user);
@@ -330,17 +367,26 @@ class CudaDecode final : public DecodeBackend {
   }
 
   /// In page-locked memory: what was added last.
-  DevicePartial found() const {
-    const std::int64_t heads = shape_.max_tokens * attention_.q_heads;
-    auto* out = host<float>(layout_.host_found);
-    return {out, out + heads * attention_.head_dim};
+  DevicePartial found() const { return in_host_memory(layout_.host_found); }
+  DevicePartial in_host_memory(std::int64_t offset) const {
+    auto* out = host<float>(offset);
+    return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
+  }
+  /// Of scans.
+  DevicePartial estimate() const {
+    auto* out = at<float>(layout_.estimate);
+    return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
+  }
+  static constexpr std::size_t figure_bytes = figures_of_layer * sizeof(double);
+  double* figures_of(std::int64_t layer) const {
+    return at<double>(layout_.figures) + layer * figures_of_layer;
   }
 
   /// Merges what was added last, if anything was, with the exact part.
-  void give(float* out, float* lse) {
+  void give(float* out, float* lse, const GivenTail& tail) {
     inject_copy_delay(compute_);
-    give_step(exact(), added_ ? found() : DevicePartial{}, queries_.tokens * attention_.q_heads,
-              attention_.head_dim, out, lse, compute_);
+    give_step(exact(), added_ ? found() : DevicePartial{}, tail,
+              queries_.tokens * attention_.q_heads, attention_.head_dim, out, lse, compute_);
     added_ = false;
   }
 
@@ -468,8 +514,10 @@ class CudaDecode final : public DecodeBackend {
   CodeScan scan_;                     // the last
   bool copied_by_scan_ = false;       // the host's copies are
   bool exact_begun_ = false;
-  bool added_ = false;  // a partial waits in page-locked memory
-  Stream beside_;       // for the exact part of a step that scans
+  bool added_ = false;                   // a partial waits in page-locked memory
+  GivenTail tail_;                       // of this step
+  std::vector<std::int64_t> estimated_;  // heads of each layer, whose figures are summed up
+  Stream beside_;                        // for the exact part of a step that scans
   Event begun_;
   Event exact_done_;
   Event on_host_;

@@ -24,34 +24,58 @@ __global__ void __launch_bounds__(block) take_kernel(StepInput input) {
 
 /// A warp a head.
 __global__ void __launch_bounds__(block)
-    give_kernel(DevicePartial exact, DevicePartial found, std::int64_t heads, std::int64_t head_dim,
-                float* out, float* lse) {
+    give_kernel(DevicePartial exact, DevicePartial found, GivenTail tail, std::int64_t heads,
+                std::int64_t head_dim, float* out, float* lse) {
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const std::int64_t head = (static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x) / warp;
   if (head >= heads) return;
-  const bool merged = found.out != nullptr;
+  const bool any_found = found.out != nullptr;
+  const bool any_tail = tail.estimate.out != nullptr;
   // All that lies in the host's memory is asked for at once.
-  const float found_lse = merged ? found.lse[head] : -INFINITY;
+  const float found_lse = any_found ? found.lse[head] : -INFINITY;
+  const float tail_lse = any_tail ? tail.estimate.lse[head] : -INFINITY;
+  const float before = exact.lse[head];
+  float size = 0;
+  float apart = 0;
+  Weights all{};
   constexpr int at_once = 4;
   for (std::int64_t first = lane; first < head_dim; first += at_once * warp) {
     float theirs[at_once];
+    float estimated[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
-      theirs[i] = merged && d < head_dim ? found.out[head * head_dim + d] : 0.0F;
+      theirs[i] = any_found && d < head_dim ? found.out[head * head_dim + d] : 0.0F;
+      estimated[i] = any_tail && d < head_dim ? tail.estimate.out[head * head_dim + d] : 0.0F;
     }
-    const Weights weights = merge_weights(exact.lse[head], found_lse);
+    const Weights some = merge_weights(before, found_lse);
+    all = tail.merged ? Weights{1.0F, 0.0F, some.lse} : merge_weights(some.lse, tail_lse);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
       if (d >= head_dim) break;
       const std::int64_t at = head * head_dim + d;
-      out[at] = weights.before * exact.out[at] + weights.now * theirs[i];
+      const float x = all.before * (some.before * exact.out[at] + some.now * theirs[i]) +
+                      all.now * estimated[i];
+      out[at] = x;
+      size += x * x;
+      apart += (x - estimated[i]) * (x - estimated[i]);
     }
   }
-  const Weights weights = merge_weights(exact.lse[head], found_lse);
+  const float lse_of_all = __shfl_sync(all_lanes, all.lse, 0);
   __syncwarp();  // all lanes have read the old lse, which may lie there
-  if (lane == 0 && lse != nullptr) lse[head] = weights.lse;
+  if (lane == 0 && lse != nullptr) lse[head] = lse_of_all;
+  if (!any_tail) return;
+  size = warp_sum(size);
+  apart = warp_sum(apart);
+  if (lane > 0) return;
+  // src/device/tail_figures.h
+  const float share = tail_lse == -INFINITY ? 0.0F : expf(tail_lse - lse_of_all);
+  const TailNoise noise = tail.noise[head];
+  const float squared = noise.weights * (noise.spread + apart) + noise.values;
+  atomicAdd(tail.sums, static_cast<double>(1 - share));
+  if (share > 0 && size > 0)
+    atomicAdd(tail.sums + 1, static_cast<double>(share * sqrtf(squared / size)));
 }
 
 }  // namespace
@@ -62,10 +86,11 @@ void take_step(const StepInput& input, cudaStream_t stream) {
   check_launch("the kernel that takes a step");
 }
 
-void give_step(const DevicePartial& exact, const DevicePartial& found, std::int64_t heads,
-               std::int64_t head_dim, float* out, float* lse, cudaStream_t stream) {
+void give_step(const DevicePartial& exact, const DevicePartial& found, const GivenTail& tail,
+               std::int64_t heads, std::int64_t head_dim, float* out, float* lse,
+               cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((heads - 1) / (block / warp) + 1);
-  give_kernel<<<blocks, block, 0, stream>>>(exact, found, heads, head_dim, out, lse);
+  give_kernel<<<blocks, block, 0, stream>>>(exact, found, tail, heads, head_dim, out, lse);
   check_launch("the kernel that gives a step's results");
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "gpu/attention.h"
+#include "index/tail_noise.h"
 
 namespace topkv::gpu {
 
@@ -27,9 +28,18 @@ struct StepInput {
 /// Copies q, k and v to the host unless host_q is null, and rounds q. Asynchronous.
 void take_step(const StepInput& input, cudaStream_t stream);
 
-/// out and, unless null, lse: the merge of two partials of so many heads; found: in page-locked
+/// A tail's estimate, in device memory or page-locked.
+struct GivenTail {
+  DevicePartial estimate;            ///< out null: there is none
+  const TailNoise* noise = nullptr;  ///< [heads]
+  bool merged = false;               ///< the exact part has it already
+  double* sums = nullptr;            ///< exact_mass, error: heads are added (TailFigures)
+};
+
+/// out and, unless null, lse: the merge of partials of so many heads; found: in page-locked
 /// memory, null: none. Asynchronous.
-void give_step(const DevicePartial& exact, const DevicePartial& found, std::int64_t heads,
-               std::int64_t head_dim, float* out, float* lse, cudaStream_t stream);
+void give_step(const DevicePartial& exact, const DevicePartial& found, const GivenTail& tail,
+               std::int64_t heads, std::int64_t head_dim, float* out, float* lse,
+               cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -8,6 +8,7 @@
 
 #include "index/scratch.h"
 #include "src/core/above.h"
+#include "src/core/dot.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "topkv/error.h"
@@ -19,8 +20,9 @@ constexpr std::int64_t encode_values = 8192;  // that a thread encodes at a time
 constexpr std::int64_t piece_keys = 65536;    // that a thread sums at a time
 constexpr std::int64_t tile_keys = value_tile;
 constexpr std::int64_t queries_at_a_time = 64;  // bounds the memory of sums
-constexpr float negligible = 30;        // a tile this far below adds less than 1e-10
-constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
+constexpr float negligible = 30;                // a tile this far below adds less than 1e-10
+constexpr float largest_variance = 60;          // of a score's error
+constexpr float largest_score = 1e30F;          // of hostile keys: their differences stay finite
 
 /// log of the normal distribution.
 double log_normal(double z) {
@@ -75,6 +77,10 @@ class Estimate {
   float table_[entries];
 };
 
+PartialView part(PartialView of, std::int64_t first, std::int64_t count) {
+  return {of.out + first * of.head_dim, of.lse + first, count, of.head_dim};
+}
+
 /// x[at] = -inf for those of the positions, ascending, that lie in [first, first + count).
 void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std::int64_t count,
                float* x) {
@@ -98,6 +104,7 @@ struct CodeTail::Pass {
 struct CodeTail::Sums {
   float high = empty_lse;   // the largest score of a code
   float total = 0;          // of the weights exp(score - high)
+  float squares = 0;        // of these
   std::vector<float> axes;  // the weights of the values that have the bit of each axis
   Partial rare;
   std::vector<std::int64_t> positions;  // of rare rows
@@ -105,6 +112,7 @@ struct CodeTail::Sums {
   void reset(std::int64_t width, std::int64_t dim) {
     high = empty_lse;
     total = 0;
+    squares = 0;
     axes.assign(static_cast<std::size_t>(width), 0.0F);
     rare.reset(1, dim);
   }
@@ -114,6 +122,7 @@ struct CodeTail::Sums {
     if (score <= high) return;
     const float shrink = std::exp(high - score);
     total *= shrink;
+    squares *= shrink * shrink;
     scale_by(axes.data(), std::ssize(axes), shrink);
     high = score;
   }
@@ -124,6 +133,7 @@ struct CodeTail::Sums {
     raise(other.high);
     other.raise(high);
     total += other.total;
+    squares += other.squares;
     add_to(axes.data(), other.axes.data(), std::ssize(axes));
   }
 };
@@ -170,6 +180,8 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange range, std::int64_t que
     sums.raise(high);
     const float factor = std::exp(high - sums.high);
     sums.total += factor * exp_shifted(scores, padded, high);
+    const auto* weights = reinterpret_cast<const std::byte*>(scores);
+    sums.squares += factor * factor * dot(scores, weights, DType::f32, padded);
     sum_values(codes_.data() + at / 4 * coder_.lanes(), coder_.lanes(), scores, padded, factor,
                sums.axes.data());
   }
@@ -190,23 +202,27 @@ void CodeTail::attend_rare(const Pass& pass, PositionRange range, std::int64_t q
 void CodeTail::attend(const QueryBlock& queries,
                       std::span<const std::span<const std::int64_t>> taken,
                       std::span<const float> ceilings, float scale, float softcap,
-                      PartialView out) const {
+                      const TailParts& out) const {
   for (std::int64_t first = 0; first < queries.count; first += queries_at_a_time) {
     const std::int64_t count = std::min(queries_at_a_time, queries.count - first);
     const auto at = static_cast<std::size_t>(first);
     const auto n = static_cast<std::size_t>(count);
-    attend_some({queries.query(first), count, queries.dim, queries.allowed.subspan(at, n)},
-                taken.subspan(at, n), ceilings.subspan(at, n), scale, softcap,
-                {out.out + first * out.head_dim, out.lse + first, count, out.head_dim});
+    attend_some(
+        {queries.query(first), count, queries.dim, queries.allowed.subspan(at, n)},
+        taken.subspan(at, n), ceilings.subspan(at, n), scale, softcap,
+        {part(out.estimate, first, count), part(out.exact, first, count), out.noise + first});
   }
 }
 
 void CodeTail::attend_some(const QueryBlock& queries,
                            std::span<const std::span<const std::int64_t>> taken,
                            std::span<const float> ceilings, float scale, float softcap,
-                           PartialView out) const {
-  std::fill_n(out.out, out.heads * out.head_dim, 0.0F);
-  std::fill_n(out.lse, out.heads, empty_lse);
+                           const TailParts& out) const {
+  for (const PartialView& empty : {out.estimate, out.exact}) {
+    std::fill_n(empty.out, empty.heads * empty.head_dim, 0.0F);
+    std::fill_n(empty.lse, empty.heads, empty_lse);
+  }
+  std::fill_n(out.noise, queries.count, TailNoise{});
   const std::int64_t pieces = (rows_.count + piece_keys - 1) / piece_keys;
   if (pieces == 0) return;
 
@@ -256,12 +272,15 @@ void CodeTail::attend_some(const QueryBlock& queries,
     for (std::int64_t piece = 1; piece < pieces; ++piece) {
       all.add(sums[static_cast<std::size_t>(q * pieces + piece)]);
     }
-    const PartialView part{out.out + q * out.head_dim, out.lse + q, 1, out.head_dim};
     if (all.high != empty_lse) {
-      coder_.mean_of(all.axes.data(), all.total, part.out);
-      *part.lse = all.high + std::log(all.total) + corrections[static_cast<std::size_t>(q)];
+      const float correction = corrections[static_cast<std::size_t>(q)];
+      coder_.mean_of(all.axes.data(), all.total, out.estimate.out + q * rows_.dim);
+      out.estimate.lse[q] = all.high + std::log(all.total) + correction;
+      const float square = all.squares / (all.total * all.total);
+      const float variance = std::expm1(std::min(2 * correction, largest_variance));
+      out.noise[q] = {square * variance, square * coder_.error_variance(), coder_.variance()};
     }
-    merge(part, all.rare.view());
+    merge(part(out.exact, q, 1), all.rare.view());
   }
 }
 

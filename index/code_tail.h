@@ -15,20 +15,22 @@ namespace topkv {
 
 class CodeTail final : public RowTail {
  public:
-  /// index: over the rows' keys; it and the rows outlive this. bits: of a value's code. Throws InvalidArgument
-  /// when a value is not finite, Stopped when that is requested.
+  /// index: over the rows' keys; it and the rows outlive this. bits: of a value's code. Throws
+  /// InvalidArgument when a value is not finite, Stopped when that is requested.
   CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
            const std::stop_token& stop);
 
-  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are. A code leaves an error in a score, of known variance s² over all keys; masses are the
-  /// means of exp(score) over such errors, taken as normal, that leave the score below the ceiling:
+  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are. A code
+  /// leaves an error in a score, of known variance s² over all keys; masses are the means of
+  /// exp(score) over such errors, taken as normal, that leave the score below the ceiling:
   ///
-  ///   exp(score + s²/2) F((x - s²) / s) / F(x / s),   x = ceiling - score, F the normal distribution
+  ///   exp(score + s²/2) F((x - s²) / s) / F(x / s),   x = ceiling - score, F the normal
+  ///   distribution
   ///
   /// (Where scores are capped: exp(min(score, ceiling)).)
   void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
               std::span<const float> ceilings, float scale, float softcap,
-              PartialView out) const override;
+              const TailParts& out) const override;
 
   std::int64_t memory() const override;
 
@@ -40,7 +42,7 @@ class CodeTail final : public RowTail {
   struct Sums;
   void attend_some(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
                    std::span<const float> ceilings, float scale, float softcap,
-                   PartialView out) const;
+                   const TailParts& out) const;
   void sum_codes(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
   void attend_rare(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
 

@@ -22,8 +22,8 @@ class IndexSpec::Kind {
   virtual std::unique_ptr<KeyIndex> make() const = 0;
   virtual bool has_tail() const { return false; }
   /// What stands for those of the rows that are not attended, made with an index of this kind over
-  /// their keys, which it reads for its life; null where there is no tail. Throws as KeyIndex::build
-  /// does.
+  /// their keys, which it reads for its life; null where there is no tail. Throws as
+  /// KeyIndex::build does.
   virtual std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& /*rows*/,
                                              const std::stop_token& /*stop*/) const {
     return nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 namespace topkv {
 namespace {
@@ -38,6 +39,8 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   axes_ = CodeAxes(values, sample);
   const std::int64_t used = std::min(bits, values.dim);
   lanes_ = ((used + 1) / 2 + 15) / 16 * 16;
+  const double all = std::accumulate(axes_.variances().begin(), axes_.variances().end(), 0.0);
+  double left = all;
   for (const std::vector<float>& along : axes_.spread(sample, used, levels_sample)) {
     float low = along[along.size() / beyond];
     float high = along[along.size() - 1 - along.size() / beyond];
@@ -47,7 +50,17 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
     }
     low_.push_back(low);
     high_.push_back(high);
+    // Of a value between the levels, by chance (high - x)(x - low); of one beyond, its distance.
+    double sum = 0;
+    for (const float x : along) {
+      const float beyond_by = x < low ? low - x : x > high ? x - high : 0.0F;
+      sum += x >= low && x <= high ? (high - x) * (x - low) : beyond_by * beyond_by;
+    }
+    left += sum / static_cast<double>(along.size()) - axes_.variances()[low_.size() - 1];
   }
+  const double scale = axes_.scale();
+  variance_ = static_cast<float>(all / scale / scale);
+  error_variance_ = static_cast<float>(left / scale / scale);
 }
 
 std::int64_t ValueCoder::bytes_for(std::int64_t values) const {

@@ -51,6 +51,10 @@ class ValueCoder {
   /// the bit of axis a: [2 * lanes]. value: [dim].
   void mean_of(const float* sums, float total, float* value) const;
 
+  /// Of values about their mean, and of what codes leave of that: the squared distance, on average.
+  float variance() const { return variance_; }
+  float error_variance() const { return error_variance_; }
+
   /// What decode() is made of: value = base + Σ_a (bit of axis a) axes_a. Infinite beyond float32.
   /// axes: [bits(), dim]; base: [dim].
   void linear(float* axes, float* base) const;
@@ -59,6 +63,8 @@ class ValueCoder {
   CodeAxes axes_;
   std::int64_t lanes_ = 0;
   std::vector<float> low_, high_;  // levels of each axis that has a bit
+  float variance_ = 0;
+  float error_variance_ = 0;
 };
 
 /// Values whose codes lie together, as [values / 4, lanes].

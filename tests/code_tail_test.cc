@@ -155,6 +155,17 @@ Tail expected(const Coded& coded, const reference::Rows& rows, const float* q, d
   return tail;
 }
 
+/// Both parts of the tail as one.
+void attend(const Coded& coded, const QueryBlock& queries,
+            std::span<const std::span<const std::int64_t>> taken, std::span<const float> ceilings,
+            float scale, float softcap, PartialView out) {
+  Partial estimate(queries.count, queries.dim);
+  std::vector<TailNoise> noise(static_cast<std::size_t>(queries.count));
+  coded.tail->attend(queries, taken, ceilings, scale, softcap,
+                     {estimate.view(), out, noise.data()});
+  merge(out, estimate.view());
+}
+
 TEST(CodeTail, IsTheAttentionOverTheRowsThatCodesStandFor) {
   for (const std::int64_t dim : {7, 32, 64, 80, 128, 256}) {
     for (const CodesParams params : {CodesParams{16, 8}, CodesParams{8, 4}, CodesParams{32, 16}}) {
@@ -175,8 +186,8 @@ TEST(CodeTail, IsTheAttentionOverTheRowsThatCodesStandFor) {
       const std::vector<float> ceilings = {no_ceiling, 1.0F, 0.4F};
       for (const float softcap : {0.0F, 3.0F}) {
         Partial out(queries, dim);
-        coded.tail->attend({q.data(), queries, dim, allowed}, spans, ceilings, scale, softcap,
-                           out.view());
+        attend(coded, {q.data(), queries, dim, allowed}, spans, ceilings, scale, softcap,
+               out.view());
         for (std::int64_t i = 0; i < queries; ++i) {
           const float* query = q.data() + i * dim;
           CodeTables tables;
@@ -225,8 +236,7 @@ TEST(CodeTail, TakingRowsMovesThemOutAndNothingElse) {
   const auto tail_without = [&](const std::vector<std::int64_t>& taken) {
     const std::span<const std::int64_t> span(taken);
     Partial out(1, 48);
-    coded.tail->attend({q.data(), 1, 48, {&all, 1}}, {&span, 1}, {&no_ceiling, 1}, scale, 0,
-                       out.view());
+    attend(coded, {q.data(), 1, 48, {&all, 1}}, {&span, 1}, {&no_ceiling, 1}, scale, 0, out.view());
     return out.lse()[0];
   };
   std::vector<std::int64_t> every(5000);
@@ -241,6 +251,52 @@ TEST(CodeTail, TakingRowsMovesThemOutAndNothingElse) {
   EXPECT_NEAR(parts / whole, 1.0, 1e-5);
 }
 
+TEST(CodeTail, SaysHowFarOffItIs) {
+  // Against attention over the rows themselves, of many queries: the error is what is expected of
+  // it, on average over them.
+  for (const auto& [params, size] : {std::pair(CodesParams{16, 8}, 1.0F),
+                                     {CodesParams{8, 4}, 1.5F},
+                                     {CodesParams{16, 2}, 0.2F}}) {
+    const Coded coded(4000, 64, params);
+    reference::Rows rows;
+    rows.dim = 64;
+    rows.keys.assign(coded.keys.begin(), coded.keys.end());
+    rows.values.assign(coded.values.begin(), coded.values.end());
+    const PositionRange all{0, coded.count};
+    const float scale = 0.125F;
+    double actual = 0;
+    double told = 0;
+    for (unsigned i = 0; i < 60; ++i) {
+      const auto q = reference::random_floats(64, 100 + i, size);
+      std::vector<std::int64_t> rare(coded.index->rare().begin(), coded.index->rare().end());
+      const std::span<const std::int64_t> taken(rare);
+      Partial estimate(1, 64);
+      Partial exact(1, 64);
+      TailNoise noise;
+      coded.tail->attend({q.data(), 1, 64, {&all, 1}}, {&taken, 1}, {&no_ceiling, 1}, scale, 0,
+                         {estimate.view(), exact.view(), &noise});
+      EXPECT_EQ(exact.lse()[0], empty_lse);
+      std::vector<double> weights;
+      double total = 0;
+      std::vector<double> want(64, 0.0);
+      for (std::int64_t r = 0; r < coded.count; ++r) {
+        if (coded.is_rare(r)) continue;
+        const double w = std::exp(scale * reference::score(rows, q.data(), r));
+        total += w;
+        for (std::size_t j = 0; j < 64; ++j)
+          want[j] += w * rows.values[static_cast<std::size_t>(r) * 64 + j];
+      }
+      for (std::size_t j = 0; j < 64; ++j) {
+        const double off = estimate.out()[j] - want[j] / total;
+        actual += off * off;
+      }
+      told += static_cast<double>(noise.weights) * noise.spread + noise.values;
+    }
+    EXPECT_GT(actual / told, 0.6) << params.text();
+    EXPECT_LT(actual / told, 1.6) << params.text();
+  }
+}
+
 TEST(CodeTail, NoRowsAndHugeRowsGiveNoNonsense) {
   const float scale = 1;
   const std::vector<float> q(16, 1.0F);
@@ -249,16 +305,14 @@ TEST(CodeTail, NoRowsAndHugeRowsGiveNoNonsense) {
   for (const float size : {0.0F, 1e-30F, 1e10F, 1e30F}) {
     const Coded coded(1000, 16, {}, size);
     Partial out(1, 16);
-    coded.tail->attend({q.data(), 1, 16, {&all, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0,
-                       out.view());
+    attend(coded, {q.data(), 1, 16, {&all, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0, out.view());
     EXPECT_FALSE(std::isnan(out.lse()[0])) << size;
     for (const float x : out.out()) EXPECT_FALSE(std::isnan(x)) << size;
   }
   const Coded coded(100, 16);
   const PositionRange empty{40, 40};
   Partial out(1, 16);
-  coded.tail->attend({q.data(), 1, 16, {&empty, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0,
-                     out.view());
+  attend(coded, {q.data(), 1, 16, {&empty, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0, out.view());
   EXPECT_EQ(out.lse()[0], empty_lse);
 }
 
@@ -331,6 +385,41 @@ TEST(SessionTail, DoesNotDrownWhatASharpQueryFound) {
     const double near = distance(stream.feed(with, 3010, 1), want);
     EXPECT_LT(near, far + 0.02) << index << ", without a tail " << far;
   }
+}
+
+TEST(SessionTail, FiguresSayHowNearItIs) {
+  const Stream stream(small, 3060);
+  const auto context = stream.prefill(3000)->with_index("codes:k=32,v=16");
+  Session dense(context, {.dense_layers = 2});
+  const auto want = stream.feed(dense, 3060, 20);
+  RetrievalOptions options{.k = TopK::same(32), .tail = "codes:k=32,v=16", .window = 16};
+  Session session(context, options);
+  for (const TailFigures& figures : session.tail_figures()) EXPECT_EQ(figures.heads, 0);
+  const auto got = stream.feed(session, 3060, 20);
+  const auto figures = session.tail_figures();
+  ASSERT_EQ(std::ssize(figures), small.layers);
+  for (std::int64_t l = 0; l < small.layers; ++l) {
+    const auto at = static_cast<std::size_t>(l);
+    EXPECT_EQ(figures[at].heads, 60 * small.q_heads);
+    EXPECT_GT(figures[at].mean_exact_mass(), 0.02);
+    EXPECT_LT(figures[at].mean_exact_mass(), 0.9);
+    const double far = distance({got[at]}, {want[at]});
+    EXPECT_GT(figures[at].mean_error(), far / 1.6) << l;
+    EXPECT_LT(figures[at].mean_error(), far * 1.6) << l;
+  }
+  // A fork goes on counting. With all rows found there is nothing to estimate.
+  Session copy = session.fork();
+  EXPECT_EQ(copy.tail_figures()[1].heads, figures[1].heads);
+  EXPECT_EQ(copy.tail_figures()[1].error, figures[1].error);
+  options.k = TopK::same(5000);
+  Session all(context, options);
+  stream.feed(all, 3010, 3);
+  EXPECT_EQ(all.tail_figures()[0].mean_exact_mass(), 1.0);
+  EXPECT_EQ(all.tail_figures()[0].mean_error(), 0.0);
+  options.tail = "none";
+  Session none(context, options);
+  stream.feed(none, 3010, 3);
+  EXPECT_EQ(none.tail_figures()[0].heads, 0);
 }
 
 TEST(SessionTail, StepsOfAnySizeGiveTheSame) {

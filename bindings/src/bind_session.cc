@@ -61,6 +61,8 @@ void bind_session(py::module_& module) {
                     "Rows attended beyond window and sinks, over query heads.")
       .def_readonly("search_seconds", &SessionStats::search_seconds)
       .def_readonly("attend_seconds", &SessionStats::attend_seconds)
+      .def_readonly("device_code_bytes", &SessionStats::device_code_bytes,
+                    "What codes take of the device's memory, for all sessions together.")
       .def_readonly("exact_rows", &SessionStats::exact_rows)
       .def_readonly("exact_rows_found", &SessionStats::exact_rows_found)
       .def_property_readonly(
@@ -80,6 +82,22 @@ void bind_session(py::module_& module) {
             "recall={})",
             stats.steps, stats.rows_retrieved, stats.search_seconds, stats.attend_seconds,
             stats.exact_rows == 0 ? "None" : fmt::format("{:.4f}", share));
+      });
+
+  py::class_<TailFigures>(
+      module, "TailFigures",
+      "How good a layer's attention with a tail was, as far as can be told without dense attention; "
+      "sums over the session's life.")
+      .def_readonly("heads", &TailFigures::heads, "(token, query head) pairs that are summed up.")
+      .def_readonly("exact_mass", &TailFigures::exact_mass,
+                    "Share of attention in rows attended as they are.")
+      .def_readonly("error", &TailFigures::error,
+                    "Expected |out - dense| / |dense|, errors of codes taken as independent.")
+      .def_property_readonly("mean_exact_mass", &TailFigures::mean_exact_mass)
+      .def_property_readonly("mean_error", &TailFigures::mean_error)
+      .def("__repr__", [](const TailFigures& of) {
+        return fmt::format("TailFigures(heads={}, mean_exact_mass={:.4f}, mean_error={:.4f})",
+                           of.heads, of.mean_exact_mass(), of.mean_error());
       });
 
   py::class_<StepTimes>(module, "StepTimes",
@@ -162,6 +180,14 @@ void bind_session(py::module_& module) {
             return self.session.step_times();
           },
           "One StepTimes per layer.")
+      .def(
+          "tail_figures",
+          [](SessionHandle& self) {
+            const Exclusive::Look use(self.use, busy);
+            const py::gil_scoped_release release;
+            return self.session.tail_figures();
+          },
+          "One TailFigures per layer; with heads = 0 where there is no tail.")
       .def("__repr__", [](const SessionHandle& self) {
         return fmt::format("<Session of {} own tokens over {} of the context, index {}, tail {}, on {}>",
                            self.session.own_tokens(), self.context->tokens(),

@@ -54,8 +54,8 @@ struct TopK {
 
 struct RetrievalOptions {
   // Options that change results.
-  /// Spec of an index that the context has. A CUDA device itself scans codes of 16 bytes a key
-  /// ("codes", heads of at most 128 dims and groups of at most 8, 64 KV heads, no softcap), with
+  /// Spec of an index that the context has. A CUDA device itself scans codes ("codes", up to 32
+  /// bytes a key, heads of at most 128 dims and groups of at most 8, 64 KV heads, no softcap), with
   /// their own tail or none and select_by query_head: the context's codes are copied to its memory
   /// for the first such session, rows are chosen by codes alone, and all heads of a group attend
   /// what any of them found. Otherwise the host searches.
@@ -95,12 +95,34 @@ struct StepTimes {
   double total() const { return q_out + append + window + search + attend + tail + merge; }
 };
 
+/// How good a layer's attention with a tail was, as far as can be told without dense attention:
+/// sums over the session's life. (Of layers and sessions without a tail nothing is known.)
+struct TailFigures {
+  std::int64_t heads = 0;  ///< (token, query head) pairs that are summed up
+  /// The share of attention in rows attended as they are: sinks, window, those that were found.
+  double exact_mass = 0;
+  /// The expected |out - dense| / |dense|, from what is known of the errors of codes, taken as
+  /// independent of each other. Where text repeats they are not, and it is more.
+  double error = 0;
+
+  TailFigures& operator+=(const TailFigures& other) {
+    heads += other.heads;
+    exact_mass += other.exact_mass;
+    error += other.error;
+    return *this;
+  }
+  double mean_exact_mass() const { return heads > 0 ? exact_mass / static_cast<double>(heads) : 0; }
+  double mean_error() const { return heads > 0 ? error / static_cast<double>(heads) : 0; }
+};
+
 /// What a session did, summed over its life.
 struct SessionStats {
   std::int64_t steps = 0;           ///< (token, layer) pairs attended
   std::int64_t rows_retrieved = 0;  ///< rows attended beyond window and sinks, over query heads
   double search_seconds = 0;
   double attend_seconds = 0;
+  /// Where a device scans codes: what they take of its memory, for all sessions together.
+  std::int64_t device_code_bytes = 0;
   // With measure_recall: rows of the context that exact search found, and how many of these the
   // index found too. Their ratio is the recall.
   std::int64_t exact_rows = 0;
@@ -151,6 +173,8 @@ class Session {
   const SessionStats& stats() const;
   /// [layers]
   const std::vector<StepTimes>& step_times() const;
+  /// [layers]. On a CUDA device it waits for the steps that were given.
+  std::vector<TailFigures> tail_figures() const;
 
  private:
   struct State;

@@ -119,19 +119,21 @@ void write_output(const FidelityFlags& flags, const FidelityReport& report,
 std::string table(const FidelityReport& report, std::size_t width) {
   std::vector<std::vector<std::string>> rows;
   for (const Fidelity& of : report.settings) {
-    rows.push_back(
-        {of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
-         fmt::format("{:.4f}", of.error_p90), fmt::format("{:.5f}", of.kl_mean),
-         fmt::format("{:.5f}", of.kl_max), fmt::format("{:.3f}", of.agreement),
-         fmt::format("{:.3f}", of.mass), of.recall ? fmt::format("{:.3f}", *of.recall) : "-",
-         fmt::format("{:.3f}", of.perplexity), of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
-         byte_text(of.bytes_held_host)});
+    rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
+                    fmt::format("{:.4f}", of.error_p90),
+                    of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
+                    fmt::format("{:.5f}", of.kl_mean), fmt::format("{:.5f}", of.kl_max),
+                    fmt::format("{:.3f}", of.agreement), fmt::format("{:.3f}", of.mass),
+                    of.recall ? fmt::format("{:.3f}", *of.recall) : "-",
+                    fmt::format("{:.3f}", of.perplexity),
+                    of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
+                    byte_text(of.bytes_held_host + of.bytes_held_device)});
   }
-  std::vector<bool> right(13, true);
+  std::vector<bool> right(14, true);
   right[0] = false;
   right[2] = false;
-  return format_table({"index", "top k", "tail", "error", "error p90", "KL", "KL max", "agree",
-                       "mass", "recall", "perplexity", "read/token", "held"},
+  return format_table({"index", "top k", "tail", "error", "error p90", "told", "KL", "KL max",
+                       "agree", "mass", "recall", "perplexity", "read/token", "held"},
                       rows, right, {.width = width, .keys = 3});
 }
 
@@ -141,7 +143,8 @@ void print_report(const FidelityReport& report, std::int64_t tokens, const std::
   fmt::print("{}", labelled("",
                             fmt::format("Against dense attention over {} tokens ({} prefill): "
                                         "{} tokens of questions and answers, perplexity {:.3f}. "
-                                        "error: |out - dense| / |dense| of a layer; KL: of the "
+                                        "error: |out - dense| / |dense| of a layer; told: what "
+                                        "the sessions expect it to be; KL: of the "
                                         "next token; mass: share of dense attention in the rows "
                                         "attended.",
                                         format_grouped(tokens), prefill,

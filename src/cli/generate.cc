@@ -131,6 +131,7 @@ Json json_rate(std::int64_t count, double seconds) {
 struct Figures {
   std::int64_t prompt_tokens = 0;
   double rows_per_head = 0;
+  TailFigures tail;  // of all layers
   ContextMemory memory;
 };
 
@@ -151,6 +152,9 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["decode_seconds"] = result.decode_seconds;
   json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
   json["rows_per_head"] = figures.rows_per_head;
+  const bool estimated = figures.tail.heads > 0;
+  json["exact_mass"] = estimated ? Json(figures.tail.mean_exact_mass()) : Json(nullptr);
+  json["expected_error"] = estimated ? Json(figures.tail.mean_error()) : Json(nullptr);
   json["rows_bytes"] = figures.memory.rows_bytes;
   json["index_bytes"] = figures.memory.index_bytes;
   json["peak_memory_bytes"] = peak_memory_bytes();
@@ -179,6 +183,10 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
              figures.rows_per_head);
+  if (figures.tail.heads > 0) {
+    fmt::print(stderr, "attended   {:.1f} % as it is, the rest estimated; error of about {:.3f}\n",
+               100 * figures.tail.mean_exact_mass(), figures.tail.mean_error());
+  }
   fmt::print(stderr, "memory     {} at most\n", byte_text(peak_memory_bytes()));
 }
 
@@ -244,6 +252,7 @@ int run_generate(const GenerateFlags& flags) {
     figures.rows_per_head = static_cast<double>(stats.rows_retrieved) /
                             static_cast<double>(stats.steps * shape.q_heads);
   }
+  for (const TailFigures& layer : session.tail_figures()) figures.tail += layer;
   figures.memory = prefilled.context->memory();
   if (flags.json) {
     print_json(model, prefilled, result, figures, flags.prompt);

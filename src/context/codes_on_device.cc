@@ -26,6 +26,8 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
   head.values = tail->codes();
   head.value_lanes = values.lanes();
   head.value_bits = values.bits();
+  head.value_variance = values.variance();
+  head.value_error_variance = values.error_variance();
   head.value_axes.resize(size(values.bits()));
   head.value_base.resize(size(1));
   values.linear(head.value_axes.data(), head.value_base.data());

@@ -51,6 +51,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       k(options.k.resolve(shape.layers)),
       own(shape, context->dtype(), options.capacity, options.memory_budget, "session"),
       step_times(static_cast<std::size_t>(shape.layers)),
+      figures_before(static_cast<std::size_t>(shape.layers)),
       heads(static_cast<std::size_t>(shape.kv_heads)) {
   if (device.is_cuda() && context->dtype() != DType::bf16) {
     throw InvalidArgument("a session on a CUDA device reads rows in bf16; the context holds " +
@@ -65,6 +66,8 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
     seen.codes = context->codes_on(device, options.index);
     seen.most_rows = *std::ranges::max_element(k);
   }
+  seen.tail = options.tail != no_tail;
+  if (seen.codes) stats.device_code_bytes = seen.codes->memory();
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
@@ -144,6 +147,7 @@ Session Session::fork() const {
   state->own.copy_from(state_->own);
   state->stats = state_->stats;
   state->step_times = state_->step_times;
+  state->figures_before = tail_figures();
   for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) state->load(layer);
   return Session(std::move(state));
 }
@@ -208,5 +212,12 @@ const RetrievalOptions& Session::options() const { return state_->options; }
 const Device& Session::device() const { return state_->device; }
 const std::vector<StepTimes>& Session::step_times() const { return state_->step_times; }
 const SessionStats& Session::stats() const { return state_->stats; }
+std::vector<TailFigures> Session::tail_figures() const {
+  std::vector<TailFigures> figures = state_->figures_before;
+  const auto lock = state_->device.compute()->lock();
+  for (std::size_t layer = 0; layer < figures.size(); ++layer)
+    figures[layer] += state_->backend->tail_figures(static_cast<std::int64_t>(layer));
+  return figures;
+}
 
 }  // namespace topkv

@@ -37,7 +37,8 @@ struct Session::State {
     Partial retrieved;
     std::vector<std::span<const std::int64_t>> taken;  // per query, of the context
     std::vector<float> ceilings;                       // per query, of what is not taken
-    Partial rest;                                      // the tail's
+    Partial estimate, rare;                            // the tail's parts
+    std::vector<TailNoise> noise;
   };
 
   /// How many of several tasks' parts are done. add() is safe from many threads.
@@ -79,7 +80,7 @@ struct Session::State {
   void each_segment(std::int64_t layer, const Use& use);
   bool searches(std::int64_t layer, std::int64_t end) const;
   void retrieve(std::int64_t layer, const TokenQueries& queries, std::optional<Helpers>& helpers,
-                PartialView out);
+                const TailParts& out);
   void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
   void attend_listed(std::int64_t layer, const TokenQueries& queries, Helpers& helpers,
                      bool exact_is_due, PartialView out);
@@ -95,7 +96,7 @@ struct Session::State {
   bool attends_own(std::int64_t layer) const;
   void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out);
-  void attend_rest(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void attend_rest(std::int64_t layer, const TokenQueries& queries, const TailParts& out);
   void measure_recall(std::int64_t layer, const TokenQueries& queries);
   void measure_recall(std::int64_t layer, std::int64_t head);
 
@@ -108,12 +109,15 @@ struct Session::State {
   RowStore own;                 // rows of the session's own tokens
   std::unique_ptr<DecodeBackend> backend;
   SessionStats stats;
-  std::vector<StepTimes> step_times;  // per layer
-  double measuring_seconds = 0;       // spent on recall, no part of the steps
-  bool failed = false;                // what its device keeps could not be put back
+  std::vector<StepTimes> step_times;        // per layer
+  std::vector<TailFigures> figures_before;  // of the session that this is a fork of, per layer
+  double measuring_seconds = 0;             // spent on recall, no part of the steps
+  bool failed = false;                      // what its device keeps could not be put back
 
   std::vector<HeadStep> heads;
   Partial found;
+  Partial estimate;  // the tail's
+  std::vector<TailNoise> noise;
   Partial own_rest;
   std::vector<RowSpan> spans;          // per KV head
   std::vector<PositionRange> allowed;  // of a scan, per token

@@ -87,10 +87,17 @@ void Session::State::step(const AttentionStep& step) {
     lock = {};
     found.reset(step.tokens * shape.q_heads, shape.head_dim);
     const std::int64_t d = shape.head_dim;
-    retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first}, helpers, found.view());
+    const bool estimates = tail(layer, 0) != nullptr && !seen.codes;
+    if (estimates) {
+      estimate.reset(step.tokens * shape.q_heads, d);
+      noise.resize(static_cast<std::size_t>(step.tokens * shape.q_heads));
+    }
+    retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first}, helpers,
+             {estimate.view(), found.view(), noise.data()});
     lock = compute.lock();
     lap = Lap();
     backend->add(found.view());
+    if (estimates) backend->add_tail(estimate.view(), noise.data());
   }
   reach_fault("session.finish");
   backend->finish(step);
@@ -241,10 +248,10 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
   return seen.retrieves(layer) && end - seen.window > seen.sinks;
 }
 
-/// Searches for the queries, attends what is found and merges it into `out`, some tokens at a time:
-/// with a large k, what a search gives is large.
+/// Searches for the queries, attends what is found and merges it into out.exact, some tokens at a
+/// time: with a large k, what a search gives is large.
 void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
-                              std::optional<Helpers>& helpers, PartialView out) {
+                              std::optional<Helpers>& helpers, const TailParts& out) {
   const std::int64_t end = queries.first + queries.tokens;
   const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
   const std::int64_t room =
@@ -264,8 +271,11 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
       search_all(layer, block);
     }
     const std::int64_t before = t * shape.q_heads;
-    const PartialView part{out.out + before * out.head_dim, out.lse + before,
-                           block.tokens * shape.q_heads, out.head_dim};
+    const auto of_block = [&](PartialView of) {
+      return PartialView{of.out + before * of.head_dim, of.lse + before,
+                         block.tokens * shape.q_heads, of.head_dim};
+    };
+    const PartialView part = of_block(out.exact);
     if (seen.codes) {
       const bool were_awake = helpers.has_value();
       if (!were_awake) helpers.emplace(helpers_for(block.tokens));
@@ -274,7 +284,8 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
       attend_between(layer, block, part);
     } else {
       attend_found(layer, block, part);
-      if (tail(layer, 0) != nullptr) attend_rest(layer, block, part);
+      if (tail(layer, 0) != nullptr)
+        attend_rest(layer, block, {of_block(out.estimate), part, out.noise + before});
     }
     if (attends_own(layer)) attend_own(layer, block, part);
     if (options.measure_recall) measure_recall(layer, block);
@@ -297,8 +308,10 @@ void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries,
   times(layer).tail += attending.seconds();
 }
 
-/// Merges into `out` what stands for the context's rows that were not found.
-void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries, PartialView out) {
+/// What stands for the context's rows that were not found goes to out.estimate; those of them that
+/// the tail attends as they are, are merged into out.exact.
+void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries,
+                                 const TailParts& out) {
   reach_fault("session.tail");
   const Stopwatch attending;
   const std::int64_t group = shape.group();
@@ -316,14 +329,23 @@ void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries
         step.ceilings.push_back(
             shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap) : lowest);
       }
-      step.rest.reset(count, d);
-      const PartialView rest = step.rest.view();
+      step.estimate.reset(count, d);
+      step.rare.reset(count, d);
+      step.noise.resize(static_cast<std::size_t>(count));
+      const PartialView estimate = step.estimate.view();
+      const PartialView rare = step.rare.view();
       tail(layer, head)
           ->attend({step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings,
-                   scale, shape.softcap, rest);
+                   scale, shape.softcap, {estimate, rare, step.noise.data()});
+      const auto one = [&](PartialView of, std::int64_t at) {
+        return PartialView{of.out + at * d, of.lse + at, 1, d};
+      };
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
-        merge({out.out + at * d, out.lse + at, 1, d}, {rest.out + i * d, rest.lse + i, 1, d});
+        merge(one(out.exact, at), one(rare, i));
+        std::copy_n(estimate.out + i * d, d, out.estimate.out + at * d);
+        out.estimate.lse[at] = estimate.lse[i];
+        out.noise[at] = step.noise[static_cast<std::size_t>(i)];
       }
     }
   });

@@ -5,9 +5,11 @@
 #include <memory>
 #include <span>
 
+#include "index/tail_noise.h"
 #include "src/attention/block_attention.h"
 #include "src/device/device_codes.h"
 #include "topkv/attention.h"
+#include "topkv/session.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
@@ -26,6 +28,7 @@ struct SessionShape {
   /// Where the device scans the context's codes itself: these. Null: the host searches.
   std::shared_ptr<const DeviceCodes> codes = {};
   std::int64_t most_rows = 0;  ///< wanted of a scan, for each query head
+  bool tail = false;           ///< whether an estimate is added to steps
 
   /// Whether rows are searched beyond those that are attended anyway.
   bool retrieves(std::int64_t layer) const {
@@ -39,10 +42,10 @@ struct SessionShape {
 };
 
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows, add
-/// for each further partial, finish. Work is begun in this order; given and listed wait for it.
-/// Positions are those of the session: the context's rows come first. One thread at a
-/// time; on CUDA the caller holds the device's lock in each call, not between them. Allocates
-/// nothing after the first steps. After a call that throws, begin or load may be called again.
+/// for each further partial, add_tail, finish. Work is begun in this order; given and listed wait
+/// for it. Positions are those of the session: the context's rows come first. One thread at a time;
+/// on CUDA the caller holds the device's lock in each call, not between them. Allocates nothing
+/// after the first steps. After a call that throws, begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -94,6 +97,12 @@ class DecodeBackend {
 
   /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return.
   virtual void add(PartialView partial) = 0;
+
+  /// Likewise a tail's estimate, after all others; keeps its figures.
+  virtual void add_tail(PartialView estimate, const TailNoise* noise) = 0;
+
+  /// Sums over a layer's finished steps with a tail, scans among them. Waits for them.
+  virtual TailFigures tail_figures(std::int64_t layer) const = 0;
 
   /// Writes the step's out and, when wanted, lse.
   virtual void finish(const AttentionStep& step) = 0;

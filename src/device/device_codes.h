@@ -24,6 +24,7 @@ struct HeadCodes {
   std::span<const std::int64_t> rare;         ///< positions that codes stand for badly, ascending
   std::vector<float> slots, middle, errors;   ///< KeyCoder::linear
   std::vector<float> value_axes, value_base;  ///< ValueCoder::linear
+  float value_variance = 0, value_error_variance = 0;  ///< ValueCoder's
 };
 
 /// Made by ComputeDevice::keep_codes; used by DecodeBackend::scan of the same device.

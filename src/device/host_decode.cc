@@ -1,8 +1,10 @@
 #include "src/device/host_decode.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "src/core/faults.h"
+#include "src/device/tail_figures.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -10,7 +12,8 @@ namespace {
 
 class HostDecode final : public DecodeBackend {
  public:
-  explicit HostDecode(const SessionShape& shape) : shape_(shape) {}
+  explicit HostDecode(const SessionShape& shape)
+      : shape_(shape), figures_(static_cast<std::size_t>(shape.attention.layers)) {}
 
   void load(std::int64_t /*layer*/, std::span<const RowSpan> /*rows*/,
             std::int64_t /*end*/) override {}
@@ -25,6 +28,7 @@ class HostDecode final : public DecodeBackend {
       return TensorView::tokens_first(x, DType::f32, step.kv_count(), a.kv_heads, d);
     };
     given_ = {step.q, rows(step.k), rows(step.v)};
+    tail_ = {};
   }
 
   Step given() override { return given_; }
@@ -39,17 +43,34 @@ class HostDecode final : public DecodeBackend {
 
   void add(PartialView partial) override { merge(out_.view(), partial); }
 
+  void add_tail(PartialView estimate, const TailNoise* noise) override {
+    merge(out_.view(), estimate);
+    for (std::int64_t h = 0; h < estimate.heads; ++h)
+      add_head(head_of(out_.view(), h), head_of(estimate, h), noise[h], tail_);
+  }
+
+  TailFigures tail_figures(std::int64_t layer) const override {
+    return figures_[static_cast<std::size_t>(layer)];
+  }
+
   void finish(const AttentionStep& step) override {
     std::ranges::copy(out_.out(), step.out);
     if (step.lse != nullptr) std::ranges::copy(out_.lse(), step.lse);
+    figures_[static_cast<std::size_t>(step.layer)] += tail_;
   }
 
  private:
+  static PartialView head_of(PartialView of, std::int64_t h) {
+    return {of.out + h * of.head_dim, of.lse + h, 1, of.head_dim};
+  }
+
   SessionShape shape_;
   TokenQueries queries_;  // of this step
   Step given_;
   Partial out_;
-  Partial part_;  // of one segment
+  Partial part_;                      // of one segment
+  TailFigures tail_;                  // of this step
+  std::vector<TailFigures> figures_;  // per layer
 };
 
 }  // namespace

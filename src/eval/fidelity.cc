@@ -83,6 +83,7 @@ struct Sums {
   double kl = 0, kl_max = 0, log_likelihood = 0, mass = 0;
   std::int64_t agree = 0, tokens = 0, predicted = 0, heads = 0;
   SessionStats stats;
+  TailFigures tail;
 };
 
 class Comparison {
@@ -192,6 +193,8 @@ class Comparison {
       sum.rows_retrieved += stats.rows_retrieved;
       sum.exact_rows += stats.exact_rows;
       sum.exact_rows_found += stats.exact_rows_found;
+      sum.device_code_bytes = stats.device_code_bytes;
+      for (const TailFigures& layer : sessions[s].with.tail_figures()) sums_[s].tail += layer;
       sums_[s].tokens += tokens;
     }
     return logits;
@@ -264,6 +267,11 @@ class Comparison {
     } else if (retrieving > 0 && of.options.index == "exact") {
       of.recall = 1;
     }
+    if (sums.tail.heads > 0) {
+      of.error_told = sums.tail.mean_error();
+      of.mass_told = sums.tail.mean_exact_mass();
+    }
+    of.bytes_held_device = sums.stats.device_code_bytes;
     count_bytes(of, static_cast<double>(sums.stats.rows_retrieved) / tokens);
     if (retrieving == 0) return;
     of.rows = static_cast<double>(sums.stats.rows_retrieved) /

@@ -22,6 +22,9 @@ struct Fidelity {
   std::vector<double> layer_error = {};  ///< per layer, mean of |out - dense| / |dense| over tokens
   double error_mean = 0;                 ///< over tokens and layers that retrieve
   double error_p90 = 0;
+  /// What the sessions tell of error and mass themselves (TailFigures), over query heads.
+  std::optional<double> error_told = {};
+  std::optional<double> mass_told = {};
   double kl_mean = 0;  ///< of the next token's distribution, natural log, KL(dense || this)
   double kl_max = 0;
   double agreement = 0;  ///< share of tokens with the same most likely next one

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "src/eval/csv.h"
 
@@ -16,6 +17,8 @@ std::string field(const Json& value) {
   const std::string text = value.dump();
   return text == "null" ? "" : text;  // numbers that are none, too
 }
+
+Json or_null(const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); }
 
 }  // namespace
 
@@ -37,6 +40,7 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["probe_tokens"] = setting.tokens;
     json["error_mean"] = setting.error_mean;
     json["error_p90"] = setting.error_p90;
+    json["error_told"] = or_null(setting.error_told);
     json["layer_error"] = setting.layer_error;
     json["kl_mean"] = setting.kl_mean;
     json["kl_max"] = setting.kl_max;
@@ -44,7 +48,8 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["perplexity"] = setting.perplexity;
     json["dense_perplexity"] = report.dense_perplexity;
     json["mass"] = setting.mass;
-    json["recall"] = setting.recall ? Json(*setting.recall) : Json(nullptr);
+    json["mass_told"] = or_null(setting.mass_told);
+    json["recall"] = or_null(setting.recall);
     json["rows"] = setting.rows;
     json["bytes_read"] = setting.bytes_read > 0 ? Json(setting.bytes_read) : Json(nullptr);
     json["bytes_held_device"] = setting.bytes_held_device;

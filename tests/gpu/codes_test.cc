@@ -161,6 +161,8 @@ class CodeScans : public testing::TestWithParam<Case> {};
 struct Scanned {
   std::vector<std::vector<std::int64_t>> found;  // per KV head
   std::vector<float> out, lse;                   // [heads] (x dim)
+  std::vector<float> estimate, estimate_lse;     // with a tail
+  std::vector<TailNoise> noise;
 };
 
 struct Scanner {
@@ -190,6 +192,11 @@ struct Scanner {
     const DeviceArray<float> lse(
         std::vector<float>(static_cast<std::size_t>(shape.q_heads), empty_lse));
     scan.into = {out.data(), lse.data()};
+    const DeviceArray<float> estimate(shape.q_heads * shape.head_dim);
+    const DeviceArray<float> estimate_lse(shape.q_heads);
+    const DeviceArray<TailNoise> noise(shape.q_heads);
+    scan.estimate = {estimate.data(), estimate_lse.data()};
+    scan.noise = noise.data();
     scan.list = list.data();
     scan.found = found.data();
     gpu::prepare_queries(scan, {}, device.compute_stream());
@@ -205,6 +212,11 @@ struct Scanner {
     }
     result.out = out.read();
     result.lse = lse.read();
+    if (tail) {
+      result.estimate = estimate.read();
+      result.estimate_lse = estimate_lse.read();
+      result.noise = noise.read();
+    }
     return result;
   }
 
@@ -292,6 +304,18 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
           corrected += std::exp(score - threshold) * std::exp(mean_error(s, threshold - score));
         }
         const double correction = plain > 0 ? std::log(corrected / plain) : 0;
+        double squares = 0;
+        for (const double score : scores) {
+          if (score >= threshold) continue;
+          const double p =
+              std::exp(score - threshold + mean_error(s, threshold - score)) / corrected;
+          squares += p * p;
+        }
+        const TailNoise& noise = got.noise[static_cast<std::size_t>(at)];
+        const ValueCoder& values = head.tail->coder();
+        EXPECT_NEAR(noise.weights / (squares * std::expm1(s * s)), 1, 0.1) << "head " << at;
+        EXPECT_NEAR(noise.values / (squares * values.error_variance()), 1, 0.1) << "head " << at;
+        EXPECT_EQ(noise.spread, values.variance());
         for (std::size_t i = 0; i < coded.size(); ++i) {
           if (std::ranges::binary_search(found, coded[i])) continue;
           const float* value = &head.decoded_values[static_cast<std::size_t>(coded[i] * c.dim)];
@@ -469,6 +493,41 @@ TEST(ScanningSession, IsAsNearToDenseAsAHostSession) {
     options.tail = "none";
     Session without(context, options, cuda.device());
     EXPECT_GT(distance(outs_of(cuda, stream, without, 6040, 20), want), 1.2 * from_device) << dim;
+  }
+}
+
+TEST(ScanningSession, FiguresAreLikeTheHosts) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  const TokenStream stream(small, 3040);
+  const auto context = stream.context(3000)->with_index("codes:k=16,v=16");
+  const auto figures = [&](const Place& place, const char* index, std::int64_t step) {
+    Session session(context,
+                    {.index = index,
+                     .k = TopK::same(48),
+                     .tail = "codes:k=16,v=16",
+                     .window = 16,
+                     .capacity = 1024},
+                    place.device());
+    outs_of(place, stream, session, 3040, step);
+    return session.tail_figures();
+  };
+  for (const std::int64_t layer : {0, 1}) {
+    const auto at = static_cast<std::size_t>(layer);
+    const TailFigures want = figures(host, "exact", 1)[at];
+    const TailFigures searched = figures(cuda, "exact", 4)[at];  // the host gives the estimate
+    EXPECT_EQ(searched.heads, want.heads);
+    EXPECT_NEAR(searched.mean_exact_mass(), want.mean_exact_mass(), 2e-3);
+    EXPECT_NEAR(searched.mean_error(), want.mean_error(), 0.02 * want.mean_error());
+    // A scan has all heads of a group attend what any of them found.
+    for (const std::int64_t step : {1, 8}) {
+      const TailFigures scanned = figures(cuda, "codes:k=16,v=16", step)[at];
+      EXPECT_EQ(scanned.heads, want.heads);
+      EXPECT_NEAR(scanned.mean_exact_mass(), want.mean_exact_mass(), 0.15);
+      EXPECT_GT(scanned.mean_error(), 0.5 * want.mean_error());
+      EXPECT_LT(scanned.mean_error(), 1.2 * want.mean_error());
+    }
   }
 }
 

@@ -1,0 +1,15 @@
+// What a tail says of its own error. Kernels read it too.
+#pragma once
+
+namespace topkv {
+
+/// What is known of an estimate's error, for one query. Its weights p, of sum 1, are off by factors
+/// exp(e), and values by their own errors, all independent: what is off in the end is a sum of
+/// small parts. Repeated rows are off alike, which this does not see.
+struct TailNoise {
+  float weights = 0;  ///< (exp(s²) - 1) Σ p², where s² is the variance of e
+  float values = 0;   ///< Σ p² times the variance of a value's error
+  float spread = 0;   ///< of the values about their mean: the variance
+};
+
+}  // namespace topkv
