@@ -92,7 +92,7 @@ void CodesIndex::clear() {
 }
 
 void CodesIndex::candidates(const float* query, PositionRange allowed, std::int64_t want,
-                std::vector<std::int64_t>& found) const {
+                            std::vector<std::int64_t>& found) const {
   struct Workspace {
     CodeTables tables;
     std::vector<ScanKeeper> keepers;
@@ -151,7 +151,8 @@ void CodesIndex::keep_rare(std::int64_t first, const std::vector<float>& residua
 
 std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options) {
   CodesParams params;
-  parse_options(spec, options, {{"k", &params.key_bytes, 1, 64}, {"v", &params.value_bytes, 0, 16}});
+  parse_options(spec, options,
+                {{"k", &params.key_bytes, 1, 64}, {"v", &params.value_bytes, 0, 16}});
   return std::make_shared<CodesKind>(params);
 }
 
