@@ -6,11 +6,13 @@
 #include "index/key_list.h"
 #include "index/principal_axes.h"
 #include "src/core/matrix_product.h"
+#include "src/core/threads.h"
 
 namespace topkv {
 namespace {
 
 constexpr std::int64_t sample_size = 65536;  // vectors that means and covariances are taken of
+constexpr std::int64_t piece_size = 65536;   // that a thread adds up at a time
 
 /// What is number i of `count` spread evenly over `all`.
 std::int64_t sampled(std::int64_t i, std::int64_t count, std::int64_t all) {
@@ -47,6 +49,31 @@ CodeAxes::CodeAxes(const KeyView& vectors, std::vector<float>& sample) : dim_(ve
   }
   for (std::size_t i = 0; i < sample.size(); ++i) sample[i] -= mean_[i % mean_.size()];
   find_axes(sample);
+}
+
+CodeAxes CodeAxes::mean_of(const KeyView& vectors) {
+  const std::int64_t dim = vectors.dim;
+  const std::int64_t pieces = (vectors.count + piece_size - 1) / piece_size;
+  std::vector<double> sums(static_cast<std::size_t>(pieces * dim));
+  parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> vector(static_cast<std::size_t>(dim));
+    for (std::int64_t piece = begin; piece < end; ++piece) {
+      double* sum = sums.data() + piece * dim;
+      const std::int64_t last = std::min(vectors.count, (piece + 1) * piece_size);
+      for (std::int64_t i = piece * piece_size; i < last; ++i) {
+        widen_key(vectors, i, vector.data());
+        for (std::int64_t j = 0; j < dim; ++j) sum[j] += vector[static_cast<std::size_t>(j)];
+      }
+    }
+  });
+  CodeAxes axes;
+  axes.dim_ = dim;
+  for (std::int64_t j = 0; j < dim; ++j) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < pieces; ++i) sum += sums[static_cast<std::size_t>(i * dim + j)];
+    axes.mean_.push_back(static_cast<float>(sum / static_cast<double>(vectors.count)));
+  }
+  return axes;
 }
 
 void CodeAxes::find_axes(const std::vector<float>& sample) {

@@ -22,6 +22,10 @@ class CodeAxes {
   /// REQUIRES: vectors.count > 0. Throws InvalidArgument when one is not finite.
   CodeAxes(const KeyView& vectors, std::vector<float>& sample);
 
+  /// Of all vectors the mean alone, neither axes nor variances; the scale is 1. The result does not
+  /// depend on the number of threads. Throws InvalidArgument when a vector is not finite.
+  static CodeAxes mean_of(const KeyView& vectors);
+
   std::int64_t dim() const { return dim_; }
   float scale() const { return scale_; }
   const std::vector<float>& mean() const { return mean_; }

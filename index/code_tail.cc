@@ -142,15 +142,20 @@ CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t b
                    const std::stop_token& stop)
     : index_(index), rows_(rows) {
   if (rows.count == 0) return;
+  const auto check_stop = [&] {
+    if (stop.stop_requested()) {
+      throw Stopped(fmt::format("{}: stopped while coding values", index_.spec()));
+    }
+  };
   const KeyView values = rows.values();
+  check_stop();
   coder_ = ValueCoder(values, bits);
+  if (coder_.lanes() == 0) return;  // there is nothing but the mean
   codes_.resize(static_cast<std::size_t>(coder_.bytes_for(rows.count)));
   const std::int64_t blocks = (rows.count + encode_values - 1) / encode_values;
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
-      if (stop.stop_requested()) {
-        throw Stopped(fmt::format("{}: stopped while coding values", index_.spec()));
-      }
+      check_stop();
       const std::int64_t first = block * encode_values;
       coder_.encode(values, first, std::min(encode_values, rows.count - first), codes_.data());
     }
@@ -182,6 +187,7 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange range, std::int64_t que
     sums.total += factor * exp_shifted(scores, padded, high);
     const auto* weights = reinterpret_cast<const std::byte*>(scores);
     sums.squares += factor * factor * dot(scores, weights, DType::f32, padded);
+    if (coder_.lanes() == 0) continue;
     sum_values(codes_.data() + at / 4 * coder_.lanes(), coder_.lanes(), scores, padded, factor,
                sums.axes.data());
   }

@@ -1,5 +1,5 @@
 // A tail made of codes: scores of all keys by the codes of an index (codes_index.h), values by one
-// bit for each of their main axes (value_codes.h).
+// bit for each of their main axes (value_codes.h), or all by their mean.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ namespace topkv {
 
 class CodeTail final : public RowTail {
  public:
-  /// index: over the rows' keys; it and the rows outlive this. bits: of a value's code. Throws
-  /// InvalidArgument when a value is not finite, Stopped when that is requested.
+  /// index: over the rows' keys; it and the rows outlive this. bits: of a value's code; 0: none is
+  /// coded, and the mean of all rows' values is what those in the tail add. Throws InvalidArgument
+  /// when a value is not finite, Stopped when that is requested.
   CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
            const std::stop_token& stop);
 

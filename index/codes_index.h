@@ -30,6 +30,7 @@ class CodesIndex final : public ApproximateIndex {
   std::int64_t memory() const override;
   std::string spec() const override { return params_.text(); }
 
+  const CodesParams& params() const { return params_; }
   const KeyCoder& coder() const { return coder_; }
   const std::uint8_t* codes() const { return codes_.data(); }
   /// Positions of keys that codes stand for badly, ascending; every search scores them exactly.

@@ -35,6 +35,10 @@ float chance(std::uint32_t value, std::uint32_t axis) {
 }  // namespace
 
 ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
+  if (bits == 0) {
+    axes_ = CodeAxes::mean_of(values);
+    return;
+  }
   std::vector<float> sample;
   axes_ = CodeAxes(values, sample);
   const std::int64_t used = std::min(bits, values.dim);

@@ -25,7 +25,8 @@ class ValueCoder {
   ValueCoder() = default;
 
   /// Learns from values sampled evenly out of all. bits: of one code; more than the values have
-  /// dims are not used. REQUIRES: values.count > 0. Throws InvalidArgument when a value is not
+  /// dims are not used. 0: there are no codes, and every value is taken for the mean of all of
+  /// them, none left out. REQUIRES: values.count > 0. Throws InvalidArgument when a value is not
   /// finite.
   ValueCoder(const KeyView& values, std::int64_t bits);
 

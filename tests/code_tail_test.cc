@@ -5,20 +5,16 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
-#include <limits>
 #include <memory>
 #include <numeric>
-#include <random>
 #include <set>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "index/codes_index.h"
+#include "tests/coded_rows.h"
 #include "tests/reference.h"
 #include "tests/stream.h"
 #include "topkv/error.h"
@@ -27,133 +23,12 @@
 namespace topkv {
 namespace {
 
+using test::Coded;
+using test::distance;
+using test::expected;
+using test::no_ceiling;
 using test::Stream;
-
-constexpr float no_ceiling = std::numeric_limits<float>::infinity();
-
-/// Vectors that vary most along a few directions.
-std::vector<float> some_vectors(std::int64_t count, std::int64_t dim, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> directions(static_cast<std::size_t>(dim * dim));
-  for (float& x : directions) x = normal(random) / std::sqrt(static_cast<float>(dim));
-  std::vector<float> out(static_cast<std::size_t>(count * dim));
-  for (std::int64_t i = 0; i < count; ++i) {
-    float size = 1;
-    for (std::int64_t a = 0; a < dim; ++a, size *= 0.93F) {
-      const float x = size * normal(random);
-      for (std::int64_t j = 0; j < dim; ++j) {
-        out[static_cast<std::size_t>(i * dim + j)] +=
-            x * directions[static_cast<std::size_t>(a * dim + j)];
-      }
-    }
-  }
-  return out;
-}
-
-/// Rows with an index of codes and its tail, and what codes stand for.
-struct Coded {
-  Coded(std::int64_t count, std::int64_t dim, CodesParams params = {}, float key_size = 2)
-      : count(count),
-        dim(dim),
-        keys(some_vectors(count, dim, 1)),
-        values(some_vectors(count, dim, 2)) {
-    for (float& x : keys) x *= key_size;
-    rows = {reinterpret_cast<const std::byte*>(keys.data()),
-            reinterpret_cast<const std::byte*>(values.data()),
-            DType::f32,
-            count,
-            dim,
-            dim * 4};
-    index = std::make_unique<CodesIndex>(params);
-    index->add(rows.keys(), {});
-    index->build({});
-    const std::int64_t bits = 8 * params.value_bytes * ((dim + 127) / 128);
-    tail = std::make_unique<CodeTail>(*index, rows, bits, std::stop_token{});
-    values_coder = ValueCoder(rows.values(), bits);
-    value_codes.resize(static_cast<std::size_t>(values_coder.bytes_for(count)));
-    values_coder.encode(rows.values(), 0, count, value_codes.data());
-  }
-
-  bool is_rare(std::int64_t row) const { return std::ranges::binary_search(index->rare(), row); }
-
-  /// The rows as codes stand for them, the rare ones as they are.
-  reference::Rows decoded() const {
-    reference::Rows out;
-    out.dim = dim;
-    std::vector<float> row(static_cast<std::size_t>(dim));
-    const auto append = [&](std::vector<double>& to, const float* from) {
-      to.insert(to.end(), from, from + dim);
-    };
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (is_rare(i)) {
-        append(out.keys, keys.data() + i * dim);
-        append(out.values, values.data() + i * dim);
-        continue;
-      }
-      index->coder().decode(index->codes(), i, row.data());
-      append(out.keys, row.data());
-      values_coder.decode(value_codes.data(), i, row.data());
-      append(out.values, row.data());
-    }
-    return out;
-  }
-
-  std::int64_t count, dim;
-  std::vector<float> keys, values;
-  RowsView rows;
-  std::unique_ptr<CodesIndex> index;
-  std::unique_ptr<CodeTail> tail;
-  ValueCoder values_coder;
-  std::vector<std::uint8_t> value_codes;
-};
-
-struct Tail {
-  double lse = 0;
-  std::vector<double> out;
-};
-
-/// The normal distribution.
-double normal(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
-
-/// Attention over rows in float64, codes' masses multiplied by exp(variance / 2) and what the
-/// ceiling leaves of it.
-Tail expected(const Coded& coded, const reference::Rows& rows, const float* q, double scale,
-              double softcap, double variance, double ceiling, PositionRange allowed,
-              const std::set<std::int64_t>& taken) {
-  Tail tail;
-  tail.out.assign(static_cast<std::size_t>(rows.dim), 0.0);
-  std::vector<std::pair<double, std::int64_t>> scored;
-  double high = -1e300;
-  for (std::int64_t r = allowed.begin; r < std::min(allowed.end, coded.count); ++r) {
-    if (taken.contains(r)) continue;
-    double score = scale * reference::score(rows, q, r);
-    if (softcap > 0) score = softcap * std::tanh(score / softcap);
-    if (!coded.is_rare(r)) {
-      if (variance > 0) {
-        const double s = std::sqrt(variance);
-        const double x = std::min(ceiling - score, 1e9);
-        score += variance / 2 + std::log(normal((x - variance) / s) / normal(x / s));
-      } else {
-        score = std::min(score, ceiling);
-      }
-    }
-    scored.emplace_back(score, r);
-    high = std::max(high, score);
-  }
-  double total = 0;
-  for (const auto& [score, r] : scored) {
-    const double weight = std::exp(score - high);
-    total += weight;
-    for (std::int64_t j = 0; j < rows.dim; ++j) {
-      tail.out[static_cast<std::size_t>(j)] +=
-          weight * rows.values[static_cast<std::size_t>(r * rows.dim + j)];
-    }
-  }
-  for (double& x : tail.out) x /= total;
-  tail.lse = high + std::log(total);
-  return tail;
-}
+using test::Tail;
 
 /// Both parts of the tail as one.
 void attend(const Coded& coded, const QueryBlock& queries,
@@ -323,19 +198,6 @@ TEST(CodeTail, ValuesThatAreNotFiniteAreRefused) {
 }
 
 const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
-
-double distance(const std::vector<std::vector<float>>& a,
-                const std::vector<std::vector<float>>& b) {
-  double off = 0;
-  double size = 0;
-  for (std::size_t l = 0; l < a.size(); ++l) {
-    for (std::size_t i = 0; i < a[l].size(); ++i) {
-      off += (static_cast<double>(a[l][i]) - b[l][i]) * (static_cast<double>(a[l][i]) - b[l][i]);
-      size += static_cast<double>(b[l][i]) * b[l][i];
-    }
-  }
-  return std::sqrt(off / size);
-}
 
 void expect_nearer(const Stream& stream, double most, double times) {
   const auto context = stream.prefill(3000)->with_index("codes:k=32,v=16")->with_index("hnsw");
