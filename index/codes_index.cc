@@ -25,7 +25,7 @@ constexpr std::int64_t piece_keys = 65536;  // that a thread scores at a time
 constexpr std::int64_t keys_per_rare = 256;
 constexpr std::int64_t most_dims = 1024;  // the work on axes grows with its third power
 
-class CodesKind final : public IndexSpec::Kind {
+class CodesKind : public IndexSpec::Kind {
  public:
   explicit CodesKind(const CodesParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
@@ -46,6 +46,25 @@ class CodesKind final : public IndexSpec::Kind {
 
  private:
   CodesParams params_;
+};
+
+class MeanKind final : public CodesKind {
+ public:
+  MeanKind() : CodesKind(CodesParams{}) {}
+  std::string text() const override { return "mean"; }
+  void check_index() const override {
+    throw InvalidArgument(
+        "index \"mean\": is a tail, which stands for rows that were not found, and finds none; "
+        "expected an index such as exact or codes, beside which mean may be the tail");
+  }
+  bool is_served_by(const KeyIndex& index) const override {
+    const auto* codes = dynamic_cast<const CodesIndex*>(&index);
+    return codes != nullptr && codes->params().key_bytes == CodesParams{}.key_bytes;
+  }
+  std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
+                                     const std::stop_token& stop) const override {
+    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop);
+  }
 };
 
 }  // namespace
@@ -155,5 +174,7 @@ std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::st
                 {{"k", &params.key_bytes, 1, 64}, {"v", &params.value_bytes, 0, 16}});
   return std::make_shared<CodesKind>(params);
 }
+
+std::shared_ptr<const IndexSpec::Kind> mean_kind() { return std::make_shared<MeanKind>(); }
 
 }  // namespace topkv

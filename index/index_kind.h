@@ -20,6 +20,10 @@ class IndexSpec::Kind {
   virtual bool grows() const { return false; }
   virtual void check(std::int64_t /*dim*/, std::int64_t /*keys*/) const {}
   virtual std::unique_ptr<KeyIndex> make() const = 0;
+  /// Throws InvalidArgument where the name is that of a tail alone; make() is then what it needs.
+  virtual void check_index() const {}
+  /// Whether this index over the same keys will do in place of one that make() gives.
+  virtual bool is_served_by(const KeyIndex& index) const { return index.spec() == text(); }
   virtual bool has_tail() const { return false; }
   /// What stands for those of the rows that are not attended, made with an index of this kind over
   /// their keys, which it reads for its life; null where there is no tail. Throws as

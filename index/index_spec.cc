@@ -19,12 +19,12 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
   const bool has_rest = colon != std::string_view::npos;
   const std::string_view rest = has_rest ? spec.substr(colon + 1) : std::string_view{};
 
-  if (name == "exact") {
+  if (name == "exact" || name == "mean") {
     if (has_rest) {
-      throw InvalidArgument(
-          fmt::format("index \"{}\": exact takes no options; write \"exact\"", one_line(spec)));
+      throw InvalidArgument(fmt::format("index \"{}\": {} takes no options; write \"{}\"",
+                                        one_line(spec), name, name));
     }
-    return exact_kind();
+    return name == "exact" ? exact_kind() : mean_kind();
   }
   const auto require_options = [&](std::string_view example) {
     if (!has_rest || !rest.empty()) return;
@@ -41,10 +41,10 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
     require_options("hnsw:M=16");
     return hnsw_kind(spec, rest);
   }
-  const std::string_view near = nearest(name, {"exact", "codes", "faiss", "hnsw"});
+  const std::string_view near = nearest(name, {"exact", "codes", "faiss", "hnsw", "mean"});
   throw InvalidArgument(fmt::format(
       "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
-      "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32",
+      "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, and mean, a tail",
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
 }
 
@@ -65,7 +65,12 @@ void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
 
 bool IndexSpec::has_tail() const { return kind_->has_tail(); }
 
-std::unique_ptr<KeyIndex> IndexSpec::make() const { return kind_->make(); }
+void IndexSpec::check_index() const { kind_->check_index(); }
+
+std::unique_ptr<KeyIndex> IndexSpec::make() const {
+  check_index();
+  return kind_->make();
+}
 
 std::unique_ptr<KeyIndex> make_index(std::string_view spec) { return IndexSpec(spec).make(); }
 

@@ -94,6 +94,8 @@ refuses 2 '--model is missing; expected the directory' fidelity
 refuses 2 '--kv-tail: index "hnsw" has no codes of values; expected none' fidelity -m "$model" --kv-tail hnsw
 refuses 2 '--kv-tail: .*no index is named "cods"' needle -m "$model" -c 4K --kv-tail cods
 refuses 2 '--kv-tail: .*has no codes of values' needle -m "$model" -c 4K --kv-tail codes:v=0
+refuses 2 '--kv-tail: index "mean:k=8": mean takes no options; write "mean"' fidelity -m "$model" --kv-tail mean:k=8
+refuses 2 '--kv-index: index "mean": is a tail' needle -m "$model" -c 4K --kv-index mean
 mkdir folder && ln -s missing link
 refuses 1 '^topkv: error: folder: is a directory; expected a file' fidelity -m "$model" --csv folder
 refuses 1 'none/a.svg: cannot be written: its folder: No such file' fidelity -m "$model" --svg none/a.svg

@@ -39,6 +39,9 @@ holds 'the old one stays' cmp a.svg kept.svg
 holds 'what was measured is printed' grep -q '^{"setting":"hnsw:M=16,efc=100,ef=0, top 256, tail none"' stdout
 holds 'and written' [ "$(wc -l <b.csv)" -eq 2 ]
 
+holds 'the mean is a tail' fidelity --kv-index exact --kv-index codes --kv-tail mean --json
+holds 'that is named in each setting' [ "$(grep -c '"kv_tail":"mean"' stdout)" -eq 2 ]
+
 cp b.csv kept.csv
 "$topkv" fidelity -m "$model" -c 64 --csv b.csv >stdout 2>stderr
 holds 'a run that fails' [ $? -eq 2 ]

@@ -18,7 +18,7 @@ class FidelityOfTheBundledModel : public testing::Test {
     model_ = std::make_unique<Model>(Model::load(TOPKV_SOURCE_DIR "/models/needle-14m"));
     std::vector<Token> tokens;
     for (std::int64_t i = 0; i < 2048; ++i) tokens.push_back(text_token(i));
-    context_ = model_->prefill(tokens)->with_index("codes:k=16,v=8");
+    context_ = model_->prefill(tokens)->with_index("codes:k=16,v=8")->with_index("mean");
   }
   static void TearDownTestSuite() {
     context_.reset();
@@ -69,6 +69,24 @@ TEST_F(FidelityOfTheBundledModel, MoreRowsAndATailAreNearer) {
   EXPECT_LT(tail.kl_mean, few.kl_mean);
   EXPECT_NEAR(tail.mass, few.mass, 1e-6) << "the rows are the same";
   EXPECT_EQ(tail.bytes_read - few.bytes_read, context_->index_bytes("codes:k=16,v=8"));
+}
+
+TEST_F(FidelityOfTheBundledModel, TheMeanIsATailAndKeysCodesAreCountedOnce) {
+  const Fidelity few = of({.k = TopK::same(4), .window = 32});
+  const Fidelity mean = of({.k = TopK::same(4), .tail = "mean", .window = 32});
+  EXPECT_LT(mean.error_mean, few.error_mean);
+  EXPECT_EQ(mean.options.tail, "mean");
+  const std::int64_t bytes = context_->index_bytes("mean");
+  EXPECT_EQ(mean.bytes_read - few.bytes_read, bytes);
+  EXPECT_EQ(mean.bytes_held_host - few.bytes_held_host, bytes);
+  // Beside codes, whose keys' codes are the same.
+  const Fidelity codes =
+      of({.index = "codes:k=16,v=8", .k = TopK::same(4), .tail = "none", .window = 32});
+  const Fidelity both =
+      of({.index = "codes:k=16,v=8", .k = TopK::same(4), .tail = "mean", .window = 32});
+  EXPECT_LT(both.bytes_held_host - codes.bytes_held_host, bytes / 10);
+  EXPECT_LT(both.bytes_read - codes.bytes_read, bytes / 10);
+  EXPECT_GT(both.bytes_read, codes.bytes_read);
 }
 
 TEST_F(FidelityOfTheBundledModel, LayersThatAreDenseHaveNoError) {

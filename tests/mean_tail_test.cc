@@ -1,27 +1,36 @@
 // The tail `mean`, against float64: rows that were not found have the mass that keys' codes tell
-// and the mean of all values.
+// and the mean of all values; contexts that have such codes do not make them again; and a session
+// with it is nearer to dense attention than one without.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <set>
 #include <span>
 #include <stop_token>
+#include <string>
 #include <vector>
 
 #include "tests/coded_rows.h"
 #include "tests/reference.h"
+#include "tests/stream.h"
 #include "topkv/error.h"
+#include "topkv/index_spec.h"
+#include "topkv/key_index.h"
+#include "topkv/session.h"
 
 namespace topkv {
 namespace {
 
 using test::Coded;
+using test::distance;
 using test::expected;
 using test::no_ceiling;
+using test::Stream;
 using test::Tail;
 
 constexpr CodesParams mean_params{.key_bytes = 16, .value_bytes = 0};
@@ -166,6 +175,147 @@ TEST(MeanTail, ValuesThatAreNotFiniteAreRefusedAndAStopEndsIt) {
   EXPECT_THROW(CodeTail(*coded.index, coded.rows, 0, stop.get_token()), Stopped);
   coded.values[777] = std::numeric_limits<float>::infinity();
   EXPECT_THROW(CodeTail(*coded.index, coded.rows, 0, {}), InvalidArgument);
+}
+
+TEST(MeanSpec, IsATailAndNoIndex) {
+  const IndexSpec mean("mean");
+  EXPECT_EQ(mean.text(), "mean");
+  EXPECT_TRUE(mean.has_tail());
+  EXPECT_FALSE(mean.grows());
+  EXPECT_EQ(mean, IndexSpec("mean"));
+  EXPECT_NE(mean, IndexSpec("codes:k=16,v=0"));
+  EXPECT_NO_THROW(mean.check(1024, 0));
+  EXPECT_THROW(mean.check(1025, 0), InvalidArgument);
+  EXPECT_THROW(mean.check_index(), InvalidArgument);
+  EXPECT_THROW(mean.make(), InvalidArgument);
+  EXPECT_THROW(make_index("mean"), InvalidArgument);
+  for (const char* spec : {"exact", "codes:v=0", "hnsw"})
+    EXPECT_NO_THROW(IndexSpec(spec).check_index());
+  for (const char* spec : {"mean:", "mean:k=16", "Mean", "means", " mean"}) {
+    EXPECT_THROW(IndexSpec{spec}, InvalidArgument) << spec;
+  }
+}
+
+const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+
+TEST(MeanContext, SharesKeysCodesOf16BytesAndCountsThemOnce) {
+  AttentionShape shape = small;
+  shape.layers = 3;
+  shape.sliding_window = {8, 0, 0};  // the first layer has no index
+  const Stream stream(shape, 3000);
+  const auto plain = stream.prefill(3000);
+  const std::int64_t before = plain->memory().index_bytes;
+  const auto mean = plain->with_index("mean");
+  const std::int64_t alone = mean->index_bytes("mean");
+  EXPECT_GT(alone, 8 * 3000 * 4);  // 4 bits for each of 16 dims, of 4 heads
+  EXPECT_LT(alone, 9 * 3000 * 4 + 20000);
+  EXPECT_EQ(mean->memory().index_bytes - before, alone);
+  EXPECT_EQ(mean->indices(), (std::vector<std::string>{"exact", "mean"}));
+  EXPECT_TRUE(mean->has_index("mean"));
+  EXPECT_EQ(mean->with_index("mean")->indices(), mean->indices());
+  for (const char* spec : {"codes", "codes:k=16,v=0", "codes:v=16"}) {
+    const auto codes = plain->with_index(spec);
+    std::vector<Progress> reports;
+    const auto both = codes->with_index("mean", [&](const Progress& p) { reports.push_back(p); });
+    EXPECT_EQ(&both->index(spec, 1, 0), &both->index("mean", 1, 0)) << spec;
+    EXPECT_EQ(&both->index(spec, 2, 1), &both->index("mean", 2, 1)) << spec;
+    EXPECT_EQ(both->index_bytes("mean"), alone) << spec;
+    EXPECT_LT(both->memory().index_bytes - codes->memory().index_bytes, 4 * 1000) << spec;
+    EXPECT_GT(both->memory().index_bytes, codes->memory().index_bytes) << spec;
+    EXPECT_EQ(reports.back().done, reports.back().total);
+  }
+  const auto later = mean->with_index("codes");
+  EXPECT_EQ(&later->index("codes", 1, 0), &later->index("mean", 1, 0));
+  EXPECT_EQ(later->index("codes", 1, 0).spec(), "codes:k=16,v=8");
+  EXPECT_EQ(later->memory().index_bytes,
+            plain->with_index("codes")->with_index("mean")->memory().index_bytes);
+  const auto others = plain->with_index("codes:k=8,v=0")->with_index("hnsw")->with_index("mean");
+  EXPECT_EQ(others->index_bytes("mean"), alone);
+  EXPECT_NE(&others->index("codes:k=8,v=0", 1, 0), &others->index("mean", 1, 0));
+}
+
+void expect_nearer(const Stream& stream, double most, double times) {
+  const auto context =
+      stream.prefill(3000)->with_index("codes:k=8,v=0")->with_index("hnsw")->with_index("mean");
+  Session dense(context, {.dense_layers = 2});
+  const auto want = stream.feed(dense, 3060, 20);
+  for (const char* index : {"exact", "hnsw", "codes:k=8,v=0"}) {
+    for (const SelectBy by : {SelectBy::query_head, SelectBy::group}) {
+      RetrievalOptions options{
+          .index = index, .k = TopK::same(32), .select_by = by, .tail = "none", .window = 16};
+      Session without(context, options);
+      options.tail = "mean";
+      Session with(context, options);
+      EXPECT_EQ(with.options().tail, "mean");
+      const double far = distance(stream.feed(without, 3060, 20), want);
+      const double near = distance(stream.feed(with, 3060, 20), want);
+      EXPECT_LT(near, most) << index << ", without " << far;
+      EXPECT_LT(near, far / times) << index << ", without " << far;
+    }
+  }
+}
+
+TEST(SessionMeanTail, BringsASessionNearToDenseAttentionWhateverSelects) {
+  Stream stream(small, 3060);
+  for (std::size_t l = 0; l < stream.v.size(); ++l) {  // values of chance around a mean
+    for (std::size_t i = 0; i < stream.v[l].size(); ++i) {
+      stream.v[l][i] += reference::as_bf16(std::sin(static_cast<float>(i % 32)));
+    }
+  }
+  expect_nearer(stream, 0.5, 1.5);
+}
+
+TEST(SessionMeanTail, IsTheSameWhereverTheKeysCodesComeFrom) {
+  const Stream stream(small, 1340);
+  const auto own = stream.prefill(1300)->with_index("mean");
+  const auto shared = stream.prefill(1300)->with_index("codes")->with_index("mean");
+  const RetrievalOptions options{.k = TopK::same(8), .tail = "mean", .window = 10};
+  Session a(own, options);
+  Session b(shared, options);
+  EXPECT_EQ(stream.feed(a, 1340, 1), stream.feed(b, 1340, 1));
+}
+
+TEST(SessionMeanTail, AllKeysRetrievedEqualsDense) {
+  const Stream stream(small, 440);
+  for (const std::int64_t tokens : {0, 1, 400}) {
+    const auto context = stream.prefill(tokens)->with_index("codes")->with_index("mean");
+    for (const char* index : {"exact", "codes"}) {
+      Session dense(context, {.dense_layers = 2});
+      Session all(
+          context,
+          {.index = index, .k = TopK::same(100000), .tail = "mean", .window = 16, .sinks = 2});
+      const std::int64_t end = tokens + 40;
+      EXPECT_LT(distance(stream.feed(all, end, 1), stream.feed(dense, end, 1)), 1e-5) << tokens;
+    }
+  }
+}
+
+TEST(SessionMeanTail, OwnTokensAreAllAttendedAndStepsOfAnySizeGiveTheSame) {
+  const Stream stream(small, 1360);
+  const auto empty = stream.prefill(0)->with_index("mean");
+  Session dense(empty, {.dense_layers = 2});
+  Session with(empty, {.k = TopK::same(1), .tail = "mean", .window = 5});
+  EXPECT_LT(distance(stream.feed(with, 200, 9), stream.feed(dense, 200, 9)), 1e-5);
+
+  const auto context = stream.prefill(1300)->with_index("mean");
+  const RetrievalOptions options{.k = TopK::same(8), .tail = "mean", .window = 10, .sinks = 3};
+  Session one(context, options);
+  const auto want = stream.feed(one, 1360, 1);
+  for (const std::int64_t step : {7, 60}) {
+    Session many(context, options);
+    EXPECT_LT(distance(stream.feed(many, 1360, step), want), 1e-4) << step;
+  }
+}
+
+TEST(SessionMeanTail, MustBeThereAndIsNoIndex) {
+  const Stream stream(small, 100);
+  const auto without = stream.prefill(100)->with_index("codes");
+  EXPECT_THROW(Session(without, {.tail = "mean"}), InvalidArgument);
+  const auto context = without->with_index("mean");
+  EXPECT_EQ(Session(context, {.index = "codes"}).options().tail, "codes:k=16,v=8");
+  EXPECT_EQ(Session(context, {.index = "codes", .tail = "mean"}).options().tail, "mean");
+  EXPECT_EQ(Session(context, {}).options().tail, "none");
+  EXPECT_THROW(Session(context, {.index = "mean"}), InvalidArgument);
 }
 
 }  // namespace

@@ -64,24 +64,25 @@ class Context {
   std::int64_t tokens() const;
   DType dtype() const;
   ContextMemory memory() const;
-  /// Of one of its indices, its tail included. Throws InvalidArgument when it has none of this
-  /// spec.
+  /// Of one of its indices, its tail included; keys' codes that a tail shares with an index are
+  /// counted for each of them, and in memory() once. Throws InvalidArgument when it has none of
+  /// this spec.
   std::int64_t index_bytes(std::string_view spec) const;
   /// Spec strings of its indices, all defaults spelled out (see IndexSpec); "exact" is always
   /// among them, for it reads the rows in place.
   std::vector<std::string> indices() const;
-  /// Whether it has the index that this spec names, however it is spelled. Throws InvalidArgument
-  /// on a spec that is not understood.
+  /// Whether it has the index, or the tail, that this spec names, however it is spelled. Throws
+  /// InvalidArgument on a spec that is not understood.
   bool has_index(std::string_view spec) const;
 
   /// Rows of one (layer, KV head); valid while the context lives.
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
   /// Throws InvalidArgument when the context has no index that this spec names. A spec as indices()
-  /// has it is found without being parsed.
+  /// has it is found without being parsed. Of a tail alone (`mean`): that of its keys' codes.
   const KeyIndex& index(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
 
-  /// A context over the same rows that has this index too; builds it unless it is there, all heads
-  /// in parallel. Layers with a sliding window get none. This context stays as it is.
+  /// A context over the same rows that has this index, or tail, too; builds it unless it is there,
+  /// all heads in parallel. Layers with a sliding window get none. This context stays as it is.
   /// progress counts keys, over all heads.
   std::shared_ptr<const Context> with_index(std::string_view spec,
                                             const ProgressFn& progress = {}) const;
@@ -100,6 +101,7 @@ class Context {
   std::shared_ptr<const DeviceCodes> codes_on(const Device& device, std::string_view spec) const;
   const IndexSet* find(std::string_view normal) const;
   const IndexSet& get(std::string_view spec) const;
+  const IndexSet* serving(const IndexSpec& spec) const;
   Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
           std::vector<std::shared_ptr<const IndexSet>> indices);
 

@@ -20,6 +20,10 @@ class KeyIndex;
 ///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings
 ///                             stands in the README
 ///
+/// One name is that of a tail alone, which goes beside any of these:
+///
+///   mean                      keys by codes of 16 bytes, values all by their mean
+///
 /// A value: copies are cheap, and two are equal when they name the same index, however spelled.
 /// Threads: const and safe from many.
 class IndexSpec {
@@ -39,10 +43,13 @@ class IndexSpec {
   void check(std::int64_t dim, std::int64_t keys) const;
 
   /// True when such an index codes values too, and so can stand for the rows of a context that are
-  /// not attended (RetrievalOptions::tail).
+  /// not attended (RetrievalOptions::tail); and of `mean`.
   bool has_tail() const;
 
-  /// An empty index.
+  /// Throws InvalidArgument when this names no index that finds rows: `mean`.
+  void check_index() const;
+
+  /// An empty index. Throws as check_index() does.
   std::unique_ptr<KeyIndex> make() const;
 
   friend bool operator==(const IndexSpec& a, const IndexSpec& b) { return a.text_ == b.text_; }

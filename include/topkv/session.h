@@ -65,8 +65,9 @@ struct RetrievalOptions {
   TopK k = TopK::same(64);
   SelectBy select_by = SelectBy::query_head;
   /// What stands for the rows of the context that are not found: spec of an index that the context
-  /// has and that codes values too ("codes:k=16,v=8"); "none"; or "": what the index above has.
-  /// With a tail all of the session's own tokens are attended.
+  /// has and that codes values too ("codes:k=16,v=8"); "mean", which the context must have
+  /// likewise: their mean value, with the mass that keys' codes tell; "none"; or "": what the index
+  /// above has. With a tail all of the session's own tokens are attended.
   std::string tail = {};
   std::int64_t dense_layers = 0;  ///< the first n layers attend every token
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1

@@ -51,7 +51,7 @@ void add_flags(CLI::App& command, FidelityFlags& flags) {
     command.remove_option(command.get_option(one));
   }
   command.add_option("--kv-topk", flags.ks, "rows per layer such as 64")->expected(1)->take_all();
-  command.add_option("--kv-tail", flags.tails, "none, or an index with codes of values")
+  command.add_option("--kv-tail", flags.tails, "none, mean, or an index with codes of values")
       ->expected(1)
       ->take_all();
   flags.prefill.mode = "window";

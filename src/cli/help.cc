@@ -37,7 +37,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --needle-text T --question Q --answer A                  a needle of your own instead
   --separate             a context for each needle; passkey and own needles always have that
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
-  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8 [what the index has]
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
@@ -66,7 +66,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -n, --predict N        tokens to generate at most [128]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF1024,SQ8 [exact]
-  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8 [what the index has]
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
@@ -103,7 +103,7 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
   --questions N|LIST     N facts asked for, spread evenly, or depths in percent [4]
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare [exact]
-  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8; repeat to compare
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes; repeat to compare
                          [what the index has]
   --kv-topk K            rows retrieved per layer; repeat to compare [256]
   --kv-select HOW        query_head or group chooses rows [query_head]
@@ -114,7 +114,7 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   --csv FILE             the same as CSV, without errors by layer
   --svg FILE             error and KL against the bytes read per token, as a picture
 examples:
-  topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail codes
+  topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail mean --kv-tail codes
   topkv fidelity -m models/needle-14m --kv-index codes --kv-topk 64 --kv-topk 256 --svg codes.svg
 )";
 
@@ -132,7 +132,7 @@ uniformly, odd layers broadly, others sharply: decode prints how much the best r
   --seed N [42]          --json   a JSON line per row, times in seconds
 decode: one token at a time, for each index with each k
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
-  --kv-tail SPEC         what stands for all other rows: none, codes:k=16,v=8 [what the index has]
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer; repeat to compare several [64]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]

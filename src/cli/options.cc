@@ -57,7 +57,7 @@ void add_flags(CLI::App& command, RetrievalFlags& flags) {
       ->expected(1)
       ->take_all();
   command.add_option("--kv-tail", flags.tail,
-                     "none, or an index with codes of values, such as codes");
+                     "none, mean, or an index with codes of values, such as codes");
   command.add_option("--kv-topk", flags.k, "rows per layer such as 64 or uniform:512");
   command.add_option("--kv-window", flags.window, a_count);
   command.add_option("--kv-sinks", flags.sinks, a_count);
@@ -211,7 +211,7 @@ void check_tail(const std::string& tail) {
     throw UsageError(fmt::format("--kv-tail: {}", error.what()));
   }
   throw UsageError(fmt::format(
-      "--kv-tail: index \"{}\" has no codes of values; expected none, or codes:k=16,v=8 "
+      "--kv-tail: index \"{}\" has no codes of values; expected none, mean, or codes:k=16,v=8 "
       "for example",
       tail));
 }
@@ -228,7 +228,9 @@ std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,
 
 std::string full_spec(const std::string& spec) {
   try {
-    return IndexSpec(spec).text();
+    const IndexSpec index(spec);
+    index.check_index();
+    return index.text();
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-index: {}", error.what()));
   }

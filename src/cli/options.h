@@ -87,7 +87,7 @@ void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, s
 /// directory without texts.
 void check_haystack_flag(const std::string& haystack);
 
-/// Throws UsageError unless --kv-tail is "", "none" or an index that codes values.
+/// Throws UsageError unless --kv-tail is "", "none", "mean" or an index that codes values.
 void check_tail(const std::string& tail);
 
 /// --kv-tail in one spelling: "", "none" or a full spec.

@@ -38,7 +38,9 @@ DType Context::dtype() const { return store_->dtype(); }
 ContextMemory Context::memory() const {
   ContextMemory memory;
   memory.rows_bytes = store_->bytes();
-  for (const auto& set : indices_) memory.index_bytes += set->memory();
+  for (const auto& set : indices_) {
+    memory.index_bytes += set->shared ? set->tail_memory() : set->memory();
+  }
   return memory;
 }
 
@@ -63,6 +65,18 @@ const Context::IndexSet* Context::find(std::string_view normal) const {
   const auto found = std::find_if(indices_.begin(), indices_.end(),
                                   [&](const auto& set) { return set->spec.text() == normal; });
   return found == indices_.end() ? nullptr : found->get();
+}
+
+/// One whose heads serve an index of this spec as well; null: none.
+const Context::IndexSet* Context::serving(const IndexSpec& spec) const {
+  for (const auto& set : indices_) {
+    for (const auto& head : set->heads) {
+      if (head == nullptr) continue;
+      if (spec.kind().is_served_by(*head)) return set.get();
+      break;  // all are alike
+    }
+  }
+  return nullptr;
 }
 
 bool Context::has_index(std::string_view spec) const {
@@ -115,6 +129,10 @@ std::shared_ptr<const Context> Context::with_index(std::string_view text,
   if (find(spec.text()) == nullptr) {
     spec.check(shape_.head_dim, tokens());
     const auto set = std::make_shared<IndexSet>(make_indices(spec, shape_));
+    if (const IndexSet* other = serving(spec); other != nullptr) {
+      set->heads = other->heads;
+      set->shared = true;
+    }
     const auto build = [&](const std::stop_token& stop) {
       parallel_for(shape_.layers * shape_.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
@@ -122,8 +140,10 @@ std::shared_ptr<const Context> Context::with_index(std::string_view text,
           KeyIndex* index = set->heads[at].get();
           if (index == nullptr) continue;
           const RowsView rows = store_->rows(i / shape_.kv_heads, i % shape_.kv_heads);
-          index->add(rows.keys(), stop);
-          index->build(stop);
+          if (!set->shared) {
+            index->add(rows.keys(), stop);
+            index->build(stop);
+          }
           set->tails[at] = spec.kind().make_tail(*index, rows, stop);
         }
       });

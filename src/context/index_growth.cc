@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "index/index_kind.h"
 #include "src/core/threads.h"
 #include "src/core/watched.h"
 
@@ -25,6 +26,11 @@ std::int64_t GrownIndex::inserted() const {
 std::int64_t GrownIndex::memory() const {
   std::int64_t sum = 0;
   for (const auto& index : heads) sum += index ? index->memory() : 0;
+  return sum + tail_memory();
+}
+
+std::int64_t GrownIndex::tail_memory() const {
+  std::int64_t sum = 0;
   for (const auto& tail : tails) sum += tail ? tail->memory() : 0;
   return sum;
 }
@@ -39,7 +45,7 @@ GrownIndex make_indices(const IndexSpec& spec, const AttentionShape& shape) {
   GrownIndex indices{spec, {}, {}};
   for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
     const bool sliding = shape.window_of(i / shape.kv_heads) > 0;
-    indices.heads.push_back(sliding ? nullptr : spec.make());
+    indices.heads.push_back(sliding ? nullptr : spec.kind().make());
   }
   indices.tails.resize(indices.heads.size());
   return indices;

@@ -23,12 +23,15 @@ namespace topkv {
 /// window.
 struct GrownIndex {
   IndexSpec spec;
-  std::vector<std::unique_ptr<KeyIndex>> heads;  // [layers, kv_heads]
+  std::vector<std::shared_ptr<KeyIndex>> heads;  // [layers, kv_heads]
   std::vector<std::unique_ptr<RowTail>> tails;   // likewise; null where the index has none
+  bool shared = false;                           // the heads are another's too, which counts them
 
   /// Keys inserted so far, over all heads. Safe from any thread.
   std::int64_t inserted() const;
   std::int64_t memory() const;
+  /// Beyond what the heads hold.
+  std::int64_t tail_memory() const;
   /// Keys that there are when each head has those of so many tokens.
   std::int64_t keys(std::int64_t tokens) const;
 };

@@ -120,16 +120,18 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   at_least(options.dense_layers, 0, "dense_layers");
   at_least(options.capacity, 1, "capacity");
   at_least(options.memory_budget, 0, "memory_budget");
-  const std::string typed = std::exchange(options.index, IndexSpec(options.index).text());
+  const IndexSpec index(options.index);
+  index.check_index();
+  const std::string typed = std::exchange(options.index, index.text());
   for (std::int64_t layer = 0; layer < context->shape().layers; ++layer) {
     if (context->shape().window_of(layer) > 0) continue;
     context->index(typed, layer, 0);  // throws when the context has no such index
     options.tail = choose_tail(options, context->tail(options.index, layer, 0) != nullptr);
     if (options.tail != no_tail && context->tail(options.tail, layer, 0) == nullptr) {
-      throw InvalidArgument(
-          fmt::format("tail: the context has no index '{}' that codes values, among {}; name one "
-                      "such as codes:k=16,v=8, and add it with with_index",
-                      options.tail, fmt::join(context->indices(), ", ")));
+      throw InvalidArgument(fmt::format(
+          "tail: '{}' is no tail of the context, which has {}; name mean, or an index that "
+          "codes values such as codes:k=16,v=8, and add it with with_index",
+          options.tail, fmt::join(context->indices(), ", ")));
     }
     break;
   }

@@ -278,6 +278,24 @@ class Comparison {
               (tokens * static_cast<double>(retrieving * shape_.q_heads));
   }
 
+  /// Of an index in a layer, without a tail.
+  std::int64_t index_bytes(const std::string& spec, std::int64_t layer) const {
+    std::int64_t bytes = 0;
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      bytes += context_->index(spec, layer, head).memory();
+    }
+    return bytes;
+  }
+
+  /// Those of them that are the tail's as well.
+  std::int64_t shared_bytes(const RetrievalOptions& options, std::int64_t layer) const {
+    if (options.tail == "none" ||
+        &context_->index(options.index, layer, 0) != &context_->index(options.tail, layer, 0)) {
+      return 0;
+    }
+    return index_bytes(options.index, layer);
+  }
+
   /// rows: per token, over all layers and query heads.
   void count_bytes(Fidelity& of, double rows) const {
     const std::int64_t half = shape_.head_dim * bytes_of(context_->dtype());
@@ -289,15 +307,16 @@ class Comparison {
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       const std::int64_t all = shape_.kv_heads * context_->tokens() * half;
       if (layer < of.options.dense_layers && shape_.window_of(layer) == 0) read += 2 * all;
-      if (layer < of.options.dense_layers || shape_.window_of(layer) > 0) continue;
+      if (shape_.window_of(layer) > 0) continue;
+      const std::int64_t both = shared_bytes(of.options, layer);
+      if (tail != index) of.bytes_held_host -= both;
+      if (layer < of.options.dense_layers) continue;
       if (index == "exact") {
         read += all;
       } else if (!index.starts_with("codes")) {
         return;  // a graph or lists: how much is not known
-      } else if (tail != index) {
-        for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-          read += context_->index(index, layer, head).memory();
-        }
+      } else {
+        read += index_bytes(index, layer) - both;
       }
     }
     if (tail != "none") read += context_->index_bytes(tail);
