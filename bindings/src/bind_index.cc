@@ -112,7 +112,7 @@ void bind_index(py::module_& module) {
                              "True when keys added after build are found too.")
       .def_property_readonly("has_tail", &IndexSpec::has_tail,
                              "Whether it codes values too, and so can stand for rows that are not "
-                             "attended.")
+                             "attended; and of \"mean\", which is that alone.")
       .def("check", &IndexSpec::check, py::arg("dim"), py::arg("keys"),
            "Raises InvalidArgument when the index cannot be built over so many keys of this dim.")
       .def("__eq__",

@@ -20,10 +20,10 @@ TopK parse_k(const py::object& k) {
 
 std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object& device,
                                     const std::string& index, const std::string& tail,
-                                    const py::object& k,
-                                    const std::string& select_by, std::int64_t dense_layers,
-                                    std::int64_t window, std::int64_t sinks, std::int64_t capacity,
-                                    bool measure_recall, std::int64_t memory_budget) {
+                                    const py::object& k, const std::string& select_by,
+                                    std::int64_t dense_layers, std::int64_t window,
+                                    std::int64_t sinks, std::int64_t capacity, bool measure_recall,
+                                    std::int64_t memory_budget) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
                               .select_by = parse_select_by(select_by),
@@ -125,7 +125,8 @@ void bind_session(py::module_& module) {
       "Attention is taken, under one softmax, over the first `sinks` tokens, "
       "the last `window`, and the k rows that the index finds among the rest. "
       "tail: what stands for the rows that are not found: the spec of an index of the context that "
-      "codes values too, \"none\", or \"\", what the index itself has. "
+      "codes values too, \"mean\" (their mean value, if the context has that), \"none\", or \"\", "
+      "what the index itself has. "
       "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
       "\"linear:SUM\" over the layers. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
@@ -133,10 +134,10 @@ void bind_session(py::module_& module) {
       "for what the machine has free.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
-           py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64, py::arg("select_by") = "query_head",
-           py::arg("dense_layers") = 0, py::arg("window") = 1024, py::arg("sinks") = 4,
-           py::arg("capacity") = 16384, py::arg("measure_recall") = false,
-           py::arg("memory_budget") = 0)
+           py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
+           py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
+           py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("capacity") = 16384,
+           py::arg("measure_recall") = false, py::arg("memory_budget") = 0)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0,
@@ -189,10 +190,10 @@ void bind_session(py::module_& module) {
           },
           "One TailFigures per layer; with heads = 0 where there is no tail.")
       .def("__repr__", [](const SessionHandle& self) {
-        return fmt::format("<Session of {} own tokens over {} of the context, index {}, tail {}, on {}>",
-                           self.session.own_tokens(), self.context->tokens(),
-                           self.session.options().index, self.session.options().tail,
-                           self.session.device().name());
+        return fmt::format(
+            "<Session of {} own tokens over {} of the context, index {}, tail {}, on {}>",
+            self.session.own_tokens(), self.context->tokens(), self.session.options().index,
+            self.session.options().tail, self.session.device().name());
       });
 }
 

@@ -433,13 +433,20 @@ def test_a_tail_brings_sessions_near_to_dense_attention_and_changes_no_other(dev
     assert 0 < distances["codes:k=32,v=16"] < 0.9 * distances[""]
     assert "tail codes:k=32,v=16" in repr(session.sessions[0])
     assert "index exact, tail none" in repr(self_session(model, ids, cache))
-    for tail in ("exact", "hnsw", "codes:v=0", "mean", None):
+    assert "tail mean" in repr(session_of(cache.session(tail="mean"), model, ids))
+    for tail in ("exact", "hnsw", "codes:v=0", "mean:k=16", "median", None):
         with pytest.raises(InvalidArgument):
             cache.session(tail=tail)
+    with pytest.raises(InvalidArgument, match="is a tail"):
+        cache.session(index="mean")
 
 
 def self_session(model, ids, cache):
     """The session of a cache with the cache's own options."""
-    plain = cache.session()
-    model(ids[:, cache.context.tokens :], past_key_values=plain, use_cache=True)
-    return plain.sessions[0]
+    return session_of(cache.session(), model, ids)
+
+
+def session_of(cache, model, ids):
+    """The first session of what cache.session() gave, once it has read the question."""
+    model(ids[:, cache.context.tokens :], past_key_values=cache, use_cache=True)
+    return cache.sessions[0]

@@ -52,7 +52,7 @@ class TopkCache(Cache):
       config: the model's own config object (``model.config``).
       index: spec of the index, such as "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8".
       tail: what stands for the rows that are not found: an index that codes values, such as "codes",
-        "none", or "": what `index` has.
+        "mean": their mean value, "none", or "": what `index` has.
       k: rows retrieved per query head (a number, a list, or a schedule such as "uniform:512"; lists
         and sums are over the full-attention layers).
       window, sinks: tokens attended exactly, at the end and at the beginning.

@@ -120,8 +120,8 @@ def check(options: Options) -> Options:
     tail = options.session["tail"]
     if tail not in NO_TAIL_SPEC and not topkv.IndexSpec(tail).has_tail:
         raise InvalidArgument(
-            f'tail is {tail!r}, which has no codes of values; expected "none", or '
-            '"codes:k=16,v=8" for example'
+            f'tail is {tail!r}, which has no codes of values; expected "none", "mean", '
+            'or "codes:k=16,v=8" for example'
         )
     shape = topkv.AttentionShape(layers=options.layers, q_heads=1, kv_heads=1, head_dim=64)
     builder = topkv.ContextBuilder(
