@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "index/key_list.h"
 #include "index/principal_axes.h"
@@ -55,6 +56,7 @@ CodeAxes CodeAxes::mean_of(const KeyView& vectors) {
   const std::int64_t dim = vectors.dim;
   const std::int64_t pieces = (vectors.count + piece_size - 1) / piece_size;
   std::vector<double> sums(static_cast<std::size_t>(pieces * dim));
+  std::vector<double> squares(static_cast<std::size_t>(pieces));
   parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> vector(static_cast<std::size_t>(dim));
     for (std::int64_t piece = begin; piece < end; ++piece) {
@@ -62,17 +64,26 @@ CodeAxes CodeAxes::mean_of(const KeyView& vectors) {
       const std::int64_t last = std::min(vectors.count, (piece + 1) * piece_size);
       for (std::int64_t i = piece * piece_size; i < last; ++i) {
         widen_key(vectors, i, vector.data());
-        for (std::int64_t j = 0; j < dim; ++j) sum[j] += vector[static_cast<std::size_t>(j)];
+        for (std::int64_t j = 0; j < dim; ++j) {
+          const double x = vector[static_cast<std::size_t>(j)];
+          sum[j] += x;
+          squares[static_cast<std::size_t>(piece)] += x * x;
+        }
       }
     }
   });
   CodeAxes axes;
   axes.dim_ = dim;
+  double of_mean = 0;  // its square
   for (std::int64_t j = 0; j < dim; ++j) {
     double sum = 0;
     for (std::int64_t i = 0; i < pieces; ++i) sum += sums[static_cast<std::size_t>(i * dim + j)];
-    axes.mean_.push_back(static_cast<float>(sum / static_cast<double>(vectors.count)));
+    const double mean = sum / static_cast<double>(vectors.count);
+    axes.mean_.push_back(static_cast<float>(mean));
+    of_mean += mean * mean;
   }
+  const double all = std::accumulate(squares.begin(), squares.end(), 0.0);
+  axes.variances_ = {std::max(0.0, all / static_cast<double>(vectors.count) - of_mean)};
   return axes;
 }
 

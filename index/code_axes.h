@@ -22,7 +22,7 @@ class CodeAxes {
   /// REQUIRES: vectors.count > 0. Throws InvalidArgument when one is not finite.
   CodeAxes(const KeyView& vectors, std::vector<float>& sample);
 
-  /// Of all vectors the mean alone, neither axes nor variances; the scale is 1. The result does not
+  /// Of all vectors the mean and, instead of variances, their sum; no axes. The scale is 1. The result does not
   /// depend on the number of threads. Throws InvalidArgument when a vector is not finite.
   static CodeAxes mean_of(const KeyView& vectors);
 

@@ -37,6 +37,7 @@ float chance(std::uint32_t value, std::uint32_t axis) {
 ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   if (bits == 0) {
     axes_ = CodeAxes::mean_of(values);
+    variance_ = error_variance_ = static_cast<float>(axes_.variances().front());
     return;
   }
   std::vector<float> sample;

@@ -131,7 +131,8 @@ TEST(CodeTail, SaysHowFarOffItIs) {
   // it, on average over them.
   for (const auto& [params, size] : {std::pair(CodesParams{16, 8}, 1.0F),
                                      {CodesParams{8, 4}, 1.5F},
-                                     {CodesParams{16, 2}, 0.2F}}) {
+                                     {CodesParams{16, 2}, 0.2F},
+                                     {CodesParams{16, 0}, 1.0F}}) {
     const Coded coded(4000, 64, params);
     reference::Rows rows;
     rows.dim = 64;

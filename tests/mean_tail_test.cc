@@ -35,6 +35,16 @@ using test::Tail;
 
 constexpr CodesParams mean_params{.key_bytes = 16, .value_bytes = 0};
 
+/// Both parts of the tail as one.
+void attend(const RowTail& tail, const QueryBlock& queries,
+            std::span<const std::span<const std::int64_t>> taken, std::span<const float> ceilings,
+            float scale, float softcap, PartialView out) {
+  Partial estimate(queries.count, queries.dim);
+  std::vector<TailNoise> noise(static_cast<std::size_t>(queries.count));
+  tail.attend(queries, taken, ceilings, scale, softcap, {estimate.view(), out, noise.data()});
+  merge(out, estimate.view());
+}
+
 TEST(MeanTail, IsTheMeanOfAllValuesWithTheMassThatKeysCodesTell) {
   for (const std::int64_t dim : {7, 64, 128, 256}) {
     // More rows than one thread takes at a time, once.
@@ -64,8 +74,8 @@ TEST(MeanTail, IsTheMeanOfAllValuesWithTheMassThatKeysCodesTell) {
     const std::vector<float> ceilings = {no_ceiling, 1.0F, 0.4F};
     for (const float softcap : {0.0F, 3.0F}) {
       Partial out(queries, dim);
-      coded.tail->attend({q.data(), queries, dim, allowed}, spans, ceilings, scale, softcap,
-                         out.view());
+      attend(*coded.tail, {q.data(), queries, dim, allowed}, spans, ceilings, scale, softcap,
+             out.view());
       for (std::int64_t i = 0; i < queries; ++i) {
         const auto at = static_cast<std::size_t>(i);
         const float* query = q.data() + i * dim;
@@ -119,8 +129,8 @@ TEST(MeanTail, WhatIsTakenAndTheRestAreTwoPartsOfOneSum) {
   const auto tail_without = [&](const std::vector<std::int64_t>& taken) {
     const std::span<const std::int64_t> span(taken);
     Partial out(1, dim);
-    coded.tail->attend({q.data(), 1, dim, {&all, 1}}, {&span, 1}, {&no_ceiling, 1}, 0.3F, 0,
-                       out.view());
+    attend(*coded.tail, {q.data(), 1, dim, {&all, 1}}, {&span, 1}, {&no_ceiling, 1}, 0.3F, 0,
+           out.view());
     return out;
   };
   std::vector<std::int64_t> every(5000);
@@ -147,7 +157,7 @@ TEST(MeanTail, NoRowsAndHugeRowsGiveNoNonsense) {
     index.build({});
     const CodeTail tail(index, rows, 0, {});
     Partial out(1, 16);
-    tail.attend({q.data(), 1, 16, {&range, 1}}, {&none, 1}, {&no_ceiling, 1}, 1, 0, out.view());
+    attend(tail, {q.data(), 1, 16, {&range, 1}}, {&none, 1}, {&no_ceiling, 1}, 1, 0, out.view());
     return out;
   };
   for (const float key_size : {0.0F, 1e-30F, 1e10F, 1e30F}) {

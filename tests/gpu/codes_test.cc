@@ -313,8 +313,10 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
         }
         const TailNoise& noise = got.noise[static_cast<std::size_t>(at)];
         const ValueCoder& values = head.tail->coder();
-        EXPECT_NEAR(noise.weights / (squares * std::expm1(s * s)), 1, 0.1) << "head " << at;
-        EXPECT_NEAR(noise.values / (squares * values.error_variance()), 1, 0.1) << "head " << at;
+        if (c.size > 1e-3F) {  // with scores that are all alike, a threshold may fall anywhere
+          EXPECT_NEAR(noise.weights / (squares * std::expm1(s * s)), 1, 0.1) << "head " << at;
+          EXPECT_NEAR(noise.values / (squares * values.error_variance()), 1, 0.1) << "head " << at;
+        }
         EXPECT_EQ(noise.spread, values.variance());
         for (std::size_t i = 0; i < coded.size(); ++i) {
           if (std::ranges::binary_search(found, coded[i])) continue;
