@@ -9,7 +9,7 @@ namespace topkv {
 struct TailNoise {
   float weights = 0;  ///< (exp(s²) - 1) Σ p², where s² is the variance of e
   float values = 0;   ///< Σ p² times the variance of a value's error
-  float spread = 0;   ///< of the values about their mean: the variance
+  float spread = 0;   ///< of what values' codes stand for, about its mean: the variance
 };
 
 }  // namespace topkv

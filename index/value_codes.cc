@@ -37,15 +37,15 @@ float chance(std::uint32_t value, std::uint32_t axis) {
 ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   if (bits == 0) {
     axes_ = CodeAxes::mean_of(values);
-    variance_ = error_variance_ = static_cast<float>(axes_.variances().front());
+    error_variance_ = static_cast<float>(axes_.variances().front());
     return;
   }
   std::vector<float> sample;
   axes_ = CodeAxes(values, sample);
   const std::int64_t used = std::min(bits, values.dim);
   lanes_ = ((used + 1) / 2 + 15) / 16 * 16;
-  const double all = std::accumulate(axes_.variances().begin(), axes_.variances().end(), 0.0);
-  double left = all;
+  double left = std::accumulate(axes_.variances().begin(), axes_.variances().end(), 0.0);
+  double coded = 0;
   for (const std::vector<float>& along : axes_.spread(sample, used, levels_sample)) {
     float low = along[along.size() / beyond];
     float high = along[along.size() - 1 - along.size() / beyond];
@@ -57,14 +57,18 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
     high_.push_back(high);
     // Of a value between the levels, by chance (high - x)(x - low); of one beyond, its distance.
     double sum = 0;
+    double met = 0;
     for (const float x : along) {
-      const float beyond_by = x < low ? low - x : x > high ? x - high : 0.0F;
-      sum += x >= low && x <= high ? (high - x) * (x - low) : beyond_by * beyond_by;
+      const float at = std::clamp(x, low, high);
+      sum += (high - at) * (at - low) + (x - at) * (x - at);
+      met += at;
     }
-    left += sum / static_cast<double>(along.size()) - axes_.variances()[low_.size() - 1];
+    const auto count = static_cast<double>(along.size());
+    left += sum / count - axes_.variances()[low_.size() - 1];
+    coded += (high - met / count) * (met / count - low);
   }
   const double scale = axes_.scale();
-  variance_ = static_cast<float>(all / scale / scale);
+  variance_ = static_cast<float>(coded / scale / scale);
   error_variance_ = static_cast<float>(left / scale / scale);
 }
 

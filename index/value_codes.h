@@ -52,7 +52,8 @@ class ValueCoder {
   /// the bit of axis a: [2 * lanes]. value: [dim].
   void mean_of(const float* sums, float total, float* value) const;
 
-  /// Of values about their mean, and of what codes leave of that: the squared distance, on average.
+  /// The squared distance, on average, of what codes stand for from its mean, and of a value from
+  /// what its code stands for.
   float variance() const { return variance_; }
   float error_variance() const { return error_variance_; }
 
