@@ -126,6 +126,23 @@ def test_a_small_k_attends_sinks_window_and_the_best_rows_alone(random):
     assert times[0].total >= times[0].search > 0
 
 
+def test_a_session_with_a_tail_tells_how_good_it_was(random):
+    steps = Steps(random, 401)
+    context = steps.context(400).with_index("codes")
+    session = topkv.Session(context, k=8, window=6, tail="codes")
+    steps.run(session, 400, 401)
+    figures = session.tail_figures()
+    assert [of.heads for of in figures] == [Q_HEADS] * LAYERS
+    for of in figures:
+        assert 0 < of.mean_exact_mass < 1 and of.exact_mass == of.mean_exact_mass * of.heads
+        assert 0 < of.mean_error < 2
+    assert repr(figures[0]).startswith(f"TailFigures(heads={Q_HEADS}, mean_exact_mass=0.")
+    assert session.stats().device_code_bytes == 0  # the host searches
+    without = topkv.Session(context, k=8, window=6)
+    steps.run(without, 400, 401)
+    assert [of.heads for of in without.tail_figures()] == [0] * LAYERS
+
+
 def test_k_may_be_per_layer_or_a_sum(random):
     steps = Steps(random, 101)
     context = steps.context(100)
