@@ -3,18 +3,8 @@
 # usage: cli_fidelity.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
 set -u
 topkv=$1 model=$2 work=$3
+. "$(dirname "$0")/holds.sh"
 rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
-failures=0
-
-# holds WHAT COMMAND...: the command succeeds
-holds() {
-  what=$1
-  shift
-  "$@" >/dev/null || {
-    failures=$((failures + 1))
-    echo "FAILED: $what"
-  }
-}
 fidelity() {
   "$topkv" fidelity -m "$model" -c 1500 --questions 1 --kv-window 64 "$@" >stdout 2>stderr
 }
@@ -47,5 +37,4 @@ cp b.csv kept.csv
 holds 'a run that fails' [ $? -eq 2 ]
 holds 'keeps an old file' cmp b.csv kept.csv
 
-[ "$failures" -eq 0 ] && echo "all as it should be"
-[ "$failures" -eq 0 ]
+end

@@ -4,18 +4,8 @@
 # usage: cli_needle.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
 set -u
 topkv=$1 model=$2 work=$3
+. "$(dirname "$0")/holds.sh"
 rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
-failures=0
-
-# holds WHAT COMMAND...: the command succeeds
-holds() {
-  what=$1
-  shift
-  "$@" >/dev/null || {
-    failures=$((failures + 1))
-    echo "FAILED: $what"
-  }
-}
 needle() { "$topkv" needle -m "$model" -c 2K --depths 3 -n 12 -o out "$@" >stdout 2>stderr; }
 
 holds 'a grid runs to its end' needle
@@ -117,5 +107,4 @@ for file in run.json cells.jsonl summary.csv heatmap.svg; do
   holds "its $file is UTF-8" iconv -f utf-8 -t utf-8 "out-$bad/$file"
 done
 
-[ "$failures" -eq 0 ] && echo "all as it should be"
-[ "$failures" -eq 0 ]
+end

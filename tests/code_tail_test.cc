@@ -23,23 +23,14 @@
 namespace topkv {
 namespace {
 
+using reference::distance;
+using test::attend;
 using test::Coded;
-using test::distance;
 using test::expected;
 using test::no_ceiling;
 using test::Stream;
 using test::Tail;
-
-/// Both parts of the tail as one.
-void attend(const Coded& coded, const QueryBlock& queries,
-            std::span<const std::span<const std::int64_t>> taken, std::span<const float> ceilings,
-            float scale, float softcap, PartialView out) {
-  Partial estimate(queries.count, queries.dim);
-  std::vector<TailNoise> noise(static_cast<std::size_t>(queries.count));
-  coded.tail->attend(queries, taken, ceilings, scale, softcap,
-                     {estimate.view(), out, noise.data()});
-  merge(out, estimate.view());
-}
+using test::TailQueries;
 
 TEST(CodeTail, IsTheAttentionOverTheRowsThatCodesStandFor) {
   for (const std::int64_t dim : {7, 32, 64, 80, 128, 256}) {
@@ -48,36 +39,26 @@ TEST(CodeTail, IsTheAttentionOverTheRowsThatCodesStandFor) {
       const bool many = dim == 32 && params.key_bytes == 16;
       const Coded coded(many ? 70000 : 3001, dim, params);
       const reference::Rows rows = coded.decoded();
-      const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
-      constexpr std::int64_t queries = 3;
-      const auto q = reference::random_floats(queries * dim, 7, 1.0F);
-      const std::vector<PositionRange> allowed = {
-          {0, coded.count}, {5, coded.count - 77}, {1300, 1311}};
-      const std::vector<std::set<std::int64_t>> taken = {{}, {5, 6, 100, 2000, 2923}, {1305}};
-      std::vector<std::vector<std::int64_t>> lists;
-      std::vector<std::span<const std::int64_t>> spans;
-      for (const auto& set : taken) lists.emplace_back(set.begin(), set.end());
-      for (const auto& list : lists) spans.emplace_back(list);
-      const std::vector<float> ceilings = {no_ceiling, 1.0F, 0.4F};
+      const TailQueries of(coded);
       for (const float softcap : {0.0F, 3.0F}) {
-        Partial out(queries, dim);
-        attend(coded, {q.data(), queries, dim, allowed}, spans, ceilings, scale, softcap,
-               out.view());
-        for (std::int64_t i = 0; i < queries; ++i) {
-          const float* query = q.data() + i * dim;
+        Partial out(of.count, dim);
+        attend(*coded.tail, {of.q.data(), of.count, dim, of.allowed}, of.spans, of.ceilings,
+               of.scale, softcap, out.view());
+        for (std::int64_t i = 0; i < of.count; ++i) {
+          const float* query = of.q.data() + i * dim;
           CodeTables tables;
           coded.index->coder().make_tables(query, tables);
           // Entries of the tables are off by up to half a step each, all with the same sign at
           // worst; weights by as much.
           const double rounding =
-              scale * static_cast<double>(coded.index->coder().bytes()) * tables.step;
+              of.scale * static_cast<double>(coded.index->coder().bytes()) * tables.step;
           const double variance =
-              softcap > 0
-                  ? 0.0
-                  : scale * scale * static_cast<double>(coded.index->coder().error_variance(query));
+              softcap > 0 ? 0.0
+                          : of.scale * of.scale *
+                                static_cast<double>(coded.index->coder().error_variance(query));
           const auto at = static_cast<std::size_t>(i);
-          const Tail want = expected(coded, rows, query, scale, softcap, variance, ceilings[at],
-                                     allowed[at], taken[at]);
+          const Tail want = expected(coded, rows, query, of.scale, softcap, variance,
+                                     of.ceilings[at], of.allowed[at], of.taken[at]);
           EXPECT_NEAR(out.lse()[at], want.lse, rounding + 2e-3)
               << dim << " k " << params.key_bytes << " query " << i;
           // The rounding of weights to 6 bits: up to one unit of 1 / 62.5 for each of the 16 lanes
@@ -111,7 +92,8 @@ TEST(CodeTail, TakingRowsMovesThemOutAndNothingElse) {
   const auto tail_without = [&](const std::vector<std::int64_t>& taken) {
     const std::span<const std::int64_t> span(taken);
     Partial out(1, 48);
-    attend(coded, {q.data(), 1, 48, {&all, 1}}, {&span, 1}, {&no_ceiling, 1}, scale, 0, out.view());
+    attend(*coded.tail, {q.data(), 1, 48, {&all, 1}}, {&span, 1}, {&no_ceiling, 1}, scale, 0,
+           out.view());
     return out.lse()[0];
   };
   std::vector<std::int64_t> every(5000);
@@ -182,14 +164,16 @@ TEST(CodeTail, NoRowsAndHugeRowsGiveNoNonsense) {
   for (const float size : {0.0F, 1e-30F, 1e10F, 1e30F}) {
     const Coded coded(1000, 16, {}, size);
     Partial out(1, 16);
-    attend(coded, {q.data(), 1, 16, {&all, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0, out.view());
+    attend(*coded.tail, {q.data(), 1, 16, {&all, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0,
+           out.view());
     EXPECT_FALSE(std::isnan(out.lse()[0])) << size;
     for (const float x : out.out()) EXPECT_FALSE(std::isnan(x)) << size;
   }
   const Coded coded(100, 16);
   const PositionRange empty{40, 40};
   Partial out(1, 16);
-  attend(coded, {q.data(), 1, 16, {&empty, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0, out.view());
+  attend(*coded.tail, {q.data(), 1, 16, {&empty, 1}}, {&none, 1}, {&no_ceiling, 1}, scale, 0,
+         out.view());
   EXPECT_EQ(out.lse()[0], empty_lse);
 }
 

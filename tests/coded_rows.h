@@ -1,4 +1,4 @@
-// Rows whose codes make a tail, what that must be in float64, and how far outputs lie apart.
+// Rows whose codes make a tail, and what that must be in float64.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <random>
 #include <set>
+#include <span>
 #include <stop_token>
 #include <utility>
 #include <vector>
@@ -20,34 +20,14 @@ namespace topkv::test {
 
 inline constexpr float no_ceiling = std::numeric_limits<float>::infinity();
 
-/// Vectors that vary most along a few directions.
-inline std::vector<float> some_vectors(std::int64_t count, std::int64_t dim, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> directions(static_cast<std::size_t>(dim * dim));
-  for (float& x : directions) x = normal(random) / std::sqrt(static_cast<float>(dim));
-  std::vector<float> out(static_cast<std::size_t>(count * dim));
-  for (std::int64_t i = 0; i < count; ++i) {
-    float size = 1;
-    for (std::int64_t a = 0; a < dim; ++a, size *= 0.93F) {
-      const float x = size * normal(random);
-      for (std::int64_t j = 0; j < dim; ++j) {
-        out[static_cast<std::size_t>(i * dim + j)] +=
-            x * directions[static_cast<std::size_t>(a * dim + j)];
-      }
-    }
-  }
-  return out;
-}
-
 /// Rows with an index of codes and its tail, and what codes stand for. Values of 0 bytes: their
 /// mean.
 struct Coded {
   Coded(std::int64_t count, std::int64_t dim, CodesParams params = {}, float key_size = 2)
       : count(count),
         dim(dim),
-        keys(some_vectors(count, dim, 1)),
-        values(some_vectors(count, dim, 2)) {
+        keys(reference::some_vectors(count, dim, 1)),
+        values(reference::some_vectors(count, dim, 2)) {
     for (float& x : keys) x *= key_size;
     for (std::int64_t i = 0; i < count * dim; ++i) {  // values have a mean
       values[static_cast<std::size_t>(i)] += std::cos(static_cast<float>(i % dim));
@@ -118,9 +98,6 @@ struct Tail {
   std::vector<double> out;
 };
 
-/// The normal distribution.
-inline double normal(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
-
 /// Attention over rows in float64, codes' masses multiplied by exp(variance / 2) and what the
 /// ceiling leaves of it.
 inline Tail expected(const Coded& coded, const reference::Rows& rows, const float* q, double scale,
@@ -138,7 +115,8 @@ inline Tail expected(const Coded& coded, const reference::Rows& rows, const floa
       if (variance > 0) {
         const double s = std::sqrt(variance);
         const double x = std::min(ceiling - score, 1e9);
-        score += variance / 2 + std::log(normal((x - variance) / s) / normal(x / s));
+        score += variance / 2 +
+                 std::log(reference::normal_cdf((x - variance) / s) / reference::normal_cdf(x / s));
       } else {
         score = std::min(score, ceiling);
       }
@@ -160,18 +138,36 @@ inline Tail expected(const Coded& coded, const reference::Rows& rows, const floa
   return tail;
 }
 
-/// |a - b| / |b|
-inline double distance(const std::vector<std::vector<float>>& a,
-                       const std::vector<std::vector<float>>& b) {
-  double off = 0;
-  double size = 0;
-  for (std::size_t l = 0; l < a.size(); ++l) {
-    for (std::size_t i = 0; i < a[l].size(); ++i) {
-      off += (static_cast<double>(a[l][i]) - b[l][i]) * (static_cast<double>(a[l][i]) - b[l][i]);
-      size += static_cast<double>(b[l][i]) * b[l][i];
-    }
+/// Queries of a tail: all rows with none taken, a part, a few.
+struct TailQueries {
+  static constexpr std::int64_t count = 3;
+
+  explicit TailQueries(const Coded& coded)
+      : scale(1.0F / std::sqrt(static_cast<float>(coded.dim))),
+        q(reference::random_floats(count * coded.dim, 7, 1.0F)),
+        allowed{{0, coded.count}, {5, coded.count - 77}, {1300, 1311}} {
+    for (const auto& set : taken) lists.emplace_back(set.begin(), set.end());
+    for (const auto& list : lists) spans.emplace_back(list);
   }
-  return std::sqrt(off / size);
+  TailQueries(const TailQueries&) = delete;  // spans are of its own lists
+
+  float scale;
+  std::vector<float> q;
+  std::vector<PositionRange> allowed;
+  std::vector<std::set<std::int64_t>> taken = {{}, {5, 6, 100, 2000, 2923}, {1305}};
+  std::vector<std::vector<std::int64_t>> lists;
+  std::vector<std::span<const std::int64_t>> spans;
+  std::vector<float> ceilings = {no_ceiling, 1.0F, 0.4F};
+};
+
+/// Both parts of a tail as one.
+inline void attend(const RowTail& tail, const QueryBlock& queries,
+                   std::span<const std::span<const std::int64_t>> taken,
+                   std::span<const float> ceilings, float scale, float softcap, PartialView out) {
+  Partial estimate(queries.count, queries.dim);
+  std::vector<TailNoise> noise(static_cast<std::size_t>(queries.count));
+  tail.attend(queries, taken, ceilings, scale, softcap, {estimate.view(), out, noise.data()});
+  merge(out, estimate.view());
 }
 
 }  // namespace topkv::test

@@ -26,24 +26,16 @@
 namespace topkv {
 namespace {
 
+using reference::distance;
+using test::attend;
 using test::Coded;
-using test::distance;
 using test::expected;
 using test::no_ceiling;
 using test::Stream;
 using test::Tail;
+using test::TailQueries;
 
 constexpr CodesParams mean_params{.key_bytes = 16, .value_bytes = 0};
-
-/// Both parts of the tail as one.
-void attend(const RowTail& tail, const QueryBlock& queries,
-            std::span<const std::span<const std::int64_t>> taken, std::span<const float> ceilings,
-            float scale, float softcap, PartialView out) {
-  Partial estimate(queries.count, queries.dim);
-  std::vector<TailNoise> noise(static_cast<std::size_t>(queries.count));
-  tail.attend(queries, taken, ceilings, scale, softcap, {estimate.view(), out, noise.data()});
-  merge(out, estimate.view());
-}
 
 TEST(MeanTail, IsTheMeanOfAllValuesWithTheMassThatKeysCodesTell) {
   for (const std::int64_t dim : {7, 64, 128, 256}) {
@@ -61,35 +53,25 @@ TEST(MeanTail, IsTheMeanOfAllValuesWithTheMassThatKeysCodesTell) {
       }
       reach = std::max(reach, std::sqrt(square));
     }
-    const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
-    constexpr std::int64_t queries = 3;
-    const auto q = reference::random_floats(queries * dim, 7, 1.0F);
-    const std::vector<PositionRange> allowed = {
-        {0, coded.count}, {5, coded.count - 77}, {1300, 1311}};
-    const std::vector<std::set<std::int64_t>> taken = {{}, {5, 6, 100, 2000, 2923}, {1305}};
-    std::vector<std::vector<std::int64_t>> lists;
-    std::vector<std::span<const std::int64_t>> spans;
-    for (const auto& set : taken) lists.emplace_back(set.begin(), set.end());
-    for (const auto& list : lists) spans.emplace_back(list);
-    const std::vector<float> ceilings = {no_ceiling, 1.0F, 0.4F};
+    const TailQueries of(coded);
     for (const float softcap : {0.0F, 3.0F}) {
-      Partial out(queries, dim);
-      attend(*coded.tail, {q.data(), queries, dim, allowed}, spans, ceilings, scale, softcap,
-             out.view());
-      for (std::int64_t i = 0; i < queries; ++i) {
+      Partial out(of.count, dim);
+      attend(*coded.tail, {of.q.data(), of.count, dim, of.allowed}, of.spans, of.ceilings, of.scale,
+             softcap, out.view());
+      for (std::int64_t i = 0; i < of.count; ++i) {
         const auto at = static_cast<std::size_t>(i);
-        const float* query = q.data() + i * dim;
+        const float* query = of.q.data() + i * dim;
         CodeTables tables;
         coded.index->coder().make_tables(query, tables);
         // Entries of the tables are off by up to half a step each, and the table of corrections.
         const double rounding =
-            scale * static_cast<double>(coded.index->coder().bytes()) * tables.step + 2e-3;
+            of.scale * static_cast<double>(coded.index->coder().bytes()) * tables.step + 2e-3;
         const double variance =
-            softcap > 0
-                ? 0.0
-                : scale * scale * static_cast<double>(coded.index->coder().error_variance(query));
-        const Tail want = expected(coded, rows, query, scale, softcap, variance, ceilings[at],
-                                   allowed[at], taken[at]);
+            softcap > 0 ? 0.0
+                        : of.scale * of.scale *
+                              static_cast<double>(coded.index->coder().error_variance(query));
+        const Tail want = expected(coded, rows, query, of.scale, softcap, variance, of.ceilings[at],
+                                   of.allowed[at], of.taken[at]);
         EXPECT_NEAR(out.lse()[at], want.lse, rounding) << dim << " query " << i;
         // Rare rows have a share w of the mass; it is off by up to w (1 - w) <= 1 / 4 of the error
         // of the others' mass, and shifts the output by that part of the way between the two.

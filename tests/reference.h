@@ -81,4 +81,42 @@ inline std::vector<float> random_bf16(std::int64_t count, unsigned seed, float s
   return out;
 }
 
+/// Vectors that vary most along a few directions, `axes` of them at most.
+inline std::vector<float> some_vectors(std::int64_t count, std::int64_t dim, unsigned seed,
+                                       float largest = 1.0F, std::int64_t axes = 1 << 20) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> directions(static_cast<std::size_t>(dim * dim));
+  for (float& x : directions) x = normal(random) / std::sqrt(static_cast<float>(dim));
+  std::vector<float> out(static_cast<std::size_t>(count * dim));
+  for (std::int64_t i = 0; i < count; ++i) {
+    float size = largest;
+    for (std::int64_t a = 0; a < std::min(dim, axes); ++a, size *= 0.93F) {
+      const float x = size * normal(random);
+      for (std::int64_t j = 0; j < dim; ++j) {
+        out[static_cast<std::size_t>(i * dim + j)] +=
+            x * directions[static_cast<std::size_t>(a * dim + j)];
+      }
+    }
+  }
+  return out;
+}
+
+/// The normal distribution.
+inline double normal_cdf(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
+
+/// |a - b| / |b|
+inline double distance(const std::vector<std::vector<float>>& a,
+                       const std::vector<std::vector<float>>& b) {
+  double off = 0;
+  double size = 0;
+  for (std::size_t l = 0; l < a.size(); ++l) {
+    for (std::size_t i = 0; i < a[l].size(); ++i) {
+      off += (static_cast<double>(a[l][i]) - b[l][i]) * (static_cast<double>(a[l][i]) - b[l][i]);
+      size += static_cast<double>(b[l][i]) * b[l][i];
+    }
+  }
+  return std::sqrt(off / size);
+}
+
 }  // namespace reference

@@ -29,28 +29,11 @@ namespace {
 using gpu::CodeScan;
 using gpu::CudaCodes;
 using gpu::DeviceArray;
+using reference::distance;
+using reference::normal_cdf;
 using test::Feed;
 using test::Place;
 using test::TokenStream;
-
-/// Vectors in bf16 that vary most along a few directions.
-std::vector<float> some_vectors(std::int64_t count, std::int64_t dim, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> directions(static_cast<std::size_t>(dim * dim));
-  for (float& x : directions) x = normal(random) / std::sqrt(static_cast<float>(dim));
-  std::vector<float> out(static_cast<std::size_t>(count * dim));
-  for (std::int64_t i = 0; i < count; ++i) {
-    float size = 2;
-    for (std::int64_t a = 0; a < dim && a < 40; ++a, size *= 0.93F) {
-      const float x = size * normal(random);
-      for (std::int64_t j = 0; j < dim; ++j)
-        out[static_cast<std::size_t>(i * dim + j)] +=
-            x * directions[static_cast<std::size_t>(a * dim + j)];
-    }
-  }
-  return out;
-}
 
 std::vector<std::uint16_t> to_bf16_bits(const std::vector<float>& x) {
   std::vector<std::uint16_t> out;
@@ -62,14 +45,18 @@ std::vector<std::uint16_t> to_bf16_bits(const std::vector<float>& x) {
   return out;
 }
 
+std::vector<float> vectors(std::int64_t count, std::int64_t dim, unsigned seed) {
+  return reference::some_vectors(count, dim, seed, 2.0F, 40);
+}
+
 /// One KV head's rows, their codes, and what these stand for.
 struct Head {
   /// rare_count: -1: those that the index has.
   Head(std::int64_t count, std::int64_t dim, CodesParams bytes, unsigned seed,
        std::int64_t rare_count = -1)
       : dim(dim),
-        keys(to_bf16_bits(some_vectors(count, dim, seed))),
-        values(to_bf16_bits(some_vectors(count, dim, seed + 1))),
+        keys(to_bf16_bits(vectors(count, dim, seed))),
+        values(to_bf16_bits(vectors(count, dim, seed + 1))),
         index(bytes) {
     rows = {reinterpret_cast<const std::byte*>(keys.data()),
             reinterpret_cast<const std::byte*>(values.data()),
@@ -116,8 +103,6 @@ struct Head {
   std::vector<std::int64_t> rare;
   std::vector<float> decoded_keys, decoded_values;
 };
-
-double normal(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
 
 struct Case {
   const char* name;
@@ -228,7 +213,7 @@ struct Scanner {
 /// log of the mean of exp(error) for errors of deviation s below x.
 double mean_error(double s, double x) {
   if (s < 1e-6) return 0;
-  return s * s / 2 + std::log(normal(x / s - s) / normal(x / s));
+  return s * s / 2 + std::log(normal_cdf(x / s - s) / normal_cdf(x / s));
 }
 
 TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
@@ -436,19 +421,6 @@ std::vector<std::vector<float>> outs_of(const Place& place, const TokenStream& s
   Feed feed(place, stream, session.tokens(), end);
   feed.run(session, step);
   return feed.outs();
-}
-
-double distance(const std::vector<std::vector<float>>& a,
-                const std::vector<std::vector<float>>& b) {
-  double off = 0;
-  double size = 0;
-  for (std::size_t l = 0; l < a.size(); ++l) {
-    for (std::size_t i = 0; i < a[l].size(); ++i) {
-      off += (static_cast<double>(a[l][i]) - b[l][i]) * (static_cast<double>(a[l][i]) - b[l][i]);
-      size += static_cast<double>(b[l][i]) * b[l][i];
-    }
-  }
-  return std::sqrt(off / size);
 }
 
 TEST(ScanningSession, AllKeysRetrievedEqualsDense) {
