@@ -18,6 +18,7 @@
 #include "gpu/row_stream.h"
 #include "gpu/step_io.h"
 #include "src/core/faults.h"
+#include "src/core/pause.h"
 #include "src/device/pieces.h"
 #include "topkv/error.h"
 
@@ -29,13 +30,6 @@ constexpr std::int64_t list_memory = std::int64_t{256} << 10;  // for the lists 
 constexpr int not_listed = -1;
 constexpr int polls_of_a_check = 4096;
 constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
-
-/// For loops that wait for another processor.
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 /// The resident rows of one layer: a ring of the last rows, and the sinks.
 struct LayerWindow {

@@ -77,10 +77,6 @@ class Estimate {
   float table_[entries];
 };
 
-PartialView part(PartialView of, std::int64_t first, std::int64_t count) {
-  return {of.out + first * of.head_dim, of.lse + first, count, of.head_dim};
-}
-
 /// x[at] = -inf for those of the positions, ascending, that lie in [first, first + count).
 void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std::int64_t count,
                float* x) {
@@ -213,10 +209,9 @@ void CodeTail::attend(const QueryBlock& queries,
     const std::int64_t count = std::min(queries_at_a_time, queries.count - first);
     const auto at = static_cast<std::size_t>(first);
     const auto n = static_cast<std::size_t>(count);
-    attend_some(
-        {queries.query(first), count, queries.dim, queries.allowed.subspan(at, n)},
-        taken.subspan(at, n), ceilings.subspan(at, n), scale, softcap,
-        {part(out.estimate, first, count), part(out.exact, first, count), out.noise + first});
+    attend_some({queries.query(first), count, queries.dim, queries.allowed.subspan(at, n)},
+                taken.subspan(at, n), ceilings.subspan(at, n), scale, softcap,
+                {out.estimate.part(first, count), out.exact.part(first, count), out.noise + first});
   }
 }
 
@@ -283,10 +278,10 @@ void CodeTail::attend_some(const QueryBlock& queries,
       coder_.mean_of(all.axes.data(), all.total, out.estimate.out + q * rows_.dim);
       out.estimate.lse[q] = all.high + std::log(all.total) + correction;
       const float square = all.squares / (all.total * all.total);
-      const float variance = std::expm1(std::min(2 * correction, largest_variance));
+      const float variance = std::expm1(std::min(2 * correction, largest_tail_variance));
       out.noise[q] = {square * variance, square * coder_.error_variance(), coder_.variance()};
     }
-    merge(part(out.exact, q, 1), all.rare.view());
+    merge(out.exact.part(q), all.rare.view());
   }
 }
 

@@ -3,6 +3,9 @@
 
 namespace topkv {
 
+/// Of a score's error: what is larger is taken for this, so that exp of it is finite.
+inline constexpr float largest_tail_variance = 60;
+
 /// What is known of an estimate's error, for one query. Its weights p, of sum 1, are off by factors
 /// exp(e), and values by their own errors, all independent: what is off in the end is a sum of
 /// small parts. Repeated rows are off alike, which this does not see.

@@ -32,6 +32,11 @@ struct PartialView {
   float* lse = nullptr;
   std::int64_t heads = 0;
   std::int64_t head_dim = 0;
+
+  /// Heads first to first + count - 1.
+  PartialView part(std::int64_t first, std::int64_t count = 1) const {
+    return {out + first * head_dim, lse + first, count, head_dim};
+  }
 };
 
 /// An owning partial; starts empty.

@@ -61,12 +61,12 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   // Without a tail of its own kind, or when a group shares its rows, the host searches.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
+  seen.tail = retrieves && options.tail != no_tail;
   if (retrieves && options.select_by == SelectBy::query_head &&
       (options.tail == no_tail || options.tail == options.index)) {
     seen.codes = context->codes_on(device, options.index);
     seen.most_rows = *std::ranges::max_element(k);
   }
-  seen.tail = options.tail != no_tail;
   if (seen.codes) stats.device_code_bytes = seen.codes->memory();
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);

@@ -34,7 +34,7 @@ void Session::State::scan(std::int64_t layer, std::int64_t token, const TokenQue
   backend->scan(layer, {.token = token,
                         .allowed = allowed,
                         .rows = k[static_cast<std::size_t>(layer)],
-                        .tail = options.tail != no_tail});
+                        .tail = seen.tail});
 }
 
 /// That attend_listed has work for.
@@ -57,8 +57,7 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
   if (piece_parts.view().heads != part_heads) piece_parts.reset(part_heads, d);
   const PartialView parts = piece_parts.view();
   const auto part = [&](std::int64_t list, std::int64_t piece) {
-    const std::int64_t at = (list * most_pieces + piece) * group;
-    return PartialView{parts.out + at * d, parts.lse + at, group, d};
+    return parts.part((list * most_pieces + piece) * group, group);
   };
   done.reset(lists);
   std::atomic<std::int64_t> next = 0;
@@ -101,10 +100,8 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
     }
     if (done.add(piece.list) < most_pieces || piece.pieces == 0) return;
     // The last piece of a list: all of them, in their order.
-    const std::int64_t at = token * shape.q_heads + head * group;
-    const PartialView first = part(piece.list, 0);
-    merge_parts({out.out + at * d, out.lse + at, group, d},
-                {first.out, first.lse, piece.pieces * group, d});
+    merge_parts(out.part(token * shape.q_heads + head * group, group),
+                parts.part(piece.list * most_pieces * group, piece.pieces * group));
   };
   const auto begin = [&] {
     if (!exact_is_due) return;

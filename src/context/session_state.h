@@ -93,7 +93,7 @@ struct Session::State {
   void attend_found(std::int64_t layer, const TokenQueries& queries, PartialView out);
   const RowTail* tail(std::int64_t layer, std::int64_t head) const;
   PositionRange all_own(std::int64_t layer, const TokenQueries& queries) const;
-  bool attends_own(std::int64_t layer) const;
+  bool attends_own() const;
   void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void attend_rest(std::int64_t layer, const TokenQueries& queries, const TailParts& out);

@@ -87,7 +87,7 @@ void Session::State::step(const AttentionStep& step) {
     lock = {};
     found.reset(step.tokens * shape.q_heads, shape.head_dim);
     const std::int64_t d = shape.head_dim;
-    const bool estimates = tail(layer, 0) != nullptr && !seen.codes;
+    const bool estimates = seen.tail && !seen.codes;
     if (estimates) {
       estimate.reset(step.tokens * shape.q_heads, d);
       noise.resize(static_cast<std::size_t>(step.tokens * shape.q_heads));
@@ -145,7 +145,7 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   step.own_allowed.resize(static_cast<std::size_t>(count));
   const std::int64_t n = context->tokens();
   const CausalWindow exact = seen.exact(layer);
-  const bool all_own = attends_own(layer);
+  const bool all_own = attends_own();
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
     const float* q = queries.data + token * queries.token_stride +
@@ -170,7 +170,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQu
                        queries.tokens * shape.group(), shape.head_dim, step.context_allowed,
                        step.own_allowed, k[static_cast<std::size_t>(layer)], shape.group(),
                        options.select_by);
-  if (attends_own(layer)) take_own(layer, head, queries);
+  if (attends_own()) take_own(layer, head, queries);
 }
 
 /// Of the session's own rows, those that only later tokens of the block do not have in their
@@ -189,9 +189,7 @@ void Session::State::take_own(std::int64_t layer, std::int64_t head, const Token
 }
 
 /// Whether the session's own rows are all attended.
-bool Session::State::attends_own(std::int64_t layer) const {
-  return seen.codes != nullptr || tail(layer, 0) != nullptr;
-}
+bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
 
 /// Positions of the session's own rows that lie between the sinks and the window of all tokens.
 PositionRange Session::State::all_own(std::int64_t layer, const TokenQueries& queries) const {
@@ -272,8 +270,7 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
     }
     const std::int64_t before = t * shape.q_heads;
     const auto of_block = [&](PartialView of) {
-      return PartialView{of.out + before * of.head_dim, of.lse + before,
-                         block.tokens * shape.q_heads, of.head_dim};
+      return of.part(before, block.tokens * shape.q_heads);
     };
     const PartialView part = of_block(out.exact);
     if (seen.codes) {
@@ -284,10 +281,9 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
       attend_between(layer, block, part);
     } else {
       attend_found(layer, block, part);
-      if (tail(layer, 0) != nullptr)
-        attend_rest(layer, block, {of_block(out.estimate), part, out.noise + before});
+      if (seen.tail) attend_rest(layer, block, {of_block(out.estimate), part, out.noise + before});
     }
-    if (attends_own(layer)) attend_own(layer, block, part);
+    if (attends_own()) attend_own(layer, block, part);
     if (options.measure_recall) measure_recall(layer, block);
   }
 }
@@ -337,12 +333,9 @@ void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries
       tail(layer, head)
           ->attend({step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings,
                    scale, shape.softcap, {estimate, rare, step.noise.data()});
-      const auto one = [&](PartialView of, std::int64_t at) {
-        return PartialView{of.out + at * d, of.lse + at, 1, d};
-      };
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
-        merge(one(out.exact, at), one(rare, i));
+        merge(out.exact.part(at), rare.part(i));
         std::copy_n(estimate.out + i * d, d, out.estimate.out + at * d);
         out.estimate.lse[at] = estimate.lse[i];
         out.noise[at] = step.noise[static_cast<std::size_t>(i)];
@@ -383,9 +376,8 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
       const Selection& selection = step.selector.of(i);
       const float* q = &step.queries[static_cast<std::size_t>(i * d)];
       const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
-      const PartialView target{out.out + at * d, out.lse + at, 1, d};
-      const PartialView part{step.retrieved.view().out + i * d, step.retrieved.view().lse + i, 1,
-                             d};
+      const PartialView target = out.part(at);
+      const PartialView part = step.retrieved.view().part(i);
       const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
         if (positions.empty()) return;
         attend_rows(q, rows, positions, scale, part, shape.softcap);

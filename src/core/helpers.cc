@@ -1,8 +1,6 @@
 #include "src/core/helpers.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "src/core/pause.h"
 
 namespace topkv {
 
@@ -23,9 +21,7 @@ void Helpers::help() const {
   if (std::this_thread::get_id() == owner_) return;
   State state = state_.load(std::memory_order_acquire);
   for (; state == State::waiting; state = state_.load(std::memory_order_acquire)) {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
+    pause();
   }
   if (state == State::work) call_(work_);
 }

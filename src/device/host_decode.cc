@@ -46,7 +46,7 @@ class HostDecode final : public DecodeBackend {
   void add_tail(PartialView estimate, const TailNoise* noise) override {
     merge(out_.view(), estimate);
     for (std::int64_t h = 0; h < estimate.heads; ++h)
-      add_head(head_of(out_.view(), h), head_of(estimate, h), noise[h], tail_);
+      add_head(out_.view().part(h), estimate.part(h), noise[h], tail_);
   }
 
   TailFigures tail_figures(std::int64_t layer) const override {
@@ -60,10 +60,6 @@ class HostDecode final : public DecodeBackend {
   }
 
  private:
-  static PartialView head_of(PartialView of, std::int64_t h) {
-    return {of.out + h * of.head_dim, of.lse + h, 1, of.head_dim};
-  }
-
   SessionShape shape_;
   TokenQueries queries_;  // of this step
   Step given_;

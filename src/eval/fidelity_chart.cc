@@ -263,8 +263,7 @@ class Panel {
 std::vector<std::string> notes_on(const std::vector<Fidelity>& settings) {
   std::vector<std::string> notes = {
       "Figures beside the marks, where there is room: top k. Point at a mark for all that it is. "
-      "Lower "
-      "is nearer to dense attention."};
+      "Lower is nearer to dense attention."};
   for (const Series& series : series_of(settings, false)) {
     std::string ks;
     for (const Fidelity* point : series.points) ks += (ks.empty() ? "" : ", ") + point->k;
