@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "index/code_loops.h"
 #include "index/key_list.h"
 #include "index/principal_axes.h"
 #include "src/core/matrix_product.h"
@@ -42,13 +43,19 @@ CodeAxes::CodeAxes(const KeyView& vectors, std::vector<float>& sample) : dim_(ve
   float largest = 0;
   for (const float x : sample) largest = std::max(largest, std::abs(x));
   if (largest > 0) scale_ = std::ldexp(1.0F, std::clamp(-std::ilogb(largest), -120, 120));
-  for (float& x : sample) x *= scale_;
-  for (std::int64_t j = 0; j < dim_; ++j) {
-    double sum = 0;
-    for (std::int64_t i = 0; i < count; ++i) sum += sample[static_cast<std::size_t>(i * dim_ + j)];
-    mean_.push_back(static_cast<float>(sum / static_cast<double>(count)));
+  std::vector<double> sums(static_cast<std::size_t>(dim_), 0.0);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float* vector = sample.data() + i * dim_;
+    for (std::int64_t j = 0; j < dim_; ++j) sums[static_cast<std::size_t>(j)] += vector[j];
   }
-  for (std::size_t i = 0; i < sample.size(); ++i) sample[i] -= mean_[i % mean_.size()];
+  const double per_vector = scale_ / static_cast<double>(count);
+  for (const double sum : sums) mean_.push_back(static_cast<float>(sum * per_vector));
+  for (std::int64_t i = 0; i < count; ++i) {
+    float* vector = sample.data() + i * dim_;
+    for (std::int64_t j = 0; j < dim_; ++j) {
+      vector[j] = vector[j] * scale_ - mean_[static_cast<std::size_t>(j)];
+    }
+  }
   find_axes(sample);
 }
 
@@ -89,17 +96,19 @@ CodeAxes CodeAxes::mean_of(const KeyView& vectors) {
 
 void CodeAxes::find_axes(const std::vector<float>& sample) {
   const auto count = static_cast<std::int64_t>(sample.size()) / dim_;
-  std::vector<float> transposed(static_cast<std::size_t>(dim_ * tile));
+  // A little longer than a tile, so that columns do not fall on the same lines of the cache.
+  constexpr std::int64_t stride = tile + 16;
+  std::vector<float> transposed(static_cast<std::size_t>(dim_ * stride));
   std::vector<float> covariance(static_cast<std::size_t>(dim_ * dim_), 0.0F);
   for (std::int64_t first = 0; first < count; first += tile) {
     const std::int64_t rows = std::min(tile, count - first);
     const float* vectors = sample.data() + first * dim_;
     for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < dim_; ++j) {
-        transposed[static_cast<std::size_t>(j * tile + i)] = vectors[i * dim_ + j];
+        transposed[static_cast<std::size_t>(j * stride + i)] = vectors[i * dim_ + j];
       }
     }
-    matrix_product(Transposed::no, dim_, dim_, rows, transposed.data(), tile, vectors, dim_, 1.0F,
+    matrix_product(Transposed::no, dim_, dim_, rows, transposed.data(), stride, vectors, dim_, 1.0F,
                    covariance.data(), dim_);
   }
   std::vector<double> wide(covariance.begin(), covariance.end());
@@ -108,15 +117,10 @@ void CodeAxes::find_axes(const std::vector<float>& sample) {
   axes_.assign(wide.begin(), wide.end());
 }
 
-void CodeAxes::read(const KeyView& vectors, std::int64_t first, std::int64_t count,
-                    float* out) const {
-  for (std::int64_t i = 0; i < count; ++i) {
-    float* vector = out + i * dim_;
-    widen_key(vectors, first + i, vector);
-    for (std::int64_t j = 0; j < dim_; ++j) {
-      vector[j] = vector[j] * scale_ - mean_[static_cast<std::size_t>(j)];
-    }
-  }
+void CodeAxes::read(const KeyView& vectors, std::int64_t first, std::int64_t count, float* out,
+                    float* squares) const {
+  if (centre(vectors, first, count, scale_, mean_.data(), out, squares)) return;
+  for (std::int64_t i = 0; i < count; ++i) widen_key(vectors, first + i, out);  // says which
 }
 
 void CodeAxes::project(const float* centred, std::int64_t count, std::int64_t axes,
@@ -124,6 +128,13 @@ void CodeAxes::project(const float* centred, std::int64_t count, std::int64_t ax
   if (axes == 0) return;
   matrix_product(Transposed::yes, axes, count, dim_, axes_.data(), dim_, centred, dim_, 0.0F, out,
                  tile);
+}
+
+void CodeAxes::project_each(const float* centred, std::int64_t count, std::int64_t axes, float* out,
+                            std::int64_t stride) const {
+  if (axes == 0) return;
+  matrix_product(Transposed::yes, count, axes, dim_, centred, dim_, axes_.data(), dim_, 0.0F, out,
+                 stride);
 }
 
 std::vector<std::vector<float>> CodeAxes::spread(const std::vector<float>& centred,

@@ -22,8 +22,9 @@ class CodeAxes {
   /// REQUIRES: vectors.count > 0. Throws InvalidArgument when one is not finite.
   CodeAxes(const KeyView& vectors, std::vector<float>& sample);
 
-  /// Of all vectors the mean and, instead of variances, their sum; no axes. The scale is 1. The result does not
-  /// depend on the number of threads. Throws InvalidArgument when a vector is not finite.
+  /// Of all vectors the mean and, instead of variances, their sum; no axes. The scale is 1. The
+  /// result does not depend on the number of threads. Throws InvalidArgument when a vector is not
+  /// finite.
   static CodeAxes mean_of(const KeyView& vectors);
 
   std::int64_t dim() const { return dim_; }
@@ -34,12 +35,17 @@ class CodeAxes {
   /// [dim], of length 1.
   const float* axis(std::int64_t i) const { return axes_.data() + i * dim_; }
 
-  /// Vectors first and on, scaled and centred. out: [count, dim].
-  void read(const KeyView& vectors, std::int64_t first, std::int64_t count, float* out) const;
+  /// Vectors first and on, scaled and centred. out: [count, dim]; squares: [count], of their
+  /// lengths. Throws InvalidArgument when a vector is not finite.
+  void read(const KeyView& vectors, std::int64_t first, std::int64_t count, float* out,
+            float* squares) const;
 
   /// What centred vectors [count, dim] are along the first `axes` axes; count at most tile.
   /// out: [axes, tile].
   void project(const float* centred, std::int64_t count, std::int64_t axes, float* out) const;
+  /// The same, vector by vector. out: [count, stride], stride >= axes.
+  void project_each(const float* centred, std::int64_t count, std::int64_t axes, float* out,
+                    std::int64_t stride) const;
 
   /// What centred vectors [n, dim] are along the first `axes` axes, of at most `most` of them:
   /// ascending, [axes][..].

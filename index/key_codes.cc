@@ -33,7 +33,7 @@ KeyCoder::KeyCoder(const KeyView& keys, std::int64_t bytes)
 
 std::int64_t KeyCoder::memory() const {
   return axes_.memory() + static_cast<std::int64_t>(left_.capacity() * sizeof(float) +
-                                                    levels_.capacity() * sizeof(Levels) +
+                                                    levels_.capacity() * sizeof(EvenLevels) +
                                                     slots_.capacity() * sizeof(Slot));
 }
 
@@ -75,11 +75,11 @@ void KeyCoder::learn_levels(const std::vector<int>& share, const std::vector<flo
     // The fit finds the best levels near those that it starts from: flat distributions want them
     // close together, those with long tails far apart, on the side of the tail.
     double best = std::numeric_limits<double>::infinity();
-    Levels& levels = levels_.emplace_back();
+    EvenLevels& levels = levels_.emplace_back();
     for (const double reach : {1.0, 1.6, 2.5, 4.0, 8.0, 16.0}) {
       const double low = std::max<double>(along.front(), mean - reach * deviation);
       const double high = std::min<double>(along.back(), mean + reach * deviation);
-      const Levels fit = fit_levels(
+      const EvenLevels fit = fit_levels(
           along, {static_cast<float>(low), static_cast<float>((high - low) / most), most});
       double sum = 0;
       for (const float x : along) {
@@ -97,7 +97,7 @@ void KeyCoder::learn_levels(const std::vector<int>& share, const std::vector<flo
 
 /// Alternates codes, those of the nearest levels, and levels, the line of least squares through
 /// (code, value), until both rest. sorted: ascending values.
-KeyCoder::Levels KeyCoder::fit_levels(const std::vector<float>& sorted, Levels levels) {
+EvenLevels KeyCoder::fit_levels(const std::vector<float>& sorted, EvenLevels levels) {
   std::vector<double> sums(sorted.size() + 1, 0.0);
   std::partial_sum(sorted.begin(), sorted.end(), sums.begin() + 1, std::plus<double>());
   const auto count = static_cast<double>(sorted.size());
@@ -152,43 +152,31 @@ void KeyCoder::encode(const KeyView& keys, std::int64_t first, std::int64_t coun
   for (std::int64_t begin = 0; begin < count; begin += tile) {
     const std::int64_t size = std::min(tile, count - begin);
     float* residual = residuals + begin;
-    axes_.read(keys, first + begin, size, rows.data());
-    for (std::int64_t i = 0; i < size; ++i) {
-      const float* key = rows.data() + i * keys.dim;
-      residual[i] = std::inner_product(key, key + keys.dim, key, 0.0F);
-    }
+    axes_.read(keys, first + begin, size, rows.data(), residual);
     axes_.project(rows.data(), size, std::ssize(levels_), along.data());
     for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
-      const Levels levels = levels_[axis];
-      const float* x = along.data() + axis * tile;
-      std::uint8_t* code = axis_codes.data() + axis * tile;
-      for (std::int64_t i = 0; i < size; ++i) {
-        const int nearest = levels.code_of(x[i]);
-        code[i] = static_cast<std::uint8_t>(nearest);
-        const float off = x[i] - levels.of(nearest);
-        residual[i] += off * off - x[i] * x[i];
-      }
+      nearest_codes(levels_[axis], along.data() + axis * tile, size,
+                    axis_codes.data() + axis * tile, residual);
     }
     std::fill(bits.begin(), bits.end(), std::uint8_t{0});
     for (const Slot& slot : slots_) {
-      const std::uint8_t* code = axis_codes.data() + slot.axis * tile;
-      std::uint8_t* byte = bits.data() + byte_of(slot) * tile;
-      const int shift = slot.shift;
-      const int bit = bit_of(slot);
-      for (std::int64_t i = 0; i < size; ++i) {
-        byte[i] = static_cast<std::uint8_t>(byte[i] | (code[i] >> shift & 3) << bit);
-      }
+      place_slot(axis_codes.data() + slot.axis * tile, size, slot.shift, bit_of(slot),
+                 bits.data() + byte_of(slot) * tile);
     }
     for (std::int64_t i = 0; i < size; ++i) {
       residual[i] = residual[i] / axes_.scale() / axes_.scale();
       if (!(residual[i] <= std::numeric_limits<float>::max())) {
         residual[i] = std::numeric_limits<float>::infinity();
       }
+    }
+    for (std::int64_t i = 0; i < size;) {
       const std::int64_t at = first + begin + i;
+      const std::int64_t n = std::min(code_block - at % code_block, size - i);
       std::uint8_t* to = codes + at / code_block * code_block * bytes_ + at % code_block;
       for (std::int64_t b = 0; b < bytes_; ++b) {
-        to[b * code_block] = bits[static_cast<std::size_t>(b * tile + i)];
+        std::copy_n(bits.data() + b * tile + i, n, to + b * code_block);
       }
+      i += n;
     }
   }
 }
@@ -288,7 +276,7 @@ void KeyCoder::linear(float* slots, float* middle, float* errors) const {
   std::fill_n(errors, dim * dim, 0.0F);
   std::copy(axes_.mean().begin(), axes_.mean().end(), middle);
   for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
-    const Levels& levels = levels_[axis];
+    const EvenLevels& levels = levels_[axis];
     const float centre = levels.low + levels.step * static_cast<float>(levels.most) / 2;
     add(static_cast<std::int64_t>(axis), centre, middle);
   }

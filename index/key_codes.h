@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "index/code_axes.h"
+#include "index/code_loops.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
@@ -82,21 +83,6 @@ class KeyCoder {
   void linear(float* slots, float* middle, float* errors) const;
 
  private:
-  /// Of an axis that has bits: low + step * code.
-  struct Levels {
-    float low = 0;
-    float step = 0;  ///< 0 when all keys are the same along the axis; its codes are 0 then
-    int most = 0;    ///< the largest code: 3 or 15
-
-    /// Of the nearest level.
-    int code_of(float x) const {
-      float at = (x - low) * (step > 0 ? 1 / step : 0);
-      at = at > 0 ? at : 0;  // also when it is not a number
-      const auto last = static_cast<float>(most);
-      return static_cast<int>((at < last ? at : last) + 0.5F);
-    }
-    float of(int code) const { return low + step * static_cast<float>(code); }
-  };
   /// 2 bits of the code of an axis.
   struct Slot {
     std::int64_t axis = 0;
@@ -107,7 +93,7 @@ class KeyCoder {
   std::vector<int> share_bits() const;
   void learn_levels(const std::vector<int>& share, const std::vector<float>& sample);
   void place_slots();
-  static Levels fit_levels(const std::vector<float>& sorted, Levels levels);
+  static EvenLevels fit_levels(const std::vector<float>& sorted, EvenLevels levels);
 
   /// What 1 in a slot adds along its axis.
   float weight(const Slot& slot) const {
@@ -118,9 +104,9 @@ class KeyCoder {
 
   CodeAxes axes_;
   std::int64_t bytes_ = 0;
-  std::vector<float> left_;     // [dim], what the levels leave of the variance along each axis
-  std::vector<Levels> levels_;  // of the first axes, those with bits
-  std::vector<Slot> slots_;     // that are used
+  std::vector<float> left_;         // [dim], what the levels leave of the variance along each axis
+  std::vector<EvenLevels> levels_;  // of the first axes, those with bits
+  std::vector<Slot> slots_;         // that are used
 };
 
 /// scores[i]: that of key first + i. codes: of all keys, each of so many bytes; first: a multiple

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <numeric>
+
+#include "index/code_loops.h"
 
 namespace topkv {
 namespace {
@@ -20,16 +23,13 @@ Place place_of(std::int64_t position, std::int64_t axis, std::int64_t lanes) {
   return {position / 4 * lanes + lane, static_cast<int>(position % 4 + axis / lanes * 4)};
 }
 
-/// Chance: of value and axis, from 0 to 1, exclusive. The two hashes multiply, so that an axis
-/// costs one product. (The finalizer of MurmurHash3, A. Appleby, public domain.)
+/// Chance comes of the hashes of a value and an axis, which multiply, so that an axis costs one
+/// product. (The finalizer of MurmurHash3, A. Appleby, public domain.)
 std::uint32_t hash_of(std::int64_t number) {
   auto x = static_cast<std::uint64_t>(number) + 1;
   x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDU;
   x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53U;
   return static_cast<std::uint32_t>(x >> 32) | 1;
-}
-float chance(std::uint32_t value, std::uint32_t axis) {
-  return (static_cast<float>(value * axis >> 9) + 0.5F) * 0x1p-23F;
 }
 
 }  // namespace
@@ -84,28 +84,28 @@ std::int64_t ValueCoder::memory() const {
 void ValueCoder::encode(const KeyView& values, std::int64_t first, std::int64_t count,
                         std::uint8_t* codes) const {
   const std::int64_t used = std::ssize(low_);
+  const std::int64_t width = 2 * lanes_;
+  const auto n = static_cast<std::size_t>(width);
+  // An axis without a bit has a level that nothing exceeds.
+  std::vector<float> low(n, std::numeric_limits<float>::infinity());
+  std::vector<float> range(n, 0.0F);
+  std::vector<std::uint32_t> seeds(n, 0);
+  for (std::size_t axis = 0; axis < low_.size(); ++axis) {
+    low[axis] = low_[axis];
+    range[axis] = high_[axis] - low_[axis];
+    seeds[axis] = hash_of(~static_cast<std::int64_t>(axis));
+  }
   std::vector<float> centred(static_cast<std::size_t>(CodeAxes::tile * values.dim));
-  std::vector<float> along(static_cast<std::size_t>(CodeAxes::tile * used));
-  std::vector<std::uint32_t> hashes(CodeAxes::tile);
+  std::vector<float> squares(CodeAxes::tile);
+  std::vector<float> along(static_cast<std::size_t>(CodeAxes::tile * width));
   for (std::int64_t begin = 0; begin < count; begin += CodeAxes::tile) {
     const std::int64_t size = std::min(CodeAxes::tile, count - begin);
-    axes_.read(values, first + begin, size, centred.data());
-    axes_.project(centred.data(), size, used, along.data());
+    axes_.read(values, first + begin, size, centred.data(), squares.data());
+    axes_.project_each(centred.data(), size, used, along.data(), width);
     for (std::int64_t i = 0; i < size; ++i) {
-      hashes[static_cast<std::size_t>(i)] = hash_of(first + begin + i);
-    }
-    for (std::int64_t axis = 0; axis < used; ++axis) {
-      const auto a = static_cast<std::size_t>(axis);
-      const float low = low_[a];
-      const float range = high_[a] - low;
-      const std::uint32_t of_axis = hash_of(~axis);
-      const float* x = along.data() + axis * CodeAxes::tile;
-      for (std::int64_t i = 0; i < size; ++i) {
-        const Place place = place_of(first + begin + i, axis, lanes_);
-        const float limit = low + range * chance(hashes[static_cast<std::size_t>(i)], of_axis);
-        const unsigned bit = x[i] > limit ? 1U << place.bit : 0U;
-        codes[place.byte] = static_cast<std::uint8_t>(codes[place.byte] | bit);
-      }
+      const std::int64_t at = first + begin + i;
+      choose_upper(along.data() + i * width, low.data(), range.data(), hash_of(at), seeds.data(),
+                   lanes_, static_cast<int>(at % 4), codes + at / 4 * lanes_);
     }
   }
 }
