@@ -1,6 +1,5 @@
-// What follows a pass over codes, side by side in one launch: lists in order, the correction of the
-// tail's mass, attention over rare rows.
-#include <climits>
+// What a step wants beside the pass over codes, in one launch: the correction of the tail's mass,
+// and attention over rare rows.
 #include <cmath>
 
 #include "gpu/code_score.cuh"
@@ -13,68 +12,6 @@ namespace {
 
 constexpr int threads = 512;
 constexpr int errors_entries = 128;
-constexpr int kept_rare = 6144;  // of a KV head, in shared memory
-
-/// A KV head's list as positions, ascending unless it is long.
-__device__ void order_list(const CodeScan& scan, int head, std::uint8_t* shared) {
-  int* keys = reinterpret_cast<int*>(shared);
-  int* positions = keys + scan_ordered;
-  int* rare_keys = positions + scan_ordered;
-  const int* rare = scan.rare_keys + head * scan.rare_slots;
-  if (scan.rare_slots <= kept_rare) {
-    for (int i = static_cast<int>(threadIdx.x); i < scan.rare_slots; i += threads)
-      rare_keys[i] = rare[i];
-    rare = rare_keys;
-  }
-  wait_for_previous_kernel();
-  const int count = min(scan.count[head], scan.capacity);
-  const int* list = scan.list + static_cast<std::int64_t>(head) * scan.capacity;
-  int* found = scan.found + static_cast<std::int64_t>(head) * (1 + scan.capacity);
-  // Who waits looks at each place: a fence between list and number would take longer.
-  const auto give = [&](int place, int x) { *const_cast<volatile int*>(found + place) = x; };
-  if (threadIdx.x == 0) give(0, count);
-  // A key's position is its number and that of the rare ones before it.
-  const auto position_of = [&](int key) {
-    int low = 0;
-    int high = static_cast<int>(scan.rare_slots);
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (rare[middle] <= key) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return key + low;
-  };
-  const int thread = static_cast<int>(threadIdx.x);
-  __syncthreads();  // the rare ones are there
-  if (count > scan_ordered) {
-    for (int i = thread; i < count; i += threads) give(1 + i, position_of(list[i]));
-    return;
-  }
-  const int padded = (count + 7) / 8 * 8;
-  for (int i = thread; i < padded; i += threads) keys[i] = i < count ? list[i] : INT_MAX;
-  __syncthreads();
-  // Two threads a key: how many are below it, in each half of the list.
-  for (int first = thread / warp * (warp / 2); first < count; first += threads / 2) {
-    const int i = first + thread % warp / 2;
-    const int key = i < count ? keys[i] : 0;
-    const int4* half = reinterpret_cast<const int4*>(keys) + thread % 2 * (padded / 8);
-    int place = 0;
-#pragma unroll 4
-    for (int j = 0; j < padded / 8; ++j) {
-      const int4 other = half[j];
-      place += (other.x < key ? 1 : 0) + (other.y < key ? 1 : 0) + (other.z < key ? 1 : 0) +
-               (other.w < key ? 1 : 0);
-    }
-    place += __shfl_xor_sync(all_lanes, place, 1);
-    if (i < count && thread % 2 == 0) positions[place] = position_of(key);
-  }
-  // Host memory is written in order: a write of each place alone takes far longer.
-  __syncthreads();
-  for (int i = thread; i < count; i += threads) give(1 + i, positions[i]);
-}
 
 __device__ __forceinline__ float block_sum(float x, float* shared) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -101,6 +38,25 @@ __device__ __forceinline__ float log_mean_error(float s, float x) {
   return logf(0.5F * erfcxf(-z * half_root)) + x - 0.5F * (x / s) * (x / s) - log_normal(x / s);
 }
 
+/// The deviation of a score's error for one query head: four threads an axis of the errors.
+__device__ float error_deviation(const CodeScan& scan, int head, int g, float* shared) {
+  static_assert(threads == 4 * code_dims, "each axis has its threads");
+  const int thread = static_cast<int>(threadIdx.x);
+  const float* axis = scan.tables +
+                      static_cast<std::int64_t>(head) * HeadTables::floats(scan.key_bytes) +
+                      HeadTables::errors + thread / 4 * code_dims;
+  const float* query = scan.query + (head * scan.group + g) * scan.head_dim;
+  float dot = 0;
+#pragma unroll 4
+  for (int i = 4 * (thread % 4); i < scan.head_dim; i += 16) {
+    const float4 x = load4(axis + i);
+    dot += x.x * query[i] + x.y * query[i + 1] + x.z * query[i + 2] + x.w * query[i + 3];
+  }
+  dot += __shfl_xor_sync(all_lanes, dot, 1);
+  dot += __shfl_xor_sync(all_lanes, dot, 2);
+  return scan.scale * sqrtf(block_sum(thread % 4 == 0 ? dot * dot : 0.0F, shared));
+}
+
 /// What the codes' errors add to the mass of keys below the threshold, on average over those of the
 /// sample, for one query head.
 __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t* memory) {
@@ -110,11 +66,13 @@ __device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t
   const ScanRange range = scan.range[head];
   float* result = scan.corrections + head * code_group + g;
   float* squares_of = scan.squares + head * code_group + g;
-  if (g >= scan.group || scan.wanted >= range.end - range.begin) {  // nothing is below
+  if (g >= scan.group) return;
+  const float s = error_deviation(scan, head, g, shared);
+  if (thread == 0) scan.deviations[head * code_group + g] = s;
+  if (scan.wanted >= range.end - range.begin) {  // nothing is below
     if (thread == 0) *result = *squares_of = 0.0F;
     return;
   }
-  const float s = __ldcg(&scan.scales[head * code_group + g].deviation);
   const float threshold =
       __ldcg(&scan.plans[head * code_group + g].reference) - scan_threshold_log2;
   const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
@@ -302,37 +260,33 @@ __device__ void attend_rare(const CodeScan& scan, int head, int part, std::uint8
   }
 }
 
-constexpr int shared_bytes =
-    std::max(static_cast<int>(sizeof(RareTile)), (2 * scan_ordered + kept_rare) * 4);
-
-/// Blocks: a list for each KV head, rare_parts for each, and, for a tail, a correction for each
-/// query head.
+/// Blocks: rare_parts for each KV head, and, for a tail, a correction for each query head. Nothing
+/// of the pass is read, and what is was there before that began: this begins where the pass leaves
+/// room, and ends after it.
 __global__ void __launch_bounds__(threads) after_kernel(const __grid_constant__ CodeScan scan) {
   extern __shared__ __align__(16) std::uint8_t shared[];
   let_next_kernel_start();
-  int number = static_cast<int>(blockIdx.x);
-  if (number < scan.kv_heads) return order_list(scan, number, shared);
-  number -= scan.kv_heads;
-  // The others read nothing of the pass, and may begin before it ends: what they read was there
-  // before it began. The kernel as a whole ends after it, for lists wait.
-  if (number < scan.kv_heads * scan_rare_parts) {
-    return attend_rare(scan, number / scan_rare_parts, number % scan_rare_parts, shared);
+  const int number = static_cast<int>(blockIdx.x);
+  const int rare = scan.kv_heads * scan_rare_parts;
+  if (number < rare) {
+    attend_rare(scan, number / scan_rare_parts, number % scan_rare_parts, shared);
+  } else {
+    correct_mass(scan, (number - rare) / code_group, (number - rare) % code_group, shared);
   }
-  number -= scan.kv_heads * scan_rare_parts;
-  correct_mass(scan, number / code_group, number % code_group, shared);
+  wait_for_previous_kernel();
 }
 
 }  // namespace
 
 void follow_pass(const CodeScan& scan, cudaStream_t stream) {
-  const int blocks = scan.kv_heads * (1 + scan_rare_parts + (scan.tail ? code_group : 0));
-  launch_early(scan, dim3(static_cast<unsigned>(blocks)), threads, shared_bytes, stream,
-               after_kernel);
+  const int blocks = scan.kv_heads * (scan_rare_parts + (scan.tail ? code_group : 0));
+  launch_early(scan, dim3(static_cast<unsigned>(blocks)), threads,
+               static_cast<int>(sizeof(RareTile)), stream, after_kernel);
 }
 
 void allow_follow_pass() {
   TOPKV_CUDA(cudaFuncSetAttribute(after_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  shared_bytes));
+                                  sizeof(RareTile)));
 }
 
 }  // namespace topkv::gpu

@@ -57,6 +57,20 @@ __host__ __device__ constexpr int key_byte(int key_bytes, int key, int byte) {
          (key % 8 * 4 + byte % part_bytes / 4) * 16 + key % 32 / 8 * 4 + byte % 4;
 }
 
+/// The position of a coded key: its number and that of the rare ones before it, which is from `low`
+/// to `high`. rare_keys: as in CodeScan, of the head.
+__device__ inline int position_of(int key, const int* rare_keys, int low, int high) {
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (rare_keys[middle] <= key) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return key + low;
+}
+
 /// What is known of one head, float32, rows of code_dims elements (those beyond head_dim are 0).
 struct HeadTables {
   static constexpr int values = 0;                              // [code_dims]: ValueCoder::linear

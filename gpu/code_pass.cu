@@ -1,5 +1,5 @@
 // One pass over the codes of a layer: lists the rows above the threshold, and sums up what the
-// others weigh. And, when all is there, the sums as a partial, merged with the others.
+// others weigh.
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -15,9 +15,8 @@ namespace {
 
 constexpr int pass_warps = 8;
 constexpr int pass_threads = pass_warps * warp;
-constexpr int pass_blocks = 2;  // of a multiprocessor
-constexpr int stages = 4;       // units of a warp on their way
-constexpr int most_splits = 256;
+constexpr int pass_blocks = 2;           // of a multiprocessor
+constexpr int stages = 4;                // units of a warp on their way
 constexpr int sums_row = code_dims + 4;  // floats of one head in shared memory: no bank conflicts
 constexpr float largest_weight = 4096;   // of those kept as halves; beyond it a warp rescales
 
@@ -95,6 +94,13 @@ __device__ __forceinline__ void mma_choose(float (&c)[4], std::uint32_t one,
       : "r"(one), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(bits), "n"(S));
 }
 
+/// Spreads rows evenly over lists, by their positions alone. (Constants: xxHash, Y. Collet.)
+__device__ __forceinline__ int list_of(int position, int lists) {
+  unsigned hash = static_cast<unsigned>(position) * 0x9E3779B1U;
+  hash = (hash ^ hash >> 15) * 0x85EBCA77U;
+  return static_cast<int>(__umulhi(hash, static_cast<unsigned>(lists)));
+}
+
 /// Units of a warp on their way to shared memory, `stages` of them.
 template <int bytes>
 class Ring {
@@ -148,7 +154,8 @@ struct Sums {
   float axes[tiles > 0 ? tiles : 1][4] = {};  // axes 16 m + r (and + 8), heads 2 t and 2 t + 1
 };
 
-/// Each block a stretch of one KV head's keys; its warps take units in turn.
+/// Each block a stretch of one KV head's keys; its warps take units in turn. A row goes to the host
+/// when it is met; the last warp of a head says how many they are.
 template <int K, int V>
 __global__ void __launch_bounds__(pass_threads, pass_blocks)
     pass_kernel(const __grid_constant__ CodeScan scan, std::uint32_t one, std::uint32_t eights) {
@@ -276,11 +283,18 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
         if (all == 0) continue;
         // Lane bits 4, 3, 2 (r) are bits 2, 1, 0 of which of the eight is here.
         const int key = unit * unit_keys + 32 * g + r / 2 * 8 + 2 * t + r % 2;
-        int place = 0;
-        if (lane == 0) place = atomicAdd(scan.count + head, __popc(all));
-        place = __shfl_sync(all_lanes, place, 0) + __popc(all & ((1U << lane) - 1));
-        const bool listed = above && place < scan.capacity;
-        if (listed) scan.list[static_cast<std::int64_t>(head) * scan.capacity + place] = key;
+        bool listed = false;
+        if (above) {
+          const int* before = scan.rare_before + head * (scan.unit_slots + 1) + unit;
+          const int position =
+              position_of(key, scan.rare_keys + head * scan.rare_slots, before[0], before[1]);
+          const int list = list_of(position, scan.lists);
+          const std::int64_t number = list * scan.kv_heads + head;
+          const int place = atomicAdd(scan.count + number, 1);
+          listed = place < scan.capacity;
+          int* found = scan.found + number * (1 + scan.capacity);
+          if (listed) *const_cast<volatile int*>(found + 1 + place) = position;
+        }
         const std::uint32_t gone = __ballot_sync(all_lanes, listed) >> t;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -318,6 +332,16 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
         mma_choose<0>(sums.axes[2 * m], one, w, bits);
         mma_choose<1>(sums.axes[2 * m + 1], one, w, bits);
       }
+    }
+  }
+  // (What this warp counted is there: it has waited for its places in lists.)
+  if (lane == 0 && atomicAdd(scan.arrived + head, 1) + 1 == scan.splits * pass_warps) {
+    scan.arrived[head] = 0;
+    // Who waits looks at each place: a fence between rows and their number would take longer.
+    for (int list = 0; list < scan.lists; ++list) {
+      const int number = list * scan.kv_heads + head;
+      int* found = scan.found + static_cast<std::int64_t>(number) * (1 + scan.capacity);
+      *const_cast<volatile int*>(found) = min(atomicAdd(scan.count + number, 0), scan.capacity);
     }
   }
 
@@ -359,123 +383,6 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   }
 }
 
-constexpr int tail_threads = 512;
-constexpr float largest_variance = 60;  // of a score's error
-
-/// Sums to the tail's partial; it and the rare rows merge into what is there. A block per query
-/// head: four threads to a dim, and to an axis.
-__global__ void __launch_bounds__(tail_threads)
-    finish_kernel(const __grid_constant__ CodeScan scan, int axes) {
-  constexpr int parts = tail_threads / code_dims;
-  __shared__ float part_sums[parts][code_dims];
-  __shared__ float rare_sums[parts][code_dims];
-  __shared__ float factor[most_splits];
-  __shared__ float share[code_dims];
-  __shared__ float whole_mass, whole_reference;
-  const int head = static_cast<int>(blockIdx.x) / scan.group;
-  const int g = static_cast<int>(blockIdx.x) % scan.group;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % warp;
-  const int d = thread % code_dims;
-  const int part = thread / code_dims;
-  const float* tables =
-      scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(scan.key_bytes);
-  constexpr int per_part = code_dims / parts;
-  float directions[per_part];
-#pragma unroll
-  for (int i = 0; i < per_part; ++i) {
-    const int axis = part * per_part + i;
-    directions[i] = axis < axes ? tables[HeadTables::values + axis * code_dims + d] : 0.0F;
-  }
-  const float base = tables[HeadTables::base + d];
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  const auto place = [&](int s) {
-    return (static_cast<std::int64_t>(head) * scan.splits + s) * code_group + g;
-  };
-  if (thread < warp && scan.tail) {
-    float reference = -INFINITY;
-    for (int s = lane; s < scan.splits; s += warp)
-      if (scan.masses[place(s)].x > 0) reference = fmaxf(reference, scan.masses[place(s)].y);
-    reference = warp_max(reference);
-    float mass = 0;
-    for (int s = lane; s < scan.splits; s += warp) {
-      const float2 m = scan.masses[place(s)];
-      factor[s] = m.x > 0 ? exp2f(m.y - reference) : 0.0F;
-      mass += m.x * factor[s];
-    }
-    mass = warp_sum(mass);
-    if (lane == 0) {
-      whole_mass = mass;
-      whole_reference = reference;
-    }
-  }
-  __syncthreads();
-  float sum = 0;
-#pragma unroll 8
-  for (int s = part; scan.tail && s < scan.splits; s += parts)
-    sum += d < axes ? factor[s] * scan.sums[place(s) * code_dims + d] : 0.0F;
-  part_sums[part][d] = sum;
-  __syncthreads();
-  const bool any = scan.tail && whole_mass > 0;
-  if (part == 0) {
-    share[d] =
-        any ? (part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d]) / whole_mass
-            : 0.0F;
-  }
-  __syncthreads();
-  float x = 0;
-#pragma unroll
-  for (int i = 0; i < per_part; ++i) x += directions[i] * share[part * per_part + i];
-  part_sums[part][d] = x;
-
-  // Weights of the tail, the rare rows and what is there already, under one softmax.
-  const int heads = scan.kv_heads * scan.group;
-  const int row = head * scan.group + g;
-  constexpr int sources = scan_rare_parts + 2;
-  static_assert(scan_rare_parts <= warp, "a lane weighs a part");
-  if (thread < warp) {
-    const float tail_lse =
-        any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e +
-                  scan.corrections[head * code_group + g]
-            : -INFINITY;
-    const float before = scan.into.lse[row];
-    const float rare = lane < scan_rare_parts ? scan.parts.lse[lane * heads + row] : -INFINITY;
-    const float high = fmaxf(warp_max(rare), fmaxf(tail_lse, before));
-    const auto weight = [&](float lse) { return lse == -INFINITY ? 0.0F : expf(lse - high); };
-    const float sum = warp_sum(weight(rare)) + weight(tail_lse) + weight(before);
-    const float inverse = sum > 0 ? 1 / sum : 0.0F;
-    if (lane < scan_rare_parts) factor[lane] = weight(rare) * inverse;
-    if (lane == 0) {
-      factor[sources - 2] = weight(tail_lse) * inverse;
-      factor[sources - 1] = sum > 0 ? weight(before) * inverse : 1.0F;
-      scan.into.lse[row] = sum > 0 ? high + logf(sum) : -INFINITY;
-      if (scan.tail) {
-        const float s = scan.scales[head * code_group + g].deviation;
-        const float squares = scan.squares[head * code_group + g];
-        const float2 variance = scan.variances[head];
-        scan.estimate.lse[row] = tail_lse;
-        scan.noise[row] = {squares * expm1f(fminf(s * s, largest_variance)), squares * variance.y,
-                           variance.x};
-      }
-    }
-  }
-  __syncthreads();
-  float mix = 0;
-#pragma unroll
-  for (int i = part; d < scan.head_dim && i < scan_rare_parts; i += parts) {
-    if (factor[i] > 0) mix += factor[i] * scan.parts.out[(i * heads + row) * scan.head_dim + d];
-  }
-  rare_sums[part][d] = mix;
-  __syncthreads();
-  if (part > 0 || d >= scan.head_dim) return;
-  float* out = scan.into.out + row * scan.head_dim + d;
-  const float tail = base + part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d];
-  if (scan.tail) scan.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
-  *out = *out * factor[sources - 1] + (any ? tail * factor[sources - 2] : 0.0F) + rare_sums[0][d] +
-         rare_sums[1][d] + rare_sums[2][d] + rare_sums[3][d];
-}
-
 /// Calls use with the kernel for these codes and the shared memory that it wants.
 template <class Use>
 void with_pass(int key_bytes, int value_bytes, const Use& use) {
@@ -507,13 +414,6 @@ int scan_splits(int kv_heads, int key_bytes, int value_bytes) {
   return std::clamp(processors * blocks / kv_heads, 1, most_splits);
 }
 
-bool can_scan_early() {
-  // Code for older devices has no such waits, wherever it runs.
-  cudaFuncAttributes attributes{};
-  TOPKV_CUDA(cudaFuncGetAttributes(&attributes, finish_kernel));
-  return attributes.ptxVersion >= 90;
-}
-
 void pass_codes(const CodeScan& scan, cudaStream_t stream) {
   // Constants given as arguments stay in registers.
   const std::uint32_t one = 0x3C003C00U;
@@ -522,11 +422,6 @@ void pass_codes(const CodeScan& scan, cudaStream_t stream) {
     launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.splits)), pass_threads,
                  bytes, stream, kernel, one, eights);
   });
-}
-
-void merge_rest(const CodeScan& scan, cudaStream_t stream) {
-  launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.group)), tail_threads, 0,
-               stream, finish_kernel, 8 * scan.value_bytes);
 }
 
 }  // namespace topkv::gpu

@@ -30,17 +30,14 @@ __device__ void copy_to_host(const StepInput& input) {
   if (threadIdx.x == 0) *const_cast<volatile int*>(input.taken) = 1;
 }
 
-/// Coefficients of one query head: a block. Also empties the KV head's list. And a block that
-/// copies.
+/// Coefficients of one query head: a block. Also empties the KV head's lists.
 template <int K>
 __global__ void __launch_bounds__(prepare_threads)
-    prepare_kernel(const __grid_constant__ CodeScan scan,
-                   const __grid_constant__ StepInput copied) {
+    prepare_kernel(const __grid_constant__ CodeScan scan) {
   constexpr int slots = key_slots(K);
   __shared__ float query[code_dims];
   __shared__ float along[slots];
   __shared__ float at_middle;
-  __shared__ float errors[prepare_threads / warp];
   const int head = static_cast<int>(blockIdx.x) / code_group;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
@@ -48,45 +45,37 @@ __global__ void __launch_bounds__(prepare_threads)
   std::uint8_t* to = scan.coefficients + (head * 16 + g) * slots;
   QueryScale* result = scan.scales + head * code_group + g;
   wait_for_previous_kernel();
-  if (head == scan.kv_heads) return copy_to_host(copied);
-  if (g == 0 && thread == 0) scan.count[head] = 0;
+  if (g == 0 && thread < scan.lists) scan.count[thread * scan.kv_heads + head] = 0;
   const auto weigh_nothing = [&] {
     if (thread < slots) to[thread] = to[8 * slots + thread] = 0;
-    if (thread == 0) *result = {0.0F, -INFINITY, 0.0F};
+    if (thread == 0) *result = {0.0F, -INFINITY};
   };
   if (g >= scan.group) return weigh_nothing();
 
   const float* q = scan.query + (head * scan.group + g) * scan.head_dim;
   if (thread < code_dims) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
-  const float* tables =
-      scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(K) + HeadTables::middle;
+  const float* tables = scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(K);
   const float4 mine = load4(query + 4 * lane);
-  // A warp a row: the middle, the axes of the errors, slots.
-  static_assert(HeadTables::slots == HeadTables::middle + (1 + code_dims) * code_dims);
-  constexpr int rows = 1 + code_dims + slots;
+  // A warp a row: the middle, then slots.
+  constexpr int rows = 1 + slots;
   constexpr int warps = prepare_threads / warp;
   constexpr int rounds = (rows + warps - 1) / warps;
   float4 loaded[rounds];
 #pragma unroll
   for (int i = 0; i < rounds; ++i) {
     const int row = thread / warp + i * warps;
-    if (row < rows) loaded[i] = load4(tables + row * code_dims + 4 * lane);
+    const int from = row == 0 ? HeadTables::middle : HeadTables::slots + (row - 1) * code_dims;
+    if (row < rows) loaded[i] = load4(tables + from + 4 * lane);
   }
-  float error = 0;
 #pragma unroll
   for (int i = 0; i < rounds; ++i) {
     const int row = thread / warp + i * warps;
     if (row >= rows) break;
     const float4 x = loaded[i];
     const float dot = warp_sum(x.x * mine.x + x.y * mine.y + x.z * mine.z + x.w * mine.w);
-    if (row > 0 && row <= code_dims) {
-      error += dot * dot;
-    } else if (lane == 0) {
-      (row == 0 ? at_middle : along[row - 1 - code_dims]) = dot;
-    }
+    if (lane == 0) (row == 0 ? at_middle : along[row - 1]) = dot;
   }
-  if (lane == 0) errors[thread / warp] = error;
   __syncthreads();
   if (thread >= warp) return;
 
@@ -98,13 +87,12 @@ __global__ void __launch_bounds__(prepare_threads)
   }
   most = warp_max(most) * scale;
   float add = at_middle * scale;
-  error = warp_sum(lane < prepare_threads / warp ? errors[lane] : 0.0F);
   // 16 bits of the largest coefficient; the offset must fit beside the sums. 13 bits of lo, so that
   // 257 lo * magic is exact.
   const float unit = fmaxf(fmaxf(most / 32512.0F, fabsf(add) * 0x1p-27F), 0x1p-24F);
   // Not finite: the host refuses the step. Beyond what sums in float32 hold: nothing is listed.
   if (!(isfinite(add) && unit < 1e30F)) {
-    if (lane == 0) *result = {0.0F, -INFINITY, 0.0F};
+    if (lane == 0) *result = {0.0F, -INFINITY};
     for (int slot = lane; slot < slots; slot += warp) to[slot] = to[8 * slots + slot] = 0;
     return;
   }
@@ -119,7 +107,7 @@ __global__ void __launch_bounds__(prepare_threads)
   }
   middle = __reduce_add_sync(all_lanes, middle);
   add -= static_cast<float>(middle) * 0.5F * lo;
-  if (lane == 0) *result = {lo, add, scan.scale * sqrtf(error)};
+  if (lane == 0) *result = {lo, add};
 }
 
 /// The unit that is number i of the sample.
@@ -240,8 +228,8 @@ struct Selection {
   int count;
   float chosen;
 
-  /// largest: of this thread's numbers. Few threads read theirs.
-  __device__ float of(const float* numbers, float largest, int rank) {
+  /// largest: of this thread's numbers; of_all: of the block's. Few threads read theirs.
+  __device__ float of(const float* numbers, float largest, float of_all, int rank) {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread == 0) {
       count = 0;
@@ -249,10 +237,14 @@ struct Selection {
     }
     // What rank + 1 threads reach with their largest, its upper bits: so many numbers reach it.
     const std::uint32_t key = ordered_bits(largest);
+    const std::uint32_t most = ordered_bits(of_all);
     std::uint32_t found = 0;
 #pragma unroll 1
     for (std::uint32_t bit = 1U << 31; bit >= 1U << 12; bit >>= 1) {
-      if (__syncthreads_count(key >= (found | bit) ? 1 : 0) > rank) found |= bit;
+      if ((found | bit) > most) continue;  // nobody does
+      const int reached = __syncthreads_count(key >= (found | bit) ? 1 : 0);
+      if (reached > rank) found |= bit;
+      if (reached == rank + 1) break;
     }
     const float least = of_ordered_bits(found);
     if (largest >= least) {
@@ -316,8 +308,10 @@ __device__ float search(const float* from, float most, float rank, bool exact, f
   return high;
 }
 
-/// The threshold of one query head: a block.
-__global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constant__ CodeScan scan) {
+/// The threshold of one query head: a block. And one that copies, here because it takes no longer
+/// than the others and nobody waits for it.
+__global__ void __launch_bounds__(plan_threads)
+    plan_kernel(const __grid_constant__ CodeScan scan, const __grid_constant__ StepInput copied) {
   __shared__ float shared[plan_threads / warp];
   __shared__ int counts[2][plan_threads / warp];
   __shared__ Selection selection;
@@ -326,6 +320,7 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
   const int thread = static_cast<int>(threadIdx.x);
   wait_for_previous_kernel();
   let_next_kernel_start();
+  if (head == scan.kv_heads) return copy_to_host(copied);
   const QueryScale scale = scan.scales[head * code_group + g];
   QueryPlan* result = scan.plans + head * code_group + g;
   const ScanRange range = scan.range[head];
@@ -345,7 +340,8 @@ __global__ void __launch_bounds__(plan_threads) plan_kernel(const __grid_constan
     const float wanted = static_cast<float>(scan.wanted) * sampled / static_cast<float>(keys);
     const bool exact = sampled >= static_cast<float>(keys);
     const float rank = exact ? wanted : fminf(fmaxf(wanted, steady_rank), sampled);
-    threshold = rank <= most_selected ? selection.of(from, largest, static_cast<int>(rank)) : NAN;
+    threshold =
+        rank <= most_selected ? selection.of(from, largest, most, static_cast<int>(rank)) : NAN;
     if (isnan(threshold)) {
       threshold = search(from, most, rank, exact, shared, counts);
     } else if (wanted < rank) {
@@ -376,11 +372,11 @@ void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t
   const dim3 heads(static_cast<unsigned>(scan.kv_heads * code_group));
   const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.kv_heads));
   for_key_bytes(scan.key_bytes, [&](auto bytes) {
-    const dim3 blocks(heads.x + (copied.host_q != nullptr ? 1 : 0));
-    launch_early(scan, blocks, prepare_threads, 0, stream, prepare_kernel<bytes>, copied);
+    launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<bytes>);
     launch_early(scan, sample, block, 0, stream, sample_kernel<bytes>);
   });
-  launch_early(scan, heads, plan_threads, 0, stream, plan_kernel);
+  const dim3 blocks(heads.x + (copied.host_q != nullptr ? 1 : 0));
+  launch_early(scan, blocks, plan_threads, 0, stream, plan_kernel, copied);
 }
 
 }  // namespace topkv::gpu

@@ -11,7 +11,7 @@ namespace topkv::gpu {
 
 inline constexpr int scan_heads = 64;          // KV heads, at most
 inline constexpr int scan_rare_parts = 32;     // partials over rare rows of a KV head
-inline constexpr int scan_ordered = 4096;      // rows of a list that is ordered
+inline constexpr int scan_lists = 8;           // of a KV head, at most
 inline constexpr int scan_sample_units = 512;  // of a head's codes, that thresholds are found of
 
 /// Of one KV head: keys with codes, and rare ones, that may be attended; by their number among all
@@ -25,7 +25,6 @@ struct ScanRange {
 /// lo * (256 high + low + sums of products with the high and low bytes of its coefficients) + add.
 struct QueryScale {
   float lo, add;
-  float deviation;  // of a score's error, in natural log
 };
 
 /// What plan() adds.
@@ -42,8 +41,9 @@ struct CodeScan {
   const float* tables = nullptr;        // [kv_heads][HeadTables::floats(key_bytes)]
   const __nv_bfloat16* rare = nullptr;  // [kv_heads][2 (keys, values)][rare_slots][head_dim]
   const int* rare_keys = nullptr;       // [kv_heads][rare_slots]: position - number among the rare
+  const int* rare_before = nullptr;     // [kv_heads][unit_slots + 1]: those less than 64 i
   const float2* variances = nullptr;    // [kv_heads]: of a value, and of its code's error
-  std::int64_t rare_slots = 0;
+  std::int64_t rare_slots = 0, unit_slots = 0;
   int key_bytes = 0;    // 16, 32
   int value_bytes = 0;  // 0, 8, 16
   int kv_heads = 0, group = 0, head_dim = 0;
@@ -52,7 +52,8 @@ struct CodeScan {
 
   const float* query = nullptr;  // [kv_heads * group, head_dim]
   int wanted = 0;                // rows of each query head
-  int capacity = 0;              // of a KV head's list
+  int lists = 1;                 // of a KV head, among which rows are spread
+  int capacity = 0;              // of a list
   int splits = 0;                // blocks of a KV head
   bool tail = false;             // wanted beside the list
   ScanRange range[scan_heads];
@@ -61,10 +62,11 @@ struct CodeScan {
   QueryScale* scales = nullptr;          // [kv_heads][code_group]
   QueryPlan* plans = nullptr;            // [kv_heads][code_group]
   float* corrections = nullptr;          // [kv_heads][code_group]: to be added to the tail's lse
+  float* deviations = nullptr;           // [kv_heads][code_group]: of a score's error, natural log
   float* scores = nullptr;               // [kv_heads][code_group][scan_sample_units * 64], log2
   float* maxima = nullptr;               // of scores: of each 32
-  int* count = nullptr;                  // [kv_heads]: rows above the threshold
-  int* list = nullptr;                   // [kv_heads][capacity]
+  int* count = nullptr;                  // [lists][kv_heads]: rows above the threshold
+  int* arrived = nullptr;                // [kv_heads]: warps; 0 before a scan and after it
   float* sums = nullptr;                 // [kv_heads][splits][code_group][code_dims]
   float2* masses = nullptr;  // [kv_heads][splits][code_group]: sum of weights, log2 reference
   float* squares = nullptr;  // [kv_heads][code_group]: of the tail's weights, of sum 1
@@ -73,7 +75,7 @@ struct CodeScan {
   // The tail alone, [kv_heads * group] heads.
   DevicePartial estimate;
   TailNoise* noise = nullptr;
-  int* found = nullptr;  // [kv_heads][1 + capacity]: number, positions; in any order of time
+  int* found = nullptr;  // [lists][kv_heads][1 + capacity]: number, positions, in any order of time
 };
 
 /// Whether the current device launches these kernels early.
@@ -88,7 +90,8 @@ void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t
 
 /// After prepare_queries. Writes `found`: the rows whose codes score best for any query head,
 /// `wanted` of them for each as far as a sample of the codes can tell (all codes, where a head has
-/// no more than a sample), at most `capacity` for a KV head, ascending up to scan_ordered of them.
+/// no more than a sample). A row is written when it is met, the lists' numbers in the end, in no
+/// order that a reader could rely on: what was there before tells it what is still to come.
 /// Asynchronous.
 void list_rows(const CodeScan& scan, cudaStream_t stream);
 

@@ -13,6 +13,7 @@ namespace topkv::gpu {
 
 inline constexpr int most_sampled = scan_sample_units * 64;  // keys of a head
 inline constexpr int maximum_keys = 32;                      // that a maximum is of
+inline constexpr int most_splits = 256;                      // blocks of a KV head
 inline constexpr float scan_bias_log2 = 8;       // weights are kept times 2^8, as halves
 inline constexpr float scan_threshold_log2 = 6;  // the reference above the threshold
 
@@ -45,10 +46,10 @@ void for_key_bytes(int key_bytes, const Use& use) {
   }
 }
 
-/// All codes once: list, count; sums and masses of what is not listed.
+/// All codes once: found; sums and masses of what is not.
 void pass_codes(const CodeScan& scan, cudaStream_t stream);
 
-/// list, count -> found; scores, plans -> corrections; rare rows -> parts.
+/// scores, plans -> corrections; rare rows -> parts.
 void follow_pass(const CodeScan& scan, cudaStream_t stream);
 /// Once for the current device, before the first.
 void allow_follow_pass();

@@ -17,17 +17,8 @@ __global__ void __launch_bounds__(block)
   const int bytes = unit_bytes(key_bytes, value_bytes);
   for (int i = thread; i < bytes / 4; i += block) unit[i] = 0;
   if (thread < unit_keys) {
-    int low = 0;
-    int high = rare_count;
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (rare_keys[middle] <= first + thread) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    positions[thread] = first + thread < count ? first + thread + low : -1;
+    const int key = first + thread;
+    positions[thread] = key < count ? position_of(key, rare_keys, 0, rare_count) : -1;
   }
   __syncthreads();
   const auto put = [&](int byte, unsigned bits) {

@@ -21,20 +21,21 @@ int value_bytes_for(std::int64_t bits) { return bits == 0 ? 0 : bits <= 64 ? 8 :
 /// Where everything lies.
 struct CudaCodes::Layout {
   struct Layer {
-    std::int64_t units, tables, rare, rare_keys, variances;
+    std::int64_t units, tables, rare, rare_keys, rare_before, variances;
   };
   int key_bytes, value_bytes;
-  std::int64_t head_bytes, rare_slots;
+  std::int64_t head_bytes, rare_slots, unit_slots;
   std::vector<Layer> layers;  // those without codes have no bytes
-  std::int64_t coefficients, scales, plans, corrections, squares, scores, maxima, count, sums,
-      masses, outs, lses, bytes;
+  std::int64_t coefficients, scales, plans, corrections, squares, scores, maxima, count, arrived,
+      deviations, sums, masses, outs, lses, bytes;
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
          std::int64_t rare, int key_bytes, int value_bytes, int splits)
       : key_bytes(key_bytes),
         value_bytes(value_bytes),
         head_bytes((tokens + unit_keys - 1) / unit_keys * unit_bytes(key_bytes, value_bytes)),
-        rare_slots(rare) {
+        rare_slots(rare),
+        unit_slots((tokens + unit_keys - 1) / unit_keys) {
     const std::int64_t f32 = bytes_of(DType::f32);
     const std::int64_t heads = shape.kv_heads;
     Pieces pieces;
@@ -45,6 +46,7 @@ struct CudaCodes::Layout {
       layer.tables = pieces.place(n * HeadTables::floats(key_bytes) * f32);
       layer.rare = pieces.place(n * 2 * rare_slots * shape.head_dim * bytes_of(DType::bf16));
       layer.rare_keys = pieces.place(n * rare_slots * std::int64_t{sizeof(int)});
+      layer.rare_before = pieces.place(n * (unit_slots + 1) * std::int64_t{sizeof(int)});
       layer.variances = pieces.place(n * 2 * f32);
       layers.push_back(layer);
     }
@@ -57,7 +59,9 @@ struct CudaCodes::Layout {
     squares = pieces.place(group * f32);
     scores = pieces.place(group * most_sampled * f32);
     maxima = pieces.place(group * most_sampled / maximum_keys * f32);
-    count = pieces.place(heads * std::int64_t{sizeof(int)});
+    count = pieces.place(scan_lists * heads * std::int64_t{sizeof(int)});
+    arrived = pieces.place(heads * std::int64_t{sizeof(int)});
+    deviations = pieces.place(group * f32);
     sums = pieces.place(group * splits * code_dims * f32);
     masses = pieces.place(group * splits * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);
@@ -104,6 +108,9 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
                         static_cast<std::size_t>(shape.kv_heads)),
           *layout_);
   }
+  const std::vector<int> none(static_cast<std::size_t>(shape.kv_heads), 0);
+  device.copy_in(none.data(), std::ssize(none) * std::int64_t{sizeof(int)},
+                 memory_.data() + layout_->arrived);
   device.synchronize();
 }
 
@@ -156,6 +163,12 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
                   head.rows.value(position), static_cast<std::size_t>(row));
     }
     copy(rare_keys, to.rare_keys + h * layout.rare_slots * std::int64_t{sizeof(int)});
+    std::vector<int> before;
+    for (std::int64_t i = 0, at = 0; i <= layout.unit_slots; ++i) {
+      while (at < rare_count && rare_keys[static_cast<std::size_t>(at)] < i * unit_keys) ++at;
+      before.push_back(static_cast<int>(at));
+    }
+    copy(before, to.rare_before + h * std::ssize(before) * std::int64_t{sizeof(int)});
     copy(rare, to.rare + h * 2 * layout.rare_slots * row);
     if (n == rare_count) continue;
 
@@ -185,7 +198,9 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.tables = at<float>(from.tables);
   scan.rare = at<__nv_bfloat16>(from.rare);
   scan.rare_keys = at<int>(from.rare_keys);
+  scan.rare_before = at<int>(from.rare_before);
   scan.rare_slots = layout.rare_slots;
+  scan.unit_slots = layout.unit_slots;
   scan.variances = at<float2>(from.variances);
   scan.key_bytes = layout.key_bytes;
   scan.value_bytes = layout.value_bytes;
@@ -199,10 +214,12 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.scales = at<QueryScale>(layout.scales);
   scan.plans = at<QueryPlan>(layout.plans);
   scan.corrections = at<float>(layout.corrections);
+  scan.deviations = at<float>(layout.deviations);
   scan.squares = at<float>(layout.squares);
   scan.scores = at<float>(layout.scores);
   scan.maxima = at<float>(layout.maxima);
   scan.count = at<int>(layout.count);
+  scan.arrived = at<int>(layout.arrived);
   scan.sums = at<float>(layout.sums);
   scan.masses = at<float2>(layout.masses);
   scan.parts = {at<float>(layout.outs), at<float>(layout.lses)};

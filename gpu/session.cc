@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,7 +25,8 @@ namespace topkv::gpu {
 namespace {
 
 constexpr std::int64_t dense_tile = 16384;  // rows of a dense layer on their way at a time
-constexpr std::int64_t list_memory = std::int64_t{256} << 10;  // for the lists of one scan
+constexpr std::int64_t list_memory = std::int64_t{1} << 20;  // for the lists of one scan
+constexpr std::int64_t most_lists = 16;  // of a token: work for that many threads
 constexpr int not_listed = -1;
 constexpr int polls_of_a_check = 4096;
 constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
@@ -47,8 +47,8 @@ struct Layout {
   std::int64_t queries, exact, lse, estimate, noise, figures, tiles, bad, device_bytes;
   std::int64_t host_q, host_k, host_v, host_found, host_lists, host_taken, host_estimate,
       host_noise, host_bytes;
-  std::int64_t list;             // of a scan's rows, for each KV head
-  std::int64_t list_rows = 0;    // of a KV head's list
+  std::int64_t lists = 0;        // of a token and KV head
+  std::int64_t list_rows = 0;    // of a list
   std::int64_t list_tokens = 0;  // of one scan
 
   explicit Layout(const SessionShape& shape) {
@@ -85,10 +85,10 @@ struct Layout {
       // Heads want different rows, and a sample tells the threshold roughly. What does not fit
       // stays in the tail.
       const std::int64_t rows = std::min(shape.most_rows, n);
-      list_rows = std::min(n, 2 * a.group() * rows + 256);
+      lists = std::clamp<std::int64_t>(most_lists / a.kv_heads, 1, scan_lists);
+      list_rows = std::min(n, 4 * a.group() * rows / lists + 256);
       list_tokens = std::clamp<std::int64_t>(list_memory / list_bytes(shape), 1, shape.max_tokens);
     }
-    list = device.place(a.kv_heads * list_rows * std::int64_t{sizeof(int)});
     device_bytes = device.used();
 
     Pieces host;
@@ -105,9 +105,9 @@ struct Layout {
   }
 
   bool has_tiles() const { return bad > tiles; }
-  /// Of one token's lists: for each KV head its length, and positions.
+  /// Of one token's lists: of each its length, and positions.
   std::int64_t list_bytes(const SessionShape& shape) const {
-    return shape.attention.kv_heads * (1 + list_rows) * std::int64_t{sizeof(int)};
+    return lists * shape.attention.kv_heads * (1 + list_rows) * std::int64_t{sizeof(int)};
   }
 };
 
@@ -197,19 +197,20 @@ class CudaDecode final : public DecodeBackend {
     const std::int64_t d = attention_.head_dim;
     const auto tokens = std::ssize(wanted.allowed);
     listed_.synchronize();  // a scan that nobody waited for writes there
-    for (std::int64_t i = 0; i < tokens * attention_.kv_heads; ++i) empty(list_of(0, i));
+    for (std::int64_t i = 0; i < tokens * layout_.lists * attention_.kv_heads; ++i)
+      empty(list_of({0, i, 0}));
     for (std::int64_t i = 0; i < tokens; ++i) {
       CodeScan& scan = scan_;
       scan = codes.scan(layer);
       scan.query = given_.q + (wanted.token + i) * attention_.q_heads * d;
       scan.wanted = static_cast<int>(std::min(wanted.rows, codes.tokens()));
+      scan.lists = static_cast<int>(layout_.lists);
       scan.capacity = static_cast<int>(layout_.list_rows);
       scan.tail = wanted.tail;
       for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
         scan.range[head] = codes.range(layer, head, wanted.allowed[static_cast<std::size_t>(i)]);
       }
-      scan.list = at<int>(layout_.list);
-      scan.found = list_of(i, 0);
+      scan.found = list_of({i, 0, 0});
       const std::int64_t before = (wanted.token + i) * attention_.q_heads;
       scan.into = {exact().out + before * d, exact().lse + before};
       scan.estimate = {estimate().out + before * d, estimate().lse + before};
@@ -237,26 +238,13 @@ class CudaDecode final : public DecodeBackend {
   }
 
   std::int64_t scan_tokens() const override { return layout_.list_tokens; }
-  std::int64_t list_rows() const override { return layout_.list_rows; }
+  std::int64_t scan_lists() const override { return layout_.lists; }
 
-  std::int64_t listed(std::int64_t i, std::int64_t kv_head) override {
-    return wait_for(*list_of(i, kv_head));
-  }
-
-  std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head, std::int64_t first,
-                                       std::int64_t count) override {
-    int* list = list_of(i, kv_head);
-    std::span<std::int32_t> positions(list + 1, static_cast<std::size_t>(wait_for(*list)));
-    const auto part =
-        positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-    if (std::ssize(positions) > scan_ordered) {
-      const std::lock_guard lock(ordering_);
-      for (int& position : positions) wait_for(position);
-      if (!std::ranges::is_sorted(positions)) std::ranges::sort(positions);
-    } else {
-      for (int& position : part) wait_for(position);
-    }
-    return part;
+  std::span<const std::int32_t> listed(const List& list) override {
+    int* at = list_of(list);
+    std::span<std::int32_t> positions(at + 1, static_cast<std::size_t>(wait_for(*at)));
+    for (int& position : positions) wait_for(position);
+    return positions;
   }
 
   /// What is resident, if that has not begun; in dense layers, the rows before it, streamed.
@@ -279,6 +267,11 @@ class CudaDecode final : public DecodeBackend {
     });
   }
 
+  PartialView room() override {
+    const DevicePartial staged = found();
+    return {staged.out, staged.lse, queries_.tokens * attention_.q_heads, attention_.head_dim};
+  }
+
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
     if (added_) {  // the one before; that of the step before was given when `given` waited
@@ -287,8 +280,10 @@ class CudaDecode final : public DecodeBackend {
       staged_.synchronize();
     }
     const DevicePartial staged = found();
-    std::memcpy(staged.out, partial.out, static_cast<std::size_t>(values) * sizeof(float));
-    std::memcpy(staged.lse, partial.lse, static_cast<std::size_t>(partial.heads) * sizeof(float));
+    if (partial.out != staged.out) {
+      std::copy_n(partial.out, values, staged.out);
+      std::copy_n(partial.lse, partial.heads, staged.lse);
+    }
     added_ = true;
   }
 
@@ -331,9 +326,10 @@ class CudaDecode final : public DecodeBackend {
   T* host(std::int64_t offset) const {
     return reinterpret_cast<T*>(host_.data() + offset);
   }
-  int* list_of(std::int64_t token, std::int64_t kv_head) const {
-    return host<int>(layout_.host_lists) +
-           (token * attention_.kv_heads + kv_head) * (1 + layout_.list_rows);
+  int* list_of(const List& list) const {
+    const std::int64_t before =
+        (list.token * layout_.lists + list.number) * attention_.kv_heads + list.kv_head;
+    return host<int>(layout_.host_lists) + before * (1 + layout_.list_rows);
   }
   DevicePartial exact() const { return {at<float>(layout_.exact), at<float>(layout_.lse)}; }
 
@@ -516,7 +512,6 @@ class CudaDecode final : public DecodeBackend {
   Event exact_done_;
   Event on_host_;
   Event listed_;
-  std::mutex ordering_;
   Event staged_;              // the last partial has left its place in host memory
   Event handed_over_;         // tensors by the caller's stream, results to it
   AttentionQueries queries_;  // of this step

@@ -132,6 +132,10 @@ TEST(Merge, OfManyAtOnceIsThatOfOneAfterTheOther) {
         outs.insert(outs.end(), part.out().begin(), part.out().end());
         lses.insert(lses.end(), part.lse().begin(), part.lse().end());
       }
+      // Nothing is read of what is empty.
+      for (std::size_t i = 0; i < outs.size(); ++i)
+        if (lses[i / 20] == empty_lse) outs[i] = std::nanf("");
+      if (!begun && count > 0) std::fill_n(all.view().out, 3 * 20, std::nanf(""));
       merge_parts(all.view(), {outs.data(), lses.data(), count * 3, 20});
       expect_near(one, all);
     }

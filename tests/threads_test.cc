@@ -40,11 +40,12 @@ TEST(ParallelFor, ItsCallerKeepsItsOpenmpThreadsWhenABodyThrows) {
 }
 
 TEST(Helpers, WorkIsOverWhenRunReturns) {
+  Helpers helpers;
   for (int round = 0; round < 200; ++round) {
     std::atomic<int> next = 0;
     std::atomic<int> done = 0;
     bool first = false;
-    Helpers helpers(3);
+    helpers.wake(3);
     // Loops beside do not wait for helpers, even where one is given to the thread that owns them.
     parallel_for(10, 1, [&](std::int64_t begin, std::int64_t end) { next += int(end - begin); });
     EXPECT_EQ(next, 10);
@@ -54,15 +55,18 @@ TEST(Helpers, WorkIsOverWhenRunReturns) {
                 });
     ASSERT_EQ(done, 90);
     EXPECT_TRUE(first);
+    EXPECT_FALSE(helpers.awake());
   }
 }
 
 TEST(Helpers, AnExceptionOfAnyIsRethrownAndNoneIsNeeded) {
+  Helpers helpers;
   for (int round = 0; round < 50; ++round) {
-    { const Helpers unused(3); }
+    helpers.wake(3);
+    helpers.release();
     std::atomic<int> calls = 0;
-    Helpers first(3);
-    EXPECT_THROW(first.run([] {},
+    helpers.wake(3);
+    EXPECT_THROW(helpers.run([] {},
                            [&] {
                              ++calls;
                              throw std::runtime_error("x");
@@ -72,9 +76,9 @@ TEST(Helpers, AnExceptionOfAnyIsRethrownAndNoneIsNeeded) {
     const auto owner = std::this_thread::get_id();
     std::atomic<bool> thrown = false;
     std::atomic<bool> over = false;
-    Helpers second(1);
+    helpers.wake(1);
     try {
-      second.run([] {},
+      helpers.run([] {},
                  [&] {
                    if (std::this_thread::get_id() == owner) {
                      for (int i = 0; i < 100000 && !thrown; ++i) std::this_thread::yield();

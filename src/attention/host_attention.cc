@@ -20,6 +20,7 @@ void attend_rows(const float* queries, const RowsView& rows,
         fmt::format("attend_rows: queries of {} elements over rows of {}", out.head_dim, rows.dim));
   }
   constexpr std::int64_t tile = 64;
+  constexpr std::int64_t scored = 8;  // rows whose keys meet the queries while memory brings others
   thread_local std::vector<float> scores;
   thread_local std::vector<float> high;
   scores.resize(static_cast<std::size_t>(out.heads * tile));
@@ -33,10 +34,20 @@ void attend_rows(const float* queries, const RowsView& rows,
     const std::int64_t n = std::min(tile, count - begin);
     const auto some =
         positions.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(n));
-    prefetch_rows(rows, some);
     const std::int64_t* at = some.data();
-    dot_gather(queries, out.heads, rows.dim, rows.key_data, rows.dtype, rows.stride_bytes, at, n,
-               scores.data(), tile);
+    const auto ask = [&](std::int64_t first, const auto& half) {
+      for (std::int64_t i = first; i < std::min(first + scored, n); ++i)
+        prefetch_half_row(half(at[i]), rows.dim * bytes_of(rows.dtype));
+    };
+    const auto key = [&](std::int64_t position) { return rows.key(position); };
+    const auto value = [&](std::int64_t position) { return rows.value(position); };
+    ask(0, key);
+    for (std::int64_t i = 0; i < n; i += scored) {
+      ask(i + scored, key);
+      ask(i, value);
+      dot_gather(queries, out.heads, rows.dim, rows.key_data, rows.dtype, rows.stride_bytes, at + i,
+                 std::min(scored, n - i), scores.data() + i, tile);
+    }
     for (std::int64_t h = 0; h < out.heads; ++h) {
       float* s = &scores[static_cast<std::size_t>(h * tile)];
       scale_by(s, n, scale);

@@ -8,15 +8,18 @@
 
 namespace topkv {
 
+/// One K or V.
+inline void prefetch_half_row(const std::byte* half, std::int64_t bytes) {
+  constexpr std::int64_t line = 64;
+  for (std::int64_t at = 0; at < bytes; at += line) __builtin_prefetch(half + at);
+}
+
 /// Rows lie anywhere in memory: asks for all of them at once. A few dozen stay near.
 inline void prefetch_rows(const RowsView& rows, std::span<const std::int64_t> positions) {
-  constexpr std::int64_t line = 64;
   const std::int64_t bytes = rows.dim * bytes_of(rows.dtype);
   for (const std::int64_t position : positions) {
-    for (std::int64_t at = 0; at < bytes; at += line) {
-      __builtin_prefetch(rows.key(position) + at);
-      __builtin_prefetch(rows.value(position) + at);
-    }
+    prefetch_half_row(rows.key(position), bytes);
+    prefetch_half_row(rows.value(position), bytes);
   }
 }
 

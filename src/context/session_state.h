@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -79,11 +78,10 @@ struct Session::State {
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
   bool searches(std::int64_t layer, std::int64_t end) const;
-  void retrieve(std::int64_t layer, const TokenQueries& queries, std::optional<Helpers>& helpers,
-                const TailParts& out);
+  void retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out);
   void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
-  void attend_listed(std::int64_t layer, const TokenQueries& queries, Helpers& helpers,
-                     bool exact_is_due, PartialView out);
+  void attend_listed(std::int64_t layer, const TokenQueries& queries, bool exact_is_due,
+                     PartialView out);
   void attend_exact(std::int64_t layer);
   std::int64_t helpers_for(std::int64_t tokens) const;
   void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
@@ -115,14 +113,14 @@ struct Session::State {
   bool failed = false;                      // what its device keeps could not be put back
 
   std::vector<HeadStep> heads;
-  Partial found;
   Partial estimate;  // the tail's
   std::vector<TailNoise> noise;
   Partial own_rest;
   std::vector<RowSpan> spans;          // per KV head
   std::vector<PositionRange> allowed;  // of a scan, per token
-  Partial piece_parts;                 // [lists, pieces, group]
-  PartCounts done;                     // pieces of each list
+  Partial list_parts;                  // [tokens, kv_heads, lists, group]
+  PartCounts done;                     // lists of each token and KV head
+  Helpers helpers;                     // of scans; goes first, for threads may still know of it
 };
 
 }  // namespace topkv

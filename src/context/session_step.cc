@@ -34,6 +34,12 @@ class Lap {
   Stopwatch watch_;
 };
 
+/// Threads that were woken for a step do not outlive it, whatever is thrown.
+struct Released {
+  Helpers& helpers;
+  ~Released() { helpers.release(); }
+};
+
 }  // namespace
 
 /// use(rows): those of the context, then the session's own; one span per KV head.
@@ -70,33 +76,34 @@ void Session::State::step(const AttentionStep& step) {
   reach_fault("session.begin");
   backend->begin(step, first);
   const bool searched = searches(layer, first + step.tokens);
-  std::optional<Helpers> helpers;
+  const Released released{helpers};
   if (searched && seen.codes) {
     // Before the queries are on the host, so that the device goes on while they come.
     const std::int64_t tokens = std::min(step.tokens, backend->scan_tokens());
     scan(layer, 0, {nullptr, tokens, 0, 0, first});
-    if (step.tokens == 1) helpers.emplace(helpers_for(1));  // awake when the lists come
+    if (step.tokens == 1) helpers.wake(helpers_for(1));  // for when the lists come
   }
   const DecodeBackend::Step given = backend->given();
   lap(time.q_out);
   append(layer, given, step.tokens);
   lap(time.append);
-  if (!helpers) attend_exact(layer);
+  if (!helpers.awake()) attend_exact(layer);
   lap(time.window);
   if (searched) {
     lock = {};
-    found.reset(step.tokens * shape.q_heads, shape.head_dim);
+    const PartialView found = backend->room();
+    std::fill_n(found.lse, found.heads, empty_lse);
     const std::int64_t d = shape.head_dim;
     const bool estimates = seen.tail && !seen.codes;
     if (estimates) {
       estimate.reset(step.tokens * shape.q_heads, d);
       noise.resize(static_cast<std::size_t>(step.tokens * shape.q_heads));
     }
-    retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first}, helpers,
-             {estimate.view(), found.view(), noise.data()});
+    retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first},
+             {estimate.view(), found, noise.data()});
     lock = compute.lock();
     lap = Lap();
-    backend->add(found.view());
+    backend->add(found);
     if (estimates) backend->add_tail(estimate.view(), noise.data());
   }
   reach_fault("session.finish");
@@ -227,9 +234,10 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
     if (seen.codes) {  // rare rows are attended beside those that are found
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
-      const std::int64_t i = q / shape.group();
-      const auto listed = backend->listed(i, head, 0, backend->listed(i, head));
-      have.insert(have.end(), listed.begin(), listed.end());
+      for (std::int64_t number = 0; number < backend->scan_lists(); ++number) {
+        const auto listed = backend->listed({q / shape.group(), head, number});
+        have.insert(have.end(), listed.begin(), listed.end());
+      }
     } else {
       have.assign(found.positions(q).begin(), found.positions(q).end());
     }
@@ -249,7 +257,7 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 /// Searches for the queries, attends what is found and merges it into out.exact, some tokens at a
 /// time: with a large k, what a search gives is large.
 void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
-                              std::optional<Helpers>& helpers, const TailParts& out) {
+                              const TailParts& out) {
   const std::int64_t end = queries.first + queries.tokens;
   const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
   const std::int64_t room =
@@ -274,10 +282,9 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
     };
     const PartialView part = of_block(out.exact);
     if (seen.codes) {
-      const bool were_awake = helpers.has_value();
-      if (!were_awake) helpers.emplace(helpers_for(block.tokens));
-      attend_listed(layer, block, *helpers, were_awake, part);
-      helpers.reset();
+      const bool exact_is_due = helpers.awake();
+      if (!helpers.awake()) helpers.wake(helpers_for(block.tokens));
+      attend_listed(layer, block, exact_is_due, part);
       attend_between(layer, block, part);
     } else {
       attend_found(layer, block, part);

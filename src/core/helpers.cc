@@ -4,26 +4,43 @@
 
 namespace topkv {
 
-Helpers::Helpers(std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) tasks_.run([this] { help(); });
+Helpers::~Helpers() {
+  release();
+  tasks_.wait();  // they are on their way
 }
 
-void Helpers::end() noexcept {
-  state_.store(State::over, std::memory_order_release);
-  try {
-    tasks_.wait();
-  } catch (...) {  // another is on its way
+void Helpers::wake(std::int64_t count) {
+  turn_ += next_turn;
+  state_ = turn_ + waiting;
+  awake_ = true;
+  const auto owner = std::this_thread::get_id();
+  for (std::int64_t i = 0; i < count; ++i) {
+    tasks_.run([this, owner, turn = turn_] {
+      // The owner may be given one of these while it waits for something else.
+      if (std::this_thread::get_id() != owner) help(turn);
+    });
   }
 }
 
-void Helpers::help() const {
-  // The owner may be given one of these while it waits for something else.
-  if (std::this_thread::get_id() == owner_) return;
-  State state = state_.load(std::memory_order_acquire);
-  for (; state == State::waiting; state = state_.load(std::memory_order_acquire)) {
-    pause();
+void Helpers::release() noexcept {
+  state_ = turn_ + over;
+  awake_ = false;
+  // Who is counted after this sees the state as it is now.
+  while (busy_ != 0) pause();
+}
+
+void Helpers::help(std::uint64_t turn) {
+  while (state_ == turn + waiting) pause();
+  ++busy_;
+  if (state_ == turn + working) {
+    try {
+      call_(work_);
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
   }
-  if (state == State::work) call_(work_);
+  --busy_;
 }
 
 }  // namespace topkv

@@ -6,48 +6,61 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <thread>
 
 namespace topkv {
 
-/// Wakes up other threads of the calling thread's arena when it is made; they wait, busily, until
-/// run() or its end. Belongs to one scope of one thread, a short one.
+/// Other threads of the arena of whoever calls, one caller at a time.
 class Helpers {
  public:
-  /// So many threads, as far as the arena has them and they are free.
-  explicit Helpers(std::int64_t count);
-  ~Helpers() { end(); }
-  Helpers(const Helpers&) = delete;
+  Helpers() = default;
+  ~Helpers();
+  Helpers(const Helpers&) = delete;  // threads know where it is
   Helpers& operator=(const Helpers&) = delete;
 
+  /// Wakes up so many threads, as far as the arena has them and they are free. They wait, busily,
+  /// until run() or release(), one of which must follow soon. REQUIRES: those before were released.
+  void wake(std::int64_t count);
+  bool awake() const { return awake_; }
+
   /// Calls work() on this thread, after first(), and on each of the others that is awake by then;
-  /// when it returns, all have. An exception of any is rethrown. Once. Work must come to its end on
-  /// one thread too.
+  /// when it returns, all have, and are released. An exception of any is rethrown. Work must come
+  /// to its end on one thread too.
   template <class First, class Work>
   void run(const First& first, const Work& work) {
     work_ = &work;
     call_ = [](const void* of) { (*static_cast<const Work*>(of))(); };
-    state_.store(State::work, std::memory_order_release);
+    error_ = nullptr;
+    state_ = turn_ + working;
     try {
       first();
       work();
     } catch (...) {
-      end();  // others may be at work
+      release();
       throw;
     }
-    state_.store(State::over, std::memory_order_release);
-    tasks_.wait();
+    release();
+    if (error_) std::rethrow_exception(error_);
   }
 
- private:
-  enum class State { waiting, work, over };
-  void help() const;
-  void end() noexcept;
+  /// Lets them go; waits for those at work.
+  void release() noexcept;
 
-  std::atomic<State> state_ = State::waiting;
+ private:
+  void help(std::uint64_t turn);
+
+  // A turn is from one wake to the next: a thread that comes late finds another, and goes.
+  static constexpr std::uint64_t waiting = 0, working = 1, over = 2, next_turn = 4;
+  std::uint64_t turn_ = 0;  // a multiple of next_turn
+  bool awake_ = false;
+  std::atomic<std::uint64_t> state_ = over;  // turn_, and what threads of this turn are to do
+  std::atomic<std::int64_t> busy_ = 0;       // threads that may be at work
   const void* work_ = nullptr;
   void (*call_)(const void*) = nullptr;
-  std::thread::id owner_ = std::this_thread::get_id();
+  std::mutex mutex_;
+  std::exception_ptr error_;  // of a thread at work, the first
   oneapi::tbb::task_group tasks_;
 };
 

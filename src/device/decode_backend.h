@@ -85,17 +85,24 @@ class DecodeBackend {
   /// of all others that are not found.
   virtual void scan(std::int64_t layer, const Scan& scan);
   virtual std::int64_t scan_tokens() const;
-  /// The most that a scan lists for a token and KV head.
-  virtual std::int64_t list_rows() const;
-  /// Waits, busily, for the last scan: how many rows it found for the token that is number i of it;
-  /// all heads of the group are to attend them. Safe from many threads.
-  virtual std::int64_t listed(std::int64_t i, std::int64_t kv_head);
-  /// Waits for these of them. Positions; those of a list ascend. Valid until the next scan. Safe
-  /// from many threads.
-  virtual std::span<const std::int32_t> listed(std::int64_t i, std::int64_t kv_head,
-                                               std::int64_t first, std::int64_t count);
 
-  /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return.
+  /// Some of the rows that a scan found for one of its tokens and a KV head, all heads of whose
+  /// group are to attend them. They are spread over scan_lists() lists by their positions alone.
+  struct List {
+    std::int64_t token = 0;  ///< of the scan
+    std::int64_t kv_head = 0;
+    std::int64_t number = 0;
+  };
+  virtual std::int64_t scan_lists() const;
+  /// Waits, busily, for a list of the last scan: positions, in any order. Valid until the next scan.
+  /// Safe from many threads.
+  virtual std::span<const std::int32_t> listed(const List& list);
+
+  /// Room for a partial of [tokens x q_heads] heads, from given on until it is added: there, add
+  /// need not copy it. What it holds is left from before.
+  virtual PartialView room() = 0;
+  /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return
+  /// unless it is room's.
   virtual void add(PartialView partial) = 0;
 
   /// Likewise a tail's estimate, after all others; keeps its figures.

@@ -41,6 +41,11 @@ class HostDecode final : public DecodeBackend {
     merge(out_.view(), part_.view());
   }
 
+  PartialView room() override {
+    room_.reset(queries_.tokens * shape_.attention.q_heads, shape_.attention.head_dim);
+    return room_.view();
+  }
+
   void add(PartialView partial) override { merge(out_.view(), partial); }
 
   void add_tail(PartialView estimate, const TailNoise* noise) override {
@@ -65,6 +70,7 @@ class HostDecode final : public DecodeBackend {
   Step given_;
   Partial out_;
   Partial part_;                      // of one segment
+  Partial room_;
   TailFigures tail_;                  // of this step
   std::vector<TailFigures> figures_;  // per layer
 };
@@ -75,13 +81,8 @@ void DecodeBackend::scan(std::int64_t /*layer*/, const Scan& /*scan*/) {
   throw Error("this device keeps no codes to scan");
 }
 std::int64_t DecodeBackend::scan_tokens() const { return 0; }
-std::int64_t DecodeBackend::list_rows() const { return 0; }
-std::int64_t DecodeBackend::listed(std::int64_t /*i*/, std::int64_t /*kv_head*/) { return 0; }
-std::span<const std::int32_t> DecodeBackend::listed(std::int64_t /*i*/, std::int64_t /*kv_head*/,
-                                                    std::int64_t /*first*/,
-                                                    std::int64_t /*count*/) {
-  return {};
-}
+std::int64_t DecodeBackend::scan_lists() const { return 0; }
+std::span<const std::int32_t> DecodeBackend::listed(const List& /*list*/) { return {}; }
 
 std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
   return std::make_unique<HostDecode>(shape);
