@@ -62,8 +62,8 @@ void build_watched(const std::function<void(const std::stop_token&)>& build,
 }
 
 IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, const RowStore& store,
-                         const AttentionShape& shape, const DevicePrefill& prefill)
-    : store_(store), shape_(shape), prefill_(prefill) {
+                         const AttentionShape& shape)
+    : store_(store), shape_(shape) {
   for (const std::string& text : specs) {
     const IndexSpec spec(text);
     const bool seen = std::any_of(indices_.begin(), indices_.end(),
@@ -155,7 +155,7 @@ bool IndexGrowth::insert(std::int64_t at_least) {
       KeyIndex* index = grown.heads[static_cast<std::size_t>(i)].get();
       if (index == nullptr) continue;
       const std::int64_t layer = i / shape_.kv_heads;
-      const std::int64_t fresh = prefill_.arrived(layer) - index->size();
+      const std::int64_t fresh = store_.size(layer) - index->size();
       if (fresh < at_least) continue;
       const std::int64_t stride = shape_.head_dim * bytes_of(store_.dtype());
       const std::byte* first =

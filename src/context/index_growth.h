@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "index/row_tail.h"
-#include "src/device/device_prefill.h"
 #include "src/store/row_store.h"
 #include "topkv/key_index.h"
 #include "topkv/progress.h"
@@ -44,13 +43,13 @@ GrownIndex make_indices(const IndexSpec& spec, const AttentionShape& shape);
 void build_watched(const std::function<void(const std::stop_token&)>& build,
                    const GrownIndex& indices, std::int64_t tokens, const ProgressFn& progress);
 
-/// Owns a thread from its construction to finish (or destruction), if any spec can grow. Store and
-/// prefill outlive it.
+/// Owns a thread from its construction to finish (or destruction), if any spec can grow. The store
+/// outlives it and only grows meanwhile.
 class IndexGrowth {
  public:
   /// Specs whose index cannot grow are left out. Throws InvalidArgument on a spec not understood.
   IndexGrowth(const std::vector<std::string>& specs, const RowStore& store,
-              const AttentionShape& shape, const DevicePrefill& prefill);
+              const AttentionShape& shape);
   ~IndexGrowth();
   IndexGrowth(const IndexGrowth&) = delete;  // owns a thread
   IndexGrowth& operator=(const IndexGrowth&) = delete;
@@ -69,7 +68,6 @@ class IndexGrowth {
 
   const RowStore& store_;
   const AttentionShape& shape_;
-  const DevicePrefill& prefill_;
   std::vector<GrownIndex> indices_;
 
   std::mutex mutex_;

@@ -44,7 +44,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
       store);
   const AttendFn attend = [&](const AttentionStep& step) { attention->attend(step); };
   IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), store,
-                     config.attention, *attention);
+                     config.attention);
   for (std::int64_t begin = 0; begin < total; begin += chunk) {
     const std::int64_t count = std::min(chunk, total - begin);
     {
