@@ -112,11 +112,23 @@ struct ContextBuilder::State {
     }
   }
 
-  /// Waits for the rows under way and gives back what the device keeps.
+  /// Waits for the rows under way.
+  void finish() {
+    if (prefill) on_device([&] { prefill->finish(); });
+  }
+
+  /// Gives back what the device keeps, too.
   void close() {
-    if (!prefill) return;
-    on_device([&] { prefill->finish(); });
+    finish();
     prefill.reset();
+  }
+
+  /// Moves the rows to where there is room for more.
+  void move_rows(std::int64_t capacity) {
+    auto larger = make_store(capacity);
+    close();
+    larger->copy_from(*store);
+    store = std::move(larger);
   }
 
   /// A prefill for steps of so many tokens.
@@ -159,16 +171,15 @@ ContextBuilder::~ContextBuilder() = default;
 ContextBuilder::ContextBuilder(ContextBuilder&&) noexcept = default;
 ContextBuilder& ContextBuilder::operator=(ContextBuilder&&) noexcept = default;
 
-void ContextBuilder::reserve(std::int64_t tokens) {
+void ContextBuilder::reserve(std::int64_t tokens, std::int64_t chunk) {
   State& s = *state_;
   s.check_usable();
-  if (tokens <= s.store->capacity()) return;
+  const bool more = tokens > s.store->capacity();
+  if (!more && chunk <= 0) return;
   s.check_equal_layers("reserving");
   const auto lock = s.device.compute()->lock();
-  auto larger = s.make_store(tokens);
-  s.close();
-  larger->copy_from(*s.store);
-  s.store = std::move(larger);
+  if (more) s.move_rows(tokens);
+  if (chunk > 0) s.open(chunk);
 }
 
 void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
@@ -190,6 +201,14 @@ void ContextBuilder::attend(const AttentionStep& step) {
   s.check_room(step.layer, step.kv_count());
   const auto lock = s.device.compute()->lock();
   s.attend(step);
+}
+
+void ContextBuilder::synchronize() {
+  State& s = *state_;
+  s.check_usable();
+  s.check_between_turns("synchronizing");
+  const auto lock = s.device.compute()->lock();
+  s.finish();
 }
 
 void ContextBuilder::truncate(std::int64_t tokens) {
