@@ -22,21 +22,21 @@ constexpr std::int64_t heads_with_index = 4;  // layer 1 has a sliding window
 
 struct Enough {};
 
-/// Appends so many tokens' rows to every layer of a builder or store.
-template <class Rows>
-void append_to(Rows& to, const AttentionShape& like, std::int64_t tokens) {
+/// Appends so many tokens' rows to every layer.
+void append(ContextBuilder& builder, std::int64_t tokens) {
+  const AttentionShape& like = builder.shape();
   for (std::int64_t layer = 0; layer < like.layers; ++layer) {
     const auto rows = reference::random_bf16(tokens * like.kv_heads * like.head_dim,
                                              static_cast<unsigned>(layer) + 1);
     const auto view =
         TensorView::tokens_first(rows.data(), DType::f32, tokens, like.kv_heads, like.head_dim);
-    to.append(layer, view, view);
+    builder.append(layer, view, view);
   }
 }
 
 std::shared_ptr<const Context> context_of(std::int64_t tokens) {
   ContextBuilder builder(shape, {.capacity = tokens});
-  append_to(builder, shape, tokens);
+  append(builder, tokens);
   return builder.freeze();
 }
 
@@ -108,28 +108,29 @@ TEST(WithIndex, AnIndexIsFoundAndKeptOnceHoweverItIsSpelled) {
 TEST(IndexGrowth, InsertsWhatArrivesAndReportsTheRest) {
   const AttentionShape small{
       .layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .sliding_window = {0, 8}};
-  RowStore store(small, DType::bf16, 34000, 0, "test");
-  IndexGrowth growth({"hnsw:M=4,efc=10", "faiss:Flat", "hnsw:efc=10,M=4"}, store, small);
-  append_to(store, small, 33000);  // enough for an insertion before the end
-  append_to(store, small, 1000);
+  ContextBuilder builder(small, {.capacity = 34000});
+  IndexGrowth growth({"hnsw:M=4,efc=10", "faiss:Flat", "hnsw:efc=10,M=4"}, builder);
+  append(builder, 33000);  // enough for an insertion before the end
+  append(builder, 1000);
   std::vector<Progress> reports;
-  const auto indices = growth.finish([&](const Progress& p) { reports.push_back(p); });
-  ASSERT_EQ(indices.size(), 1U);  // a list of codes learns from all keys; equal specs are one
-  EXPECT_EQ(indices[0].spec.text(), "hnsw:M=4,efc=10,ef=0");
-  EXPECT_EQ(indices[0].heads[1], nullptr);
-  EXPECT_EQ(indices[0].inserted(), 34000);
+  const auto context = growth.freeze([&](const Progress& p) { reports.push_back(p); });
+  EXPECT_EQ(context->tokens(), 34000);
+  // A list of codes learns from all keys; equal specs are one.
+  EXPECT_EQ(context->indices(), (std::vector<std::string>{"exact", "hnsw:M=4,efc=10,ef=0"}));
+  EXPECT_EQ(context->index("hnsw:M=4,efc=10", 0, 0).inserted(), 34000);
+  EXPECT_THROW(context->index("hnsw:M=4,efc=10", 1, 0), InvalidArgument);  // of a sliding window
   ASSERT_FALSE(reports.empty());
   EXPECT_EQ(reports.back().done, 34000);
   EXPECT_EQ(reports.back().total, 34000);
 }
 
 TEST(IndexGrowth, AnExceptionOfTheReportEndsIt) {
-  RowStore store(shape, DType::bf16, 60000, 0, "test");
+  ContextBuilder builder(shape, {.capacity = 60000});
   Progress seen;
   const auto grow = [&] {
-    IndexGrowth growth({"hnsw:M=16,efc=200"}, store, shape);
-    append_to(store, shape, 60000);  // some ten seconds of building
-    growth.finish([&](const Progress& progress) {
+    IndexGrowth growth({"hnsw:M=16,efc=200"}, builder);
+    append(builder, 60000);  // some ten seconds of building
+    growth.freeze([&](const Progress& progress) {
       seen = progress;
       throw Enough();
     });
@@ -139,10 +140,11 @@ TEST(IndexGrowth, AnExceptionOfTheReportEndsIt) {
 }
 
 TEST(IndexGrowth, WithoutASpecThatGrowsNothingIsReported) {
-  RowStore store(shape, DType::bf16, 10, 0, "test");
-  IndexGrowth growth({"faiss:Flat"}, store, shape);
-  append_to(store, shape, 10);
-  EXPECT_TRUE(growth.finish([](const Progress&) { throw Enough(); }).empty());
+  ContextBuilder builder(shape, {.capacity = 10});
+  IndexGrowth growth({"faiss:Flat"}, builder);
+  append(builder, 10);
+  const auto context = growth.freeze([](const Progress&) { throw Enough(); });
+  EXPECT_EQ(context->indices(), std::vector<std::string>{"exact"});
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ namespace topkv {
 class RowStore;
 class RowTail;
 class DeviceCodes;
+struct GrownIndex;
 
 /// What the queries of a prefill chunk may attend.
 enum class Prefill : std::uint8_t {
@@ -89,7 +90,7 @@ class Context {
 
  private:
   friend class ContextBuilder;
-  friend class PrefillContext;
+  friend class IndexGrowth;
   friend class Session;
   struct IndexSet;
   /// Of the index with this spec, in normal form; null when there is no such index, or none with a
@@ -102,6 +103,8 @@ class Context {
   const IndexSet* find(std::string_view normal) const;
   const IndexSet& get(std::string_view spec) const;
   const IndexSet* serving(const IndexSpec& spec) const;
+  /// With indices that were built over the same rows.
+  std::shared_ptr<const Context> with_grown(std::vector<GrownIndex> grown) const;
   Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
           std::vector<std::shared_ptr<const IndexSet>> indices);
 
@@ -168,8 +171,9 @@ class ContextBuilder {
   std::shared_ptr<const Context> freeze();
 
  private:
-  friend class PrefillContext;
+  friend class IndexGrowth;
   struct State;
+  std::shared_ptr<const RowStore> store() const;
   std::unique_ptr<State> state_;
 };
 

@@ -5,7 +5,7 @@
 #include "src/cli/bench_inputs.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/interrupt.h"
-#include "src/context/prefill_context.h"
+#include "src/context/prefill_visibility.h"
 #include "src/core/bandwidth.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
@@ -29,7 +29,7 @@ class Chunks {
       : builder_(builder),
         shape_(builder.shape()),
         source_(source),
-        visible_(PrefillContext::visibility(shape_, attention)),
+        visible_(prefill_visibility(shape_, attention)),
         device_(*builder.device().compute()),
         inputs_(device_, chunk * shape_.q_heads * shape_.head_dim,
                 chunk * shape_.kv_heads * shape_.head_dim),

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "src/context/attention_step.h"
-#include "src/context/prefill_context.h"
+#include "src/context/prefill_visibility.h"
 #include "src/core/faults.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
@@ -18,7 +18,7 @@ struct ContextBuilder::State {
   State(AttentionShape s, ContextOptions o, const Device& where)
       : shape(std::move(s)), options(std::move(o)), device(where) {
     shape.check();
-    visible = PrefillContext::visibility(shape, options.attention);
+    visible = prefill_visibility(shape, options.attention);
     if (device.is_cuda() && options.dtype != DType::bf16) {
       throw InvalidArgument(fmt::format("a context on a CUDA device keeps its rows in bf16, not {}",
                                         name_of(options.dtype)));
@@ -240,6 +240,7 @@ std::int64_t ContextBuilder::capacity() const {
 
 const AttentionShape& ContextBuilder::shape() const { return state_->shape; }
 const Device& ContextBuilder::device() const { return state_->device; }
+std::shared_ptr<const RowStore> ContextBuilder::store() const { return state_->store; }
 
 std::shared_ptr<const Context> ContextBuilder::freeze() {
   State& s = *state_;
@@ -253,7 +254,5 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
   s.store.reset();
   return context;
 }
-
-RowStore& PrefillContext::store(ContextBuilder& builder) { return *builder.state_->store; }
 
 }  // namespace topkv
