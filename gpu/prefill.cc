@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -81,8 +80,7 @@ class CudaPrefill final : public DevicePrefill {
         tiles_(shape.kv_heads, shape.head_dim, tile_, memory_.data() + layout_.tiles),
         bad_(in_flight * bad_words(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
-        rows_out_(static_cast<std::size_t>(shape.layers)),
-        arrived_(static_cast<std::size_t>(shape.layers)) {
+        rows_out_(static_cast<std::size_t>(shape.layers)) {
     if (!attention_supports(shape.head_dim)) {
       throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
                                     shape.head_dim));
@@ -94,7 +92,6 @@ class CudaPrefill final : public DevicePrefill {
     }
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       given_[static_cast<std::size_t>(layer)] = store.size(layer);
-      arrived_[static_cast<std::size_t>(layer)] = store.size(layer);
     }
     make_plans();
     if (!store.keeps()) {
@@ -124,10 +121,6 @@ class CudaPrefill final : public DevicePrefill {
     for (std::int64_t i = 0; i < in_flight; ++i) {
       settle(static_cast<std::size_t>((chunks_ + i) % in_flight));
     }
-  }
-
-  std::int64_t arrived(std::int64_t layer) const override {
-    return arrived_[static_cast<std::size_t>(layer)].load(std::memory_order_acquire);
   }
 
   bool lost() const override { return lost_; }
@@ -350,7 +343,6 @@ class CudaPrefill final : public DevicePrefill {
     lost_ = false;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       store_.extend(layer, flight.rows);
-      arrived_[static_cast<std::size_t>(layer)].fetch_add(flight.rows, std::memory_order_release);
     }
   }
 
@@ -395,7 +387,6 @@ class CudaPrefill final : public DevicePrefill {
   std::int64_t chunks_ = 0;
   std::size_t turn_ = 0;
   std::vector<RowsView> views_;
-  std::vector<std::atomic<std::int64_t>> arrived_;  // per layer
 };
 
 }  // namespace

@@ -174,6 +174,23 @@ TEST(ContextBuilder, ReservingInTheMiddleEqualsReservingAtOnce) {
   expect_rows(*grown.freeze(), stream, 300);
 }
 
+TEST(ContextBuilder, ReservingForStepsOfAChunkChangesNoResult) {
+  const Stream stream({.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16}, 200);
+  Outs want(stream);
+  ContextBuilder plain(stream.shape, {.capacity = 200, .dtype = DType::f32});
+  give(plain, stream, {60, 40, 100}, want);
+  Outs got(stream);
+  ContextBuilder builder(stream.shape, {.capacity = 100, .dtype = DType::f32});
+  builder.reserve(100, 60);
+  give(builder, stream, {60, 40}, got);
+  builder.reserve(200, 30);  // a step may have more
+  EXPECT_EQ(builder.tokens(1), 100);
+  give(builder, stream, {100}, got, 100);
+  EXPECT_EQ(got.out, want.out);
+  EXPECT_EQ(got.lse, want.lse);
+  expect_rows(*builder.freeze(), stream, 200);
+}
+
 TEST(ContextBuilder, ReservingMoreThanTheBudgetIsRefusedAndChangesNothing) {
   const Stream stream({.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8}, 20);
   ContextBuilder builder(stream.shape,
@@ -193,6 +210,22 @@ TEST(ContextBuilder, ReservingBetweenLayersIsRefused) {
   Outs outs(stream);
   builder.attend(step_into(stream, outs, 0, 0, 5));
   EXPECT_THROW(builder.reserve(20), InvalidArgument);
+  EXPECT_THROW(builder.reserve(10, 5), InvalidArgument);
+  builder.reserve(10);
+}
+
+TEST(ContextBuilder, SynchronizingBetweenLayersIsRefused) {
+  const Stream stream({.layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 8}, 20);
+  ContextBuilder builder(stream.shape, {.capacity = 20});
+  builder.synchronize();
+  Outs outs(stream);
+  give(builder, stream, {5}, outs);
+  builder.synchronize();
+  builder.attend(step_into(stream, outs, 0, 5, 5));
+  EXPECT_THROW(builder.synchronize(), InvalidArgument);
+  builder.attend(step_into(stream, outs, 1, 5, 5));
+  builder.synchronize();
+  EXPECT_EQ(builder.freeze()->tokens(), 10);
 }
 
 TEST(ContextBuilder, TruncatedTokensLeaveNoTrace) {
@@ -442,6 +475,7 @@ TEST(ContextBuilder, FrozenBuilderRefusesSteps) {
   builder.freeze();
   EXPECT_THROW(give(builder, stream, {5}, outs, 5), InvalidArgument);
   EXPECT_THROW(builder.reserve(30), InvalidArgument);
+  EXPECT_THROW(builder.synchronize(), InvalidArgument);
   EXPECT_EQ(builder.shape().head_dim, 8);
   EXPECT_FALSE(builder.device().is_cuda());
 }

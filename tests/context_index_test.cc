@@ -2,7 +2,6 @@
 // found by any spelling of their spec.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,15 +22,21 @@ constexpr std::int64_t heads_with_index = 4;  // layer 1 has a sliding window
 
 struct Enough {};
 
-std::shared_ptr<const Context> context_of(std::int64_t tokens) {
-  ContextBuilder builder(shape, {.capacity = tokens});
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const auto rows = reference::random_bf16(tokens * shape.kv_heads * shape.head_dim,
+/// Appends so many tokens' rows to every layer.
+void append(ContextBuilder& builder, std::int64_t tokens) {
+  const AttentionShape& like = builder.shape();
+  for (std::int64_t layer = 0; layer < like.layers; ++layer) {
+    const auto rows = reference::random_bf16(tokens * like.kv_heads * like.head_dim,
                                              static_cast<unsigned>(layer) + 1);
     const auto view =
-        TensorView::tokens_first(rows.data(), DType::f32, tokens, shape.kv_heads, shape.head_dim);
+        TensorView::tokens_first(rows.data(), DType::f32, tokens, like.kv_heads, like.head_dim);
     builder.append(layer, view, view);
   }
+}
+
+std::shared_ptr<const Context> context_of(std::int64_t tokens) {
+  ContextBuilder builder(shape, {.capacity = tokens});
+  append(builder, tokens);
   return builder.freeze();
 }
 
@@ -100,54 +105,32 @@ TEST(WithIndex, AnIndexIsFoundAndKeptOnceHoweverItIsSpelled) {
   EXPECT_THROW(Session(context, {.index = "nonsense"}), InvalidArgument);
 }
 
-/// A prefill whose rows have all arrived up to a number that the test sets.
-struct Arrivals final : DevicePrefill {
-  void attend(const AttentionStep&) override {}
-  void finish() override {}
-  std::int64_t arrived(std::int64_t) const override { return rows; }
-  std::atomic<std::int64_t> rows = 0;
-};
-
-/// A store of so many rows, which may all be read.
-RowStore store_of(const AttentionShape& shape, std::int64_t tokens) {
-  RowStore store(shape, DType::bf16, tokens, 0, "test");
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const auto rows = reference::random_bf16(tokens * shape.kv_heads * shape.head_dim,
-                                             static_cast<unsigned>(layer) + 1);
-    const auto view =
-        TensorView::tokens_first(rows.data(), DType::f32, tokens, shape.kv_heads, shape.head_dim);
-    store.append(layer, view, view);
-  }
-  return store;
-}
-
 TEST(IndexGrowth, InsertsWhatArrivesAndReportsTheRest) {
   const AttentionShape small{
       .layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .sliding_window = {0, 8}};
-  const RowStore store = store_of(small, 34000);
-  Arrivals prefill;
-  IndexGrowth growth({"hnsw:M=4,efc=10", "faiss:Flat", "hnsw:efc=10,M=4"}, store, small, prefill);
-  prefill.rows = 33000;  // enough for an insertion before the end
-  prefill.rows = 34000;
+  ContextBuilder builder(small, {.capacity = 34000});
+  IndexGrowth growth({"hnsw:M=4,efc=10", "faiss:Flat", "hnsw:efc=10,M=4"}, builder);
+  append(builder, 33000);  // enough for an insertion before the end
+  append(builder, 1000);
   std::vector<Progress> reports;
-  const auto indices = growth.finish([&](const Progress& p) { reports.push_back(p); });
-  ASSERT_EQ(indices.size(), 1U);  // a list of codes learns from all keys; equal specs are one
-  EXPECT_EQ(indices[0].spec.text(), "hnsw:M=4,efc=10,ef=0");
-  EXPECT_EQ(indices[0].heads[1], nullptr);
-  EXPECT_EQ(indices[0].inserted(), 34000);
+  const auto context = growth.freeze([&](const Progress& p) { reports.push_back(p); });
+  EXPECT_EQ(context->tokens(), 34000);
+  // A list of codes learns from all keys; equal specs are one.
+  EXPECT_EQ(context->indices(), (std::vector<std::string>{"exact", "hnsw:M=4,efc=10,ef=0"}));
+  EXPECT_EQ(context->index("hnsw:M=4,efc=10", 0, 0).inserted(), 34000);
+  EXPECT_THROW(context->index("hnsw:M=4,efc=10", 1, 0), InvalidArgument);  // of a sliding window
   ASSERT_FALSE(reports.empty());
   EXPECT_EQ(reports.back().done, 34000);
   EXPECT_EQ(reports.back().total, 34000);
 }
 
 TEST(IndexGrowth, AnExceptionOfTheReportEndsIt) {
-  const RowStore store = store_of(shape, 60000);  // some ten seconds of building
-  Arrivals prefill;
+  ContextBuilder builder(shape, {.capacity = 60000});
   Progress seen;
   const auto grow = [&] {
-    IndexGrowth growth({"hnsw:M=16,efc=200"}, store, shape, prefill);
-    prefill.rows = 60000;
-    growth.finish([&](const Progress& progress) {
+    IndexGrowth growth({"hnsw:M=16,efc=200"}, builder);
+    append(builder, 60000);  // some ten seconds of building
+    growth.freeze([&](const Progress& progress) {
       seen = progress;
       throw Enough();
     });
@@ -157,10 +140,11 @@ TEST(IndexGrowth, AnExceptionOfTheReportEndsIt) {
 }
 
 TEST(IndexGrowth, WithoutASpecThatGrowsNothingIsReported) {
-  const RowStore store = store_of(shape, 10);
-  Arrivals prefill;
-  IndexGrowth growth({"faiss:Flat"}, store, shape, prefill);
-  EXPECT_TRUE(growth.finish([](const Progress&) { throw Enough(); }).empty());
+  ContextBuilder builder(shape, {.capacity = 10});
+  IndexGrowth growth({"faiss:Flat"}, builder);
+  append(builder, 10);
+  const auto context = growth.freeze([](const Progress&) { throw Enough(); });
+  EXPECT_EQ(context->indices(), std::vector<std::string>{"exact"});
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ namespace topkv {
 class RowStore;
 class RowTail;
 class DeviceCodes;
+struct GrownIndex;
 
 /// What the queries of a prefill chunk may attend.
 enum class Prefill : std::uint8_t {
@@ -89,7 +90,7 @@ class Context {
 
  private:
   friend class ContextBuilder;
-  friend class PrefillContext;
+  friend class IndexGrowth;
   friend class Session;
   struct IndexSet;
   /// Of the index with this spec, in normal form; null when there is no such index, or none with a
@@ -102,6 +103,8 @@ class Context {
   const IndexSet* find(std::string_view normal) const;
   const IndexSet& get(std::string_view spec) const;
   const IndexSet* serving(const IndexSpec& spec) const;
+  /// With indices that were built over the same rows.
+  std::shared_ptr<const Context> with_grown(std::vector<GrownIndex> grown) const;
   Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
           std::vector<std::shared_ptr<const IndexSet>> indices);
 
@@ -114,7 +117,8 @@ class Context {
 class ContextBuilder {
  public:
   /// Reserves the rows. Throws OutOfMemory (wanted and available bytes) or InvalidArgument.
-  /// On a CUDA device attend() computes there, and rows are page-locked once it is called.
+  /// On a CUDA device attend() computes there, and rows are page-locked once it, or reserve() with
+  /// a chunk, is called.
   ContextBuilder(AttentionShape shape, ContextOptions options, const Device& device = {});
   ~ContextBuilder();
   ContextBuilder(ContextBuilder&&) noexcept;
@@ -122,8 +126,11 @@ class ContextBuilder {
 
   /// Makes room for this many tokens in all; nothing happens when there is. Rows move, so both
   /// copies are in memory for a moment: reserve once when the length is known.
-  /// REQUIRES: all layers hold the same tokens. Throws as the constructor does.
-  void reserve(std::int64_t tokens);
+  /// chunk, when above 0: most tokens of the steps to come. A CUDA device's memory for them is then
+  /// taken now rather than in the first step, and again only when a step has more.
+  /// REQUIRES: all layers hold the same tokens. Throws as the constructor does, and Unsupported for
+  /// a head_dim that the device does not know.
+  void reserve(std::int64_t tokens, std::int64_t chunk = 0);
 
   /// Appends K (post-RoPE, as attention sees it) and V of the next tokens of one layer; both
   /// [tokens, kv_heads, head_dim] in any strides, in host memory. Layers may be filled in any
@@ -143,6 +150,11 @@ class ContextBuilder {
   /// them.
   void attend(const AttentionStep& step);
 
+  /// Waits until the rows of all steps are in host memory, for good: reports now, as a later call
+  /// would, values that are not finite. Nothing to wait for on the host.
+  /// REQUIRES: the last step was given to every layer.
+  void synchronize();
+
   /// Forgets the tokens from number `tokens` on, in all layers: speculative ones that were
   /// rejected, or those of a step that some layers have taken and others have not. Throws
   /// InvalidArgument when a layer has fewer.
@@ -159,8 +171,9 @@ class ContextBuilder {
   std::shared_ptr<const Context> freeze();
 
  private:
-  friend class PrefillContext;
+  friend class IndexGrowth;
   struct State;
+  std::shared_ptr<const RowStore> store() const;
   std::unique_ptr<State> state_;
 };
 

@@ -1,12 +1,11 @@
 // `topkv bench prefill`.
 
 #include <algorithm>
-#include <memory>
 
 #include "src/cli/bench_inputs.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/interrupt.h"
-#include "src/context/prefill_context.h"
+#include "src/context/prefill_visibility.h"
 #include "src/core/bandwidth.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
@@ -21,20 +20,20 @@ std::int64_t visible_rows(const CausalWindow& visible, std::int64_t position) {
   return visible.window == 0 ? all : std::min(all, visible.window + visible.sinks);
 }
 
-// Gives a prefill chunks of generated tokens, from buffers of its device. All layers of a chunk get
+// Gives a builder chunks of generated tokens, from buffers of its device. All layers of a chunk get
 // the rows and queries of the first: what they hold does not change the time.
 class Chunks {
  public:
-  Chunks(RowStore& store, const AttentionShape& shape, const BenchLayer& source,
-         const PrefillAttention& attention, std::int64_t chunk, ComputeDevice& device)
-      : shape_(shape),
+  Chunks(ContextBuilder& builder, const BenchLayer& source, const PrefillAttention& attention,
+         std::int64_t chunk)
+      : builder_(builder),
+        shape_(builder.shape()),
         source_(source),
-        visible_(PrefillContext::visibility(shape, attention)),
-        device_(device),
-        prefill_(device.prefill_attention(shape, visible_, chunk, store)),
-        inputs_(device, chunk * shape.q_heads * shape.head_dim,
-                chunk * shape.kv_heads * shape.head_dim),
-        given_(store.size(0)) {}
+        visible_(prefill_visibility(shape_, attention)),
+        device_(*builder.device().compute()),
+        inputs_(device_, chunk * shape_.q_heads * shape_.head_dim,
+                chunk * shape_.kv_heads * shape_.head_dim),
+        given_(builder.tokens(0)) {}
 
   // Attention of the next tokens in all layers, and their rows to the store.
   void run(std::int64_t count, PrefillResult& result) {
@@ -48,14 +47,14 @@ class Chunks {
     inputs_.send();
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      prefill_->attend({.layer = layer,
-                        .tokens = count,
-                        .q = inputs_.device_q(),
-                        .k = inputs_.device_k(),
-                        .v = inputs_.device_v(),
-                        .out = inputs_.device_out()});
+      builder_.attend({.layer = layer,
+                       .tokens = count,
+                       .q = inputs_.device_q(),
+                       .k = inputs_.device_k(),
+                       .v = inputs_.device_v(),
+                       .out = inputs_.device_out()});
     }
-    prefill_->finish();
+    builder_.synchronize();
     result.attend_seconds += watch.seconds();
     for (std::int64_t i = 0; i < count; ++i) {
       for (const CausalWindow& visible : visible_) {
@@ -67,11 +66,11 @@ class Chunks {
   }
 
  private:
+  ContextBuilder& builder_;
   const AttentionShape& shape_;
   const BenchLayer& source_;
   PrefillVisibility visible_;
   ComputeDevice& device_;
-  std::unique_ptr<DevicePrefill> prefill_;
   BenchInputs inputs_;
   std::int64_t given_;
 };
@@ -81,34 +80,33 @@ PrefillResult measure(const BenchPlan& plan, const std::vector<BenchLayer>& laye
                       ProgressBar& progress) {
   PrefillResult result;
   result.mode = attention.mode;
-  ComputeDevice& device = *report.device.compute();
-  const std::int64_t wanted = plan.chunk > 0 ? plan.chunk : device.prefill_chunk();
+  const std::int64_t wanted =
+      plan.chunk > 0 ? plan.chunk : report.device.compute()->prefill_chunk();
   const std::int64_t chunk = std::min(wanted, plan.context);
   report.plan.chunk = chunk;
   result.tokens = plan.last_chunk ? chunk : plan.context;
   // One chunk more before the last one warms up: libraries choose and load their kernels then.
   const std::int64_t warm_up = plan.last_chunk && plan.context >= 2 * chunk ? chunk : 0;
   const std::int64_t before = plan.context - result.tokens - warm_up;
-  ContextBuilder builder(plan.shape,
-                         {.capacity = plan.context, .memory_budget = plan.memory_budget});
+  ContextBuilder builder(
+      plan.shape,
+      {.capacity = plan.context, .attention = attention, .memory_budget = plan.memory_budget},
+      report.device);
   const Stopwatch rows;
   append_rows(builder, layers, before, progress.callback("rows"));
   report.rows_seconds += rows.seconds();
-  {
-    Chunks chunks(PrefillContext::store(builder), plan.shape, layers.front(), attention, chunk,
-                  device);
-    const ProgressFn told =
-        progress.callback(attention.mode == Prefill::dense ? "dense" : "window");
-    if (warm_up > 0) {
-      PrefillResult unused;
-      chunks.run(warm_up, unused);
-    }
-    for (std::int64_t done = 0; done < result.tokens; done += chunk) {
-      const std::int64_t count = std::min(chunk, result.tokens - done);
-      chunks.run(count, result);
-      stop_if_interrupted();
-      told({"prefill", "tokens", done + count, result.tokens});
-    }
+  builder.reserve(plan.context, chunk);
+  Chunks chunks(builder, layers.front(), attention, chunk);
+  const ProgressFn told = progress.callback(attention.mode == Prefill::dense ? "dense" : "window");
+  if (warm_up > 0) {
+    PrefillResult unused;
+    chunks.run(warm_up, unused);
+  }
+  for (std::int64_t done = 0; done < result.tokens; done += chunk) {
+    const std::int64_t count = std::min(chunk, result.tokens - done);
+    chunks.run(count, result);
+    stop_if_interrupted();
+    told({"prefill", "tokens", done + count, result.tokens});
   }
   report.rows_bytes = builder.freeze()->memory().rows_bytes;
   return result;

@@ -8,7 +8,7 @@
 
 #include "index/index_kind.h"
 #include "src/context/codes_on_device.h"
-#include "src/context/prefill_context.h"
+#include "src/context/index_growth.h"
 #include "src/core/threads.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
@@ -158,14 +158,10 @@ std::shared_ptr<const Context> Context::with_index(std::string_view text,
   return std::shared_ptr<const Context>(new Context(shape_, store_, std::move(indices)));
 }
 
-std::shared_ptr<const Context> PrefillContext::freeze(ContextBuilder& builder,
-                                                      std::vector<GrownIndex> indices) {
-  const auto exact = builder.freeze();
-  auto sets = exact->indices_;
-  for (GrownIndex& grown : indices) {
-    sets.push_back(std::make_shared<Context::IndexSet>(std::move(grown)));
-  }
-  return std::shared_ptr<const Context>(new Context(exact->shape_, exact->store_, std::move(sets)));
+std::shared_ptr<const Context> Context::with_grown(std::vector<GrownIndex> grown) const {
+  auto indices = indices_;
+  for (GrownIndex& index : grown) indices.push_back(std::make_shared<IndexSet>(std::move(index)));
+  return std::shared_ptr<const Context>(new Context(shape_, store_, std::move(indices)));
 }
 
 }  // namespace topkv

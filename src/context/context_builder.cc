@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "src/context/attention_step.h"
-#include "src/context/prefill_context.h"
+#include "src/context/prefill_visibility.h"
 #include "src/core/faults.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
@@ -18,7 +18,7 @@ struct ContextBuilder::State {
   State(AttentionShape s, ContextOptions o, const Device& where)
       : shape(std::move(s)), options(std::move(o)), device(where) {
     shape.check();
-    visible = PrefillContext::visibility(shape, options.attention);
+    visible = prefill_visibility(shape, options.attention);
     if (device.is_cuda() && options.dtype != DType::bf16) {
       throw InvalidArgument(fmt::format("a context on a CUDA device keeps its rows in bf16, not {}",
                                         name_of(options.dtype)));
@@ -112,11 +112,23 @@ struct ContextBuilder::State {
     }
   }
 
-  /// Waits for the rows under way and gives back what the device keeps.
+  /// Waits for the rows under way.
+  void finish() {
+    if (prefill) on_device([&] { prefill->finish(); });
+  }
+
+  /// Gives back what the device keeps, too.
   void close() {
-    if (!prefill) return;
-    on_device([&] { prefill->finish(); });
+    finish();
     prefill.reset();
+  }
+
+  /// Moves the rows to where there is room for more.
+  void move_rows(std::int64_t capacity) {
+    auto larger = make_store(capacity);
+    close();
+    larger->copy_from(*store);
+    store = std::move(larger);
   }
 
   /// A prefill for steps of so many tokens.
@@ -159,16 +171,15 @@ ContextBuilder::~ContextBuilder() = default;
 ContextBuilder::ContextBuilder(ContextBuilder&&) noexcept = default;
 ContextBuilder& ContextBuilder::operator=(ContextBuilder&&) noexcept = default;
 
-void ContextBuilder::reserve(std::int64_t tokens) {
+void ContextBuilder::reserve(std::int64_t tokens, std::int64_t chunk) {
   State& s = *state_;
   s.check_usable();
-  if (tokens <= s.store->capacity()) return;
+  const bool more = tokens > s.store->capacity();
+  if (!more && chunk <= 0) return;
   s.check_equal_layers("reserving");
   const auto lock = s.device.compute()->lock();
-  auto larger = s.make_store(tokens);
-  s.close();
-  larger->copy_from(*s.store);
-  s.store = std::move(larger);
+  if (more) s.move_rows(tokens);
+  if (chunk > 0) s.open(chunk);
 }
 
 void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
@@ -190,6 +201,14 @@ void ContextBuilder::attend(const AttentionStep& step) {
   s.check_room(step.layer, step.kv_count());
   const auto lock = s.device.compute()->lock();
   s.attend(step);
+}
+
+void ContextBuilder::synchronize() {
+  State& s = *state_;
+  s.check_usable();
+  s.check_between_turns("synchronizing");
+  const auto lock = s.device.compute()->lock();
+  s.finish();
 }
 
 void ContextBuilder::truncate(std::int64_t tokens) {
@@ -221,6 +240,7 @@ std::int64_t ContextBuilder::capacity() const {
 
 const AttentionShape& ContextBuilder::shape() const { return state_->shape; }
 const Device& ContextBuilder::device() const { return state_->device; }
+std::shared_ptr<const RowStore> ContextBuilder::store() const { return state_->store; }
 
 std::shared_ptr<const Context> ContextBuilder::freeze() {
   State& s = *state_;
@@ -234,7 +254,5 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
   s.store.reset();
   return context;
 }
-
-RowStore& PrefillContext::store(ContextBuilder& builder) { return *builder.state_->store; }
 
 }  // namespace topkv

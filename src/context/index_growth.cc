@@ -61,16 +61,15 @@ void build_watched(const std::function<void(const std::stop_token&)>& build,
   progress({"index", "keys", total, total});
 }
 
-IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, const RowStore& store,
-                         const AttentionShape& shape, const DevicePrefill& prefill)
-    : store_(store), shape_(shape), prefill_(prefill) {
+IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, ContextBuilder& builder)
+    : builder_(builder), store_(builder.store()), shape_(builder.shape()) {
   for (const std::string& text : specs) {
     const IndexSpec spec(text);
     const bool seen = std::any_of(indices_.begin(), indices_.end(),
                                   [&](const GrownIndex& grown) { return grown.spec == spec; });
     // "exact" reads rows in place: every context has it.
     if (spec.grows() && !seen && spec.text() != "exact") {
-      indices_.push_back(make_indices(spec, shape));
+      indices_.push_back(make_indices(spec, shape_));
     }
   }
   if (!indices_.empty()) thread_ = std::thread([this] { run(); });
@@ -88,7 +87,7 @@ void IndexGrowth::wait_for_rest(const ProgressFn& progress) {
   finishing_ = true;
   changed_.notify_all();
   std::int64_t total = 0;
-  for (const GrownIndex& grown : indices_) total += grown.keys(store_.size(0));
+  for (const GrownIndex& grown : indices_) total += grown.keys(store_->size(0));
   const auto report = [&] {
     std::int64_t done = 0;
     for (const GrownIndex& grown : indices_) done += grown.inserted();
@@ -104,10 +103,11 @@ void IndexGrowth::wait_for_rest(const ProgressFn& progress) {
   if (progress && !error_) progress({"index", "keys", total, total});
 }
 
-std::vector<GrownIndex> IndexGrowth::finish(const ProgressFn& progress) {
-  wait_for_rest(progress);  // when progress throws, the destructor ends the thread
+std::shared_ptr<const Context> IndexGrowth::freeze(const ProgressFn& progress) {
+  const auto context = builder_.freeze();  // all rows have arrived
+  wait_for_rest(progress);                 // when progress throws, the destructor ends the thread
   if (error_) std::rethrow_exception(error_);
-  return std::move(indices_);
+  return context->with_grown(std::move(indices_));
 }
 
 void IndexGrowth::run() {
@@ -155,12 +155,12 @@ bool IndexGrowth::insert(std::int64_t at_least) {
       KeyIndex* index = grown.heads[static_cast<std::size_t>(i)].get();
       if (index == nullptr) continue;
       const std::int64_t layer = i / shape_.kv_heads;
-      const std::int64_t fresh = prefill_.arrived(layer) - index->size();
+      const std::int64_t fresh = store_->size(layer) - index->size();
       if (fresh < at_least) continue;
-      const std::int64_t stride = shape_.head_dim * bytes_of(store_.dtype());
+      const std::int64_t stride = shape_.head_dim * bytes_of(store_->dtype());
       const std::byte* first =
-          store_.arrays(layer, i % shape_.kv_heads).keys + index->size() * stride;
-      pieces.push_back({index, {first, store_.dtype(), fresh, shape_.head_dim, stride}});
+          store_->arrays(layer, i % shape_.kv_heads).keys + index->size() * stride;
+      pieces.push_back({index, {first, store_->dtype(), fresh, shape_.head_dim, stride}});
     }
   }
   parallel_for(static_cast<std::int64_t>(pieces.size()), 1,

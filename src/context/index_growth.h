@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "index/row_tail.h"
-#include "src/device/device_prefill.h"
 #include "src/store/row_store.h"
+#include "topkv/context.h"
 #include "topkv/key_index.h"
 #include "topkv/progress.h"
 
@@ -44,20 +44,19 @@ GrownIndex make_indices(const IndexSpec& spec, const AttentionShape& shape);
 void build_watched(const std::function<void(const std::stop_token&)>& build,
                    const GrownIndex& indices, std::int64_t tokens, const ProgressFn& progress);
 
-/// Owns a thread from its construction to finish (or destruction), if any spec can grow. Store and
-/// prefill outlive it.
+/// Owns a thread from its construction to freeze (or destruction), if any spec can grow. The
+/// builder outlives it, and meanwhile has room for all its tokens and keeps those it has.
 class IndexGrowth {
  public:
   /// Specs whose index cannot grow are left out. Throws InvalidArgument on a spec not understood.
-  IndexGrowth(const std::vector<std::string>& specs, const RowStore& store,
-              const AttentionShape& shape, const DevicePrefill& prefill);
+  IndexGrowth(const std::vector<std::string>& specs, ContextBuilder& builder);
   ~IndexGrowth();
   IndexGrowth(const IndexGrowth&) = delete;  // owns a thread
   IndexGrowth& operator=(const IndexGrowth&) = delete;
 
-  /// All rows have arrived: inserts what is left, reports how far that is, and gives the indices.
-  /// Rethrows what went wrong, and what progress throws, which ends the work.
-  std::vector<GrownIndex> finish(const ProgressFn& progress);
+  /// builder.freeze() with the indices: inserts what is left, and reports how far that is. Rethrows
+  /// what went wrong, and what progress throws, which ends the work.
+  std::shared_ptr<const Context> freeze(const ProgressFn& progress);
 
  private:
   void run();
@@ -67,9 +66,9 @@ class IndexGrowth {
   bool insert(std::int64_t at_least);
   void wait_for_rest(const ProgressFn& progress);
 
-  const RowStore& store_;
+  ContextBuilder& builder_;
+  const std::shared_ptr<const RowStore> store_;
   const AttentionShape& shape_;
-  const DevicePrefill& prefill_;
   std::vector<GrownIndex> indices_;
 
   std::mutex mutex_;

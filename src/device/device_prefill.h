@@ -21,18 +21,15 @@ class DevicePrefill {
 
   /// Takes the step's tensors (device memory) of the next tokens of a layer, at most the chunk it
   /// was made for: rows go to the store, and attention over all that each token may see to out.
-  /// On CUDA the rows may arrive later, and values that cannot be stored are reported by a later
-  /// call or by finish. When it throws, the layer is as it was before, unless lost().
+  /// On CUDA the rows may arrive later, counted by the store's size once they are there, and values
+  /// that cannot be stored are reported by a later call or by finish. When it throws, the layer is
+  /// as it was before, unless lost().
   /// REQUIRES: layers in turn, layer 0 first.
   virtual void attend(const AttentionStep& step) = 0;
 
   /// Waits until the rows of all attended tokens are in the store. Throws InvalidArgument when a
   /// value of K or V is not finite (naming layer, head and position).
   virtual void finish() = 0;
-
-  /// Rows of the layer that are in the store for good; for indexing beside the prefill. Safe from
-  /// another thread.
-  virtual std::int64_t arrived(std::int64_t layer) const = 0;
 
   /// Rows that were taken by calls that returned are gone: a value of theirs could not be stored,
   /// or the device no longer works. Never on the host.

@@ -30,8 +30,6 @@ class HostPrefill final : public DevicePrefill {
 
   void finish() override {}
 
-  std::int64_t arrived(std::int64_t layer) const override { return store_.size(layer); }
-
  private:
   void check_queries(const AttentionStep& step, std::int64_t first) const {
     const std::int64_t d = shape_.head_dim;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/context/prefill_context.h"
+#include "src/context/prefill_visibility.h"
 #include "src/context/session_state.h"
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
@@ -12,7 +12,7 @@ namespace topkv {
 std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& device,
                            const PrefillOptions& options, std::int64_t chunk) {
   const std::int64_t attention = device.prefill_attention_bytes(
-      config.attention, PrefillContext::visibility(config.attention, options.attention), chunk);
+      config.attention, prefill_visibility(config.attention, options.attention), chunk);
   return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
          device.allocation_bytes(attention);
 }

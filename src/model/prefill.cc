@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "src/context/index_growth.h"
-#include "src/context/prefill_context.h"
 #include "src/core/stopwatch.h"
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
@@ -31,32 +30,36 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   for (const std::string& spec : options.indices) {
     IndexSpec(spec).check(config.attention.head_dim, total);
   }
-  ContextBuilder builder(
-      config.attention,
-      {.capacity = total, .dtype = options.kv_dtype, .memory_budget = options.memory_budget});
-  RowStore& store = PrefillContext::store(builder);
+  // A builder calls it a wrong argument; of a model's prefill it is what the device cannot do.
+  if (device->is_cuda() && options.kv_dtype != DType::bf16) {
+    throw Unsupported(fmt::format("rows in {} on a CUDA device; it takes bf16, the host others too",
+                                  name_of(options.kv_dtype)));
+  }
+  ContextBuilder builder(config.attention,
+                         {.capacity = total,
+                          .dtype = options.kv_dtype,
+                          .attention = options.attention,
+                          .memory_budget = options.memory_budget},
+                         impl_->device);
   const DeviceMemory memory = device->memory();
   const std::int64_t chunk =
       choose_prefill_chunk(config, *device, options, total, memory.ceiling - memory.used);
   Forward forward(config, impl_->weights, device, chunk);
-  const auto attention = device->prefill_attention(
-      config.attention, PrefillContext::visibility(config.attention, options.attention), chunk,
-      store);
-  const AttendFn attend = [&](const AttentionStep& step) { attention->attend(step); };
-  IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), store,
-                     config.attention, *attention);
+  builder.reserve(total, chunk);
+  const AttendFn attend = [&](const AttentionStep& step) { builder.attend(step); };
+  IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), builder);
   for (std::int64_t begin = 0; begin < total; begin += chunk) {
     const std::int64_t count = std::min(chunk, total - begin);
     {
       const auto lock = device->lock();
       forward.run(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)),
                   begin, attend);
-      if (begin + count == total) attention->finish();
+      if (begin + count == total) builder.synchronize();
     }
     if (progress) progress({"prefill", "tokens", begin + count, total});
   }
   const Stopwatch indexing;
-  std::shared_ptr<const Context> context = PrefillContext::freeze(builder, growth.finish(progress));
+  std::shared_ptr<const Context> context = growth.freeze(progress);
   for (const std::string& spec : options.indices) context = context->with_index(spec, progress);
   if (times != nullptr) {
     *times += forward.times();
@@ -73,14 +76,11 @@ std::vector<float> Model::logits(std::span<const Token> tokens) const {
   const auto total = static_cast<std::int64_t>(tokens.size());
   impl_->check_reach(total);
   const DType dtype = device->is_cuda() ? DType::bf16 : DType::f32;
-  ContextBuilder builder(config.attention, {.capacity = total, .dtype = dtype});
+  ContextBuilder builder(config.attention, {.capacity = total, .dtype = dtype}, impl_->device);
   const auto lock = device->lock();
   Forward forward(config, impl_->weights, device, total);
-  const auto attention =
-      device->prefill_attention(config.attention, PrefillContext::visibility(config.attention, {}),
-                                total, PrefillContext::store(builder));
-  forward.run(tokens, 0, [&](const AttentionStep& step) { attention->attend(step); });
-  attention->finish();
+  forward.run(tokens, 0, [&](const AttentionStep& step) { builder.attend(step); });
+  builder.synchronize();
   std::vector<float> logits(static_cast<std::size_t>(total * config.vocab_size));
   forward.logits(0, total, logits.data());
   return logits;

@@ -253,6 +253,46 @@ TEST(CudaContextBuilder, AValueThatIsNotFiniteIsNamedByTheEndAndTheBuilderIsOfNo
   }
 }
 
+TEST(CudaContextBuilder, SynchronizingNamesAValueThatIsNotFinite) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  TokenStream stream(stack(6, 2, 64), 40);
+  stream.k[1][static_cast<std::size_t>(37 * stream.kv_width() + 64 + 5)] = std::nanf("");
+  const Tensors tensors(place, stream);
+  ContextBuilder builder(stream.shape, {.capacity = 40}, place.device());
+  tensors.give(builder, 30);
+  builder.synchronize();
+  tensors.give(builder, 10);
+  try {
+    builder.synchronize();
+    ADD_FAILURE() << "not noticed";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("K of layer 1, KV head 1, position 37 "),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_THROW(builder.synchronize(), InvalidArgument);
+}
+
+TEST(CudaContextBuilder, StepsOfAReservedChunkTakeNoMoreMemory) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(stack(6, 2, 64), 120);
+  const Tensors tensors(place, stream);
+  const std::int64_t before = place.device().memory().used;
+  ContextBuilder builder(stream.shape, {.capacity = 120}, place.device());
+  EXPECT_EQ(place.device().memory().used, before);
+  builder.reserve(120, 64);
+  const std::int64_t reserved = place.device().memory().used;
+  EXPECT_GT(reserved, before);
+  for (const std::int64_t tokens : {10, 64, 46}) {
+    tensors.give(builder, tokens);
+    EXPECT_EQ(place.device().memory().used, reserved);
+  }
+  EXPECT_LE(tensors.worst(120, {}, 1), 1.0);
+  expect_rows(*builder.freeze(), stream);
+}
+
 TEST(CudaContextBuilder, ARefusedCallIsNoLossOfRows) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");

@@ -1,13 +1,14 @@
-#include "src/context/prefill_context.h"
+#include "src/context/prefill_visibility.h"
 
 #include <fmt/format.h>
 
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
 
-CausalWindow PrefillContext::visible(const AttentionShape& shape, std::int64_t layer,
-                                     const PrefillAttention& attention) {
+CausalWindow visible(const AttentionShape& shape, std::int64_t layer,
+                     const PrefillAttention& attention) {
   if (const std::int64_t sliding = shape.window_of(layer); sliding > 0) return {sliding, 0};
   if (attention.mode == Prefill::dense) return {};
   if (attention.window < 1 || attention.sinks < 0) {
@@ -18,8 +19,10 @@ CausalWindow PrefillContext::visible(const AttentionShape& shape, std::int64_t l
   return {attention.window, attention.sinks};
 }
 
-PrefillVisibility PrefillContext::visibility(const AttentionShape& shape,
-                                             const PrefillAttention& attention) {
+}  // namespace
+
+PrefillVisibility prefill_visibility(const AttentionShape& shape,
+                                     const PrefillAttention& attention) {
   PrefillVisibility all;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     all.push_back(visible(shape, layer, attention));
