@@ -140,7 +140,8 @@ CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t b
   if (rows.count == 0) return;
   const auto check_stop = [&] {
     if (stop.stop_requested()) {
-      throw Stopped(fmt::format("{}: stopped while coding values", index_.spec()));
+      throw Stopped(bits == 0 ? "mean: stopped while adding up values"
+                              : fmt::format("{}: stopped while coding values", index_.spec()));
     }
   };
   const KeyView values = rows.values();

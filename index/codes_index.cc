@@ -25,6 +25,9 @@ constexpr std::int64_t piece_keys = 65536;  // that a thread scores at a time
 constexpr std::int64_t keys_per_rare = 256;
 constexpr std::int64_t most_dims = 1024;  // the work on axes grows with its third power
 
+/// Of 128 dims, that bytes of codes are given for.
+std::int64_t units_of(std::int64_t dim) { return (dim + 127) / 128; }
+
 class CodesKind : public IndexSpec::Kind {
  public:
   explicit CodesKind(const CodesParams& params) : params_(params) {}
@@ -40,7 +43,7 @@ class CodesKind : public IndexSpec::Kind {
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
-    const std::int64_t bits = 8 * params_.value_bytes * ((rows.dim + 127) / 128);
+    const std::int64_t bits = 8 * params_.value_bytes * units_of(rows.dim);
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, bits, stop);
   }
 
@@ -80,7 +83,7 @@ std::int64_t CodesIndex::memory() const {
 }
 
 void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
-  const std::int64_t bytes = params_.key_bytes * ((keys().dim + 127) / 128);
+  const std::int64_t bytes = params_.key_bytes * units_of(keys().dim);
   if (first == 0) {
     CodesKind(params_).check(keys().dim, 0);
     coder_ = KeyCoder(keys(), bytes);

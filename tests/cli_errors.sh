@@ -206,6 +206,7 @@ done
 refuses 2 "help: unknown command 'nedle'; did you mean needle?" help nedle
 refuses 2 'help: expected one command' help needle bench
 "$topkv" help >text && "$topkv" --help | cmp - text || failures=$((failures + 1))
+"$topkv" help help | cmp - text || failures=$((failures + 1))
 
 # tells PATTERN ARGUMENTS...: succeeds, with one line of warning that has the pattern
 tells() {

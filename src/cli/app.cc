@@ -1,8 +1,8 @@
 #include "src/cli/app.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -73,6 +73,7 @@ int show_help(const CLI::App& app, const Commands& commands, std::span<const cha
         fmt::format("help: expected one command, found '{}' behind '{}'", words[1], words[0]));
   }
   const std::string name = words.front();
+  if (name == "help") return show_help(app, commands, {});
   if (!commands.contains(name)) {
     throw UsageError(fmt::format("help: unknown command '{}'{}", name,
                                  did_you_mean(nearest(name, names_of(commands)))));
