@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,6 +70,19 @@ struct RetrievalOptions {
   /// likewise: their mean value, with the mass that keys' codes tell; "none"; or "": what the index
   /// above has. With a tail all of the session's own tokens are attended.
   std::string tail = {};
+  /// Two rules for sessions with a tail, which tells what they need to know of the rows that were
+  /// not found; none of them: k rows. Each query head (with SelectBy::group each group) of a token
+  /// goes its own way. On a CUDA device sessions with a rule search on the host.
+  ///
+  /// A share of the attention, between 0 and 1: fewer rows than k where these, with sinks, window
+  /// and the session's own, hold so much of it by the tail's estimate: a sixteenth of k, a quarter,
+  /// or all.
+  std::optional<double> mass = {};
+  /// Above 0: where a layer's output for a token is expected to be off by more, as |out - dense| /
+  /// |dense| over all its heads, those heads that have more than their part of the error retrieve
+  /// four times as many rows, again and again up to a sixteenth of the context, then all. What is
+  /// expected takes errors of codes as independent (see TailFigures::error).
+  std::optional<double> error = {};
   std::int64_t dense_layers = 0;  ///< the first n layers attend every token
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
@@ -120,6 +134,10 @@ struct TailFigures {
 struct SessionStats {
   std::int64_t steps = 0;           ///< (token, layer) pairs attended
   std::int64_t rows_retrieved = 0;  ///< rows attended beyond window and sinks, over query heads
+  // With RetrievalOptions::mass or error: (token, layer, query head) triples that were given more
+  // rows than at first, and those of them that attended all.
+  std::int64_t retrieved_more = 0;
+  std::int64_t went_dense = 0;
   double search_seconds = 0;
   double attend_seconds = 0;
   /// Where a device scans codes: what they take of its memory, for all sessions together.
