@@ -39,15 +39,14 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
-  --kv-mass X, --kv-error X   with a tail: fewer rows that hold this share, more for this error [none]
+  --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
-  -o, --output DIR       results; goes on where it stopped, adds more -c and --kv-index
-                         [out/needle-MODEL-…, another one for other settings]
+  -o, --output DIR       results; goes on where it stopped, adds -c and --kv-index [by settings]
   --kv-recall            also ask beside exact search, and report the share of its rows found
   --profile              time of a step by layer    --fresh   start over    --json   cells as lines
 examples:

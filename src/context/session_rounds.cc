@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::int64_t times_more = 4;   // rows of a round, by those of the one before
 constexpr std::int64_t first_part = 16;  // of k, with RetrievalOptions::mass
-constexpr std::int64_t part_to_search =
-    16;  // of a context; where more are wanted, all are attended
+// Of a context: above this part of it, attending all rows takes less than finding some.
+constexpr std::int64_t most_part = 16;
 
 void empty(PartialView part) {
   std::fill_n(part.out, part.heads * part.head_dim, 0.0F);
@@ -26,8 +26,9 @@ void empty(PartialView part) {
 template <class T>
 void keep(const std::vector<std::int64_t>& queries, std::int64_t width, std::vector<T>& values) {
   for (std::size_t to = 0; to < queries.size(); ++to) {
-    const auto from = values.begin() + queries[to] * width;
-    std::copy(from, from + width, values.begin() + static_cast<std::int64_t>(to) * width);
+    const auto at = static_cast<std::int64_t>(to);
+    if (queries[to] == at) continue;
+    std::copy_n(values.begin() + queries[to] * width, width, values.begin() + at * width);
   }
   values.resize(queries.size() * static_cast<std::size_t>(width));
 }
@@ -43,7 +44,7 @@ std::int64_t Session::State::first_rows(std::int64_t layer) const {
 /// Rows that are searched for at most.
 std::int64_t Session::State::most_rows(std::int64_t layer) const {
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
-  return seen.judged && options.error ? std::max(rows, context->tokens() / part_to_search) : rows;
+  return seen.judged && options.error ? std::max(rows, context->tokens() / most_part) : rows;
 }
 
 /// While a rule asks for it, has queries attend more rows than in the round before. exact: what
@@ -114,7 +115,7 @@ bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialVie
     const TailShare& of = tail_shares[static_cast<std::size_t>(at)];
     if (below_k && options.mass && !(of.share <= 1 - *options.mass)) return true;
     const double most = most_squared[static_cast<std::size_t>(at / shape.q_heads)];
-    return most < any && !(of.squared <= most);
+    return most != any && !(of.squared <= most);
   };
   const std::int64_t shared = options.select_by == SelectBy::group ? shape.group() : 1;
   bool some = false;
