@@ -136,10 +136,9 @@ void bind_session(py::module_& module) {
       "codes values too, \"mean\" (their mean value, if the context has that), \"none\", or \"\", "
       "what the index itself has. "
       "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
-      "\"linear:SUM\" over the layers. With a tail, mass: fewer rows than k (a sixteenth, a quarter) "
-      "where these hold such a share of the attention by the tail's estimate; error: more, four times "
-      "as many again and again and in the end all, where a layer's output is expected to be off by "
-      "more. select_by: \"query_head\", each has its "
+      "\"linear:SUM\" over the layers. With a tail, mass: a sixteenth of k rows where these hold "
+      "such a share of the attention by the tail's estimate; error: more rows, in the end all, where a "
+      "layer's output is expected to be off by more. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
       "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
       "for what the machine has free.",

@@ -12,8 +12,9 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t times_more = 4;   // rows of a round, by those of the one before
-constexpr std::int64_t first_part = 16;  // of k, with RetrievalOptions::mass
+// Rows of a round, by those of the one before: a round costs a search and a pass of the tail, which
+// take about as long for many rows as for few.
+constexpr std::int64_t times_more = 16;
 // Of a context: above this part of it, attending all rows takes less than finding some.
 constexpr std::int64_t most_part = 16;
 
@@ -38,7 +39,7 @@ void keep(const std::vector<std::int64_t>& queries, std::int64_t width, std::vec
 /// Rows that each query attends first.
 std::int64_t Session::State::first_rows(std::int64_t layer) const {
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
-  return seen.judged && options.mass ? (rows - 1) / first_part + 1 : rows;
+  return seen.judged && options.mass ? (rows - 1) / times_more + 1 : rows;
 }
 
 /// Rows that are searched for at most.
@@ -65,7 +66,7 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
       attend_all(layer, queries, out);
       return;
     }
-    rows = rows >= wanted || rows <= wanted / times_more ? times_more * rows : wanted;
+    rows = rows < wanted ? wanted : times_more * rows;
     const Stopwatch searching;
     parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) {

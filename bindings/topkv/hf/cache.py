@@ -55,11 +55,11 @@ class TopkCache(Cache):
         "mean": their mean value, "none", or "": what `index` has.
       k: rows retrieved per query head (a number, a list, or a schedule such as "uniform:512"; lists
         and sums are over the full-attention layers).
-      mass: with a tail, fewer rows than `k` (a sixteenth, a quarter) where they hold this share of a
-        query head's attention, by the tail's estimate; None: k rows.
-      error: with a tail, more rows where a layer's output for a token is expected to be off by more
-        than this, as |out - dense| / |dense|: four times as many, again and again, and in the end all.
-        Both search on the host, on a GPU too. ``stats()`` tells how often they took more.
+      mass: with a tail, a sixteenth of `k` rows where they hold this share of a query head's
+        attention, by the tail's estimate; None: k rows.
+      error: with a tail, more rows, in the end all, where a layer's output for a token is expected to
+        be off by more than this, as |out - dense| / |dense|. Both have the host search, on a GPU too.
+        ``stats()`` tells how often they took more.
       window, sinks: tokens attended exactly, at the end and at the beginning.
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
