@@ -46,7 +46,7 @@ struct Layout {
   std::vector<LayerWindow> layers;
   std::int64_t queries, exact, lse, estimate, noise, figures, tiles, bad, device_bytes;
   std::int64_t host_q, host_k, host_v, host_found, host_lists, host_taken, host_estimate,
-      host_noise, host_bytes;
+      host_noise, host_exact, host_bytes;
   std::int64_t lists = 0;        // of a token and KV head
   std::int64_t list_rows = 0;    // of a list
   std::int64_t list_tokens = 0;  // of one scan
@@ -101,6 +101,7 @@ struct Layout {
     const std::int64_t given = shape.tail && !shape.codes ? heads : 0;
     host_estimate = host.place(given * (a.head_dim + 1) * f32);
     host_noise = host.place(given * std::int64_t{sizeof(TailNoise)});
+    host_exact = host.place((shape.judged ? heads : 0) * (a.head_dim + 1) * f32);
     host_bytes = host.used();
   }
 
@@ -265,6 +266,22 @@ class CudaDecode final : public DecodeBackend {
     tiles_->stream(views_, {0, count}, compute_, [&](const DeviceRows& tile) {
       gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
     });
+  }
+
+  PartialView exact_part() override {
+    reach_fault("session.exact_part");
+    const std::int64_t heads = queries_.tokens * attention_.q_heads;
+    const DevicePartial from = exact();
+    const DevicePartial to = in_host_memory(layout_.host_exact);
+    const auto copy = [&](float* into, const float* values, std::int64_t count) {
+      TOPKV_CUDA(cudaMemcpyAsync(into, values, static_cast<std::size_t>(count) * sizeof(float),
+                                 cudaMemcpyDeviceToHost, compute_));
+    };
+    copy(to.out, from.out, heads * attention_.head_dim);
+    copy(to.lse, from.lse, heads);
+    staged_.record(compute_);
+    staged_.synchronize();
+    return {to.out, to.lse, heads, attention_.head_dim};
   }
 
   PartialView room() override {

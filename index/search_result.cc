@@ -24,6 +24,19 @@ std::span<const float> SearchResult::scores(std::int64_t query) const {
   return {scores_.data() + query * k_, static_cast<std::size_t>(counts_[i])};
 }
 
+void SearchResult::keep(std::span<const std::int64_t> queries) {
+  for (std::size_t i = 0; i < queries.size(); ++i) {
+    const std::int64_t from = queries[i];
+    const auto to = static_cast<std::int64_t>(i);
+    if (from != to) {
+      std::ranges::copy(positions(from), position_slots(to).begin());
+      std::ranges::copy(scores(from), score_slots(to).begin());
+    }
+    counts_[i] = counts_[static_cast<std::size_t>(from)];
+  }
+  counts_.resize(queries.size());
+}
+
 std::span<std::int64_t> SearchResult::position_slots(std::int64_t query) {
   return {positions_.data() + query * k_, static_cast<std::size_t>(k_)};
 }

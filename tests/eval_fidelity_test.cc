@@ -50,7 +50,7 @@ TEST_F(FidelityOfTheBundledModel, NothingIsLostWhereEveryRowIsAttended) {
     EXPECT_LT(all.error_p90, 1e-4) << index;
     EXPECT_LT(all.kl_max, 1e-3) << index;
     EXPECT_EQ(all.agreement, 1) << index;
-    EXPECT_NEAR(all.mass, 1, 1e-4) << index;
+    EXPECT_NEAR(all.mass.value(), 1, 1e-4) << index;
     EXPECT_EQ(all.recall.value(), 1) << index;
     EXPECT_GT(all.rows, 1900) << index;
   }
@@ -63,11 +63,11 @@ TEST_F(FidelityOfTheBundledModel, MoreRowsAndATailAreNearer) {
   EXPECT_EQ(few.layer_error.size(), 8U);
   EXPECT_GT(few.error_mean, 0.05);
   EXPECT_LT(more.error_mean, few.error_mean);
-  EXPECT_GT(more.mass, few.mass);
+  EXPECT_GT(more.mass.value(), few.mass.value());
   EXPECT_NEAR(few.rows, 4, 1e-9);
   EXPECT_LT(tail.error_mean, few.error_mean / 2);
   EXPECT_LT(tail.kl_mean, few.kl_mean);
-  EXPECT_NEAR(tail.mass, few.mass, 1e-6) << "the rows are the same";
+  EXPECT_NEAR(tail.mass.value(), few.mass.value(), 1e-6) << "the rows are the same";
   EXPECT_EQ(tail.bytes_read - few.bytes_read, context_->index_bytes("codes:k=16,v=8"));
 }
 
@@ -87,6 +87,24 @@ TEST_F(FidelityOfTheBundledModel, TheMeanIsATailAndKeysCodesAreCountedOnce) {
   EXPECT_LT(both.bytes_held_host - codes.bytes_held_host, bytes / 10);
   EXPECT_LT(both.bytes_read - codes.bytes_read, bytes / 10);
   EXPECT_GT(both.bytes_read, codes.bytes_read);
+}
+
+TEST_F(FidelityOfTheBundledModel, ARuleTellsWhatItTookAndKeepsItsError) {
+  RetrievalOptions options{.k = TopK::same(4), .tail = "codes:k=16,v=8", .window = 32};
+  const Fidelity without = of(options);
+  EXPECT_EQ(without.retrieved_more, 0);
+  options.error = 0.02;
+  const Fidelity with = of(options);
+  EXPECT_LT(with.error_mean, without.error_mean);
+  EXPECT_GT(with.rows, without.rows);
+  EXPECT_GT(with.retrieved_more, 0);
+  EXPECT_LE(with.went_dense, with.retrieved_more);
+  EXPECT_FALSE(with.mass.has_value()) << "of which rows is not known";
+  EXPECT_EQ(with.bytes_read, 0);
+  options.error = 1e-9;
+  const Fidelity all = of(options);
+  EXPECT_LT(all.error_p90, 1e-4);
+  EXPECT_EQ(all.went_dense, 1);
 }
 
 TEST_F(FidelityOfTheBundledModel, LayersThatAreDenseHaveNoError) {

@@ -104,6 +104,10 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
            SessionCase{"longer than a piece", base, {}, {300}},
            SessionCase{"codes", with([](auto& o) { o.index = "codes"; })},
            SessionCase{"codes without a tail", with([](auto& o) { o.index = "codes:v=0"; }), {0, 24, 0}},
+           SessionCase{"rows by mass", with([](auto& o) { o.index = "codes", o.mass = 0.7; })},
+           SessionCase{"rows by error", with([](auto& o) { o.index = "codes", o.error = 0.3; })},
+           SessionCase{"all rows by error",
+                       with([](auto& o) { o.index = "codes", o.error = 1e-6; })},
            SessionCase{"codes for many tokens", with([](auto& o) { o.index = "codes"; }), {}, {300}},
        }) {
     SCOPED_TRACE(c.name);

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
@@ -20,7 +21,8 @@ TopK parse_k(const py::object& k) {
 
 std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object& device,
                                     const std::string& index, const std::string& tail,
-                                    const py::object& k, const std::string& select_by,
+                                    const py::object& k, std::optional<double> mass,
+                                    std::optional<double> error, const std::string& select_by,
                                     std::int64_t dense_layers, std::int64_t window,
                                     std::int64_t sinks, std::int64_t capacity, bool measure_recall,
                                     std::int64_t memory_budget) {
@@ -28,6 +30,8 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                               .k = parse_k(k),
                               .select_by = parse_select_by(select_by),
                               .tail = tail,
+                              .mass = mass,
+                              .error = error,
                               .dense_layers = dense_layers,
                               .window = window,
                               .sinks = sinks,
@@ -59,6 +63,10 @@ void bind_session(py::module_& module) {
       .def_readonly("steps", &SessionStats::steps, "(token, layer) pairs attended.")
       .def_readonly("rows_retrieved", &SessionStats::rows_retrieved,
                     "Rows attended beyond window and sinks, over query heads.")
+      .def_readonly("retrieved_more", &SessionStats::retrieved_more,
+                    "(token, layer, query head) triples that mass or error gave more rows than at "
+                    "first.")
+      .def_readonly("went_dense", &SessionStats::went_dense, "Those of them that attended all.")
       .def_readonly("search_seconds", &SessionStats::search_seconds)
       .def_readonly("attend_seconds", &SessionStats::attend_seconds)
       .def_readonly("device_code_bytes", &SessionStats::device_code_bytes,
@@ -128,14 +136,16 @@ void bind_session(py::module_& module) {
       "codes values too, \"mean\" (their mean value, if the context has that), \"none\", or \"\", "
       "what the index itself has. "
       "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
-      "\"linear:SUM\" over the layers. select_by: \"query_head\", each has its "
+      "\"linear:SUM\" over the layers. With a tail, mass: a sixteenth of k rows where these hold "
+      "such a share of the attention by the tail's estimate; error: more rows, in the end all, where a "
+      "layer's output is expected to be off by more. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
       "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
       "for what the machine has free.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
-           py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
+           py::arg("mass") = py::none(), py::arg("error") = py::none(), py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
            py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("capacity") = 16384,
            py::arg("measure_recall") = false, py::arg("memory_budget") = 0)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),

@@ -143,6 +143,32 @@ def test_a_session_with_a_tail_tells_how_good_it_was(random):
     assert [of.heads for of in without.tail_figures()] == [0] * LAYERS
 
 
+def test_rules_say_how_many_rows_are_enough(random):
+    steps = Steps(random, 801)
+    context = steps.context(800).with_index("codes")
+
+    def run(**given):
+        session = topkv.Session(context, window=6, tail="codes", **given)
+        return steps.run(session, 800, 801), session.stats()
+
+    dense, _ = steps.dense(800, 801)
+    plain, stats = run(k=8)
+    assert stats.retrieved_more == stats.went_dense == 0
+    outs, stats = run(k=8, error=1e-9)
+    np.testing.assert_allclose(outs, dense, atol=TOLERANCE)
+    assert stats.went_dense == stats.retrieved_more == LAYERS * Q_HEADS
+    outs, stats = run(k=8 * 16, mass=1e-9)
+    np.testing.assert_array_equal(outs, plain)
+    assert stats.retrieved_more == 0
+    for bad in (0, 1, -1, float("nan")):
+        with pytest.raises(topkv.InvalidArgument, match="mass is .*above 0 and below 1"):
+            run(mass=bad)
+    with pytest.raises(topkv.InvalidArgument, match="error is 0; it must be above 0"):
+        run(error=0)
+    with pytest.raises(topkv.InvalidArgument, match="error is 0.1, but the session has no tail"):
+        topkv.Session(context, error=0.1)
+
+
 def test_k_may_be_per_layer_or_a_sum(random):
     steps = Steps(random, 101)
     context = steps.context(100)

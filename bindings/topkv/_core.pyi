@@ -286,6 +286,10 @@ class SessionStats:
     @property
     def rows_retrieved(self) -> int: ...
     @property
+    def retrieved_more(self) -> int: ...
+    @property
+    def went_dense(self) -> int: ...
+    @property
     def search_seconds(self) -> float: ...
     @property
     def attend_seconds(self) -> float: ...
@@ -343,6 +347,8 @@ class Session:
         index: str = "exact",
         tail: str = "",
         k: int | Sequence[int] | str = 64,
+        mass: float | None = None,
+        error: float | None = None,
         select_by: str = "query_head",
         dense_layers: int = 0,
         window: int = 1024,

@@ -51,6 +51,9 @@ class SearchResult {
   std::span<const std::int64_t> positions(std::int64_t query) const;
   std::span<const float> scores(std::int64_t query) const;
 
+  /// Goes on with the results of these queries alone (ascending), numbered anew.
+  void keep(std::span<const std::int64_t> queries);
+
   /// For implementations: the k slots of one query, to be filled best first, and how many were.
   std::span<std::int64_t> position_slots(std::int64_t query);
   std::span<float> score_slots(std::int64_t query);

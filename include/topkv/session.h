@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -56,9 +57,9 @@ struct RetrievalOptions {
   // Options that change results.
   /// Spec of an index that the context has. A CUDA device itself scans codes ("codes", up to 32
   /// bytes a key, heads of at most 128 dims and groups of at most 8, 64 KV heads, no softcap), with
-  /// their own tail or none and select_by query_head: the context's codes are copied to its memory
-  /// for the first such session, rows are chosen by codes alone, and all heads of a group attend
-  /// what any of them found. Otherwise the host searches.
+  /// their own tail or none, select_by query_head and no rule (mass, error): the context's codes
+  /// are copied to its memory for the first such session, rows are chosen by codes alone, and all
+  /// heads of a group attend what any of them found. Otherwise the host searches.
   std::string index = "exact";
   /// Rows retrieved per layer; above the context: all of them. A device that scans finds about so
   /// many for each query head, as a sample of 32,768 keys tells (all keys where there are no more).
@@ -69,6 +70,18 @@ struct RetrievalOptions {
   /// likewise: their mean value, with the mass that keys' codes tell; "none"; or "": what the index
   /// above has. With a tail all of the session's own tokens are attended.
   std::string tail = {};
+  /// Two rules for sessions with a tail, which tells what they need to know of the rows that were
+  /// not found; none of them: k rows. Each query head (with SelectBy::group each group) of a token
+  /// goes its own way. On a CUDA device sessions with a rule search on the host.
+  ///
+  /// A share of the attention, between 0 and 1: a sixteenth of k rows where these, with sinks,
+  /// window and the session's own, hold so much of it by the tail's estimate; else k.
+  std::optional<double> mass = {};
+  /// Above 0: where a layer's output for a token is expected to be off by more, as |out - dense| /
+  /// |dense| over all its heads, those heads that have more than their part of the error retrieve
+  /// sixteen times as many rows, and again while that is a sixteenth of the context at most; then
+  /// all. What is expected takes errors of codes as independent (see TailFigures::error).
+  std::optional<double> error = {};
   std::int64_t dense_layers = 0;  ///< the first n layers attend every token
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
@@ -120,6 +133,10 @@ struct TailFigures {
 struct SessionStats {
   std::int64_t steps = 0;           ///< (token, layer) pairs attended
   std::int64_t rows_retrieved = 0;  ///< rows attended beyond window and sinks, over query heads
+  // With RetrievalOptions::mass or error: (token, layer, query head) triples that were given more
+  // rows than at first, and those of them that attended all.
+  std::int64_t retrieved_more = 0;
+  std::int64_t went_dense = 0;
   double search_seconds = 0;
   double attend_seconds = 0;
   /// Where a device scans codes: what they take of its memory, for all sessions together.

@@ -1,8 +1,8 @@
 #include "src/cli/bench_options.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <set>
 
 #include "src/cli/arguments.h"
@@ -16,9 +16,9 @@ namespace {
 constexpr std::int64_t fewest_tokens = 10;  // below, a 90th percentile says nothing
 
 // Flags of one of the two measurements alone.
-constexpr const char* of_decode[] = {"--kv-index", "--kv-topk",   "--kv-window",
-                                     "--kv-sinks", "--kv-select", "--kv-dense-layers", "--kv-tail",
-                                     "--tokens",   "--profile"};
+constexpr const char* of_decode[] = {
+    "--kv-index", "--kv-topk", "--kv-window", "--kv-sinks", "--kv-select", "--kv-dense-layers",
+    "--kv-tail",  "--kv-mass", "--kv-error",  "--tokens",   "--profile"};
 constexpr const char* of_prefill[] = {"--prefill", "--prefill-window", "--chunk", "--at"};
 
 template <std::size_t count>

@@ -247,6 +247,8 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     json["kv_window"] = options.window;
     json["kv_sinks"] = options.sinks;
     if (!options.tail.empty()) json["kv_tail"] = options.tail;
+    if (options.mass) json["kv_mass"] = *options.mass;
+    if (options.error) json["kv_error"] = *options.error;
     json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
     json["kv_dense_layers"] = options.dense_layers;
     add_columns(json, decode_columns(), result, report);

@@ -39,6 +39,8 @@ struct FidelityFlags {
   std::string seed = "42";
   std::vector<std::string> ks = {"256"};
   std::vector<std::string> tails = {""};
+  std::vector<std::string> masses = {"none"};
+  std::vector<std::string> errors = {"none"};
   bool json = false;
   std::string csv;  ///< empty: none
   std::string svg;  ///< empty: none
@@ -47,11 +49,18 @@ struct FidelityFlags {
 void add_flags(CLI::App& command, FidelityFlags& flags) {
   add_flags(command, flags.model);
   add_flags(command, flags.retrieval);
-  for (const char* one : {"--kv-topk", "--kv-tail"}) {  // here several may be given
+  // Here several of these may be given.
+  for (const char* one : {"--kv-topk", "--kv-tail", "--kv-mass", "--kv-error"}) {
     command.remove_option(command.get_option(one));
   }
   command.add_option("--kv-topk", flags.ks, "rows per layer such as 64")->expected(1)->take_all();
   command.add_option("--kv-tail", flags.tails, "none, mean, or an index with codes of values")
+      ->expected(1)
+      ->take_all();
+  command.add_option("--kv-mass", flags.masses, "a share such as 0.95, or none")
+      ->expected(1)
+      ->take_all();
+  command.add_option("--kv-error", flags.errors, "a relative error such as 0.1, or none")
       ->expected(1)
       ->take_all();
   flags.prefill.mode = "window";
@@ -71,11 +80,17 @@ std::vector<RetrievalFlags> choices(const FidelityFlags& flags) {
   for (const std::string& index : flags.retrieval.indices) {
     for (const std::string& tail : flags.tails) {
       for (const std::string& k : flags.ks) {
-        RetrievalFlags one = flags.retrieval;
-        one.indices = {index};
-        one.tail = tail;
-        one.k = k;
-        all.push_back(one);
+        for (const std::string& mass : flags.masses) {
+          for (const std::string& error : flags.errors) {
+            RetrievalFlags one = flags.retrieval;
+            one.indices = {index};
+            one.tail = tail;
+            one.k = k;
+            one.mass = mass;
+            one.error = error;
+            all.push_back(one);
+          }
+        }
       }
     }
   }
@@ -116,25 +131,44 @@ void write_output(const FidelityFlags& flags, const FidelityReport& report,
                                      subtitle));
 }
 
+bool ruled(const FidelityReport& report) {
+  return std::ranges::any_of(report.settings,
+                             [](const Fidelity& of) { return !rule_text(of.options).empty(); });
+}
+
 std::string table(const FidelityReport& report, std::size_t width) {
+  const bool rules = ruled(report);
   std::vector<std::vector<std::string>> rows;
   for (const Fidelity& of : report.settings) {
-    rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
-                    fmt::format("{:.4f}", of.error_p90),
-                    of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
-                    fmt::format("{:.5f}", of.kl_mean), fmt::format("{:.5f}", of.kl_max),
-                    fmt::format("{:.3f}", of.agreement), fmt::format("{:.3f}", of.mass),
-                    of.recall ? fmt::format("{:.3f}", *of.recall) : "-",
-                    fmt::format("{:.3f}", of.perplexity),
-                    of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
-                    byte_text(of.bytes_held_host + of.bytes_held_device)});
+    const std::string rule = rule_text(of.options);
+    rows.push_back(
+        {of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
+         fmt::format("{:.4f}", of.error_p90),
+         of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
+         fmt::format("{:.5f}", of.kl_mean), fmt::format("{:.5f}", of.kl_max),
+         fmt::format("{:.3f}", of.agreement), of.mass ? fmt::format("{:.3f}", *of.mass) : "-",
+         of.recall ? fmt::format("{:.3f}", *of.recall) : "-", fmt::format("{:.3f}", of.perplexity),
+         of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
+         byte_text(of.bytes_held_host + of.bytes_held_device)});
+    if (!rules) continue;
+    rows.back().insert(rows.back().begin() + 3, rule.empty() ? "-" : rule);
+    const auto share = [&](double x) { return rule.empty() ? "-" : fmt::format("{:.3f}", x); };
+    rows.back().insert(rows.back().end(), {fmt::format("{:.0f}", of.rows), share(of.retrieved_more),
+                                           share(of.went_dense)});
   }
+  std::vector<std::string> headings = {"index",  "top k",      "tail",       "error", "error p90",
+                                       "told",   "KL",         "KL max",     "agree", "mass",
+                                       "recall", "perplexity", "read/token", "held"};
   std::vector<bool> right(14, true);
   right[0] = false;
   right[2] = false;
-  return format_table({"index", "top k", "tail", "error", "error p90", "told", "KL", "KL max",
-                       "agree", "mass", "recall", "perplexity", "read/token", "held"},
-                      rows, right, {.width = width, .keys = 3});
+  if (rules) {
+    headings.insert(headings.begin() + 3, "rule");
+    right.insert(right.begin() + 3, false);
+    for (const char* heading : {"rows", "more", "dense"}) headings.emplace_back(heading);
+    right.insert(right.end(), 3, true);
+  }
+  return format_table(headings, rows, right, {.width = width, .keys = rules ? 4U : 3U});
 }
 
 void print_report(const FidelityReport& report, std::int64_t tokens, const std::string& prefill) {
@@ -146,9 +180,13 @@ void print_report(const FidelityReport& report, std::int64_t tokens, const std::
                                         "error: |out - dense| / |dense| of a layer; told: what "
                                         "the sessions expect it to be; KL: of the "
                                         "next token; mass: share of dense attention in the rows "
-                                        "attended.",
+                                        "attended.{}",
                                         format_grouped(tokens), prefill,
-                                        report.settings.front().tokens, report.dense_perplexity),
+                                        report.settings.front().tokens, report.dense_perplexity,
+                                        ruled(report) ? " rows: of a query head in a layer; more, "
+                                                        "dense: share of these that took more than "
+                                                        "at first, and all."
+                                                      : ""),
                             width, 0));
 }
 

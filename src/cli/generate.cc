@@ -131,6 +131,9 @@ Json json_rate(std::int64_t count, double seconds) {
 struct Figures {
   std::int64_t prompt_tokens = 0;
   double rows_per_head = 0;
+  bool ruled = false;         // by --kv-mass or --kv-error
+  double retrieved_more = 0;  // share of steps, layers and query heads
+  double went_dense = 0;
   TailFigures tail;  // of all layers
   ContextMemory memory;
 };
@@ -152,6 +155,8 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["decode_seconds"] = result.decode_seconds;
   json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
   json["rows_per_head"] = figures.rows_per_head;
+  json["retrieved_more"] = figures.ruled ? Json(figures.retrieved_more) : Json(nullptr);
+  json["went_dense"] = figures.ruled ? Json(figures.went_dense) : Json(nullptr);
   const bool estimated = figures.tail.heads > 0;
   json["exact_mass"] = estimated ? Json(figures.tail.mean_exact_mass()) : Json(nullptr);
   json["expected_error"] = estimated ? Json(figures.tail.mean_error()) : Json(nullptr);
@@ -183,6 +188,10 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
              figures.rows_per_head);
+  if (figures.ruled) {
+    fmt::print(stderr, "more rows  for {:.1f} % of them, all rows for {:.1f} %\n",
+               100 * figures.retrieved_more, 100 * figures.went_dense);
+  }
   if (figures.tail.heads > 0) {
     fmt::print(stderr, "attended   {:.1f} % as it is, the rest estimated; error of about {:.3f}\n",
                100 * figures.tail.mean_exact_mass(), figures.tail.mean_error());
@@ -249,9 +258,12 @@ int run_generate(const GenerateFlags& flags) {
 
   const SessionStats& stats = session.stats();
   if (stats.steps > 0) {
-    figures.rows_per_head = static_cast<double>(stats.rows_retrieved) /
-                            static_cast<double>(stats.steps * shape.q_heads);
+    const auto heads = static_cast<double>(stats.steps * shape.q_heads);
+    figures.rows_per_head = static_cast<double>(stats.rows_retrieved) / heads;
+    figures.retrieved_more = static_cast<double>(stats.retrieved_more) / heads;
+    figures.went_dense = static_cast<double>(stats.went_dense) / heads;
   }
+  figures.ruled = session.options().mass || session.options().error;
   for (const TailFigures& layer : session.tail_figures()) figures.tail += layer;
   figures.memory = prefilled.context->memory();
   if (flags.json) {

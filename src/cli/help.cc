@@ -39,14 +39,14 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
-  -o, --output DIR       results; goes on where it stopped, adds more -c and --kv-index
-                         [out/needle-MODEL-…, another one for other settings]
+  -o, --output DIR       results; goes on where it stopped, adds -c and --kv-index [by settings]
   --kv-recall            also ask beside exact search, and report the share of its rows found
   --profile              time of a step by layer    --fresh   start over    --json   cells as lines
 examples:
@@ -68,6 +68,8 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF1024,SQ8 [exact]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
+  --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
@@ -95,7 +97,7 @@ const char* const fidelity_help =
     R"(usage: topkv fidelity -m DIR [-c 64K] [flags]                       [default] in brackets
 Compares decoding with retrieval with dense attention over the same context, token by token: the
 error of every layer's output, and what it does to the next token. Each --kv-index with each
---kv-tail and each --kv-topk is one setting.
+--kv-tail, --kv-topk, --kv-mass and --kv-error is one setting.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
@@ -106,6 +108,10 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   --kv-tail SPEC         what stands for all other rows: none, mean, codes; repeat to compare
                          [what the index has]
   --kv-topk K            rows retrieved per layer; repeat to compare [256]
+  --kv-mass X            with a tail: fewer than K rows where they hold this share of attention;
+                         repeat to compare [none]
+  --kv-error X           with a tail: more rows, up to all, where the expected error is above X;
+                         repeat to compare [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
@@ -134,6 +140,8 @@ decode: one token at a time, for each index with each k
   --kv-index SPEC        exact, codes, hnsw:M=16, faiss:IVF,SQ8; repeat to compare several [exact]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer; repeat to compare several [64]
+  --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
+  --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
   --tokens N             tokens timed, after 4 that warm up; at least 10 [16]

@@ -133,6 +133,10 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
   json["kv_window"] = parse_count("--kv-window", flags.retrieval.window);
   json["kv_sinks"] = parse_count("--kv-sinks", flags.retrieval.sinks, 0);
   if (!flags.retrieval.tail.empty()) json["kv_tail"] = tail_text(flags.retrieval.tail);
+  for (const auto& [name, rule] : {std::pair("kv_mass", mass_of(flags.retrieval)),
+                                   std::pair("kv_error", error_of(flags.retrieval))}) {
+    if (rule) json[name] = *rule;
+  }
   json["kv_select"] = flags.retrieval.select;
   json["kv_recall"] = flags.recall;
   json["kv_dense_layers"] = count_or("--kv-dense-layers", flags.retrieval.dense_layers, "all");

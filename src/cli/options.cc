@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
@@ -37,6 +38,26 @@ void check_device(const std::string& device) {
   throw UsageError(fmt::format("--device: expected auto, cpu, cuda or cuda:N, found '{}'", device));
 }
 
+/// A number above 0, or none.
+std::optional<double> parse_rule(std::string_view flag, const std::string& text, double most) {
+  if (text == "none") return {};
+  return parse_real(flag, text, 0, most, true);
+}
+
+/// A rule needs a tail with each of the indices.
+void check_rules(const RetrievalFlags& flags) {
+  const bool mass = mass_of(flags).has_value();
+  if (!mass && !error_of(flags)) return;
+  for (const std::string& spec : flags.indices) {
+    if (flags.tail.empty() ? IndexSpec(spec).has_tail() : flags.tail != "none") continue;
+    throw UsageError(fmt::format(
+        "{}: expected a tail, which tells what is in the rows not found; {}; give --kv-tail codes "
+        "for example",
+        mass ? "--kv-mass" : "--kv-error",
+        flags.tail.empty() ? fmt::format("index '{}' has none", spec) : "found --kv-tail none"));
+  }
+}
+
 bool names_index(const std::string& tail) { return !tail.empty() && tail != "none"; }
 
 }  // namespace
@@ -59,6 +80,8 @@ void add_flags(CLI::App& command, RetrievalFlags& flags) {
   command.add_option("--kv-tail", flags.tail,
                      "none, mean, or an index with codes of values, such as codes");
   command.add_option("--kv-topk", flags.k, "rows per layer such as 64 or uniform:512");
+  command.add_option("--kv-mass", flags.mass, "a share of the attention such as 0.95, or none");
+  command.add_option("--kv-error", flags.error, "a relative error such as 0.1, or none");
   command.add_option("--kv-window", flags.window, a_count);
   command.add_option("--kv-sinks", flags.sinks, a_count);
   one_of(command.add_option("--kv-select", flags.select), {"query_head", "group"});
@@ -81,6 +104,14 @@ void add_flags(CLI::App& command, SamplingFlags& flags) {
   command.add_option("--seed", flags.seed, "a whole number");
 }
 
+std::optional<double> mass_of(const RetrievalFlags& flags) {
+  return parse_rule("--kv-mass", flags.mass, 0.999999);
+}
+
+std::optional<double> error_of(const RetrievalFlags& flags) {
+  return parse_rule("--kv-error", flags.error, 100);
+}
+
 RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t layers,
                                    const std::string& index, std::int64_t capacity) {
   RetrievalOptions options;
@@ -92,6 +123,8 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
     throw UsageError(fmt::format("--kv-topk: {}", error.what()));
   }
   options.tail = flags.tail;
+  options.mass = mass_of(flags);
+  options.error = error_of(flags);
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
   options.dense_layers = flags.dense_layers == "all"
                              ? layers
@@ -165,6 +198,7 @@ void check_flags(const RetrievalFlags& flags) {
         "--kv-index: '{}' is given twice{}; expected different indices", spec,
         earlier->second == spec ? "" : fmt::format(", it is the same as '{}'", earlier->second)));
   }
+  check_rules(flags);
 }
 
 void check_flags(const PrefillFlags& flags) { prefill_options(flags, {}); }

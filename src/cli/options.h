@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct RetrievalFlags {
   std::vector<std::string> indices = {"exact"};
   std::string tail;  ///< empty: what the index has
   std::string k = "64";
+  std::string mass = "none";
+  std::string error = "none";
   std::string window = "1024";
   std::string sinks = "4";
   std::string select = "query_head";
@@ -63,6 +66,9 @@ void add_flags(CLI::App& command, SamplingFlags& flags);
 /// tokens. Checks everything but the index spec.
 RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t layers,
                                    const std::string& index, std::int64_t capacity);
+/// The rules of which rows are enough.
+std::optional<double> mass_of(const RetrievalFlags& flags);
+std::optional<double> error_of(const RetrievalFlags& flags);
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
 SamplingOptions sampling_options(const SamplingFlags& flags);
 

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include "topkv/error.h"
 
@@ -30,11 +31,10 @@ void Selector::take_best(std::int64_t k) {
             [](const Candidate& a, const Candidate& b) { return a.position < b.position; });
 }
 
-void Selector::select(const KeyIndex& context, const KeyIndex& own, const float* queries,
+void Selector::search(const KeyIndex& context, const KeyIndex& own, const float* queries,
                       std::int64_t query_count, std::int64_t dim,
                       std::span<const PositionRange> context_allowed,
-                      std::span<const PositionRange> own_allowed, std::int64_t k,
-                      std::int64_t group, SelectBy select_by) {
+                      std::span<const PositionRange> own_allowed, std::int64_t k) {
   const auto any = [](std::span<const PositionRange> ranges) {
     return std::any_of(ranges.begin(), ranges.end(),
                        [](const PositionRange& r) { return r.size() > 0; });
@@ -44,23 +44,26 @@ void Selector::select(const KeyIndex& context, const KeyIndex& own, const float*
   if (any(context_allowed))
     context.search({queries, query_count, dim, context_allowed}, k, from_context_);
   if (any(own_allowed)) own.search({queries, query_count, dim, own_allowed}, k, from_own_);
+  context_size_ = context.size();
+}
 
-  const std::int64_t context_size = context.size();
+void Selector::choose(std::int64_t k, std::int64_t shared) {
+  const std::int64_t query_count = from_context_.queries();
   selections_.resize(std::max(selections_.size(), static_cast<std::size_t>(query_count)));
   lowest_.resize(std::max(lowest_.size(), static_cast<std::size_t>(query_count)));
-  const std::int64_t shared = select_by == SelectBy::group ? group : 1;
   for (std::int64_t first = 0; first < query_count; first += shared) {
     candidates_.clear();
     for (std::int64_t q = first; q < first + shared; ++q) {
       const auto gather = [&](const SearchResult& found, std::int64_t offset) {
         const auto positions = found.positions(q);
         const auto scores = found.scores(q);
-        for (std::size_t i = 0; i < positions.size(); ++i) {
+        const auto best = std::min(std::ssize(positions), static_cast<std::ptrdiff_t>(k));
+        for (std::size_t i = 0; std::cmp_less(i, best); ++i) {
           candidates_.push_back({scores[i], positions[i] + offset});
         }
       };
       gather(from_context_, 0);
-      gather(from_own_, context_size);
+      gather(from_own_, context_size_);
     }
     take_best(k);
     float lowest = std::numeric_limits<float>::infinity();
@@ -72,16 +75,21 @@ void Selector::select(const KeyIndex& context, const KeyIndex& own, const float*
     selection.context.clear();
     selection.own.clear();
     for (const Candidate& candidate : candidates_) {
-      if (candidate.position < context_size) {
+      if (candidate.position < context_size_) {
         selection.context.push_back(candidate.position);
       } else {
-        selection.own.push_back(candidate.position - context_size);
+        selection.own.push_back(candidate.position - context_size_);
       }
     }
     for (std::int64_t q = first + 1; q < first + shared; ++q) {
       selections_[static_cast<std::size_t>(q)] = selection;
     }
   }
+}
+
+void Selector::keep(std::span<const std::int64_t> queries) {
+  from_context_.keep(queries);
+  from_own_.keep(queries);
 }
 
 void Selector::reset(std::int64_t queries) {

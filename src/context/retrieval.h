@@ -20,15 +20,21 @@ struct Selection {
 /// Keeps its buffers, so that selecting in the decode step does not allocate once it has grown.
 class Selector {
  public:
-  /// Searches the context's index and the session's own for each query and keeps the k best of
-  /// both together. queries: [tokens x group, dim], token by token.
-  /// context_allowed, own_allowed: per query, positions within each array.
-  /// With SelectBy::group the queries of one token share one selection.
-  void select(const KeyIndex& context, const KeyIndex& own, const float* queries,
+  /// Searches the context's index and the session's own for the k best of each query.
+  /// queries: [query_count, dim]. context_allowed, own_allowed: per query, positions within each
+  /// array.
+  void search(const KeyIndex& context, const KeyIndex& own, const float* queries,
               std::int64_t query_count, std::int64_t dim,
               std::span<const PositionRange> context_allowed,
-              std::span<const PositionRange> own_allowed, std::int64_t k, std::int64_t group,
-              SelectBy select_by);
+              std::span<const PositionRange> own_allowed, std::int64_t k);
+
+  /// Of what was found last, has each query attend the k best of both together. So many queries
+  /// that follow each other, `shared`, share one selection: the k best for any of them.
+  /// REQUIRES: no more than were searched for.
+  void choose(std::int64_t k, std::int64_t shared);
+
+  /// Goes on with these of the queries alone (ascending), which are numbered anew.
+  void keep(std::span<const std::int64_t> queries);
 
   /// Has so many queries attend nothing.
   void reset(std::int64_t queries);
@@ -52,6 +58,7 @@ class Selector {
   };
   void take_best(std::int64_t k);
 
+  std::int64_t context_size_ = 0;
   SearchResult from_context_;
   SearchResult from_own_;
   std::vector<Candidate> candidates_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -25,6 +26,30 @@ std::int64_t most_tokens(const RetrievalOptions& options, std::int64_t context_t
 std::string choose_tail(const RetrievalOptions& options, bool own) {
   if (options.tail.empty()) return own ? options.index : std::string(no_tail);
   return options.tail == no_tail ? options.tail : IndexSpec(options.tail).text();
+}
+
+/// The two rules of which rows are enough.
+void check_rules(const RetrievalOptions& options) {
+  if (options.mass && !(*options.mass > 0 && *options.mass < 1)) {
+    throw InvalidArgument(fmt::format(
+        "mass is {}; it must be above 0 and below 1, the share of attention that rows are to hold",
+        *options.mass));
+  }
+  if (options.error && !(*options.error > 0 && std::isfinite(*options.error))) {
+    throw InvalidArgument(fmt::format(
+        "error is {}; it must be above 0, the expected |out - dense| / |dense| that is allowed",
+        *options.error));
+  }
+}
+
+/// What tells the rules how good a step is.
+void check_rules_have_tail(const RetrievalOptions& options) {
+  if (options.tail != no_tail || (!options.mass && !options.error)) return;
+  throw InvalidArgument(fmt::format(
+      "{} is {}, but the session has no tail, which tells what share and error the rows not found "
+      "have; give the tail codes:k=16,v=8 for example, or no {}",
+      options.mass ? "mass" : "error", options.mass ? *options.mass : *options.error,
+      options.mass ? "mass" : "error"));
 }
 
 }  // namespace
@@ -58,11 +83,13 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                           std::string(name_of(context->dtype())) +
                           ": prefill it with kv_dtype bf16");
   }
-  // Without a tail of its own kind, or when a group shares its rows, the host searches.
+  // Without a tail of its own kind, with a rule, or when a group shares its rows, the host
+  // searches.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;
-  if (retrieves && options.select_by == SelectBy::query_head &&
+  seen.judged = seen.tail && (options.mass || options.error);
+  if (retrieves && !seen.judged && options.select_by == SelectBy::query_head &&
       (options.tail == no_tail || options.tail == options.index)) {
     seen.codes = context->codes_on(device, options.index);
     seen.most_rows = *std::ranges::max_element(k);
@@ -120,6 +147,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   at_least(options.dense_layers, 0, "dense_layers");
   at_least(options.capacity, 1, "capacity");
   at_least(options.memory_budget, 0, "memory_budget");
+  check_rules(options);
   const IndexSpec index(options.index);
   index.check_index();
   const std::string typed = std::exchange(options.index, index.text());
@@ -133,6 +161,7 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
           "codes values such as codes:k=16,v=8, and add it with with_index",
           options.tail, fmt::join(context->indices(), ", ")));
     }
+    check_rules_have_tail(options);
     break;
   }
   state_ = std::make_unique<State>(std::move(context), std::move(options), device);

@@ -13,6 +13,7 @@
 #include "src/context/retrieval.h"
 #include "src/core/helpers.h"
 #include "src/device/compute_device.h"
+#include "src/device/tail_figures.h"
 #include "src/store/row_store.h"
 #include "topkv/attention.h"
 #include "topkv/session.h"
@@ -30,7 +31,8 @@ struct Session::State {
   /// What one KV head needs for one step; kept between steps.
   struct HeadStep {
     Selector selector;
-    std::vector<float> queries;                  // [tokens x group, dim]
+    std::vector<std::int64_t> numbers;           // of the queries, among all [tokens x group]
+    std::vector<float> queries;                  // [queries, dim]
     std::vector<PositionRange> context_allowed;  // per query
     std::vector<PositionRange> own_allowed;
     Partial retrieved;
@@ -38,6 +40,9 @@ struct Session::State {
     std::vector<float> ceilings;                       // per query, of what is not taken
     Partial estimate, rare;                            // the tail's parts
     std::vector<TailNoise> noise;
+    std::vector<std::int64_t> more;  // queries for which a rule asks for more rows
+
+    std::int64_t count() const { return std::ssize(numbers); }
   };
 
   /// How many of several tasks' parts are done. add() is safe from many threads.
@@ -87,16 +92,30 @@ struct Session::State {
   void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void search_all(std::int64_t layer, const TokenQueries& queries);
-  void search(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void search(std::int64_t layer, std::int64_t head, std::int64_t rows);
+  void choose(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
+              std::int64_t rows);
+  std::int64_t place(std::int64_t head, std::int64_t query) const;
   void attend_found(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  void measure_recall(std::int64_t layer, const TokenQueries& queries);
+  void measure_recall(std::int64_t layer, std::int64_t head);
+
+  // session_tail.cc
   const RowTail* tail(std::int64_t layer, std::int64_t head) const;
   PositionRange all_own(std::int64_t layer, const TokenQueries& queries) const;
   bool attends_own() const;
   void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out);
-  void attend_rest(std::int64_t layer, const TokenQueries& queries, const TailParts& out);
-  void measure_recall(std::int64_t layer, const TokenQueries& queries);
-  void measure_recall(std::int64_t layer, std::int64_t head);
+  void attend_rest(std::int64_t layer, const TailParts& out);
+
+  // session_rounds.cc: what the rules of RetrievalOptions ask for
+  std::int64_t first_rows(std::int64_t layer) const;
+  std::int64_t most_rows(std::int64_t layer) const;
+  void retrieve_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
+                     const TailParts& out);
+  bool asks_for_more(std::int64_t tokens, bool below_k, PartialView exact, const TailParts& out);
+  void begin_again(bool own, PartialView out);
+  void attend_all(std::int64_t layer, const TokenQueries& queries, const TailParts& out);
 
   std::shared_ptr<const Context> context;
   RetrievalOptions options;
@@ -116,6 +135,10 @@ struct Session::State {
   Partial estimate;  // the tail's
   std::vector<TailNoise> noise;
   Partial own_rest;
+  PartialView exact_part;              // of a step with rules: sinks and window, read only
+  std::vector<TailShare> tail_shares;  // of it, [tokens x q_heads]
+  std::vector<double> most_squared;    // per token: the squared error that a query head may have
+  Partial whole;                       // of one query
   std::vector<RowSpan> spans;          // per KV head
   std::vector<PositionRange> allowed;  // of a scan, per token
   Partial list_parts;                  // [tokens, kv_heads, lists, group]

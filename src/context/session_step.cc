@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 
 #include "index/codes_index.h"
@@ -90,8 +91,9 @@ void Session::State::step(const AttentionStep& step) {
   if (!helpers.awake()) attend_exact(layer);
   lap(time.window);
   if (searched) {
-    lock = {};
+    if (seen.judged) exact_part = backend->exact_part();
     const PartialView found = backend->room();
+    lock = {};
     std::fill_n(found.lse, found.heads, empty_lse);
     const std::int64_t d = shape.head_dim;
     const bool estimates = seen.tail && !seen.codes;
@@ -147,6 +149,8 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const std::int64_t count = queries.tokens * group;
+  step.numbers.resize(static_cast<std::size_t>(count));
+  std::iota(step.numbers.begin(), step.numbers.end(), 0);
   step.queries.resize(static_cast<std::size_t>(count * d));
   step.context_allowed.resize(static_cast<std::size_t>(count));
   step.own_allowed.resize(static_cast<std::size_t>(count));
@@ -166,53 +170,37 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   }
 }
 
-void Session::State::search(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+/// Searches for so many rows for each query of a KV head.
+void Session::State::search(std::int64_t layer, std::int64_t head, std::int64_t rows) {
   HeadStep& step = heads[static_cast<std::size_t>(head)];
-  copy_queries(layer, head, queries);
   reach_fault("session.search");
   ExactIndex own_keys;  // holds nothing but where they are
   own_keys.build({});
   own_keys.add(own.rows(layer, head).keys(), {});
-  step.selector.select(context->index(options.index, layer, head), own_keys, step.queries.data(),
-                       queries.tokens * shape.group(), shape.head_dim, step.context_allowed,
-                       step.own_allowed, k[static_cast<std::size_t>(layer)], shape.group(),
-                       options.select_by);
+  step.selector.search(context->index(options.index, layer, head), own_keys, step.queries.data(),
+                       step.count(), shape.head_dim, step.context_allowed, step.own_allowed, rows);
+}
+
+/// Has them attend so many of what was found.
+void Session::State::choose(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
+                            std::int64_t rows) {
+  heads[static_cast<std::size_t>(head)].selector.choose(
+      rows, options.select_by == SelectBy::group ? shape.group() : 1);
   if (attends_own()) take_own(layer, head, queries);
 }
 
-/// Of the session's own rows, those that only later tokens of the block do not have in their
-/// window; attend_own takes those that none has.
-void Session::State::take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
-  const std::int64_t n = context->tokens();
-  const CausalWindow exact = seen.exact(layer);
-  const std::int64_t last = std::max(all_own(layer, queries).end, exact.sinks) - n;
-  for (std::int64_t i = 0; i < queries.tokens * shape.group(); ++i) {
-    // Tokens that only read may stand beyond the rows that there are.
-    const std::int64_t end =
-        std::min(exact.begin(queries.first + i / shape.group()) - n, own.size(layer));
-    heads[static_cast<std::size_t>(head)].selector.take_own(i,
-                                                            {std::max<std::int64_t>(0, last), end});
-  }
-}
-
-/// Whether the session's own rows are all attended.
-bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
-
-/// Positions of the session's own rows that lie between the sinks and the window of all tokens.
-PositionRange Session::State::all_own(std::int64_t layer, const TokenQueries& queries) const {
-  const CausalWindow exact = seen.exact(layer);
-  return {std::max(context->tokens(), exact.sinks),
-          std::min(exact.begin(queries.first), position(layer))};
-}
-
-const RowTail* Session::State::tail(std::int64_t layer, std::int64_t head) const {
-  return options.tail == no_tail ? nullptr : context->tail(options.tail, layer, head);
+/// Where a query of a KV head stands in partials of [tokens x q_heads].
+std::int64_t Session::State::place(std::int64_t head, std::int64_t query) const {
+  const std::int64_t group = shape.group();
+  const std::int64_t i =
+      heads[static_cast<std::size_t>(head)].numbers[static_cast<std::size_t>(query)];
+  return i / group * shape.q_heads + head * group + i % group;
 }
 
 void Session::State::measure_recall(std::int64_t layer, const TokenQueries& queries) {
   const Stopwatch measuring;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    if (seen.codes) copy_queries(layer, head, queries);
+    if (seen.codes || seen.judged) copy_queries(layer, head, queries);  // those of all heads
     measure_recall(layer, head);
   }
   measuring_seconds += measuring.seconds();
@@ -259,7 +247,7 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
                               const TailParts& out) {
   const std::int64_t end = queries.first + queries.tokens;
-  const std::int64_t rows = std::min(k[static_cast<std::size_t>(layer)], end);
+  const std::int64_t rows = std::min(most_rows(layer), end);
   const std::int64_t room =
       seen.codes ? backend->scan_tokens() : search_memory / (shape.q_heads * search_bytes * rows);
   const std::int64_t tokens = std::clamp<std::int64_t>(room, 1, queries.tokens);
@@ -286,76 +274,28 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
       if (!helpers.awake()) helpers.wake(helpers_for(block.tokens));
       attend_listed(layer, block, exact_is_due, part);
       attend_between(layer, block, part);
+      attend_own(layer, block, part);
     } else {
+      if (attends_own()) attend_own(layer, block, part);
       attend_found(layer, block, part);
-      if (seen.tail) attend_rest(layer, block, {of_block(out.estimate), part, out.noise + before});
+      if (seen.tail) {
+        const TailParts parts{of_block(out.estimate), part, out.noise + before};
+        attend_rest(layer, parts);
+        if (seen.judged) retrieve_more(layer, block, of_block(exact_part), parts);
+      }
     }
-    if (attends_own()) attend_own(layer, block, part);
     if (options.measure_recall) measure_recall(layer, block);
   }
-}
-
-/// Merges into `out` the session's own rows that no token of the block has in its window.
-void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out) {
-  const PositionRange range = all_own(layer, queries);
-  if (range.size() <= 0) return;
-  const Stopwatch attending;
-  const std::int64_t n = context->tokens();
-  spans.clear();
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    spans.push_back({own.rows(layer, head).part({range.begin - n, range.end - n}), range.begin});
-  }
-  own_rest.reset(out.heads, out.head_dim);
-  attend_tokens(shape, queries, {}, spans.data(), own_rest.view());
-  merge(out, own_rest.view());
-  times(layer).tail += attending.seconds();
-}
-
-/// What stands for the context's rows that were not found goes to out.estimate; those of them that
-/// the tail attends as they are, are merged into out.exact.
-void Session::State::attend_rest(std::int64_t layer, const TokenQueries& queries,
-                                 const TailParts& out) {
-  reach_fault("session.tail");
-  const Stopwatch attending;
-  const std::int64_t group = shape.group();
-  const std::int64_t d = shape.head_dim;
-  const float scale = shape.softmax_scale();
-  const std::int64_t count = queries.tokens * group;
-  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t head = begin; head < end; ++head) {
-      HeadStep& step = heads[static_cast<std::size_t>(head)];
-      step.taken.clear();
-      step.ceilings.clear();
-      for (std::int64_t i = 0; i < count; ++i) {
-        step.taken.push_back(step.selector.of(i).context);
-        const float lowest = scale * step.selector.lowest(i);
-        step.ceilings.push_back(
-            shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap) : lowest);
-      }
-      step.estimate.reset(count, d);
-      step.rare.reset(count, d);
-      step.noise.resize(static_cast<std::size_t>(count));
-      const PartialView estimate = step.estimate.view();
-      const PartialView rare = step.rare.view();
-      tail(layer, head)
-          ->attend({step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings,
-                   scale, shape.softcap, {estimate, rare, step.noise.data()});
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
-        merge(out.exact.part(at), rare.part(i));
-        std::copy_n(estimate.out + i * d, d, out.estimate.out + at * d);
-        out.estimate.lse[at] = estimate.lse[i];
-        out.noise[at] = step.noise[static_cast<std::size_t>(i)];
-      }
-    }
-  });
-  times(layer).tail += attending.seconds();
 }
 
 void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
   const Stopwatch searching;
   parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t head = begin; head < end; ++head) search(layer, head, queries);
+    for (std::int64_t head = begin; head < end; ++head) {
+      copy_queries(layer, head, queries);
+      search(layer, head, k[static_cast<std::size_t>(layer)]);
+      choose(layer, head, queries, first_rows(layer));
+    }
   });
   const double seconds = searching.seconds();
   stats.search_seconds += seconds;
@@ -367,11 +307,10 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
                                   PartialView out) {
   reach_fault("session.attend");
   const Stopwatch attending;
-  const std::int64_t group = shape.group();
   const std::int64_t d = shape.head_dim;
   const float scale = shape.softmax_scale();
   // One task per query head: with few KV heads there would be too few tasks for the cores.
-  const std::int64_t per_head = queries.tokens * group;
+  const std::int64_t per_head = queries.tokens * shape.group();
   for (HeadStep& step : heads) {
     step.retrieved.reset(per_head, d);
   }
@@ -380,10 +319,10 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
       const std::int64_t head = task / per_head;
       const std::int64_t i = task % per_head;
       HeadStep& step = heads[static_cast<std::size_t>(head)];
+      if (i >= step.count()) continue;
       const Selection& selection = step.selector.of(i);
       const float* q = &step.queries[static_cast<std::size_t>(i * d)];
-      const std::int64_t at = (i / group) * shape.q_heads + head * group + i % group;
-      const PartialView target = out.part(at);
+      const PartialView target = out.part(place(head, i));
       const PartialView part = step.retrieved.view().part(i);
       const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
         if (positions.empty()) return;
@@ -395,7 +334,7 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
     }
   });
   for (const HeadStep& step : heads) {
-    for (std::int64_t i = 0; i < per_head; ++i) {
+    for (std::int64_t i = 0; i < step.count(); ++i) {
       const Selection& selection = step.selector.of(i);
       stats.rows_retrieved +=
           static_cast<std::int64_t>(selection.context.size() + selection.own.size());

@@ -29,6 +29,7 @@ struct SessionShape {
   std::shared_ptr<const DeviceCodes> codes = {};
   std::int64_t most_rows = 0;  ///< wanted of a scan, for each query head
   bool tail = false;           ///< whether an estimate is added to steps
+  bool judged = false;         ///< whether exact_part() is called in steps
 
   /// Whether rows are searched beyond those that are attended anyway.
   bool retrieves(std::int64_t layer) const {
@@ -41,11 +42,12 @@ struct SessionShape {
   }
 };
 
-/// A step: begin; scan where there are codes; given; then attend for each segment of the rows, add
-/// for each further partial, add_tail, finish. Work is begun in this order; given and listed wait
-/// for it. Positions are those of the session: the context's rows come first. One thread at a time;
-/// on CUDA the caller holds the device's lock in each call, not between them. Allocates nothing
-/// after the first steps. After a call that throws, begin or load may be called again.
+/// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
+/// exact_part where steps are judged, add for each further partial, add_tail, finish. Work is begun
+/// in this order; given and listed wait for it. Positions are those of the session: the context's
+/// rows come first. One thread at a time; on CUDA the caller holds the device's lock in each call,
+/// not between them. Allocates nothing after the first steps. After a call that throws, begin or
+/// load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -71,6 +73,10 @@ class DecodeBackend {
   /// that SessionShape::exact says. A device begins with what is resident in given or, where it
   /// scans for one token, here.
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
+
+  /// With SessionShape::judged, after attend of all segments: what they give together, in host
+  /// memory, [tokens x q_heads] heads. Waits for it. Valid, and not to be written, until add.
+  virtual PartialView exact_part() = 0;
 
   /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens() at most,
   /// are to attend as they are, and a partial for those that they are not to.

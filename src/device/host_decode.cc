@@ -41,6 +41,11 @@ class HostDecode final : public DecodeBackend {
     merge(out_.view(), part_.view());
   }
 
+  PartialView exact_part() override {
+    reach_fault("session.exact_part");
+    return out_.view();
+  }
+
   PartialView room() override {
     room_.reset(queries_.tokens * shape_.attention.q_heads, shape_.attention.head_dim);
     return room_.view();
@@ -69,7 +74,7 @@ class HostDecode final : public DecodeBackend {
   TokenQueries queries_;  // of this step
   Step given_;
   Partial out_;
-  Partial part_;                      // of one segment
+  Partial part_;  // of one segment
   Partial room_;
   TailFigures tail_;                  // of this step
   std::vector<TailFigures> figures_;  // per layer

@@ -4,22 +4,26 @@
 
 namespace topkv {
 
-void add_head(PartialView all, PartialView tail, const TailNoise& noise, TailFigures& to) {
-  ++to.heads;
-  const double share =
-      *tail.lse == empty_lse ? 0 : std::exp(static_cast<double>(*tail.lse) - *all.lse);
-  to.exact_mass += 1 - share;
-  if (share == 0) return;
-  double size = 0;
+TailShare tail_share(PartialView all, PartialView tail, const TailNoise& noise) {
+  TailShare of;
   double apart = 0;
   for (std::int64_t i = 0; i < all.head_dim; ++i) {
     const double o = all.out[i];
     const double t = tail.out[i];
-    size += o * o;
+    of.size += o * o;
     apart += (t - o) * (t - o);
   }
-  const double squared = noise.weights * (noise.spread + apart) + noise.values;
-  if (size > 0) to.error += share * std::sqrt(squared / size);
+  if (*tail.lse == empty_lse) return of;
+  of.share = std::exp(static_cast<double>(*tail.lse) - *all.lse);
+  of.squared = of.share * of.share * (noise.weights * (noise.spread + apart) + noise.values);
+  return of;
+}
+
+void add_head(PartialView all, PartialView tail, const TailNoise& noise, TailFigures& to) {
+  const TailShare of = tail_share(all, tail, noise);
+  ++to.heads;
+  to.exact_mass += 1 - of.share;
+  if (of.size > 0) to.error += std::sqrt(of.squared / of.size);
 }
 
 }  // namespace topkv

@@ -7,10 +7,20 @@
 
 namespace topkv {
 
-/// Adds one head: all: every partial of it, merged; tail: the estimate among them. With p the
-/// estimate's share of all weights and o, t what the two give, the expected squared error is
+/// What a tail adds to one head.
+struct TailShare {
+  double share = 0;    ///< of all weights
+  double squared = 0;  ///< the expected squared error of the output
+  double size = 0;     ///< the output's square
+};
+
+/// all: every partial of the head, merged; tail: the estimate among them. With p the estimate's
+/// share of all weights and o, t what the two give, the expected squared error is
 ///
 ///   p² (noise.weights (noise.spread + |t - o|²) + noise.values)
+TailShare tail_share(PartialView all, PartialView tail, const TailNoise& noise);
+
+/// Adds one head.
 void add_head(PartialView all, PartialView tail, const TailNoise& noise, TailFigures& to);
 
 }  // namespace topkv

@@ -77,6 +77,8 @@ double relative_error(const float* a, const float* b, std::int64_t count) {
   return size > 0 ? std::sqrt(off / size) : 0;
 }
 
+bool has_rule(const RetrievalOptions& options) { return options.mass || options.error; }
+
 /// Sums of one setting over all probes.
 struct Sums {
   std::vector<std::vector<double>> errors;  // per layer
@@ -153,7 +155,7 @@ class Comparison {
       if (compared.with.options().tail != "none") {
         options.measure_recall = false;
         options.tail = "none";
-        compared.rows.emplace(context_, options, model_.device());
+        if (!has_rule(options)) compared.rows.emplace(context_, options, model_.device());
       }
       sessions.push_back(std::move(compared));
     }
@@ -191,6 +193,8 @@ class Comparison {
       const SessionStats& stats = sessions[s].with.stats();
       SessionStats& sum = sums_[s].stats;
       sum.rows_retrieved += stats.rows_retrieved;
+      sum.retrieved_more += stats.retrieved_more;
+      sum.went_dense += stats.went_dense;
       sum.exact_rows += stats.exact_rows;
       sum.exact_rows_found += stats.exact_rows_found;
       sum.device_code_bytes = stats.device_code_bytes;
@@ -260,7 +264,8 @@ class Comparison {
     of.kl_max = sums.kl_max;
     of.agreement = static_cast<double>(sums.agree) / tokens;
     of.perplexity = perplexity(sums.log_likelihood, sums.predicted);
-    of.mass = sums.heads > 0 ? sums.mass / static_cast<double>(sums.heads) : 1;
+    if (!has_rule(of.options))
+      of.mass = sums.heads > 0 ? sums.mass / static_cast<double>(sums.heads) : 1;
     if (sums.stats.exact_rows > 0) {
       of.recall = static_cast<double>(sums.stats.exact_rows_found) /
                   static_cast<double>(sums.stats.exact_rows);
@@ -274,8 +279,10 @@ class Comparison {
     of.bytes_held_device = sums.stats.device_code_bytes;
     count_bytes(of, static_cast<double>(sums.stats.rows_retrieved) / tokens);
     if (retrieving == 0) return;
-    of.rows = static_cast<double>(sums.stats.rows_retrieved) /
-              (tokens * static_cast<double>(retrieving * shape_.q_heads));
+    const double heads = tokens * static_cast<double>(retrieving * shape_.q_heads);
+    of.rows = static_cast<double>(sums.stats.rows_retrieved) / heads;
+    of.retrieved_more = static_cast<double>(sums.stats.retrieved_more) / heads;
+    of.went_dense = static_cast<double>(sums.stats.went_dense) / heads;
   }
 
   /// Of an index in a layer, without a tail.
@@ -320,7 +327,7 @@ class Comparison {
       }
     }
     if (tail != "none") read += context_->index_bytes(tail);
-    of.bytes_read = read;
+    if (!has_rule(of.options)) of.bytes_read = read;  // how often is not known
   }
 
   const Model& model_;

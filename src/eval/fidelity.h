@@ -29,10 +29,14 @@ struct Fidelity {
   double kl_max = 0;
   double agreement = 0;  ///< share of tokens with the same most likely next one
   double perplexity = 0;
-  double mass = 0;  ///< share of dense attention's mass that the rows attended hold
+  /// Share of dense attention's mass that the rows attended hold; none with a rule of which rows
+  /// are enough, for that looks at the tail.
+  std::optional<double> mass = {};
   /// Of the exact best rows; none where nothing was searched.
   std::optional<double> recall = {};
   double rows = 0;                   ///< per token and query head of a layer that retrieves
+  double retrieved_more = 0;         ///< share of these that a rule gave more rows than at first
+  double went_dense = 0;             ///< and share that attended all
   std::int64_t bytes_read = 0;       ///< per token: keys or codes, and rows; 0: not known
   std::int64_t bytes_held_host = 0;  ///< rows and indices
   std::int64_t bytes_held_device = 0;

@@ -55,7 +55,9 @@ struct Series {
 };
 
 std::string series_name(const Fidelity& setting) {
-  return fmt::format("{}, tail {}", setting.options.index, setting.options.tail);
+  const std::string rule = rule_text(setting.options);
+  return fmt::format("{}, tail {}{}{}", setting.options.index, setting.options.tail,
+                     rule.empty() ? "" : ", ", rule);
 }
 
 std::vector<Series> series_of(const std::vector<Fidelity>& settings, bool placed) {

@@ -22,8 +22,17 @@ Json or_null(const std::optional<double>& x) { return x ? Json(*x) : Json(nullpt
 
 }  // namespace
 
+std::string rule_text(const RetrievalOptions& options) {
+  std::string text;
+  if (options.mass) text = fmt::format("mass {}", *options.mass);
+  if (options.error) text += fmt::format("{}error {}", text.empty() ? "" : ", ", *options.error);
+  return text;
+}
+
 std::string setting_text(const Fidelity& setting) {
-  return fmt::format("{}, top {}, tail {}", setting.options.index, setting.k, setting.options.tail);
+  const std::string rule = rule_text(setting.options);
+  return fmt::format("{}, top {}, tail {}{}{}", setting.options.index, setting.k,
+                     setting.options.tail, rule.empty() ? "" : ", ", rule);
 }
 
 std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun& run) {
@@ -34,6 +43,8 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["index"] = setting.options.index;
     json["kv_topk"] = setting.k;
     json["kv_tail"] = setting.options.tail;
+    json["kv_mass"] = or_null(setting.options.mass);
+    json["kv_error"] = or_null(setting.options.error);
     json["context_tokens"] = run.context_tokens;
     json["haystack"] = run.haystack;
     json["prefill"] = run.prefill;
@@ -47,10 +58,12 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["agreement"] = setting.agreement;
     json["perplexity"] = setting.perplexity;
     json["dense_perplexity"] = report.dense_perplexity;
-    json["mass"] = setting.mass;
+    json["mass"] = or_null(setting.mass);
     json["mass_told"] = or_null(setting.mass_told);
     json["recall"] = or_null(setting.recall);
     json["rows"] = setting.rows;
+    json["retrieved_more"] = setting.retrieved_more;
+    json["went_dense"] = setting.went_dense;
     json["bytes_read"] = setting.bytes_read > 0 ? Json(setting.bytes_read) : Json(nullptr);
     json["bytes_held_device"] = setting.bytes_held_device;
     json["bytes_held_host"] = setting.bytes_held_host;

@@ -19,7 +19,10 @@ struct FidelityRun {
   std::string version;
 };
 
-/// "codes:k=16,v=8, top 64, tail none".
+/// "mass 0.95", "error 0.1", both, or nothing: the rules of which rows are enough.
+std::string rule_text(const RetrievalOptions& options);
+
+/// "codes:k=16,v=8, top 64, tail none", and the rules.
 std::string setting_text(const Fidelity& setting);
 
 /// An object per setting, each complete in itself; null for what is not known.

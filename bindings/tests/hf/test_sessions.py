@@ -273,6 +273,12 @@ def test_unknown_session_options_are_refused(device):
         {"select_by": None},
         {"prefill": True},
         {"measure_recall": 1},
+        {"mass": 0.9},  # without a tail
+        {"mass": 1, "tail": "codes"},
+        {"mass": "0.9", "tail": "codes"},
+        {"error": 0.1},
+        {"error": True, "tail": "codes"},
+        {"error": float("nan"), "tail": "codes"},
         {"shard": 1},
         {"progress": "yes"},
     ],
@@ -282,7 +288,7 @@ def test_options_that_cannot_work_are_refused_before_a_text_is_read(option):
     """By their name; and so they are for a session."""
     config = make_config("llama")
     before = config._attn_implementation
-    (name,) = option
+    name, *_ = option
     with pytest.raises(InvalidArgument, match=name if name != "index" else "index|spec"):
         TopkCache(config, **option)
     assert config._attn_implementation == before  # nor is the model changed
@@ -439,6 +445,27 @@ def test_a_tail_brings_sessions_near_to_dense_attention_and_changes_no_other(dev
             cache.session(tail=tail)
     with pytest.raises(InvalidArgument, match="is a tail"):
         cache.session(index="mean")
+
+
+def test_rules_of_sessions_say_how_many_rows_are_enough(device):
+    model = make_model("llama", device)
+    text = make_ids(300, device)
+    cache = read(model, text, k=4, tail="codes")
+    ids = with_question(text, 5)
+    wanted = exact_logits(model, ids)[:, text.shape[1] :].float()
+
+    def far(**given):
+        session = cache.session(**given)
+        got = model(ids[:, text.shape[1] :], past_key_values=session, use_cache=True).logits.float()
+        return torch.linalg.norm(got - wanted).item(), session.stats()[0]
+
+    plain, stats = far()
+    assert stats.retrieved_more == 0
+    dense, stats = far(error=1e-9)
+    assert dense < plain / 10
+    assert stats.went_dense == stats.retrieved_more > 0
+    _, stats = far(k=64, mass=0.5)
+    assert stats.retrieved_more > stats.went_dense == 0
 
 
 def self_session(model, ids, cache):

@@ -55,6 +55,11 @@ class TopkCache(Cache):
         "mean": their mean value, "none", or "": what `index` has.
       k: rows retrieved per query head (a number, a list, or a schedule such as "uniform:512"; lists
         and sums are over the full-attention layers).
+      mass: with a tail, a sixteenth of `k` rows where they hold this share of a query head's
+        attention, by the tail's estimate; None: k rows.
+      error: with a tail, more rows, in the end all, where a layer's output for a token is expected to
+        be off by more than this, as |out - dense| / |dense|. Both have the host search, on a GPU too.
+        ``stats()`` tells how often they took more.
       window, sinks: tokens attended exactly, at the end and at the beginning.
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
@@ -84,6 +89,8 @@ class TopkCache(Cache):
         index: str = "exact",
         tail: str = "",
         k: int | str | list[int] = 256,
+        mass: float | None = None,
+        error: float | None = None,
         window: int = 1024,
         sinks: int = 4,
         select_by: str = "query_head",
@@ -209,7 +216,7 @@ class TopkCache(Cache):
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
         beams). What is `given` replaces the cache's: k, index (one that freeze() built), tail (built
-        if it is not there), window, sinks, select_by, dense_layers, session_capacity, measure_recall.
+        if it is not there), mass, error, window, sinks, select_by, dense_layers, session_capacity, measure_recall.
         """
         batch = integer("batch", batch, 1)
         options = self._engine.options_with(given)  # refused before the text is frozen

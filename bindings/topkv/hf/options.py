@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import topkv
-from topkv import InvalidArgument
+from topkv import InvalidArgument, Unsupported
 from topkv.hf.rows import ROW_DTYPES
 from topkv.hf.sharding import SequenceShards
 
@@ -58,6 +59,16 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def rule(name: str, value: Any, expected: str, good: Callable[[float], bool]) -> float | None:
+    """A number that is `good`, or None."""
+    if value is None:
+        return None
+    number = not isinstance(value, bool) and isinstance(value, (int, float))
+    if not number or not good(value):
+        raise InvalidArgument(f"{name} is {value!r}; expected a number {expected}, or None")
+    return float(value)
+
+
 def _k(name: str, value: Any) -> Any:
     """A number, a schedule, or a number per layer."""
     if isinstance(value, str):
@@ -75,6 +86,8 @@ _SESSION = {
     "index": text,
     "tail": text,
     "k": _k,
+    "mass": lambda name, value: rule(name, value, "between 0 and 1", lambda x: 0 < x < 1),
+    "error": lambda name, value: rule(name, value, "above 0", lambda x: 0 < x < math.inf),
     "select_by": text,
     "dense_layers": lambda name, value: integer(name, value, 0),
     "window": lambda name, value: integer(name, value, 1),
@@ -123,6 +136,7 @@ def check(options: Options) -> Options:
             f'tail is {tail!r}, which has no codes of values; expected "none", "mean", '
             'or "codes:k=16,v=8" for example'
         )
+    _check_rules(options)
     shape = topkv.AttentionShape(layers=options.layers, q_heads=1, kv_heads=1, head_dim=64)
     builder = topkv.ContextBuilder(
         shape, capacity=1, dtype=options.kv_dtype or "f32", **options.prefill
@@ -130,8 +144,27 @@ def check(options: Options) -> Options:
     row = torch.zeros(1, 1, 64)
     for layer in range(options.layers):
         builder.append(layer, row, row)
-    topkv.Session(builder.freeze(), **options.session | {"index": "exact", "tail": "none", "capacity": 1})
+    plain = {"index": "exact", "tail": "none", "mass": None, "error": None, "capacity": 1}
+    topkv.Session(builder.freeze(), **options.session | plain)
     return options
+
+
+def _check_rules(options: Options) -> None:
+    """`mass` and `error` need a tail, over the whole text."""
+    given = [name for name in ("mass", "error") if options.session[name] is not None]
+    if not given:
+        return
+    tail = options.session["tail"]
+    if tail == "none" or (tail == "" and not topkv.IndexSpec(options.session["index"]).has_tail):
+        raise InvalidArgument(
+            f"{given[0]} is {options.session[given[0]]}, but there is no tail, which tells what is in "
+            'the rows not found; give tail="codes" for example'
+        )
+    if options.shards is not None:
+        raise Unsupported(
+            f'{given[0]} with shard="sequence": a rank knows what is in rows of its own part alone; '
+            f"leave {given[0]} out"
+        )
 
 
 def make_options(layers: int, given: dict[str, Any]) -> Options:

@@ -1,0 +1,208 @@
+// The rules of RetrievalOptions that say how many rows are enough: a step's queries attend some of
+// the best rows first, and what the tail then says of its share and its error tells which of them
+// are to attend more. Each query goes its own way (those of a group that shares its rows go
+// together), so that steps of many tokens give what steps of one would.
+#include <algorithm>
+#include <limits>
+
+#include "src/context/session_state.h"
+#include "src/core/stopwatch.h"
+#include "src/core/threads.h"
+
+namespace topkv {
+namespace {
+
+// Rows of a round, by those of the one before: a round costs a search and a pass of the tail, which
+// take about as long for many rows as for few.
+constexpr std::int64_t times_more = 16;
+// Of a context: above this part of it, attending all rows takes less than finding some.
+constexpr std::int64_t most_part = 16;
+
+void empty(PartialView part) {
+  std::fill_n(part.out, part.heads * part.head_dim, 0.0F);
+  std::fill_n(part.lse, part.heads, empty_lse);
+}
+
+/// Moves the values of these queries to the front; width: of a query.
+template <class T>
+void keep(const std::vector<std::int64_t>& queries, std::int64_t width, std::vector<T>& values) {
+  for (std::size_t to = 0; to < queries.size(); ++to) {
+    const auto at = static_cast<std::int64_t>(to);
+    if (queries[to] == at) continue;
+    std::copy_n(values.begin() + queries[to] * width, width, values.begin() + at * width);
+  }
+  values.resize(queries.size() * static_cast<std::size_t>(width));
+}
+
+}  // namespace
+
+/// Rows that each query attends first.
+std::int64_t Session::State::first_rows(std::int64_t layer) const {
+  const std::int64_t rows = k[static_cast<std::size_t>(layer)];
+  return seen.judged && options.mass ? (rows - 1) / times_more + 1 : rows;
+}
+
+/// Rows that are searched for at most.
+std::int64_t Session::State::most_rows(std::int64_t layer) const {
+  const std::int64_t rows = k[static_cast<std::size_t>(layer)];
+  return seen.judged && options.error ? std::max(rows, context->tokens() / most_part) : rows;
+}
+
+/// While a rule asks for it, has queries attend more rows than in the round before. exact: what
+/// sinks and window give; out: what the first round gave, replaced.
+void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queries,
+                                   PartialView exact, const TailParts& out) {
+  const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
+  const std::int64_t most = most_rows(layer);
+  const bool own = all_own(layer, queries).size() > 0;
+  std::int64_t rows = first_rows(layer);
+  tail_shares.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
+  for (bool first = true; asks_for_more(queries.tokens, rows < wanted, exact, out); first = false) {
+    begin_again(own, out.exact);
+    if (first) {
+      for (const HeadStep& step : heads) stats.retrieved_more += step.count();
+    }
+    if (rows >= wanted && rows > most / times_more) {
+      attend_all(layer, queries, out);
+      return;
+    }
+    rows = rows < wanted ? wanted : times_more * rows;
+    const Stopwatch searching;
+    parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t head = begin; head < end; ++head) {
+        if (heads[static_cast<std::size_t>(head)].count() == 0) continue;
+        if (rows > wanted) search(layer, head, rows);
+        choose(layer, head, queries, rows);
+      }
+    });
+    const double seconds = searching.seconds();
+    stats.search_seconds += seconds;
+    times(layer).search += seconds;
+    attend_found(layer, queries, out.exact);
+    attend_rest(layer, out);
+  }
+}
+
+/// Sets HeadStep::more, and tells whether there are any. below_k: they have fewer than k rows.
+bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialView exact,
+                                   const TailParts& out) {
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::int64_t i = 0; i < heads[static_cast<std::size_t>(head)].count(); ++i) {
+      const std::int64_t at = place(head, i);
+      whole.reset(1, shape.head_dim);
+      for (const PartialView& part : {exact, out.exact, out.estimate})
+        merge(whole.view(), part.part(at));
+      tail_shares[static_cast<std::size_t>(at)] =
+          tail_share(whole.view(), out.estimate.part(at), out.noise[at]);
+    }
+  }
+  // The error is that of a token's output, all its heads together. Where it is too large, each head
+  // is to have its part of what is allowed at most. What is not a number is too large.
+  constexpr double any = std::numeric_limits<double>::infinity();
+  most_squared.assign(static_cast<std::size_t>(tokens), any);
+  for (std::int64_t t = 0; options.error && t < tokens; ++t) {
+    double squared = 0;
+    double size = 0;
+    for (std::int64_t at = t * shape.q_heads; at < (t + 1) * shape.q_heads; ++at) {
+      const TailShare& of = tail_shares[static_cast<std::size_t>(at)];
+      squared += of.squared;
+      size += of.size;
+    }
+    const double most = *options.error * *options.error * size;
+    if (!(squared <= most))
+      most_squared[static_cast<std::size_t>(t)] = most / static_cast<double>(shape.q_heads);
+  }
+  const auto asks = [&](std::int64_t at) {
+    const TailShare& of = tail_shares[static_cast<std::size_t>(at)];
+    if (below_k && options.mass && !(of.share <= 1 - *options.mass)) return true;
+    const double most = most_squared[static_cast<std::size_t>(at / shape.q_heads)];
+    return most != any && !(of.squared <= most);
+  };
+  const std::int64_t shared = options.select_by == SelectBy::group ? shape.group() : 1;
+  bool some = false;
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    HeadStep& step = heads[static_cast<std::size_t>(head)];
+    step.more.clear();
+    for (std::int64_t first = 0; first < step.count(); first += shared) {
+      bool more = false;
+      for (std::int64_t i = first; i < first + shared; ++i) more = more || asks(place(head, i));
+      for (std::int64_t i = first; more && i < first + shared; ++i) step.more.push_back(i);
+    }
+    some = some || !step.more.empty();
+  }
+  return some;
+}
+
+/// Goes on with the queries of HeadStep::more alone, which have attended nothing but, where there
+/// are such, the session's own rows that no window holds.
+void Session::State::begin_again(bool own, PartialView out) {
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    HeadStep& step = heads[static_cast<std::size_t>(head)];
+    for (const std::int64_t i : step.more) {
+      const Selection& selection = step.selector.of(i);
+      stats.rows_retrieved -= std::ssize(selection.context) + std::ssize(selection.own);
+      const PartialView part = out.part(place(head, i));
+      empty(part);
+      if (own) merge(part, own_rest.view().part(place(head, i)));
+    }
+    step.selector.keep(step.more);
+    keep(step.more, shape.head_dim, step.queries);
+    keep(step.more, 1, step.context_allowed);
+    keep(step.more, 1, step.own_allowed);
+    keep(step.more, 1, step.numbers);
+  }
+}
+
+/// Has the queries that are left attend all rows of the context: nothing is left to a tail.
+void Session::State::attend_all(std::int64_t layer, const TokenQueries& queries,
+                                const TailParts& out) {
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    HeadStep& step = heads[static_cast<std::size_t>(head)];
+    step.selector.reset(step.count());
+    take_own(layer, head, queries);
+  }
+  attend_found(layer, queries, out.exact);  // those of the session that some tokens do not see
+  const Stopwatch attending;
+  const std::int64_t d = shape.head_dim;
+  const CausalWindow window = seen.exact(layer);
+  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      HeadStep& step = heads[static_cast<std::size_t>(head)];
+      const std::int64_t count = step.count();
+      const auto token = [&](std::int64_t i) {
+        return step.numbers[static_cast<std::size_t>(i)] / shape.group();
+      };
+      const RowsView rows = context->rows(layer, head);
+      const RowSpan between{rows.part({std::min(window.sinks, rows.count), rows.count}),
+                            window.sinks};
+      step.retrieved.reset(count, d);
+      for (std::int64_t i = 0, same = 0; i < count; i += same) {
+        for (same = 1; i + same < count && token(i + same) == token(i);) ++same;
+        // What lies before a token's window is what a token there sees of all rows before it.
+        const AttentionShape of{.layers = 1,
+                                .q_heads = same,
+                                .kv_heads = 1,
+                                .head_dim = d,
+                                .scale = shape.softmax_scale(),
+                                .softcap = shape.softcap};
+        attend_tokens(of,
+                      {&step.queries[static_cast<std::size_t>(i * d)], 1, same * d, d,
+                       queries.first + token(i) - window.window},
+                      {}, &between, step.retrieved.view().part(i, same));
+      }
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t at = place(head, i);
+        merge(out.exact.part(at), step.retrieved.view().part(i));
+        empty(out.estimate.part(at));
+        out.noise[at] = {};
+      }
+    }
+  });
+  for (const HeadStep& step : heads) {
+    stats.went_dense += step.count();
+    for (const PositionRange& range : step.context_allowed) stats.rows_retrieved += range.size();
+  }
+  times(layer).attend += attending.seconds();
+}
+
+}  // namespace topkv

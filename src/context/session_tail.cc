@@ -1,0 +1,98 @@
+// The part of a host's step with a tail: the estimate over the rows of the context that were not
+// found, and the session's own rows, which are then all attended.
+#include <algorithm>
+#include <cmath>
+
+#include "src/context/session_state.h"
+#include "src/core/faults.h"
+#include "src/core/stopwatch.h"
+#include "src/core/threads.h"
+
+namespace topkv {
+
+/// Of the session's own rows, those that only later tokens of the block do not have in their
+/// window; attend_own takes those that none has.
+void Session::State::take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
+  const std::int64_t n = context->tokens();
+  const CausalWindow exact = seen.exact(layer);
+  const std::int64_t last = std::max(all_own(layer, queries).end, exact.sinks) - n;
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  for (std::int64_t i = 0; i < step.count(); ++i) {
+    // Tokens that only read may stand beyond the rows that there are.
+    const std::int64_t token = step.numbers[static_cast<std::size_t>(i)] / shape.group();
+    const std::int64_t end = std::min(exact.begin(queries.first + token) - n, own.size(layer));
+    step.selector.take_own(i, {std::max<std::int64_t>(0, last), end});
+  }
+}
+
+/// Whether the session's own rows are all attended.
+bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
+
+/// Positions of the session's own rows that lie between the sinks and the window of all tokens.
+PositionRange Session::State::all_own(std::int64_t layer, const TokenQueries& queries) const {
+  const CausalWindow exact = seen.exact(layer);
+  return {std::max(context->tokens(), exact.sinks),
+          std::min(exact.begin(queries.first), position(layer))};
+}
+
+const RowTail* Session::State::tail(std::int64_t layer, std::int64_t head) const {
+  return options.tail == no_tail ? nullptr : context->tail(options.tail, layer, head);
+}
+
+/// Merges into `out` the session's own rows that no token of the block has in its window.
+void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out) {
+  const PositionRange range = all_own(layer, queries);
+  if (range.size() <= 0) return;
+  const Stopwatch attending;
+  const std::int64_t n = context->tokens();
+  spans.clear();
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    spans.push_back({own.rows(layer, head).part({range.begin - n, range.end - n}), range.begin});
+  }
+  own_rest.reset(out.heads, out.head_dim);
+  attend_tokens(shape, queries, {}, spans.data(), own_rest.view());
+  merge(out, own_rest.view());
+  times(layer).tail += attending.seconds();
+}
+
+/// What stands for the context's rows that were not found goes to out.estimate; those of them that
+/// the tail attends as they are, are merged into out.exact.
+void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
+  reach_fault("session.tail");
+  const Stopwatch attending;
+  const std::int64_t d = shape.head_dim;
+  const float scale = shape.softmax_scale();
+  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      HeadStep& step = heads[static_cast<std::size_t>(head)];
+      const std::int64_t count = step.count();
+      if (count == 0) continue;
+      step.taken.clear();
+      step.ceilings.clear();
+      for (std::int64_t i = 0; i < count; ++i) {
+        step.taken.push_back(step.selector.of(i).context);
+        const float lowest = scale * step.selector.lowest(i);
+        step.ceilings.push_back(
+            shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap) : lowest);
+      }
+      step.estimate.reset(count, d);
+      step.rare.reset(count, d);
+      step.noise.resize(static_cast<std::size_t>(count));
+      const PartialView estimate = step.estimate.view();
+      const PartialView rare = step.rare.view();
+      tail(layer, head)
+          ->attend({step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings,
+                   scale, shape.softcap, {estimate, rare, step.noise.data()});
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t at = place(head, i);
+        merge(out.exact.part(at), rare.part(i));
+        std::copy_n(estimate.out + i * d, d, out.estimate.out + at * d);
+        out.estimate.lse[at] = estimate.lse[i];
+        out.noise[at] = step.noise[static_cast<std::size_t>(i)];
+      }
+    }
+  });
+  times(layer).tail += attending.seconds();
+}
+
+}  // namespace topkv
