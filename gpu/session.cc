@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -179,7 +180,7 @@ class CudaDecode final : public DecodeBackend {
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
-      wait_for(*host<int>(layout_.host_taken));
+      wait_for(*host<int>(layout_.host_taken), [] {});
     } else {
       on_host_.synchronize();
     }
@@ -241,11 +242,21 @@ class CudaDecode final : public DecodeBackend {
   std::int64_t scan_tokens() const override { return layout_.list_tokens; }
   std::int64_t scan_lists() const override { return layout_.lists; }
 
-  std::span<const std::int32_t> listed(const List& list) override {
-    int* at = list_of(list);
-    std::span<std::int32_t> positions(at + 1, static_cast<std::size_t>(wait_for(*at)));
-    for (int& position : positions) wait_for(position);
-    return positions;
+  std::span<const std::int32_t> listed(const List& list,
+                                       const std::function<void(std::int32_t)>& met) override {
+    int* const number = list_of(list);
+    int* const begin = number + 1;
+    int* next = begin;
+    const int* const most = begin + layout_.list_rows;
+    const auto meet = [&](const int* end) {
+      for (; next < end && load(*next) != not_listed; ++next) met(*next);
+    };
+    const std::int64_t count = wait_for(*number, [&] { meet(most); });
+    while (next < begin + count) {
+      wait_for(*next, [] {});
+      meet(begin + count);
+    }
+    return {begin, static_cast<std::size_t>(count)};
   }
 
   /// What is resident, if that has not begun; in dense layers, the rows before it, streamed.
@@ -356,17 +367,20 @@ class CudaDecode final : public DecodeBackend {
     std::atomic_ref(*list).store(not_listed, std::memory_order_relaxed);
   }
 
-  /// What the device writes at one place of a list.
-  int wait_for(int& place) const {
-    const std::atomic_ref<int> written(place);
-    int x = written.load(std::memory_order_acquire);
-    for (int polls = 1; x == not_listed; ++polls, x = written.load(std::memory_order_acquire)) {
+  static int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acquire); }
+
+  /// What the device writes at one place of a list. Calls meanwhile() again and again.
+  template <class Use>
+  int wait_for(int& place, const Use& meanwhile) const {
+    int x = load(place);
+    for (int polls = 1; x == not_listed; ++polls, x = load(place)) {
+      meanwhile();
       if (polls % polls_of_a_check != 0) {
         pause();
         continue;
       }
       std::this_thread::yield();
-      if (listed_.done() && written.load(std::memory_order_acquire) == not_listed) {
+      if (listed_.done() && load(place) == not_listed) {
         throw Error("a scan over codes ended without its results");
       }
     }

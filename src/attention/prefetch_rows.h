@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "topkv/view.h"
 
@@ -14,13 +13,10 @@ inline void prefetch_half_row(const std::byte* half, std::int64_t bytes) {
   for (std::int64_t at = 0; at < bytes; at += line) __builtin_prefetch(half + at);
 }
 
-/// Rows lie anywhere in memory: asks for all of them at once. A few dozen stay near.
-inline void prefetch_rows(const RowsView& rows, std::span<const std::int64_t> positions) {
+inline void prefetch_row(const RowsView& rows, std::int64_t position) {
   const std::int64_t bytes = rows.dim * bytes_of(rows.dtype);
-  for (const std::int64_t position : positions) {
-    prefetch_half_row(rows.key(position), bytes);
-    prefetch_half_row(rows.value(position), bytes);
-  }
+  prefetch_half_row(rows.key(position), bytes);
+  prefetch_half_row(rows.value(position), bytes);
 }
 
 }  // namespace topkv

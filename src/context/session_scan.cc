@@ -5,6 +5,7 @@
 
 #include "index/scratch.h"
 #include "src/attention/merge_parts.h"
+#include "src/attention/prefetch_rows.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
@@ -56,13 +57,17 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
     const std::int64_t number = task / lists;  // of the token and head
     const std::int64_t token = number / shape.kv_heads;
     const std::int64_t head = number % shape.kv_heads;
-    const auto listed = backend->listed({token, head, task % lists});
+    const RowsView head_rows = context->rows(layer, head);
+    // While the scan goes on, memory brings the rows that it has met.
+    const auto listed = backend->listed({token, head, task % lists}, [&](std::int32_t position) {
+      prefetch_row(head_rows, position);
+    });
     if (double none = 0; searched == none) searched.compare_exchange_strong(none, watch.seconds());
     positions.assign(listed.begin(), listed.end());
     std::sort(positions.begin(), positions.end());
     const PartialView part = parts.part(task * group, group);
     attend_rows(queries.data + token * queries.token_stride + head * group * queries.head_stride,
-                context->rows(layer, head), positions, shape.softmax_scale(), part, shape.softcap);
+                head_rows, positions, shape.softmax_scale(), part, shape.softcap);
     rows += std::ssize(positions);
     if (done.add(number) < lists) return;
     // The last list of a head: all of them, in their order.

@@ -223,7 +223,7 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
       for (std::int64_t number = 0; number < backend->scan_lists(); ++number) {
-        const auto listed = backend->listed({q / shape.group(), head, number});
+        const auto listed = backend->listed({q / shape.group(), head, number}, [](std::int32_t) {});
         have.insert(have.end(), listed.begin(), listed.end());
       }
     } else {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -100,9 +101,11 @@ class DecodeBackend {
     std::int64_t number = 0;
   };
   virtual std::int64_t scan_lists() const;
-  /// Waits, busily, for a list of the last scan: positions, in any order. Valid until the next scan.
-  /// Safe from many threads.
-  virtual std::span<const std::int32_t> listed(const List& list);
+  /// Waits, busily, for a list of the last scan: positions, in any order. Valid until the next
+  /// scan. met: called for each as soon as it is known, which most are before the list ends. Safe
+  /// from many threads.
+  virtual std::span<const std::int32_t> listed(const List& list,
+                                               const std::function<void(std::int32_t)>& met);
 
   /// Room for a partial of [tokens x q_heads] heads, from given on until it is added: there, add
   /// need not copy it. What it holds is left from before.
