@@ -38,14 +38,20 @@ __device__ __forceinline__ float log_mean_error(float s, float x) {
   return logf(0.5F * erfcxf(-z * half_root)) + x - 0.5F * (x / s) * (x / s) - log_normal(x / s);
 }
 
+/// Of one query head.
+__device__ const float* query_of(const CodeScan& scan, int meeting, int g) {
+  const int head = meeting % scan.kv_heads;
+  return scan.token[meeting / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
+}
+
 /// The deviation of a score's error for one query head: four threads an axis of the errors.
-__device__ float error_deviation(const CodeScan& scan, int head, int g, float* shared) {
+__device__ float error_deviation(const CodeScan& scan, int meeting, int g, float* shared) {
   static_assert(threads == 4 * code_dims, "each axis has its threads");
   const int thread = static_cast<int>(threadIdx.x);
-  const float* axis = scan.tables +
-                      static_cast<std::int64_t>(head) * HeadTables::floats(scan.key_bytes) +
-                      HeadTables::errors + thread / 4 * code_dims;
-  const float* query = scan.query + (head * scan.group + g) * scan.head_dim;
+  const std::int64_t head = meeting % scan.kv_heads;
+  const float* axis = scan.tables + head * HeadTables::floats(scan.key_bytes) + HeadTables::errors +
+                      thread / 4 * code_dims;
+  const float* query = query_of(scan, meeting, g);
   float dot = 0;
 #pragma unroll 4
   for (int i = 4 * (thread % 4); i < scan.head_dim; i += 16) {
@@ -59,29 +65,29 @@ __device__ float error_deviation(const CodeScan& scan, int head, int g, float* s
 
 /// What the codes' errors add to the mass of keys below the threshold, on average over those of the
 /// sample, for one query head.
-__device__ void correct_mass(const CodeScan& scan, int head, int g, std::uint8_t* memory) {
+__device__ void correct_mass(const CodeScan& scan, int meeting, int g, std::uint8_t* memory) {
   auto* shared = reinterpret_cast<float*>(memory);
   float* errors = shared + warp;  // means of exp(error), by the distance to the threshold
   const int thread = static_cast<int>(threadIdx.x);
-  const ScanRange range = scan.range[head];
-  float* result = scan.corrections + head * code_group + g;
-  float* squares_of = scan.squares + head * code_group + g;
+  const ScanRange range = scan.range[meeting];
+  const int place = meeting * code_group + g;
+  float* result = scan.corrections + place;
+  float* squares_of = scan.squares + place;
   if (g >= scan.group) return;
-  const float s = error_deviation(scan, head, g, shared);
-  if (thread == 0) scan.deviations[head * code_group + g] = s;
+  const float s = error_deviation(scan, meeting, g, shared);
+  if (thread == 0) scan.deviations[place] = s;
   if (scan.wanted >= range.end - range.begin) {  // nothing is below
     if (thread == 0) *result = *squares_of = 0.0F;
     return;
   }
-  const float threshold =
-      __ldcg(&scan.plans[head * code_group + g].reference) - scan_threshold_log2;
+  const float threshold = __ldcg(&scan.plans[place].reference) - scan_threshold_log2;
   const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
   if (thread < errors_entries) {
     errors[thread] =
         expf(fminf(log_mean_error(s, static_cast<float>(thread) * step / log2_of_e), 60.0F));
   }
   __syncthreads();
-  const float* from = scan.scores + static_cast<std::int64_t>(head * code_group + g) * most_sampled;
+  const float* from = scan.scores + static_cast<std::int64_t>(place) * most_sampled;
   const float per_step = 1 / step;
   float plain = 0;
   float corrected = 0;
@@ -130,14 +136,16 @@ struct RareTile {
   float sums[slices][code_group][code_dims];
 };
 
-/// One part of a KV head's rare rows, for all heads of the group, a tile at a time: four threads
-/// score a row, then a slice of the threads sums the values of some rows, two dims each.
-__device__ void attend_rare(const CodeScan& scan, int head, int part, std::uint8_t* shared) {
+/// One part of a KV head's rare rows for a token, for all heads of the group, a tile at a time:
+/// four threads score a row, then a slice of the threads sums the values of some rows, two dims
+/// each.
+__device__ void attend_rare(const CodeScan& scan, int meeting, int part, std::uint8_t* shared) {
   auto& tile = *reinterpret_cast<RareTile*>(shared);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
   const int dim = scan.head_dim;
-  const ScanRange range = scan.range[head];
+  const int head = meeting % scan.kv_heads;
+  const ScanRange range = scan.range[meeting];
   const int all = max(0, range.rare_end - range.rare_begin);
   const int begin = range.rare_begin + all * part / scan_rare_parts;
   const int end = range.rare_begin + all * (part + 1) / scan_rare_parts;
@@ -147,9 +155,8 @@ __device__ void attend_rare(const CodeScan& scan, int head, int part, std::uint8
   for (int i = thread; i < code_group * code_dims; i += threads) {
     const int g = i / code_dims;
     const int d = i % code_dims;
-    tile.query[g][d] = g < scan.group && d < dim
-                           ? scan.scale * scan.query[(head * scan.group + g) * dim + d]
-                           : 0.0F;
+    tile.query[g][d] =
+        g < scan.group && d < dim ? scan.scale * query_of(scan, meeting, g)[d] : 0.0F;
   }
   if (thread < code_group) {
     tile.high[thread] = -INFINITY;
@@ -246,28 +253,28 @@ __device__ void attend_rare(const CodeScan& scan, int head, int part, std::uint8
     tile.sums[slice][g][pair + 1] = sum[g].y;
   }
   __syncthreads();
-  const int heads = scan.kv_heads * scan.group;
+  const int heads = scan.meetings() * scan.group;
   for (int i = thread; i < scan.group * code_dims; i += threads) {
     const int g = i / code_dims;
     const int d = i % code_dims;
     float x = 0;
 #pragma unroll
     for (int j = 0; j < RareTile::slices; ++j) x += tile.sums[j][g][d];
-    const std::int64_t at = static_cast<std::int64_t>(part) * heads + head * scan.group + g;
+    const std::int64_t at = static_cast<std::int64_t>(part) * heads + meeting * scan.group + g;
     const float mass = tile.mass[g];
     if (d < dim) scan.parts.out[at * dim + d] = mass > 0 ? x / mass : 0.0F;
     if (d == 0) scan.parts.lse[at] = mass > 0 ? tile.high[g] + logf(mass) : -INFINITY;
   }
 }
 
-/// Blocks: rare_parts for each KV head, and, for a tail, a correction for each query head. Nothing
+/// Blocks: rare_parts for each meeting, and, for a tail, a correction for each query head. Nothing
 /// of the pass is read, and what is was there before that began: this begins where the pass leaves
 /// room, and ends after it.
 __global__ void __launch_bounds__(threads) after_kernel(const __grid_constant__ CodeScan scan) {
   extern __shared__ __align__(16) std::uint8_t shared[];
   let_next_kernel_start();
   const int number = static_cast<int>(blockIdx.x);
-  const int rare = scan.kv_heads * scan_rare_parts;
+  const int rare = scan.meetings() * scan_rare_parts;
   if (number < rare) {
     attend_rare(scan, number / scan_rare_parts, number % scan_rare_parts, shared);
   } else {
@@ -279,7 +286,7 @@ __global__ void __launch_bounds__(threads) after_kernel(const __grid_constant__ 
 }  // namespace
 
 void follow_pass(const CodeScan& scan, cudaStream_t stream) {
-  const int blocks = scan.kv_heads * (scan_rare_parts + (scan.tail ? code_group : 0));
+  const int blocks = scan.meetings() * (scan_rare_parts + (scan.tail ? code_group : 0));
   launch_early(scan, dim3(static_cast<unsigned>(blocks)), threads,
                static_cast<int>(sizeof(RareTile)), stream, after_kernel);
 }

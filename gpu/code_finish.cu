@@ -20,7 +20,9 @@ __global__ void __launch_bounds__(tail_threads)
   __shared__ float factor[most_splits];
   __shared__ float share[code_dims];
   __shared__ float whole_mass, whole_reference;
-  const int head = static_cast<int>(blockIdx.x) / scan.group;
+  const int meeting = static_cast<int>(blockIdx.x) / scan.group;
+  const int head = meeting % scan.kv_heads;
+  const ScanToken& token = scan.token[meeting / scan.kv_heads];
   const int g = static_cast<int>(blockIdx.x) % scan.group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(tail_threads)
   wait_for_previous_kernel();
   let_next_kernel_start();
   const auto place = [&](int s) {
-    return (static_cast<std::int64_t>(head) * scan.splits + s) * code_group + g;
+    return (static_cast<std::int64_t>(meeting) * scan.splits + s) * code_group + g;
   };
   if (thread < warp && scan.tail) {
     float reference = -INFINITY;
@@ -78,17 +80,18 @@ __global__ void __launch_bounds__(tail_threads)
   part_sums[part][d] = x;
 
   // Weights of the tail, the rare rows and what is there already, under one softmax.
-  const int heads = scan.kv_heads * scan.group;
-  const int row = head * scan.group + g;
+  const int heads = scan.meetings() * scan.group;
+  const int row = head * scan.group + g;  // among the token's heads
+  const int in_parts = meeting * scan.group + g;
   constexpr int sources = scan_rare_parts + 2;
   static_assert(scan_rare_parts <= warp, "a lane weighs a part");
   if (thread < warp) {
     const float tail_lse =
         any ? (log2f(whole_mass) - scan_bias_log2 + whole_reference) / log2_of_e +
-                  scan.corrections[head * code_group + g]
+                  scan.corrections[meeting * code_group + g]
             : -INFINITY;
-    const float before = scan.into.lse[row];
-    const float rare = lane < scan_rare_parts ? scan.parts.lse[lane * heads + row] : -INFINITY;
+    const float before = token.into.lse[row];
+    const float rare = lane < scan_rare_parts ? scan.parts.lse[lane * heads + in_parts] : -INFINITY;
     const float high = fmaxf(warp_max(rare), fmaxf(tail_lse, before));
     const auto weight = [&](float lse) { return lse == -INFINITY ? 0.0F : expf(lse - high); };
     const float sum = warp_sum(weight(rare)) + weight(tail_lse) + weight(before);
@@ -97,14 +100,14 @@ __global__ void __launch_bounds__(tail_threads)
     if (lane == 0) {
       factor[sources - 2] = weight(tail_lse) * inverse;
       factor[sources - 1] = sum > 0 ? weight(before) * inverse : 1.0F;
-      scan.into.lse[row] = sum > 0 ? high + logf(sum) : -INFINITY;
+      token.into.lse[row] = sum > 0 ? high + logf(sum) : -INFINITY;
       if (scan.tail) {
-        const float s = scan.deviations[head * code_group + g];
-        const float squares = scan.squares[head * code_group + g];
+        const float s = scan.deviations[meeting * code_group + g];
+        const float squares = scan.squares[meeting * code_group + g];
         const float2 variance = scan.variances[head];
-        scan.estimate.lse[row] = tail_lse;
-        scan.noise[row] = {squares * expm1f(fminf(s * s, largest_tail_variance)),
-                           squares * variance.y, variance.x};
+        token.estimate.lse[row] = tail_lse;
+        token.noise[row] = {squares * expm1f(fminf(s * s, largest_tail_variance)),
+                            squares * variance.y, variance.x};
       }
     }
   }
@@ -112,14 +115,15 @@ __global__ void __launch_bounds__(tail_threads)
   float mix = 0;
 #pragma unroll
   for (int i = part; d < scan.head_dim && i < scan_rare_parts; i += parts) {
-    if (factor[i] > 0) mix += factor[i] * scan.parts.out[(i * heads + row) * scan.head_dim + d];
+    if (factor[i] > 0)
+      mix += factor[i] * scan.parts.out[(i * heads + in_parts) * scan.head_dim + d];
   }
   rare_sums[part][d] = mix;
   __syncthreads();
   if (part > 0 || d >= scan.head_dim) return;
-  float* out = scan.into.out + row * scan.head_dim + d;
+  float* out = token.into.out + row * scan.head_dim + d;
   const float tail = base + part_sums[0][d] + part_sums[1][d] + part_sums[2][d] + part_sums[3][d];
-  if (scan.tail) scan.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
+  if (scan.tail) token.estimate.out[row * scan.head_dim + d] = any ? tail : 0.0F;
   *out = *out * factor[sources - 1] + (any ? tail * factor[sources - 2] : 0.0F) + rare_sums[0][d] +
          rare_sums[1][d] + rare_sums[2][d] + rare_sums[3][d];
 }
@@ -134,7 +138,7 @@ bool can_scan_early() {
 }
 
 void merge_rest(const CodeScan& scan, cudaStream_t stream) {
-  launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.group)), tail_threads, 0,
+  launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.group)), tail_threads, 0,
                stream, finish_kernel, 8 * scan.value_bytes);
 }
 

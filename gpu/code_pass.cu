@@ -154,8 +154,9 @@ struct Sums {
   float axes[tiles > 0 ? tiles : 1][4] = {};  // axes 16 m + r (and + 8), heads 2 t and 2 t + 1
 };
 
-/// Each block a stretch of one KV head's keys; its warps take units in turn. A row goes to the host
-/// when it is met; the last warp of a head says how many they are.
+/// Each block a stretch of one KV head's keys for one token; its warps take units in turn. The
+/// tokens' blocks for a stretch follow each other, so that codes come from memory once. A row goes
+/// to the host when it is met; the last warp of a meeting says how many they are.
 template <int K, int V>
 __global__ void __launch_bounds__(pass_threads, pass_blocks)
     pass_kernel(const __grid_constant__ CodeScan scan, std::uint32_t one, std::uint32_t eights) {
@@ -164,9 +165,12 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   const int warp_id = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / warp, 0);
   const int r = lane / 4;
   const int t = lane % 4;
-  const int head = static_cast<int>(blockIdx.x) / scan.splits;
-  const int split = static_cast<int>(blockIdx.x) % scan.splits;
-  const ScanRange range = scan.range[head];
+  const int number = static_cast<int>(blockIdx.x) / scan.tokens;
+  const int token = static_cast<int>(blockIdx.x) % scan.tokens;
+  const int head = number / scan.splits;
+  const int split = number % scan.splits;
+  const int meeting = token * scan.kv_heads + head;
+  const ScanRange range = scan.range[meeting];
   const int first = range.begin / unit_keys;
   const std::int64_t units =
       range.end > range.begin ? (range.end + unit_keys - 1) / unit_keys - first : 0;
@@ -177,9 +181,9 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   wait_for_previous_kernel();  // codes do not change; the query is new
   let_next_kernel_start();
 
-  const QueryPlan plan = scan.plans[head * code_group + r];
+  const QueryPlan plan = scan.plans[meeting * code_group + r];
   KeyScores<K> keys;
-  keys.load(scan.coefficients + head * 16 * key_slots(K), lane);
+  keys.load(scan.coefficients + meeting * 16 * key_slots(K), lane);
   keys.lo = plan.lo;
   keys.add = plan.add;
   keys.high = magic_bits + plan.high;
@@ -187,6 +191,10 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
   const float threshold =
       scan.wanted >= range.end - range.begin ? 0.0F : exp2f(-scan_threshold_log2);
   std::uint32_t limit = pair_below(threshold * exp2f(scan_bias_log2));
+  const auto list_at = [&](int list) {
+    const std::int64_t before = list * scan.kv_heads + head;
+    return scan.token[token].found + before * (1 + scan.capacity);
+  };
   float moved = 0;  // log2 that the reference was moved by since the start
   Sums<V> sums;
 
@@ -289,10 +297,9 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
           const int position =
               position_of(key, scan.rare_keys + head * scan.rare_slots, before[0], before[1]);
           const int list = list_of(position, scan.lists);
-          const std::int64_t number = list * scan.kv_heads + head;
-          const int place = atomicAdd(scan.count + number, 1);
+          const int place = atomicAdd(scan.count + meeting * scan_lists + list, 1);
           listed = place < scan.capacity;
-          int* found = scan.found + number * (1 + scan.capacity);
+          int* found = list_at(list);
           if (listed) *const_cast<volatile int*>(found + 1 + place) = position;
         }
         const std::uint32_t gone = __ballot_sync(all_lanes, listed) >> t;
@@ -335,13 +342,12 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
     }
   }
   // (What this warp counted is there: it has waited for its places in lists.)
-  if (lane == 0 && atomicAdd(scan.arrived + head, 1) + 1 == scan.splits * pass_warps) {
-    scan.arrived[head] = 0;
+  if (lane == 0 && atomicAdd(scan.arrived + meeting, 1) + 1 == scan.splits * pass_warps) {
+    scan.arrived[meeting] = 0;
     // Who waits looks at each place: a fence between rows and their number would take longer.
     for (int list = 0; list < scan.lists; ++list) {
-      const int number = list * scan.kv_heads + head;
-      int* found = scan.found + static_cast<std::int64_t>(number) * (1 + scan.capacity);
-      *const_cast<volatile int*>(found) = min(atomicAdd(scan.count + number, 0), scan.capacity);
+      const int count = atomicAdd(scan.count + meeting * scan_lists + list, 0);
+      *const_cast<volatile int*>(list_at(list)) = min(count, scan.capacity);
     }
   }
 
@@ -363,7 +369,8 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
       mine[(2 * t + i % 2) * sums_row + r + 8 * (2 * m + i / 2)] = sums.axes[m][i];
   }
   __syncthreads();
-  const std::int64_t place = (static_cast<std::int64_t>(head) * scan.splits + split) * code_group;
+  const std::int64_t place =
+      (static_cast<std::int64_t>(meeting) * scan.splits + split) * code_group;
   for (int i = static_cast<int>(threadIdx.x); i < scan.group * code_dims; i += pass_threads) {
     const int g = i / code_dims;
     const int axis = i % code_dims;
@@ -378,7 +385,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
     }
     if (axis < V * 8) scan.sums[(place + g) * code_dims + axis] = sum;
     if (axis == 0) {
-      scan.masses[place + g] = {whole, scan.plans[head * code_group + g].reference + reference};
+      scan.masses[place + g] = {whole, scan.plans[meeting * code_group + g].reference + reference};
     }
   }
 }
@@ -419,7 +426,7 @@ void pass_codes(const CodeScan& scan, cudaStream_t stream) {
   const std::uint32_t one = 0x3C003C00U;
   const std::uint32_t eights = 0x88888888U;
   with_pass(scan.key_bytes, scan.value_bytes, [&](auto kernel, int bytes) {
-    launch_early(scan, dim3(static_cast<unsigned>(scan.kv_heads * scan.splits)), pass_threads,
+    launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.splits)), pass_threads,
                  bytes, stream, kernel, one, eights);
   });
 }

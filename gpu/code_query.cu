@@ -30,7 +30,7 @@ __device__ void copy_to_host(const StepInput& input) {
   if (threadIdx.x == 0) *const_cast<volatile int*>(input.taken) = 1;
 }
 
-/// Coefficients of one query head: a block. Also empties the KV head's lists.
+/// Coefficients of one query head: a block. Also empties the meeting's lists.
 template <int K>
 __global__ void __launch_bounds__(prepare_threads)
     prepare_kernel(const __grid_constant__ CodeScan scan) {
@@ -38,21 +38,23 @@ __global__ void __launch_bounds__(prepare_threads)
   __shared__ float query[code_dims];
   __shared__ float along[slots];
   __shared__ float at_middle;
-  const int head = static_cast<int>(blockIdx.x) / code_group;
+  const int meeting = static_cast<int>(blockIdx.x) / code_group;
+  const int head = meeting % scan.kv_heads;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
-  std::uint8_t* to = scan.coefficients + (head * 16 + g) * slots;
-  QueryScale* result = scan.scales + head * code_group + g;
+  std::uint8_t* to = scan.coefficients + (meeting * 16 + g) * slots;
+  QueryScale* result = scan.scales + meeting * code_group + g;
   wait_for_previous_kernel();
-  if (g == 0 && thread < scan.lists) scan.count[thread * scan.kv_heads + head] = 0;
+  if (g == 0 && thread < scan.lists) scan.count[meeting * scan_lists + thread] = 0;
   const auto weigh_nothing = [&] {
     if (thread < slots) to[thread] = to[8 * slots + thread] = 0;
     if (thread == 0) *result = {0.0F, -INFINITY};
   };
   if (g >= scan.group) return weigh_nothing();
 
-  const float* q = scan.query + (head * scan.group + g) * scan.head_dim;
+  const float* q =
+      scan.token[meeting / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
   if (thread < code_dims) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
   const float* tables = scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(K);
@@ -126,26 +128,26 @@ template <int K>
 __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ CodeScan scan) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int head = static_cast<int>(blockIdx.y);
+  const int meeting = static_cast<int>(blockIdx.y);
+  const int head = meeting % scan.kv_heads;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const int i = static_cast<int>(blockIdx.x * (block / warp) + threadIdx.x / warp);
-  const ScanRange range = scan.range[head];
+  const ScanRange range = scan.range[meeting];
   const int first = range.begin / unit_keys;
   const int units = (range.end + unit_keys - 1) / unit_keys - first;
   const int r = lane / 4;
   const int t = lane % 4;
-  auto* to =
-      scan.scores + static_cast<std::int64_t>(head * code_group + r) * most_sampled + i * unit_keys;
-  float* maxima = scan.maxima + static_cast<std::int64_t>(head * code_group + r) * plan_threads +
-                  i * (unit_keys / maximum_keys);
+  const std::int64_t place = meeting * code_group + r;
+  auto* to = scan.scores + place * most_sampled + i * unit_keys;
+  float* maxima = scan.maxima + place * plan_threads + i * (unit_keys / maximum_keys);
   if (range.end <= range.begin || i >= units) {
     for (int x = 0; x < unit_keys / 4; ++x) to[4 * x + t] = -INFINITY;
     if (t < unit_keys / maximum_keys) maxima[t] = -INFINITY;
     return;
   }
   KeyScores<K> keys;
-  keys.load(scan.coefficients + head * 16 * key_slots(K), lane);
-  const QueryScale scale = scan.scales[head * code_group + r];
+  keys.load(scan.coefficients + meeting * 16 * key_slots(K), lane);
+  const QueryScale scale = scan.scales[place];
   keys.lo = scale.lo;
   keys.add = -257.0F * scale.lo * magic;
   keys.high = keys.low = magic_bits;
@@ -163,13 +165,13 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       const float2 score = keys.of([&](int p) { return word_of(words[p], x); });
-      const int place = 32 * g + 8 * x + 2 * t;
-      const int key = unit * unit_keys + place;
+      const int among = 32 * g + 8 * x + 2 * t;
+      const int key = unit * unit_keys + among;
       const auto keep = [&](int at, float value) {
         return at >= range.begin && at < range.end ? value + scale.add : -INFINITY;
       };
       const float2 kept = {keep(key, score.x), keep(key + 1, score.y)};
-      *reinterpret_cast<float2*>(to + place) = kept;
+      *reinterpret_cast<float2*>(to + among) = kept;
       most = fmaxf(most, fmaxf(kept.x, kept.y));
     }
     most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 1));
@@ -315,21 +317,21 @@ __global__ void __launch_bounds__(plan_threads)
   __shared__ float shared[plan_threads / warp];
   __shared__ int counts[2][plan_threads / warp];
   __shared__ Selection selection;
-  const int head = static_cast<int>(blockIdx.x) / code_group;
+  const int meeting = static_cast<int>(blockIdx.x) / code_group;
   const int g = static_cast<int>(blockIdx.x) % code_group;
   const int thread = static_cast<int>(threadIdx.x);
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (head == scan.kv_heads) return copy_to_host(copied);
-  const QueryScale scale = scan.scales[head * code_group + g];
-  QueryPlan* result = scan.plans + head * code_group + g;
-  const ScanRange range = scan.range[head];
+  if (meeting == scan.meetings()) return copy_to_host(copied);
+  const std::int64_t place = meeting * code_group + g;
+  const QueryScale scale = scan.scales[place];
+  QueryPlan* result = scan.plans + place;
+  const ScanRange range = scan.range[meeting];
   const int keys = max(0, range.end - range.begin);
   if (g >= scan.group || keys == 0 || scale.add == -INFINITY) {
     if (thread == 0) *result = {0.0F, -1000.0F, 0, 0, 0.0F};
     return;
   }
-  const std::int64_t place = head * code_group + g;
   const float* from = scan.scores + place * most_sampled + thread * per_thread;
   const float largest = scan.maxima[place * plan_threads + thread];
   const float most = block_max(largest, shared);
@@ -369,8 +371,8 @@ __global__ void __launch_bounds__(plan_threads)
 }  // namespace
 
 void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t stream) {
-  const dim3 heads(static_cast<unsigned>(scan.kv_heads * code_group));
-  const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.kv_heads));
+  const dim3 heads(static_cast<unsigned>(scan.meetings() * code_group));
+  const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.meetings()));
   for_key_bytes(scan.key_bytes, [&](auto bytes) {
     launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<bytes>);
     launch_early(scan, sample, block, 0, stream, sample_kernel<bytes>);

@@ -1,5 +1,5 @@
-// One token's scan over the codes of one layer: which rows score best, and a partial that stands
-// for all others.
+// A scan over the codes of one layer for some tokens at once: for each which rows score best, and a
+// partial that stands for all others.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 
 namespace topkv::gpu {
 
-inline constexpr int scan_heads = 64;          // KV heads, at most
+inline constexpr int scan_heads = 64;          // KV heads of all tokens of a scan, at most
+inline constexpr int scan_batch = 8;           // tokens of a scan, at most
 inline constexpr int scan_rare_parts = 32;     // partials over rare rows of a KV head
 inline constexpr int scan_lists = 8;           // of a KV head, at most
 inline constexpr int scan_sample_units = 512;  // of a head's codes, that thresholds are found of
 
-/// Of one KV head: keys with codes, and rare ones, that may be attended; by their number among all
-/// of their kind.
+/// Of one KV head, for one token: keys with codes, and rare ones, that may be attended; by their
+/// number among all of their kind.
 struct ScanRange {
   int begin, end;
   int rare_begin, rare_end;
@@ -34,7 +35,18 @@ struct QueryPlan {
   float reference;  // log2 of what weights are relative to
 };
 
-/// Everything is in device memory; what the first group points to does not change.
+/// One token's part in a scan.
+struct ScanToken {
+  const float* query = nullptr;  // [kv_heads * group, head_dim]
+  DevicePartial into;          // [kv_heads * group] heads, that tail and rare rows are merged into
+  DevicePartial estimate;      // likewise: the tail alone
+  TailNoise* noise = nullptr;  // [kv_heads * group]
+  // [lists][kv_heads][1 + capacity]: number, positions, in any order of time.
+  int* found = nullptr;
+};
+
+/// Everything is in device memory; what the first group points to does not change. A *meeting* is
+/// that of one token with one KV head: number token * kv_heads + KV head.
 struct CodeScan {
   const std::uint8_t* units = nullptr;  // [kv_heads] of head_bytes (code_format.cuh)
   std::int64_t head_bytes = 0;
@@ -50,42 +62,40 @@ struct CodeScan {
   float scale = 0;
   bool early = false;  // kernels may be launched before the one before them ends
 
-  const float* query = nullptr;  // [kv_heads * group, head_dim]
-  int wanted = 0;                // rows of each query head
-  int lists = 1;                 // of a KV head, among which rows are spread
-  int capacity = 0;              // of a list
-  int splits = 0;                // blocks of a KV head
-  bool tail = false;             // wanted beside the list
-  ScanRange range[scan_heads];
+  int wanted = 0;     // rows of each query head
+  int lists = 1;      // of a KV head, among which rows are spread
+  int capacity = 0;   // of a list
+  int splits = 0;     // blocks of a meeting
+  bool tail = false;  // wanted beside the list
+  int tokens = 1;
+  ScanToken token[scan_batch];
+  ScanRange range[scan_heads];  // [meetings]
 
-  std::uint8_t* coefficients = nullptr;  // [kv_heads][16][key_slots(key_bytes)]
-  QueryScale* scales = nullptr;          // [kv_heads][code_group]
-  QueryPlan* plans = nullptr;            // [kv_heads][code_group]
-  float* corrections = nullptr;          // [kv_heads][code_group]: to be added to the tail's lse
-  float* deviations = nullptr;           // [kv_heads][code_group]: of a score's error, natural log
-  float* scores = nullptr;               // [kv_heads][code_group][scan_sample_units * 64], log2
+  std::uint8_t* coefficients = nullptr;  // [meetings][16][key_slots(key_bytes)]
+  QueryScale* scales = nullptr;          // [meetings][code_group]
+  QueryPlan* plans = nullptr;            // [meetings][code_group]
+  float* corrections = nullptr;          // [meetings][code_group]: to be added to the tail's lse
+  float* deviations = nullptr;           // [meetings][code_group]: of a score's error, natural log
+  float* scores = nullptr;               // [meetings][code_group][scan_sample_units * 64], log2
   float* maxima = nullptr;               // of scores: of each 32
-  int* count = nullptr;                  // [lists][kv_heads]: rows above the threshold
-  int* arrived = nullptr;                // [kv_heads]: warps; 0 before a scan and after it
-  float* sums = nullptr;                 // [kv_heads][splits][code_group][code_dims]
-  float2* masses = nullptr;  // [kv_heads][splits][code_group]: sum of weights, log2 reference
-  float* squares = nullptr;  // [kv_heads][code_group]: of the tail's weights, of sum 1
-  DevicePartial parts;       // [scan_rare_parts][kv_heads * group] heads: rare rows
-  DevicePartial into;        // [kv_heads * group] heads, that tail and rare rows are merged into
-  // The tail alone, [kv_heads * group] heads.
-  DevicePartial estimate;
-  TailNoise* noise = nullptr;
-  int* found = nullptr;  // [lists][kv_heads][1 + capacity]: number, positions, in any order of time
+  int* count = nullptr;                  // [meetings][scan_lists]: rows above the threshold
+  int* arrived = nullptr;                // [meetings]: warps; 0 before a scan and after it
+  float* sums = nullptr;                 // [meetings][splits][code_group][code_dims]
+  float2* masses = nullptr;  // [meetings][splits][code_group]: sum of weights, log2 reference
+  float* squares = nullptr;  // [meetings][code_group]: of the tail's weights, of sum 1
+  DevicePartial parts;       // [scan_rare_parts][meetings * group] heads: rare rows
+
+  __host__ __device__ int meetings() const { return tokens * kv_heads; }
 };
 
 /// Whether the current device launches these kernels early.
 bool can_scan_early();
 
-/// Blocks of a KV head that fill the current device once. Prepares the kernels for it.
+/// Blocks of a KV head that fill the current device once, for one token. Prepares the kernels.
 int scan_splits(int kv_heads, int key_bytes, int value_bytes);
 
 /// query -> coefficients, scales, and plans from the scores of a sample. Beside that, what `copied`
-/// names goes to the host, unless host_q is null: of one token, without a launch. Asynchronous.
+/// names goes to the host, unless host_q is null: of one step, without a launch. Asynchronous.
 void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t stream);
 
 /// After prepare_queries. Writes `found`: the rows whose codes score best for any query head,

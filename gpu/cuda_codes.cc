@@ -30,7 +30,7 @@ struct CudaCodes::Layout {
       deviations, sums, masses, outs, lses, bytes;
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
-         std::int64_t rare, int key_bytes, int value_bytes, int splits)
+         std::int64_t rare, int key_bytes, int value_bytes, int scan_tokens, int splits)
       : key_bytes(key_bytes),
         value_bytes(value_bytes),
         head_bytes((tokens + unit_keys - 1) / unit_keys * unit_bytes(key_bytes, value_bytes)),
@@ -50,20 +50,22 @@ struct CudaCodes::Layout {
       layer.variances = pieces.place(n * 2 * f32);
       layers.push_back(layer);
     }
-    const std::int64_t group = heads * code_group;
-    const std::int64_t partials = scan_rare_parts * shape.q_heads;
-    coefficients = pieces.place(heads * 16 * key_slots(key_bytes));
+    const std::int64_t meetings = scan_tokens * heads;
+    const std::int64_t group = meetings * code_group;
+    const std::int64_t partials = scan_rare_parts * scan_tokens * shape.q_heads;
+    const std::int64_t blocks = std::max(heads * splits, meetings);  // CudaCodes::splits
+    coefficients = pieces.place(meetings * 16 * key_slots(key_bytes));
     scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
     plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
     corrections = pieces.place(group * f32);
     squares = pieces.place(group * f32);
     scores = pieces.place(group * most_sampled * f32);
     maxima = pieces.place(group * most_sampled / maximum_keys * f32);
-    count = pieces.place(scan_lists * heads * std::int64_t{sizeof(int)});
-    arrived = pieces.place(heads * std::int64_t{sizeof(int)});
+    count = pieces.place(scan_lists * meetings * std::int64_t{sizeof(int)});
+    arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
     deviations = pieces.place(group * f32);
-    sums = pieces.place(group * splits * code_dims * f32);
-    masses = pieces.place(group * splits * 2 * f32);
+    sums = pieces.place(blocks * code_group * code_dims * f32);
+    masses = pieces.place(blocks * code_group * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);
     lses = pieces.place(partials * f32);
     bytes = pieces.used();
@@ -98,8 +100,9 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   const int value_bytes = value_bytes_for(bits);
   splits_ = scan_splits(static_cast<int>(shape.kv_heads), key_bytes, value_bytes);
   early_ = can_scan_early();
+  scan_tokens_ = static_cast<int>(std::min<std::int64_t>(scan_batch, scan_heads / shape.kv_heads));
   layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, key_bytes, value_bytes,
-                                           splits_);
+                                           scan_tokens_, splits_);
   memory_ = device.allocate(layout_->bytes, "codes of the context");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!has_codes[static_cast<std::size_t>(layer)]) continue;
@@ -108,7 +111,7 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
                         static_cast<std::size_t>(shape.kv_heads)),
           *layout_);
   }
-  const std::vector<int> none(static_cast<std::size_t>(shape.kv_heads), 0);
+  const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.kv_heads), 0);
   device.copy_in(none.data(), std::ssize(none) * std::int64_t{sizeof(int)},
                  memory_.data() + layout_->arrived);
   device.synchronize();
@@ -208,7 +211,7 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.group = static_cast<int>(shape_.group());
   scan.head_dim = static_cast<int>(shape_.head_dim);
   scan.scale = shape_.softmax_scale();
-  scan.splits = splits_;
+  scan.tokens = 0;
   scan.early = early_;
   scan.coefficients = at<std::uint8_t>(layout.coefficients);
   scan.scales = at<QueryScale>(layout.scales);

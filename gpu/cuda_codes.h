@@ -1,6 +1,7 @@
 // A context's codes in a CUDA device's memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -25,8 +26,13 @@ class CudaCodes final : public DeviceCodes {
 
   std::int64_t memory() const override { return memory_.bytes(); }
 
-  /// A scan of one layer, all but the query, what is wanted of it and where that goes.
+  /// A scan of one layer for no token yet, all but what is wanted of it. All scans share their
+  /// memory: one is to be enqueued whole (merge_rest) before the next begins.
   CodeScan scan(std::int64_t layer) const;
+  /// Tokens of a scan at most.
+  int scan_tokens() const { return scan_tokens_; }
+  /// So many blocks of each meeting as keep the device busy with so many tokens.
+  int splits(int tokens) const { return std::max(1, splits_ / tokens); }
   /// Rows of the context.
   std::int64_t tokens() const { return tokens_; }
   /// The rows of one head at these positions.
@@ -43,7 +49,8 @@ class CudaCodes final : public DeviceCodes {
 
   AttentionShape shape_;
   std::unique_ptr<const Layout> layout_;
-  int splits_ = 0;
+  int scan_tokens_ = 0;
+  int splits_ = 0;  // for one token
   bool early_ = false;
   Buffer memory_;
   std::int64_t tokens_ = 0;

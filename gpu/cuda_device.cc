@@ -119,7 +119,7 @@ void CudaDevice::try_kernels() {
   }
 }
 
-std::unique_lock<std::recursive_mutex> CudaDevice::lock() {
+DeviceLock CudaDevice::lock() {
   std::unique_lock lock(mutex_);
   TOPKV_CUDA(cudaSetDevice(number_));
   return lock;

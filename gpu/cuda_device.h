@@ -42,7 +42,7 @@ class CudaDevice final : public ComputeDevice {
   bool is_cuda() const override { return true; }
   std::string name() const override { return name_; }
   DeviceMemory memory() const override { return arena_->memory(); }
-  std::unique_lock<std::recursive_mutex> lock() override;
+  DeviceLock lock() override;
   DType operand_dtype() const override { return DType::bf16; }
   std::int64_t prefill_chunk() const override { return 8192; }
   std::unique_ptr<PhaseClock> phase_clock() override;

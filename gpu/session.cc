@@ -193,50 +193,44 @@ class CudaDecode final : public DecodeBackend {
     return step;
   }
 
-  void scan(std::int64_t layer, const Scan& wanted) override {
+  void scan(std::int64_t layer, std::span<const ScanOf> parts) override {
     reach_fault("session.scan");
-    const auto& codes = static_cast<const CudaCodes&>(*shape_.codes);
-    const std::int64_t d = attention_.head_dim;
-    const auto tokens = std::ssize(wanted.allowed);
-    listed_.synchronize();  // a scan that nobody waited for writes there
-    for (std::int64_t i = 0; i < tokens * layout_.lists * attention_.kv_heads; ++i)
-      empty(list_of({0, i, 0}));
-    for (std::int64_t i = 0; i < tokens; ++i) {
-      CodeScan& scan = scan_;
-      scan = codes.scan(layer);
-      scan.query = given_.q + (wanted.token + i) * attention_.q_heads * d;
-      scan.wanted = static_cast<int>(std::min(wanted.rows, codes.tokens()));
-      scan.lists = static_cast<int>(layout_.lists);
-      scan.capacity = static_cast<int>(layout_.list_rows);
-      scan.tail = wanted.tail;
-      for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
-        scan.range[head] = codes.range(layer, head, wanted.allowed[static_cast<std::size_t>(i)]);
-      }
-      scan.found = list_of({i, 0, 0});
-      const std::int64_t before = (wanted.token + i) * attention_.q_heads;
-      scan.into = {exact().out + before * d, exact().lse + before};
-      scan.estimate = {estimate().out + before * d, estimate().lse + before};
-      scan.noise = at<TailNoise>(layout_.noise) + before;
-      if (wanted.tail) tail_ = {estimate(), at<TailNoise>(layout_.noise), true, figures_of(layer)};
-      if (given_.tokens == 1) {
-        // The scan takes the whole device: the host gets its copies before, and what is resident is
-        // attended behind it, while the host attends the rows that were found. Nothing is
-        // launched before the scan that can be later: launches take longer than small kernels.
-        begun_.record(compute_);
-        copied_by_scan_ = true;
-        *host<int>(layout_.host_taken) = not_listed;
-        inject_copy_delay(compute_);
-        gpu::prepare_queries(scan, input(), compute_);
-        gpu::list_rows(scan, compute_);
-        listed_.record(compute_);
-        return;
-      }
-      begin_exact(compute_);
-      gpu::prepare_queries(scan, {}, compute_);
-      gpu::list_rows(scan, compute_);
-      if (i + 1 == tokens) listed_.record(compute_);
-      gpu::merge_rest(scan, compute_);
+    const CudaCodes& of = codes();
+    for (const ScanOf& part : parts) session(part).begin_lists(layer, part.scan);
+    CodeScan scan = of.scan(layer);
+    if (parts.size() == 1 && given_.tokens == 1) {
+      // The scan takes the whole device: the host gets its copies before, and what is resident is
+      // attended behind it, while the host attends the rows that were found. Nothing is launched
+      // before the scan that can be later: launches take longer than small kernels.
+      begun_.record(compute_);
+      copied_by_scan_ = true;
+      *host<int>(layout_.host_taken) = not_listed;
+      inject_copy_delay(compute_);
+      add_token(layer, parts[0].scan, 0, scan);
+      find(scan, input());
+      listed_.record(compute_);
+      scan_ = scan;
+      return;
     }
+    for (const ScanOf& part : parts) session(part).begin_exact(compute_);
+    std::size_t ended = 0;  // parts, all of whose tokens are in scans
+    std::size_t before = 0;
+    const auto end_scan = [&] {
+      find(scan, {});
+      for (; before < ended; ++before) session(parts[before]).listed_.record(compute_);
+      gpu::merge_rest(scan, compute_);
+      scan = of.scan(layer);
+    };
+    for (const ScanOf& part : parts) {
+      for (std::int64_t i = 0; i < std::ssize(part.scan.allowed); ++i) {
+        if (!session(part).add_token(layer, part.scan, i, scan)) {
+          end_scan();
+          session(part).add_token(layer, part.scan, i, scan);
+        }
+      }
+      ++ended;
+    }
+    end_scan();
   }
 
   std::int64_t scan_tokens() const override { return layout_.list_tokens; }
@@ -261,13 +255,7 @@ class CudaDecode final : public DecodeBackend {
 
   /// What is resident, if that has not begun; in dense layers, the rows before it, streamed.
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
-    if (!exact_begun_) {
-      begun_.block(beside_);
-      begin_exact(beside_);
-      exact_done_.record(beside_);
-      exact_done_.block(compute_);
-      gpu::merge_rest(scan_, compute_);
-    }
+    merge_rest();
     if (!of(layer).dense) return;
     const std::int64_t count =
         std::min(rows[0].end(), window_begin(layer, queries_.first)) - rows[0].first;
@@ -343,6 +331,66 @@ class CudaDecode final : public DecodeBackend {
   }
 
  private:
+  static CudaDecode& session(const ScanOf& part) { return static_cast<CudaDecode&>(*part.backend); }
+  const CudaCodes& codes() const { return static_cast<const CudaCodes&>(*shape_.codes); }
+
+  /// Where a scan of this session's tokens lists what it finds, and the tail.
+  void begin_lists(std::int64_t layer, const Scan& wanted) {
+    listed_.synchronize();  // a scan that nobody waited for writes there
+    const auto tokens = std::ssize(wanted.allowed);
+    for (std::int64_t i = 0; i < tokens * layout_.lists * attention_.kv_heads; ++i)
+      empty(list_of({0, i, 0}));
+    if (wanted.tail) tail_ = {estimate(), at<TailNoise>(layout_.noise), true, figures_of(layer)};
+  }
+
+  /// Has a scan find rows for number i of the tokens. False, and nothing is changed: it has as many
+  /// as it can, or others want something else.
+  bool add_token(std::int64_t layer, const Scan& wanted, std::int64_t i, CodeScan& scan) const {
+    const auto rows = static_cast<int>(std::min(wanted.rows, codes().tokens()));
+    const auto lists = static_cast<int>(layout_.lists);
+    const auto capacity = static_cast<int>(layout_.list_rows);
+    if (scan.tokens == codes().scan_tokens()) return false;
+    if (scan.tokens > 0 && (scan.wanted != rows || scan.lists != lists ||
+                            scan.capacity != capacity || scan.tail != wanted.tail)) {
+      return false;
+    }
+    scan.wanted = rows;
+    scan.lists = lists;
+    scan.capacity = capacity;
+    scan.tail = wanted.tail;
+    for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
+      scan.range[scan.meetings() + head] =
+          codes().range(layer, head, wanted.allowed[static_cast<std::size_t>(i)]);
+    }
+    const std::int64_t d = attention_.head_dim;
+    const std::int64_t before = (wanted.token + i) * attention_.q_heads;
+    scan.token[scan.tokens++] = {
+        .query = given_.q + before * d,
+        .into = {exact().out + before * d, exact().lse + before},
+        .estimate = {estimate().out + before * d, estimate().lse + before},
+        .noise = at<TailNoise>(layout_.noise) + before,
+        .found = list_of({i, 0, 0}),
+    };
+    return true;
+  }
+
+  /// Begins a scan. What `copied` names goes to the host beside it.
+  void find(CodeScan& scan, const StepInput& copied) const {
+    scan.splits = codes().splits(scan.tokens);
+    gpu::prepare_queries(scan, copied, compute_);
+    gpu::list_rows(scan, compute_);
+  }
+
+  /// What is resident, and the rest of a scan for one token, if these have not begun.
+  void merge_rest() {
+    if (exact_begun_) return;
+    begun_.block(beside_);
+    begin_exact(beside_);
+    exact_done_.record(beside_);
+    exact_done_.block(compute_);
+    gpu::merge_rest(scan_, compute_);
+  }
+
   const LayerWindow& of(std::int64_t layer) const {
     return layout_.layers[static_cast<std::size_t>(layer)];
   }
@@ -430,7 +478,7 @@ class CudaDecode final : public DecodeBackend {
 
   /// Once a step: what it is given, rows that stay resident, and the attention over these.
   void begin_exact(cudaStream_t stream) {
-    if (std::exchange(exact_begun_, true)) return;
+    if (exact_begun_) return;
     StepInput taken = input();
     if (copied_by_scan_) {
       taken.host_q = nullptr;
@@ -443,6 +491,7 @@ class CudaDecode final : public DecodeBackend {
     reach_fault("session.keep_rows");
     if (rows > 0) keep_rows(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
     attend_window(given_.layer, rows, queries_.first, stream);
+    exact_begun_ = true;
   }
 
   std::int64_t window_begin(std::int64_t layer, std::int64_t first) const {
@@ -532,7 +581,7 @@ class CudaDecode final : public DecodeBackend {
   std::unique_ptr<RowStream> tiles_;  // null: no dense layers
   std::vector<RowsView> views_;       // per KV head
   AttentionStep given_;               // this step
-  CodeScan scan_;                     // the last
+  CodeScan scan_;                     // for one token, the last
   bool copied_by_scan_ = false;       // the host's copies are
   bool exact_begun_ = false;
   bool added_ = false;                   // a partial waits in page-locked memory

@@ -23,10 +23,12 @@ void Session::State::scan(std::int64_t layer, std::int64_t token, const TokenQue
     allowed.push_back(
         {std::min(exact.sinks, std::max<std::int64_t>(end, 0)), std::max<std::int64_t>(end, 0)});
   }
-  backend->scan(layer, {.token = token,
-                        .allowed = allowed,
-                        .rows = k[static_cast<std::size_t>(layer)],
-                        .tail = seen.tail});
+  const DecodeBackend::ScanOf part{backend.get(),
+                                   {.token = token,
+                                    .allowed = allowed,
+                                    .rows = k[static_cast<std::size_t>(layer)],
+                                    .tail = seen.tail}};
+  backend->scan(layer, {&part, 1});
 }
 
 /// That attend_listed has work for.
@@ -35,10 +37,10 @@ std::int64_t Session::State::helpers_for(std::int64_t tokens) const {
 }
 
 /// Has all heads of a group attend the rows that the scan lists for it, and merges that into `out`.
-/// The threads wait for the lists themselves. exact_is_due: this one has the device begin with what
-/// is attended exactly, which may come after the scan.
+/// The threads wait for the lists themselves. lock: where this thread holds the device's, it first
+/// has it begin with what is attended exactly, beside the scan, and lets it go.
 void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queries,
-                                   bool exact_is_due, PartialView out) {
+                                   DeviceLock& lock, PartialView out) {
   reach_fault("session.attend");
   const Stopwatch watch;
   const std::int64_t group = shape.group();
@@ -74,9 +76,9 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
     merge_parts(out.part(number * group, group), parts.part(number * lists * group, lists * group));
   };
   const auto begin = [&] {
-    if (!exact_is_due) return;
-    const auto lock = device.compute()->lock();
+    if (!lock.owns_lock()) return;
     attend_exact(layer);
+    lock = {};
   };
   helpers.run(begin, [&] {
     const Scratch<std::vector<std::int64_t>> positions;

@@ -83,9 +83,10 @@ struct Session::State {
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
   bool searches(std::int64_t layer, std::int64_t end) const;
-  void retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out);
+  void retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out,
+                DeviceLock& lock);
   void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
-  void attend_listed(std::int64_t layer, const TokenQueries& queries, bool exact_is_due,
+  void attend_listed(std::int64_t layer, const TokenQueries& queries, DeviceLock& lock,
                      PartialView out);
   void attend_exact(std::int64_t layer);
   std::int64_t helpers_for(std::int64_t tokens) const;

@@ -93,7 +93,8 @@ void Session::State::step(const AttentionStep& step) {
   if (searched) {
     if (seen.judged) exact_part = backend->exact_part();
     const PartialView found = backend->room();
-    lock = {};
+    // A scan that has begun is enqueued whole before another session's may begin.
+    if (!helpers.awake()) lock = {};
     std::fill_n(found.lse, found.heads, empty_lse);
     const std::int64_t d = shape.head_dim;
     const bool estimates = seen.tail && !seen.codes;
@@ -102,7 +103,7 @@ void Session::State::step(const AttentionStep& step) {
       noise.resize(static_cast<std::size_t>(step.tokens * shape.q_heads));
     }
     retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first},
-             {estimate.view(), found, noise.data()});
+             {estimate.view(), found, noise.data()}, lock);
     lock = compute.lock();
     lap = Lap();
     backend->add(found);
@@ -243,9 +244,10 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 }
 
 /// Searches for the queries, attends what is found and merges it into out.exact, some tokens at a
-/// time: with a large k, what a search gives is large.
-void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
-                              const TailParts& out) {
+/// time: with a large k, what a search gives is large. lock: held where a scan has begun alone;
+/// free on return.
+void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out,
+                              DeviceLock& lock) {
   const std::int64_t end = queries.first + queries.tokens;
   const std::int64_t rows = std::min(most_rows(layer), end);
   const std::int64_t room =
@@ -258,7 +260,7 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
     block.tokens = std::min(tokens, queries.tokens - t);
     if (seen.codes) {
       if (t > 0) {  // the first was begun with the step
-        const auto lock = device.compute()->lock();
+        const auto held = device.compute()->lock();
         scan(layer, t, block);
       }
     } else {
@@ -270,9 +272,8 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries,
     };
     const PartialView part = of_block(out.exact);
     if (seen.codes) {
-      const bool exact_is_due = helpers.awake();
       if (!helpers.awake()) helpers.wake(helpers_for(block.tokens));
-      attend_listed(layer, block, exact_is_due, part);
+      attend_listed(layer, block, lock, part);
       attend_between(layer, block, part);
       attend_own(layer, block, part);
     } else {

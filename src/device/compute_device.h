@@ -86,6 +86,9 @@ class Recording {
   virtual ~Recording() = default;
 };
 
+/// Empty on the host.
+using DeviceLock = std::unique_lock<std::recursive_mutex>;
+
 class ComputeDevice {
  public:
   virtual ~ComputeDevice() = default;
@@ -94,7 +97,7 @@ class ComputeDevice {
   virtual std::string name() const = 0;
   virtual DeviceMemory memory() const = 0;
   /// Held by whoever gives a CUDA device work; owns no mutex on the host.
-  virtual std::unique_lock<std::recursive_mutex> lock() = 0;
+  virtual DeviceLock lock() = 0;
 
   /// Type of operands.
   virtual DType operand_dtype() const = 0;

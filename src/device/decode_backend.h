@@ -47,8 +47,8 @@ struct SessionShape {
 /// exact_part where steps are judged, add for each further partial, add_tail, finish. Work is begun
 /// in this order; given and listed wait for it. Positions are those of the session: the context's
 /// rows come first. One thread at a time; on CUDA the caller holds the device's lock in each call,
-/// not between them. Allocates nothing after the first steps. After a call that throws, begin or
-/// load may be called again.
+/// and from scan to attend. Allocates nothing after the first steps. After a call that throws,
+/// begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -87,14 +87,21 @@ class DecodeBackend {
     std::int64_t rows = 0;                   ///< wanted for each query head, from 1 to most_rows
     bool tail = true;
   };
+  /// A session's part in a scan for several sessions.
+  struct ScanOf {
+    DecodeBackend* backend = nullptr;
+    Scan scan;
+  };
   /// Begins to find the rows whose codes score best for any query head of each KV head, about so
   /// many for each. Attends rare rows (HeadCodes) as they are and, for a tail, what codes stand for
-  /// of all others that are not found.
-  virtual void scan(std::int64_t layer, const Scan& scan);
+  /// of all others that are not found. For sessions over one context, one of which is this, whose
+  /// steps have begun; codes are read for several tokens at once.
+  virtual void scan(std::int64_t layer, std::span<const ScanOf> parts);
   virtual std::int64_t scan_tokens() const;
 
-  /// Some of the rows that a scan found for one of its tokens and a KV head, all heads of whose
-  /// group are to attend them. They are spread over scan_lists() lists by their positions alone.
+  /// Some of the rows that a scan found for one of this session's tokens and a KV head, all heads
+  /// of whose group are to attend them. They are spread over scan_lists() lists by their positions
+  /// alone.
   struct List {
     std::int64_t token = 0;  ///< of the scan
     std::int64_t kv_head = 0;

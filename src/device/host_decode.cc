@@ -82,7 +82,7 @@ class HostDecode final : public DecodeBackend {
 
 }  // namespace
 
-void DecodeBackend::scan(std::int64_t /*layer*/, const Scan& /*scan*/) {
+void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts*/) {
   throw Error("this device keeps no codes to scan");
 }
 std::int64_t DecodeBackend::scan_tokens() const { return 0; }

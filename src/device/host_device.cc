@@ -30,7 +30,7 @@ class HostDevice final : public ComputeDevice {
   bool is_cuda() const override { return false; }
   std::string name() const override { return "host"; }
   DeviceMemory memory() const override { return {}; }
-  std::unique_lock<std::recursive_mutex> lock() override { return {}; }
+  DeviceLock lock() override { return {}; }
   DType operand_dtype() const override { return DType::f32; }
   std::int64_t prefill_chunk() const override { return 2048; }
 

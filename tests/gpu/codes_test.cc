@@ -1,5 +1,4 @@
-// Scans over a context's codes on a device, against float64 of what the codes stand for; and
-// sessions that scan.
+// Scans over a context's codes on a device, against float64 of what the codes stand for.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,8 +19,6 @@
 #include "src/context/codes_on_device.h"
 #include "tests/gpu/device_array.h"
 #include "tests/gpu/session_feed.h"
-#include "topkv/error.h"
-#include "topkv/session.h"
 
 namespace topkv {
 namespace {
@@ -31,9 +28,7 @@ using gpu::CudaCodes;
 using gpu::DeviceArray;
 using reference::distance;
 using reference::normal_cdf;
-using test::Feed;
 using test::Place;
-using test::TokenStream;
 
 std::vector<std::uint16_t> to_bf16_bits(const std::vector<float>& x) {
   std::vector<std::uint16_t> out;
@@ -169,50 +164,84 @@ struct Scanner {
 
   Scanned run(const std::vector<float>& q, std::int64_t wanted, PositionRange allowed, bool tail,
               std::int64_t capacity, std::int64_t lists = 1) {
+    return run_together({{q, allowed}}, wanted, tail, capacity, lists).front();
+  }
+
+  struct Asked {
+    std::vector<float> q;  // of a token
+    PositionRange allowed;
+  };
+  /// One scan for all of them.
+  std::vector<Scanned> run_together(const std::vector<Asked>& asked, std::int64_t wanted, bool tail,
+                                    std::int64_t capacity, std::int64_t lists) {
     const auto lock = device.lock();
-    const DeviceArray<float> query(q, 1);  // aligned to elements only
-    const DeviceArray<int> found(lists * shape.kv_heads * (1 + capacity));
     CodeScan scan = codes->scan(0);
-    scan.query = query.data();
     scan.wanted = static_cast<int>(wanted);
     scan.lists = static_cast<int>(lists);
     scan.capacity = static_cast<int>(capacity);
     scan.tail = tail;
-    for (std::int64_t h = 0; h < shape.kv_heads; ++h) scan.range[h] = codes->range(0, h, allowed);
-    const DeviceArray<float> out(
-        std::vector<float>(static_cast<std::size_t>(shape.q_heads * shape.head_dim), 0.0F));
-    const DeviceArray<float> lse(
-        std::vector<float>(static_cast<std::size_t>(shape.q_heads), empty_lse));
-    scan.into = {out.data(), lse.data()};
-    const DeviceArray<float> estimate(shape.q_heads * shape.head_dim);
-    const DeviceArray<float> estimate_lse(shape.q_heads);
-    const DeviceArray<TailNoise> noise(shape.q_heads);
-    scan.estimate = {estimate.data(), estimate_lse.data()};
-    scan.noise = noise.data();
-    scan.found = found.data();
+    std::vector<std::unique_ptr<Memory>> memory;
+    for (const Asked& token : asked) {
+      memory.push_back(std::make_unique<Memory>(shape, token.q, lists * (1 + capacity)));
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h)
+        scan.range[scan.meetings() + h] = codes->range(0, h, token.allowed);
+      scan.token[scan.tokens++] = memory.back()->token();
+    }
+    scan.splits = codes->splits(scan.tokens);
     gpu::prepare_queries(scan, {}, device.compute_stream());
     gpu::list_rows(scan, device.compute_stream());
     gpu::merge_rest(scan, device.compute_stream());
     device.synchronize();
-    Scanned result;
-    const std::vector<int> given = found.read();
-    result.found.resize(static_cast<std::size_t>(shape.kv_heads));
-    for (std::int64_t i = 0; i < lists * shape.kv_heads; ++i) {
-      const int* of = &given[static_cast<std::size_t>(i * (1 + capacity))];
-      auto& rows = result.found[static_cast<std::size_t>(i % shape.kv_heads)];
-      EXPECT_LE(of[0], capacity);
-      rows.insert(rows.end(), of + 1, of + 1 + of[0]);
-    }
-    for (auto& rows : result.found) std::ranges::sort(rows);
-    result.out = out.read();
-    result.lse = lse.read();
-    if (tail) {
-      result.estimate = estimate.read();
-      result.estimate_lse = estimate_lse.read();
-      result.noise = noise.read();
-    }
-    return result;
+    std::vector<Scanned> results;
+    for (const auto& of_token : memory) results.push_back(of_token->read(shape, tail, capacity));
+    return results;
   }
+
+  /// What a scan reads and writes of one token.
+  struct Memory {
+    DeviceArray<float> query;
+    DeviceArray<int> found;
+    DeviceArray<float> out, lse, estimate, estimate_lse;
+    DeviceArray<TailNoise> noise;
+
+    Memory(const AttentionShape& shape, const std::vector<float>& q, std::int64_t lists)
+        : query(q, 1),  // aligned to elements only
+          found(shape.kv_heads * lists),
+          out(std::vector<float>(static_cast<std::size_t>(shape.q_heads * shape.head_dim), 0.0F)),
+          lse(std::vector<float>(static_cast<std::size_t>(shape.q_heads), empty_lse)),
+          estimate(shape.q_heads * shape.head_dim),
+          estimate_lse(shape.q_heads),
+          noise(shape.q_heads) {}
+
+    gpu::ScanToken token() const {
+      return {.query = query.data(),
+              .into = {out.data(), lse.data()},
+              .estimate = {estimate.data(), estimate_lse.data()},
+              .noise = noise.data(),
+              .found = found.data()};
+    }
+
+    Scanned read(const AttentionShape& shape, bool tail, std::int64_t capacity) const {
+      Scanned result;
+      const std::vector<int> given = found.read();
+      result.found.resize(static_cast<std::size_t>(shape.kv_heads));
+      for (std::int64_t i = 0; i < std::ssize(given) / (1 + capacity); ++i) {
+        const int* of = &given[static_cast<std::size_t>(i * (1 + capacity))];
+        auto& rows = result.found[static_cast<std::size_t>(i % shape.kv_heads)];
+        EXPECT_LE(of[0], capacity);
+        rows.insert(rows.end(), of + 1, of + 1 + of[0]);
+      }
+      for (auto& rows : result.found) std::ranges::sort(rows);
+      result.out = out.read();
+      result.lse = lse.read();
+      if (tail) {
+        result.estimate = estimate.read();
+        result.estimate_lse = estimate_lse.read();
+        result.noise = noise.read();
+      }
+      return result;
+    }
+  };
 
   gpu::CudaDevice& device;
   AttentionShape shape;
@@ -424,168 +453,37 @@ TEST(CodeScan, OfALongContextFindsAboutAsManyRowsAsWanted) {
   }
 }
 
-const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
-
-std::vector<std::vector<float>> outs_of(const Place& place, const TokenStream& stream,
-                                        Session& session, std::int64_t end, std::int64_t step) {
-  Feed feed(place, stream, session.tokens(), end);
-  feed.run(session, step);
-  return feed.outs();
-}
-
-TEST(ScanningSession, AllKeysRetrievedEqualsDense) {
+TEST(CodeScan, OfSeveralTokensIsThatOfEach) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
-  const TokenStream stream(small, 1060);
-  for (const std::int64_t tokens : {1, 63, 400, 1000}) {
-    const std::string index = tokens == 400 ? "codes:k=32,v=8" : "codes:k=16,v=8";
-    const auto context = stream.context(tokens)->with_index(index);
-    const RetrievalOptions dense{.dense_layers = 2, .capacity = 1024};
-    Session all(
-        context,
-        {.index = index, .k = TopK::same(100000), .window = 16, .sinks = 2, .capacity = 1024},
-        place.device());
-    Feed feed(place, stream, tokens, tokens + 60);
-    feed.run(all, 7);
-    EXPECT_LE(feed.worst(dense, {tokens, tokens + 17, tokens + 59}), 1.0) << tokens;
-  }
-}
-
-TEST(ScanningSession, IsAsNearToDenseAsAHostSession) {
-  TOPKV_NEEDS_GPU();
-  const Place cuda("cuda");
-  const Place host("cpu");
-  for (const std::int64_t dim : {64, 128}) {
-    AttentionShape shape = small;
-    shape.head_dim = dim;
-    TokenStream stream(shape, 6040);
-    for (auto& keys : stream.k) {  // codes are for keys that vary along few directions
-      for (std::size_t i = 0; i < keys.size(); ++i)
-        keys[i] *= 4 * std::pow(0.95F, static_cast<float>(i % static_cast<std::size_t>(dim)));
+  constexpr std::int64_t count = 60000;
+  for (const CodesParams bytes : {CodesParams{16, 8}, CodesParams{32, 16}, CodesParams{16, 0}}) {
+    const AttentionShape shape{.layers = 1, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
+    std::vector<std::unique_ptr<Head>> heads;
+    for (unsigned h = 0; h < 2; ++h) heads.push_back(std::make_unique<Head>(count, 64, bytes, h));
+    Scanner scanner(place, shape, heads);
+    std::vector<Scanner::Asked> asked;
+    for (unsigned i = 0; i < gpu::scan_batch; ++i) {
+      asked.push_back({reference::random_floats(6 * 64, 7 + i, i == 2 ? 8.0F : 1.0F),
+                       {4, i == 3 ? 300 : count - 1000 * i}});
     }
-    const auto context = stream.context(6000)->with_index("codes:k=16,v=16");
-    Session dense(context, {.dense_layers = 2, .capacity = 1024});
-    const auto want = outs_of(host, stream, dense, 6040, 20);
-    RetrievalOptions options{
-        .index = "codes:k=16,v=16", .k = TopK::same(64), .window = 16, .capacity = 1024};
-    Session on_host(context, options);
-    Session on_device(context, options, cuda.device());
-    const double from_host = distance(outs_of(host, stream, on_host, 6040, 20), want);
-    const double from_device = distance(outs_of(cuda, stream, on_device, 6040, 20), want);
-    // The host chooses among twice as many candidates by their exact scores.
-    EXPECT_LT(from_device, 1.6 * from_host) << dim;
-    options.tail = "none";
-    Session without(context, options, cuda.device());
-    EXPECT_GT(distance(outs_of(cuda, stream, without, 6040, 20), want), 1.2 * from_device) << dim;
-  }
-}
-
-TEST(ScanningSession, FiguresAreLikeTheHosts) {
-  TOPKV_NEEDS_GPU();
-  const Place cuda("cuda");
-  const Place host("cpu");
-  const TokenStream stream(small, 3040);
-  const auto context = stream.context(3000)->with_index("codes:k=16,v=16");
-  const auto figures = [&](const Place& place, const char* index, std::int64_t step) {
-    Session session(context,
-                    {.index = index,
-                     .k = TopK::same(48),
-                     .tail = "codes:k=16,v=16",
-                     .window = 16,
-                     .capacity = 1024},
-                    place.device());
-    outs_of(place, stream, session, 3040, step);
-    return session.tail_figures();
-  };
-  for (const std::int64_t layer : {0, 1}) {
-    const auto at = static_cast<std::size_t>(layer);
-    const TailFigures want = figures(host, "exact", 1)[at];
-    const TailFigures searched = figures(cuda, "exact", 4)[at];  // the host gives the estimate
-    EXPECT_EQ(searched.heads, want.heads);
-    EXPECT_NEAR(searched.mean_exact_mass(), want.mean_exact_mass(), 2e-3);
-    EXPECT_NEAR(searched.mean_error(), want.mean_error(), 0.02 * want.mean_error());
-    // A scan has all heads of a group attend what any of them found.
-    for (const std::int64_t step : {1, 8}) {
-      const TailFigures scanned = figures(cuda, "codes:k=16,v=16", step)[at];
-      EXPECT_EQ(scanned.heads, want.heads);
-      EXPECT_NEAR(scanned.mean_exact_mass(), want.mean_exact_mass(), 0.15);
-      EXPECT_GT(scanned.mean_error(), 0.5 * want.mean_error());
-      EXPECT_LT(scanned.mean_error(), 1.2 * want.mean_error());
+    const bool tail = bytes.value_bytes > 0;
+    for (const std::size_t tokens : {2U, 3U, 8U}) {
+      const auto got = scanner.run_together(
+          {asked.begin(), asked.begin() + static_cast<long>(tokens)}, 48, tail, 4000, 3);
+      ASSERT_EQ(got.size(), tokens);
+      for (std::size_t i = 0; i < tokens; ++i) {
+        const Scanned want = scanner.run(asked[i].q, 48, asked[i].allowed, tail, 4000, 3);
+        EXPECT_EQ(got[i].found, want.found);
+        EXPECT_LT(distance({got[i].out}, {want.out}), 1e-5);
+        for (std::size_t g = 0; g < 6; ++g) EXPECT_FLOAT_EQ(got[i].lse[g], want.lse[g]);
+        if (!tail) continue;
+        EXPECT_LT(distance({got[i].estimate}, {want.estimate}), 1e-5);
+        for (std::size_t g = 0; g < 6; ++g)
+          EXPECT_FLOAT_EQ(got[i].estimate_lse[g], want.estimate_lse[g]);
+      }
     }
   }
-}
-
-TEST(ScanningSession, StepsOfAnySizeGiveTheSame) {
-  TOPKV_NEEDS_GPU();
-  const Place place("cuda");
-  const TokenStream stream(small, 3400);
-  const auto context = stream.context(3000)->with_index("codes");
-  for (const std::int64_t k : {8, 5000}) {  // with the lists of many tokens, and of few, at a time
-    const RetrievalOptions options{
-        .index = "codes", .k = TopK::same(k), .window = 10, .sinks = 3, .capacity = 1024};
-    Session one(context, options, place.device());
-    const auto want = outs_of(place, stream, one, 3400, 1);
-    for (const std::int64_t step : {7, 400}) {
-      Session many(context, options, place.device());
-      const DeviceMemory opened = place.device().memory();
-      Feed feed(place, stream, 3000, 3400);
-      const DeviceMemory fed = place.device().memory();
-      feed.run(many, step);
-      EXPECT_EQ(place.device().memory().used, fed.used) << "a step allocated";
-      EXPECT_LT(distance(feed.outs(), want), 2e-3) << step;
-      EXPECT_GE(opened.used, 0);
-    }
-  }
-}
-
-TEST(ScanningSession, ForkAndTruncateGoOnAsBefore) {
-  TOPKV_NEEDS_GPU();
-  const Place place("cuda");
-  const TokenStream stream(small, 2100);
-  Session session(stream.context(2000)->with_index("codes"),
-                  {.index = "codes", .k = TopK::same(8), .window = 16, .capacity = 1024},
-                  place.device());
-  outs_of(place, stream, session, 2040, 1);
-  const std::int64_t before = place.device().memory().used;
-  Session copy = session.fork();
-  EXPECT_LT(place.device().memory().used - before, 8 << 20) << "the codes were copied";
-  const auto want = outs_of(place, stream, session, 2100, 4);
-  EXPECT_EQ(outs_of(place, stream, copy, 2100, 4), want);
-  session.truncate(40);
-  EXPECT_EQ(outs_of(place, stream, session, 2100, 4), want);
-}
-
-TEST(ScanningSession, SlidingLayersAndRefusedStepsLeaveItAsItWas) {
-  TOPKV_NEEDS_GPU();
-  const Place place("cuda");
-  AttentionShape shape = small;
-  shape.sliding_window = {0, 12};
-  const TokenStream stream(shape, 2060);
-  const auto context = stream.context(2000)->with_index("codes");
-  const RetrievalOptions options{
-      .index = "codes", .k = TopK::same(8), .window = 16, .capacity = 1024};
-  Session session(context, options, place.device());
-  Session other(context, options, place.device());
-  TokenStream bad = stream;
-  bad.q[0][static_cast<std::size_t>(2000 * stream.q_width() + 5)] =
-      std::numeric_limits<float>::infinity();
-  Feed broken(place, bad, 2000, 2010);
-  for (const std::int64_t tokens : {1, 9})
-    EXPECT_THROW(broken.attend(session, 0, 2000, tokens), InvalidArgument);
-  EXPECT_EQ(outs_of(place, stream, session, 2060, 5), outs_of(place, stream, other, 2060, 5));
-}
-
-TEST(ScanningSession, RecallIsThatOfWhatIsAttended) {
-  TOPKV_NEEDS_GPU();
-  const Place place("cuda");
-  const TokenStream stream(small, 2010);
-  const auto context = stream.context(2000)->with_index("codes");
-  RetrievalOptions options{.index = "codes", .k = TopK::same(5000), .window = 16, .capacity = 1024};
-  options.measure_recall = true;
-  Session session(context, options, place.device());
-  outs_of(place, stream, session, 2010, 3);
-  EXPECT_GT(session.stats().exact_rows, 0);
-  EXPECT_EQ(session.stats().exact_rows_found, session.stats().exact_rows);
 }
 
 }  // namespace
