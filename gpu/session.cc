@@ -236,21 +236,20 @@ class CudaDecode final : public DecodeBackend {
   std::int64_t scan_tokens() const override { return layout_.list_tokens; }
   std::int64_t scan_lists() const override { return layout_.lists; }
 
-  std::span<const std::int32_t> listed(const List& list,
-                                       const std::function<void(std::int32_t)>& met) override {
+  void read_list(const List& list, const std::function<void(std::int32_t)>& met) override {
     int* const number = list_of(list);
     int* const begin = number + 1;
     int* next = begin;
-    const int* const most = begin + layout_.list_rows;
     const auto meet = [&](const int* end) {
       for (; next < end && load(*next) != not_listed; ++next) met(*next);
     };
-    const std::int64_t count = wait_for(*number, [&] { meet(most); });
+    const std::int64_t count = wait_for(*number, [&] { meet(begin + layout_.list_rows); });
     while (next < begin + count) {
       wait_for(*next, [] {});
       meet(begin + count);
     }
-    return {begin, static_cast<std::size_t>(count)};
+    empty(number);  // by who has it near
+    --unread_;
   }
 
   /// What is resident, if that has not begun; in dense layers, the rows before it, streamed.
@@ -336,10 +335,12 @@ class CudaDecode final : public DecodeBackend {
 
   /// Where a scan of this session's tokens lists what it finds, and the tail.
   void begin_lists(std::int64_t layer, const Scan& wanted) {
-    listed_.synchronize();  // a scan that nobody waited for writes there
-    const auto tokens = std::ssize(wanted.allowed);
-    for (std::int64_t i = 0; i < tokens * layout_.lists * attention_.kv_heads; ++i)
-      empty(list_of({0, i, 0}));
+    const std::int64_t of_token = layout_.lists * attention_.kv_heads;
+    if (unread_ > 0) {  // by a step that failed
+      listed_.synchronize();
+      for (std::int64_t i = 0; i < layout_.list_tokens * of_token; ++i) empty(list_of({0, i, 0}));
+    }
+    unread_ = std::ssize(wanted.allowed) * of_token;
     if (wanted.tail) tail_ = {estimate(), at<TailNoise>(layout_.noise), true, figures_of(layer)};
   }
 
@@ -411,8 +412,9 @@ class CudaDecode final : public DecodeBackend {
 
   /// A list as scans expect it: nothing is listed that the last one left there.
   static void empty(int* list) {
-    if (*list != not_listed) std::fill_n(list + 1, *list, not_listed);
-    std::atomic_ref(*list).store(not_listed, std::memory_order_relaxed);
+    if (*list == not_listed) return;
+    std::fill_n(list + 1, *list, not_listed);
+    *list = not_listed;
   }
 
   static int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acquire); }
@@ -578,11 +580,12 @@ class CudaDecode final : public DecodeBackend {
   Layout layout_;
   Buffer memory_;
   PinnedBuffer host_;
-  std::unique_ptr<RowStream> tiles_;  // null: no dense layers
-  std::vector<RowsView> views_;       // per KV head
-  AttentionStep given_;               // this step
-  CodeScan scan_;                     // for one token, the last
-  bool copied_by_scan_ = false;       // the host's copies are
+  std::unique_ptr<RowStream> tiles_;      // null: no dense layers
+  std::vector<RowsView> views_;           // per KV head
+  AttentionStep given_;                   // this step
+  CodeScan scan_;                         // for one token, the last
+  std::atomic<std::int64_t> unread_ = 0;  // lists of the last scan
+  bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
   bool added_ = false;                   // a partial waits in page-locked memory
   GivenTail tail_;                       // of this step

@@ -12,6 +12,11 @@
 #include "src/core/threads.h"
 
 namespace topkv {
+namespace {
+
+constexpr std::int64_t sorted_on_arrival = 128;  // positions of a list
+
+}  // namespace
 
 /// Begins a scan of the context's codes for these tokens of a step, the first of which is number
 /// `token` of it.
@@ -37,10 +42,9 @@ std::int64_t Session::State::helpers_for(std::int64_t tokens) const {
 }
 
 /// Has all heads of a group attend the rows that the scan lists for it, and merges that into `out`.
-/// The threads wait for the lists themselves. lock: where this thread holds the device's, it first
-/// has it begin with what is attended exactly, beside the scan, and lets it go.
+/// The threads wait for the lists themselves. beside: null: nothing else is left to do.
 void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queries,
-                                   DeviceLock& lock, PartialView out) {
+                                   BesideScan* beside, PartialView out) {
   reach_fault("session.attend");
   const Stopwatch watch;
   const std::int64_t group = shape.group();
@@ -51,6 +55,7 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
   if (list_parts.view().heads != all * lists * group) list_parts.reset(all * lists * group, d);
   const PartialView parts = list_parts.view();
   done.reset(all);
+  listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? all * lists : 0));
   std::atomic<std::int64_t> next = 0;
   std::atomic<double> searched = 0;  // seconds, about
   std::atomic<std::int64_t> rows = 0;
@@ -60,13 +65,18 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
     const std::int64_t token = number / shape.kv_heads;
     const std::int64_t head = number % shape.kv_heads;
     const RowsView head_rows = context->rows(layer, head);
-    // While the scan goes on, memory brings the rows that it has met.
-    const auto listed = backend->listed({token, head, task % lists}, [&](std::int32_t position) {
-      prefetch_row(head_rows, position);
+    positions.clear();
+    backend->read_list({token, head, task % lists}, [&](std::int32_t position) {
+      prefetch_row(head_rows, position);  // which memory brings while the scan goes on
+      // So is a short list sorted.
+      auto at = positions.end();
+      if (std::ssize(positions) < sorted_on_arrival)
+        at = std::upper_bound(positions.begin(), positions.end(), position);
+      positions.insert(at, position);
     });
     if (double none = 0; searched == none) searched.compare_exchange_strong(none, watch.seconds());
-    positions.assign(listed.begin(), listed.end());
-    std::sort(positions.begin(), positions.end());
+    if (std::ssize(positions) > sorted_on_arrival) std::sort(positions.begin(), positions.end());
+    if (options.measure_recall) listed_rows[static_cast<std::size_t>(task)] = positions;
     const PartialView part = parts.part(task * group, group);
     attend_rows(queries.data + token * queries.token_stride + head * group * queries.head_stride,
                 head_rows, positions, shape.softmax_scale(), part, shape.softcap);
@@ -76,11 +86,17 @@ void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queri
     merge_parts(out.part(number * group, group), parts.part(number * lists * group, lists * group));
   };
   const auto begin = [&] {
-    if (!lock.owns_lock()) return;
+    if (beside == nullptr) return;
     attend_exact(layer);
-    lock = {};
+    beside->lock = {};
   };
+  std::atomic<bool> appended = beside == nullptr;
   helpers.run(begin, [&] {
+    if (!appended.exchange(true)) {
+      const Stopwatch appending;
+      append(layer, beside->given, 1);
+      times(layer).append += appending.seconds();
+    }
     const Scratch<std::vector<std::int64_t>> positions;
     for (std::int64_t task = next++; task < all * lists; task = next++) attend(task, *positions);
   });

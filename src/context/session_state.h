@@ -62,6 +62,14 @@ struct Session::State {
     std::int64_t size_ = 0;
   };
 
+  /// What a step for one token has left to do when its scan has begun: the threads that wait for
+  /// lists have time for it. The lock is held until the scan is enqueued whole, for another's may
+  /// not begin before, and then let go.
+  struct BesideScan {
+    DeviceLock& lock;
+    const DecodeBackend::Step& given;  // to be appended
+  };
+
   State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
 
   /// Where the layer's next token stands.
@@ -84,9 +92,9 @@ struct Session::State {
   void each_segment(std::int64_t layer, const Use& use);
   bool searches(std::int64_t layer, std::int64_t end) const;
   void retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out,
-                DeviceLock& lock);
+                BesideScan* beside);
   void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
-  void attend_listed(std::int64_t layer, const TokenQueries& queries, DeviceLock& lock,
+  void attend_listed(std::int64_t layer, const TokenQueries& queries, BesideScan* beside,
                      PartialView out);
   void attend_exact(std::int64_t layer);
   std::int64_t helpers_for(std::int64_t tokens) const;
@@ -143,8 +151,9 @@ struct Session::State {
   std::vector<RowSpan> spans;          // per KV head
   std::vector<PositionRange> allowed;  // of a scan, per token
   Partial list_parts;                  // [tokens, kv_heads, lists, group]
-  PartCounts done;                     // lists of each token and KV head
-  Helpers helpers;                     // of scans; goes first, for threads may still know of it
+  std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
+  PartCounts done;                                     // lists of each token and KV head
+  Helpers helpers;  // of scans; goes first, for threads may still know of it
 };
 
 }  // namespace topkv

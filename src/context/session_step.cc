@@ -86,15 +86,18 @@ void Session::State::step(const AttentionStep& step) {
   }
   const DecodeBackend::Step given = backend->given();
   lap(time.q_out);
-  append(layer, given, step.tokens);
-  lap(time.append);
-  if (!helpers.awake()) attend_exact(layer);
-  lap(time.window);
+  BesideScan beside{lock, given};
+  const bool scans = helpers.awake();
+  if (!scans) {
+    append(layer, given, step.tokens);
+    lap(time.append);
+    attend_exact(layer);
+    lap(time.window);
+  }
   if (searched) {
     if (seen.judged) exact_part = backend->exact_part();
     const PartialView found = backend->room();
-    // A scan that has begun is enqueued whole before another session's may begin.
-    if (!helpers.awake()) lock = {};
+    if (!scans) lock = {};
     std::fill_n(found.lse, found.heads, empty_lse);
     const std::int64_t d = shape.head_dim;
     const bool estimates = seen.tail && !seen.codes;
@@ -103,7 +106,7 @@ void Session::State::step(const AttentionStep& step) {
       noise.resize(static_cast<std::size_t>(step.tokens * shape.q_heads));
     }
     retrieve(layer, {given.q, step.tokens, shape.q_heads * d, d, first},
-             {estimate.view(), found, noise.data()}, lock);
+             {estimate.view(), found, noise.data()}, scans ? &beside : nullptr);
     lock = compute.lock();
     lap = Lap();
     backend->add(found);
@@ -223,8 +226,10 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
     if (seen.codes) {  // rare rows are attended beside those that are found
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
-      for (std::int64_t number = 0; number < backend->scan_lists(); ++number) {
-        const auto listed = backend->listed({q / shape.group(), head, number}, [](std::int32_t) {});
+      const std::int64_t lists = backend->scan_lists();
+      const std::int64_t first = (q / shape.group() * shape.kv_heads + head) * lists;
+      for (std::int64_t number = first; number < first + lists; ++number) {
+        const auto& listed = listed_rows[static_cast<std::size_t>(number)];
         have.insert(have.end(), listed.begin(), listed.end());
       }
     } else {
@@ -244,10 +249,9 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 }
 
 /// Searches for the queries, attends what is found and merges it into out.exact, some tokens at a
-/// time: with a large k, what a search gives is large. lock: held where a scan has begun alone;
-/// free on return.
+/// time: with a large k, what a search gives is large. beside: null where no scan has begun.
 void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out,
-                              DeviceLock& lock) {
+                              BesideScan* beside) {
   const std::int64_t end = queries.first + queries.tokens;
   const std::int64_t rows = std::min(most_rows(layer), end);
   const std::int64_t room =
@@ -273,7 +277,7 @@ void Session::State::retrieve(std::int64_t layer, const TokenQueries& queries, c
     const PartialView part = of_block(out.exact);
     if (seen.codes) {
       if (!helpers.awake()) helpers.wake(helpers_for(block.tokens));
-      attend_listed(layer, block, lock, part);
+      attend_listed(layer, block, beside, part);
       attend_between(layer, block, part);
       attend_own(layer, block, part);
     } else {

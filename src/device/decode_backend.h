@@ -45,10 +45,10 @@ struct SessionShape {
 
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
 /// exact_part where steps are judged, add for each further partial, add_tail, finish. Work is begun
-/// in this order; given and listed wait for it. Positions are those of the session: the context's
-/// rows come first. One thread at a time; on CUDA the caller holds the device's lock in each call,
-/// and from scan to attend. Allocates nothing after the first steps. After a call that throws,
-/// begin or load may be called again.
+/// in this order; given and read_list wait for it. Positions are those of the session: the
+/// context's rows come first. One thread at a time; on CUDA the caller holds the device's lock in
+/// each call, and from scan to attend. Allocates nothing after the first steps. After a call that
+/// throws, begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -108,11 +108,10 @@ class DecodeBackend {
     std::int64_t number = 0;
   };
   virtual std::int64_t scan_lists() const;
-  /// Waits, busily, for a list of the last scan: positions, in any order. Valid until the next
-  /// scan. met: called for each as soon as it is known, which most are before the list ends. Safe
+  /// Waits, busily, for the end of a list of the last scan, once for each list. met: called for
+  /// each position, in any order, as soon as it is known, which most are before the list ends. Safe
   /// from many threads.
-  virtual std::span<const std::int32_t> listed(const List& list,
-                                               const std::function<void(std::int32_t)>& met);
+  virtual void read_list(const List& list, const std::function<void(std::int32_t)>& met);
 
   /// Room for a partial of [tokens x q_heads] heads, from given on until it is added: there, add
   /// need not copy it. What it holds is left from before.

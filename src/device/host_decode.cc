@@ -87,10 +87,8 @@ void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts
 }
 std::int64_t DecodeBackend::scan_tokens() const { return 0; }
 std::int64_t DecodeBackend::scan_lists() const { return 0; }
-std::span<const std::int32_t> DecodeBackend::listed(
-    const List& /*list*/, const std::function<void(std::int32_t)>& /*met*/) {
-  return {};
-}
+void DecodeBackend::read_list(const List& /*list*/,
+                              const std::function<void(std::int32_t)>& /*met*/) {}
 
 std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
   return std::make_unique<HostDecode>(shape);
