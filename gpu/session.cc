@@ -30,6 +30,8 @@ constexpr std::int64_t list_memory = std::int64_t{1} << 20;  // for the lists of
 constexpr std::int64_t most_lists = 16;  // of a token: work for that many threads
 constexpr int not_listed = -1;
 constexpr int polls_of_a_check = 4096;
+// A look takes the line from the device, which writes in order: looking all the time holds it up.
+constexpr double between_looks = 1e-6;        // seconds
 constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
 
 /// The resident rows of one layer: a ring of the last rows, and the sinks.
@@ -180,7 +182,7 @@ class CudaDecode final : public DecodeBackend {
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
-      wait_for(*host<int>(layout_.host_taken), [] {});
+      wait_for(*host<int>(layout_.host_taken), pause);
     } else {
       on_host_.synchronize();
     }
@@ -243,9 +245,12 @@ class CudaDecode final : public DecodeBackend {
     const auto meet = [&](const int* end) {
       for (; next < end && load(*next) != not_listed; ++next) met(*next);
     };
-    const std::int64_t count = wait_for(*number, [&] { meet(begin + layout_.list_rows); });
+    const std::int64_t count = wait_for(*number, [&] {
+      meet(begin + layout_.list_rows);
+      pause_for(between_looks);
+    });
     while (next < begin + count) {
-      wait_for(*next, [] {});
+      wait_for(*next, pause);
       meet(begin + count);
     }
     empty(number);  // by who has it near
@@ -419,16 +424,13 @@ class CudaDecode final : public DecodeBackend {
 
   static int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acquire); }
 
-  /// What the device writes at one place of a list. Calls meanwhile() again and again.
+  /// What the device writes at one place in page-locked memory. Calls meanwhile() between looks.
   template <class Use>
   int wait_for(int& place, const Use& meanwhile) const {
     int x = load(place);
     for (int polls = 1; x == not_listed; ++polls, x = load(place)) {
       meanwhile();
-      if (polls % polls_of_a_check != 0) {
-        pause();
-        continue;
-      }
+      if (polls % polls_of_a_check != 0) continue;
       std::this_thread::yield();
       if (listed_.done() && load(place) == not_listed) {
         throw Error("a scan over codes ended without its results");
