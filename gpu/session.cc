@@ -31,7 +31,7 @@ constexpr std::int64_t most_lists = 16;  // of a token: work for that many threa
 constexpr int not_listed = -1;
 constexpr int polls_of_a_check = 4096;
 // A look takes the line from the device, which writes in order: looking all the time holds it up.
-constexpr double between_looks = 1e-6;        // seconds
+constexpr double between_looks = 3e-6;        // seconds
 constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
 
 /// The resident rows of one layer: a ring of the last rows, and the sinks.
