@@ -21,9 +21,7 @@
 namespace topkv {
 
 class RowStore;
-class RowTail;
-class DeviceCodes;
-struct GrownIndex;
+struct Segment;
 
 /// What the queries of a prefill chunk may attend.
 enum class Prefill : std::uint8_t {
@@ -57,7 +55,6 @@ struct ContextMemory {
 /// Immutable once made; all members are const and safe from many threads.
 class Context {
  public:
-  ~Context();
   Context(const Context&) = delete;  // shared by pointer
   Context& operator=(const Context&) = delete;
 
@@ -92,25 +89,10 @@ class Context {
   friend class ContextBuilder;
   friend class IndexGrowth;
   friend class Session;
-  struct IndexSet;
-  /// Of the index with this spec, in normal form; null when there is no such index, or none with a
-  /// tail.
-  const RowTail* tail(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
-  /// Its codes in the device's memory, made at the first call and kept, with the device, while the
-  /// context lives, unless another device asks; null where the device does not scan
-  /// them. Throws OutOfMemory.
-  std::shared_ptr<const DeviceCodes> codes_on(const Device& device, std::string_view spec) const;
-  const IndexSet* find(std::string_view normal) const;
-  const IndexSet& get(std::string_view spec) const;
-  const IndexSet* serving(const IndexSpec& spec) const;
-  /// With indices that were built over the same rows.
-  std::shared_ptr<const Context> with_grown(std::vector<GrownIndex> grown) const;
-  Context(AttentionShape shape, std::shared_ptr<const RowStore> store,
-          std::vector<std::shared_ptr<const IndexSet>> indices);
+  Context(AttentionShape shape, Segment segment);
 
   AttentionShape shape_;
-  std::shared_ptr<const RowStore> store_;
-  std::vector<std::shared_ptr<const IndexSet>> indices_;
+  std::shared_ptr<const Segment> segment_;
 };
 
 /// Collects rows. One thread at a time.

@@ -7,6 +7,37 @@ namespace {
 
 constexpr std::int64_t most_scanned = std::int64_t{1} << 30;  // keys: a device counts in 32 bits
 
+/// Whether these are codes that devices scan.
+bool can_be_scanned(const SegmentIndex& index) {
+  for (const LayerIndex& layer : index.layers) {
+    for (const auto& head : layer.heads) {
+      const auto* codes = dynamic_cast<const CodesIndex*>(head.get());
+      if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
+          codes->coder().bytes() > most_code_bytes) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+/// REQUIRES: can_be_scanned(index), device.scans_codes(shape).
+std::shared_ptr<const DeviceCodes> keep_codes(ComputeDevice& device, const AttentionShape& shape,
+                                              const Segment& segment, const SegmentIndex& index) {
+  std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));
+  for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
+    const LayerIndex& layer = index.layer(i / shape.kv_heads);
+    const auto head = static_cast<std::size_t>(i % shape.kv_heads);
+    if (layer.heads.empty()) continue;
+    heads[static_cast<std::size_t>(i)] =
+        codes_of(dynamic_cast<const CodesIndex&>(*layer.heads[head]),
+                 dynamic_cast<const CodeTail*>(layer.tails[head].get()),
+                 segment.rows(i / shape.kv_heads, i % shape.kv_heads));
+  }
+  const auto lock = device.lock();
+  return device.keep_codes(shape, heads);
+}
+
 }  // namespace
 
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows) {
@@ -34,30 +65,16 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
   return head;
 }
 
-bool can_be_scanned(const GrownIndex& index) {
-  for (const auto& head : index.heads) {
-    if (!head) continue;
-    const auto* codes = dynamic_cast<const CodesIndex*>(head.get());
-    if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
-        codes->coder().bytes() > most_code_bytes) {
-      return false;
-    }
+std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
+                                            const Segment& segment, const SegmentIndex& index) {
+  const std::shared_ptr<ComputeDevice>& compute = device.compute();
+  if (!compute->scans_codes(shape) || !can_be_scanned(index)) return nullptr;
+  const std::lock_guard lock(index.mutex);
+  if (index.device != compute) {
+    index.codes = keep_codes(*compute, shape, segment, index);  // throws before anything changes
+    index.device = compute;
   }
-  return true;
-}
-
-std::shared_ptr<const DeviceCodes> keep_codes(ComputeDevice& device, const AttentionShape& shape,
-                                              const GrownIndex& index, const RowStore& store) {
-  std::vector<HeadCodes> heads(index.heads.size());
-  for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (!index.heads[at]) continue;
-    heads[at] = codes_of(dynamic_cast<const CodesIndex&>(*index.heads[at]),
-                         dynamic_cast<const CodeTail*>(index.tails[at].get()),
-                         store.rows(i / shape.kv_heads, i % shape.kv_heads));
-  }
-  const auto lock = device.lock();
-  return device.keep_codes(shape, heads);
+  return index.codes;
 }
 
 }  // namespace topkv

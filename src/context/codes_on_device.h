@@ -5,20 +5,19 @@
 
 #include "index/code_tail.h"
 #include "index/codes_index.h"
-#include "src/context/index_growth.h"
-#include "src/device/compute_device.h"
-#include "src/store/row_store.h"
+#include "src/context/segment.h"
+#include "topkv/device.h"
 
 namespace topkv {
 
 /// What a device is given of one head; tail: null: none. It points to what it was made of.
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows);
 
-/// Whether these are codes that devices scan: 16 bytes a key, of at least one key and at most 2^30.
-bool can_be_scanned(const GrownIndex& index);
-
-/// REQUIRES: can_be_scanned(index), device.scans_codes(shape). Throws OutOfMemory.
-std::shared_ptr<const DeviceCodes> keep_codes(ComputeDevice& device, const AttentionShape& shape,
-                                              const GrownIndex& index, const RowStore& store);
+/// The index's codes in the device's memory, made at the first call and kept, with the device,
+/// while the index lives, unless another device asks; null where the device does not scan them: it
+/// scans 16 bytes a key, of at least one key and at most 2^30. segment: the index's. Safe from many
+/// threads. Throws OutOfMemory.
+std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
+                                            const Segment& segment, const SegmentIndex& index);
 
 }  // namespace topkv

@@ -6,9 +6,8 @@
 
 #include "src/context/attention_step.h"
 #include "src/context/prefill_visibility.h"
+#include "src/context/segment.h"
 #include "src/core/faults.h"
-#include "src/device/compute_device.h"
-#include "src/store/row_store.h"
 #include "topkv/context.h"
 #include "topkv/error.h"
 
@@ -250,7 +249,7 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
     const auto lock = s.device.compute()->lock();
     s.close();
   }
-  auto context = Context(s.shape, s.store, {}).with_index("exact");
+  auto context = Context(s.shape, {.store = s.store}).with_index("exact");
   s.store.reset();
   return context;
 }

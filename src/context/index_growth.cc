@@ -6,70 +6,24 @@
 #include <chrono>
 #include <utility>
 
-#include "index/index_kind.h"
 #include "src/core/threads.h"
-#include "src/core/watched.h"
 
 namespace topkv {
 namespace {
 
-constexpr std::int64_t segment = 32768;  // keys of a head that are worth an insertion
+constexpr std::int64_t worth_inserting = 32768;  // keys of a head
 
 }  // namespace
-
-std::int64_t GrownIndex::inserted() const {
-  std::int64_t sum = 0;
-  for (const auto& index : heads) sum += index ? index->inserted() : 0;
-  return sum;
-}
-
-std::int64_t GrownIndex::memory() const {
-  std::int64_t sum = 0;
-  for (const auto& index : heads) sum += index ? index->memory() : 0;
-  return sum + tail_memory();
-}
-
-std::int64_t GrownIndex::tail_memory() const {
-  std::int64_t sum = 0;
-  for (const auto& tail : tails) sum += tail ? tail->memory() : 0;
-  return sum;
-}
-
-std::int64_t GrownIndex::keys(std::int64_t tokens) const {
-  const auto count =
-      std::count_if(heads.begin(), heads.end(), [](const auto& index) { return index != nullptr; });
-  return count * tokens;
-}
-
-GrownIndex make_indices(const IndexSpec& spec, const AttentionShape& shape) {
-  GrownIndex indices{spec, {}, {}};
-  for (std::int64_t i = 0; i < shape.layers * shape.kv_heads; ++i) {
-    const bool sliding = shape.window_of(i / shape.kv_heads) > 0;
-    indices.heads.push_back(sliding ? nullptr : spec.kind().make());
-  }
-  indices.tails.resize(indices.heads.size());
-  return indices;
-}
-
-void build_watched(const std::function<void(const std::stop_token&)>& build,
-                   const GrownIndex& indices, std::int64_t tokens, const ProgressFn& progress) {
-  const std::int64_t total = indices.keys(tokens);
-  run_watched(build, [&] {
-    const std::int64_t done = indices.inserted();
-    if (done < total) progress({"index", "keys", done, total});
-  });
-  progress({"index", "keys", total, total});
-}
 
 IndexGrowth::IndexGrowth(const std::vector<std::string>& specs, ContextBuilder& builder)
     : builder_(builder), store_(builder.store()), shape_(builder.shape()) {
   for (const std::string& text : specs) {
     const IndexSpec spec(text);
     const bool seen = std::any_of(indices_.begin(), indices_.end(),
-                                  [&](const GrownIndex& grown) { return grown.spec == spec; });
+                                  [&](const auto& index) { return index->spec == spec; });
     // "exact" reads rows in place: every context has it.
     if (spec.grows() && !seen && spec.text() != "exact") {
-      indices_.push_back(make_indices(spec, shape_));
+      indices_.push_back(std::make_shared<SegmentIndex>(spec, shape_));
     }
   }
   if (!indices_.empty()) thread_ = std::thread([this] { run(); });
@@ -87,10 +41,10 @@ void IndexGrowth::wait_for_rest(const ProgressFn& progress) {
   finishing_ = true;
   changed_.notify_all();
   std::int64_t total = 0;
-  for (const GrownIndex& grown : indices_) total += grown.keys(store_->size(0));
+  for (const auto& index : indices_) total += index->keys(store_->size(0));
   const auto report = [&] {
     std::int64_t done = 0;
-    for (const GrownIndex& grown : indices_) done += grown.inserted();
+    for (const auto& index : indices_) done += index->inserted();
     if (progress && done < total) progress({"index", "keys", done, total});
   };
   while (!changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return ended_; })) {
@@ -107,7 +61,9 @@ std::shared_ptr<const Context> IndexGrowth::freeze(const ProgressFn& progress) {
   const auto context = builder_.freeze();  // all rows have arrived
   wait_for_rest(progress);                 // when progress throws, the destructor ends the thread
   if (error_) std::rethrow_exception(error_);
-  return context->with_grown(std::move(indices_));
+  Segment segment = *context->segment_;
+  segment.indices.insert(segment.indices.end(), indices_.begin(), indices_.end());
+  return std::shared_ptr<const Context>(new Context(shape_, std::move(segment)));
 }
 
 void IndexGrowth::run() {
@@ -137,7 +93,7 @@ void IndexGrowth::insert_all() {
       return;
     }
     bool inserted = false;
-    beside.execute([&] { inserted = insert(segment); });
+    beside.execute([&] { inserted = insert(worth_inserting); });
     if (inserted) continue;
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::milliseconds(20), [&] { return finishing_; });
@@ -150,17 +106,15 @@ bool IndexGrowth::insert(std::int64_t at_least) {
     KeyView keys;
   };
   std::vector<Piece> pieces;
-  for (const GrownIndex& grown : indices_) {
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(grown.heads.size()); ++i) {
-      KeyIndex* index = grown.heads[static_cast<std::size_t>(i)].get();
-      if (index == nullptr) continue;
-      const std::int64_t layer = i / shape_.kv_heads;
-      const std::int64_t fresh = store_->size(layer) - index->size();
-      if (fresh < at_least) continue;
-      const std::int64_t stride = shape_.head_dim * bytes_of(store_->dtype());
-      const std::byte* first =
-          store_->arrays(layer, i % shape_.kv_heads).keys + index->size() * stride;
-      pieces.push_back({index, {first, store_->dtype(), fresh, shape_.head_dim, stride}});
+  for (const auto& grown : indices_) {
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      const auto& heads = grown->layer(layer).heads;
+      for (std::int64_t head = 0; head < std::ssize(heads); ++head) {
+        KeyIndex* index = heads[static_cast<std::size_t>(head)].get();
+        const RowsView rows = store_->rows(layer, head);
+        if (rows.count - index->size() < at_least) continue;
+        pieces.push_back({index, rows.part({index->size(), rows.count}).keys()});
+      }
     }
   }
   parallel_for(static_cast<std::int64_t>(pieces.size()), 1,

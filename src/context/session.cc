@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "src/context/attention_step.h"
+#include "src/context/codes_on_device.h"
 #include "src/context/session_state.h"
 #include "topkv/error.h"
 
@@ -74,6 +75,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       shape(context->shape()),
       seen(session_shape(shape, options, context->tokens())),
       k(options.k.resolve(shape.layers)),
+      tail(context->segment_->find(options.tail)),
       own(shape, context->dtype(), options.capacity, options.memory_budget, "session"),
       step_times(static_cast<std::size_t>(shape.layers)),
       figures_before(static_cast<std::size_t>(shape.layers)),
@@ -91,7 +93,8 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   seen.judged = seen.tail && (options.mass || options.error);
   if (retrieves && !seen.judged && options.select_by == SelectBy::query_head &&
       (options.tail == no_tail || options.tail == options.index)) {
-    seen.codes = context->codes_on(device, options.index);
+    seen.codes =
+        codes_on(device, shape, *context->segment_, context->segment_->index(options.index));
     seen.most_rows = *std::ranges::max_element(k);
   }
   if (seen.codes) stats.device_code_bytes = seen.codes->memory();
@@ -153,9 +156,12 @@ Session::Session(std::shared_ptr<const Context> context, RetrievalOptions option
   const std::string typed = std::exchange(options.index, index.text());
   for (std::int64_t layer = 0; layer < context->shape().layers; ++layer) {
     if (context->shape().window_of(layer) > 0) continue;
-    context->index(typed, layer, 0);  // throws when the context has no such index
-    options.tail = choose_tail(options, context->tail(options.index, layer, 0) != nullptr);
-    if (options.tail != no_tail && context->tail(options.tail, layer, 0) == nullptr) {
+    const auto has_tail = [&](const SegmentIndex* of) {
+      return of != nullptr && of->layer(layer).tails[0] != nullptr;
+    };
+    const Segment& segment = *context->segment_;
+    options.tail = choose_tail(options, has_tail(&segment.index(typed)));
+    if (options.tail != no_tail && !has_tail(segment.find(options.tail))) {
       throw InvalidArgument(fmt::format(
           "tail: '{}' is no tail of the context, which has {}; name mean, or an index that "
           "codes values such as codes:k=16,v=8, and add it with with_index",

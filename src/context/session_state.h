@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "index/row_tail.h"
 #include "src/attention/block_attention.h"
 #include "src/context/retrieval.h"
+#include "src/context/segment.h"
 #include "src/core/helpers.h"
 #include "src/device/compute_device.h"
 #include "src/device/tail_figures.h"
@@ -110,7 +110,6 @@ struct Session::State {
   void measure_recall(std::int64_t layer, std::int64_t head);
 
   // session_tail.cc
-  const RowTail* tail(std::int64_t layer, std::int64_t head) const;
   PositionRange all_own(std::int64_t layer, const TokenQueries& queries) const;
   bool attends_own() const;
   void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
@@ -132,6 +131,7 @@ struct Session::State {
   AttentionShape shape;
   SessionShape seen;
   std::vector<std::int64_t> k;  // per layer
+  const SegmentIndex* tail;     // of the context; null: none
   RowStore own;                 // rows of the session's own tokens
   std::unique_ptr<DecodeBackend> backend;
   SessionStats stats;

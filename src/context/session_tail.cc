@@ -35,10 +35,6 @@ PositionRange Session::State::all_own(std::int64_t layer, const TokenQueries& qu
           std::min(exact.begin(queries.first), position(layer))};
 }
 
-const RowTail* Session::State::tail(std::int64_t layer, std::int64_t head) const {
-  return options.tail == no_tail ? nullptr : context->tail(options.tail, layer, head);
-}
-
 /// Merges into `out` the session's own rows that no token of the block has in its window.
 void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out) {
   const PositionRange range = all_own(layer, queries);
@@ -80,9 +76,9 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
       step.noise.resize(static_cast<std::size_t>(count));
       const PartialView estimate = step.estimate.view();
       const PartialView rare = step.rare.view();
-      tail(layer, head)
-          ->attend({step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings,
-                   scale, shape.softcap, {estimate, rare, step.noise.data()});
+      tail->layer(layer).tails[static_cast<std::size_t>(head)]->attend(
+          {step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings, scale,
+          shape.softcap, {estimate, rare, step.noise.data()});
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = place(head, i);
         merge(out.exact.part(at), rare.part(i));

@@ -1,0 +1,71 @@
+// Consecutive tokens of a sequence: their rows of all layers and KV heads, and indices over them.
+//
+// A context has a frozen segment, which its sessions share; each of these has one of its own, which
+// grows. Positions within a segment's rows and indices are its own: 0 is the token at `first`.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "index/row_tail.h"
+#include "src/attention/block_attention.h"
+#include "src/device/compute_device.h"
+#include "src/store/row_store.h"
+#include "topkv/key_index.h"
+
+namespace topkv {
+
+/// What a step asks of an index in one layer. Without heads where the layer has a sliding window.
+struct LayerIndex {
+  std::vector<std::shared_ptr<KeyIndex>> heads;  ///< per KV head
+  std::vector<std::unique_ptr<RowTail>> tails;   ///< likewise; null where the index has none
+};
+
+/// An index over a segment.
+struct SegmentIndex {
+  /// Of no keys yet.
+  SegmentIndex(const IndexSpec& spec, const AttentionShape& shape);
+
+  const LayerIndex& layer(std::int64_t layer) const {
+    return layers[static_cast<std::size_t>(layer)];
+  }
+  /// Keys inserted so far, over all heads. Safe from any thread.
+  std::int64_t inserted() const;
+  /// Keys that there are when each head has those of so many tokens.
+  std::int64_t keys(std::int64_t tokens) const;
+  std::int64_t memory() const;
+  /// Beyond what the heads hold.
+  std::int64_t tail_memory() const;
+
+  IndexSpec spec;
+  std::vector<LayerIndex> layers;
+  bool shared = false;  ///< the heads are another's too, which counts them
+
+  // What the last device that asked has of it (codes_on_device.h).
+  mutable std::mutex mutex;
+  mutable std::shared_ptr<ComputeDevice> device;
+  mutable std::shared_ptr<const DeviceCodes> codes;
+};
+
+/// A value: copies share rows and indices. Whoever fills the rows keeps a pointer to do so.
+struct Segment {
+  std::int64_t first = 0;  ///< position of its first token
+  std::shared_ptr<const RowStore> store;
+  std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
+
+  RowsView rows(std::int64_t layer, std::int64_t kv_head) const {
+    return store->rows(layer, kv_head);
+  }
+  /// Those of its indices.
+  std::vector<std::string> specs() const;
+  /// The index with this spec, in normal form; null: none.
+  const SegmentIndex* find(std::string_view normal) const;
+  /// However it is spelled. Throws InvalidArgument when there is none.
+  const SegmentIndex& index(std::string_view spec) const;
+};
+
+}  // namespace topkv
