@@ -21,23 +21,6 @@ bool can_be_scanned(const SegmentIndex& index) {
   return true;
 }
 
-/// REQUIRES: can_be_scanned(index), device.scans_codes(shape).
-std::shared_ptr<const DeviceCodes> keep_codes(ComputeDevice& device, const AttentionShape& shape,
-                                              const Segment& segment, const SegmentIndex& index) {
-  std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));
-  for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
-    const LayerIndex& layer = index.layer(i / shape.kv_heads);
-    const auto head = static_cast<std::size_t>(i % shape.kv_heads);
-    if (layer.heads.empty()) continue;
-    heads[static_cast<std::size_t>(i)] =
-        codes_of(dynamic_cast<const CodesIndex&>(*layer.heads[head]),
-                 dynamic_cast<const CodeTail*>(layer.tails[head].get()),
-                 segment.rows(i / shape.kv_heads, i % shape.kv_heads));
-  }
-  const auto lock = device.lock();
-  return device.keep_codes(shape, heads);
-}
-
 }  // namespace
 
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows) {
@@ -70,10 +53,20 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
   const std::shared_ptr<ComputeDevice>& compute = device.compute();
   if (!compute->scans_codes(shape) || !can_be_scanned(index)) return nullptr;
   const std::lock_guard lock(index.mutex);
-  if (index.device != compute) {
-    index.codes = keep_codes(*compute, shape, segment, index);  // throws before anything changes
-    index.device = compute;
+  if (index.device == compute) return index.codes;
+  std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));
+  for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
+    const LayerIndex& layer = index.layer(i / shape.kv_heads);
+    const auto head = static_cast<std::size_t>(i % shape.kv_heads);
+    if (layer.heads.empty()) continue;
+    heads[static_cast<std::size_t>(i)] =
+        codes_of(dynamic_cast<const CodesIndex&>(*layer.heads[head]),
+                 dynamic_cast<const CodeTail*>(layer.tails[head].get()),
+                 segment.rows(i / shape.kv_heads, i % shape.kv_heads));
   }
+  const auto device_lock = compute->lock();
+  index.codes = compute->keep_codes(shape, heads);  // throws before anything changes
+  index.device = compute;
   return index.codes;
 }
 

@@ -75,13 +75,12 @@ DType Context::dtype() const { return segment_->store->dtype(); }
 ContextMemory Context::memory() const {
   ContextMemory memory;
   memory.rows_bytes = segment_->store->bytes();
-  for (const auto& index : segment_->indices)
-    memory.index_bytes += index->shared ? index->tail_memory() : index->memory();
+  for (const auto& index : segment_->indices) memory.index_bytes += index->memory(!index->shared);
   return memory;
 }
 
 std::int64_t Context::index_bytes(std::string_view spec) const {
-  return segment_->index(spec).memory();
+  return segment_->index(spec).memory(true);
 }
 
 std::vector<std::string> Context::indices() const { return segment_->specs(); }

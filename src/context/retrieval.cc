@@ -31,39 +31,20 @@ void Selector::take_best(std::int64_t k) {
             [](const Candidate& a, const Candidate& b) { return a.position < b.position; });
 }
 
-void Selector::search(const KeyIndex& context, const KeyIndex& own, const float* queries,
-                      std::int64_t query_count, std::int64_t dim,
-                      std::span<const PositionRange> context_allowed,
-                      std::span<const PositionRange> own_allowed, std::int64_t k) {
-  const auto any = [](std::span<const PositionRange> ranges) {
-    return std::any_of(ranges.begin(), ranges.end(),
-                       [](const PositionRange& r) { return r.size() > 0; });
-  };
-  from_context_.reset(query_count, 1);
-  from_own_.reset(query_count, 1);
-  if (any(context_allowed))
-    context.search({queries, query_count, dim, context_allowed}, k, from_context_);
-  if (any(own_allowed)) own.search({queries, query_count, dim, own_allowed}, k, from_own_);
-  context_size_ = context.size();
-}
-
 void Selector::choose(std::int64_t k, std::int64_t shared) {
-  const std::int64_t query_count = from_context_.queries();
-  selections_.resize(std::max(selections_.size(), static_cast<std::size_t>(query_count)));
+  const std::int64_t query_count = found_[0].queries();
+  reset(query_count);
   lowest_.resize(std::max(lowest_.size(), static_cast<std::size_t>(query_count)));
   for (std::int64_t first = 0; first < query_count; first += shared) {
     candidates_.clear();
-    for (std::int64_t q = first; q < first + shared; ++q) {
-      const auto gather = [&](const SearchResult& found, std::int64_t offset) {
-        const auto positions = found.positions(q);
-        const auto scores = found.scores(q);
+    for (std::size_t s = 0; s < segments_.size(); ++s) {
+      for (std::int64_t q = first; q < first + shared; ++q) {
+        const auto positions = found_[s].positions(q);
+        const auto scores = found_[s].scores(q);
         const auto best = std::min(std::ssize(positions), static_cast<std::ptrdiff_t>(k));
-        for (std::size_t i = 0; std::cmp_less(i, best); ++i) {
-          candidates_.push_back({scores[i], positions[i] + offset});
-        }
-      };
-      gather(from_context_, 0);
-      gather(from_own_, context_size_);
+        for (std::size_t i = 0; std::cmp_less(i, best); ++i)
+          candidates_.push_back({scores[i], segments_[s].first + positions[i]});
+      }
     }
     take_best(k);
     float lowest = std::numeric_limits<float>::infinity();
@@ -71,40 +52,41 @@ void Selector::choose(std::int64_t k, std::int64_t shared) {
       for (const Candidate& candidate : candidates_) lowest = std::min(lowest, candidate.score);
     }
     std::fill_n(lowest_.begin() + first, shared, lowest);
-    Selection& selection = selections_[static_cast<std::size_t>(first)];
-    selection.context.clear();
-    selection.own.clear();
+    std::size_t s = 0;
     for (const Candidate& candidate : candidates_) {
-      if (candidate.position < context_size_) {
-        selection.context.push_back(candidate.position);
-      } else {
-        selection.own.push_back(candidate.position - context_size_);
-      }
+      while (s + 1 < segments_.size() && candidate.position >= segments_[s + 1].first) ++s;
+      chosen_[s][static_cast<std::size_t>(first)].push_back(candidate.position -
+                                                            segments_[s].first);
     }
-    for (std::int64_t q = first + 1; q < first + shared; ++q) {
-      selections_[static_cast<std::size_t>(q)] = selection;
+    for (auto& chosen : chosen_) {
+      for (std::int64_t q = first + 1; q < first + shared; ++q)
+        chosen[static_cast<std::size_t>(q)] = chosen[static_cast<std::size_t>(first)];
     }
   }
 }
 
 void Selector::keep(std::span<const std::int64_t> queries) {
-  from_context_.keep(queries);
-  from_own_.keep(queries);
+  for (SearchResult& found : found_) found.keep(queries);
 }
 
 void Selector::reset(std::int64_t queries) {
   const auto count = static_cast<std::size_t>(queries);
-  selections_.resize(std::max(selections_.size(), count));
-  for (std::size_t i = 0; i < count; ++i) {
-    selections_[i].context.clear();
-    selections_[i].own.clear();
+  for (auto& chosen : chosen_) {
+    chosen.resize(std::max(chosen.size(), count));
+    for (std::size_t i = 0; i < count; ++i) chosen[i].clear();
   }
 }
 
-void Selector::take_own(std::int64_t query, const PositionRange& range) {
-  std::vector<std::int64_t>& own = selections_[static_cast<std::size_t>(query)].own;
-  own.clear();
-  for (std::int64_t p = range.begin; p < range.end; ++p) own.push_back(p);
+void Selector::take(std::size_t segment, std::int64_t query, const PositionRange& range) {
+  std::vector<std::int64_t>& chosen = chosen_[segment][static_cast<std::size_t>(query)];
+  chosen.clear();
+  for (std::int64_t p = range.begin; p < range.end; ++p) chosen.push_back(p);
+}
+
+std::int64_t Selector::rows(std::int64_t query) const {
+  std::int64_t sum = 0;
+  for (const auto& chosen : chosen_) sum += std::ssize(chosen[static_cast<std::size_t>(query)]);
+  return sum;
 }
 
 TopK TopK::parse(std::string_view text) {

@@ -5,31 +5,26 @@
 #include <span>
 #include <vector>
 
+#include "src/context/segment.h"
 #include "topkv/key_index.h"
 #include "topkv/session.h"
 
 namespace topkv {
 
-/// The rows that each query of a block attends, in two arrays: the context's and the session's
-/// own. Positions are within their array, ascending and unique.
-struct Selection {
-  std::vector<std::int64_t> context;
-  std::vector<std::int64_t> own;
-};
-
-/// Keeps its buffers, so that selecting in the decode step does not allocate once it has grown.
+/// For each query of a block, the rows that it attends in each of some segments, which go by their
+/// number here. Keeps its buffers, so that selecting in the decode step does not allocate once it
+/// has grown.
 class Selector {
  public:
-  /// Searches the context's index and the session's own for the k best of each query.
-  /// queries: [query_count, dim]. context_allowed, own_allowed: per query, positions within each
-  /// array.
-  void search(const KeyIndex& context, const KeyIndex& own, const float* queries,
-              std::int64_t query_count, std::int64_t dim,
-              std::span<const PositionRange> context_allowed,
-              std::span<const PositionRange> own_allowed, std::int64_t k);
+  /// segments: they outlive this.
+  explicit Selector(std::span<const Segment> segments)
+      : segments_(segments), found_(segments.size()), chosen_(segments.size()) {}
 
-  /// Of what was found last, has each query attend the k best of both together. So many queries
-  /// that follow each other, `shared`, share one selection: the k best for any of them.
+  /// What a search of a segment finds for the queries, to be put here.
+  SearchResult& found(std::size_t segment) { return found_[segment]; }
+
+  /// Of what was found last, has each query attend the k best of all segments together. So many
+  /// queries that follow each other, `shared`, share one selection: the k best for any of them.
   /// REQUIRES: no more than were searched for.
   void choose(std::int64_t k, std::int64_t shared);
 
@@ -39,31 +34,32 @@ class Selector {
   /// Has so many queries attend nothing.
   void reset(std::int64_t queries);
 
-  /// Has query i attend all of the session's own positions in a range.
-  void take_own(std::int64_t query, const PositionRange& range);
+  /// Has a query attend all of a range of a segment's positions, and no others of it.
+  void take(std::size_t segment, std::int64_t query, const PositionRange& range);
 
   /// The lowest score (q·k) of what was selected for a query: no other row that was searched scores
   /// higher. Infinity where all were taken.
   float lowest(std::int64_t query) const { return lowest_[static_cast<std::size_t>(query)]; }
 
-  /// What query i attends.
-  const Selection& of(std::int64_t query) const {
-    return selections_[static_cast<std::size_t>(query)];
+  /// What a query attends: positions within the segment, ascending and unique.
+  const std::vector<std::int64_t>& of(std::size_t segment, std::int64_t query) const {
+    return chosen_[segment][static_cast<std::size_t>(query)];
   }
+  /// How many rows that is in all segments.
+  std::int64_t rows(std::int64_t query) const;
 
  private:
   struct Candidate {
     float score;
-    std::int64_t position;  // own rows are numbered after all of the context's
+    std::int64_t position;  // of the sequence
   };
   void take_best(std::int64_t k);
 
-  std::int64_t context_size_ = 0;
-  SearchResult from_context_;
-  SearchResult from_own_;
+  std::span<const Segment> segments_;
+  std::vector<SearchResult> found_;                             // per segment
+  std::vector<std::vector<std::vector<std::int64_t>>> chosen_;  // likewise, per query
   std::vector<Candidate> candidates_;
-  std::vector<Selection> selections_;  // per query
-  std::vector<float> lowest_;          // per query
+  std::vector<float> lowest_;  // per query
 };
 
 }  // namespace topkv

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "index/exact_index.h"
 #include "index/index_kind.h"
 #include "topkv/error.h"
 
@@ -33,18 +34,11 @@ std::int64_t SegmentIndex::keys(std::int64_t tokens) const {
   return sum;
 }
 
-std::int64_t SegmentIndex::memory() const {
-  std::int64_t sum = tail_memory();
-  for (const LayerIndex& layer : layers) {
-    for (const auto& head : layer.heads) sum += head->memory();
-  }
-  return sum;
-}
-
-std::int64_t SegmentIndex::tail_memory() const {
+std::int64_t SegmentIndex::memory(bool heads) const {
   std::int64_t sum = 0;
   for (const LayerIndex& layer : layers) {
     for (const auto& tail : layer.tails) sum += tail ? tail->memory() : 0;
+    for (const auto& head : layer.heads) sum += heads ? head->memory() : 0;
   }
   return sum;
 }
@@ -68,6 +62,21 @@ const SegmentIndex& Segment::index(std::string_view spec) const {
   throw InvalidArgument(
       fmt::format("the context has no index '{}', only {}; add it with with_index", spec,
                   fmt::join(specs(), ", ")));
+}
+
+void Segment::search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
+                     const QueryBlock& queries, std::int64_t k, SearchResult& result) const {
+  result.reset(queries.count, 1);
+  if (std::ranges::none_of(queries.allowed, [](const auto& range) { return range.size() > 0; }))
+    return;
+  if (index != nullptr) {
+    index->layer(layer).heads[static_cast<std::size_t>(kv_head)]->search(queries, k, result);
+    return;
+  }
+  ExactIndex in_place;  // holds nothing but where the keys are
+  in_place.build({});
+  in_place.add(rows(layer, kv_head).keys(), {});
+  in_place.search(queries, k, result);
 }
 
 }  // namespace topkv

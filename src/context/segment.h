@@ -37,9 +37,8 @@ struct SegmentIndex {
   std::int64_t inserted() const;
   /// Keys that there are when each head has those of so many tokens.
   std::int64_t keys(std::int64_t tokens) const;
-  std::int64_t memory() const;
-  /// Beyond what the heads hold.
-  std::int64_t tail_memory() const;
+  /// Bytes of the tails and, if wanted, of the heads.
+  std::int64_t memory(bool heads) const;
 
   IndexSpec spec;
   std::vector<LayerIndex> layers;
@@ -66,6 +65,10 @@ struct Segment {
   const SegmentIndex* find(std::string_view normal) const;
   /// However it is spelled. Throws InvalidArgument when there is none.
   const SegmentIndex& index(std::string_view spec) const;
+  /// Up to k of the best rows for each query, as one of its indices finds them or, null, where they
+  /// lie, exactly.
+  void search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
+              const QueryBlock& queries, std::int64_t k, SearchResult& result) const;
 };
 
 }  // namespace topkv

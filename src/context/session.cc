@@ -75,11 +75,14 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       shape(context->shape()),
       seen(session_shape(shape, options, context->tokens())),
       k(options.k.resolve(shape.layers)),
-      tail(context->segment_->find(options.tail)),
-      own(shape, context->dtype(), options.capacity, options.memory_budget, "session"),
+      own(std::make_shared<RowStore>(shape, context->dtype(), options.capacity,
+                                     options.memory_budget, "session")),
+      segments{*context->segment_, {.first = context->tokens(), .store = own}},
+      indices{segments[0].find(options.index), nullptr},
+      tail(segments[0].find(options.tail)),
       step_times(static_cast<std::size_t>(shape.layers)),
       figures_before(static_cast<std::size_t>(shape.layers)),
-      heads(static_cast<std::size_t>(shape.kv_heads)) {
+      heads(static_cast<std::size_t>(shape.kv_heads), HeadStep(segments)) {
   if (device.is_cuda() && context->dtype() != DType::bf16) {
     throw InvalidArgument("a session on a CUDA device reads rows in bf16; the context holds " +
                           std::string(name_of(context->dtype())) +
@@ -93,8 +96,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   seen.judged = seen.tail && (options.mass || options.error);
   if (retrieves && !seen.judged && options.select_by == SelectBy::query_head &&
       (options.tail == no_tail || options.tail == options.index)) {
-    seen.codes =
-        codes_on(device, shape, *context->segment_, context->segment_->index(options.index));
+    seen.codes = codes_on(device, shape, segments[0], *indices[0]);
     seen.most_rows = *std::ranges::max_element(k);
   }
   if (seen.codes) stats.device_code_bytes = seen.codes->memory();
@@ -105,24 +107,24 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
 
 /// Layer 0 takes new tokens when every layer has the last ones; the others follow it.
 void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
-  const std::int64_t first = own.size(0);
-  if (layer > 0 && own.size(layer) + tokens > first) {
+  const std::int64_t first = own->size(0);
+  if (layer > 0 && own->size(layer) + tokens > first) {
     throw InvalidArgument(fmt::format(
         "attend: layer {} holds {} tokens of the session and gets {} more, beyond the {} "
         "of layer 0; give each layer the same tokens, layer 0 first",
-        layer, own.size(layer), tokens, first));
+        layer, own->size(layer), tokens, first));
   }
   for (std::int64_t l = 1; layer == 0 && l < shape.layers; ++l) {
-    if (own.size(l) == first) continue;
+    if (own->size(l) == first) continue;
     throw InvalidArgument(
         fmt::format("attend: layer 0 gets new tokens while layer {} holds {} of its {}; give each "
                     "layer the same tokens, layer 0 first",
-                    l, own.size(l), first));
+                    l, own->size(l), first));
   }
 }
 
 void Session::State::take_back(std::int64_t layer, std::int64_t count) {
-  own.shrink(layer, count);
+  own->shrink(layer, count);
   try {
     load(layer);
   } catch (...) {  // a device that no longer works
@@ -181,7 +183,7 @@ Session& Session::operator=(Session&&) noexcept = default;
 Session Session::fork() const {
   state_->check_usable();
   auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
-  state->own.copy_from(state_->own);
+  state->own->copy_from(*state_->own);
   state->stats = state_->stats;
   state->step_times = state_->step_times;
   state->figures_before = tail_figures();
@@ -205,7 +207,7 @@ void Session::attend(const AttentionStep& step) {
   const std::int64_t kv_width = s.shape.kv_heads * s.shape.head_dim;
   // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
   constexpr std::int64_t most = most_step_tokens;
-  const std::int64_t held = s.own.size(step.layer);
+  const std::int64_t held = s.own->size(step.layer);
   const SessionStats before = s.stats;
   try {
     for (std::int64_t t = 0; t < step.tokens; t += most) {
@@ -233,17 +235,17 @@ void Session::truncate(std::int64_t own_tokens) {
   State& s = *state_;
   s.check_usable();
   for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
-    if (own_tokens >= 0 && own_tokens <= s.own.size(layer)) continue;
+    if (own_tokens >= 0 && own_tokens <= s.own->size(layer)) continue;
     throw InvalidArgument(fmt::format("truncate to {} own tokens; layer {} of the session has {}",
-                                      own_tokens, layer, s.own.size(layer)));
+                                      own_tokens, layer, s.own->size(layer)));
   }
   for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
-    if (s.own.size(layer) > own_tokens) s.take_back(layer, own_tokens);
+    if (s.own->size(layer) > own_tokens) s.take_back(layer, own_tokens);
   }
 }
 
 std::int64_t Session::tokens() const { return state_->context->tokens() + own_tokens(); }
-std::int64_t Session::own_tokens() const { return state_->own.size(0); }
+std::int64_t Session::own_tokens() const { return state_->own->size(0); }
 const Context& Session::context() const { return *state_->context; }
 const RetrievalOptions& Session::options() const { return state_->options; }
 const Device& Session::device() const { return state_->device; }

@@ -54,7 +54,7 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
                                    PartialView exact, const TailParts& out) {
   const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
   const std::int64_t most = most_rows(layer);
-  const bool own = all_own(layer, queries).size() > 0;
+  const bool own = between(segments.back(), layer, queries.first).size() > 0;
   std::int64_t rows = first_rows(layer);
   tail_shares.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   for (bool first = true; asks_for_more(queries.tokens, rows < wanted, exact, out); first = false) {
@@ -139,16 +139,14 @@ void Session::State::begin_again(bool own, PartialView out) {
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     HeadStep& step = heads[static_cast<std::size_t>(head)];
     for (const std::int64_t i : step.more) {
-      const Selection& selection = step.selector.of(i);
-      stats.rows_retrieved -= std::ssize(selection.context) + std::ssize(selection.own);
+      stats.rows_retrieved -= step.selector.rows(i);
       const PartialView part = out.part(place(head, i));
       empty(part);
       if (own) merge(part, own_rest.view().part(place(head, i)));
     }
     step.selector.keep(step.more);
     keep(step.more, shape.head_dim, step.queries);
-    keep(step.more, 1, step.context_allowed);
-    keep(step.more, 1, step.own_allowed);
+    for (auto& ranges : step.allowed) keep(step.more, 1, ranges);
     keep(step.more, 1, step.numbers);
   }
 }
@@ -200,7 +198,7 @@ void Session::State::attend_all(std::int64_t layer, const TokenQueries& queries,
   });
   for (const HeadStep& step : heads) {
     stats.went_dense += step.count();
-    for (const PositionRange& range : step.context_allowed) stats.rows_retrieved += range.size();
+    for (const PositionRange& range : step.allowed[0]) stats.rows_retrieved += range.size();
   }
   times(layer).attend += attending.seconds();
 }

@@ -21,13 +21,9 @@ constexpr std::int64_t sorted_on_arrival = 128;  // positions of a list
 /// Begins a scan of the context's codes for these tokens of a step, the first of which is number
 /// `token` of it.
 void Session::State::scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries) {
-  const CausalWindow exact = seen.exact(layer);
   allowed.clear();
-  for (std::int64_t i = 0; i < queries.tokens; ++i) {
-    const std::int64_t end = std::min(exact.begin(queries.first + i), context->tokens());
-    allowed.push_back(
-        {std::min(exact.sinks, std::max<std::int64_t>(end, 0)), std::max<std::int64_t>(end, 0)});
-  }
+  for (std::int64_t i = 0; i < queries.tokens; ++i)
+    allowed.push_back(between(segments[0], layer, queries.first + i));
   const DecodeBackend::ScanOf part{backend.get(),
                                    {.token = token,
                                     .allowed = allowed,

@@ -30,11 +30,13 @@ inline constexpr std::string_view no_tail = "none";
 struct Session::State {
   /// What one KV head needs for one step; kept between steps.
   struct HeadStep {
+    explicit HeadStep(std::span<const Segment> segments)
+        : selector(segments), allowed(segments.size()) {}
+
     Selector selector;
-    std::vector<std::int64_t> numbers;           // of the queries, among all [tokens x group]
-    std::vector<float> queries;                  // [queries, dim]
-    std::vector<PositionRange> context_allowed;  // per query
-    std::vector<PositionRange> own_allowed;
+    std::vector<std::int64_t> numbers;                // of the queries, among all [tokens x group]
+    std::vector<float> queries;                       // [queries, dim]
+    std::vector<std::vector<PositionRange>> allowed;  // per segment and query, within it
     Partial retrieved;
     std::vector<std::span<const std::int64_t>> taken;  // per query, of the context
     std::vector<float> ceilings;                       // per query, of what is not taken
@@ -73,7 +75,7 @@ struct Session::State {
   State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
 
   /// Where the layer's next token stands.
-  std::int64_t position(std::int64_t layer) const { return context->tokens() + own.size(layer); }
+  std::int64_t position(std::int64_t layer) const { return context->tokens() + own->size(layer); }
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
 
   void check_usable() const;
@@ -91,6 +93,7 @@ struct Session::State {
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
   bool searches(std::int64_t layer, std::int64_t end) const;
+  PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
   void retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out,
                 BesideScan* beside);
   void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
@@ -110,7 +113,6 @@ struct Session::State {
   void measure_recall(std::int64_t layer, std::int64_t head);
 
   // session_tail.cc
-  PositionRange all_own(std::int64_t layer, const TokenQueries& queries) const;
   bool attends_own() const;
   void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out);
@@ -130,9 +132,11 @@ struct Session::State {
   Device device;
   AttentionShape shape;
   SessionShape seen;
-  std::vector<std::int64_t> k;  // per layer
-  const SegmentIndex* tail;     // of the context; null: none
-  RowStore own;                 // rows of the session's own tokens
+  std::vector<std::int64_t> k;               // per layer
+  std::shared_ptr<RowStore> own;             // rows of the session's own tokens
+  std::vector<Segment> segments;             // the context's, then the session's own
+  std::vector<const SegmentIndex*> indices;  // of them; null: searched where its rows lie
+  const SegmentIndex* tail;                  // of the context; null: none
   std::unique_ptr<DecodeBackend> backend;
   SessionStats stats;
   std::vector<StepTimes> step_times;        // per layer

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "index/codes_index.h"
-#include "index/exact_index.h"
 #include "src/context/session_state.h"
 #include "src/core/convert.h"
 #include "src/core/faults.h"
@@ -43,17 +42,15 @@ struct Released {
 
 }  // namespace
 
-/// use(rows): those of the context, then the session's own; one span per KV head.
+/// use(rows): those of each segment; one span per KV head.
 template <class Use>
 void Session::State::each_segment(std::int64_t layer, const Use& use) {
-  const auto segment = [&](std::int64_t first, const auto& rows_of) {
+  for (const Segment& segment : segments) {
     spans.clear();
     for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-      spans.push_back({rows_of(head), first});
+      spans.push_back({segment.rows(layer, head), segment.first});
     use(std::span<const RowSpan>(spans));
-  };
-  segment(0, [&](std::int64_t head) { return context->rows(layer, head); });
-  segment(context->tokens(), [&](std::int64_t head) { return own.rows(layer, head); });
+  }
 }
 
 void Session::State::load(std::int64_t layer) {
@@ -143,7 +140,7 @@ void Session::State::append(std::int64_t layer, const DecodeBackend::Step& given
   if (rows == 0) return;
   check_finite(layer, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
   check_finite(layer, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
-  own.append(layer, given.k, given.v);
+  own->append(layer, given.k, given.v);
 }
 
 /// Queries of one KV head, and where each may find rows: between the sinks and its window.
@@ -156,33 +153,39 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   step.numbers.resize(static_cast<std::size_t>(count));
   std::iota(step.numbers.begin(), step.numbers.end(), 0);
   step.queries.resize(static_cast<std::size_t>(count * d));
-  step.context_allowed.resize(static_cast<std::size_t>(count));
-  step.own_allowed.resize(static_cast<std::size_t>(count));
-  const std::int64_t n = context->tokens();
-  const CausalWindow exact = seen.exact(layer);
-  const bool all_own = attends_own();
+  for (auto& allowed : step.allowed) allowed.assign(static_cast<std::size_t>(count), {});
+  const auto searched = std::span(segments).first(segments.size() - (attends_own() ? 1 : 0));
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
     const float* q = queries.data + token * queries.token_stride +
                      (head * group + i % group) * queries.head_stride;
     std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
-    const std::int64_t end = exact.begin(queries.first + token);
-    step.context_allowed[static_cast<std::size_t>(i)] = {exact.sinks, std::min(end, n)};
-    step.own_allowed[static_cast<std::size_t>(i)] =
-        all_own ? PositionRange{}
-                : PositionRange{std::max<std::int64_t>(0, exact.sinks - n), end - n};
+    for (std::size_t s = 0; s < searched.size(); ++s) {
+      step.allowed[s][static_cast<std::size_t>(i)] =
+          between(searched[s], layer, queries.first + token);
+    }
   }
+}
+
+/// Positions within a segment that lie between the sinks and the window of a token at a position,
+/// which may be beyond the rows that there are: of a token that only reads.
+PositionRange Session::State::between(const Segment& segment, std::int64_t layer,
+                                      std::int64_t position) const {
+  const CausalWindow exact = seen.exact(layer);
+  const std::int64_t end = std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0,
+                                                    segment.store->size(layer));
+  return {std::clamp<std::int64_t>(exact.sinks - segment.first, 0, end), end};
 }
 
 /// Searches for so many rows for each query of a KV head.
 void Session::State::search(std::int64_t layer, std::int64_t head, std::int64_t rows) {
   HeadStep& step = heads[static_cast<std::size_t>(head)];
   reach_fault("session.search");
-  ExactIndex own_keys;  // holds nothing but where they are
-  own_keys.build({});
-  own_keys.add(own.rows(layer, head).keys(), {});
-  step.selector.search(context->index(options.index, layer, head), own_keys, step.queries.data(),
-                       step.count(), shape.head_dim, step.context_allowed, step.own_allowed, rows);
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    segments[s].search(indices[s], layer, head,
+                       {step.queries.data(), step.count(), shape.head_dim, step.allowed[s]}, rows,
+                       step.selector.found(s));
+  }
 }
 
 /// Has them attend so many of what was found.
@@ -213,17 +216,17 @@ void Session::State::measure_recall(std::int64_t layer, const TokenQueries& quer
 /// Compares the context's index with exact search on the queries of the last search.
 void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   const HeadStep& step = heads[static_cast<std::size_t>(head)];
-  const auto count = static_cast<std::int64_t>(step.context_allowed.size());
-  const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.context_allowed};
+  const std::int64_t count = step.count();
+  const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.allowed[0]};
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
   SearchResult wanted;
   SearchResult found;
-  context->index("exact", layer, head).search(queries, rows, wanted);
-  const KeyIndex& index = context->index(options.index, layer, head);
-  if (!seen.codes) index.search(queries, rows, found);
+  segments[0].search(nullptr, layer, head, queries, rows, wanted);
+  if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, found);
   for (std::int64_t q = 0; q < count; ++q) {
     std::vector<std::int64_t> have;
     if (seen.codes) {  // rare rows are attended beside those that are found
+      const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
       const std::int64_t lists = backend->scan_lists();
@@ -325,25 +328,19 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
       const std::int64_t i = task % per_head;
       HeadStep& step = heads[static_cast<std::size_t>(head)];
       if (i >= step.count()) continue;
-      const Selection& selection = step.selector.of(i);
       const float* q = &step.queries[static_cast<std::size_t>(i * d)];
       const PartialView target = out.part(place(head, i));
       const PartialView part = step.retrieved.view().part(i);
-      const auto take = [&](const RowsView& rows, const std::vector<std::int64_t>& positions) {
-        if (positions.empty()) return;
-        attend_rows(q, rows, positions, scale, part, shape.softcap);
+      for (std::size_t s = 0; s < segments.size(); ++s) {
+        const std::vector<std::int64_t>& positions = step.selector.of(s, i);
+        if (positions.empty()) continue;
+        attend_rows(q, segments[s].rows(layer, head), positions, scale, part, shape.softcap);
         merge(target, part);
-      };
-      take(context->rows(layer, head), selection.context);
-      take(own.rows(layer, head), selection.own);
+      }
     }
   });
   for (const HeadStep& step : heads) {
-    for (std::int64_t i = 0; i < step.count(); ++i) {
-      const Selection& selection = step.selector.of(i);
-      stats.rows_retrieved +=
-          static_cast<std::int64_t>(selection.context.size() + selection.own.size());
-    }
+    for (std::int64_t i = 0; i < step.count(); ++i) stats.rows_retrieved += step.selector.rows(i);
   }
   times(layer).attend += attending.seconds();
 }

@@ -13,38 +13,28 @@ namespace topkv {
 /// Of the session's own rows, those that only later tokens of the block do not have in their
 /// window; attend_own takes those that none has.
 void Session::State::take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
-  const std::int64_t n = context->tokens();
-  const CausalWindow exact = seen.exact(layer);
-  const std::int64_t last = std::max(all_own(layer, queries).end, exact.sinks) - n;
+  const Segment& segment = segments.back();
+  const std::int64_t before = between(segment, layer, queries.first).end;
   HeadStep& step = heads[static_cast<std::size_t>(head)];
   for (std::int64_t i = 0; i < step.count(); ++i) {
-    // Tokens that only read may stand beyond the rows that there are.
     const std::int64_t token = step.numbers[static_cast<std::size_t>(i)] / shape.group();
-    const std::int64_t end = std::min(exact.begin(queries.first + token) - n, own.size(layer));
-    step.selector.take_own(i, {std::max<std::int64_t>(0, last), end});
+    const PositionRange range = between(segment, layer, queries.first + token);
+    step.selector.take(segments.size() - 1, i, {std::max(before, range.begin), range.end});
   }
 }
 
 /// Whether the session's own rows are all attended.
 bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
 
-/// Positions of the session's own rows that lie between the sinks and the window of all tokens.
-PositionRange Session::State::all_own(std::int64_t layer, const TokenQueries& queries) const {
-  const CausalWindow exact = seen.exact(layer);
-  return {std::max(context->tokens(), exact.sinks),
-          std::min(exact.begin(queries.first), position(layer))};
-}
-
 /// Merges into `out` the session's own rows that no token of the block has in its window.
 void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out) {
-  const PositionRange range = all_own(layer, queries);
+  const Segment& segment = segments.back();
+  const PositionRange range = between(segment, layer, queries.first);
   if (range.size() <= 0) return;
   const Stopwatch attending;
-  const std::int64_t n = context->tokens();
   spans.clear();
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    spans.push_back({own.rows(layer, head).part({range.begin - n, range.end - n}), range.begin});
-  }
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+    spans.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
   own_rest.reset(out.heads, out.head_dim);
   attend_tokens(shape, queries, {}, spans.data(), own_rest.view());
   merge(out, own_rest.view());
@@ -66,7 +56,7 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
       step.taken.clear();
       step.ceilings.clear();
       for (std::int64_t i = 0; i < count; ++i) {
-        step.taken.push_back(step.selector.of(i).context);
+        step.taken.push_back(step.selector.of(0, i));
         const float lowest = scale * step.selector.lowest(i);
         step.ceilings.push_back(
             shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap) : lowest);
@@ -77,7 +67,7 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
       const PartialView estimate = step.estimate.view();
       const PartialView rare = step.rare.view();
       tail->layer(layer).tails[static_cast<std::size_t>(head)]->attend(
-          {step.queries.data(), count, d, step.context_allowed}, step.taken, step.ceilings, scale,
+          {step.queries.data(), count, d, step.allowed[0]}, step.taken, step.ceilings, scale,
           shape.softcap, {estimate, rare, step.noise.data()});
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = place(head, i);
