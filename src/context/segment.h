@@ -2,6 +2,7 @@
 //
 // A context has a frozen segment, which its sessions share; each of these has one of its own, which
 // grows. Positions within a segment's rows and indices are its own: 0 is the token at `first`.
+// Threads: const members are safe from many, while one may append rows (row_store.h).
 #pragma once
 
 #include <cstdint>
@@ -12,20 +13,19 @@
 #include <vector>
 
 #include "index/row_tail.h"
-#include "src/attention/block_attention.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
 
-/// What a step asks of an index in one layer. Without heads where the layer has a sliding window.
+/// An index in one layer, per KV head; of none where the layer has a sliding window.
 struct LayerIndex {
-  std::vector<std::shared_ptr<KeyIndex>> heads;  ///< per KV head
-  std::vector<std::unique_ptr<RowTail>> tails;   ///< likewise; null where the index has none
+  std::vector<std::shared_ptr<KeyIndex>> heads;
+  std::vector<std::unique_ptr<RowTail>> tails;  ///< null where the index has none
 };
 
-/// An index over a segment.
+/// An index over the rows of a segment, which outlive it.
 struct SegmentIndex {
   /// Of no keys yet.
   SegmentIndex(const IndexSpec& spec, const AttentionShape& shape);
@@ -59,14 +59,14 @@ struct Segment {
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const {
     return store->rows(layer, kv_head);
   }
-  /// Those of its indices.
+  /// Of its indices.
   std::vector<std::string> specs() const;
   /// The index with this spec, in normal form; null: none.
   const SegmentIndex* find(std::string_view normal) const;
   /// However it is spelled. Throws InvalidArgument when there is none.
   const SegmentIndex& index(std::string_view spec) const;
-  /// Up to k of the best rows for each query, as one of its indices finds them or, null, where they
-  /// lie, exactly.
+  /// Finds up to k of the best rows for each query: with one of its indices or, null, where they
+  /// lie, exactly. Throws as KeyIndex::search does.
   void search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
               const QueryBlock& queries, std::int64_t k, SearchResult& result) const;
 };
