@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -176,6 +177,14 @@ class Session {
     attend({.layer = layer, .tokens = tokens, .q = q, .k = k, .v = v, .out = out});
   }
 
+  /// The same for several sessions over one context, on one device: tensors are theirs one after
+  /// the other, [sessions, tokens, …] each, and every session takes as many tokens, each at its own
+  /// position. Where a device scans codes it reads them once for several sessions. Each gives what
+  /// it would give alone, but for rounding; times and seconds are divided evenly among them.
+  /// Throws InvalidArgument, too, when there is no session, one is there twice, or contexts (or
+  /// devices) differ. Whatever it throws, all of them are then as they were before.
+  static void attend_together(std::span<Session* const> sessions, const AttentionStep& step);
+
   /// Forgets the session's own tokens from number `own_tokens` on, in all layers: speculative
   /// tokens that were rejected. Throws InvalidArgument when it has fewer.
   void truncate(std::int64_t own_tokens);
@@ -197,6 +206,7 @@ class Session {
  private:
   struct State;
   explicit Session(std::unique_ptr<State> state);
+  static void check_together(std::span<Session* const> sessions);
   std::unique_ptr<State> state_;
 };
 

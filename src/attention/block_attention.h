@@ -37,6 +37,11 @@ struct TokenQueries {
   std::int64_t token_stride = 0;  ///< elements
   std::int64_t head_stride = 0;   ///< elements
   std::int64_t first = 0;         ///< position of the first token
+
+  /// `count` of the tokens, from number `begin` on.
+  TokenQueries part(std::int64_t begin, std::int64_t count) const {
+    return {data + begin * token_stride, count, token_stride, head_stride, first + begin};
+  }
 };
 
 /// Partials of the queries over those rows of each KV head's span that they may attend.

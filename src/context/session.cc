@@ -191,10 +191,77 @@ Session Session::fork() const {
   return Session(std::move(state));
 }
 
+namespace {
+
+/// What number i of some sessions has of a step for all: `tokens` of its tokens from number `begin`
+/// on.
+AttentionStep piece_of(const AttentionShape& shape, const AttentionStep& step, std::int64_t i,
+                       std::int64_t begin, std::int64_t tokens) {
+  const std::int64_t first = i * step.tokens + begin;
+  const bool reads = step.kv_count() == 0;
+  AttentionStep piece = step;
+  piece.tokens = tokens;
+  piece.q += first * shape.q_heads * shape.head_dim;
+  piece.out += first * shape.q_heads * shape.head_dim;
+  if (step.lse != nullptr) piece.lse += first * shape.q_heads;
+  piece.kv_first = 0;
+  piece.kv_tokens = reads ? 0 : tokens;
+  if (!reads) {
+    piece.k += first * shape.kv_heads * shape.head_dim;
+    piece.v += first * shape.kv_heads * shape.head_dim;
+  }
+  return piece;
+}
+
+/// A step of so many sessions as if it were one's: for what can be checked of it so.
+AttentionStep whole_of(const AttentionStep& step, std::int64_t sessions) {
+  AttentionStep whole = step;
+  if (__builtin_mul_overflow(step.tokens, sessions, &whole.tokens)) {
+    throw InvalidArgument(
+        fmt::format("attend_together: {} tokens of {} sessions are more than 64 "
+                    "bits count; give fewer",
+                    step.tokens, sessions));
+  }
+  whole.kv_first = 0;
+  whole.kv_tokens = step.kv_count() * sessions;
+  return whole;
+}
+
+}  // namespace
+
 void Session::attend(const AttentionStep& step) {
-  State& s = *state_;
-  s.check_usable();
-  check_step(s.shape, step);
+  Session* const one = this;
+  attend_together({&one, 1}, step);
+}
+
+void Session::check_together(std::span<Session* const> sessions) {
+  if (sessions.empty()) throw InvalidArgument("attend_together: no sessions; give at least one");
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (sessions[i] == nullptr)
+      throw InvalidArgument(fmt::format("attend_together: session {} is null", i));
+    const State& s = *sessions[i]->state_;
+    s.check_usable();
+    if (std::find(sessions.begin(), sessions.begin() + static_cast<std::ptrdiff_t>(i),
+                  sessions[i]) != sessions.begin() + static_cast<std::ptrdiff_t>(i)) {
+      throw InvalidArgument(fmt::format(
+          "attend_together: session {} is there twice; give each once, or a fork of it", i));
+    }
+    const State& first = *sessions[0]->state_;
+    if (s.device.compute() == first.device.compute() &&
+        s.segments[0].store == first.segments[0].store)
+      continue;
+    throw InvalidArgument(
+        fmt::format("attend_together: session {} is over another context, or on another device, "
+                    "than session 0; step it by itself",
+                    i));
+  }
+}
+
+void Session::attend_together(std::span<Session* const> sessions, const AttentionStep& step) {
+  check_together(sessions);
+  State& one = *sessions[0]->state_;
+  const AttentionShape& shape = one.shape;
+  check_step(shape, step);
   const bool reads = step.kv_count() == 0;
   if (!reads && step.kv_count() != step.tokens) {
     throw InvalidArgument(
@@ -202,31 +269,34 @@ void Session::attend(const AttentionStep& step) {
                     "all of them, or of none to read only",
                     step.kv_count(), step.tokens));
   }
-  if (!reads) s.check_turn(step.layer, step.tokens);
-  const std::int64_t q_width = s.shape.q_heads * s.shape.head_dim;
-  const std::int64_t kv_width = s.shape.kv_heads * s.shape.head_dim;
-  // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
-  constexpr std::int64_t most = most_step_tokens;
-  const std::int64_t held = s.own->size(step.layer);
-  const SessionStats before = s.stats;
+  if (sessions.size() > 1) check_step(shape, whole_of(step, std::ssize(sessions)));
+  for (const Session* session : sessions) {
+    if (!reads) session->state_->check_turn(step.layer, step.tokens);
+  }
+  std::vector<State::Part>& parts = one.parts;
+  parts.clear();
+  for (Session* session : sessions) {
+    State& s = *session->state_;
+    parts.push_back(
+        {.session = &s, .own_before = s.own->size(step.layer), .stats_before = s.stats});
+  }
   try {
-    for (std::int64_t t = 0; t < step.tokens; t += most) {
-      AttentionStep piece = step;
-      piece.tokens = std::min(most, step.tokens - t);
-      piece.q += t * q_width;
-      piece.out += t * q_width;
-      if (step.lse != nullptr) piece.lse += t * s.shape.q_heads;
-      piece.kv_first = 0;
-      piece.kv_tokens = reads ? 0 : piece.tokens;
-      if (!reads) {
-        piece.k += t * kv_width;
-        piece.v += t * kv_width;
+    // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
+    for (std::int64_t t = 0; t < step.tokens; t += most_step_tokens) {
+      for (std::int64_t i = 0; i < std::ssize(parts); ++i) {
+        parts[static_cast<std::size_t>(i)].step =
+            piece_of(shape, step, i, t, std::min(most_step_tokens, step.tokens - t));
       }
-      s.step(piece);
+      State::step(parts);
     }
   } catch (...) {
-    s.stats = before;
-    s.take_back(step.layer, held);
+    for (const State::Part& part : parts) {
+      part.session->stats = part.stats_before;
+      try {
+        part.session->take_back(step.layer, part.own_before);
+      } catch (...) {  // which has marked it as failed
+      }
+    }
     throw;
   }
 }

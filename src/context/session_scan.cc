@@ -2,6 +2,7 @@
 // here, by the host's threads.
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "index/scratch.h"
 #include "src/attention/merge_parts.h"
@@ -18,88 +19,161 @@ constexpr std::int64_t sorted_on_arrival = 128;  // positions of a list
 
 }  // namespace
 
-/// Begins a scan of the context's codes for these tokens of a step, the first of which is number
-/// `token` of it.
-void Session::State::scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries) {
+/// Of a scan for a session's tokens from number `token` of its step on.
+DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t token,
+                                              std::int64_t tokens) {
+  const std::int64_t layer = part.step.layer;
   allowed.clear();
-  for (std::int64_t i = 0; i < queries.tokens; ++i)
-    allowed.push_back(between(segments[0], layer, queries.first + i));
-  const DecodeBackend::ScanOf part{backend.get(),
-                                   {.token = token,
-                                    .allowed = allowed,
-                                    .rows = k[static_cast<std::size_t>(layer)],
-                                    .tail = seen.tail}};
-  backend->scan(layer, {&part, 1});
+  for (std::int64_t i = 0; i < tokens; ++i)
+    allowed.push_back(between(segments[0], layer, part.queries.first + token + i));
+  return {backend.get(),
+          {.token = token,
+           .allowed = allowed,
+           .rows = k[static_cast<std::size_t>(layer)],
+           .tail = seen.tail}};
 }
 
-/// That attend_listed has work for.
+/// Begins the scans of a step, before the queries are on the host: the device goes on while they
+/// come.
+void Session::State::scan(std::span<Part> parts) {
+  thread_local std::vector<DecodeBackend::ScanOf> scans;
+  for (const Part& first : parts) {
+    const auto& codes = first.session->seen.codes;
+    if (!codes || !first.searched || first.scanned > 0) continue;
+    scans.clear();
+    for (Part& part : parts) {  // those that read the same
+      if (!part.searched || part.session->seen.codes != codes) continue;
+      part.scanned = std::min(part.step.tokens, part.session->backend->scan_tokens());
+      scans.push_back(part.session->scan_of(part, 0, part.scanned));
+    }
+    first.session->backend->scan(first.step.layer, scans);
+  }
+}
+
+/// A scan for further tokens of a step.
+void Session::State::scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens) {
+  Part further = part;
+  further.queries = part.queries.part(token, tokens);
+  further.found = part.found.part(token * shape.q_heads, tokens * shape.q_heads);
+  further.scanned = tokens;
+  {
+    const auto lock = device.compute()->lock();
+    const DecodeBackend::ScanOf scan = scan_of(part, token, tokens);
+    backend->scan(part.step.layer, {&scan, 1});
+  }
+  attend_lists({&further, 1}, nullptr);
+}
+
+/// That attend_lists has work for.
 std::int64_t Session::State::helpers_for(std::int64_t tokens) const {
   return std::min(thread_count(), tokens * shape.kv_heads * backend->scan_lists()) - 1;
 }
 
-/// Has all heads of a group attend the rows that the scan lists for it, and merges that into `out`.
-/// The threads wait for the lists themselves. beside: null: nothing else is left to do.
-void Session::State::attend_listed(std::int64_t layer, const TokenQueries& queries,
-                                   BesideScan* beside, PartialView out) {
+/// Has all heads of a group attend the rows that a scan lists for it. The threads wait for the
+/// lists themselves. lock: null, or held, and what else is left to do of a step for one token.
+void Session::State::attend_lists(std::span<Part> parts, DeviceLock* lock) {
   reach_fault("session.attend");
   const Stopwatch watch;
-  const std::int64_t group = shape.group();
-  const std::int64_t d = shape.head_dim;
-  const std::int64_t lists = backend->scan_lists();
-  const std::int64_t all = queries.tokens * shape.kv_heads;  // tokens and heads
-  // Not cleared in each step: each part is written before it is read.
-  if (list_parts.view().heads != all * lists * group) list_parts.reset(all * lists * group, d);
-  const PartialView parts = list_parts.view();
-  done.reset(all);
-  listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? all * lists : 0));
+  State& one = *parts[0].session;
+  std::int64_t tokens = 0;
+  std::int64_t tasks = 0;  // lists
+  for (Part& part : parts) {
+    part.first_list = tasks;
+    if (part.scanned == 0) continue;
+    tokens += part.scanned;
+    tasks += part.session->begin_lists(part.scanned);
+  }
+  if (tasks == 0) return;
+  if (!one.helpers.awake()) one.helpers.wake(one.helpers_for(tokens));
   std::atomic<std::int64_t> next = 0;
   std::atomic<double> searched = 0;  // seconds, about
-  std::atomic<std::int64_t> rows = 0;
-
-  const auto attend = [&](std::int64_t task, std::vector<std::int64_t>& positions) {
-    const std::int64_t number = task / lists;  // of the token and head
-    const std::int64_t token = number / shape.kv_heads;
-    const std::int64_t head = number % shape.kv_heads;
-    const RowsView head_rows = context->rows(layer, head);
-    positions.clear();
-    backend->read_list({token, head, task % lists}, [&](std::int32_t position) {
-      prefetch_row(head_rows, position);  // which memory brings while the scan goes on
-      // So is a short list sorted.
-      auto at = positions.end();
-      if (std::ssize(positions) < sorted_on_arrival)
-        at = std::upper_bound(positions.begin(), positions.end(), position);
-      positions.insert(at, position);
-    });
-    if (double none = 0; searched == none) searched.compare_exchange_strong(none, watch.seconds());
-    if (std::ssize(positions) > sorted_on_arrival) std::sort(positions.begin(), positions.end());
-    if (options.measure_recall) listed_rows[static_cast<std::size_t>(task)] = positions;
-    const PartialView part = parts.part(task * group, group);
-    attend_rows(queries.data + token * queries.token_stride + head * group * queries.head_stride,
-                head_rows, positions, shape.softmax_scale(), part, shape.softcap);
-    rows += std::ssize(positions);
-    if (done.add(number) < lists) return;
-    // The last list of a head: all of them, in their order.
-    merge_parts(out.part(number * group, group), parts.part(number * lists * group, lists * group));
-  };
   const auto begin = [&] {
-    if (beside == nullptr) return;
-    attend_exact(layer);
-    beside->lock = {};
+    if (lock == nullptr) return;
+    one.attend_exact(parts[0].step.layer);
+    *lock = {};
   };
-  std::atomic<bool> appended = beside == nullptr;
-  helpers.run(begin, [&] {
+  std::atomic<bool> appended = lock == nullptr;
+  one.helpers.run(begin, [&] {
     if (!appended.exchange(true)) {
       const Stopwatch appending;
-      append(layer, beside->given, 1);
-      times(layer).append += appending.seconds();
+      one.append(parts[0].step.layer, parts[0].given, 1);
+      one.times(parts[0].step.layer).append += appending.seconds();
     }
     const Scratch<std::vector<std::int64_t>> positions;
-    for (std::int64_t task = next++; task < all * lists; task = next++) attend(task, *positions);
+    auto part = parts.begin();
+    for (std::int64_t task = next++; task < tasks; task = next++) {
+      while (part + 1 != parts.end() && (part + 1)->first_list <= task) ++part;
+      State& of = *part->session;
+      of.read_list(*part, task - part->first_list, *positions);
+      if (double none = 0; searched == none)
+        searched.compare_exchange_strong(none, watch.seconds());
+      of.attend_list(*part, task - part->first_list, *positions);
+    }
   });
-  stats.rows_retrieved += rows * group;
+  const auto sessions = static_cast<double>(parts.size());
+  for (const Part& part : parts) {
+    if (part.scanned > 0)
+      part.session->end_lists(part.step.layer, searched / sessions, watch.seconds() / sessions);
+  }
+}
+
+/// The number of lists for so many tokens.
+std::int64_t Session::State::begin_lists(std::int64_t tokens) {
+  const std::int64_t heads_of_all = tokens * shape.kv_heads;
+  const std::int64_t lists = heads_of_all * backend->scan_lists();
+  // Not cleared in each step: each part is written before it is read.
+  if (list_parts.view().heads != lists * shape.group())
+    list_parts.reset(lists * shape.group(), shape.head_dim);
+  done.reset(heads_of_all);
+  listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? lists : 0));
+  rows_listed = 0;
+  return lists;
+}
+
+void Session::State::end_lists(std::int64_t layer, double searched, double whole_time) {
+  stats.rows_retrieved += rows_listed * shape.group();
   times(layer).search += searched;
-  times(layer).attend += watch.seconds() - searched;
+  times(layer).attend += whole_time - searched;
   stats.search_seconds += searched;
+}
+
+/// list: its number among those of all tokens and KV heads. positions: what it holds, ascending.
+void Session::State::read_list(const Part& part, std::int64_t list,
+                               std::vector<std::int64_t>& positions) {
+  const std::int64_t lists = backend->scan_lists();
+  const std::int64_t number = list / lists;  // of the token and head
+  const std::int64_t head = number % shape.kv_heads;
+  const RowsView rows = segments[0].rows(part.step.layer, head);
+  positions.clear();
+  backend->read_list({number / shape.kv_heads, head, list % lists}, [&](std::int32_t position) {
+    prefetch_row(rows, position);  // which memory brings while the scan goes on
+    // So is a short list sorted.
+    auto at = positions.end();
+    if (std::ssize(positions) < sorted_on_arrival)
+      at = std::upper_bound(positions.begin(), positions.end(), position);
+    positions.insert(at, position);
+  });
+  if (std::ssize(positions) > sorted_on_arrival) std::sort(positions.begin(), positions.end());
+  if (options.measure_recall) listed_rows[static_cast<std::size_t>(list)] = positions;
+}
+
+/// The last list of a head has all of them merged into part.found.
+void Session::State::attend_list(const Part& part, std::int64_t list,
+                                 const std::vector<std::int64_t>& positions) {
+  const std::int64_t lists = backend->scan_lists();
+  const std::int64_t group = shape.group();
+  const std::int64_t number = list / lists;
+  const std::int64_t head = number % shape.kv_heads;
+  const TokenQueries& queries = part.queries;
+  const PartialView parts = list_parts.view();
+  attend_rows(queries.data + number / shape.kv_heads * queries.token_stride +
+                  head * group * queries.head_stride,
+              segments[0].rows(part.step.layer, head), positions, shape.softmax_scale(),
+              parts.part(list * group, group), shape.softcap);
+  rows_listed += std::ssize(positions);
+  if (done.add(number) < lists) return;
+  merge_parts(part.found.part(number * group, group),
+              parts.part(number * lists * group, lists * group));
 }
 
 /// Of the session's own rows, those that some tokens of the block have in their window and others

@@ -64,12 +64,19 @@ struct Session::State {
     std::int64_t size_ = 0;
   };
 
-  /// What a step for one token has left to do when its scan has begun: the threads that wait for
-  /// lists have time for it. The lock is held until the scan is enqueued whole, for another's may
-  /// not begin before, and then let go.
-  struct BesideScan {
-    DeviceLock& lock;
-    const DecodeBackend::Step& given;  // to be appended
+  /// A session's part in a step: of at most SessionShape::max_tokens.
+  struct Part {
+    State* session;
+    AttentionStep step = {};
+    std::int64_t own_before = 0;  // tokens of its own in the layer
+    SessionStats stats_before = {};
+    TokenQueries queries = {};
+    DecodeBackend::Step given = {};
+    PartialView found = {};       // room for what is attended beyond sinks and window
+    bool searched = false;        // there may be such rows
+    std::int64_t scanned = 0;     // the first so many tokens, by the device, at first
+    std::int64_t first_list = 0;  // of these, among the lists of all sessions
+    double searching_before = 0;
   };
 
   State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
@@ -85,23 +92,36 @@ struct Session::State {
   /// Forgets the layer's own tokens from number `count` on.
   void take_back(std::int64_t layer, std::int64_t count);
 
-  // session_step.cc: a step of at most SessionShape::max_tokens
-  void step(const AttentionStep& step);
+  // session_step.cc
+  /// A step of one layer for sessions over one context, each once.
+  static void step(std::span<Part> parts);
+  void begin(Part& part);
+  void take(Part& part, bool now);
+  void retrieve(const Part& part);
+  void finish(const Part& part);
+  double searching(const Part& part) const;
   void append(std::int64_t layer, const DecodeBackend::Step& given, std::int64_t tokens);
   void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
                     std::int64_t heads) const;
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
-  bool searches(std::int64_t layer, std::int64_t end) const;
-  PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
-  void retrieve(std::int64_t layer, const TokenQueries& queries, const TailParts& out,
-                BesideScan* beside);
-  void scan(std::int64_t layer, std::int64_t token, const TokenQueries& queries);
-  void attend_listed(std::int64_t layer, const TokenQueries& queries, BesideScan* beside,
-                     PartialView out);
   void attend_exact(std::int64_t layer);
+  bool searches(std::int64_t layer, std::int64_t end) const;
+
+  // session_scan.cc
+  static void scan(std::span<Part> parts);
+  static void attend_lists(std::span<Part> parts, DeviceLock* lock);
+  DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens);
+  void scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens);
   std::int64_t helpers_for(std::int64_t tokens) const;
+  std::int64_t begin_lists(std::int64_t tokens);
+  void read_list(const Part& part, std::int64_t list, std::vector<std::int64_t>& positions);
+  void attend_list(const Part& part, std::int64_t list, const std::vector<std::int64_t>& positions);
+  void end_lists(std::int64_t layer, double searched, double whole_time);
   void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
+
+  // session_search.cc
+  PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
   void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void search_all(std::int64_t layer, const TokenQueries& queries);
   void search(std::int64_t layer, std::int64_t head, std::int64_t rows);
@@ -144,6 +164,7 @@ struct Session::State {
   double measuring_seconds = 0;             // spent on recall, no part of the steps
   bool failed = false;                      // what its device keeps could not be put back
 
+  std::vector<Part> parts;  // of the step that this session is the first of
   std::vector<HeadStep> heads;
   Partial estimate;  // the tail's
   std::vector<TailNoise> noise;
@@ -155,6 +176,7 @@ struct Session::State {
   std::vector<RowSpan> spans;          // per KV head
   std::vector<PositionRange> allowed;  // of a scan, per token
   Partial list_parts;                  // [tokens, kv_heads, lists, group]
+  std::atomic<std::int64_t> rows_listed = 0;
   std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
   PartCounts done;                                     // lists of each token and KV head
   Helpers helpers;  // of scans; goes first, for threads may still know of it

@@ -1,0 +1,167 @@
+// The part of a session's step where the host searches: which rows each query attends, and
+// attending them.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "index/codes_index.h"
+#include "src/context/session_state.h"
+#include "src/core/faults.h"
+#include "src/core/stopwatch.h"
+#include "src/core/threads.h"
+
+namespace topkv {
+
+/// Queries of one KV head, and where each may find rows: between the sinks and its window.
+void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
+                                  const TokenQueries& queries) {
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  const std::int64_t group = shape.group();
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t count = queries.tokens * group;
+  step.numbers.resize(static_cast<std::size_t>(count));
+  std::iota(step.numbers.begin(), step.numbers.end(), 0);
+  step.queries.resize(static_cast<std::size_t>(count * d));
+  for (auto& allowed : step.allowed) allowed.assign(static_cast<std::size_t>(count), {});
+  const auto searched = std::span(segments).first(segments.size() - (attends_own() ? 1 : 0));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t token = i / group;
+    const float* q = queries.data + token * queries.token_stride +
+                     (head * group + i % group) * queries.head_stride;
+    std::copy(q, q + d, &step.queries[static_cast<std::size_t>(i * d)]);
+    for (std::size_t s = 0; s < searched.size(); ++s) {
+      step.allowed[s][static_cast<std::size_t>(i)] =
+          between(searched[s], layer, queries.first + token);
+    }
+  }
+}
+
+/// Positions within a segment that lie between the sinks and the window of a token at a position,
+/// which may be beyond the rows that there are: of a token that only reads.
+PositionRange Session::State::between(const Segment& segment, std::int64_t layer,
+                                      std::int64_t position) const {
+  const CausalWindow exact = seen.exact(layer);
+  const std::int64_t end = std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0,
+                                                    segment.store->size(layer));
+  return {std::clamp<std::int64_t>(exact.sinks - segment.first, 0, end), end};
+}
+
+/// Searches for so many rows for each query of a KV head.
+void Session::State::search(std::int64_t layer, std::int64_t head, std::int64_t rows) {
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  reach_fault("session.search");
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    segments[s].search(indices[s], layer, head,
+                       {step.queries.data(), step.count(), shape.head_dim, step.allowed[s]}, rows,
+                       step.selector.found(s));
+  }
+}
+
+/// Has them attend so many of what was found.
+void Session::State::choose(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
+                            std::int64_t rows) {
+  heads[static_cast<std::size_t>(head)].selector.choose(
+      rows, options.select_by == SelectBy::group ? shape.group() : 1);
+  if (attends_own()) take_own(layer, head, queries);
+}
+
+/// Where a query of a KV head stands in partials of [tokens x q_heads].
+std::int64_t Session::State::place(std::int64_t head, std::int64_t query) const {
+  const std::int64_t group = shape.group();
+  const std::int64_t i =
+      heads[static_cast<std::size_t>(head)].numbers[static_cast<std::size_t>(query)];
+  return i / group * shape.q_heads + head * group + i % group;
+}
+
+void Session::State::measure_recall(std::int64_t layer, const TokenQueries& queries) {
+  const Stopwatch measuring;
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    if (seen.codes || seen.judged) copy_queries(layer, head, queries);  // those of all heads
+    measure_recall(layer, head);
+  }
+  measuring_seconds += measuring.seconds();
+}
+
+/// Compares the context's index with exact search on the queries of the last search.
+void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
+  const HeadStep& step = heads[static_cast<std::size_t>(head)];
+  const std::int64_t count = step.count();
+  const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.allowed[0]};
+  const std::int64_t rows = k[static_cast<std::size_t>(layer)];
+  SearchResult wanted;
+  SearchResult found;
+  segments[0].search(nullptr, layer, head, queries, rows, wanted);
+  if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, found);
+  for (std::int64_t q = 0; q < count; ++q) {
+    std::vector<std::int64_t> have;
+    if (seen.codes) {  // rare rows are attended beside those that are found
+      const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
+      const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
+      have.assign(rare.begin(), rare.end());
+      const std::int64_t lists = backend->scan_lists();
+      const std::int64_t first = (q / shape.group() * shape.kv_heads + head) * lists;
+      for (std::int64_t number = first; number < first + lists; ++number) {
+        const auto& listed = listed_rows[static_cast<std::size_t>(number)];
+        have.insert(have.end(), listed.begin(), listed.end());
+      }
+    } else {
+      have.assign(found.positions(q).begin(), found.positions(q).end());
+    }
+    std::sort(have.begin(), have.end());
+    for (const std::int64_t position : wanted.positions(q)) {
+      ++stats.exact_rows;
+      stats.exact_rows_found += std::binary_search(have.begin(), have.end(), position);
+    }
+  }
+}
+
+void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
+  const Stopwatch searching;
+  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      copy_queries(layer, head, queries);
+      search(layer, head, k[static_cast<std::size_t>(layer)]);
+      choose(layer, head, queries, first_rows(layer));
+    }
+  });
+  const double seconds = searching.seconds();
+  stats.search_seconds += seconds;
+  times(layer).search += seconds;
+}
+
+/// Attends the rows found and merges them into `out`.
+void Session::State::attend_found(std::int64_t layer, const TokenQueries& queries,
+                                  PartialView out) {
+  reach_fault("session.attend");
+  const Stopwatch attending;
+  const std::int64_t d = shape.head_dim;
+  const float scale = shape.softmax_scale();
+  // One task per query head: with few KV heads there would be too few tasks for the cores.
+  const std::int64_t per_head = queries.tokens * shape.group();
+  for (HeadStep& step : heads) {
+    step.retrieved.reset(per_head, d);
+  }
+  parallel_for(shape.kv_heads * per_head, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t head = task / per_head;
+      const std::int64_t i = task % per_head;
+      HeadStep& step = heads[static_cast<std::size_t>(head)];
+      if (i >= step.count()) continue;
+      const float* q = &step.queries[static_cast<std::size_t>(i * d)];
+      const PartialView target = out.part(place(head, i));
+      const PartialView part = step.retrieved.view().part(i);
+      for (std::size_t s = 0; s < segments.size(); ++s) {
+        const std::vector<std::int64_t>& positions = step.selector.of(s, i);
+        if (positions.empty()) continue;
+        attend_rows(q, segments[s].rows(layer, head), positions, scale, part, shape.softcap);
+        merge(target, part);
+      }
+    }
+  });
+  for (const HeadStep& step : heads) {
+    for (std::int64_t i = 0; i < step.count(); ++i) stats.rows_retrieved += step.selector.rows(i);
+  }
+  times(layer).attend += attending.seconds();
+}
+
+}  // namespace topkv
