@@ -59,6 +59,7 @@ BenchPlan small_plan() {
   for (const std::int64_t k : {8, 32}) {
     options.k = TopK::same(k);
     plan.rows.push_back(options);
+    plan.sessions.push_back(1);
     plan.ks.push_back(std::to_string(k));
   }
   plan.attention = {{Prefill::dense, 256}, {Prefill::window, 256}};
@@ -186,6 +187,26 @@ TEST(AttentionMass, IsNotToldWhenWindowAndSinksAreEverything) {
   const AttentionShape shape{1, 1, 1, 32};
   EXPECT_TRUE(
       attention_mass(*context_of(shape, 500, 3), bench_layers(shape, 3), {64}, 4, 496).empty());
+}
+
+TEST(BenchDecode, StepsSeveralSessionsTogether) {
+  Silent silent;
+  BenchPlan plan = small_plan();
+  plan.sessions = {1, 3};
+  plan.rows[1] = plan.rows[0];
+  const BenchReport report = run_bench_decode(plan, {}, silent.bar);
+  ASSERT_EQ(report.decode.size(), 2U);
+  const std::vector<Json> lines = bench_json(report, false);
+  EXPECT_EQ(lines[0]["sessions"], 1);
+  EXPECT_EQ(lines[1]["sessions"], 3);
+  EXPECT_EQ(report.decode[1].rows_per_head, report.decode[0].rows_per_head);
+  const DecodeResult& three = report.decode[1];
+  EXPECT_DOUBLE_EQ(lines[1]["tokens_per_second"], 3 / three.median());
+  // Times are divided among the sessions, so that they add up to no more than the steps took.
+  double parts = 0;
+  for (const StepTimes& layer : three.layer_times) parts += layer.total();
+  EXPECT_GT(parts, 0);
+  EXPECT_LE(parts, three.mean() * 10 * 1.001);
 }
 
 TEST(BenchDecode, MeasuresEachKAndPrintsTheSameInTableAndJson) {

@@ -16,35 +16,42 @@
 namespace topkv::cli {
 namespace {
 
-// Gives a session one token after another, from buffers of its device.
+// Gives sessions one token after another, from buffers of their device.
 class Decoder {
  public:
-  Decoder(const AttentionShape& shape, const std::vector<BenchLayer>& layers, Session& session)
+  Decoder(const AttentionShape& shape, const std::vector<BenchLayer>& layers,
+          std::vector<Session>& sessions)
       : shape_(shape),
         layers_(layers),
-        session_(session),
-        device_(*session.device().compute()),
-        inputs_(device_, shape.layers * q_size(), shape.layers * kv_size()) {}
+        device_(*sessions[0].device().compute()),
+        inputs_(device_, shape.layers * std::ssize(sessions) * q_size(),
+                shape.layers * std::ssize(sessions) * kv_size()) {
+    for (Session& session : sessions) sessions_.push_back(&session);
+  }
 
-  // Seconds of attention for one more token, all layers in turn.
+  // Seconds of attention for one more token of each session, all layers in turn.
   double step() {
-    const std::int64_t position = session_.tokens();
-    parallel_for(shape_.layers, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t layer = begin; layer < end; ++layer) {
-        const BenchLayer& source = layers_[static_cast<std::size_t>(layer)];
-        source.queries(session_.own_tokens(), session_.context().tokens(),
-                       inputs_.q.data() + layer * q_size());
-        source.fill_float(position, 1, inputs_.k.data() + layer * kv_size(),
-                          inputs_.v.data() + layer * kv_size());
+    const auto count = std::ssize(sessions_);
+    parallel_for(shape_.layers * count, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {  // of [layers, sessions]
+        const BenchLayer& source = layers_[static_cast<std::size_t>(i / count)];
+        const Session& session = *sessions_[static_cast<std::size_t>(i % count)];
+        source.queries(session.own_tokens() + i % count * steps_apart, session.context().tokens(),
+                       inputs_.q.data() + i * q_size());
+        source.fill_float(session.tokens() + i % count * steps_apart, 1,
+                          inputs_.k.data() + i * kv_size(), inputs_.v.data() + i * kv_size());
       }
     });
     const auto lock = device_.lock();
     inputs_.send();
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      session_.attend(layer, inputs_.device_q() + layer * q_size(),
-                      inputs_.device_k() + layer * kv_size(),
-                      inputs_.device_v() + layer * kv_size(), inputs_.device_out());
+      Session::attend_together(sessions_, {.layer = layer,
+                                           .tokens = 1,
+                                           .q = inputs_.device_q() + layer * count * q_size(),
+                                           .k = inputs_.device_k() + layer * count * kv_size(),
+                                           .v = inputs_.device_v() + layer * count * kv_size(),
+                                           .out = inputs_.device_out()});
     }
     device_.synchronize();
     return watch.seconds();
@@ -54,11 +61,13 @@ class Decoder {
   std::int64_t q_size() const { return shape_.q_heads * shape_.head_dim; }
   std::int64_t kv_size() const { return shape_.kv_heads * shape_.head_dim; }
 
+  static constexpr std::int64_t steps_apart = 1 << 20;  // no two sessions ask the same
+
   const AttentionShape& shape_;
   const std::vector<BenchLayer>& layers_;
-  Session& session_;
+  std::vector<Session*> sessions_;
   ComputeDevice& device_;
-  BenchInputs inputs_;  // [layers, …]; out is used for one layer at a time
+  BenchInputs inputs_;  // [layers, sessions, …]; out is used for one layer at a time
 };
 
 bool retrieves(const AttentionShape& shape, const RetrievalOptions& options, std::int64_t layer) {
@@ -85,21 +94,31 @@ void count_bytes(const Context& context, const RetrievalOptions& options, std::i
 
 DecodeResult measure(const std::shared_ptr<const Context>& context,
                      const std::vector<BenchLayer>& layers, const RetrievalOptions& options,
-                     const Device& device, std::int64_t tokens, const ProgressFn& progress) {
+                     std::int64_t count, const Device& device, std::int64_t tokens,
+                     const ProgressFn& progress) {
   const AttentionShape& shape = context->shape();
   DecodeResult result;
   result.index = options.index;
-  Session session(context, options, device);
-  Decoder decoder(shape, layers, session);
+  result.sessions = count;
+  std::vector<Session> sessions;
+  for (std::int64_t i = 0; i < count; ++i) sessions.emplace_back(context, options, device);
+  Decoder decoder(shape, layers, sessions);
   for (std::int64_t i = 0; i < warm_up_tokens; ++i) decoder.step();
-  const std::vector<StepTimes> before = session.step_times();
-  const std::int64_t rows_before = session.stats().rows_retrieved;
+  std::vector<std::vector<StepTimes>> before;
+  std::int64_t rows = 0;
+  for (const Session& session : sessions) {
+    before.push_back(session.step_times());
+    rows -= session.stats().rows_retrieved;
+  }
   for (std::int64_t i = 0; i < tokens; ++i) {
     result.token_seconds.push_back(decoder.step());
     progress({"decode", "tokens", i + 1, tokens});
   }
-  const std::int64_t rows = session.stats().rows_retrieved - rows_before;
-  add_difference(result.layer_times, session.step_times(), before);
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    rows += sessions[i].stats().rows_retrieved;
+    add_difference(result.layer_times, sessions[i].step_times(), before[i]);
+  }
+  rows /= count;
   std::int64_t retrieving = 0;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     retrieving += retrieves(shape, options, layer) ? 1 : 0;
@@ -167,8 +186,8 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
       build_seconds = context == plain ? 0 : build.seconds();
     }
     const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";
-    DecodeResult result =
-        measure(context, layers, options, device, plan.tokens, progress.callback(title));
+    DecodeResult result = measure(context, layers, options, plan.sessions[i], device, plan.tokens,
+                                  progress.callback(title));
     result.k = plan.ks[i];
     result.index_bytes = context->memory().index_bytes - plain->memory().index_bytes;
     result.build_seconds = build_seconds;

@@ -18,7 +18,7 @@ constexpr std::int64_t fewest_tokens = 10;  // below, a 90th percentile says not
 // Flags of one of the two measurements alone.
 constexpr const char* of_decode[] = {
     "--kv-index", "--kv-topk", "--kv-window", "--kv-sinks", "--kv-select", "--kv-dense-layers",
-    "--kv-tail",  "--kv-mass", "--kv-error",  "--tokens",   "--profile"};
+    "--kv-tail",  "--kv-mass", "--kv-error",  "--sessions", "--tokens",    "--profile"};
 constexpr const char* of_prefill[] = {"--prefill", "--prefill-window", "--chunk", "--at"};
 
 template <std::size_t count>
@@ -35,6 +35,13 @@ void check_decode(const BenchFlags& flags, BenchPlan& plan) {
   plan.tokens = parse_count("--tokens", flags.tokens, fewest_tokens);
   check_tail(flags.retrieval.tail);
   std::set<std::string> seen;
+  for (const std::string& sessions : flags.sessions) {
+    parse_count("--sessions", sessions);
+    if (seen.insert(sessions).second) continue;
+    throw UsageError(
+        fmt::format("--sessions: {} is given twice; expected different ones", sessions));
+  }
+  seen.clear();
   for (const std::string& k : flags.ks) {
     if (!seen.insert(k).second) {
       throw UsageError(fmt::format("--kv-topk: {} is given twice; expected different ones", k));
@@ -50,9 +57,12 @@ void plan_decode(const BenchFlags& flags, BenchPlan& plan) {
     for (const std::string& k : flags.ks) {
       RetrievalFlags retrieval = flags.retrieval;
       retrieval.k = k;
-      plan.rows.push_back(
-          retrieval_options(retrieval, plan.shape.layers, index, warm_up_tokens + plan.tokens));
-      plan.ks.push_back(k);
+      for (const std::string& sessions : flags.sessions) {
+        plan.rows.push_back(
+            retrieval_options(retrieval, plan.shape.layers, index, warm_up_tokens + plan.tokens));
+        plan.ks.push_back(k);
+        plan.sessions.push_back(parse_count("--sessions", sessions));
+      }
     }
   }
 }
@@ -87,6 +97,7 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
   add_flags(command, flags.retrieval);
   command.remove_option(command.get_option("--kv-topk"));  // here several may be given
   command.add_option("--kv-topk", flags.ks, "rows per layer such as 64")->expected(1)->take_all();
+  command.add_option("--sessions", flags.sessions, "a number such as 4")->expected(1)->take_all();
   command.add_option("--tokens", flags.tokens, "a count of 10 or more");
   one_of(command.add_option("--prefill", flags.modes)->expected(1)->take_all(),
          {"dense", "window"});

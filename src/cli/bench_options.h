@@ -21,6 +21,7 @@ struct BenchFlags {
   ModelFlags model;    ///< without its directory
   RetrievalFlags retrieval;
   std::vector<std::string> ks = {"64"};
+  std::vector<std::string> sessions = {"1"};
   std::string tokens = "16";
   std::vector<std::string> modes;  ///< of prefill; empty: both
   std::string prefill_window = "1024";
@@ -44,6 +45,7 @@ struct BenchPlan {
   std::int64_t tokens = 0;                  ///< decode: steps timed
   std::vector<RetrievalOptions> rows;       ///< decode: a row of the table each
   std::vector<std::string> ks;              ///< decode: of each row, as given
+  std::vector<std::int64_t> sessions;       ///< decode: of each row, stepped together
   std::vector<PrefillAttention> attention;  ///< prefill: a row of the table each
   std::int64_t chunk = 0;                   ///< prefill; 0: what suits the device
   bool last_chunk = false;                  ///< prefill: time that one only

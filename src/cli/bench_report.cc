@@ -62,12 +62,15 @@ const std::vector<Column<DecodeResult>>& decode_columns() {
       {"size", "index_bytes",
        [](const R& r, const B&) { return static_cast<double>(r.index_bytes); }, bytes_or_dash, true,
        true},
+      {"sessions", "sessions", [](const R& r, const B&) { return static_cast<double>(r.sessions); },
+       [](double sessions) { return fmt::format("{:.0f}", sessions); }, false, true},
       {"rows/head", "rows_per_head", [](const R& r, const B&) { return r.rows_per_head; },
        [](double rows) { return fmt::format("{:.0f}", rows); }},
       {"ms", "median_seconds", [](const R& r, const B&) { return r.median(); }, milliseconds},
       {"p90", "p90_seconds", [](const R& r, const B&) { return r.p90(); }, milliseconds},
       {"tokens/s", "tokens_per_second",
-       [](const R& r, const B&) { return per_second(1, r.median()); }, format_rate},
+       [](const R& r, const B&) { return per_second(static_cast<double>(r.sessions), r.median()); },
+       format_rate},
       phase("q out", "q_out_seconds", &StepTimes::q_out),
       phase("append", "append_seconds", &StepTimes::append),
       phase("window", "window_seconds", &StepTimes::window),
@@ -217,7 +220,7 @@ std::string bench_text(const BenchReport& report, bool profile, std::size_t widt
   if (!report.mass.empty()) text += mass_table(report) + "\n";
   text += table({"index", "top k"}, decode_columns(), report.decode, report, width);
   const std::string note = fmt::format(
-      "ms per token: the median of {} tokens, and what its mean consists of. Floors: bytes of keys "
+      "ms per step: the median of {} steps, and what their mean consists of. Floors: bytes of keys "
       "that exact search reads, and of rows attended, at the rate above",
       report.plan.tokens);
   text += "\n" + labelled("", note, width, 0);

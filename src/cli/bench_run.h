@@ -16,17 +16,18 @@ namespace topkv::cli {
 struct DecodeResult {
   std::string index;
   std::string k;
+  std::int64_t sessions = 1;  ///< stepped together, a token each
   double build_seconds = 0;
   std::int64_t index_bytes = 0;
-  std::vector<double> token_seconds;   ///< of each token timed, all measured layers together
-  std::vector<StepTimes> layer_times;  ///< per layer, summed over the tokens timed
+  std::vector<double> token_seconds;   ///< of each step timed, all measured layers together
+  std::vector<StepTimes> layer_times;  ///< per layer, summed over the steps timed
   double rows_per_head = 0;            ///< retrieved per token, layer and query head
   std::int64_t key_bytes = 0;          ///< per token, that exact search reads; 0 for other indices
   std::int64_t row_bytes = 0;          ///< per token, of rows attended: retrieved, window, sinks
 
   double median() const { return quantile(0.5); }
   double p90() const { return quantile(0.9); }
-  /// Of a token, all measured layers together: the mean of one part of StepTimes, and of the token.
+  /// Of a step, all measured layers together: the mean of one part of StepTimes, and of the step.
   double mean_of(double StepTimes::*part) const;
   double mean() const;
 

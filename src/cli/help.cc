@@ -144,7 +144,8 @@ decode: one token at a time, for each index with each k
   --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
-  --tokens N             tokens timed, after 4 that warm up; at least 10 [16]
+  --sessions N           that are stepped together, a token each; repeat to compare several [1]
+  --tokens N             steps timed, after 4 that warm up; at least 10 [16]
   --profile              also print the time of each layer
 prefill: chunk after chunk, in each mode
   --prefill HOW          dense or window; repeat for both [both]

@@ -2,6 +2,7 @@
 // here, by the host's threads.
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "index/scratch.h"
@@ -61,7 +62,8 @@ void Session::State::scan_and_attend(const Part& part, std::int64_t token, std::
     const DecodeBackend::ScanOf scan = scan_of(part, token, tokens);
     backend->scan(part.step.layer, {&scan, 1});
   }
-  attend_lists({&further, 1}, nullptr);
+  attend_lists(
+      {&further, 1}, [] {}, [] {});
 }
 
 /// That attend_lists has work for.
@@ -70,8 +72,9 @@ std::int64_t Session::State::helpers_for(std::int64_t tokens) const {
 }
 
 /// Has all heads of a group attend the rows that a scan lists for it. The threads wait for the
-/// lists themselves. lock: null, or held, and what else is left to do of a step for one token.
-void Session::State::attend_lists(std::span<Part> parts, DeviceLock* lock) {
+/// lists themselves. What else is left to do: this thread does first() before, any does beside().
+void Session::State::attend_lists(std::span<Part> parts, const std::function<void()>& first,
+                                  const std::function<void()>& beside) {
   reach_fault("session.attend");
   const Stopwatch watch;
   State& one = *parts[0].session;
@@ -83,22 +86,17 @@ void Session::State::attend_lists(std::span<Part> parts, DeviceLock* lock) {
     tokens += part.scanned;
     tasks += part.session->begin_lists(part.scanned);
   }
-  if (tasks == 0) return;
+  if (tasks == 0) {
+    first();
+    beside();
+    return;
+  }
   if (!one.helpers.awake()) one.helpers.wake(one.helpers_for(tokens));
   std::atomic<std::int64_t> next = 0;
   std::atomic<double> searched = 0;  // seconds, about
-  const auto begin = [&] {
-    if (lock == nullptr) return;
-    one.attend_exact(parts[0].step.layer);
-    *lock = {};
-  };
-  std::atomic<bool> appended = lock == nullptr;
-  one.helpers.run(begin, [&] {
-    if (!appended.exchange(true)) {
-      const Stopwatch appending;
-      one.append(parts[0].step.layer, parts[0].given, 1);
-      one.times(parts[0].step.layer).append += appending.seconds();
-    }
+  std::atomic<bool> is_done = false;
+  const auto work = [&] {
+    if (!is_done.exchange(true)) beside();
     const Scratch<std::vector<std::int64_t>> positions;
     auto part = parts.begin();
     for (std::int64_t task = next++; task < tasks; task = next++) {
@@ -109,7 +107,8 @@ void Session::State::attend_lists(std::span<Part> parts, DeviceLock* lock) {
         searched.compare_exchange_strong(none, watch.seconds());
       of.attend_list(*part, task - part->first_list, *positions);
     }
-  });
+  };
+  one.helpers.run(first, work);
   const auto sessions = static_cast<double>(parts.size());
   for (const Part& part : parts) {
     if (part.scanned > 0)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -95,12 +96,13 @@ struct Session::State {
   // session_step.cc
   /// A step of one layer for sessions over one context, each once.
   static void step(std::span<Part> parts);
-  void begin(Part& part);
-  void take(Part& part, bool now);
+  static void begin(std::span<Part> parts);
+  static void take_all(std::span<Part> parts);
+  void take(Part& part);
   void retrieve(const Part& part);
   void finish(const Part& part);
   double searching(const Part& part) const;
-  void append(std::int64_t layer, const DecodeBackend::Step& given, std::int64_t tokens);
+  void append(const Part& part);
   void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
                     std::int64_t heads) const;
   template <class Use>
@@ -110,7 +112,8 @@ struct Session::State {
 
   // session_scan.cc
   static void scan(std::span<Part> parts);
-  static void attend_lists(std::span<Part> parts, DeviceLock* lock);
+  static void attend_lists(std::span<Part> parts, const std::function<void()>& first,
+                           const std::function<void()>& beside);
   DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens);
   void scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens);
   std::int64_t helpers_for(std::int64_t tokens) const;

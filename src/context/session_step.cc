@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string_view>
 
 #include "src/context/session_state.h"
@@ -18,6 +19,10 @@ namespace {
 // is attended, and what may be kept at a time.
 constexpr std::int64_t search_bytes = 64;
 constexpr std::int64_t search_memory = std::int64_t{256} << 20;
+
+// Sessions whose steps a device is given before threads attend what it lists: enough for a scan of
+// several, few enough that there is something left to begin with meanwhile.
+constexpr std::size_t begun_together = 4;
 
 /// Adds the time since the last call to a counter.
 class Lap {
@@ -58,24 +63,47 @@ void Session::State::load(std::int64_t layer) {
 
 /// The way of a step: its tokens' rows join the session's, they attend what is seen exactly, then
 /// the rows that are found among the rest. While these are searched the device is free for others.
-/// Several sessions go it together: a device scans for all at once, and threads attend what it
-/// finds for any.
+/// Several sessions go it together, some at a time: a device scans for these at once, and while
+/// threads attend what it lists, this one has it begin with the next.
 void Session::State::step(std::span<Part> parts) {
   State& one = *parts[0].session;
   ComputeDevice& compute = *one.device.compute();
   const Stopwatch whole;
-  auto lock = compute.lock();
-  for (Part& part : parts) part.session->begin(part);
   const Released released{one.helpers};
-  scan(parts);
+  std::span<Part> some = parts.first(std::min(parts.size(), begun_together));
+  DeviceLock lock = compute.lock();
+  begin(some);
   // The threads that wait for lists have time for what else there is to do: here for the time that
   // this one takes to have the device begin with what is attended exactly. Until then the scan is
   // not enqueued whole, and another session's may not begin.
-  const bool scans_one = parts.size() == 1 && parts[0].scanned > 0 && parts[0].step.tokens == 1;
-  if (scans_one) one.helpers.wake(one.helpers_for(1));
-  for (Part& part : parts) part.session->take(part, !scans_one);
-  if (!scans_one) lock = {};
-  attend_lists(parts, scans_one ? &lock : nullptr);
+  if (parts.size() == 1 && parts[0].scanned > 0 && parts[0].step.tokens == 1) {
+    one.helpers.wake(one.helpers_for(1));
+    one.take(parts[0]);
+    const auto exact = [&] {
+      one.attend_exact(parts[0].step.layer);
+      lock = {};
+    };
+    const auto append = [&] { one.append(parts[0]); };
+    attend_lists(parts, std::ref(exact), std::ref(append));  // (allocates nothing)
+  } else {
+    take_all(some);
+    for (std::size_t next = some.size(); next < parts.size(); next += some.size()) {
+      lock = {};
+      const std::span<Part> others =
+          parts.subspan(next, std::min(parts.size() - next, begun_together));
+      const auto go_on = [&] {
+        lock = compute.lock();
+        begin(others);
+        take_all(others);
+        lock = {};
+      };
+      attend_lists(some, std::ref(go_on), [] {});
+      some = others;
+    }
+    lock = {};
+    attend_lists(
+        some, [] {}, [] {});
+  }
   for (const Part& part : parts) {
     if (part.searched) part.session->retrieve(part);
   }
@@ -94,37 +122,49 @@ double Session::State::searching(const Part& part) const {
   return stats.search_seconds + measuring_seconds - part.searching_before;
 }
 
-void Session::State::begin(Part& part) {
+/// Gives the device the steps of some sessions, and has it begin with their scans.
+void Session::State::begin(std::span<Part> parts) {
   const Stopwatch watch;
-  const AttentionStep& step = part.step;
-  reach_fault("session.begin");
-  part.scanned = 0;
-  part.searching_before = stats.search_seconds + measuring_seconds;
-  const std::int64_t first = position(step.layer);
-  part.searched = searches(step.layer, first + step.tokens);
-  const std::int64_t d = shape.head_dim;
-  part.queries = {nullptr, step.tokens, shape.q_heads * d, d, first};
-  backend->begin(step, first);
-  times(step.layer).q_out += watch.seconds();
+  for (Part& part : parts) {
+    State& of = *part.session;
+    const AttentionStep& step = part.step;
+    reach_fault("session.begin");
+    part.searching_before = of.stats.search_seconds + of.measuring_seconds;
+    part.scanned = 0;
+    const std::int64_t first = of.position(step.layer);
+    part.searched = of.searches(step.layer, first + step.tokens);
+    const std::int64_t d = of.shape.head_dim;
+    part.queries = {nullptr, step.tokens, of.shape.q_heads * d, d, first};
+    of.backend->begin(step, first);
+  }
+  scan(parts);
+  for (const Part& part : parts)
+    part.session->times(part.step.layer).q_out +=
+        watch.seconds() / static_cast<double>(parts.size());
 }
 
-/// now: rows join the session's, and the device begins with what is attended exactly.
-void Session::State::take(Part& part, bool now) {
-  StepTimes& time = times(part.step.layer);
+/// Waits for what a step is given.
+void Session::State::take(Part& part) {
   Lap lap;
   part.given = backend->given();
   part.queries.data = part.given.q;
-  lap(time.q_out);
-  if (now) {
-    append(part.step.layer, part.given, part.step.tokens);
-    lap(time.append);
-    attend_exact(part.step.layer);
-    lap(time.window);
-  }
+  lap(times(part.step.layer).q_out);
   if (!part.searched) return;
-  if (seen.judged) exact_part = backend->exact_part();
   part.found = backend->room();
   std::fill_n(part.found.lse, part.found.heads, empty_lse);
+}
+
+/// The same; rows join the session's, and the device begins with what is attended exactly.
+void Session::State::take_all(std::span<Part> parts) {
+  for (Part& part : parts) {
+    State& of = *part.session;
+    of.take(part);
+    of.append(part);
+    Lap lap;
+    of.attend_exact(part.step.layer);
+    lap(of.times(part.step.layer).window);
+    if (part.searched && of.seen.judged) of.exact_part = of.backend->exact_part();
+  }
 }
 
 void Session::State::finish(const Part& part) {
@@ -154,14 +194,17 @@ void Session::State::check_finite(std::int64_t layer, std::string_view what, con
 }
 
 /// Takes the next tokens of a layer, unless K and V have none.
-void Session::State::append(std::int64_t layer, const DecodeBackend::Step& given,
-                            std::int64_t tokens) {
-  check_finite(layer, "q", given.q, tokens, shape.q_heads);
-  const std::int64_t rows = given.k.tokens;
-  if (rows == 0) return;
-  check_finite(layer, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
-  check_finite(layer, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
-  own->append(layer, given.k, given.v);
+void Session::State::append(const Part& part) {
+  Lap lap;
+  const std::int64_t layer = part.step.layer;
+  const DecodeBackend::Step& given = part.given;
+  check_finite(layer, "q", given.q, part.step.tokens, shape.q_heads);
+  if (const std::int64_t rows = given.k.tokens; rows > 0) {
+    check_finite(layer, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
+    check_finite(layer, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
+    own->append(layer, given.k, given.v);
+  }
+  lap(times(layer).append);
 }
 
 /// Rows to find lie between the sinks and the window of the last token, which is at end - 1.
