@@ -16,7 +16,7 @@ std::string name_of_device(int device) {
   return device == host ? "on the host" : fmt::format("on cuda:{}", device);
 }
 
-std::string expected_shape(std::initializer_list<Array::Extent> shape) {
+std::string expected_shape(const std::vector<Array::Extent>& shape) {
   std::string text;
   for (const Array::Extent& extent : shape) {
     if (!text.empty()) text += ", ";
@@ -38,7 +38,7 @@ bool Array::contiguous() const {
   return true;
 }
 
-bool Array::has_shape(std::initializer_list<Extent> shape) const {
+bool Array::has_shape(const std::vector<Extent>& shape) const {
   if (shape.size() != shape_.size()) return false;
   std::size_t axis = 0;
   for (const Extent& extent : shape) {
@@ -58,7 +58,7 @@ float* Array::writable() const {
   throw InvalidArgument(fmt::format("{} is read-only; expected an array to write to", name_));
 }
 
-const float* Array::floats(std::initializer_list<Extent> shape, int device) const {
+const float* Array::floats(const std::vector<Extent>& shape, int device) const {
   if (!are_floats(device) || !has_shape(shape)) {
     refuse(fmt::format("f32 {}, contiguous, {}{}", expected_shape(shape), name_of_device(device),
                        remedy(device)));
@@ -66,7 +66,7 @@ const float* Array::floats(std::initializer_list<Extent> shape, int device) cons
   return static_cast<const float*>(data_);
 }
 
-float* Array::floats_out(std::initializer_list<Extent> shape, int device) const {
+float* Array::floats_out(const std::vector<Extent>& shape, int device) const {
   floats(shape, device);
   return writable();
 }

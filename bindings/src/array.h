@@ -48,9 +48,9 @@ class Array {
   static constexpr std::int64_t any_size = -1;
 
   /// float32, contiguous and aligned, on this device.
-  const float* floats(std::initializer_list<Extent> shape, int device = host) const;
+  const float* floats(const std::vector<Extent>& shape, int device = host) const;
   /// The same, and may be written.
-  float* floats_out(std::initializer_list<Extent> shape, int device = host) const;
+  float* floats_out(const std::vector<Extent>& shape, int device = host) const;
   /// float32 of any shape, contiguous and aligned, on the host.
   const float* floats() const;
   float* floats_out() const;
@@ -74,7 +74,7 @@ class Array {
   bool contiguous() const;
   bool are_floats(int device) const;
   float* writable() const;
-  bool has_shape(std::initializer_list<Extent> shape) const;
+  bool has_shape(const std::vector<Extent>& shape) const;
   DType row_dtype(const std::string& layout) const;
   std::string remedy(int device) const;
   std::string describe() const;

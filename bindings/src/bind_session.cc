@@ -2,7 +2,9 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
@@ -56,6 +58,30 @@ py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::han
   return step.out();
 }
 
+py::object attend_together(const std::vector<SessionHandle*>& handles, std::int64_t layer,
+                           py::handle q, py::handle k, py::handle v, const py::object& out,
+                           const py::object& lse, std::int64_t kv_tokens, std::uintptr_t stream) {
+  if (handles.empty()) throw InvalidArgument("attend_together: no sessions; give at least one");
+  std::vector<Session*> sessions;
+  std::vector<std::unique_ptr<Exclusive::Write>> uses;
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    SessionHandle* handle = handles[i];
+    if (handle == nullptr)
+      throw InvalidArgument(fmt::format("attend_together: session {} is None", i));
+    const auto before = handles.begin() + static_cast<std::ptrdiff_t>(i);
+    if (std::find(handles.begin(), before, handle) == before)  // the call refuses those given twice
+      uses.push_back(std::make_unique<Exclusive::Write>(handle->use, busy));
+    sessions.push_back(&handle->session);
+  }
+  const Step step(handles[0]->context->shape(), handles[0]->device, layer, q, k, v, out, lse, 0,
+                  kv_tokens, stream, std::ssize(handles));
+  {
+    const py::gil_scoped_release release;
+    Session::attend_together(sessions, step.step());
+  }
+  return step.out();
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
@@ -92,10 +118,10 @@ void bind_session(py::module_& module) {
             stats.exact_rows == 0 ? "None" : fmt::format("{:.4f}", share));
       });
 
-  py::class_<TailFigures>(
-      module, "TailFigures",
-      "How good a layer's attention with a tail was, as far as can be told without dense attention; "
-      "sums over the session's life.")
+  py::class_<TailFigures>(module, "TailFigures",
+                          "How good a layer's attention with a tail was, as far as can be told "
+                          "without dense attention; "
+                          "sums over the session's life.")
       .def_readonly("heads", &TailFigures::heads, "(token, query head) pairs that are summed up.")
       .def_readonly("exact_mass", &TailFigures::exact_mass,
                     "Share of attention in rows attended as they are.")
@@ -137,7 +163,8 @@ void bind_session(py::module_& module) {
       "what the index itself has. "
       "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
       "\"linear:SUM\" over the layers. With a tail, mass: a sixteenth of k rows where these hold "
-      "such a share of the attention by the tail's estimate; error: more rows, in the end all, where a "
+      "such a share of the attention by the tail's estimate; error: more rows, in the end all, "
+      "where a "
       "layer's output is expected to be off by more. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
       "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
@@ -145,7 +172,8 @@ void bind_session(py::module_& module) {
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
-           py::arg("mass") = py::none(), py::arg("error") = py::none(), py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
+           py::arg("mass") = py::none(), py::arg("error") = py::none(),
+           py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
            py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("capacity") = 16384,
            py::arg("measure_recall") = false, py::arg("memory_budget") = 0)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
@@ -154,6 +182,12 @@ void bind_session(py::module_& module) {
            "Takes q, k, v of the next tokens of a layer, at positions `tokens` and on, and gives "
            "their attention, [tokens, q_heads, head_dim]. Arrays as in ContextBuilder.attend. With "
            "kv_tokens=0 (k and v None) the step only reads.")
+      .def_static("attend_together", &attend_together, py::arg("sessions"), py::arg("layer"),
+                  py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out") = py::none(),
+                  py::arg("lse") = py::none(), py::arg("kv_tokens") = -1, py::arg("stream") = 0,
+                  "The same for several sessions over one context, on one device: arrays have a "
+                  "first axis of the sessions, each of which takes as many tokens at its own "
+                  "position. Where a device scans codes it reads them once for several.")
       .def(
           "truncate",
           [](SessionHandle& self, std::int64_t own_tokens) {

@@ -7,15 +7,20 @@ namespace topkv::python {
 
 Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::handle q, py::handle k,
            py::handle v, const py::object& out, const py::object& lse, std::int64_t kv_first,
-           std::int64_t kv_tokens, std::uintptr_t stream)
+           std::int64_t kv_tokens, std::uintptr_t stream, std::int64_t sessions)
     : out_(out) {
+  const auto axes = [&](std::vector<Array::Extent> of_one) {
+    if (sessions > 0) of_one.insert(of_one.begin(), {"sessions", sessions});
+    return of_one;
+  };
+  const std::size_t tokens_axis = sessions > 0 ? 1 : 0;
   arrays_.reserve(5);  // the pointers below go into them
   const Array& queries = arrays_.emplace_back(q, "q");
   step_.layer = layer;
   step_.q = queries.floats(
-      {{"tokens", Array::any_size}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}},
+      axes({{"tokens", Array::any_size}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}}),
       device);
-  step_.tokens = queries.size(0);
+  step_.tokens = queries.size(tokens_axis);
   step_.kv_first = kv_first;
   step_.kv_tokens = kv_tokens;
   if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0)) {
@@ -27,9 +32,9 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
   if (!k.is_none()) {
     const auto rows = [&](py::handle object, const char* name) {
       return arrays_.emplace_back(object, name)
-          .floats({{"kv_tokens", step_.kv_count()},
-                   {"kv_heads", shape.kv_heads},
-                   {"head_dim", shape.head_dim}},
+          .floats(axes({{"kv_tokens", step_.kv_count()},
+                        {"kv_heads", shape.kv_heads},
+                        {"head_dim", shape.head_dim}}),
                   device);
     };
     step_.k = rows(k, "k");
@@ -41,16 +46,19 @@ Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::hand
           "out is None; on a CUDA device pass an f32 array of q's shape there "
           "(torch.empty_like(q))");
     }
-    out_ = py::array_t<float>({step_.tokens, shape.q_heads, shape.head_dim});
+    std::vector<py::ssize_t> sizes{step_.tokens, shape.q_heads, shape.head_dim};
+    if (sessions > 0) sizes.insert(sizes.begin(), sessions);
+    out_ = py::array_t<float>(sizes);
   }
-  step_.out =
-      arrays_.emplace_back(out_, "out")
-          .floats_out(
-              {{"tokens", step_.tokens}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}},
-              device);
+  step_.out = arrays_.emplace_back(out_, "out")
+                  .floats_out(axes({{"tokens", step_.tokens},
+                                    {"q_heads", shape.q_heads},
+                                    {"head_dim", shape.head_dim}}),
+                              device);
   if (!lse.is_none()) {
-    step_.lse = arrays_.emplace_back(lse, "lse")
-                    .floats_out({{"tokens", step_.tokens}, {"q_heads", shape.q_heads}}, device);
+    step_.lse =
+        arrays_.emplace_back(lse, "lse")
+            .floats_out(axes({{"tokens", step_.tokens}, {"q_heads", shape.q_heads}}), device);
   }
   step_.stream = stream_of(stream);
 }

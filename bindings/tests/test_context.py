@@ -256,6 +256,43 @@ def test_a_fork_goes_its_own_way(random):
     assert fork.context is session.context
 
 
+def test_sessions_stepped_together_are_as_one_by_one(random):
+    steps = Steps(random, 90)
+    context = steps.context(60)
+    options = dict(k=4, window=8, sinks=1, capacity=32)
+    together = [topkv.Session(context, **options) for _ in range(3)]
+    for number, session in enumerate(together[1:], 1):  # each at a place of its own
+        steps.run(session, 60, 60 + 5 * number)
+    alone = [session.fork() for session in together]
+    lse = np.empty((3, 2, Q_HEADS), np.float32)
+    for layer in range(LAYERS):
+        parts = [
+            slice(s.tokens - 2 * (layer > 0), s.tokens + 2 - 2 * (layer > 0)) for s in together
+        ]
+        q, k, v = (np.stack([x[layer, part] for part in parts]) for x in (steps.q, steps.k, steps.v))
+        out = topkv.Session.attend_together(together, layer, q, k, v, lse=lse)
+        assert out.shape == (3, 2, Q_HEADS, DIM)
+        for number, session in enumerate(alone):
+            own_lse = np.empty((2, Q_HEADS), np.float32)
+            want = session.attend(layer, q[number], k[number], v[number], lse=own_lse)
+            np.testing.assert_array_equal(out[number], want)
+            np.testing.assert_array_equal(lse[number], own_lse)
+    assert [s.own_tokens for s in together] == [2, 7, 12]
+    # Reading moves none of them.
+    topkv.Session.attend_together(together, 0, q, None, None, kv_tokens=0)
+    assert [s.own_tokens for s in together] == [2, 7, 12]
+    with pytest.raises(topkv.InvalidArgument, match="session 1 is there twice"):
+        topkv.Session.attend_together([together[0]] * 2, 0, q[:2], k[:2], v[:2])
+    with pytest.raises(topkv.InvalidArgument, match="no sessions"):
+        topkv.Session.attend_together([], 0, q, k, v)
+    with pytest.raises(topkv.InvalidArgument, match=r"3.*sessions|sessions.*3"):
+        topkv.Session.attend_together(together, 0, q[:2], k, v)
+    with pytest.raises(topkv.InvalidArgument, match="session 1 is over another context"):
+        other = topkv.Session(steps.context(60), **options)
+        topkv.Session.attend_together([together[0], other], 0, q[:2], k[:2], v[:2])
+    assert [s.own_tokens for s in together] == [2, 7, 12]
+
+
 def test_reserve_in_the_middle_changes_nothing(random):
     steps = Steps(random, 50)
     at_once, grown = steps.builder(50), steps.builder(20)

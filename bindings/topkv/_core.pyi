@@ -385,6 +385,34 @@ class Session:
     ) -> _Out:
         """The decode step of one layer: takes q, k, v of the next tokens, gives attention."""
 
+    @overload
+    @staticmethod
+    def attend_together(
+        sessions: Sequence[Session],
+        layer: int,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        out: None = None,
+        lse: Array | None = None,
+        kv_tokens: int = -1,
+        stream: int = 0,
+    ) -> NDArray[np.float32]: ...
+    @overload
+    @staticmethod
+    def attend_together(
+        sessions: Sequence[Session],
+        layer: int,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        out: _Out,
+        lse: Array | None = None,
+        kv_tokens: int = -1,
+        stream: int = 0,
+    ) -> _Out:
+        """The same for several sessions over one context: arrays have a first axis of these."""
+
     def truncate(self, own_tokens: int) -> None:
         """Forgets the session's own tokens from this number on."""
 

@@ -87,10 +87,28 @@ class Step:
     kv_first: int = 0
     kv_tokens: int = -1
 
+    @property
+    def kv_count(self) -> int:
+        return self.q.shape[1] - self.kv_first if self.kv_tokens < 0 else self.kv_tokens
+
+    def run_together(self, sessions: list[topkv.Session]) -> None:
+        """Gives each batch row's part to its session, all in one call."""
+        part = slice(self.kv_first, self.kv_first + self.kv_count)
+        topkv.Session.attend_together(
+            sessions,
+            self.layer,
+            self.q,
+            self.k[:, part].contiguous() if self.kv_count else None,
+            self.v[:, part].contiguous() if self.kv_count else None,
+            out=self.out,
+            lse=self.lse,
+            kv_tokens=self.kv_count,
+            stream=stream_of(self.q.device),
+        )
+
     def run(self, target: Any, row: int) -> None:
-        """Gives one batch row's part to a ContextBuilder or Session."""
-        first = self.kv_first
-        count = self.q.shape[1] - first if self.kv_tokens < 0 else self.kv_tokens
+        """Gives one batch row's part to a ContextBuilder."""
+        first, count = self.kv_first, self.kv_count
         target.attend(
             self.layer,
             self.q[row],
@@ -232,8 +250,7 @@ class SessionRows:
         """A session has its capacity from the beginning."""
 
     def attend(self, step: Step) -> None:
-        for row, session in enumerate(self.sessions):
-            step.run(session, row)
+        step.run_together(self.sessions)
 
     def select(self, rows: list[int]) -> SessionRows:
         """Batch row i is what row rows[i] was; a row taken twice is forked."""
