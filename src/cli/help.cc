@@ -145,8 +145,7 @@ decode: one token at a time, for each index with each k
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
   --sessions N           that are stepped together, a token each; repeat to compare several [1]
-  --tokens N             steps timed, after 4 that warm up; at least 10 [16]
-  --profile              also print the time of each layer
+  --tokens N             steps timed, at least 10 [16]     --profile   also the time of each layer
 prefill: chunk after chunk, in each mode
   --prefill HOW          dense or window; repeat for both [both]
   --prefill-window N [1024]   --chunk N [auto]
