@@ -57,17 +57,21 @@ def with_too_many_rows(model, ids, cache):
 def out_of_memory_in_the_core(model, ids, cache):
     from topkv.hf import rows
 
-    def attend(self, target, row):
-        if self.layer == 1:
-            raise topkv.OutOfMemory("no memory")
-        return whole(self, target, row)
+    def failing(whole):
+        def attend(self, *args):
+            if self.layer == 1:
+                raise topkv.OutOfMemory("no memory")
+            return whole(self, *args)
 
-    whole, rows.Step.run = rows.Step.run, attend
+        return attend
+
+    before = rows.Step.run, rows.Step.run_together
+    rows.Step.run, rows.Step.run_together = map(failing, before)
     try:
         with pytest.raises(topkv.OutOfMemory):
             call(model, ids, cache)
     finally:
-        rows.Step.run = whole
+        rows.Step.run, rows.Step.run_together = before
 
 
 def raising_in(module_of):

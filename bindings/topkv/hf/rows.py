@@ -106,16 +106,16 @@ class Step:
             stream=stream_of(self.q.device),
         )
 
-    def run(self, target: Any, row: int) -> None:
-        """Gives one batch row's part to a ContextBuilder."""
+    def run(self, builder: topkv.ContextBuilder) -> None:
+        """Gives the only batch row there is to a builder."""
         first, count = self.kv_first, self.kv_count
-        target.attend(
+        builder.attend(
             self.layer,
-            self.q[row],
-            self.k[row, first : first + count] if count else None,
-            self.v[row, first : first + count] if count else None,
-            out=self.out[row],
-            lse=None if self.lse is None else self.lse[row],
+            self.q[0],
+            self.k[0, first : first + count] if count else None,
+            self.v[0, first : first + count] if count else None,
+            out=self.out[0],
+            lse=None if self.lse is None else self.lse[0],
             kv_first=first if count else 0,
             kv_tokens=count,
             stream=stream_of(self.q.device),
@@ -215,7 +215,7 @@ class PrefillRows:
         self._held = [builder]
 
     def attend(self, step: Step) -> None:
-        step.run(self._builder, 0)
+        step.run(self._builder)
 
     def keep(self, context: topkv.Context) -> None:
         """What freeze() gave, with an index besides: for the next freeze()."""
