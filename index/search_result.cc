@@ -24,6 +24,16 @@ std::span<const float> SearchResult::scores(std::int64_t query) const {
   return {scores_.data() + query * k_, static_cast<std::size_t>(counts_[i])};
 }
 
+void SearchResult::copy(const SearchResult& from, std::int64_t first, std::int64_t count) {
+  reset(count, from.k());
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto positions = from.positions(first + i);
+    std::ranges::copy(positions, position_slots(i).begin());
+    std::ranges::copy(from.scores(first + i), score_slots(i).begin());
+    set_count(i, std::ssize(positions));
+  }
+}
+
 void SearchResult::keep(std::span<const std::int64_t> queries) {
   for (std::size_t i = 0; i < queries.size(); ++i) {
     const std::int64_t from = queries[i];

@@ -51,6 +51,9 @@ class SearchResult {
   std::span<const std::int64_t> positions(std::int64_t query) const;
   std::span<const float> scores(std::int64_t query) const;
 
+  /// Takes what another found for `count` queries from number `first` on.
+  void copy(const SearchResult& from, std::int64_t first, std::int64_t count);
+
   /// Goes on with the results of these queries alone (ascending), numbered anew.
   void keep(std::span<const std::int64_t> queries);
 

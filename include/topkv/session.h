@@ -179,10 +179,11 @@ class Session {
 
   /// The same for several sessions over one context, on one device: tensors are theirs one after
   /// the other, [sessions, tokens, …] each, and every session takes as many tokens, each at its own
-  /// position. Where a device scans codes it reads them once for several sessions. Each gives what
-  /// it would give alone, but for rounding; times and seconds are divided evenly among them.
-  /// Throws InvalidArgument, too, when there is no session, one is there twice, or contexts (or
-  /// devices) differ. Whatever it throws, all of them are then as they were before.
+  /// position. Keys that the host searches, and codes that a device scans, are read once for
+  /// several sessions (with the same index and k). Each gives what it would give alone, but for
+  /// rounding; times and seconds are divided evenly among them. Throws InvalidArgument, too, when
+  /// there is no session, one is there twice, or contexts (or devices) differ. Whatever it throws,
+  /// all of them are then as they were before.
   static void attend_together(std::span<Session* const> sessions, const AttentionStep& step);
 
   /// Forgets the session's own tokens from number `own_tokens` on, in all layers: speculative

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "index/codes_index.h"
+#include "index/scratch.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
@@ -46,14 +47,40 @@ PositionRange Session::State::between(const Segment& segment, std::int64_t layer
   return {std::clamp<std::int64_t>(exact.sinks - segment.first, 0, end), end};
 }
 
-/// Searches for so many rows for each query of a KV head.
-void Session::State::search(std::int64_t layer, std::int64_t head, std::int64_t rows) {
-  HeadStep& step = heads[static_cast<std::size_t>(head)];
-  reach_fault("session.search");
-  for (std::size_t s = 0; s < segments.size(); ++s) {
-    segments[s].search(indices[s], layer, head,
-                       {step.queries.data(), step.count(), shape.head_dim, step.allowed[s]}, rows,
-                       step.selector.found(s));
+/// Searches for so many rows for each query of a KV head: those of several sessions, with the same
+/// index, look at the keys of their context together.
+void Session::State::search(std::int64_t layer, std::int64_t head,
+                            std::span<const Searched> sessions, std::int64_t rows) {
+  const State& one = *sessions[0].session;
+  const Scratch<SharedQueries> shared;
+  if (sessions.size() > 1) {
+    shared->data.clear();
+    shared->allowed.clear();
+    for (const auto& [session, queries] : sessions) {
+      const HeadStep& step = session->heads[static_cast<std::size_t>(head)];
+      shared->data.insert(shared->data.end(), step.queries.begin(), step.queries.end());
+      shared->allowed.insert(shared->allowed.end(), step.allowed[0].begin(), step.allowed[0].end());
+    }
+    one.segments[0].search(
+        one.indices[0], layer, head,
+        {shared->data.data(), std::ssize(shared->allowed), one.shape.head_dim, shared->allowed},
+        rows, shared->found);
+  }
+  std::int64_t first = 0;
+  for (const auto& [session, queries] : sessions) {
+    reach_fault("session.search");
+    HeadStep& step = session->heads[static_cast<std::size_t>(head)];
+    for (std::size_t s = 0; s < session->segments.size(); ++s) {
+      SearchResult& found = step.selector.found(s);
+      if (s == 0 && sessions.size() > 1) {
+        found.copy(shared->found, first, step.count());
+        continue;
+      }
+      session->segments[s].search(
+          session->indices[s], layer, head,
+          {step.queries.data(), step.count(), one.shape.head_dim, step.allowed[s]}, rows, found);
+    }
+    first += step.count();
   }
 }
 
@@ -115,18 +142,49 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   }
 }
 
-void Session::State::search_all(std::int64_t layer, const TokenQueries& queries) {
+/// Which rows each query of some sessions attends.
+void Session::State::search_all(std::int64_t layer, std::span<const Searched> sessions) {
   const Stopwatch searching;
-  parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+  const State& one = *sessions[0].session;
+  parallel_for(one.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
-      copy_queries(layer, head, queries);
-      search(layer, head, k[static_cast<std::size_t>(layer)]);
-      choose(layer, head, queries, first_rows(layer));
+      for (const auto& [session, queries] : sessions) session->copy_queries(layer, head, queries);
+      search(layer, head, sessions, one.k[static_cast<std::size_t>(layer)]);
+      for (const auto& [session, queries] : sessions)
+        session->choose(layer, head, queries, session->first_rows(layer));
     }
   });
-  const double seconds = searching.seconds();
-  stats.search_seconds += seconds;
-  times(layer).search += seconds;
+  const double seconds = searching.seconds() / static_cast<double>(sessions.size());
+  for (const auto& [session, queries] : sessions) {
+    session->stats.search_seconds += seconds;
+    session->times(layer).search += seconds;
+  }
+}
+
+/// Searches for those sessions of a step together that can be: what each finds is small enough, and
+/// others use the same index with the same k.
+void Session::State::search_together(std::span<Part> parts) {
+  thread_local std::vector<Searched> sessions;
+  for (const Part& first : parts) {
+    const State& one = *first.session;
+    const std::int64_t layer = first.step.layer;
+    const auto joins = [&](const Part& part) {
+      const State& of = *part.session;
+      return part.searched && !of.seen.codes && !part.found_rows &&
+             of.indices[0] == one.indices[0] &&
+             of.k[static_cast<std::size_t>(layer)] == one.k[static_cast<std::size_t>(layer)] &&
+             of.tokens_at_once(part) == part.step.tokens;
+    };
+    if (!joins(first)) continue;
+    sessions.clear();
+    for (Part& part : parts) {
+      if (!joins(part)) continue;
+      sessions.push_back({part.session, part.queries});
+    }
+    if (sessions.size() == 1) continue;
+    search_all(layer, sessions);
+    for (Part& part : parts) part.found_rows = part.found_rows || joins(part);
+  }
 }
 
 /// Attends the rows found and merges them into `out`.

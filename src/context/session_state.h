@@ -75,9 +75,22 @@ struct Session::State {
     DecodeBackend::Step given = {};
     PartialView found = {};       // room for what is attended beyond sinks and window
     bool searched = false;        // there may be such rows
+    bool found_rows = false;      // they have been searched for, for all tokens
     std::int64_t scanned = 0;     // the first so many tokens, by the device, at first
     std::int64_t first_list = 0;  // of these, among the lists of all sessions
     double searching_before = 0;
+  };
+
+  /// Queries for which the host searches.
+  struct Searched {
+    State* session;
+    TokenQueries queries;
+  };
+  /// Those of several sessions.
+  struct SharedQueries {
+    std::vector<float> data;  // [queries, head_dim]
+    std::vector<PositionRange> allowed;
+    SearchResult found;
   };
 
   State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
@@ -99,6 +112,7 @@ struct Session::State {
   static void begin(std::span<Part> parts);
   static void take_all(std::span<Part> parts);
   void take(Part& part);
+  std::int64_t tokens_at_once(const Part& part) const;
   void retrieve(const Part& part);
   void finish(const Part& part);
   double searching(const Part& part) const;
@@ -126,8 +140,10 @@ struct Session::State {
   // session_search.cc
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
   void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
-  void search_all(std::int64_t layer, const TokenQueries& queries);
-  void search(std::int64_t layer, std::int64_t head, std::int64_t rows);
+  static void search_together(std::span<Part> parts);
+  static void search_all(std::int64_t layer, std::span<const Searched> sessions);
+  static void search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
+                     std::int64_t rows);
   void choose(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
               std::int64_t rows);
   std::int64_t place(std::int64_t head, std::int64_t query) const;

@@ -104,6 +104,7 @@ void Session::State::step(std::span<Part> parts) {
     attend_lists(
         some, [] {}, [] {});
   }
+  if (parts.size() > 1) search_together(parts);
   for (const Part& part : parts) {
     if (part.searched) part.session->retrieve(part);
   }
@@ -131,6 +132,7 @@ void Session::State::begin(std::span<Part> parts) {
     reach_fault("session.begin");
     part.searching_before = of.stats.search_seconds + of.measuring_seconds;
     part.scanned = 0;
+    part.found_rows = false;
     const std::int64_t first = of.position(step.layer);
     part.searched = of.searches(step.layer, first + step.tokens);
     const std::int64_t d = of.shape.head_dim;
@@ -212,8 +214,18 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
   return seen.retrieves(layer) && end - seen.window > seen.sinks;
 }
 
+/// How many of a step's tokens are searched for at a time: with a large k, what a search gives is
+/// large.
+std::int64_t Session::State::tokens_at_once(const Part& part) const {
+  const std::int64_t rows =
+      std::min(most_rows(part.step.layer), part.queries.first + part.queries.tokens);
+  const std::int64_t room =
+      seen.codes ? backend->scan_tokens() : search_memory / (shape.q_heads * search_bytes * rows);
+  return std::clamp<std::int64_t>(room, 1, part.queries.tokens);
+}
+
 /// Searches for the queries, attends what is found and merges it into part.found, some tokens at a
-/// time: with a large k, what a search gives is large.
+/// time.
 void Session::State::retrieve(const Part& part) {
   const std::int64_t layer = part.step.layer;
   const TokenQueries& queries = part.queries;
@@ -222,10 +234,7 @@ void Session::State::retrieve(const Part& part) {
     estimate.reset(queries.tokens * shape.q_heads, shape.head_dim);
     noise.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   }
-  const std::int64_t rows = std::min(most_rows(layer), queries.first + queries.tokens);
-  const std::int64_t room =
-      seen.codes ? backend->scan_tokens() : search_memory / (shape.q_heads * search_bytes * rows);
-  const std::int64_t tokens = std::clamp<std::int64_t>(room, 1, queries.tokens);
+  const std::int64_t tokens = tokens_at_once(part);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
     const TokenQueries block = queries.part(t, std::min(tokens, queries.tokens - t));
     const std::int64_t before = t * shape.q_heads;
@@ -238,7 +247,8 @@ void Session::State::retrieve(const Part& part) {
       attend_between(layer, block, found);
       attend_own(layer, block, found);
     } else {
-      search_all(layer, block);
+      const Searched searched{this, block};
+      if (!part.found_rows) search_all(layer, {&searched, 1});
       if (attends_own()) attend_own(layer, block, found);
       attend_found(layer, block, found);
       if (estimates) {
