@@ -62,13 +62,22 @@ void bind_builder(py::module_& module) {
            py::arg("sinks") = 4, py::arg("device") = py::none())
       .def(
           "reserve",
-          [](Builder& self, std::int64_t tokens) {
+          [](Builder& self, std::int64_t tokens, std::int64_t chunk) {
             const Exclusive::Write use(self.use, busy);
             const py::gil_scoped_release release;
-            self.builder.reserve(tokens);
+            self.builder.reserve(tokens, chunk);
           },
-          py::arg("tokens"),
-          "Makes room for this many tokens in all; both copies are in memory for a moment.")
+          py::arg("tokens"), py::arg("chunk") = 0,
+          "Makes room for this many tokens in all; both copies are in memory for a moment. chunk: "
+          "most tokens of the steps to come, for which a CUDA device takes its memory now.")
+      .def(
+          "synchronize",
+          [](Builder& self) {
+            const Exclusive::Write use(self.use, busy);
+            const py::gil_scoped_release release;
+            self.builder.synchronize();
+          },
+          "Waits until the rows that a CUDA device was given are in host memory.")
       .def(
           "truncate",
           [](Builder& self, std::int64_t tokens) {

@@ -58,19 +58,25 @@ py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::han
   return step.out();
 }
 
-py::object attend_together(const std::vector<SessionHandle*>& handles, std::int64_t layer,
-                           py::handle q, py::handle k, py::handle v, const py::object& out,
-                           const py::object& lse, std::int64_t kv_tokens, std::uintptr_t stream) {
-  if (handles.empty()) throw InvalidArgument("attend_together: no sessions; give at least one");
+py::object attend_together(const py::iterable& given, std::int64_t layer, py::handle q,
+                           py::handle k, py::handle v, const py::object& out, const py::object& lse,
+                           std::int64_t kv_tokens, std::uintptr_t stream) {
+  const py::tuple held(given);  // keeps them while others may change the list
+  if (held.empty()) throw InvalidArgument("attend_together: no sessions; give at least one");
+  std::vector<SessionHandle*> handles;
   std::vector<Session*> sessions;
   std::vector<std::unique_ptr<Exclusive::Write>> uses;
-  for (std::size_t i = 0; i < handles.size(); ++i) {
-    SessionHandle* handle = handles[i];
-    if (handle == nullptr)
-      throw InvalidArgument(fmt::format("attend_together: session {} is None", i));
-    const auto before = handles.begin() + static_cast<std::ptrdiff_t>(i);
-    if (std::find(handles.begin(), before, handle) == before)  // the call refuses those given twice
+  for (const py::handle object : held) {
+    if (!py::isinstance<SessionHandle>(object)) {
+      throw InvalidArgument(
+          fmt::format("attend_together: sessions[{}] is {}; expected a topkv.Session",
+                      handles.size(), py::cast<std::string>(py::repr(object))));
+    }
+    auto* handle = py::cast<SessionHandle*>(object);
+    // The call refuses those that are given twice.
+    if (std::find(handles.begin(), handles.end(), handle) == handles.end())
       uses.push_back(std::make_unique<Exclusive::Write>(handle->use, busy));
+    handles.push_back(handle);
     sessions.push_back(&handle->session);
   }
   const Step step(handles[0]->context->shape(), handles[0]->device, layer, q, k, v, out, lse, 0,

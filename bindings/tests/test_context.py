@@ -283,6 +283,12 @@ def test_sessions_stepped_together_are_as_one_by_one(random):
     assert [s.own_tokens for s in together] == [2, 7, 12]
     with pytest.raises(topkv.InvalidArgument, match="session 1 is there twice"):
         topkv.Session.attend_together([together[0]] * 2, 0, q[:2], k[:2], v[:2])
+    with pytest.raises(topkv.InvalidArgument, match=r"sessions\[1\] is None; expected a topkv.Session"):
+        topkv.Session.attend_together([together[0], None], 0, q[:2], k[:2], v[:2])
+    # Sessions that nobody else holds.
+    forks = topkv.Session.attend_together(map(topkv.Session.fork, together), 0, q, k, v)
+    kept = topkv.Session.attend_together([s.fork() for s in together], 0, q, k, v)
+    np.testing.assert_array_equal(forks, kept)
     with pytest.raises(topkv.InvalidArgument, match="no sessions"):
         topkv.Session.attend_together([], 0, q, k, v)
     with pytest.raises(topkv.InvalidArgument, match=r"3.*sessions|sessions.*3"):
@@ -300,7 +306,8 @@ def test_reserve_in_the_middle_changes_nothing(random):
         steps.run(builder, 0, 20)
     with pytest.raises(topkv.InvalidArgument, match="reserve"):
         steps.run(grown, 20, 50)
-    grown.reserve(50)
+    grown.reserve(50, chunk=30)
+    grown.synchronize()
     assert grown.capacity >= 50
     np.testing.assert_array_equal(steps.run(grown, 20, 50), steps.run(at_once, 20, 50))
 

@@ -1,7 +1,7 @@
 """The C++ library as topkv re-exports it. The module's own docstrings say more."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -199,8 +199,11 @@ class ContextBuilder:
         sinks: int = 4,
         device: Device | str | None = None,
     ) -> None: ...
-    def reserve(self, tokens: int) -> None:
-        """Makes room for this many tokens in all."""
+    def reserve(self, tokens: int, chunk: int = 0) -> None:
+        """Makes room for this many tokens in all, and for steps of so many on a CUDA device."""
+
+    def synchronize(self) -> None:
+        """Waits until the rows that a CUDA device was given are in host memory."""
 
     def truncate(self, tokens: int) -> None:
         """Forgets the tokens from this number on, in all layers."""
@@ -388,7 +391,7 @@ class Session:
     @overload
     @staticmethod
     def attend_together(
-        sessions: Sequence[Session],
+        sessions: Iterable[Session],
         layer: int,
         q: Array,
         k: Array | None,
@@ -401,7 +404,7 @@ class Session:
     @overload
     @staticmethod
     def attend_together(
-        sessions: Sequence[Session],
+        sessions: Iterable[Session],
         layer: int,
         q: Array,
         k: Array | None,

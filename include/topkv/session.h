@@ -99,7 +99,8 @@ struct RetrievalOptions {
 /// life, by the host's clock. What runs on a device beside the host's work is not in it.
 struct StepTimes {
   double q_out = 0;   ///< q, k, v from the device: its work so far, and the copy
-  double append = 0;  ///< rows to the session's own store
+  double append = 0;  ///< rows to the session's own store; beside search where a device scans for
+                      ///< one token
   double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
                       ///< device: giving it those rows that are not resident there
   double search = 0;  ///< or waiting for a device's scan
@@ -111,7 +112,8 @@ struct StepTimes {
 };
 
 /// How good a layer's attention with a tail was, as far as can be told without dense attention:
-/// sums over the session's life. (Of layers and sessions without a tail nothing is known.)
+/// sums over the session's life, parts of steps that failed among them. (Of layers and sessions
+/// without a tail nothing is known.)
 struct TailFigures {
   std::int64_t heads = 0;  ///< (token, query head) pairs that are summed up
   /// The share of attention in rows attended as they are: sinks, window, those that were found.

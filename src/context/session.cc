@@ -277,8 +277,11 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   parts.clear();
   for (Session* session : sessions) {
     State& s = *session->state_;
-    parts.push_back(
-        {.session = &s, .own_before = s.own->size(step.layer), .stats_before = s.stats});
+    parts.push_back({.session = &s,
+                     .number = sessions.size() > 1 ? std::ssize(parts) : -1,
+                     .own_before = s.own->size(step.layer),
+                     .stats_before = s.stats,
+                     .times_before = s.times(step.layer)});
   }
   try {
     // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
@@ -292,6 +295,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   } catch (...) {
     for (const State::Part& part : parts) {
       part.session->stats = part.stats_before;
+      part.session->times(step.layer) = part.times_before;
       try {
         part.session->take_back(step.layer, part.own_before);
       } catch (...) {  // which has marked it as failed

@@ -66,9 +66,9 @@ void Session::State::scan_and_attend(const Part& part, std::int64_t token, std::
       {&further, 1}, [] {}, [] {});
 }
 
-/// That attend_lists has work for.
-std::int64_t Session::State::helpers_for(std::int64_t tokens) const {
-  return std::min(thread_count(), tokens * shape.kv_heads * backend->scan_lists()) - 1;
+/// That attend_lists has work for with one token.
+std::int64_t Session::State::helpers_for_one() const {
+  return std::min(thread_count(), shape.kv_heads * backend->scan_lists()) - 1;
 }
 
 /// Has all heads of a group attend the rows that a scan lists for it. The threads wait for the
@@ -78,12 +78,10 @@ void Session::State::attend_lists(std::span<Part> parts, const std::function<voi
   reach_fault("session.attend");
   const Stopwatch watch;
   State& one = *parts[0].session;
-  std::int64_t tokens = 0;
   std::int64_t tasks = 0;  // lists
   for (Part& part : parts) {
     part.first_list = tasks;
     if (part.scanned == 0) continue;
-    tokens += part.scanned;
     tasks += part.session->begin_lists(part.scanned);
   }
   if (tasks == 0) {
@@ -91,7 +89,7 @@ void Session::State::attend_lists(std::span<Part> parts, const std::function<voi
     beside();
     return;
   }
-  if (!one.helpers.awake()) one.helpers.wake(one.helpers_for(tokens));
+  if (!one.helpers.awake()) one.helpers.wake(std::min(thread_count(), tasks) - 1);
   std::atomic<std::int64_t> next = 0;
   std::atomic<double> searched = 0;  // seconds, about
   std::atomic<bool> is_done = false;
@@ -108,11 +106,17 @@ void Session::State::attend_lists(std::span<Part> parts, const std::function<voi
       of.attend_list(*part, task - part->first_list, *positions);
     }
   };
-  one.helpers.run(first, work);
+  double begun = 0;  // seconds that first() took, which others count
+  const auto begin = [&] {
+    first();
+    begun = watch.seconds();
+  };
+  one.helpers.run(begin, work);
   const auto sessions = static_cast<double>(parts.size());
   for (const Part& part : parts) {
     if (part.scanned > 0)
-      part.session->end_lists(part.step.layer, searched / sessions, watch.seconds() / sessions);
+      part.session->end_lists(part.step.layer, std::max(0.0, searched - begun) / sessions,
+                              (watch.seconds() - begun) / sessions);
   }
 }
 

@@ -56,7 +56,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
   if (sessions.size() > 1) {
     shared->data.clear();
     shared->allowed.clear();
-    for (const auto& [session, queries] : sessions) {
+    for (const auto& [session, queries, found_rows] : sessions) {
       const HeadStep& step = session->heads[static_cast<std::size_t>(head)];
       shared->data.insert(shared->data.end(), step.queries.begin(), step.queries.end());
       shared->allowed.insert(shared->allowed.end(), step.allowed[0].begin(), step.allowed[0].end());
@@ -67,7 +67,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
         rows, shared->found);
   }
   std::int64_t first = 0;
-  for (const auto& [session, queries] : sessions) {
+  for (const auto& [session, queries, found_rows] : sessions) {
     reach_fault("session.search");
     HeadStep& step = session->heads[static_cast<std::size_t>(head)];
     for (std::size_t s = 0; s < session->segments.size(); ++s) {
@@ -148,42 +148,43 @@ void Session::State::search_all(std::int64_t layer, std::span<const Searched> se
   const State& one = *sessions[0].session;
   parallel_for(one.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
-      for (const auto& [session, queries] : sessions) session->copy_queries(layer, head, queries);
+      for (const auto& [session, queries, found_rows] : sessions)
+        session->copy_queries(layer, head, queries);
       search(layer, head, sessions, one.k[static_cast<std::size_t>(layer)]);
-      for (const auto& [session, queries] : sessions)
+      for (const auto& [session, queries, found_rows] : sessions)
         session->choose(layer, head, queries, session->first_rows(layer));
     }
   });
   const double seconds = searching.seconds() / static_cast<double>(sessions.size());
-  for (const auto& [session, queries] : sessions) {
+  for (const auto& [session, queries, found_rows] : sessions) {
     session->stats.search_seconds += seconds;
     session->times(layer).search += seconds;
   }
 }
 
-/// Searches for those sessions of a step together that can be: what each finds is small enough, and
-/// others use the same index with the same k.
+/// Searches together for sessions of a step that use the same index with the same k, as far as what
+/// is found for them all is small enough.
 void Session::State::search_together(std::span<Part> parts) {
-  thread_local std::vector<Searched> sessions;
-  for (const Part& first : parts) {
+  const Scratch<std::vector<Searched>> sessions;
+  for (Part& first : parts) {
     const State& one = *first.session;
     const std::int64_t layer = first.step.layer;
-    const auto joins = [&](const Part& part) {
-      const State& of = *part.session;
-      return part.searched && !of.seen.codes && !part.found_rows &&
-             of.indices[0] == one.indices[0] &&
-             of.k[static_cast<std::size_t>(layer)] == one.k[static_cast<std::size_t>(layer)] &&
-             of.tokens_at_once(part) == part.step.tokens;
-    };
-    if (!joins(first)) continue;
-    sessions.clear();
+    const std::int64_t room = one.tokens_at_once(first);
+    std::int64_t tokens = 0;
+    sessions->clear();
     for (Part& part : parts) {
-      if (!joins(part)) continue;
-      sessions.push_back({part.session, part.queries});
+      const State& of = *part.session;
+      if (!part.searched || of.seen.codes || part.found_rows || of.indices[0] != one.indices[0] ||
+          of.k[static_cast<std::size_t>(layer)] != one.k[static_cast<std::size_t>(layer)] ||
+          tokens + part.step.tokens > std::min(room, of.tokens_at_once(part))) {
+        continue;
+      }
+      tokens += part.step.tokens;
+      sessions->push_back({part.session, part.queries, &part.found_rows});
     }
-    if (sessions.size() == 1) continue;
-    search_all(layer, sessions);
-    for (Part& part : parts) part.found_rows = part.found_rows || joins(part);
+    if (sessions->size() < 2) continue;
+    search_all(layer, *sessions);
+    for (const Searched& session : *sessions) *session.found_rows = true;
   }
 }
 

@@ -68,9 +68,11 @@ struct Session::State {
   /// A session's part in a step: of at most SessionShape::max_tokens.
   struct Part {
     State* session;
+    std::int64_t number = -1;  // of the session, where there are several
     AttentionStep step = {};
     std::int64_t own_before = 0;  // tokens of its own in the layer
     SessionStats stats_before = {};
+    StepTimes times_before = {};  // of the layer
     TokenQueries queries = {};
     DecodeBackend::Step given = {};
     PartialView found = {};       // room for what is attended beyond sinks and window
@@ -85,6 +87,7 @@ struct Session::State {
   struct Searched {
     State* session;
     TokenQueries queries;
+    bool* found_rows;  // of its part; null: nobody asks
   };
   /// Those of several sessions.
   struct SharedQueries {
@@ -117,7 +120,7 @@ struct Session::State {
   void finish(const Part& part);
   double searching(const Part& part) const;
   void append(const Part& part);
-  void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
+  void check_finite(const Part& part, std::string_view what, const float* x, std::int64_t tokens,
                     std::int64_t heads) const;
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
@@ -130,7 +133,7 @@ struct Session::State {
                            const std::function<void()>& beside);
   DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens);
   void scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens);
-  std::int64_t helpers_for(std::int64_t tokens) const;
+  std::int64_t helpers_for_one() const;
   std::int64_t begin_lists(std::int64_t tokens);
   void read_list(const Part& part, std::int64_t list, std::vector<std::int64_t>& positions);
   void attend_list(const Part& part, std::int64_t list, const std::vector<std::int64_t>& positions);

@@ -77,10 +77,12 @@ void Session::State::step(std::span<Part> parts) {
   // this one takes to have the device begin with what is attended exactly. Until then the scan is
   // not enqueued whole, and another session's may not begin.
   if (parts.size() == 1 && parts[0].scanned > 0 && parts[0].step.tokens == 1) {
-    one.helpers.wake(one.helpers_for(1));
+    one.helpers.wake(one.helpers_for_one());
     one.take(parts[0]);
     const auto exact = [&] {
+      Lap lap;
       one.attend_exact(parts[0].step.layer);
+      lap(one.times(parts[0].step.layer).window);
       lock = {};
     };
     const auto append = [&] { one.append(parts[0]); };
@@ -185,14 +187,16 @@ void Session::State::attend_exact(std::int64_t layer) {
 }
 
 /// x: [tokens, heads, head_dim], which are the next tokens of the layer.
-void Session::State::check_finite(std::int64_t layer, std::string_view what, const float* x,
+void Session::State::check_finite(const Part& part, std::string_view what, const float* x,
                                   std::int64_t tokens, std::int64_t heads) const {
   const std::int64_t d = shape.head_dim;
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
-  throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
-                                    layer, what == "q" ? "query" : "KV", bad / d % heads,
-                                    position(layer) + bad / d / heads));
+  const std::int64_t layer = part.step.layer;
+  throw InvalidArgument(
+      fmt::format("{} of layer {}, {} head {}, position {}{} is not finite", what, layer,
+                  what == "q" ? "query" : "KV", bad / d % heads, position(layer) + bad / d / heads,
+                  part.number < 0 ? std::string() : fmt::format(" of session {}", part.number)));
 }
 
 /// Takes the next tokens of a layer, unless K and V have none.
@@ -200,10 +204,10 @@ void Session::State::append(const Part& part) {
   Lap lap;
   const std::int64_t layer = part.step.layer;
   const DecodeBackend::Step& given = part.given;
-  check_finite(layer, "q", given.q, part.step.tokens, shape.q_heads);
+  check_finite(part, "q", given.q, part.step.tokens, shape.q_heads);
   if (const std::int64_t rows = given.k.tokens; rows > 0) {
-    check_finite(layer, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
-    check_finite(layer, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
+    check_finite(part, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
+    check_finite(part, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
     own->append(layer, given.k, given.v);
   }
   lap(times(layer).append);
@@ -214,14 +218,12 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
   return seen.retrieves(layer) && end - seen.window > seen.sinks;
 }
 
-/// How many of a step's tokens are searched for at a time: with a large k, what a search gives is
-/// large.
+/// How many tokens are searched for at a time: with a large k, what a search gives is large.
 std::int64_t Session::State::tokens_at_once(const Part& part) const {
+  if (seen.codes) return backend->scan_tokens();
   const std::int64_t rows =
       std::min(most_rows(part.step.layer), part.queries.first + part.queries.tokens);
-  const std::int64_t room =
-      seen.codes ? backend->scan_tokens() : search_memory / (shape.q_heads * search_bytes * rows);
-  return std::clamp<std::int64_t>(room, 1, part.queries.tokens);
+  return std::max<std::int64_t>(1, search_memory / (shape.q_heads * search_bytes * rows));
 }
 
 /// Searches for the queries, attends what is found and merges it into part.found, some tokens at a
@@ -234,7 +236,7 @@ void Session::State::retrieve(const Part& part) {
     estimate.reset(queries.tokens * shape.q_heads, shape.head_dim);
     noise.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   }
-  const std::int64_t tokens = tokens_at_once(part);
+  const std::int64_t tokens = std::min(tokens_at_once(part), queries.tokens);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
     const TokenQueries block = queries.part(t, std::min(tokens, queries.tokens - t));
     const std::int64_t before = t * shape.q_heads;
@@ -247,7 +249,7 @@ void Session::State::retrieve(const Part& part) {
       attend_between(layer, block, found);
       attend_own(layer, block, found);
     } else {
-      const Searched searched{this, block};
+      const Searched searched{this, block, nullptr};
       if (!part.found_rows) search_all(layer, {&searched, 1});
       if (attends_own()) attend_own(layer, block, found);
       attend_found(layer, block, found);
