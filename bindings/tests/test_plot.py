@@ -163,6 +163,14 @@ def test_times_are_read_from_the_bench_and_from_rows(tmp_path):
     ax = plot.decode_time(write_lines(tmp_path / "bench.json", bench))
     assert [line.get_label() for line in ax.lines] == ["exact, top 64", "exact, top uniform:512"]
     np.testing.assert_allclose(ax.lines[0].get_data(), ([1024, 4096], [1.024, 4.096]))
+    one = {"index": "codes", "kv_topk": "64", "context_tokens": 1024, "median_seconds": 0.004, "sessions": 1}
+    several = [one, one | {"sessions": 4, "median_seconds": 0.01}, one | {"kv_mass": 0.9, "kv_tail": "mean"}]
+    ax = plot.decode_time(write_lines(tmp_path / "sessions.json", several))
+    assert [line.get_label() for line in ax.lines] == [
+        "codes, top 64",
+        "codes, top 64, 4 sessions in a step",
+        "codes, top 64, tail mean, mass 0.9",
+    ]
     ax = plot.decode_time([{"cache": "dense", "context_tokens": "1024", "seconds": "0.5"}])
     np.testing.assert_allclose(ax.lines[0].get_data(), ([1024], [500]))
 

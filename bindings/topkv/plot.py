@@ -115,7 +115,8 @@ def decode_time(times: Any, *, ax: Axes | None = None, title: str | None = None)
     times: {name: (context lengths in tokens, seconds per token)}; or rows with "cache",
     "context_tokens" and "seconds"; or a file of such rows; or the JSON of
     bench/transformers_decode.py, of which results without a time are left out; or the lines that
-    `topkv bench decode --json` prints (of several contexts, joined), named by index and top k.
+    `topkv bench decode --json` prints (of several contexts, joined), named by index and top k, and
+    what else was asked for; of sessions stepped together the time of their step.
     """
     lines = _time_lines(times)
     ax = ax if ax is not None else plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
@@ -245,6 +246,11 @@ def _time_lines(times: Any) -> dict[str, list[tuple[float, float]]]:
         for row in rows_of(times):
             if "kv_topk" in row:
                 name = f"{member(row, 'index')}, top {row['kv_topk']}"
+                for key, label in (("kv_tail", "tail"), ("kv_mass", "mass"), ("kv_error", "error")):
+                    if row.get(key) not in (None, ""):
+                        name += f", {label} {row[key]}"
+                if number(row.get("sessions") or 1) > 1:
+                    name += f", {row['sessions']} sessions in a step"
             else:
                 name = str(member(row, "cache"))
             if "error" in row:  # what did not fit has no time

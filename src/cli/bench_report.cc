@@ -210,6 +210,15 @@ std::string heading(const BenchReport& report, std::size_t width) {
          "\n";
 }
 
+/// What a table does not show, of all its rows.
+std::string asked_for(const RetrievalOptions& options) {
+  std::string text;
+  if (!options.tail.empty()) text += ", tail " + options.tail;
+  if (options.mass) text += fmt::format(", mass {}", *options.mass);
+  if (options.error) text += fmt::format(", error {}", *options.error);
+  return text.empty() ? text : ". Asked for:" + text.substr(1);
+}
+
 }  // namespace
 
 std::string bench_text(const BenchReport& report, bool profile, std::size_t width) {
@@ -223,7 +232,7 @@ std::string bench_text(const BenchReport& report, bool profile, std::size_t widt
       "ms per step: the median of {} steps, and what their mean consists of. Floors: bytes of keys "
       "that exact search reads, and of rows attended, at the rate above",
       report.plan.tokens);
-  text += "\n" + labelled("", note, width, 0);
+  text += "\n" + labelled("", note + asked_for(report.plan.rows.front()), width, 0);
   for (const DecodeResult& result : report.decode) {
     if (!profile) continue;
     text += fmt::format("\n{}, top {}: {}", result.index, result.k,

@@ -117,7 +117,8 @@ void write_output(const FidelityFlags& flags, const FidelityReport& report,
   if (std::none_of(report.settings.begin(), report.settings.end(), has_place)) {
     throw Error(fmt::format(
         "{}: not written: how many bytes are read per token, its axis, is known of no setting; "
-        "compare with an index that tells, such as --kv-index exact or codes",
+        "compare with an index that tells, such as --kv-index exact or codes, and with a setting "
+        "without --kv-mass and --kv-error, which do not",
         flags.svg));
   }
   const Json& any = lines.front();

@@ -32,6 +32,8 @@ std::string settings_line(const NeedleFlags& flags, const NeedlePlan& plan,
                   indices.size() == 1 ? indices.front() : std::string("several indices"),
                   kv.select == "group" ? "group" : "query head", kv.window, kv.sinks);
   if (!kv.tail.empty()) text += ", tail " + tail_text(kv.tail);
+  if (kv.mass != "none") text += ", mass " + kv.mass;
+  if (kv.error != "none") text += ", error " + kv.error;
   if (kv.dense_layers == "all") {
     text = "dense in all layers";
   } else if (kv.dense_layers != "0") {
