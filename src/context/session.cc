@@ -270,8 +270,9 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
                     step.kv_count(), step.tokens));
   }
   if (sessions.size() > 1) check_step(shape, whole_of(step, std::ssize(sessions)));
-  for (const Session* session : sessions) {
-    if (!reads) session->state_->check_turn(step.layer, step.tokens);
+  for (std::size_t i = 0; !reads && i < sessions.size(); ++i) {
+    naming(sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1,
+           [&] { sessions[i]->state_->check_turn(step.layer, step.tokens); });
   }
   std::vector<State::Part>& parts = one.parts;
   parts.clear();

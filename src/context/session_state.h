@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "src/device/tail_figures.h"
 #include "src/store/row_store.h"
 #include "topkv/attention.h"
+#include "topkv/error.h"
 #include "topkv/session.h"
 
 namespace topkv {
@@ -27,6 +29,17 @@ SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& 
 
 /// RetrievalOptions::tail of a session that has none.
 inline constexpr std::string_view no_tail = "none";
+
+/// work(), whose refusals say of which session it was; -1: there is one alone.
+template <class Work>
+void naming(std::int64_t session, const Work& work) {
+  try {
+    work();
+  } catch (const InvalidArgument& error) {
+    if (session < 0) throw;
+    throw InvalidArgument("session " + std::to_string(session) + ": " + error.what());
+  }
+}
 
 struct Session::State {
   /// What one KV head needs for one step; kept between steps.

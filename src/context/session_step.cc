@@ -163,7 +163,7 @@ void Session::State::take_all(std::span<Part> parts) {
   for (Part& part : parts) {
     State& of = *part.session;
     of.take(part);
-    of.append(part);
+    naming(part.number, [&] { of.append(part); });
     Lap lap;
     of.attend_exact(part.step.layer);
     lap(of.times(part.step.layer).window);
@@ -193,10 +193,9 @@ void Session::State::check_finite(const Part& part, std::string_view what, const
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
   const std::int64_t layer = part.step.layer;
-  throw InvalidArgument(
-      fmt::format("{} of layer {}, {} head {}, position {}{} is not finite", what, layer,
-                  what == "q" ? "query" : "KV", bad / d % heads, position(layer) + bad / d / heads,
-                  part.number < 0 ? std::string() : fmt::format(" of session {}", part.number)));
+  throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
+                                    layer, what == "q" ? "query" : "KV", bad / d % heads,
+                                    position(layer) + bad / d / heads));
 }
 
 /// Takes the next tokens of a layer, unless K and V have none.

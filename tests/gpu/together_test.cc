@@ -190,6 +190,11 @@ TEST_P(Together, SessionsThatCannotBeAreRefused) {
   Session c = a.fork();
   AttentionStep step = given.step;
   std::vector<Session*> both{&a, &c};
+  const Tensors own(place, stream, 0, {&c}, 1);
+  c.attend(own.step);  // and not in layer 1
+  EXPECT_NE(message({&a, &c}).find("session 1: attend: layer 0 gets new tokens"),
+            std::string::npos);
+  c.truncate(0);
   step.out = const_cast<float*>(step.q) + stream.q_width();  // of the other session
   EXPECT_THROW(Session::attend_together(both, step), InvalidArgument);
   step = given.step;
