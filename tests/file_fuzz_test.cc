@@ -143,7 +143,8 @@ TEST(FileFuzz, TokenizersLoadOrAreRefused) {
   for (const char* name : {"cased", "gpt2", "llama3", "qwen2", "symbols"}) {
     const std::string whole = read(fixtures / "tokenizer" / (std::string(name) + ".json"));
     for (int i = 0; i < rounds; ++i) {
-      const fs::path file = temp.write("tokenizer.json", damage.of(whole));
+      // The first as it is: hardly any that is damaged loads.
+      const fs::path file = temp.write("tokenizer.json", i == 0 ? whole : damage.of(whole));
       SCOPED_TRACE(file.string());
       loaded += succeeds([&] {
         const Tokenizer tokenizer = Tokenizer::load(file);
