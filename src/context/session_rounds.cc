@@ -68,7 +68,7 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
     }
     rows = rows < wanted ? wanted : times_more * rows;
     const Stopwatch searching;
-    const Searched one{this, queries, nullptr};
+    const Searched one{this, queries};
     parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) {
         if (heads[static_cast<std::size_t>(head)].count() == 0) continue;

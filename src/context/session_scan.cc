@@ -66,9 +66,15 @@ void Session::State::scan_and_attend(const Part& part, std::int64_t token, std::
       {&further, 1}, [] {}, [] {});
 }
 
-/// That attend_lists has work for with one token.
-std::int64_t Session::State::helpers_for_one() const {
-  return std::min(thread_count(), shape.kv_heads * backend->scan_lists()) - 1;
+/// Threads that attend_lists has work for, with so many lists.
+void Session::State::wake_for(std::int64_t lists) {
+  helpers.wake(std::min(thread_count(), lists) - 1);
+}
+
+/// Of a list by its number among those of all tokens and KV heads.
+DecodeBackend::List Session::State::place_of(std::int64_t list) const {
+  const std::int64_t lists = backend->scan_lists();
+  return {list / lists / shape.kv_heads, list / lists % shape.kv_heads, list % lists};
 }
 
 /// Has all heads of a group attend the rows that a scan lists for it. The threads wait for the
@@ -89,7 +95,7 @@ void Session::State::attend_lists(std::span<Part> parts, const std::function<voi
     beside();
     return;
   }
-  if (!one.helpers.awake()) one.helpers.wake(std::min(thread_count(), tasks) - 1);
+  if (!one.helpers.awake()) one.wake_for(tasks);
   std::atomic<std::int64_t> next = 0;
   std::atomic<double> searched = 0;  // seconds, about
   std::atomic<bool> is_done = false;
@@ -140,15 +146,13 @@ void Session::State::end_lists(std::int64_t layer, double searched, double whole
   stats.search_seconds += searched;
 }
 
-/// list: its number among those of all tokens and KV heads. positions: what it holds, ascending.
+/// list: its number. positions: what it holds, ascending.
 void Session::State::read_list(const Part& part, std::int64_t list,
                                std::vector<std::int64_t>& positions) {
-  const std::int64_t lists = backend->scan_lists();
-  const std::int64_t number = list / lists;  // of the token and head
-  const std::int64_t head = number % shape.kv_heads;
-  const RowsView rows = segments[0].rows(part.step.layer, head);
+  const DecodeBackend::List place = place_of(list);
+  const RowsView rows = segments[0].rows(part.step.layer, place.kv_head);
   positions.clear();
-  backend->read_list({number / shape.kv_heads, head, list % lists}, [&](std::int32_t position) {
+  backend->read_list(place, [&](std::int32_t position) {
     prefetch_row(rows, position);  // which memory brings while the scan goes on
     // So is a short list sorted.
     auto at = positions.end();
@@ -163,17 +167,17 @@ void Session::State::read_list(const Part& part, std::int64_t list,
 /// The last list of a head has all of them merged into part.found.
 void Session::State::attend_list(const Part& part, std::int64_t list,
                                  const std::vector<std::int64_t>& positions) {
+  const DecodeBackend::List place = place_of(list);
   const std::int64_t lists = backend->scan_lists();
   const std::int64_t group = shape.group();
-  const std::int64_t number = list / lists;
-  const std::int64_t head = number % shape.kv_heads;
   const TokenQueries& queries = part.queries;
   const PartialView parts = list_parts.view();
-  attend_rows(queries.data + number / shape.kv_heads * queries.token_stride +
-                  head * group * queries.head_stride,
-              segments[0].rows(part.step.layer, head), positions, shape.softmax_scale(),
+  attend_rows(queries.data + place.token * queries.token_stride +
+                  place.kv_head * group * queries.head_stride,
+              segments[0].rows(part.step.layer, place.kv_head), positions, shape.softmax_scale(),
               parts.part(list * group, group), shape.softcap);
   rows_listed += std::ssize(positions);
+  const std::int64_t number = list / lists;  // of the token and head
   if (done.add(number) < lists) return;
   merge_parts(part.found.part(number * group, group),
               parts.part(number * lists * group, lists * group));

@@ -56,7 +56,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
   if (sessions.size() > 1) {
     shared->data.clear();
     shared->allowed.clear();
-    for (const auto& [session, queries, found_rows] : sessions) {
+    for (const auto& [session, queries] : sessions) {
       const HeadStep& step = session->heads[static_cast<std::size_t>(head)];
       shared->data.insert(shared->data.end(), step.queries.begin(), step.queries.end());
       shared->allowed.insert(shared->allowed.end(), step.allowed[0].begin(), step.allowed[0].end());
@@ -67,7 +67,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
         rows, shared->found);
   }
   std::int64_t first = 0;
-  for (const auto& [session, queries, found_rows] : sessions) {
+  for (const auto& [session, queries] : sessions) {
     reach_fault("session.search");
     HeadStep& step = session->heads[static_cast<std::size_t>(head)];
     for (std::size_t s = 0; s < session->segments.size(); ++s) {
@@ -148,15 +148,14 @@ void Session::State::search_all(std::int64_t layer, std::span<const Searched> se
   const State& one = *sessions[0].session;
   parallel_for(one.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
-      for (const auto& [session, queries, found_rows] : sessions)
-        session->copy_queries(layer, head, queries);
+      for (const auto& [session, queries] : sessions) session->copy_queries(layer, head, queries);
       search(layer, head, sessions, one.k[static_cast<std::size_t>(layer)]);
-      for (const auto& [session, queries, found_rows] : sessions)
+      for (const auto& [session, queries] : sessions)
         session->choose(layer, head, queries, session->first_rows(layer));
     }
   });
   const double seconds = searching.seconds() / static_cast<double>(sessions.size());
-  for (const auto& [session, queries, found_rows] : sessions) {
+  for (const auto& [session, queries] : sessions) {
     session->stats.search_seconds += seconds;
     session->times(layer).search += seconds;
   }
@@ -166,7 +165,7 @@ void Session::State::search_all(std::int64_t layer, std::span<const Searched> se
 /// is found for them all is small enough.
 void Session::State::search_together(std::span<Part> parts) {
   const Scratch<std::vector<Searched>> sessions;
-  for (Part& first : parts) {
+  for (const Part& first : parts) {
     const State& one = *first.session;
     const std::int64_t layer = first.step.layer;
     const std::int64_t room = one.tokens_at_once(first);
@@ -180,11 +179,10 @@ void Session::State::search_together(std::span<Part> parts) {
         continue;
       }
       tokens += part.step.tokens;
-      sessions->push_back({part.session, part.queries, &part.found_rows});
+      part.found_rows = true;
+      sessions->push_back({part.session, part.queries});
     }
-    if (sessions->size() < 2) continue;
-    search_all(layer, *sessions);
-    for (const Searched& session : *sessions) *session.found_rows = true;
+    if (!sessions->empty()) search_all(layer, *sessions);
   }
 }
 

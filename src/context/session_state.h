@@ -100,7 +100,6 @@ struct Session::State {
   struct Searched {
     State* session;
     TokenQueries queries;
-    bool* found_rows;  // of its part; null: nobody asks
   };
   /// Those of several sessions.
   struct SharedQueries {
@@ -133,12 +132,14 @@ struct Session::State {
   void finish(const Part& part);
   double searching(const Part& part) const;
   void append(const Part& part);
-  void check_finite(const Part& part, std::string_view what, const float* x, std::int64_t tokens,
+  void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
                     std::int64_t heads) const;
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
   void attend_exact(std::int64_t layer);
   bool searches(std::int64_t layer, std::int64_t end) const;
+  /// The tail is not a scan's.
+  bool host_estimates() const { return seen.tail && !seen.codes; }
 
   // session_scan.cc
   static void scan(std::span<Part> parts);
@@ -146,7 +147,8 @@ struct Session::State {
                            const std::function<void()>& beside);
   DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens);
   void scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens);
-  std::int64_t helpers_for_one() const;
+  void wake_for(std::int64_t lists);
+  DecodeBackend::List place_of(std::int64_t list) const;
   std::int64_t begin_lists(std::int64_t tokens);
   void read_list(const Part& part, std::int64_t list, std::vector<std::int64_t>& positions);
   void attend_list(const Part& part, std::int64_t list, const std::vector<std::int64_t>& positions);

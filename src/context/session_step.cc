@@ -77,7 +77,7 @@ void Session::State::step(std::span<Part> parts) {
   // this one takes to have the device begin with what is attended exactly. Until then the scan is
   // not enqueued whole, and another session's may not begin.
   if (parts.size() == 1 && parts[0].scanned > 0 && parts[0].step.tokens == 1) {
-    one.helpers.wake(one.helpers_for_one());
+    one.wake_for(one.shape.kv_heads * one.backend->scan_lists());
     one.take(parts[0]);
     const auto exact = [&] {
       Lap lap;
@@ -175,7 +175,7 @@ void Session::State::finish(const Part& part) {
   Lap lap;
   if (part.searched) {
     backend->add(part.found);
-    if (seen.tail && !seen.codes) backend->add_tail(estimate.view(), noise.data());
+    if (host_estimates()) backend->add_tail(estimate.view(), noise.data());
   }
   reach_fault("session.finish");
   backend->finish(part.step);
@@ -187,12 +187,11 @@ void Session::State::attend_exact(std::int64_t layer) {
 }
 
 /// x: [tokens, heads, head_dim], which are the next tokens of the layer.
-void Session::State::check_finite(const Part& part, std::string_view what, const float* x,
+void Session::State::check_finite(std::int64_t layer, std::string_view what, const float* x,
                                   std::int64_t tokens, std::int64_t heads) const {
   const std::int64_t d = shape.head_dim;
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
-  const std::int64_t layer = part.step.layer;
   throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
                                     layer, what == "q" ? "query" : "KV", bad / d % heads,
                                     position(layer) + bad / d / heads));
@@ -203,10 +202,10 @@ void Session::State::append(const Part& part) {
   Lap lap;
   const std::int64_t layer = part.step.layer;
   const DecodeBackend::Step& given = part.given;
-  check_finite(part, "q", given.q, part.step.tokens, shape.q_heads);
+  check_finite(layer, "q", given.q, part.step.tokens, shape.q_heads);
   if (const std::int64_t rows = given.k.tokens; rows > 0) {
-    check_finite(part, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
-    check_finite(part, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
+    check_finite(layer, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
+    check_finite(layer, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
     own->append(layer, given.k, given.v);
   }
   lap(times(layer).append);
@@ -230,8 +229,7 @@ std::int64_t Session::State::tokens_at_once(const Part& part) const {
 void Session::State::retrieve(const Part& part) {
   const std::int64_t layer = part.step.layer;
   const TokenQueries& queries = part.queries;
-  const bool estimates = seen.tail && !seen.codes;
-  if (estimates) {
+  if (host_estimates()) {
     estimate.reset(queries.tokens * shape.q_heads, shape.head_dim);
     noise.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   }
@@ -248,11 +246,11 @@ void Session::State::retrieve(const Part& part) {
       attend_between(layer, block, found);
       attend_own(layer, block, found);
     } else {
-      const Searched searched{this, block, nullptr};
+      const Searched searched{this, block};
       if (!part.found_rows) search_all(layer, {&searched, 1});
       if (attends_own()) attend_own(layer, block, found);
       attend_found(layer, block, found);
-      if (estimates) {
+      if (host_estimates()) {
         const TailParts out{of_block(estimate.view()), found, noise.data() + before};
         attend_rest(layer, out);
         if (seen.judged) retrieve_more(layer, block, of_block(exact_part), out);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,14 +81,17 @@ class Together : public testing::TestWithParam<Case> {
             .sinks = 2,
             .capacity = 1024};
   }
+  static std::shared_ptr<const Context> context_of(const TokenStream& stream) {
+    auto context = stream.context(context_tokens)->with_index(GetParam().index);
+    return *GetParam().tail == 0 ? context : context->with_index(GetParam().tail);
+  }
 };
 
 TEST_P(Together, EqualsOneByOne) {
   TOPKV_NEEDS_DEVICE(std::string(GetParam().device));
   const Place place(GetParam().device);
   const TokenStream stream(shape, context_tokens + 400);
-  auto context = stream.context(context_tokens)->with_index(GetParam().index);
-  if (*GetParam().tail != 0) context = context->with_index(GetParam().tail);
+  const auto context = context_of(stream);
   for (const std::int64_t count : {1, 2, 5, 11}) {
     // Sessions of different lengths, each of them twice; one wants other rows than the rest.
     std::vector<Session> together;
@@ -137,8 +141,7 @@ TEST_P(Together, ARefusedStepLeavesAllAsTheyWere) {
   TOPKV_NEEDS_DEVICE(std::string(GetParam().device));
   const Place place(GetParam().device);
   const TokenStream stream(shape, context_tokens + 40);
-  auto context = stream.context(context_tokens)->with_index(GetParam().index);
-  if (*GetParam().tail != 0) context = context->with_index(GetParam().tail);
+  const auto context = context_of(stream);
   Session a(context, options(), place.device());
   Feed(place, stream, context_tokens, context_tokens + 20).run(a, 5);
   Session b = a.fork();
@@ -168,10 +171,8 @@ TEST_P(Together, SessionsThatCannotBeAreRefused) {
   TOPKV_NEEDS_DEVICE(std::string(GetParam().device));
   const Place place(GetParam().device);
   const TokenStream stream(shape, context_tokens + 10);
-  auto context = stream.context(context_tokens)->with_index(GetParam().index);
-  if (*GetParam().tail != 0) context = context->with_index(GetParam().tail);
-  auto other = stream.context(context_tokens)->with_index(GetParam().index);
-  if (*GetParam().tail != 0) other = other->with_index(GetParam().tail);
+  const auto context = context_of(stream);
+  const auto other = context_of(stream);
   Session a(context, options(), place.device());
   Session b(other, options(), place.device());
   const Tensors given(place, stream, 0, {&a, &b}, 1);
