@@ -15,9 +15,16 @@ namespace {
 
 constexpr std::int64_t tile_keys = 512;
 
+/// Of a search.
 struct Workspace {
+  std::vector<PositionRange> allowed;  // per query, within the keys
+  std::vector<PositionRange> sought;   // those of them that candidates are sought in
+  std::vector<std::vector<std::int64_t>> found;
+};
+
+/// Of one query.
+struct Ranked {
   ScanKeeper keeper;
-  std::vector<std::int64_t> found;
   std::vector<float> scores;
 };
 
@@ -30,6 +37,10 @@ void scan_range(const KeyView& keys, const float* query, PositionRange range, Sc
     keeper.push(scores, count, begin);
   }
 }
+
+/// Somewhat more than k from the start: a lossy code misorders candidates, and a few keys that
+/// every query likes (attention sinks) are often those that are not allowed.
+std::int64_t first_wanted(std::int64_t k) { return k + k / 4 + 16; }
 
 /// Whether reading a whole range costs no more than looking for `want` of its keys among all keys.
 /// A candidate costs tens of random reads; reading in order is several times cheaper per key.
@@ -76,42 +87,73 @@ void ApproximateIndex::check_stop(const std::stop_token& stop) const {
   }
 }
 
+void ApproximateIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
+                                      std::span<std::vector<std::int64_t>> found) const {
+  parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t q = begin; q < end; ++q) {
+      const auto at = static_cast<std::size_t>(q);
+      if (queries.allowed[at].size() > 0)
+        candidates(queries.query(q), queries.allowed[at], want, found[at]);
+    }
+  });
+}
+
 void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
                               SearchResult& result) const {
   keys_.check_search("index", built_, queries, k);
   k = std::min(k, std::max<std::int64_t>(keys_.size(), 1));
   result.reset(queries.count, k);
   if (keys_.size() == 0) return;
+  const std::int64_t want = first_wanted(k);
+  const Scratch<Workspace> workspace;
+  auto& [allowed, sought, found] = *workspace;
+  const auto count = static_cast<std::size_t>(queries.count);
+  if (found.size() < count) found.resize(count);
+  allowed.clear();
+  sought.clear();
+  bool any = false;
+  for (const PositionRange& range : queries.allowed) {
+    allowed.push_back(keys_.clamp(range));
+    sought.push_back(scan_is_cheaper(allowed.back(), want) ? PositionRange{} : allowed.back());
+    any = any || sought.back().size() > 0;
+  }
+  if (any) {
+    all_candidates({queries.data, queries.count, queries.dim, sought}, want,
+                   std::span(found).first(count));
+  }
   parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t q = begin; q < end; ++q) {
-      const auto range = keys_.clamp(queries.allowed[static_cast<std::size_t>(q)]);
-      if (range.size() > 0) search_one(queries.query(q), range, k, q, result);
+      const auto at = static_cast<std::size_t>(q);
+      if (allowed[at].size() > 0)
+        search_one({queries.data, queries.count, queries.dim, allowed}, q, k, found[at], result);
     }
   });
 }
 
-void ApproximateIndex::search_one(const float* query, PositionRange allowed, std::int64_t k,
-                                  std::int64_t slot, SearchResult& result) const {
+/// found: the candidates of a first round, if its range is not read anyway.
+void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query, std::int64_t k,
+                                  std::vector<std::int64_t>& found, SearchResult& result) const {
   const KeyView& keys = keys_.view();
-  const Scratch<Workspace> workspace;
-  auto& [keeper, found, scores] = *workspace;
+  const PositionRange allowed = queries.allowed[static_cast<std::size_t>(query)];
+  const float* q = queries.query(query);
+  const Scratch<Ranked> ranked;
+  auto& [keeper, scores] = *ranked;
   keeper.reset(k);
   const std::int64_t enough = std::min(k, allowed.size());
-  // Somewhat more than k from the start: a lossy code misorders candidates, and a few keys that
-  // every query likes (attention sinks) are often those that are not allowed.
-  for (std::int64_t want = k + k / 4 + 16;; want *= 2) {
+  const std::int64_t first = first_wanted(k);
+  for (std::int64_t want = first;; want *= 2) {
     if (scan_is_cheaper(allowed, want)) {
-      scan_range(keys, query, allowed, keeper);
+      scan_range(keys, q, allowed, keeper);
       break;
     }
-    candidates(query, allowed, want, found);
+    if (want > first) candidates(q, allowed, want, found);
     std::erase_if(found, [&](std::int64_t position) { return !allowed.contains(position); });
-    std::sort(found.begin(), found.end());
+    if (!std::ranges::is_sorted(found)) std::sort(found.begin(), found.end());
     found.erase(std::unique(found.begin(), found.end()), found.end());
     const auto count = static_cast<std::int64_t>(found.size());
     if (count < enough) continue;
     scores.resize(found.size());
-    dot_gather(query, 1, keys.dim, keys.data, keys.dtype, keys.stride_bytes, found.data(), count,
+    dot_gather(q, 1, keys.dim, keys.data, keys.dtype, keys.stride_bytes, found.data(), count,
                scores.data(), count);
     for (std::int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -119,7 +161,7 @@ void ApproximateIndex::search_one(const float* query, PositionRange allowed, std
     }
     break;
   }
-  write_result(keeper.sorted(), slot, result);
+  write_result(keeper.sorted(), query, result);
 }
 
 }  // namespace topkv

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <span>
 #include <vector>
 
 #include "index/key_list.h"
@@ -45,10 +46,15 @@ class ApproximateIndex : public KeyIndex {
   virtual void candidates(const float* query, PositionRange allowed, std::int64_t want,
                           std::vector<std::int64_t>& found) const = 0;
 
+  /// The same for several queries, those of empty ranges left out: found[q] is query q's. Here one
+  /// by one, on the threads of the caller's arena.
+  virtual void all_candidates(const QueryBlock& queries, std::int64_t want,
+                              std::span<std::vector<std::int64_t>> found) const;
+
  private:
   void insert_or_clear(std::int64_t first, const std::stop_token& stop);
-  void search_one(const float* query, PositionRange allowed, std::int64_t k, std::int64_t slot,
-                  SearchResult& result) const;
+  void search_one(const QueryBlock& queries, std::int64_t query, std::int64_t k,
+                  std::vector<std::int64_t>& found, SearchResult& result) const;
 
   KeyList keys_;
   bool built_ = false;

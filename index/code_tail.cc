@@ -18,11 +18,11 @@ namespace {
 
 constexpr std::int64_t encode_values = 8192;  // that a thread encodes at a time
 constexpr std::int64_t piece_keys = 65536;    // that a thread sums at a time
-constexpr std::int64_t tile_keys = value_tile;
-constexpr std::int64_t queries_at_a_time = 64;  // bounds the memory of sums
-constexpr float negligible = 30;                // a tile this far below adds less than 1e-10
-constexpr float largest_variance = 60;          // of a score's error
-constexpr float largest_score = 1e30F;          // of hostile keys: their differences stay finite
+constexpr std::int64_t tile_keys = 512;
+constexpr std::int64_t queries_at_a_time = 8;
+constexpr float negligible = 30;        // a tile this far below adds less than 1e-10
+constexpr float largest_variance = 60;  // of a score's error
+constexpr float largest_score = 1e30F;  // of hostile keys: their differences stay finite
 
 /// log of the normal distribution.
 double log_normal(double z) {
@@ -48,9 +48,13 @@ class Estimate {
     }
   }
 
+  /// Whether it does that of scores up to so much.
+  bool changes(float high) const {
+    return ceiling_ <= largest_score && high > ceiling_ - static_cast<float>(reach_);
+  }
+
   /// log of the mean mass, less s² / 2, in place of each score.
   void correct(float* scores, std::int64_t count) const {
-    if (ceiling_ > largest_score) return;
     std::int32_t near[tile_keys];
     const std::int64_t found =
         find_above(scores, count, ceiling_ - static_cast<float>(reach_), near);
@@ -90,7 +94,7 @@ void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std:
 struct CodeTail::Pass {
   const QueryBlock& queries;
   std::span<const std::span<const std::int64_t>> taken;
-  std::span<const CodeTables> tables;  // per query, of scaled scores
+  std::span<const SlotWeights> tables;  // per query, of scaled scores
   std::span<const Estimate> estimates;
   float scale;
   float softcap;
@@ -163,30 +167,50 @@ std::int64_t CodeTail::memory() const {
   return static_cast<std::int64_t>(sizeof *this + codes_.capacity()) + coder_.memory();
 }
 
-void CodeTail::sum_codes(const Pass& pass, PositionRange range, std::int64_t query,
-                         Sums& sums) const {
-  const auto q = static_cast<std::size_t>(query);
-  float scores[tile_keys];
-  for (std::int64_t at = range.begin / tile_keys * tile_keys; at < range.end; at += tile_keys) {
-    const std::int64_t count = std::min(tile_keys, range.end - at);
-    score_codes(index_.codes(), index_.coder().bytes(), pass.tables[q], at, count, scores);
-    if (pass.softcap > 0) soft_cap(scores, count, pass.softcap);
-    pass.estimates[q].correct(scores, count);
+/// sums: per query.
+void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<Sums> sums) const {
+  float scores[queries_at_a_time * tile_keys];
+  std::uint8_t weights[queries_at_a_time * tile_keys];
+  WeightedTile weighted[queries_at_a_time];
+  const auto rare = index_.rare();
+  for (std::int64_t at = piece.begin; at < piece.end; at += tile_keys) {
+    const std::int64_t count = std::min(tile_keys, piece.end - at);
     const std::int64_t padded = (count + value_block - 1) / value_block * value_block;
-    std::fill(scores, scores + std::clamp<std::int64_t>(range.begin - at, 0, count), empty_lse);
-    std::fill(scores + count, scores + padded, empty_lse);
-    leave_out(pass.taken[q], at, count, scores);
-    leave_out(index_.rare(), at, count, scores);
-    const float high = max_of(scores, padded);
-    if (high < sums.high - negligible || high == empty_lse) continue;
-    sums.raise(high);
-    const float factor = std::exp(high - sums.high);
-    sums.total += factor * exp_shifted(scores, padded, high);
-    const auto* weights = reinterpret_cast<const std::byte*>(scores);
-    sums.squares += factor * factor * dot(scores, weights, DType::f32, padded);
+    score_codes(index_.codes(), index_.coder().bytes(), pass.tables, at, count, scores, tile_keys);
+    const auto first_rare = std::lower_bound(rare.begin(), rare.end(), at);
+    const std::span of_tile(first_rare, std::lower_bound(first_rare, rare.end(), at + count));
+    // Memory brings the next tile's codes while this one's scores are weighed.
+    const std::int64_t bytes = tile_keys * index_.coder().bytes();
+    const std::uint8_t* next = index_.codes() + at * index_.coder().bytes() + bytes;
+    std::int64_t asked = 0;
+    std::size_t some = 0;
+    for (std::size_t q = 0; q < sums.size(); ++q) {
+      for (; asked * std::ssize(sums) < bytes * static_cast<std::int64_t>(q + 1); asked += 64)
+        __builtin_prefetch(next + asked);
+      float* of = scores + static_cast<std::int64_t>(q) * tile_keys;
+      const PositionRange allowed = pass.queries.allowed[q];
+      if (pass.softcap > 0) soft_cap(of, count, pass.softcap);
+      std::fill(of, of + std::clamp<std::int64_t>(allowed.begin - at, 0, count), empty_lse);
+      std::fill(of + std::clamp<std::int64_t>(allowed.end - at, 0, count), of + padded, empty_lse);
+      leave_out(pass.taken[q], at, count, of);
+      leave_out(of_tile, at, count, of);
+      float high = max_of(of, padded);
+      if (pass.estimates[q].changes(high)) {
+        pass.estimates[q].correct(of, count);
+        high = max_of(of, padded);
+      }
+      Sums& to = sums[q];
+      if (high < to.high - negligible || high == empty_lse) continue;
+      to.raise(high);
+      std::uint8_t* of_weights = weights + some * tile_keys;
+      const WeightSums tile = weigh_scores(of, padded, high, of_weights);
+      const float factor = std::exp(high - to.high);
+      to.total += factor * tile.total;
+      to.squares += factor * factor * tile.squares;
+      weighted[some++] = {of_weights, factor, to.axes.data()};
+    }
     if (coder_.lanes() == 0) continue;
-    sum_values(codes_.data() + at / 4 * coder_.lanes(), coder_.lanes(), scores, padded, factor,
-               sums.axes.data());
+    sum_values(codes_.data() + at / 4 * coder_.lanes(), coder_.lanes(), {weighted, some}, padded);
   }
 }
 
@@ -229,10 +253,10 @@ void CodeTail::attend_some(const QueryBlock& queries,
   if (pieces == 0) return;
 
   struct Workspace {
-    std::vector<CodeTables> tables;
+    std::vector<SlotWeights> tables;
     std::vector<Estimate> estimates;
     std::vector<float> corrections;  // s² / 2
-    std::vector<Sums> sums;          // [queries, pieces]
+    std::vector<Sums> sums;          // [pieces, queries]
   };
   const Scratch<Workspace> workspace;
   auto& [tables, estimates, corrections, sums] = *workspace;
@@ -245,35 +269,45 @@ void CodeTail::attend_some(const QueryBlock& queries,
   grow(sums, queries.count * pieces);
   for (std::int64_t q = 0; q < queries.count; ++q) {
     const auto at = static_cast<std::size_t>(q);
-    CodeTables& of = tables[at];
-    index_.coder().make_tables(queries.query(q), of);
-    of.step = std::min(of.step * scale, largest_score / 65536);  // sums of entries are below
+    SlotWeights& of = tables[at];
+    index_.coder().weigh_slots(queries.query(q), of);
+    of.step = std::min(of.step * scale, largest_score / 262144);  // sums are below
     of.offset = std::clamp(of.offset * scale, -largest_score, largest_score);
     const double deviation =
         softcap > 0 ? 0.0 : scale * std::sqrt(index_.coder().error_variance(queries.query(q)));
     estimates[at].set(ceilings[at], std::min(deviation, 1e6));
     corrections[at] = static_cast<float>(std::min(deviation, 1e6) * std::min(deviation, 1e6) / 2);
   }
-  const Pass pass{queries, taken, tables, estimates, scale, softcap};
+  const auto count = static_cast<std::size_t>(queries.count);
+  const Pass pass{
+      queries, taken,  std::span(tables).first(count), std::span(estimates).first(count),
+      scale,   softcap};
+  const auto sums_of = [&](std::int64_t piece) {
+    return std::span(sums).subspan(static_cast<std::size_t>(piece) * count, count);
+  };
+  const auto within = [&](PositionRange range, std::int64_t piece) {
+    return PositionRange{std::max(range.begin, piece * piece_keys),
+                         std::min({range.end, (piece + 1) * piece_keys, rows_.count})};
+  };
   parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t piece = begin; piece < end; ++piece) {
-      for (std::int64_t q = 0; q < queries.count; ++q) {
-        Sums& own = sums[static_cast<std::size_t>(q * pieces + piece)];
-        own.reset(2 * coder_.lanes(), rows_.dim);
-        const PositionRange allowed = queries.allowed[static_cast<std::size_t>(q)];
-        const PositionRange range{std::max(allowed.begin, piece * piece_keys),
-                                  std::min({allowed.end, (piece + 1) * piece_keys, rows_.count})};
+      const std::span own = sums_of(piece);
+      PositionRange all{rows_.count, 0};  // of the piece
+      for (std::size_t q = 0; q < own.size(); ++q) {
+        own[q].reset(2 * coder_.lanes(), rows_.dim);
+        const PositionRange range = within(queries.allowed[q], piece);
         if (range.size() == 0) continue;
-        sum_codes(pass, range, q, own);
-        attend_rare(pass, range, q, own);
+        all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
+        attend_rare(pass, range, static_cast<std::int64_t>(q), own[q]);
       }
+      all.begin = all.begin / value_block * value_block;
+      if (all.size() > 0) sum_codes(pass, all, own);
     }
   });
   for (std::int64_t q = 0; q < queries.count; ++q) {
-    Sums& all = sums[static_cast<std::size_t>(q * pieces)];
-    for (std::int64_t piece = 1; piece < pieces; ++piece) {
-      all.add(sums[static_cast<std::size_t>(q * pieces + piece)]);
-    }
+    Sums& all = sums_of(0)[static_cast<std::size_t>(q)];
+    for (std::int64_t piece = 1; piece < pieces; ++piece)
+      all.add(sums_of(piece)[static_cast<std::size_t>(q)]);
     if (all.high != empty_lse) {
       const float correction = corrections[static_cast<std::size_t>(q)];
       coder_.mean_of(all.axes.data(), all.total, out.estimate.out + q * rows_.dim);

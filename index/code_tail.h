@@ -44,7 +44,7 @@ class CodeTail final : public RowTail {
   void attend_some(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
                    std::span<const float> ceilings, float scale, float softcap,
                    const TailParts& out) const;
-  void sum_codes(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
+  void sum_codes(const Pass& pass, PositionRange piece, std::span<Sums> sums) const;
   void attend_rare(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
 
   const CodesIndex& index_;

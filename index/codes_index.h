@@ -41,9 +41,15 @@ class CodesIndex final : public ApproximateIndex {
   void clear() override;
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
                   std::vector<std::int64_t>& found) const override;
+  void all_candidates(const QueryBlock& queries, std::int64_t want,
+                      std::span<std::vector<std::int64_t>> found) const override;
 
  private:
-  void scan(PositionRange range, const CodeTables& tables, ScanKeeper& keeper) const;
+  struct Scan;
+  void set_thresholds(Scan& scan) const;
+  void scan_piece(const Scan& scan, PositionRange piece, std::span<ScanKeeper> keepers) const;
+  void scan_some(const QueryBlock& queries, std::int64_t want,
+                 std::span<std::vector<std::int64_t>> found) const;
   void keep_rare(std::int64_t first, const std::vector<float>& residuals);
 
   CodesParams params_;

@@ -9,13 +9,14 @@
 #include <utility>
 
 #include "index/scratch.h"
+#include "src/core/dot.h"
 
 namespace topkv {
 namespace {
 
 constexpr std::int64_t levels_sample = 16384;  // keys that levels are learned of
 constexpr std::int64_t tile = CodeAxes::tile;  // keys encoded at a time
-constexpr std::int64_t most_bytes = 128;       // of a code: sums of 8 bits fit into 16
+constexpr std::int64_t most_bytes = 128;       // of a code
 constexpr int fit_rounds = 30;
 
 /// Part of the variance of a normal variable that evenly spaced levels leave (Max 1960, table II).
@@ -199,68 +200,67 @@ void KeyCoder::decode(const std::uint8_t* codes, std::int64_t position, float* k
   for (std::int64_t j = 0; j < axes_.dim(); ++j) key[j] /= axes_.scale();
 }
 
-void KeyCoder::make_tables(const float* query, CodeTables& tables) const {
+void KeyCoder::weigh_slots(const float* query, SlotWeights& weights) const {
   struct Workspace {
-    std::vector<double> along;    // each axis that has bits
-    std::vector<double> weights;  // of slots, by their position
+    std::vector<float> unit;      // the query, its largest element between 1 and 2
+    std::vector<float> along;     // each axis that has bits
+    std::vector<double> of_slot;  // by their number among those that are used
   };
   const Scratch<Workspace> workspace;
-  auto& [along, weights] = *workspace;
-  const auto dot = [&](const float* direction) {
-    double sum = 0;
-    for (std::int64_t j = 0; j < axes_.dim(); ++j) {
-      sum += static_cast<double>(query[j]) * direction[j];
-    }
-    return sum / axes_.scale();
-  };
-  double offset = dot(axes_.mean().data());
-  along.clear();
-  for (std::size_t axis = 0; axis < levels_.size(); ++axis) {
-    along.push_back(dot(axes_.axis(static_cast<std::int64_t>(axis))));
-    offset += along.back() * levels_[axis].low;
+  auto& [unit, along, of_slot] = *workspace;
+  const std::int64_t dim = axes_.dim();
+  float largest = 0;
+  for (std::int64_t j = 0; j < dim; ++j) largest = std::max(largest, std::abs(query[j]));
+  const int exponent = largest > 0 ? std::ilogb(largest) : 0;
+  unit.assign(query, query + dim);
+  for (float& x : unit) x = std::scalbn(x, -exponent);
+  const auto bytes_of_axes = [](const float* x) { return reinterpret_cast<const std::byte*>(x); };
+  along.assign(levels_.size() + 1, 0.0F);
+  const auto axes = std::ssize(levels_);
+  if (axes > 0) {
+    dot_block(unit.data(), 1, dim, bytes_of_axes(axes_.axis(0)), DType::f32, dim * 4, axes,
+              along.data(), axes);
   }
-  weights.assign(static_cast<std::size_t>(4 * bytes_), 0.0);
+  dot_block(unit.data(), 1, dim, bytes_of_axes(axes_.mean().data()), DType::f32, dim * 4, 1,
+            &along.back(), 1);
+  const double size = std::exp2(exponent) / axes_.scale();
+  double offset = size * along.back();
+  for (std::size_t axis = 0; axis < levels_.size(); ++axis)
+    offset += size * along[axis] * levels_[axis].low;
+  double most = 0;
+  of_slot.clear();
   for (const Slot& slot : slots_) {
-    double& to = weights[static_cast<std::size_t>(slot.position)];
-    to = along[static_cast<std::size_t>(slot.axis)] * weight(slot);
-    offset += 3 * std::min(to, 0.0);
+    of_slot.push_back(size * along[static_cast<std::size_t>(slot.axis)] * weight(slot));
+    most = std::max(most, std::abs(of_slot.back()));
   }
-  // Of a nibble, the weights of the lower slot and of the upper one.
-  const auto nibbles = static_cast<std::size_t>(2 * bytes_);
-  const auto weights_of = [&](std::size_t nibble) {
-    const auto bytes = static_cast<std::size_t>(bytes_);
-    const double* lower = &weights[nibble % 2 * 2 * bytes + nibble / 2];
-    return std::pair(lower[0], lower[bytes]);
-  };
-  double widest = 0;
-  for (std::size_t n = 0; n < nibbles; ++n) {
-    const auto [lower, upper] = weights_of(n);
-    widest = std::max(widest, 3 * (std::abs(lower) + std::abs(upper)));
+  const double step = most / 127;
+  const auto groups = static_cast<std::size_t>((bytes_ + 3) / 4);
+  weights.coefficients.assign(groups * 16, 0);
+  for (std::size_t i = 0; step > 0 && i < slots_.size(); ++i) {
+    const double whole = std::round(of_slot[i] / step);
+    // What rounding leaves is added for the middle of the slot's values.
+    offset += 1.5 * (of_slot[i] - whole * step);
+    const std::int64_t byte = byte_of(slots_[i]);
+    const std::int64_t field = bit_of(slots_[i]) / 2;
+    weights.coefficients[static_cast<std::size_t>((byte / 4 * 4 + field) * 4 + byte % 4)] =
+        static_cast<std::int8_t>(whole);
   }
-  const double step = widest / 255;
-  tables.entries.assign(nibbles * 16, 0);
-  for (std::size_t n = 0; step > 0 && n < nibbles; ++n) {
-    const auto [lower, upper] = weights_of(n);
-    const double low = 3 * (std::min(lower, 0.0) + std::min(upper, 0.0));
-    for (int x = 0; x < 16; ++x) {
-      const double above = lower * (x & 3) + upper * (x >> 2) - low;
-      tables.entries[n * 16 + static_cast<std::size_t>(x)] =
-          static_cast<std::uint8_t>(above / step + 0.5);
-    }
-  }
-  constexpr double most = std::numeric_limits<float>::max() / 4;
-  const double largest = std::abs(offset) + 255 * static_cast<double>(nibbles) * step;
-  const double fit = largest > most ? std::exp2(std::floor(std::log2(most / largest))) : 1;
-  tables.offset = static_cast<float>(offset * fit);
-  tables.step = static_cast<float>(step * fit);
+  constexpr double fits = std::numeric_limits<float>::max() / 4;
+  const double reach = std::abs(offset) + 3 * 127 * static_cast<double>(4 * bytes_) * step;
+  const double fit = reach > fits ? std::exp2(std::floor(std::log2(fits / reach))) : 1;
+  weights.offset = static_cast<float>(offset * fit);
+  weights.step = static_cast<float>(step * fit);
 }
 
 float KeyCoder::error_variance(const float* query) const {
+  const std::int64_t dim = axes_.dim();
+  const Scratch<std::vector<float>> along;
+  along->resize(static_cast<std::size_t>(dim));
+  dot_block(query, 1, dim, reinterpret_cast<const std::byte*>(axes_.axis(0)), DType::f32, dim * 4,
+            dim, along->data(), dim);
   float sum = 0;
-  for (std::int64_t axis = 0; axis < axes_.dim(); ++axis) {
-    const float weight =
-        std::inner_product(query, query + axes_.dim(), axes_.axis(axis), 0.0F) / axes_.scale();
-    const float error = weight * std::sqrt(left_[static_cast<std::size_t>(axis)]);
+  for (std::size_t axis = 0; axis < along->size(); ++axis) {
+    const float error = (*along)[axis] / axes_.scale() * std::sqrt(left_[axis]);
     sum += error * error;
   }
   return sum;

@@ -13,13 +13,13 @@
 // linear in slots: q·k is about an offset plus, for each slot, a coefficient times its value from 0
 // to 3.
 //
-// Processors read codes four bits at a time: a *nibble* holds two slots, and each query makes a
-// table of 16 sums for each nibble. The tables are kept in 8 bits, so that one instruction looks up
-// the nibbles of up to 64 keys (André et al. 2015, "Cache locality is not enough", §4).
+// A query's coefficients are kept in 8 bits, so that a processor multiplies four slots of a key and
+// adds them up in one or two instructions.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "index/code_axes.h"
@@ -28,14 +28,14 @@
 
 namespace topkv {
 
-/// Keys whose codes lie together, as [bytes, code_block]: byte b of each key, then the next. Nibble
-/// 2b is in the lower half of byte b.
+/// Keys whose codes lie together, as [bytes, code_block]: byte b of each key, then the next.
 inline constexpr std::int64_t code_block = 64;
 
-/// Tables of one query: the score of a key is about offset + step * the sum of its entries, off by
-/// at most step / 2 for each nibble.
-struct CodeTables {
-  std::vector<std::uint8_t> entries;  ///< [nibbles, 16]
+/// Coefficients of one query: the score of a key is about offset + step * Σ_j coefficient_j (the
+/// value of slot j), off by at most 3/4 step for each slot.
+struct SlotWeights {
+  /// [bytes / 4, 4 (fields), 4 (bytes)], bytes rounded up to a multiple of 4; missing ones have 0.
+  std::vector<std::int8_t> coefficients;
   float offset = 0;
   float step = 0;
 };
@@ -70,7 +70,7 @@ class KeyCoder {
 
   /// For scores with a query, which are scaled down by a power of 2 when they would not fit into
   /// float32. Allocates only when it grows.
-  void make_tables(const float* query, CodeTables& tables) const;
+  void weigh_slots(const float* query, SlotWeights& weights) const;
 
   /// The mean of the squared error of a score: Σ (Uᵀq)_i² times the variance that quantising leaves
   /// in axis i, all of it where an axis has no bits.
@@ -109,9 +109,10 @@ class KeyCoder {
   std::vector<Slot> slots_;         // that are used
 };
 
-/// scores[i]: that of key first + i. codes: of all keys, each of so many bytes; first: a multiple
-/// of code_block; count: any.
-void score_codes(const std::uint8_t* codes, std::int64_t bytes, const CodeTables& tables,
-                 std::int64_t first, std::int64_t count, float* scores);
+/// scores[q * stride + i]: of key first + i with query q. codes: of all keys, each of so many
+/// bytes; first: a multiple of code_block; count: any.
+void score_codes(const std::uint8_t* codes, std::int64_t bytes,
+                 std::span<const SlotWeights> queries, std::int64_t first, std::int64_t count,
+                 float* scores, std::int64_t stride);
 
 }  // namespace topkv

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "index/code_axes.h"
@@ -71,13 +72,30 @@ class ValueCoder {
 
 /// Values whose codes lie together, as [values / 4, lanes].
 inline constexpr std::int64_t value_block = 64;
-/// Values that sum_values takes at most: sums of 8 bits fit into 16.
+/// Values that a tile has at most: sums of 8 bits fit into 16.
 inline constexpr std::int64_t value_tile = 1024;
 
-/// sums[a] += factor * the sum of the weights, from 0 to 1, of those values that have the bit of
-/// axis a: [2 * lanes]. codes: of the first of them; count: a multiple of value_block, at most
-/// value_tile. Weights are rounded to 6 bits, the rounding carried to later values.
-void sum_values(const std::uint8_t* codes, std::int64_t lanes, const float* weights,
-                std::int64_t count, float factor, float* sums);
+/// Of the weights of a tile's values, and of their squares.
+struct WeightSums {
+  float total = 0;
+  float squares = 0;
+};
+
+/// Weights exp(scores[i] - high) of `count` values, at most value_tile and a multiple of
+/// value_block: gives their sums, and whole numbers for them, of 6 to 8 bits, for sum_values, what
+/// rounding leaves carried to later ones. REQUIRES: no score above high.
+WeightSums weigh_scores(const float* scores, std::int64_t count, float high, std::uint8_t* weights);
+
+/// A tile for one query.
+struct WeightedTile {
+  const std::uint8_t* weights = nullptr;  ///< by weigh_scores
+  float factor = 1;
+  float* sums = nullptr;  ///< [2 * lanes]
+};
+
+/// sums[a] += factor * the sum of the weights, as they were before rounding, of those values that
+/// have the bit of axis a, for each query. codes: of the first of them; count: as above.
+void sum_values(const std::uint8_t* codes, std::int64_t lanes,
+                std::span<const WeightedTile> queries, std::int64_t count);
 
 }  // namespace topkv

@@ -1,5 +1,7 @@
 #include "index/value_codes.h"
 
+// Processors with AVX-512 VNNI multiply and add bytes in one instruction.
+#define HWY_WANT_AVX3_DL
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "index/value_scan.cc"
@@ -10,8 +12,6 @@
 #ifndef TOPKV_VALUE_SCAN_ONCE
 #define TOPKV_VALUE_SCAN_ONCE
 namespace topkv {
-
-inline constexpr float most_weight = 62.5F;  // what a weight of 1 becomes; 63 with what it carries
 
 /// Which of 16 weights a table entry is made of. Byte 16 q + x of pattern i is for entry x of the
 /// table of values 4 q to 4 q + 3: it chooses weight 4 q + i if x has bit i, else none.
@@ -34,31 +34,168 @@ HWY_BEFORE_NAMESPACE();
 namespace topkv {
 namespace HWY_NAMESPACE {
 
-/// Weights as whole numbers up to 63. What rounding leaves of a value is carried to a later one, so
-/// that sums over many values are right; lanes begin with different parts of a unit.
-HWY_INLINE void round_weights(const float* weights, std::int64_t count, std::uint8_t* out) {
-  const hn::CappedTag<float, 16> d;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+constexpr float most_weight = 254.5F;  // what a weight of 1 becomes; 255 with what it carries
+#else
+constexpr float most_weight = 62.5F;  // so that four fit into 8 bits
+#endif
+
+/// Added to a number below 2^22, and taken away again, leaves it rounded to a whole one, ties to
+/// even, which the lower bits of the sum tell.
+constexpr float rounder = 0x1.8p23F;
+
+/// 2^x of x <= 0. (Coefficients: Cephes, exp2f.)
+template <class D>
+HWY_INLINE hn::Vec<D> power_of_2(D d, hn::Vec<D> x) {
+  const hn::RebindToUnsigned<D> d32;
+  x = hn::Max(x, hn::Set(d, -126.0F));
+  const auto rounded = hn::Add(x, hn::Set(d, rounder));
+  const auto part = hn::Sub(x, hn::Sub(rounded, hn::Set(d, rounder)));
+  auto y = hn::Set(d, 1.535336188319500e-4F);
+  for (const float c : {1.339887440266574e-3F, 9.618437357674640e-3F, 5.550332471162809e-2F,
+                        2.402264791363012e-1F, 6.931472028550421e-1F, 1.0F})
+    y = hn::MulAdd(y, part, hn::Set(d, c));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(d32, rounded));
+  return hn::BitCast(d, hn::Add(hn::BitCast(d32, y), exponent));
+}
+
+/// Of each number the lowest 8 bits.
+template <class V>
+HWY_INLINE void store_lowest(V numbers, std::uint8_t* to) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(numbers.raw));
+#else
+  const hn::DFromV<V> d32;
+  const hn::Rebind<std::uint8_t, decltype(d32)> d8;
+  hn::StoreU(hn::DemoteTo(d8, hn::And(numbers, hn::Set(d32, 255))), d8, to);
+#endif
+}
+
+/// Lanes begin to round with different parts of a unit.
+WeightSums weigh_scores_any(const float* scores, std::int64_t count, float high,
+                            std::uint8_t* out) {
+  constexpr std::int64_t chains = 4;  // vectors, each with what is carried to it
+  const hn::CappedTag<float, value_block / chains> d;
   const hn::RebindToSigned<decltype(d)> d32;
-  const hn::Rebind<std::uint8_t, decltype(d)> d8;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto log2_of_e = hn::Set(d, 1.44269504088896341F);
+  const auto most = hn::Set(d, high);
   const auto factor = hn::Set(d, most_weight);
-  const auto part = hn::Set(d, 1.0F / static_cast<float>(lanes));
-  auto carried = hn::MulAdd(hn::Iota(d, 0.5F), part, hn::Set(d, -0.5F));
-  for (std::int64_t i = 0; i < count; i += lanes) {
-    const auto exact = hn::MulAdd(hn::LoadU(d, weights + i), factor, carried);
-    const auto whole = hn::Max(hn::Round(exact), hn::Zero(d));
-    carried = hn::Sub(exact, whole);
-    hn::StoreU(hn::DemoteTo(d8, hn::ConvertTo(d32, whole)), d8, out + i);
+  const auto part = hn::Set(d, 1.0F / static_cast<float>(chains * lanes));
+  hn::Vec<decltype(d)> carried[chains];
+  hn::Vec<decltype(d)> total[chains];
+  hn::Vec<decltype(d)> squares[chains];
+  for (std::int64_t c = 0; c < chains; ++c) {
+    const auto number = hn::Iota(d, static_cast<float>(c * lanes) + 0.5F);
+    carried[c] = hn::MulAdd(number, part, hn::Set(d, -0.5F));
+    total[c] = squares[c] = hn::Zero(d);
+  }
+  for (std::int64_t i = 0; i < count; i += chains * lanes) {
+    for (std::int64_t c = 0; c < chains; ++c) {
+      const auto below = hn::Sub(hn::LoadU(d, scores + i + c * lanes), most);
+      const auto weight = power_of_2(d, hn::Mul(below, log2_of_e));
+      total[c] = hn::Add(total[c], weight);
+      squares[c] = hn::MulAdd(weight, weight, squares[c]);
+      const auto exact = hn::MulAdd(weight, factor, carried[c]);
+      const auto rounded = hn::Add(exact, hn::Set(d, rounder));
+      carried[c] = hn::Sub(exact, hn::Sub(rounded, hn::Set(d, rounder)));
+      store_lowest(hn::BitCast(d32, rounded), out + i + c * lanes);
+    }
+  }
+  const auto sum = [&](const hn::Vec<decltype(d)>(&of)[chains]) HWY_ATTR {
+    return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(of[0], of[1]), hn::Add(of[2], of[3]))));
+  };
+  return {sum(total), sum(squares)};
+}
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+
+using Sums = hn::Vec<hn::CappedTag<std::int32_t, 16>>;
+
+/// sums, of each 4 bytes, and their products with bytes that have a sign.
+HWY_INLINE Sums add_products(Sums sums, Sums bytes, __m512i with) {
+  // (Highway 1.0 leaves AVX-512 VNNI out of this target's flags, though it asks for it.)
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.raw) : "v"(bytes.raw), "v"(with));
+  return sums;
+}
+
+constexpr std::int64_t ahead = 4096;  // bytes
+
+/// For 8 * chunks lanes. A mask of 64 bits says of 16 axes which of 4 values have their bit: lane
+/// by lane the axis of the lower nibble, then that of the upper.
+template <std::int64_t count, std::int64_t chunks>
+HWY_INLINE void sum_chunks(const std::uint8_t* codes, std::int64_t lanes, std::int64_t lane,
+                           const WeightedTile* queries, std::int64_t fours) {
+  const hn::CappedTag<std::int32_t, 16> d32;
+  Sums negative[count][chunks];
+  for (auto& of_query : negative) {
+    for (auto& sum : of_query) sum = hn::Zero(d32);
+  }
+  for (std::int64_t i = 0; i < fours; ++i) {
+    __m512i has_bit[chunks];  // -1 or 0 for each value
+    __builtin_prefetch(codes + i * lanes + lane + ahead);
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      std::uint64_t mask = 0;
+      std::memcpy(&mask, codes + i * lanes + lane + 8 * c, sizeof mask);
+      has_bit[c] = _mm512_movm_epi8(mask);
+    }
+    for (std::int64_t q = 0; q < count; ++q) {
+      std::int32_t four = 0;
+      std::memcpy(&four, queries[q].weights + 4 * i, sizeof four);
+      const auto weights = hn::Set(d32, four);
+      for (std::int64_t c = 0; c < chunks; ++c)
+        negative[q][c] = add_products(negative[q][c], weights, has_bit[c]);
+    }
+  }
+  for (std::int64_t q = 0; q < count; ++q) {
+    const float unit = -queries[q].factor / most_weight;
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      std::int32_t sums[16];
+      hn::StoreU(negative[q][c], d32, sums);
+      for (std::int64_t i = 0; i < 8; ++i) {
+        queries[q].sums[lane + 8 * c + i] += unit * static_cast<float>(sums[2 * i]);
+        queries[q].sums[lanes + lane + 8 * c + i] += unit * static_cast<float>(sums[2 * i + 1]);
+      }
+    }
   }
 }
 
+template <std::int64_t count>
+HWY_INLINE void sum_some(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile* queries,
+                         std::int64_t fours) {
+  std::int64_t lane = 0;
+  for (; lane + 32 <= lanes; lane += 32) sum_chunks<count, 4>(codes, lanes, lane, queries, fours);
+  for (; lane < lanes; lane += 16) sum_chunks<count, 2>(codes, lanes, lane, queries, fours);
+}
+
+void sum_values_any(const std::uint8_t* codes, std::int64_t lanes,
+                    std::span<const WeightedTile> queries, std::int64_t count) {
+  const std::int64_t all = std::ssize(queries);
+  for (std::int64_t q = 0; q < all; q += 4) {
+    const WeightedTile* some = &queries[static_cast<std::size_t>(q)];
+    switch (all - q) {
+      case 1:
+        sum_some<1>(codes, lanes, some, count / 4);
+        break;
+      case 2:
+        sum_some<2>(codes, lanes, some, count / 4);
+        break;
+      case 3:
+        sum_some<3>(codes, lanes, some, count / 4);
+        break;
+      default:
+        sum_some<4>(codes, lanes, some, count / 4);
+    }
+  }
+}
+
+#else
 #if HWY_TARGET == HWY_SCALAR
 
 /// As below, for processors without shuffles.
-void sum_values_any(const std::uint8_t* codes, std::int64_t lanes, const float* weights,
-                    std::int64_t count, float factor, float* sums) {
-  std::uint8_t whole[value_tile];
-  round_weights(weights, count, whole);
+void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query,
+             std::int64_t count) {
+  const auto& [whole, factor, sums] = query;
   for (std::int64_t lane = 0; lane < lanes; ++lane) {
     unsigned low = 0;
     unsigned high = 0;
@@ -131,11 +268,10 @@ HWY_INLINE void add_tables(const std::uint8_t* codes, std::int64_t lanes,
   }
 }
 
-void sum_values_any(const std::uint8_t* codes, std::int64_t lanes, const float* weights,
-                    std::int64_t count, float factor, float* sums) {
-  std::uint8_t whole[value_tile];
+void sum_one(const std::uint8_t* codes, std::int64_t lanes, const WeightedTile& query,
+             std::int64_t count) {
+  const auto& [whole, factor, sums] = query;
   std::uint8_t tables[value_tile * 4];
-  round_weights(weights, count, whole);
   make_tables(whole, count, tables);
   if (lanes % 64 == 0) {
     add_tables<64>(codes, lanes, tables, count / 4, factor, sums);
@@ -148,6 +284,13 @@ void sum_values_any(const std::uint8_t* codes, std::int64_t lanes, const float* 
 
 #endif
 
+void sum_values_any(const std::uint8_t* codes, std::int64_t lanes,
+                    std::span<const WeightedTile> queries, std::int64_t count) {
+  for (const WeightedTile& query : queries) sum_one(codes, lanes, query, count);
+}
+
+#endif
+
 }  // namespace HWY_NAMESPACE
 }  // namespace topkv
 HWY_AFTER_NAMESPACE();
@@ -155,11 +298,17 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace topkv {
 
+HWY_EXPORT(weigh_scores_any);
 HWY_EXPORT(sum_values_any);
 
-void sum_values(const std::uint8_t* codes, std::int64_t lanes, const float* weights,
-                std::int64_t count, float factor, float* sums) {
-  HWY_DYNAMIC_DISPATCH(sum_values_any)(codes, lanes, weights, count, factor, sums);
+WeightSums weigh_scores(const float* scores, std::int64_t count, float high,
+                        std::uint8_t* weights) {
+  return HWY_DYNAMIC_DISPATCH(weigh_scores_any)(scores, count, high, weights);
+}
+
+void sum_values(const std::uint8_t* codes, std::int64_t lanes,
+                std::span<const WeightedTile> queries, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(sum_values_any)(codes, lanes, queries, count);
 }
 
 }  // namespace topkv

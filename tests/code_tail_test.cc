@@ -46,12 +46,12 @@ TEST(CodeTail, IsTheAttentionOverTheRowsThatCodesStandFor) {
                of.scale, softcap, out.view());
         for (std::int64_t i = 0; i < of.count; ++i) {
           const float* query = of.q.data() + i * dim;
-          CodeTables tables;
-          coded.index->coder().make_tables(query, tables);
-          // Entries of the tables are off by up to half a step each, all with the same sign at
-          // worst; weights by as much.
+          SlotWeights weights;
+          coded.index->coder().weigh_slots(query, weights);
+          // Coefficients are off by up to half a step each, values of slots by 3/2 from their
+          // middle, all with the same sign at worst; weights by as much.
           const double rounding =
-              of.scale * static_cast<double>(coded.index->coder().bytes()) * tables.step;
+              of.scale * 3 * static_cast<double>(coded.index->coder().bytes()) * weights.step;
           const double variance =
               softcap > 0 ? 0.0
                           : of.scale * of.scale *

@@ -1,6 +1,6 @@
 // Codes of keys, against float64: scores are those of the keys that codes stand for, within the
-// rounding of the tables; and these keys are as near to the real ones as theory says. What linear()
-// says of codes of keys and of values, read bit by bit, is what they stand for.
+// rounding of coefficients; and these keys are as near to the real ones as theory says. What
+// linear() says of codes of keys and of values, read bit by bit, is what they stand for.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,13 +80,14 @@ struct Coded {
     return codes[static_cast<std::size_t>(at)] >> (j / bytes * 2) & 3;
   }
 
-  std::vector<float> scores(const std::vector<float>& query, CodeTables& tables) const {
-    coder.make_tables(query.data(), tables);
+  std::vector<float> scores(const std::vector<float>& query, SlotWeights& weights) const {
+    coder.weigh_slots(query.data(), weights);
     const auto count = std::ssize(residuals);
     std::vector<float> out(residuals.size());
     const std::int64_t first = std::min<std::int64_t>(count, 3 * code_block);
-    score_codes(codes.data(), coder.bytes(), tables, 0, first, out.data());
-    score_codes(codes.data(), coder.bytes(), tables, first, count - first, out.data() + first);
+    score_codes(codes.data(), coder.bytes(), {&weights, 1}, 0, first, out.data(), first);
+    score_codes(codes.data(), coder.bytes(), {&weights, 1}, first, count - first,
+                out.data() + first, count);
     return out;
   }
 };
@@ -130,9 +131,9 @@ TEST(KeyCodes, ScoresAreThoseOfTheKeysThatCodesStandFor) {
       const Coded coded(view_of(keys, dim), bytes);
       EXPECT_LE(coded.coder.bytes(), bytes);
       const auto q = some_query(dim, 5);
-      CodeTables tables;
-      const std::vector<float> scores = coded.scores(q, tables);
-      const double rounding = static_cast<double>(coded.coder.bytes()) * tables.step;
+      SlotWeights weights;
+      const std::vector<float> scores = coded.scores(q, weights);
+      const double rounding = 3 * static_cast<double>(coded.coder.bytes()) * weights.step;
       for (const std::int64_t i : {0, 1, 63, 64, 191, 192, 349, 350, 699}) {
         const auto key = coded.decode(i, dim);
         double size = 0;
@@ -225,8 +226,8 @@ TEST(KeyCodes, ErrorsAreAsLargeAsTheySayAndAverageOut) {
     for (const std::int64_t bytes : {4, 8, 16, 32}) {
       const Coded coded(view_of(keys, dim), bytes);
       const auto q = some_query(dim, 7);
-      CodeTables tables;
-      const std::vector<float> scores = coded.scores(q, tables);
+      SlotWeights weights;
+      const std::vector<float> scores = coded.scores(q, weights);
       const double middle = std::accumulate(scores.begin(), scores.end(), 0.0) / count;
       double sum = 0;
       double squares = 0;
@@ -245,10 +246,10 @@ TEST(KeyCodes, ErrorsAreAsLargeAsTheySayAndAverageOut) {
       const double n = static_cast<double>(count);
       const double variance = score_squares / n - mean_score / n * (mean_score / n);
       const double expected = coded.coder.error_variance(q.data());
-      // Of the entries of the tables, each off by up to half a step, the same for all keys that
-      // have it: a standard deviation of step / sqrt(12) for each nibble.
+      // Of coefficients, each off by up to half a step, times a slot's value, of a variance of up
+      // to 9 / 4.
       const double rounding =
-          tables.step * std::sqrt(2 * static_cast<double>(coded.coder.bytes()) / 12);
+          weights.step * std::sqrt(4 * static_cast<double>(coded.coder.bytes()) / 12 * 9 / 4);
       EXPECT_NEAR(squares / n, expected, 0.1 * expected + 1e-4 * variance + 9 * rounding * rounding)
           << falls << " " << bytes;
       EXPECT_LT(std::abs(sum / n),
@@ -287,14 +288,14 @@ TEST(KeyCodes, KeysThatAreFewEqualHugeOrTinyAreCoded) {
           EXPECT_NEAR(key[at], keys[at], 1e-5 * static_cast<double>(size)) << size;
         }
         const Linear linear(coded.coder, dim);
-        CodeTables tables;
-        coded.coder.make_tables(some_query(dim, 1).data(), tables);
+        SlotWeights weights;
+        coded.coder.weigh_slots(some_query(dim, 1).data(), weights);
         for (const auto& numbers : {coded.residuals,
                                     key,
                                     linear.slots,
                                     linear.middle,
                                     linear.errors,
-                                    {tables.offset, tables.step}}) {
+                                    {weights.offset, weights.step}}) {
           for (const float x : numbers) EXPECT_FALSE(std::isnan(x)) << size;
         }
       }

@@ -61,11 +61,11 @@ TEST(MeanTail, IsTheMeanOfAllValuesWithTheMassThatKeysCodesTell) {
       for (std::int64_t i = 0; i < of.count; ++i) {
         const auto at = static_cast<std::size_t>(i);
         const float* query = of.q.data() + i * dim;
-        CodeTables tables;
-        coded.index->coder().make_tables(query, tables);
-        // Entries of the tables are off by up to half a step each, and the table of corrections.
+        SlotWeights weights;
+        coded.index->coder().weigh_slots(query, weights);
+        // Coefficients are off by up to half a step each, and so is the table of corrections.
         const double rounding =
-            of.scale * static_cast<double>(coded.index->coder().bytes()) * tables.step + 2e-3;
+            of.scale * 3 * static_cast<double>(coded.index->coder().bytes()) * weights.step + 2e-3;
         const double variance =
             softcap > 0 ? 0.0
                         : of.scale * of.scale *

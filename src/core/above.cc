@@ -18,15 +18,21 @@ std::int64_t find_above_any(const float* scores, std::int64_t count, float thres
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto limit = hn::Set(d, threshold);
   const auto step = hn::Set(di, static_cast<std::int32_t>(lanes));
-  auto index = hn::Iota(di, 0);
+  const auto begin = hn::Iota(di, 0);
   std::int64_t size = 0;
   std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    // No branch: with a score in a hundred above, one for every vector would often be mispredicted.
-    const auto above = hn::RebindMask(di, hn::Gt(hn::LoadU(d, scores + i), limit));
-    hn::StoreU(hn::Compress(index, above), di, found + size);  // size <= i: there is room
-    size += static_cast<std::int64_t>(hn::CountTrue(di, above));
-    index = hn::Add(index, step);
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    const auto above = [&](std::int64_t v)
+                           HWY_ATTR { return hn::Gt(hn::LoadU(d, scores + i + v * lanes), limit); };
+    if (hn::AllFalse(d, hn::Or(hn::Or(above(0), above(1)), hn::Or(above(2), above(3))))) continue;
+    // No further branch: with some scores above, one for every vector would often be mispredicted.
+    auto index = hn::Add(begin, hn::Set(di, static_cast<std::int32_t>(i)));
+    for (std::int64_t v = 0; v < 4; ++v) {
+      const auto mask = hn::RebindMask(di, above(v));
+      hn::StoreU(hn::Compress(index, mask), di, found + size);  // size <= i: there is room
+      size += static_cast<std::int64_t>(hn::CountTrue(di, mask));
+      index = hn::Add(index, step);
+    }
   }
   for (; i < count; ++i) {
     if (scores[i] > threshold) found[size++] = static_cast<std::int32_t>(i);

@@ -1,0 +1,158 @@
+// The loops over codes, against float64, as compiled for each of the processors that this one can
+// stand for.
+#include <gtest/gtest.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "index/key_codes.h"
+#include "index/value_codes.h"
+
+namespace topkv {
+namespace {
+
+/// Has loops take the code for one target while it lives.
+class On {
+ public:
+  explicit On(std::int64_t target) { choose(target); }
+  ~On() { choose(0); }
+  On(const On&) = delete;  // there is one choice for all
+
+ private:
+  static void choose(std::int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+template <class Work>
+void on_each_target(const Work& work) {
+  int tried = 0;
+  const std::int64_t all = hwy::SupportedTargets();
+  for (int bit = 0; bit < 62; ++bit) {
+    const std::int64_t target = std::int64_t{1} << bit;
+    if ((all & target) == 0) continue;
+    SCOPED_TRACE(hwy::TargetName(target));
+    const On on(target);
+    work();
+    ++tried;
+  }
+  EXPECT_GT(tried, 0);
+}
+
+std::vector<std::uint8_t> some_bytes(std::int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count));
+  for (auto& b : bytes) b = static_cast<std::uint8_t>(random());
+  return bytes;
+}
+
+TEST(CodeKernels, ScoresAreSumsOverSlots) {
+  on_each_target([] {
+    for (const std::int64_t bytes : {1, 6, 16, 32, 33, 128}) {
+      const std::int64_t keys = 5 * code_block + 7;
+      const auto codes = some_bytes((keys + code_block) / code_block * code_block * bytes, 1);
+      std::mt19937 random(2);
+      for (const std::int64_t queries : {1, 2, 3, 5, 8}) {
+        std::vector<SlotWeights> weights(static_cast<std::size_t>(queries));
+        for (SlotWeights& of : weights) {
+          of.coefficients.resize(static_cast<std::size_t>((bytes + 3) / 4 * 16));
+          for (std::int64_t i = 0; i < std::ssize(of.coefficients); ++i) {
+            const bool used = i / 16 * 4 + i % 4 < bytes;
+            of.coefficients[static_cast<std::size_t>(i)] =
+                static_cast<std::int8_t>(used ? static_cast<int>(random() % 255) - 127 : 0);
+          }
+          of.step = 0.5F;
+          of.offset = static_cast<float>(&of - weights.data());
+        }
+        std::vector<float> scores(static_cast<std::size_t>(queries * keys));
+        score_codes(codes.data(), bytes, weights, code_block, keys - code_block, scores.data(),
+                    keys);
+        for (std::int64_t q = 0; q < queries; ++q) {
+          const SlotWeights& of = weights[static_cast<std::size_t>(q)];
+          for (std::int64_t i = code_block; i < keys; ++i) {
+            double want = of.offset;
+            for (std::int64_t b = 0; b < bytes; ++b) {
+              const int code = codes[static_cast<std::size_t>(
+                  (i / code_block * bytes + b) * code_block + i % code_block)];
+              for (int field = 0; field < 4; ++field) {
+                want += of.step * (code >> (2 * field) & 3) *
+                        of.coefficients[static_cast<std::size_t>((b / 4 * 4 + field) * 4 + b % 4)];
+              }
+            }
+            ASSERT_EQ(scores[static_cast<std::size_t>(q * keys + i - code_block)],
+                      static_cast<float>(want))
+                << bytes << " bytes, query " << q << " of " << queries << ", key " << i;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(CodeKernels, SumsAreThoseOfTheWeightsOfValuesThatHaveTheBit) {
+  on_each_target([] {
+    for (const std::int64_t lanes : {16, 32, 48, 64, 128}) {
+      for (const std::int64_t count : {value_block, value_tile}) {
+        const auto codes = some_bytes(count / 4 * lanes, 3);
+        std::mt19937 random(4);
+        for (const std::int64_t queries : {1, 2, 3, 4, 7}) {
+          std::vector<float> scores(static_cast<std::size_t>(queries * count));
+          for (float& x : scores) x = 3 - static_cast<float>(random() % 2000) / 100;
+          std::vector<std::uint8_t> weights(scores.size());
+          std::vector<float> sums(static_cast<std::size_t>(queries * 2 * lanes), 1.0F);
+          std::vector<WeightedTile> tiles;
+          for (std::int64_t q = 0; q < queries; ++q) {
+            const float* of = scores.data() + q * count;
+            const WeightSums tile = weigh_scores(of, count, 3, weights.data() + q * count);
+            double total = 0;
+            double squares = 0;
+            for (std::int64_t i = 0; i < count; ++i) {
+              total += std::exp(of[i] - 3.0);
+              squares += std::exp(2 * (of[i] - 3.0));
+            }
+            EXPECT_NEAR(tile.total / total, 1, 1e-6);
+            EXPECT_NEAR(tile.squares / squares, 1, 1e-6);
+            tiles.push_back({weights.data() + q * count, 2.0F, sums.data() + q * 2 * lanes});
+          }
+          sum_values(codes.data(), lanes, tiles, count);
+          for (std::int64_t q = 0; q < queries; ++q) {
+            for (std::int64_t axis = 0; axis < 2 * lanes; ++axis) {
+              double want = 1;
+              for (std::int64_t i = 0; i < count; ++i) {
+                const int byte = codes[static_cast<std::size_t>(i / 4 * lanes + axis % lanes)];
+                const int bit = byte >> (axis / lanes * 4 + i % 4) & 1;
+                want += 2 * bit * std::exp(scores[static_cast<std::size_t>(q * count + i)] - 3.0);
+              }
+              // A weight is off by up to half a unit, of 1 / 62.5 at most, and errors, carried to
+              // others of the 64 lanes, are of random sign in those that have the bit.
+              EXPECT_NEAR(sums[static_cast<std::size_t>(q * 2 * lanes + axis)], want,
+                          2 * 6 * 0.5 / 62.5 * std::sqrt(static_cast<double>(count)) / 2)
+                  << lanes << " lanes, axis " << axis << " of query " << q;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(CodeKernels, WeightsOfScoresFarBelowAreNothing) {
+  on_each_target([] {
+    std::vector<float> scores(value_block, -std::numeric_limits<float>::infinity());
+    scores[5] = -1e30F;
+    scores[17] = 2;
+    std::vector<std::uint8_t> weights(value_block, 9);
+    const WeightSums sums = weigh_scores(scores.data(), value_block, 2, weights.data());
+    EXPECT_EQ(sums.total, 1);
+    EXPECT_EQ(sums.squares, 1);
+    for (std::size_t i = 0; i < weights.size(); ++i) EXPECT_EQ(weights[i] > 1, i == 17) << i;
+  });
+}
+
+}  // namespace
+}  // namespace topkv
