@@ -7,6 +7,7 @@
 #include <stop_token>
 #include <vector>
 
+#include "index/code_sums.h"
 #include "index/codes_index.h"
 #include "index/row_tail.h"
 #include "index/value_codes.h"
@@ -21,14 +22,8 @@ class CodeTail final : public RowTail {
   CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
            const std::stop_token& stop);
 
-  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are. A code
-  /// leaves an error in a score, of known variance s² over all keys; masses are the means of
-  /// exp(score) over such errors, taken as normal, that leave the score below the ceiling:
-  ///
-  ///   exp(score + s²/2) F((x - s²) / s) / F(x / s),   x = ceiling - score, F the normal
-  ///   distribution
-  ///
-  /// (Where scores are capped: exp(min(score, ceiling)).)
+  /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are; of others
+  /// the mass is estimated (ScoreEstimate).
   void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
               std::span<const float> ceilings, float scale, float softcap,
               const TailParts& out) const override;
@@ -40,12 +35,12 @@ class CodeTail final : public RowTail {
 
  private:
   struct Pass;
-  struct Sums;
+  struct Rare;
   void attend_some(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
                    std::span<const float> ceilings, float scale, float softcap,
                    const TailParts& out) const;
-  void sum_codes(const Pass& pass, PositionRange piece, std::span<Sums> sums) const;
-  void attend_rare(const Pass& pass, PositionRange range, std::int64_t query, Sums& sums) const;
+  void sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSums> sums) const;
+  void attend_rare(const Pass& pass, PositionRange range, std::int64_t query, Rare& rare) const;
 
   const CodesIndex& index_;
   RowsView rows_;

@@ -56,6 +56,12 @@ class KeyCoder {
   std::int64_t bytes_for(std::int64_t keys) const {
     return (keys + code_block - 1) / code_block * code_block * bytes_;
   }
+  /// Where, among the codes of all keys, those of keys first to first + count - 1 lie; first: a
+  /// multiple of code_block.
+  std::span<const std::uint8_t> of_keys(const std::uint8_t* codes, std::int64_t first,
+                                        std::int64_t count) const {
+    return {codes + first * bytes_, static_cast<std::size_t>(bytes_for(count))};
+  }
   std::int64_t memory() const;
 
   /// Writes the codes of keys first to first + count - 1 among those of all keys.

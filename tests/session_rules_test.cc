@@ -54,6 +54,8 @@ TEST(SessionRules, OnesThatAreSatisfiedAtOnceChangeNothing) {
       RetrievalOptions options = rules.options();
       options.index = index;
       options.select_by = by;
+      // (Without rules, codes with a tail of their own are searched in another way.)
+      if (by == SelectBy::query_head && options.index == options.tail) continue;
       SessionStats plain, ruled;
       const auto want = rules.outs(options, 7, &plain);
       options.error = 1e6;
@@ -280,6 +282,7 @@ TEST(SessionRules, RecallIsThatOfAllQueries) {
   const Rules rules;
   RetrievalOptions options = rules.options();
   options.index = "codes";
+  options.select_by = SelectBy::group;  // so that both search in the same way
   options.measure_recall = true;
   SessionStats plain, ruled;
   rules.outs(options, 5, &plain);

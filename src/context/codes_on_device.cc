@@ -1,24 +1,46 @@
 #include "src/context/codes_on_device.h"
 
+#include <limits>
+#include <utility>
 #include <vector>
+
+#include "src/device/host_codes.h"
 
 namespace topkv {
 namespace {
 
 constexpr std::int64_t most_scanned = std::int64_t{1} << 30;  // keys: a device counts in 32 bits
 
-/// Whether these are codes that devices scan.
-bool can_be_scanned(const SegmentIndex& index) {
+/// Whether these are codes that are scanned, of at most so many bytes a key.
+bool can_be_scanned(const SegmentIndex& index, std::int64_t most_bytes) {
   for (const LayerIndex& layer : index.layers) {
     for (const auto& head : layer.heads) {
       const auto* codes = dynamic_cast<const CodesIndex*>(head.get());
       if (codes == nullptr || codes->size() == 0 || codes->size() > most_scanned ||
-          codes->coder().bytes() > most_code_bytes) {
+          codes->coder().bytes() > most_bytes) {
         return false;
       }
     }
   }
   return true;
+}
+
+std::shared_ptr<const DeviceCodes> codes_on_host(const AttentionShape& shape,
+                                                 const Segment& segment,
+                                                 const SegmentIndex& index) {
+  if (!can_be_scanned(index, std::numeric_limits<std::int64_t>::max())) return nullptr;
+  std::vector<HostCodes::Head> heads;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    const LayerIndex& layer = index.layer(l);
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      HostCodes::Head& head = heads.emplace_back();
+      if (layer.heads.empty()) continue;
+      const auto at = static_cast<std::size_t>(h);
+      head = {dynamic_cast<const CodesIndex*>(layer.heads[at].get()),
+              dynamic_cast<const CodeTail*>(layer.tails[at].get()), segment.rows(l, h)};
+    }
+  }
+  return std::make_shared<HostCodes>(std::move(heads), shape.kv_heads);
 }
 
 }  // namespace
@@ -50,8 +72,9 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
 
 std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
                                             const Segment& segment, const SegmentIndex& index) {
+  if (!device.is_cuda()) return codes_on_host(shape, segment, index);
   const std::shared_ptr<ComputeDevice>& compute = device.compute();
-  if (!compute->scans_codes(shape) || !can_be_scanned(index)) return nullptr;
+  if (!compute->scans_codes(shape) || !can_be_scanned(index, most_code_bytes)) return nullptr;
   const std::lock_guard lock(index.mutex);
   if (index.device == compute) return index.codes;
   std::vector<HeadCodes> heads(static_cast<std::size_t>(shape.layers * shape.kv_heads));

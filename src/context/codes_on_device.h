@@ -13,10 +13,10 @@ namespace topkv {
 /// What a device is given of one head; tail: null: none. It points to what it was made of.
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows);
 
-/// The index's codes in the device's memory, made at the first call and kept, with the device,
-/// while the index lives, unless another device asks; null where the device does not scan them: it
-/// scans 16 bytes a key, of at least one key and at most 2^30. segment: the index's. Safe from many
-/// threads. Throws OutOfMemory.
+/// The index's codes where the device scans them; null: it does not. The host scans those of at
+/// least one key and at most 2^30 where they lie. A CUDA device scans such of up to 32 bytes a key
+/// in its memory: made at the first call and kept, with the device, while the index lives, unless
+/// another one asks. segment: the index's. Safe from many threads. Throws OutOfMemory.
 std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
                                             const Segment& segment, const SegmentIndex& index);
 

@@ -39,11 +39,12 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
 void Session::State::scan(std::span<Part> parts) {
   thread_local std::vector<DecodeBackend::ScanOf> scans;
   for (const Part& first : parts) {
-    const auto& codes = first.session->seen.codes;
-    if (!codes || !first.searched || first.scanned > 0) continue;
+    const State& one = *first.session;
+    if (!one.seen.codes || !first.searched || first.scanned > 0) continue;
     scans.clear();
     for (Part& part : parts) {  // those that read the same
-      if (!part.searched || part.session->seen.codes != codes) continue;
+      const State& of = *part.session;
+      if (!part.searched || !of.seen.codes || of.indices[0] != one.indices[0]) continue;
       part.scanned = std::min(part.step.tokens, part.session->backend->scan_tokens());
       scans.push_back(part.session->scan_of(part, 0, part.scanned));
     }

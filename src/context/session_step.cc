@@ -76,7 +76,9 @@ void Session::State::step(std::span<Part> parts) {
   // The threads that wait for lists have time for what else there is to do: here for the time that
   // this one takes to have the device begin with what is attended exactly. Until then the scan is
   // not enqueued whole, and another session's may not begin.
-  if (parts.size() == 1 && parts[0].scanned > 0 && parts[0].step.tokens == 1) {
+  // (The host's window is that of rows that have joined the session's, and its scan is over.)
+  if (parts.size() == 1 && parts[0].scanned > 0 && parts[0].step.tokens == 1 &&
+      one.device.is_cuda()) {
     one.wake_for(one.shape.kv_heads * one.backend->scan_lists());
     one.take(parts[0]);
     const auto exact = [&] {
@@ -141,10 +143,18 @@ void Session::State::begin(std::span<Part> parts) {
     part.queries = {nullptr, step.tokens, of.shape.q_heads * d, d, first};
     of.backend->begin(step, first);
   }
+  // A CUDA device's scan is only begun here.
+  const bool cuda = parts[0].session->device.is_cuda();
+  const Stopwatch scanning;
   scan(parts);
-  for (const Part& part : parts)
-    part.session->times(part.step.layer).q_out +=
-        watch.seconds() / static_cast<double>(parts.size());
+  const double scanned = cuda ? 0.0 : scanning.seconds();
+  for (const Part& part : parts) {
+    State& of = *part.session;
+    const auto share = 1 / static_cast<double>(parts.size());
+    of.times(part.step.layer).q_out += (watch.seconds() - scanned) * share;
+    of.times(part.step.layer).search += scanned * share;
+    of.stats.search_seconds += scanned * share;
+  }
 }
 
 /// Waits for what a step is given.

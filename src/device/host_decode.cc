@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "index/code_pass.h"
+#include "index/scratch.h"
 #include "src/core/faults.h"
+#include "src/core/threads.h"
+#include "src/device/host_codes.h"
 #include "src/device/tail_figures.h"
 #include "topkv/error.h"
 
@@ -29,9 +33,57 @@ class HostDecode final : public DecodeBackend {
     };
     given_ = {step.q, rows(step.k), rows(step.v)};
     tail_ = {};
+    scanned_tail_ = false;
   }
 
   Step given() override { return given_; }
+
+  void scan(std::int64_t layer, std::span<const ScanOf> parts) override {
+    reach_fault("session.scan");
+    for (const ScanOf& part : parts) session(part).begin_scan(part.scan);
+    const auto& codes = static_cast<const HostCodes&>(*shape_.codes);
+    const AttentionShape& a = shape_.attention;
+    parallel_for(a.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<std::vector<PassToken>> tokens;
+      for (std::int64_t head = begin; head < end; ++head) {
+        const HostCodes::Head& of = codes.head(layer, head);
+        CodePass pass{.index = of.index,
+                      .rows = of.rows,
+                      .group = a.group(),
+                      .scale = a.softmax_scale(),
+                      .softcap = a.softcap};
+        // Those that want the same, together.
+        for (std::size_t first = 0; first < parts.size();) {
+          pass.wanted = parts[first].scan.rows;
+          pass.tail = parts[first].scan.tail ? of.tail : nullptr;
+          tokens->clear();
+          for (; first < parts.size() && parts[first].scan.rows == pass.wanted &&
+                 (parts[first].scan.tail ? of.tail : nullptr) == pass.tail;
+               ++first) {
+            session(parts[first]).add_tokens(parts[first].scan, head, *tokens);
+          }
+          pass.run(*tokens);
+        }
+      }
+    });
+    for (const ScanOf& part : parts) session(part).end_scan(part.scan);
+  }
+
+  std::int64_t scan_tokens() const override { return shape_.max_tokens; }
+  std::int64_t scan_lists() const override {
+    return std::clamp<std::int64_t>(most_lists / shape_.attention.kv_heads, 1, 8);
+  }
+
+  /// Each an equal part.
+  void read_list(const List& list, const std::function<void(std::int32_t)>& met) override {
+    const auto& rows =
+        listed_[static_cast<std::size_t>(list.token * shape_.attention.kv_heads + list.kv_head)];
+    const std::int64_t count = std::ssize(rows);
+    for (std::int64_t i = count * list.number / scan_lists();
+         i < count * (list.number + 1) / scan_lists(); ++i) {
+      met(static_cast<std::int32_t>(rows[static_cast<std::size_t>(i)]));
+    }
+  }
 
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
     if (rows[0].rows.count == 0) return;
@@ -64,17 +116,61 @@ class HostDecode final : public DecodeBackend {
   }
 
   void finish(const AttentionStep& step) override {
+    if (scanned_tail_) add_tail(estimate_.view(), noise_.data());
     std::ranges::copy(out_.out(), step.out);
     if (step.lse != nullptr) std::ranges::copy(out_.lse(), step.lse);
     figures_[static_cast<std::size_t>(step.layer)] += tail_;
   }
 
  private:
+  static HostDecode& session(const ScanOf& part) { return static_cast<HostDecode&>(*part.backend); }
+
+  /// Room for what a scan of some tokens of the step gives.
+  void begin_scan(const Scan& scan) {
+    const AttentionShape& a = shape_.attention;
+    const auto tokens = std::ssize(scan.allowed);
+    const std::int64_t heads = queries_.tokens * a.q_heads;
+    if (scan.token == 0) {
+      estimate_.reset(heads, a.head_dim);
+      noise_.assign(static_cast<std::size_t>(heads), {});
+    }
+    part_.reset(tokens * a.q_heads, a.head_dim);
+    scanned_tail_ = scan.tail;
+    const auto lists = static_cast<std::size_t>(tokens * a.kv_heads);
+    if (listed_.size() < lists) listed_.resize(lists);
+  }
+
+  void add_tokens(const Scan& scan, std::int64_t head, std::vector<PassToken>& tokens) {
+    const AttentionShape& a = shape_.attention;
+    for (std::int64_t i = 0; i < std::ssize(scan.allowed); ++i) {
+      const std::int64_t token = scan.token + i;
+      const std::int64_t at = token * a.q_heads + head * a.group();
+      tokens.push_back({.queries = queries_.data + at * a.head_dim,
+                        .allowed = scan.allowed[static_cast<std::size_t>(i)],
+                        .listed = &listed_[static_cast<std::size_t>(i * a.kv_heads + head)],
+                        .parts = {estimate_.view().part(at, a.group()),
+                                  part_.view().part(i * a.q_heads + head * a.group(), a.group()),
+                                  noise_.data() + at}});
+    }
+  }
+
+  /// Rare rows join what is attended exactly.
+  void end_scan(const Scan& scan) {
+    const std::int64_t heads = std::ssize(scan.allowed) * shape_.attention.q_heads;
+    merge(out_.view().part(scan.token * shape_.attention.q_heads, heads), part_.view());
+  }
+
+  static constexpr std::int64_t most_lists = 16;  // of a token: work for that many threads
+
   SessionShape shape_;
   TokenQueries queries_;  // of this step
   Step given_;
   Partial out_;
-  Partial part_;  // of one segment
+  Partial part_;                  // of one segment, or a scan's rare rows
+  Partial estimate_;              // of scans: the tail
+  std::vector<TailNoise> noise_;  // likewise
+  bool scanned_tail_ = false;
+  std::vector<std::vector<std::int64_t>> listed_;  // of the last scan, [tokens, kv_heads]
   Partial room_;
   TailFigures tail_;                  // of this step
   std::vector<TailFigures> figures_;  // per layer

@@ -1,0 +1,249 @@
+#include "index/code_pass.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "index/code_sums.h"
+#include "index/scan.h"
+#include "index/scratch.h"
+#include "src/core/above.h"
+#include "src/core/threads.h"
+#include "src/core/vector_math.h"
+#include "topkv/attention.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t piece_keys = 65536;     // that a thread takes at a time
+constexpr std::int64_t queries_at_a_time = 8;  // whose scores of a tile stay near
+// Blocks of codes in a sample: an eighth of all, within these bounds.
+constexpr std::int64_t least_sampled = 64;
+constexpr std::int64_t most_sampled = 512;
+constexpr std::int64_t ahead = 4;        // blocks that memory brings meanwhile
+constexpr std::int64_t steady_rank = 8;  // of a sample's best, that a threshold is taken from
+
+/// The block that is number i of a sample of `samples` blocks.
+std::int64_t sampled_block(std::int64_t blocks, std::int64_t samples, std::int64_t i) {
+  const std::int64_t begin = blocks * i / samples;
+  const std::int64_t end = blocks * (i + 1) / samples;
+  // Not every n-th: text that repeats may have the same period.
+  const std::uint64_t hash = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15U >> 32;
+  return begin + static_cast<std::int64_t>(hash % static_cast<std::uint64_t>(end - begin));
+}
+
+/// Of positions, ascending, those in a range.
+std::span<const std::int64_t> within(std::span<const std::int64_t> positions, PositionRange range) {
+  const auto begin = std::lower_bound(positions.begin(), positions.end(), range.begin);
+  return {begin, std::lower_bound(begin, positions.end(), range.end)};
+}
+
+}  // namespace
+
+/// Of a pass for some tokens.
+struct CodePass::Work {
+  /// Of a piece.
+  struct Piece {
+    std::vector<CodeSums> sums;                     // per query
+    std::vector<Partial> rare;                      // per token
+    std::vector<std::vector<std::int64_t>> listed;  // likewise
+  };
+
+  std::vector<SlotWeights> weights;      // per query
+  std::vector<double> deviations;        // likewise
+  std::vector<float> thresholds;         // likewise
+  std::vector<ScoreEstimate> estimates;  // likewise
+  std::vector<ScanKeeper> sampled;       // likewise
+  std::vector<std::int64_t> counted;     // likewise: keys of the sample
+  std::vector<Piece> pieces;
+};
+
+void CodePass::run(std::span<const PassToken> tokens) const {
+  const std::int64_t at_once = std::max<std::int64_t>(1, queries_at_a_time / group);
+  for (std::int64_t t = 0; t < std::ssize(tokens); t += at_once) {
+    run_some(tokens.subspan(static_cast<std::size_t>(t),
+                            static_cast<std::size_t>(std::min(at_once, std::ssize(tokens) - t))));
+  }
+}
+
+void CodePass::run_some(std::span<const PassToken> tokens) const {
+  const Scratch<Work> borrowed;
+  Work& work = *borrowed;
+  const std::size_t queries = tokens.size() * static_cast<std::size_t>(group);
+  work.weights.resize(queries);
+  work.deviations.resize(queries);
+  work.estimates.resize(queries);
+  for (std::size_t q = 0; q < queries; ++q) {
+    const auto in_group = static_cast<std::int64_t>(q) % group;
+    const float* query = tokens[q / static_cast<std::size_t>(group)].queries + in_group * rows.dim;
+    work.deviations[q] = weigh_scaled(index->coder(), query, scale, softcap, work.weights[q]);
+  }
+  set_thresholds(tokens, work);
+  // What is not listed is known to score no more than the threshold, if there is one, by its code.
+  for (std::size_t q = 0; q < queries; ++q) {
+    const float threshold = work.thresholds[q];
+    work.estimates[q].set(threshold == no_threshold ? -no_threshold : threshold,
+                          work.deviations[q]);
+  }
+
+  const std::int64_t pieces = (rows.count + piece_keys - 1) / piece_keys;
+  if (std::ssize(work.pieces) < pieces) work.pieces.resize(static_cast<std::size_t>(pieces));
+  parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t piece = begin; piece < end; ++piece) pass_piece(tokens, piece, work);
+  });
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const TailParts& parts = tokens[t].parts;
+    std::fill_n(parts.exact.out, parts.exact.heads * parts.exact.head_dim, 0.0F);
+    std::fill_n(parts.exact.lse, parts.exact.heads, empty_lse);
+    tokens[t].listed->clear();
+    for (std::int64_t p = 0; p < pieces; ++p) {
+      Work::Piece& piece = work.pieces[static_cast<std::size_t>(p)];
+      merge(parts.exact, piece.rare[t].view());
+      tokens[t].listed->insert(tokens[t].listed->end(), piece.listed[t].begin(),
+                               piece.listed[t].end());
+    }
+    for (std::int64_t g = 0; tail != nullptr && g < group; ++g) {
+      const std::size_t q = t * static_cast<std::size_t>(group) + static_cast<std::size_t>(g);
+      CodeSums& all = work.pieces[0].sums[q];
+      for (std::int64_t p = 1; p < pieces; ++p)
+        all.add(work.pieces[static_cast<std::size_t>(p)].sums[q]);
+      all.give(tail->coder(), work.estimates[q].correction(), parts.estimate.part(g),
+               parts.noise[g]);
+    }
+  }
+}
+
+/// Of a sample's scores; where that is all there is, so that `wanted` scores reach it.
+void CodePass::set_thresholds(std::span<const PassToken> tokens, Work& work) const {
+  const std::size_t queries = work.weights.size();
+  const std::int64_t blocks = (rows.count + code_block - 1) / code_block;
+  const std::int64_t samples =
+      std::min(blocks, std::clamp(blocks / 8, least_sampled, most_sampled));
+  const std::int64_t most = samples * code_block;
+  const bool all_sampled = samples == blocks;
+  const auto ranked = [&](std::int64_t keys) {
+    const double part = static_cast<double>(wanted) * static_cast<double>(most) /
+                        static_cast<double>(std::max<std::int64_t>(1, keys));
+    return all_sampled ? wanted
+                       : std::min(most, std::max(steady_rank, static_cast<std::int64_t>(part)));
+  };
+  if (work.sampled.size() < queries) work.sampled.resize(queries);
+  work.counted.assign(queries, 0);
+  const auto token_of = [&](std::size_t q) -> const PassToken& {
+    return tokens[q / static_cast<std::size_t>(group)];
+  };
+  for (std::size_t q = 0; q < queries; ++q) {
+    work.sampled[q].reset(std::min(ranked(token_of(q).allowed.size()) + 1, most),
+                          -std::numeric_limits<float>::max());
+  }
+  std::vector<float>& scores = work.thresholds;  // room
+  scores.resize(queries * code_block);
+  for (std::int64_t i = 0; i < samples; ++i) {
+    const std::int64_t first = sampled_block(blocks, samples, i) * code_block;
+    const std::int64_t count = std::min(code_block, rows.count - first);
+    if (i + ahead < samples) {
+      prefetch(index->coder().of_keys(index->codes(),
+                                      sampled_block(blocks, samples, i + ahead) * code_block, 1));
+    }
+    score_codes(index->codes(), index->coder().bytes(), work.weights, first, count, scores.data(),
+                code_block);
+    for (std::size_t q = 0; q < queries; ++q) {
+      float* of = scores.data() + q * code_block;
+      if (softcap > 0) soft_cap(of, count, softcap);
+      leave_outside(token_of(q).allowed, first, count, of);
+      leave_out(index->rare(), first, count, of);
+      work.counted[q] +=
+          count - std::count(of, of + count, -std::numeric_limits<float>::infinity());
+      work.sampled[q].push(of, count, i * code_block);
+    }
+  }
+  work.thresholds.assign(queries, no_threshold);
+  for (std::size_t q = 0; q < queries; ++q) {
+    const PositionRange allowed = token_of(q).allowed;
+    const std::int64_t keys = allowed.size() - std::ssize(within(index->rare(), allowed));
+    const auto best = work.sampled[q].sorted();
+    const double part = static_cast<double>(wanted) * static_cast<double>(work.counted[q]) /
+                        static_cast<double>(std::max<std::int64_t>(1, keys));
+    const std::int64_t rank =
+        std::min(std::ssize(best),
+                 all_sampled ? wanted : std::max(steady_rank, static_cast<std::int64_t>(part)));
+    if (wanted >= keys || rank == 0) continue;  // all are listed
+    const auto at = static_cast<std::size_t>(rank);
+    // Just below it, so that scores equal to it are listed: there may be many of them.
+    float threshold = best[at - 1].score;
+    if (!all_sampled && rank > 1 && part < static_cast<double>(rank)) {
+      // Further out than the sample tells: weights fall off as a power there, so that scores fall
+      // off exponentially (Weissman 1978; the mean excess is Hill's estimator).
+      double excess = 0;
+      for (std::size_t i = 0; i + 1 < at; ++i) excess += best[i].score - threshold;
+      threshold += static_cast<float>(excess / static_cast<double>(rank - 1) *
+                                      std::log(static_cast<double>(rank) / part));
+    }
+    work.thresholds[q] = std::nextafter(threshold, no_threshold);
+  }
+}
+
+void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece, Work& work) const {
+  const std::size_t queries = work.weights.size();
+  const std::int64_t capacity = 4 * group * std::min(wanted, rows.count) + 256;
+  Work::Piece& own = work.pieces[static_cast<std::size_t>(piece)];
+  own.sums.resize(std::max(own.sums.size(), queries));
+  own.rare.resize(std::max(own.rare.size(), tokens.size()));
+  own.listed.resize(std::max(own.listed.size(), tokens.size()));
+  for (std::size_t q = 0; q < queries; ++q)
+    own.sums[q].reset(tail != nullptr ? tail->coder().lanes() : 0);
+  PositionRange all{rows.count, 0};
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    own.listed[t].clear();
+    own.rare[t].reset(group, rows.dim);
+    const PositionRange range{
+        std::max(tokens[t].allowed.begin, piece * piece_keys),
+        std::min({tokens[t].allowed.end, (piece + 1) * piece_keys, rows.count})};
+    if (range.size() == 0) continue;
+    all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
+    attend_rows(tokens[t].queries, rows, within(index->rare(), range), scale, own.rare[t].view(),
+                softcap);
+  }
+  if (all.size() == 0) return;
+  all.begin = all.begin / code_tile * code_tile;  // so that others' tiles are this token's
+  const Scratch<std::vector<float>> borrowed;
+  std::vector<float>& scores = *borrowed;
+  scores.resize(queries * code_tile);
+  const KeyCoder& keys = index->coder();
+  constexpr std::int64_t word = 64;
+  for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
+    const std::int64_t count = std::min(code_tile, all.end - at);
+    score_codes(index->codes(), keys.bytes(), work.weights, at, count, scores.data(), code_tile);
+    const auto rare = within(index->rare(), {at, at + count});
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      float* of_token = scores.data() + t * static_cast<std::size_t>(group * code_tile);
+      std::uint64_t found[code_tile / word] = {};
+      for (std::int64_t g = 0; g < group; ++g) {
+        float* of = of_token + g * code_tile;
+        if (softcap > 0) soft_cap(of, count, softcap);
+        leave_outside(tokens[t].allowed, at, count, of);
+        leave_out(rare, at, count, of);
+        const std::size_t q = t * static_cast<std::size_t>(group) + static_cast<std::size_t>(g);
+        std::int32_t above[code_tile];
+        const std::int64_t n = find_above(of, count, work.thresholds[q], above);
+        for (std::int64_t i = 0; i < n; ++i)
+          found[above[i] / word] |= std::uint64_t{1} << above[i] % word;
+      }
+      for (std::int64_t w = 0; w < code_tile / word; ++w) {
+        for (std::uint64_t bits = found[w]; bits != 0; bits &= bits - 1) {
+          if (std::ssize(own.listed[t]) == capacity) break;
+          const std::int64_t i = w * word + std::countr_zero(bits);
+          own.listed[t].push_back(at + i);
+          for (std::int64_t g = 0; g < group; ++g) of_token[g * code_tile + i] = empty_lse;
+        }
+      }
+    }
+    if (tail == nullptr) continue;
+    add_tile(tail->coder(), tail->codes(), at, count, work.estimates, scores.data(),
+             std::span(own.sums).first(queries),
+             keys.of_keys(index->codes(), at + count, std::min(code_tile, all.end - at - count)));
+  }
+}
+
+}  // namespace topkv
