@@ -3,7 +3,7 @@
 // For every token and layer, attention is taken over three disjoint sets of earlier tokens, under
 // one softmax (see attention.h): the first `sinks`, the last `window` (both exact), and the k rows
 // that the index finds among the rest. Tokens of the session that leave the window are searched
-// too, in the session's own rows (with a tail, or where a device scans codes, they are all
+// too, in the session's own rows (with a tail, or where codes are scanned, they are all
 // attended); the context never changes.
 //
 // What is not found is left out, or a *tail* stands for it: an estimate of the attention over all
@@ -56,14 +56,16 @@ struct TopK {
 
 struct RetrievalOptions {
   // Options that change results.
-  /// Spec of an index that the context has. A CUDA device itself scans codes ("codes", up to 32
-  /// bytes a key, heads of at most 128 dims and groups of at most 8, 64 KV heads, no softcap), with
-  /// their own tail or none, select_by query_head and no rule (mass, error): the context's codes
-  /// are copied to its memory for the first such session, rows are chosen by codes alone, and all
-  /// heads of a group attend what any of them found. Otherwise the host searches.
+  /// Spec of an index that the context has. Codes ("codes") with their own tail, select_by
+  /// query_head and no rule (mass, error) are *scanned*: one pass chooses rows by their codes
+  /// alone, and all heads of a group attend what any of them found. A CUDA device does that itself,
+  /// without a tail too, with up to 32 bytes a key, heads of at most 128 dims, groups of at most 8,
+  /// 64 KV heads and no softcap: the context's codes are copied to its memory for the first such
+  /// session. Otherwise the host searches, and scores what an index proposes again exactly.
   std::string index = "exact";
-  /// Rows retrieved per layer; above the context: all of them. A device that scans finds about so
-  /// many for each query head, as a sample of 32,768 keys tells (all keys where there are no more).
+  /// Rows retrieved per layer; above the context: all of them. A CUDA device's scan finds about so
+  /// many for each query head, as a sample of up to 32,768 keys tells (all keys where there are
+  /// few), the host's about twice as many, for codes misorder keys that score alike.
   TopK k = TopK::same(64);
   SelectBy select_by = SelectBy::query_head;
   /// What stands for the rows of the context that are not found: spec of an index that the context

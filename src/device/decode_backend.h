@@ -95,7 +95,8 @@ class DecodeBackend {
   /// Begins to find the rows whose codes score best for any query head of each KV head, about so
   /// many for each. Attends rare rows (HeadCodes) as they are and, for a tail, what codes stand for
   /// of all others that are not found. For sessions over one context, one of which is this, whose
-  /// steps have begun; codes are read for several tokens at once.
+  /// steps have begun; codes are read for several tokens at once. On the host it is over when this
+  /// returns.
   virtual void scan(std::int64_t layer, std::span<const ScanOf> parts);
   virtual std::int64_t scan_tokens() const;
 
