@@ -22,6 +22,7 @@ constexpr std::int64_t queries_at_a_time = 8;  // whose scores of a tile stay ne
 constexpr std::int64_t least_sampled = 64;
 constexpr std::int64_t most_sampled = 512;
 constexpr std::int64_t ahead = 4;        // blocks that memory brings meanwhile
+constexpr float furthest = 32;           // above the sample's best, that a threshold is set
 constexpr std::int64_t steady_rank = 8;  // of a sample's best, that a threshold is taken from
 
 /// The block that is number i of a sample of `samples` blocks.
@@ -50,36 +51,50 @@ struct CodePass::Work {
     std::vector<std::vector<std::int64_t>> listed;  // likewise
   };
 
-  std::vector<SlotWeights> weights;      // per query
+  std::size_t queries = 0;
+  std::vector<SlotWeights> all_weights;  // at least those
   std::vector<double> deviations;        // likewise
   std::vector<float> thresholds;         // likewise
   std::vector<ScoreEstimate> estimates;  // likewise
-  std::vector<ScanKeeper> sampled;       // likewise
-  std::vector<std::int64_t> counted;     // likewise: keys of the sample
+  // Of a token's sample, per head:
+  std::vector<ScanKeeper> sampled;
+  std::vector<std::int64_t> counted;  // keys
+  std::vector<float> scores;
   std::vector<Piece> pieces;
+
+  std::span<SlotWeights> weights() { return std::span(all_weights).first(queries); }
 };
 
 void CodePass::run(std::span<const PassToken> tokens) const {
   const std::int64_t at_once = std::max<std::int64_t>(1, queries_at_a_time / group);
-  for (std::int64_t t = 0; t < std::ssize(tokens); t += at_once) {
-    run_some(tokens.subspan(static_cast<std::size_t>(t),
-                            static_cast<std::size_t>(std::min(at_once, std::ssize(tokens) - t))));
-  }
+  const std::int64_t count = std::ssize(tokens);
+  parallel_for((count + at_once - 1) / at_once, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin * at_once; t < std::min(count, end * at_once); t += at_once) {
+      run_some(tokens.subspan(static_cast<std::size_t>(t),
+                              static_cast<std::size_t>(std::min(at_once, count - t))));
+    }
+  });
 }
 
 void CodePass::run_some(std::span<const PassToken> tokens) const {
   const Scratch<Work> borrowed;
   Work& work = *borrowed;
   const std::size_t queries = tokens.size() * static_cast<std::size_t>(group);
-  work.weights.resize(queries);
+  work.queries = queries;
+  if (work.all_weights.size() < queries) work.all_weights.resize(queries);
   work.deviations.resize(queries);
   work.estimates.resize(queries);
   for (std::size_t q = 0; q < queries; ++q) {
     const auto in_group = static_cast<std::int64_t>(q) % group;
     const float* query = tokens[q / static_cast<std::size_t>(group)].queries + in_group * rows.dim;
-    work.deviations[q] = weigh_scaled(index->coder(), query, scale, softcap, work.weights[q]);
+    work.deviations[q] = weigh_scaled(index->coder(), query, scale, softcap, work.all_weights[q]);
   }
-  set_thresholds(tokens, work);
+  work.thresholds.resize(queries);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const auto heads = static_cast<std::size_t>(group);
+    set_thresholds(tokens[t], work.weights().subspan(t * heads, heads), work,
+                   std::span(work.thresholds).subspan(t * heads, heads));
+  }
   // What is not listed is known to score no more than the threshold, if there is one, by its code.
   for (std::size_t q = 0; q < queries; ++q) {
     const float threshold = work.thresholds[q];
@@ -94,12 +109,15 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
   });
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const TailParts& parts = tokens[t].parts;
-    std::fill_n(parts.exact.out, parts.exact.heads * parts.exact.head_dim, 0.0F);
-    std::fill_n(parts.exact.lse, parts.exact.heads, empty_lse);
+    const bool exact = parts.exact.out != nullptr;
+    if (exact) {
+      std::fill_n(parts.exact.out, parts.exact.heads * parts.exact.head_dim, 0.0F);
+      std::fill_n(parts.exact.lse, parts.exact.heads, empty_lse);
+    }
     tokens[t].listed->clear();
     for (std::int64_t p = 0; p < pieces; ++p) {
       Work::Piece& piece = work.pieces[static_cast<std::size_t>(p)];
-      merge(parts.exact, piece.rare[t].view());
+      if (exact) merge(parts.exact, piece.rare[t].view());
       tokens[t].listed->insert(tokens[t].listed->end(), piece.listed[t].begin(),
                                piece.listed[t].end());
     }
@@ -114,61 +132,57 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
   }
 }
 
-/// Of a sample's scores; where that is all there is, so that `wanted` scores reach it.
-void CodePass::set_thresholds(std::span<const PassToken> tokens, Work& work) const {
-  const std::size_t queries = work.weights.size();
-  const std::int64_t blocks = (rows.count + code_block - 1) / code_block;
+/// Of the scores of a sample of what a token may attend; where that is all there is, so that
+/// `wanted` scores reach it. thresholds: [group].
+void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeights> weights,
+                              Work& work, std::span<float> thresholds) const {
+  std::ranges::fill(thresholds, no_threshold);
+  const PositionRange allowed{token.allowed.begin, std::min(token.allowed.end, rows.count)};
+  const std::int64_t keys = allowed.size() - std::ssize(within(index->rare(), allowed));
+  if (wanted >= keys) return;  // all are listed
+  const std::int64_t first_block = allowed.begin / code_block;
+  const std::int64_t blocks = (allowed.end - 1) / code_block + 1 - first_block;
   const std::int64_t samples =
       std::min(blocks, std::clamp(blocks / 8, least_sampled, most_sampled));
-  const std::int64_t most = samples * code_block;
   const bool all_sampled = samples == blocks;
-  const auto ranked = [&](std::int64_t keys) {
-    const double part = static_cast<double>(wanted) * static_cast<double>(most) /
-                        static_cast<double>(std::max<std::int64_t>(1, keys));
+  const auto part_of = [&](std::int64_t sampled) {  // of the wanted, that a sample has
+    return static_cast<double>(wanted) * static_cast<double>(sampled) / static_cast<double>(keys);
+  };
+  const auto rank_of = [&](std::int64_t sampled) {
     return all_sampled ? wanted
-                       : std::min(most, std::max(steady_rank, static_cast<std::int64_t>(part)));
+                       : std::max(steady_rank, static_cast<std::int64_t>(part_of(sampled)));
   };
-  if (work.sampled.size() < queries) work.sampled.resize(queries);
-  work.counted.assign(queries, 0);
-  const auto token_of = [&](std::size_t q) -> const PassToken& {
-    return tokens[q / static_cast<std::size_t>(group)];
-  };
-  for (std::size_t q = 0; q < queries; ++q) {
-    work.sampled[q].reset(std::min(ranked(token_of(q).allowed.size()) + 1, most),
-                          -std::numeric_limits<float>::max());
+  const std::size_t heads = thresholds.size();
+  if (work.sampled.size() < heads) work.sampled.resize(heads);
+  for (std::size_t g = 0; g < heads; ++g) {
+    work.sampled[g].reset(rank_of(samples * code_block) + 1, -std::numeric_limits<float>::max());
   }
-  std::vector<float>& scores = work.thresholds;  // room
-  scores.resize(queries * code_block);
+  work.counted.assign(heads, 0);
+  work.scores.resize(heads * code_block);
+  const auto block_at = [&](std::int64_t i) {
+    return (first_block + sampled_block(blocks, samples, i)) * code_block;
+  };
   for (std::int64_t i = 0; i < samples; ++i) {
-    const std::int64_t first = sampled_block(blocks, samples, i) * code_block;
+    const std::int64_t first = block_at(i);
     const std::int64_t count = std::min(code_block, rows.count - first);
-    if (i + ahead < samples) {
-      prefetch(index->coder().of_keys(index->codes(),
-                                      sampled_block(blocks, samples, i + ahead) * code_block, 1));
-    }
-    score_codes(index->codes(), index->coder().bytes(), work.weights, first, count, scores.data(),
+    if (i + ahead < samples)
+      prefetch(index->coder().of_keys(index->codes(), block_at(i + ahead), 1));
+    score_codes(index->codes(), index->coder().bytes(), weights, first, count, work.scores.data(),
                 code_block);
-    for (std::size_t q = 0; q < queries; ++q) {
-      float* of = scores.data() + q * code_block;
-      if (softcap > 0) soft_cap(of, count, softcap);
-      leave_outside(token_of(q).allowed, first, count, of);
+    for (std::size_t g = 0; g < heads; ++g) {
+      float* of = work.scores.data() + g * code_block;
+      if (softcap > 0) soft_cap(of, code_block, softcap);
+      leave_outside(allowed, first, count, of);
       leave_out(index->rare(), first, count, of);
-      work.counted[q] +=
-          count - std::count(of, of + count, -std::numeric_limits<float>::infinity());
-      work.sampled[q].push(of, count, i * code_block);
+      work.counted[g] += count - std::count(of, of + count, no_threshold);
+      work.sampled[g].push(of, count, i * code_block);
     }
   }
-  work.thresholds.assign(queries, no_threshold);
-  for (std::size_t q = 0; q < queries; ++q) {
-    const PositionRange allowed = token_of(q).allowed;
-    const std::int64_t keys = allowed.size() - std::ssize(within(index->rare(), allowed));
-    const auto best = work.sampled[q].sorted();
-    const double part = static_cast<double>(wanted) * static_cast<double>(work.counted[q]) /
-                        static_cast<double>(std::max<std::int64_t>(1, keys));
-    const std::int64_t rank =
-        std::min(std::ssize(best),
-                 all_sampled ? wanted : std::max(steady_rank, static_cast<std::int64_t>(part)));
-    if (wanted >= keys || rank == 0) continue;  // all are listed
+  for (std::size_t g = 0; g < heads; ++g) {
+    const auto best = work.sampled[g].sorted();
+    const double part = part_of(work.counted[g]);
+    const std::int64_t rank = std::min(std::ssize(best), rank_of(work.counted[g]));
+    if (rank == 0) continue;
     const auto at = static_cast<std::size_t>(rank);
     // Just below it, so that scores equal to it are listed: there may be many of them.
     float threshold = best[at - 1].score;
@@ -179,13 +193,14 @@ void CodePass::set_thresholds(std::span<const PassToken> tokens, Work& work) con
       for (std::size_t i = 0; i + 1 < at; ++i) excess += best[i].score - threshold;
       threshold += static_cast<float>(excess / static_cast<double>(rank - 1) *
                                       std::log(static_cast<double>(rank) / part));
+      threshold = std::min(threshold, best[0].score + (softcap > 0 ? 0.0F : furthest));
     }
-    work.thresholds[q] = std::nextafter(threshold, no_threshold);
+    thresholds[g] = std::nextafter(threshold, no_threshold);
   }
 }
 
 void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece, Work& work) const {
-  const std::size_t queries = work.weights.size();
+  const std::size_t queries = work.queries;
   const std::int64_t capacity = 4 * group * std::min(wanted, rows.count) + 256;
   Work::Piece& own = work.pieces[static_cast<std::size_t>(piece)];
   own.sums.resize(std::max(own.sums.size(), queries));
@@ -195,13 +210,15 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
     own.sums[q].reset(tail != nullptr ? tail->coder().lanes() : 0);
   PositionRange all{rows.count, 0};
   for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const bool exact = tokens[t].parts.exact.out != nullptr;
     own.listed[t].clear();
-    own.rare[t].reset(group, rows.dim);
+    if (exact) own.rare[t].reset(group, rows.dim);
     const PositionRange range{
         std::max(tokens[t].allowed.begin, piece * piece_keys),
         std::min({tokens[t].allowed.end, (piece + 1) * piece_keys, rows.count})};
     if (range.size() == 0) continue;
     all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
+    if (!exact) continue;
     attend_rows(tokens[t].queries, rows, within(index->rare(), range), scale, own.rare[t].view(),
                 softcap);
   }
@@ -214,14 +231,14 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   constexpr std::int64_t word = 64;
   for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, all.end - at);
-    score_codes(index->codes(), keys.bytes(), work.weights, at, count, scores.data(), code_tile);
+    score_codes(index->codes(), keys.bytes(), work.weights(), at, count, scores.data(), code_tile);
     const auto rare = within(index->rare(), {at, at + count});
     for (std::size_t t = 0; t < tokens.size(); ++t) {
       float* of_token = scores.data() + t * static_cast<std::size_t>(group * code_tile);
       std::uint64_t found[code_tile / word] = {};
       for (std::int64_t g = 0; g < group; ++g) {
         float* of = of_token + g * code_tile;
-        if (softcap > 0) soft_cap(of, count, softcap);
+        if (softcap > 0) soft_cap(of, code_tile, softcap);  // whole vectors: alike
         leave_outside(tokens[t].allowed, at, count, of);
         leave_out(rare, at, count, of);
         const std::size_t q = t * static_cast<std::size_t>(group) + static_cast<std::size_t>(g);

@@ -18,12 +18,12 @@ namespace topkv {
 /// One token's part in a pass: the query heads of a group.
 struct PassToken {
   const float* queries = nullptr;  ///< [group, dim]
-  PositionRange allowed;
+  PositionRange allowed = {};
   /// To be written: ascending positions of rows that all heads of the group are to attend.
   std::vector<std::int64_t>* listed = nullptr;
-  /// Likewise, of [group] heads: rare rows as they are (CodesIndex::rare), and, where there is a
-  /// tail, an estimate of all rows that are neither rare nor listed.
-  TailParts parts;
+  /// Likewise, of [group] heads: rare rows as they are (CodesIndex::rare), unless out is null, and,
+  /// where there is a tail, an estimate of all rows that are neither rare nor listed.
+  TailParts parts = {};
 };
 
 /// What a pass is over, and what is wanted.
@@ -39,13 +39,14 @@ struct CodePass {
   /// Lists rows whose codes score above a threshold for any head of the group: about `wanted` for
   /// each, as a sample of the codes tells (the best of all codes, where there are few). At most
   /// 4 group wanted + 256 of each 65,536 keys are listed; others stay in the tail. Results do not
-  /// depend on threads, nor on other tokens. Safe from many threads.
+  /// depend on threads, nor on other tokens. Safe from many threads. REQUIRES: there are rows.
   void run(std::span<const PassToken> tokens) const;
 
  private:
   struct Work;
   void run_some(std::span<const PassToken> tokens) const;
-  void set_thresholds(std::span<const PassToken> tokens, Work& work) const;
+  void set_thresholds(const PassToken& token, std::span<const SlotWeights> weights, Work& work,
+                      std::span<float> thresholds) const;
   void pass_piece(std::span<const PassToken> tokens, std::int64_t piece, Work& work) const;
 };
 

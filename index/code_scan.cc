@@ -3,8 +3,11 @@
 
 #include "index/key_codes.h"
 
-// Processors with AVX-512 VNNI multiply and add bytes in one instruction.
+// Processors with AVX-512 VNNI multiply and add bytes in one instruction. (Without optimisation
+// Highway's dispatch is a function that files would share, and must see the same targets in all.)
+#ifdef __OPTIMIZE__
 #define HWY_WANT_AVX3_DL
+#endif
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "index/code_scan.cc"

@@ -65,7 +65,8 @@ double weigh_scaled(const KeyCoder& coder, const float* query, float scale, floa
   weights.step = std::min(weights.step * scale, largest_score / 262144);  // sums are below
   weights.offset = std::clamp(weights.offset * scale, -largest_score, largest_score);
   if (softcap > 0) return 0;
-  return std::min<double>(scale * std::sqrt(coder.error_variance(query)), largest_deviation);
+  const double deviation = scale * std::sqrt(coder.error_variance(query));
+  return deviation < largest_deviation ? deviation : largest_deviation;  // NaN, beyond float32
 }
 
 void CodeSums::reset(std::int64_t lanes) {

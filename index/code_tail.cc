@@ -67,14 +67,14 @@ std::int64_t CodeTail::memory() const {
 
 /// sums: per query.
 void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSums> sums) const {
-  float scores[queries_at_a_time * code_tile];
+  float scores[queries_at_a_time * code_tile] = {};
   const KeyCoder& keys = index_.coder();
   for (std::int64_t at = piece.begin; at < piece.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, piece.end - at);
     score_codes(index_.codes(), keys.bytes(), pass.tables, at, count, scores, code_tile);
     for (std::size_t q = 0; q < sums.size(); ++q) {
       float* of = scores + static_cast<std::int64_t>(q) * code_tile;
-      if (pass.softcap > 0) soft_cap(of, count, pass.softcap);
+      if (pass.softcap > 0) soft_cap(of, code_tile, pass.softcap);  // whole vectors: alike
       leave_outside(pass.queries.allowed[q], at, count, of);
       leave_out(pass.taken[q], at, count, of);
       leave_out(index_.rare(), at, count, of);
@@ -162,7 +162,7 @@ void CodeTail::attend_some(const QueryBlock& queries,
         all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
         attend_rare(pass, range, static_cast<std::int64_t>(q), own);
       }
-      all.begin = all.begin / value_block * value_block;
+      all.begin = all.begin / code_tile * code_tile;  // for each query alone, too
       if (all.size() > 0) sum_codes(pass, all, of_piece(sums, piece));
     }
   });

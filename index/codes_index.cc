@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <utility>
 #include <vector>
 
+#include "index/code_pass.h"
 #include "index/code_tail.h"
 #include "index/index_kind.h"
 #include "index/scratch.h"
@@ -19,10 +19,6 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t encode_keys = 8192;  // that a thread encodes at a time
-constexpr std::int64_t tile_keys = 512;     // scored at a time
-constexpr std::int64_t queries_at_a_time = 8;
-constexpr std::int64_t blocks_per_sample = 32;  // of which one is scored for a threshold
-constexpr std::int64_t piece_keys = 65536;      // that a thread scores at a time
 /// Of so many keys one is scored exactly: that with the largest residual. Rare keys (a needle's in
 /// a text that repeats) lie outside the axes of the rest, and codes would lose them.
 constexpr std::int64_t keys_per_rare = 256;
@@ -116,159 +112,38 @@ void CodesIndex::clear() {
   rare_ = {};
 }
 
-/// Of some queries.
-struct CodesIndex::Scan {
-  std::span<const PositionRange> allowed;
-  std::int64_t best = 0;  // of each query's codes are wanted
-  std::vector<SlotWeights> weights;
-  std::vector<float> thresholds;  // that a little more are above
-  std::vector<ScanKeeper> keepers, sampled;
-  std::vector<Scored> held;  // of one query
-  std::vector<std::int64_t> positions;
-
-  std::int64_t count() const { return std::ssize(allowed); }
-};
-
-/// Guesses from a sample of the codes what the best are above, so that others need not be kept. Too
-/// high a guess costs another pass.
-void CodesIndex::set_thresholds(Scan& scan) const {
-  scan.thresholds.assign(static_cast<std::size_t>(scan.count()), no_threshold);
-  PositionRange all{keys().count, 0};
-  for (const PositionRange& range : scan.allowed) {
-    if (range.size() == 0) continue;
-    all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
-  }
-  const std::int64_t first = all.begin / code_block;
-  const std::int64_t samples = (all.end / code_block - first) / blocks_per_sample;
-  const std::int64_t rank = 3 * scan.best / 2 / blocks_per_sample + 12;
-  if (samples * code_block < 4 * rank) return;
-  const auto count = static_cast<std::size_t>(scan.count());
-  if (scan.sampled.size() < count) scan.sampled.resize(count);
-  for (std::size_t q = 0; q < count; ++q) scan.sampled[q].reset(rank);
-  float scores[queries_at_a_time * code_block];
-  for (std::int64_t i = 0; i < samples; ++i) {
-    // Not every n-th: text that repeats may have the same period.
-    const std::uint64_t hash = static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15U >> 32;
-    const std::int64_t block =
-        first + i * blocks_per_sample + static_cast<std::int64_t>(hash % blocks_per_sample);
-    score_codes(codes_.data(), coder_.bytes(), scan.weights, block * code_block, code_block, scores,
-                code_block);
-    for (std::size_t q = 0; q < count; ++q) {
-      const PositionRange range = scan.allowed[q];
-      if (block * code_block < range.begin || (block + 1) * code_block > range.end) continue;
-      scan.sampled[q].push(scores + static_cast<std::int64_t>(q) * code_block, code_block,
-                           i * code_block);
-    }
-  }
-  for (std::size_t q = 0; q < count; ++q) {
-    const auto best = scan.sampled[q].sorted();
-    // Just below it, so that scores equal to it are kept: there may be many of them.
-    if (std::ssize(best) == rank)
-      scan.thresholds[q] = std::nextafter(best.back().score, no_threshold);
-  }
-}
-
-void CodesIndex::scan_piece(const Scan& scan, PositionRange piece,
-                            std::span<ScanKeeper> keepers) const {
-  float scores[queries_at_a_time * tile_keys];
-  for (std::int64_t at = piece.begin; at < piece.end; at += tile_keys) {
-    const std::int64_t count = std::min(tile_keys, piece.end - at);
-    score_codes(codes_.data(), coder_.bytes(), scan.weights, at, count, scores, tile_keys);
-    for (std::int64_t q = 0; q < scan.count(); ++q) {
-      const PositionRange range = scan.allowed[static_cast<std::size_t>(q)];
-      const std::int64_t from = std::max(at, range.begin);
-      const std::int64_t to = std::min(at + count, range.end);
-      if (from >= to) continue;
-      keepers[static_cast<std::size_t>(q)].push(scores + q * tile_keys + (from - at), to - from,
-                                                from);
-    }
-  }
-}
-
 void CodesIndex::candidates(const float* query, PositionRange allowed, std::int64_t want,
                             std::vector<std::int64_t>& found) const {
-  scan_some({query, 1, keys().dim, {&allowed, 1}}, want, {&found, 1});
+  all_candidates({query, 1, keys().dim, {&allowed, 1}}, want, {&found, 1});
 }
 
 void CodesIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
                                 std::span<std::vector<std::int64_t>> found) const {
-  for (std::int64_t q = 0; q < queries.count; q += queries_at_a_time) {
-    const std::int64_t count = std::min(queries_at_a_time, queries.count - q);
-    const auto first = static_cast<std::size_t>(q);
-    const auto size = static_cast<std::size_t>(count);
-    scan_some({queries.query(q), count, queries.dim, queries.allowed.subspan(first, size)}, want,
-              found.subspan(first, size));
-  }
-}
-
-/// For at most queries_at_a_time.
-void CodesIndex::scan_some(const QueryBlock& queries, std::int64_t want,
-                           std::span<std::vector<std::int64_t>> found) const {
-  const Scratch<Scan> borrowed;
-  Scan& scan = *borrowed;
-  const auto count = static_cast<std::size_t>(queries.count);
-  scan.allowed = queries.allowed;
-  // Codes misorder keys whose scores are close: twice as many leave few behind.
-  scan.best = 2 * want;
-  scan.weights.resize(count);
-  PositionRange all{keys().count, 0};
-  for (std::size_t q = 0; q < count; ++q) {
-    coder_.weigh_slots(queries.query(static_cast<std::int64_t>(q)), scan.weights[q]);
-    const PositionRange range = queries.allowed[q];
-    if (range.size() > 0) all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
-  }
-  set_thresholds(scan);
-  const std::int64_t first = all.begin / piece_keys;
-  const std::int64_t pieces = std::max<std::int64_t>(0, (all.end - 1) / piece_keys + 1 - first);
-  const auto keepers_of = [&](std::int64_t piece) {
-    return std::span(scan.keepers).subspan(static_cast<std::size_t>(piece) * count, count);
+  struct Workspace {
+    std::vector<PassToken> tokens;
+    std::vector<std::int64_t> both;
   };
-  if (std::ssize(scan.keepers) < pieces * queries.count)
-    scan.keepers.resize(static_cast<std::size_t>(pieces) * count);
-  for (;;) {
-    parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t piece = begin; piece < end; ++piece) {
-        for (std::size_t q = 0; q < count; ++q)
-          keepers_of(piece)[q].reset(scan.best, scan.thresholds[q]);
-        const std::int64_t at = (first + piece) * piece_keys;
-        scan_piece(
-            scan,
-            {std::max(all.begin / code_block * code_block, at), std::min(all.end, at + piece_keys)},
-            keepers_of(piece));
-      }
-    });
-    bool again = false;
-    for (std::size_t q = 0; q < count; ++q) {
-      std::int64_t held = 0;
-      for (std::int64_t piece = 0; piece < pieces; ++piece)
-        held += std::ssize(keepers_of(piece)[q].held());
-      if (held >= std::min(scan.best, queries.allowed[q].size())) continue;
-      again = again || scan.thresholds[q] != no_threshold;
-      scan.thresholds[q] = no_threshold;
-    }
-    if (!again) break;
+  const Scratch<Workspace> workspace;
+  auto& [tokens, both] = *workspace;
+  tokens.clear();
+  for (std::int64_t q = 0; q < queries.count; ++q) {
+    const auto at = static_cast<std::size_t>(q);
+    tokens.push_back(
+        {.queries = queries.query(q), .allowed = queries.allowed[at], .listed = &found[at]});
   }
-  std::vector<Scored>& held = scan.held;
-  for (std::size_t q = 0; q < count; ++q) {
-    held.clear();
-    for (std::int64_t piece = 0; piece < pieces; ++piece) {
-      const auto of_piece = keepers_of(piece)[q].held();
-      held.insert(held.end(), of_piece.begin(), of_piece.end());
-    }
-    if (std::ssize(held) > scan.best) {
-      const auto last = held.begin() + static_cast<std::ptrdiff_t>(scan.best);
-      std::nth_element(held.begin(), last, held.end(), ranks_before);
-      held.erase(last, held.end());
-    }
-    scan.positions.clear();
-    for (const Scored& scored : held) scan.positions.push_back(scored.position);
-    std::sort(scan.positions.begin(), scan.positions.end());
+  // Codes misorder keys whose scores are close: twice as many leave few behind.
+  const CodePass pass{
+      .index = this,
+      .rows = {keys().data, nullptr, keys().dtype, keys().count, keys().dim, keys().stride_bytes},
+      .wanted = 2 * want};
+  pass.run(tokens);
+  for (std::size_t q = 0; q < found.size(); ++q) {
     const PositionRange range = queries.allowed[q];
-    found[q].clear();
-    std::set_union(scan.positions.begin(), scan.positions.end(),
-                   std::lower_bound(rare_.begin(), rare_.end(), range.begin),
-                   std::lower_bound(rare_.begin(), rare_.end(), range.end),
-                   std::back_inserter(found[q]));
+    both.clear();
+    std::set_union(
+        found[q].begin(), found[q].end(), std::lower_bound(rare_.begin(), rare_.end(), range.begin),
+        std::lower_bound(rare_.begin(), rare_.end(), range.end), std::back_inserter(both));
+    std::swap(found[q], both);
   }
 }
 

@@ -10,7 +10,6 @@
 
 #include "index/approximate_index.h"
 #include "index/key_codes.h"
-#include "index/scan.h"
 #include "topkv/index_spec.h"
 
 namespace topkv {
@@ -45,11 +44,6 @@ class CodesIndex final : public ApproximateIndex {
                       std::span<std::vector<std::int64_t>> found) const override;
 
  private:
-  struct Scan;
-  void set_thresholds(Scan& scan) const;
-  void scan_piece(const Scan& scan, PositionRange piece, std::span<ScanKeeper> keepers) const;
-  void scan_some(const QueryBlock& queries, std::int64_t want,
-                 std::span<std::vector<std::int64_t>> found) const;
   void keep_rare(std::int64_t first, const std::vector<float>& residuals);
 
   CodesParams params_;

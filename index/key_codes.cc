@@ -209,8 +209,14 @@ void KeyCoder::weigh_slots(const float* query, SlotWeights& weights) const {
   const Scratch<Workspace> workspace;
   auto& [unit, along, of_slot] = *workspace;
   const std::int64_t dim = axes_.dim();
+  const auto groups = static_cast<std::size_t>((bytes_ + 3) / 4);
+  weights.coefficients.assign(groups * 16, 0);
+  weights.offset = weights.step = 0;
   float largest = 0;
-  for (std::int64_t j = 0; j < dim; ++j) largest = std::max(largest, std::abs(query[j]));
+  for (std::int64_t j = 0; j < dim; ++j) {
+    if (!std::isfinite(query[j])) return;  // the step will be refused
+    largest = std::max(largest, std::abs(query[j]));
+  }
   const int exponent = largest > 0 ? std::ilogb(largest) : 0;
   unit.assign(query, query + dim);
   for (float& x : unit) x = std::scalbn(x, -exponent);
@@ -234,8 +240,6 @@ void KeyCoder::weigh_slots(const float* query, SlotWeights& weights) const {
     most = std::max(most, std::abs(of_slot.back()));
   }
   const double step = most / 127;
-  const auto groups = static_cast<std::size_t>((bytes_ + 3) / 4);
-  weights.coefficients.assign(groups * 16, 0);
   for (std::size_t i = 0; step > 0 && i < slots_.size(); ++i) {
     const double whole = std::round(of_slot[i] / step);
     // What rounding leaves is added for the middle of the slot's values.

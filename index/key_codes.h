@@ -75,7 +75,7 @@ class KeyCoder {
   void decode(const std::uint8_t* codes, std::int64_t position, float* key) const;
 
   /// For scores with a query, which are scaled down by a power of 2 when they would not fit into
-  /// float32. Allocates only when it grows.
+  /// float32; a query that is not finite scores 0. Allocates only when it grows.
   void weigh_slots(const float* query, SlotWeights& weights) const;
 
   /// The mean of the squared error of a score: Σ (Uᵀq)_i² times the variance that quantising leaves

@@ -208,22 +208,42 @@ TEST(CodePass, KeysThatScoreAlikeAreListedAndNotLost) {
   EXPECT_GE(std::ssize(listed), 10);
 }
 
+TEST(CodePass, ARangeHasASampleOfItsOwn) {
+  const Coded coded(150000, 16);
+  const auto queries = reference::random_floats(group * 16, 5, 1.0F);
+  CodePass pass = pass_over(coded, 20);
+  pass.group = 1;
+  for (const std::int64_t begin : {3000, 70001, 148000}) {
+    std::vector<std::int64_t> listed;
+    Partial estimate(1, 16);
+    Partial exact(1, 16);
+    TailNoise noise;
+    const PassToken token{
+        queries.data(), {begin, begin + 2000}, &listed, {estimate.view(), exact.view(), &noise}};
+    pass.run({&token, 1});
+    EXPECT_GE(std::ssize(listed), 20);
+    EXPECT_LE(std::ssize(listed), 25);  // of a range of so few all are scored
+  }
+}
+
 TEST(CodePass, TokensTogetherGiveWhatEachGivesAlone) {
   const Coded coded(9000, 64);
   const std::int64_t tokens = 7;
   const auto queries = reference::random_floats(tokens * group * 64, 5, 1.0F);
   std::vector<PositionRange> allowed;
-  for (std::int64_t t = 0; t < tokens; ++t) allowed.push_back({t % 3, 8000 + 100 * t});
-  const CodePass pass = pass_over(coded, 30);
-  const Passed all(coded, pass, queries, allowed);
-  const Passed each(coded, pass, queries, allowed, false);
-  EXPECT_EQ(all.listed, each.listed);
-  const auto same = [](const Partial& a, const Partial& b) {
-    EXPECT_TRUE(std::ranges::equal(a.lse(), b.lse()));
-    EXPECT_TRUE(std::ranges::equal(a.out(), b.out()));
-  };
-  same(all.estimate, each.estimate);
-  same(all.exact, each.exact);
+  for (std::int64_t t = 0; t < tokens; ++t) allowed.push_back({t % 3 * 700, 8000 + 103 * t});
+  for (const float softcap : {0.0F, 2.0F}) {
+    const CodePass pass = pass_over(coded, 30, softcap);
+    const Passed all(coded, pass, queries, allowed);
+    const Passed each(coded, pass, queries, allowed, false);
+    EXPECT_EQ(all.listed, each.listed);
+    const auto same = [](const Partial& a, const Partial& b) {
+      EXPECT_TRUE(std::ranges::equal(a.lse(), b.lse()));
+      EXPECT_TRUE(std::ranges::equal(a.out(), b.out()));
+    };
+    same(all.estimate, each.estimate);
+    same(all.exact, each.exact);
+  }
 }
 
 }  // namespace

@@ -163,7 +163,8 @@ void bind_session(py::module_& module) {
       "One reader of a context, with tokens of its own. One thread at a time; "
       "different sessions are independent.\n\n"
       "Attention is taken, under one softmax, over the first `sinks` tokens, "
-      "the last `window`, and the k rows that the index finds among the rest. "
+      "the last `window`, and the k rows (with codes that have a tail some more) that the index "
+      "finds among the rest. "
       "tail: what stands for the rows that are not found: the spec of an index of the context that "
       "codes values too, \"mean\" (their mean value, if the context has that), \"none\", or \"\", "
       "what the index itself has. "
@@ -193,7 +194,7 @@ void bind_session(py::module_& module) {
                   py::arg("lse") = py::none(), py::arg("kv_tokens") = -1, py::arg("stream") = 0,
                   "The same for several sessions over one context, on one device: arrays have a "
                   "first axis of the sessions, each of which takes as many tokens at its own "
-                  "position. Where a device scans codes it reads them once for several.")
+                  "position. Keys and codes are read once for several.")
       .def(
           "truncate",
           [](SessionHandle& self, std::int64_t own_tokens) {

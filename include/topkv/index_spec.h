@@ -13,8 +13,9 @@ class KeyIndex;
 /// An index is named by one string, in FAISS's manner:
 ///
 ///   exact                     every key, each search one pass over them (own SIMD scan)
-///   codes:k=16,v=8            every key by a code of 16 bytes, the best of them exactly; codes of
-///                             8 bytes for values let it stand for the rows that are not attended
+///   codes:k=16,v=8            every key by a code of 16 bytes; codes of 8 bytes for values let it
+///                             stand for the rows that are not attended, in one pass with the
+///                             search
 ///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
 ///   faiss:HNSW32              FAISS's graph over keys that stay where they are
 ///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings

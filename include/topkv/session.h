@@ -56,12 +56,13 @@ struct TopK {
 
 struct RetrievalOptions {
   // Options that change results.
-  /// Spec of an index that the context has. Codes ("codes") with their own tail, select_by
-  /// query_head and no rule (mass, error) are *scanned*: one pass chooses rows by their codes
-  /// alone, and all heads of a group attend what any of them found. A CUDA device does that itself,
-  /// without a tail too, with up to 32 bytes a key, heads of at most 128 dims, groups of at most 8,
-  /// 64 KV heads and no softcap: the context's codes are copied to its memory for the first such
-  /// session. Otherwise the host searches, and scores what an index proposes again exactly.
+  /// Spec of an index that the context has. Codes that can have a tail ("codes:k=16,v=8"), with
+  /// that or none, select_by query_head and no rule (mass, error) are *scanned*: one pass chooses
+  /// rows by their codes alone, and all heads of a group attend what any of them found. A CUDA
+  /// device does that itself, with v=0 too, up to 32 bytes a key, heads of at most 128 dims, groups
+  /// of at most 8, 64 KV heads and no softcap: the context's codes are copied to its memory for the
+  /// first such session. Otherwise the host searches, and scores what an index proposes again
+  /// exactly.
   std::string index = "exact";
   /// Rows retrieved per layer; above the context: all of them. A CUDA device's scan finds about so
   /// many for each query head, as a sample of up to 32,768 keys tells (all keys where there are
@@ -105,9 +106,10 @@ struct StepTimes {
                       ///< one token
   double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
                       ///< device: giving it those rows that are not resident there
-  double search = 0;  ///< or waiting for a device's scan
+  double search = 0;  ///< or a scan of codes, its tail included; or waiting for a device's
   double attend = 0;  ///< attention over the rows found, on the host
-  double tail = 0;    ///< estimating the attention over all others, on the host
+  double tail = 0;    ///< estimating the attention over all others, on the host, where no scan
+                      ///< does; the session's own rows
   double merge = 0;   ///< merging it; on a device: giving it that work
 
   double total() const { return q_out + append + window + search + attend + tail + merge; }
@@ -183,11 +185,10 @@ class Session {
 
   /// The same for several sessions over one context, on one device: tensors are theirs one after
   /// the other, [sessions, tokens, …] each, and every session takes as many tokens, each at its own
-  /// position. Keys that the host searches, and codes that a device scans, are read once for
-  /// several sessions (with the same index and k). Each gives what it would give alone, but for
-  /// rounding; times and seconds are divided evenly among them. Throws InvalidArgument, too, when
-  /// there is no session, one is there twice, or contexts (or devices) differ. Whatever it throws,
-  /// all of them are then as they were before.
+  /// position. Keys and codes are read once for several sessions (with the same index and k). Each
+  /// gives what it would give alone, but for rounding; times and seconds are divided evenly among
+  /// them. Throws InvalidArgument, too, when there is no session, one is there twice, or contexts
+  /// (or devices) differ. Whatever it throws, all of them are then as they were before.
   static void attend_together(std::span<Session* const> sessions, const AttentionStep& step);
 
   /// Forgets the session's own tokens from number `own_tokens` on, in all layers: speculative

@@ -37,7 +37,8 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
 /// Begins the scans of a step, before the queries are on the host: the device goes on while they
 /// come.
 void Session::State::scan(std::span<Part> parts) {
-  thread_local std::vector<DecodeBackend::ScanOf> scans;
+  const Scratch<std::vector<DecodeBackend::ScanOf>> borrowed;
+  std::vector<DecodeBackend::ScanOf>& scans = *borrowed;
   for (const Part& first : parts) {
     const State& one = *first.session;
     if (!one.seen.codes || !first.searched || first.scanned > 0) continue;

@@ -27,7 +27,7 @@ struct HeadCodes {
   float value_variance = 0, value_error_variance = 0;  ///< ValueCoder's
 };
 
-/// Made by ComputeDevice::keep_codes; used by DecodeBackend::scan of the same device.
+/// Made by ComputeDevice::keep_codes, or HostCodes; used by DecodeBackend::scan of the same device.
 class DeviceCodes {
  public:
   virtual ~DeviceCodes() = default;

@@ -54,10 +54,13 @@ class HostDecode final : public DecodeBackend {
                       .softcap = a.softcap};
         // Those that want the same, together.
         for (std::size_t first = 0; first < parts.size();) {
-          pass.wanted = of_wanted * parts[first].scan.rows;
+          const auto wanted = [&](const ScanOf& part) {
+            return of_wanted * std::min(part.scan.rows, of.rows.count);
+          };
+          pass.wanted = wanted(parts[first]);
           pass.tail = parts[first].scan.tail ? of.tail : nullptr;
           tokens->clear();
-          for (; first < parts.size() && of_wanted * parts[first].scan.rows == pass.wanted &&
+          for (; first < parts.size() && wanted(parts[first]) == pass.wanted &&
                  (parts[first].scan.tail ? of.tail : nullptr) == pass.tail;
                ++first) {
             session(parts[first]).add_tokens(parts[first].scan, head, *tokens);
