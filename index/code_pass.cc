@@ -34,12 +34,6 @@ std::int64_t sampled_block(std::int64_t blocks, std::int64_t samples, std::int64
   return begin + static_cast<std::int64_t>(hash % static_cast<std::uint64_t>(end - begin));
 }
 
-/// Of positions, ascending, those in a range.
-std::span<const std::int64_t> within(std::span<const std::int64_t> positions, PositionRange range) {
-  const auto begin = std::lower_bound(positions.begin(), positions.end(), range.begin);
-  return {begin, std::lower_bound(begin, positions.end(), range.end)};
-}
-
 }  // namespace
 
 /// Of a pass for some tokens.
@@ -138,7 +132,7 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
                               Work& work, std::span<float> thresholds) const {
   std::ranges::fill(thresholds, no_threshold);
   const PositionRange allowed{token.allowed.begin, std::min(token.allowed.end, rows.count)};
-  const std::int64_t keys = allowed.size() - std::ssize(within(index->rare(), allowed));
+  const std::int64_t keys = allowed.size() - std::ssize(index->rare(allowed));
   if (wanted >= keys) return;  // all are listed
   const std::int64_t first_block = allowed.begin / code_block;
   const std::int64_t blocks = (allowed.end - 1) / code_block + 1 - first_block;
@@ -219,8 +213,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
     if (range.size() == 0) continue;
     all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
     if (!exact) continue;
-    attend_rows(tokens[t].queries, rows, within(index->rare(), range), scale, own.rare[t].view(),
-                softcap);
+    attend_rows(tokens[t].queries, rows, index->rare(range), scale, own.rare[t].view(), softcap);
   }
   if (all.size() == 0) return;
   all.begin = all.begin / code_tile * code_tile;  // so that others' tiles are this token's
@@ -232,7 +225,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, all.end - at);
     score_codes(index->codes(), keys.bytes(), work.weights(), at, count, scores.data(), code_tile);
-    const auto rare = within(index->rare(), {at, at + count});
+    const auto rare = index->rare({at, at + count});
     for (std::size_t t = 0; t < tokens.size(); ++t) {
       float* of_token = scores.data() + t * static_cast<std::size_t>(group * code_tile);
       std::uint64_t found[code_tile / word] = {};

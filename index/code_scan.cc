@@ -29,37 +29,34 @@ using Floats = hn::Repartition<float, Bytes>;
 constexpr std::int64_t quarters = 4;  // vectors of sums for as many keys as a vector has bytes
 constexpr std::int64_t groups_at_once = 8;  // of 4 bytes: their sums fit into 16 bits
 
+constexpr std::int64_t queries_at_once = HWY_TARGET <= HWY_AVX3 ? 4 : 2;  // as registers hold sums
+
 #if HWY_TARGET <= HWY_AVX3_DL
-constexpr std::int64_t queries_at_once = 4;  // as registers hold sums
+
 /// sums, of each 4 bytes, and their products with coefficients.
 HWY_INLINE hn::Vec<Sums> add_products(hn::Vec<Sums> sums, hn::Vec<Bytes> values,
                                       hn::Vec<Sums> coefficients) {
-  // (Highway 1.0 leaves AVX-512 VNNI out of this target's flags, though it asks for it.)
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums.raw) : "v"(values.raw), "v"(coefficients.raw));
-  return sums;
+  return add_products_of_4(sums, values.raw, coefficients.raw);
 }
 HWY_INLINE hn::Vec<Sums> widen(hn::Vec<Sums> sums) { return sums; }
-#elif HWY_TARGET == HWY_AVX3
-constexpr std::int64_t queries_at_once = 4;
-/// sums, of each 2 bytes as 16 bits.
-HWY_INLINE hn::Vec<Sums> add_products(hn::Vec<Sums> sums, hn::Vec<Bytes> values,
-                                      hn::Vec<Sums> coefficients) {
-  return hn::Vec<Sums>{
-      _mm512_add_epi16(sums.raw, _mm512_maddubs_epi16(values.raw, coefficients.raw))};
-}
-HWY_INLINE hn::Vec<Sums> widen(hn::Vec<Sums> sums) {
-  return hn::Vec<Sums>{_mm512_madd_epi16(sums.raw, _mm512_set1_epi16(1))};
-}
+
 #else
-constexpr std::int64_t queries_at_once = 2;
+
+/// The same, of each 2 bytes as 16 bits.
 HWY_INLINE hn::Vec<Sums> add_products(hn::Vec<Sums> sums, hn::Vec<Bytes> values,
                                       hn::Vec<Sums> coefficients) {
-  return hn::Vec<Sums>{
-      _mm256_add_epi16(sums.raw, _mm256_maddubs_epi16(values.raw, coefficients.raw))};
+#if HWY_TARGET == HWY_AVX3
+  const hn::Vec<Sums> products{_mm512_maddubs_epi16(values.raw, coefficients.raw)};
+#else
+  const hn::Vec<Sums> products{_mm256_maddubs_epi16(values.raw, coefficients.raw)};
+#endif
+  const Pairs d16;  // which wrap around alike with and without a sign
+  return hn::BitCast(Sums(), hn::Add(hn::BitCast(d16, sums), hn::BitCast(d16, products)));
 }
 HWY_INLINE hn::Vec<Sums> widen(hn::Vec<Sums> sums) {
-  return hn::Vec<Sums>{_mm256_madd_epi16(sums.raw, _mm256_set1_epi16(1))};
+  return hn::Add(hn::ShiftRight<16>(hn::ShiftLeft<16>(sums)), hn::ShiftRight<16>(sums));
 }
+
 #endif
 
 /// Scores of as many keys as a vector has bytes. v[j] has four of them in each block of 128 bits:

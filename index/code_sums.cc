@@ -115,11 +115,10 @@ void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std:
   for (; at != positions.end() && *at < first + count; ++at) x[*at - first] = empty_lse;
 }
 
-std::int64_t leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x) {
+void leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x) {
   const std::int64_t padded = (count + value_block - 1) / value_block * value_block;
   std::fill(x, x + std::clamp<std::int64_t>(range.begin - first, 0, count), empty_lse);
   std::fill(x + std::clamp<std::int64_t>(range.end - first, 0, count), x + padded, empty_lse);
-  return padded;
 }
 
 void prefetch(std::span<const std::uint8_t> bytes) {

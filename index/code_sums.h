@@ -72,8 +72,8 @@ struct CodeSums {
 void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std::int64_t count,
                float* x);
 /// Likewise for those outside a range, and those from count on up to a whole number of
-/// value_blocks, which it gives.
-std::int64_t leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x);
+/// value_blocks.
+void leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x);
 
 /// Asks memory for what will be read soon.
 void prefetch(std::span<const std::uint8_t> bytes);

@@ -86,12 +86,9 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSu
 
 void CodeTail::attend_rare(const Pass& pass, PositionRange range, std::int64_t query,
                            Rare& rare) const {
-  const auto all = index_.rare();
   const auto taken = pass.taken[static_cast<std::size_t>(query)];
-  const auto begin = std::lower_bound(all.begin(), all.end(), range.begin);
-  const auto end = std::lower_bound(begin, all.end(), range.end);
   rare.positions.clear();
-  std::set_difference(begin, end, taken.begin(), taken.end(), std::back_inserter(rare.positions));
+  std::ranges::set_difference(index_.rare(range), taken, std::back_inserter(rare.positions));
   attend_rows(pass.queries.query(query), rows_, rare.positions, pass.scale, rare.attended.view(),
               pass.softcap);
 }

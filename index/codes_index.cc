@@ -138,13 +138,15 @@ void CodesIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
       .wanted = 2 * want};
   pass.run(tokens);
   for (std::size_t q = 0; q < found.size(); ++q) {
-    const PositionRange range = queries.allowed[q];
     both.clear();
-    std::set_union(
-        found[q].begin(), found[q].end(), std::lower_bound(rare_.begin(), rare_.end(), range.begin),
-        std::lower_bound(rare_.begin(), rare_.end(), range.end), std::back_inserter(both));
+    std::ranges::set_union(found[q], rare(queries.allowed[q]), std::back_inserter(both));
     std::swap(found[q], both);
   }
+}
+
+std::span<const std::int64_t> CodesIndex::rare(PositionRange range) const {
+  const auto begin = std::lower_bound(rare_.begin(), rare_.end(), range.begin);
+  return {begin, std::lower_bound(begin, rare_.end(), range.end)};
 }
 
 /// residuals: of keys first and on.

@@ -34,6 +34,8 @@ class CodesIndex final : public ApproximateIndex {
   const std::uint8_t* codes() const { return codes_.data(); }
   /// Positions of keys that codes stand for badly, ascending; every search scores them exactly.
   std::span<const std::int64_t> rare() const { return rare_; }
+  /// Those of them in a range.
+  std::span<const std::int64_t> rare(PositionRange range) const;
 
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;

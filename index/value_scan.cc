@@ -113,15 +113,6 @@ WeightSums weigh_scores_any(const float* scores, std::int64_t count, float high,
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
 
-using Sums = hn::Vec<hn::CappedTag<std::int32_t, 16>>;
-
-/// sums, of each 4 bytes, and their products with bytes that have a sign.
-HWY_INLINE Sums add_products(Sums sums, Sums bytes, __m512i with) {
-  // (Highway 1.0 leaves AVX-512 VNNI out of this target's flags, though it asks for it.)
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums.raw) : "v"(bytes.raw), "v"(with));
-  return sums;
-}
-
 constexpr std::int64_t ahead = 4096;  // bytes
 
 /// For 8 * chunks lanes. A mask of 64 bits says of 16 axes which of 4 values have their bit: lane
@@ -130,7 +121,7 @@ template <std::int64_t count, std::int64_t chunks>
 HWY_INLINE void sum_chunks(const std::uint8_t* codes, std::int64_t lanes, std::int64_t lane,
                            const WeightedTile* queries, std::int64_t fours) {
   const hn::CappedTag<std::int32_t, 16> d32;
-  Sums negative[count][chunks];
+  Sums16 negative[count][chunks];
   for (auto& of_query : negative) {
     for (auto& sum : of_query) sum = hn::Zero(d32);
   }
@@ -147,7 +138,7 @@ HWY_INLINE void sum_chunks(const std::uint8_t* codes, std::int64_t lanes, std::i
       std::memcpy(&four, queries[q].weights + 4 * i, sizeof four);
       const auto weights = hn::Set(d32, four);
       for (std::int64_t c = 0; c < chunks; ++c)
-        negative[q][c] = add_products(negative[q][c], weights, has_bit[c]);
+        negative[q][c] = add_products_of_4(negative[q][c], weights.raw, has_bit[c]);
     }
   }
   for (std::int64_t q = 0; q < count; ++q) {

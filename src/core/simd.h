@@ -2,6 +2,7 @@
 // inside HWY_BEFORE_NAMESPACE, per target: it has no include guard against that on purpose.
 //
 //   load_float<DType>(d, p)  N elements of a stored type, widened exactly to float32 (p unaligned)
+//   add_products_of_4(…)     what AVX-512 VNNI does in one instruction
 
 #if defined(TOPKV_SIMD_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKV_SIMD_H_
@@ -70,6 +71,19 @@ HWY_INLINE auto with_dtype(DType dtype, F&& f) {
       return f.template operator()<DType::bf16>();
   }
 }
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+
+/// sums [16], each and the products of its four bytes without a sign and four with one. For files
+/// that define HWY_WANT_AVX3_DL.
+using Sums16 = hn::Vec<hn::CappedTag<std::int32_t, 16>>;
+HWY_INLINE Sums16 add_products_of_4(Sums16 sums, __m512i bytes, __m512i with_sign) {
+  // (Highway 1.0 leaves AVX-512 VNNI out of this target's flags, though it asks for it.)
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums.raw) : "v"(bytes), "v"(with_sign));
+  return sums;
+}
+
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace topkv
