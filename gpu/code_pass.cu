@@ -342,13 +342,13 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
     }
   }
   // (What this warp counted is there: it has waited for its places in lists.)
-  if (lane == 0 && atomicAdd(scan.arrived + meeting, 1) + 1 == scan.splits * pass_warps) {
-    scan.arrived[meeting] = 0;
+  int before = lane == 0 ? atomicAdd(scan.arrived + meeting, 1) : 0;
+  before = __shfl_sync(all_lanes, before, 0);
+  if (before + 1 == scan.splits * pass_warps && lane < scan.lists) {
+    if (lane == 0) scan.arrived[meeting] = 0;
     // Who waits looks at each place: a fence between rows and their number would take longer.
-    for (int list = 0; list < scan.lists; ++list) {
-      const int count = atomicAdd(scan.count + meeting * scan_lists + list, 0);
-      *const_cast<volatile int*>(list_at(list)) = min(count, scan.capacity);
-    }
+    const int count = atomicAdd(scan.count + meeting * scan_lists + lane, 0);
+    *const_cast<volatile int*>(list_at(lane)) = min(count, scan.capacity);
   }
 
   // The block's warps together, relative to the largest of their references.
@@ -417,7 +417,7 @@ int scan_splits(int kv_heads, int key_bytes, int value_bytes) {
     TOPKV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     TOPKV_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, pass_threads, bytes));
   });
-  allow_follow_pass();
+  allow_attend_rare();
   return std::clamp(processors * blocks / kv_heads, 1, most_splits);
 }
 

@@ -27,13 +27,14 @@ __device__ void copy_to_host(const StepInput& input) {
   }
   __threadfence_system();
   __syncthreads();
-  if (threadIdx.x == 0) *const_cast<volatile int*>(input.taken) = 1;
+  if (threadIdx.x == 0) *const_cast<volatile int*>(input.taken) = input.turn;
 }
 
-/// Coefficients of one query head: a block. Also empties the meeting's lists.
+/// Coefficients of one query head: a block. Also empties the meeting's lists, and tells the host
+/// that the scan has begun.
 template <int K>
 __global__ void __launch_bounds__(prepare_threads)
-    prepare_kernel(const __grid_constant__ CodeScan scan) {
+    prepare_kernel(const __grid_constant__ CodeScan scan, int* begun, int turn) {
   constexpr int slots = key_slots(K);
   __shared__ float query[code_dims];
   __shared__ float along[slots];
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(prepare_threads)
   std::uint8_t* to = scan.coefficients + (meeting * 16 + g) * slots;
   QueryScale* result = scan.scales + meeting * code_group + g;
   wait_for_previous_kernel();
+  if (blockIdx.x == 0 && thread == 0 && begun != nullptr) *const_cast<volatile int*>(begun) = turn;
   if (g == 0 && thread < scan.lists) scan.count[meeting * scan_lists + thread] = 0;
   const auto weigh_nothing = [&] {
     if (thread < slots) to[thread] = to[8 * slots + thread] = 0;
@@ -374,7 +376,8 @@ void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t
   const dim3 heads(static_cast<unsigned>(scan.meetings() * code_group));
   const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.meetings()));
   for_key_bytes(scan.key_bytes, [&](auto bytes) {
-    launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<bytes>);
+    launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<bytes>, copied.begun,
+                 copied.turn);
     launch_early(scan, sample, block, 0, stream, sample_kernel<bytes>);
   });
   const dim3 blocks(heads.x + (copied.host_q != nullptr ? 1 : 0));

@@ -6,7 +6,8 @@ namespace topkv::gpu {
 
 void list_rows(const CodeScan& scan, cudaStream_t stream) {
   pass_codes(scan, stream);
-  follow_pass(scan, stream);
+  if (scan.tail) estimate_rest(scan, stream);
+  attend_rare(scan, stream);
 }
 
 }  // namespace topkv::gpu

@@ -11,7 +11,7 @@ namespace topkv::gpu {
 
 inline constexpr int scan_heads = 64;          // KV heads of all tokens of a scan, at most
 inline constexpr int scan_batch = 8;           // tokens of a scan, at most
-inline constexpr int scan_rare_parts = 32;     // partials over rare rows of a KV head
+inline constexpr int scan_rare_parts = 16;     // partials over rare rows of a KV head
 inline constexpr int scan_lists = 8;           // of a KV head, at most
 inline constexpr int scan_sample_units = 512;  // of a head's codes, that thresholds are found of
 
@@ -38,9 +38,9 @@ struct QueryPlan {
 /// One token's part in a scan.
 struct ScanToken {
   const float* query = nullptr;  // [kv_heads * group, head_dim]
-  DevicePartial into;          // [kv_heads * group] heads, that tail and rare rows are merged into
-  DevicePartial estimate;      // likewise: the tail alone
-  TailNoise* noise = nullptr;  // [kv_heads * group]
+  DevicePartial rare;            // [kv_heads * group] heads: attention over rare rows
+  DevicePartial estimate;        // likewise: the tail
+  TailNoise* noise = nullptr;    // [kv_heads * group]
   // [lists][kv_heads][1 + capacity]: number, positions, in any order of time.
   int* found = nullptr;
 };
@@ -74,16 +74,14 @@ struct CodeScan {
   std::uint8_t* coefficients = nullptr;  // [meetings][16][key_slots(key_bytes)]
   QueryScale* scales = nullptr;          // [meetings][code_group]
   QueryPlan* plans = nullptr;            // [meetings][code_group]
-  float* corrections = nullptr;          // [meetings][code_group]: to be added to the tail's lse
-  float* deviations = nullptr;           // [meetings][code_group]: of a score's error, natural log
   float* scores = nullptr;               // [meetings][code_group][scan_sample_units * 64], log2
   float* maxima = nullptr;               // of scores: of each 32
   int* count = nullptr;                  // [meetings][scan_lists]: rows above the threshold
   int* arrived = nullptr;                // [meetings]: warps; 0 before a scan and after it
   float* sums = nullptr;                 // [meetings][splits][code_group][code_dims]
-  float2* masses = nullptr;  // [meetings][splits][code_group]: sum of weights, log2 reference
-  float* squares = nullptr;  // [meetings][code_group]: of the tail's weights, of sum 1
-  DevicePartial parts;       // [scan_rare_parts][meetings * group] heads: rare rows
+  float2* masses = nullptr;     // [meetings][splits][code_group]: sum of weights, log2 reference
+  DevicePartial parts;          // [scan_rare_parts][meetings * group] heads: rare rows
+  int* rare_arrived = nullptr;  // [meetings]: blocks; 0 before a scan and after it
 
   __host__ __device__ int meetings() const { return tokens * kv_heads; }
 };
@@ -101,14 +99,11 @@ void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t
 /// After prepare_queries. Writes `found`: the rows whose codes score best for any query head,
 /// `wanted` of them for each as far as a sample of the codes can tell (all codes, where a head has
 /// no more than a sample). A row is written when it is met, the lists' numbers in the end, in no
-/// order that a reader could rely on: what was there before tells it what is still to come.
+/// order that a reader could rely on: what was there before tells it what is still to come. Then
+/// `rare`, the attention over rare rows as they are, and, if a tail is wanted, `estimate` and
+/// `noise`, of the attention over all rows in the ranges that are neither rare nor found.
 /// Asynchronous.
 void list_rows(const CodeScan& scan, cudaStream_t stream);
-
-/// After list_rows, before that of another scan over the same memory: merges into `into` rare rows
-/// as they are and, if a tail is wanted, an estimate of the attention over all rows in the ranges
-/// that are neither rare nor found. Asynchronous.
-void merge_rest(const CodeScan& scan, cudaStream_t stream);
 
 /// Codes of one head, as the host lays them out.
 struct HostCodes {

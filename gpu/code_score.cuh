@@ -14,6 +14,12 @@ inline constexpr float magic = 12582912.0F;
 inline constexpr int magic_bits = 0x4B400000;
 inline constexpr float log2_of_e = 1.44269504F;
 
+/// Of one query head.
+__device__ __forceinline__ const float* query_of(const CodeScan& scan, int meeting, int g) {
+  const int head = meeting % scan.kv_heads;
+  return scan.token[meeting / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
+}
+
 /// A kernel that was launched while the one before it still ran waits for its results here.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900

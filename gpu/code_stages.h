@@ -49,9 +49,12 @@ void for_key_bytes(int key_bytes, const Use& use) {
 /// All codes once: found; sums and masses of what is not.
 void pass_codes(const CodeScan& scan, cudaStream_t stream);
 
-/// scores, plans -> corrections; rare rows -> parts.
-void follow_pass(const CodeScan& scan, cudaStream_t stream);
+/// sums, masses, scores, plans -> estimate, noise.
+void estimate_rest(const CodeScan& scan, cudaStream_t stream);
+
+/// Rare rows -> rare. Reads nothing of the scan: it begins where the stages before leave room.
+void attend_rare(const CodeScan& scan, cudaStream_t stream);
 /// Once for the current device, before the first.
-void allow_follow_pass();
+void allow_attend_rare();
 
 }  // namespace topkv::gpu

@@ -26,8 +26,8 @@ struct CudaCodes::Layout {
   int key_bytes, value_bytes;
   std::int64_t head_bytes, rare_slots, unit_slots;
   std::vector<Layer> layers;  // those without codes have no bytes
-  std::int64_t coefficients, scales, plans, corrections, squares, scores, maxima, count, arrived,
-      deviations, sums, masses, outs, lses, bytes;
+  std::int64_t coefficients, scales, plans, scores, maxima, count, arrived, rare_arrived, sums,
+      masses, outs, lses, bytes;
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
          std::int64_t rare, int key_bytes, int value_bytes, int scan_tokens, int splits)
@@ -57,13 +57,12 @@ struct CudaCodes::Layout {
     coefficients = pieces.place(meetings * 16 * key_slots(key_bytes));
     scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
     plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
-    corrections = pieces.place(group * f32);
-    squares = pieces.place(group * f32);
     scores = pieces.place(group * most_sampled * f32);
     maxima = pieces.place(group * most_sampled / maximum_keys * f32);
     count = pieces.place(scan_lists * meetings * std::int64_t{sizeof(int)});
     arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
-    deviations = pieces.place(group * f32);
+    rare_arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
+    rare_arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
     sums = pieces.place(blocks * code_group * code_dims * f32);
     masses = pieces.place(blocks * code_group * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);
@@ -112,8 +111,10 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
           *layout_);
   }
   const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.kv_heads), 0);
-  device.copy_in(none.data(), std::ssize(none) * std::int64_t{sizeof(int)},
-                 memory_.data() + layout_->arrived);
+  for (const std::int64_t counts : {layout_->arrived, layout_->rare_arrived}) {
+    device.copy_in(none.data(), std::ssize(none) * std::int64_t{sizeof(int)},
+                   memory_.data() + counts);
+  }
   device.synchronize();
 }
 
@@ -216,13 +217,12 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.coefficients = at<std::uint8_t>(layout.coefficients);
   scan.scales = at<QueryScale>(layout.scales);
   scan.plans = at<QueryPlan>(layout.plans);
-  scan.corrections = at<float>(layout.corrections);
-  scan.deviations = at<float>(layout.deviations);
-  scan.squares = at<float>(layout.squares);
   scan.scores = at<float>(layout.scores);
   scan.maxima = at<float>(layout.maxima);
   scan.count = at<int>(layout.count);
   scan.arrived = at<int>(layout.arrived);
+  scan.rare_arrived = at<int>(layout.rare_arrived);
+  scan.rare_arrived = at<int>(layout.rare_arrived);
   scan.sums = at<float>(layout.sums);
   scan.masses = at<float2>(layout.masses);
   scan.parts = {at<float>(layout.outs), at<float>(layout.lses)};

@@ -27,7 +27,7 @@ class CudaCodes final : public DeviceCodes {
   std::int64_t memory() const override { return memory_.bytes(); }
 
   /// A scan of one layer for no token yet, all but what is wanted of it. All scans share their
-  /// memory: one is to be enqueued whole (merge_rest) before the next begins.
+  /// memory: one is to be enqueued whole (list_rows) before the next begins.
   CodeScan scan(std::int64_t layer) const;
   /// Tokens of a scan at most.
   int scan_tokens() const { return scan_tokens_; }

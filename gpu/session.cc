@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,104 +17,20 @@
 #include "gpu/elementwise.h"
 #include "gpu/faults.h"
 #include "gpu/row_stream.h"
+#include "gpu/session_layout.h"
 #include "gpu/step_io.h"
 #include "src/core/faults.h"
 #include "src/core/pause.h"
-#include "src/device/pieces.h"
+#include "src/core/stopwatch.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {
 namespace {
 
-constexpr std::int64_t dense_tile = 16384;  // rows of a dense layer on their way at a time
-constexpr std::int64_t list_memory = std::int64_t{1} << 20;  // for the lists of one scan
-constexpr std::int64_t most_lists = 16;  // of a token: work for that many threads
 constexpr int not_listed = -1;
 constexpr int polls_of_a_check = 4096;
 // A look takes the line from the device, which writes in order: looking all the time holds it up.
-constexpr double between_looks = 3e-6;        // seconds
-constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
-
-/// The resident rows of one layer: a ring of the last rows, and the sinks.
-struct LayerWindow {
-  std::int64_t window = 0;    // rows before a token that it attends, itself included
-  std::int64_t sinks = 0;     // rows
-  std::int64_t slots = 0;     // of the ring
-  std::int64_t ring_at = 0;   // bytes; [kv_heads, 2, slots, head_dim]
-  std::int64_t sinks_at = 0;  // bytes; [kv_heads, 2, sinks, head_dim]
-  bool dense = false;         // attends every row
-};
-
-/// Where everything lies in device memory and in page-locked memory.
-struct Layout {
-  std::vector<LayerWindow> layers;
-  std::int64_t queries, exact, lse, estimate, noise, figures, tiles, bad, device_bytes;
-  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_taken, host_estimate,
-      host_noise, host_exact, host_bytes;
-  std::int64_t lists = 0;        // of a token and KV head
-  std::int64_t list_rows = 0;    // of a list
-  std::int64_t list_tokens = 0;  // of one scan
-
-  explicit Layout(const SessionShape& shape) {
-    const AttentionShape& a = shape.attention;
-    const std::int64_t f32 = bytes_of(DType::f32);
-    const std::int64_t row = a.head_dim * bytes_of(DType::bf16);
-    const std::int64_t heads = shape.max_tokens * a.q_heads;
-    Pieces device;
-    bool any_dense = false;
-    for (std::int64_t l = 0; l < a.layers; ++l) {
-      LayerWindow layer;
-      const CausalWindow exact = shape.exact(l);
-      layer.dense = exact.window == 0;
-      layer.window = layer.dense ? shape.window : exact.window;
-      layer.sinks = exact.sinks;
-      layer.slots = layer.window + shape.max_tokens;
-      layer.ring_at = device.place(a.kv_heads * 2 * layer.slots * row);
-      layer.sinks_at = device.place(a.kv_heads * 2 * layer.sinks * row);
-      any_dense = any_dense || layer.dense;
-      layers.push_back(layer);
-    }
-    queries = device.place(heads * row);
-    exact = device.place(heads * a.head_dim * f32);
-    lse = device.place(heads * f32);
-    // A tail's: of scans, with their lse behind; of the host's, in page-locked memory.
-    const std::int64_t scanned = shape.codes ? heads : 0;
-    estimate = device.place(scanned * (a.head_dim + 1) * f32);
-    noise = device.place(scanned * std::int64_t{sizeof(TailNoise)});
-    figures = device.place(a.layers * figures_of_layer * std::int64_t{sizeof(double)});
-    tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, dense_tile) : 0);
-    bad = device.place(8);
-    if (shape.codes) {
-      const std::int64_t n = static_cast<const CudaCodes&>(*shape.codes).tokens();
-      // Heads want different rows, and a sample tells the threshold roughly. What does not fit
-      // stays in the tail.
-      const std::int64_t rows = std::min(shape.most_rows, n);
-      lists = std::clamp<std::int64_t>(most_lists / a.kv_heads, 1, scan_lists);
-      list_rows = std::min(n, 4 * a.group() * rows / lists + 256);
-      list_tokens = std::clamp<std::int64_t>(list_memory / list_bytes(shape), 1, shape.max_tokens);
-    }
-    device_bytes = device.used();
-
-    Pieces host;
-    host_q = host.place(heads * a.head_dim * f32);
-    host_k = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
-    host_v = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
-    host_found = host.place(heads * (a.head_dim + 1) * f32);
-    host_lists = host.place(list_tokens * list_bytes(shape));
-    host_taken = host.place(std::int64_t{sizeof(int)});
-    const std::int64_t given = shape.tail && !shape.codes ? heads : 0;
-    host_estimate = host.place(given * (a.head_dim + 1) * f32);
-    host_noise = host.place(given * std::int64_t{sizeof(TailNoise)});
-    host_exact = host.place((shape.judged ? heads : 0) * (a.head_dim + 1) * f32);
-    host_bytes = host.used();
-  }
-
-  bool has_tiles() const { return bad > tiles; }
-  /// Of one token's lists: of each its length, and positions.
-  std::int64_t list_bytes(const SessionShape& shape) const {
-    return lists * shape.attention.kv_heads * (1 + list_rows) * std::int64_t{sizeof(int)};
-  }
-};
+constexpr double between_looks = 3e-6;  // seconds
 
 class CudaDecode final : public DecodeBackend {
  public:
@@ -133,10 +50,13 @@ class CudaDecode final : public DecodeBackend {
     TOPKV_CUDA(cudaMemsetAsync(figures_of(0), 0,
                                static_cast<std::size_t>(shape_.attention.layers) * figure_bytes,
                                compute_));
-    std::fill(host<int>(layout_.host_lists), host<int>(layout_.host_taken), not_listed);
+    std::fill(host<int>(layout_.host_lists), host<int>(layout_.host_begun), not_listed);
+    for (const std::int64_t turn : {layout_.host_begun, layout_.host_taken, layout_.host_ready})
+      *host<int>(turn) = 0;
     if (layout_.has_tiles()) {
-      tiles_ = std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim, dense_tile,
-                                           memory_.data() + layout_.tiles);
+      tiles_ =
+          std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim,
+                                      SessionLayout::dense_tile, memory_.data() + layout_.tiles);
     }
   }
 
@@ -148,6 +68,12 @@ class CudaDecode final : public DecodeBackend {
   void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) override {
     const LayerWindow& window = of(layer);
     beside_.synchronize();  // of a step that failed
+    if (unread_ > 0) {
+      compute_.synchronize();
+      const std::int64_t of_token = layout_.lists * attention_.kv_heads;
+      for (std::int64_t i = 0; i < layout_.list_tokens * of_token; ++i) empty(list_of({0, i, 0}));
+      unread_ = 0;
+    }
     const std::int64_t first = rows[0].first;
     const std::int64_t last = rows[0].end();
     // Sinks, then as many of the last rows as any window of later tokens reaches back to.
@@ -162,9 +88,11 @@ class CudaDecode final : public DecodeBackend {
       handed_over_.block(compute_);
     }
     given_ = given;
+    turn_ = turn_ == std::numeric_limits<int>::max() ? 1 : turn_ + 1;
     added_ = false;
     copied_by_scan_ = false;
     tail_ = {};
+    scanned_ = false;
     exact_begun_ = false;
     queries_.data = at<__nv_bfloat16>(layout_.queries);
     queries_.tokens = given.tokens;
@@ -177,15 +105,15 @@ class CudaDecode final : public DecodeBackend {
   }
 
   Step given() override {
-    const std::int64_t d = attention_.head_dim;
-    const std::int64_t rows = given_.kv_count();
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
-      wait_for(*host<int>(layout_.host_taken), pause);
+      wait_for_turn(layout_.host_taken, turn_, Asks::device);
     } else {
       on_host_.synchronize();
     }
+    const std::int64_t d = attention_.head_dim;
+    const std::int64_t rows = given_.kv_count();
     Step step;
     step.q = host<float>(layout_.host_q);
     step.k = TensorView::tokens_first(host<float>(layout_.host_k), DType::f32, rows,
@@ -206,12 +134,10 @@ class CudaDecode final : public DecodeBackend {
       // before the scan that can be later: launches take longer than small kernels.
       begun_.record(compute_);
       copied_by_scan_ = true;
-      *host<int>(layout_.host_taken) = not_listed;
       inject_copy_delay(compute_);
       add_token(layer, parts[0].scan, 0, scan);
       find(scan, input());
       listed_.record(compute_);
-      scan_ = scan;
       return;
     }
     for (const ScanOf& part : parts) session(part).begin_exact(compute_);
@@ -220,7 +146,6 @@ class CudaDecode final : public DecodeBackend {
     const auto end_scan = [&] {
       find(scan, {});
       for (; before < ended; ++before) session(parts[before]).listed_.record(compute_);
-      gpu::merge_rest(scan, compute_);
       scan = of.scan(layer);
     };
     for (const ScanOf& part : parts) {
@@ -238,19 +163,25 @@ class CudaDecode final : public DecodeBackend {
   std::int64_t scan_tokens() const override { return layout_.list_tokens; }
   std::int64_t scan_lists() const override { return layout_.lists; }
 
-  void read_list(const List& list, const std::function<void(std::int32_t)>& met) override {
+  void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
+                 const std::function<bool()>& meanwhile) override {
     int* const number = list_of(list);
     int* const begin = number + 1;
     int* next = begin;
     const auto meet = [&](const int* end) {
       for (; next < end && load(*next) != not_listed; ++next) met(*next);
     };
-    const std::int64_t count = wait_for(*number, [&] {
+    const auto listed = [](int x) { return x != not_listed; };
+    const std::int64_t count = wait_for(*number, listed, asks, [&] {
+      const Stopwatch looked;
       meet(begin + layout_.list_rows);
-      pause_for(between_looks);
+      for (bool more = true; looked.seconds() < between_looks;) {
+        if (more) more = meanwhile();
+        if (!more) pause();
+      }
     });
     while (next < begin + count) {
-      wait_for(*next, pause);
+      wait_for(*next, listed, asks, pause);
       meet(begin + count);
     }
     empty(number);  // by who has it near
@@ -259,7 +190,7 @@ class CudaDecode final : public DecodeBackend {
 
   /// What is resident, if that has not begun; in dense layers, the rows before it, streamed.
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
-    merge_rest();
+    attend_resident();
     if (!of(layer).dense) return;
     const std::int64_t count =
         std::min(rows[0].end(), window_begin(layer, queries_.first)) - rows[0].first;
@@ -287,6 +218,29 @@ class CudaDecode final : public DecodeBackend {
     return {to.out, to.lse, heads, attention_.head_dim};
   }
 
+  bool goes_ahead() const override { return true; }
+  int turn() const override { return turn_; }
+
+  void await_scan(int turn) override { wait_for_turn(layout_.host_begun, turn, Asks::nobody); }
+
+  const float* await_queries(int turn) override {
+    wait_for_turn(layout_.host_taken, turn, Asks::nobody);
+    return host<float>(layout_.host_q);
+  }
+
+  void ready(int turn) override {
+    std::atomic_ref(*host<int>(layout_.host_ready)).store(turn, std::memory_order_release);
+  }
+
+  void watch() override {
+    try {
+      if (listed_.done()) over_ = true;
+    } catch (...) {
+      over_ = true;
+      throw;
+    }
+  }
+
   PartialView room() override {
     const DevicePartial staged = found();
     return {staged.out, staged.lse, queries_.tokens * attention_.q_heads, attention_.head_dim};
@@ -295,7 +249,10 @@ class CudaDecode final : public DecodeBackend {
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
     if (added_) {  // the one before; that of the step before was given when `given` waited
-      give(exact().out, exact().lse, {});
+      StepParts some;
+      some.exact = exact();
+      some.found = found();
+      give(some, exact().out, exact().lse);
       staged_.record(compute_);
       staged_.synchronize();
     }
@@ -309,7 +266,7 @@ class CudaDecode final : public DecodeBackend {
 
   void add_tail(PartialView estimate, const TailNoise* noise) override {
     const std::int64_t values = estimate.heads * estimate.head_dim;
-    tail_ = {in_host_memory(layout_.host_estimate), host<TailNoise>(layout_.host_noise), false,
+    tail_ = {in_host_memory(layout_.host_estimate), host<TailNoise>(layout_.host_noise),
              figures_of(given_.layer)};
     std::copy_n(estimate.out, values, tail_.estimate.out);
     std::copy_n(estimate.lse, estimate.heads, tail_.estimate.lse);
@@ -317,15 +274,35 @@ class CudaDecode final : public DecodeBackend {
   }
 
   TailFigures tail_figures(std::int64_t layer) const override {
-    double sums[figures_of_layer];
+    double sums[SessionLayout::figures_of_layer];
     TOPKV_CUDA(
         cudaMemcpyAsync(sums, figures_of(layer), figure_bytes, cudaMemcpyDeviceToHost, compute_));
     compute_.synchronize();
     return {estimated_[static_cast<std::size_t>(layer)], sums[0], sums[1]};
   }
 
-  void finish(const AttentionStep& given) override {
-    give(given.out, given.lse, tail_);
+  void finish(const AttentionStep& given) override { finish(given, parts()); }
+
+  void finish_ahead(const AttentionStep& given) override {
+    StepParts all = parts();
+    all.found = found();
+    all.ready = host<int>(layout_.host_ready);
+    all.turn = turn_;
+    finish(given, all);
+  }
+
+ private:
+  StepParts parts() const {
+    StepParts all;
+    all.exact = exact();
+    if (scanned_) all.rare = rare();
+    if (added_) all.found = found();
+    all.tail = tail_;
+    return all;
+  }
+
+  void finish(const AttentionStep& given, const StepParts& all) {
+    give(all, given.out, given.lse);
     if (tail_.sums != nullptr)
       estimated_[static_cast<std::size_t>(given.layer)] += given.tokens * attention_.q_heads;
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
@@ -334,19 +311,15 @@ class CudaDecode final : public DecodeBackend {
     }
   }
 
- private:
   static CudaDecode& session(const ScanOf& part) { return static_cast<CudaDecode&>(*part.backend); }
   const CudaCodes& codes() const { return static_cast<const CudaCodes&>(*shape_.codes); }
 
   /// Where a scan of this session's tokens lists what it finds, and the tail.
   void begin_lists(std::int64_t layer, const Scan& wanted) {
-    const std::int64_t of_token = layout_.lists * attention_.kv_heads;
-    if (unread_ > 0) {  // by a step that failed
-      listed_.synchronize();
-      for (std::int64_t i = 0; i < layout_.list_tokens * of_token; ++i) empty(list_of({0, i, 0}));
-    }
-    unread_ = std::ssize(wanted.allowed) * of_token;
-    if (wanted.tail) tail_ = {estimate(), at<TailNoise>(layout_.noise), true, figures_of(layer)};
+    over_ = false;
+    scanned_ = true;
+    unread_ += std::ssize(wanted.allowed) * layout_.lists * attention_.kv_heads;
+    if (wanted.tail) tail_ = {estimate(), at<TailNoise>(layout_.noise), figures_of(layer)};
   }
 
   /// Has a scan find rows for number i of the tokens. False, and nothing is changed: it has as many
@@ -372,7 +345,7 @@ class CudaDecode final : public DecodeBackend {
     const std::int64_t before = (wanted.token + i) * attention_.q_heads;
     scan.token[scan.tokens++] = {
         .query = given_.q + before * d,
-        .into = {exact().out + before * d, exact().lse + before},
+        .rare = {rare().out + before * d, rare().lse + before},
         .estimate = {estimate().out + before * d, estimate().lse + before},
         .noise = at<TailNoise>(layout_.noise) + before,
         .found = list_of({i, 0, 0}),
@@ -387,14 +360,13 @@ class CudaDecode final : public DecodeBackend {
     gpu::list_rows(scan, compute_);
   }
 
-  /// What is resident, and the rest of a scan for one token, if these have not begun.
-  void merge_rest() {
+  /// What is resident, if that has not begun: beside the scan for one token, where it leaves room.
+  void attend_resident() {
     if (exact_begun_) return;
     begun_.block(beside_);
     begin_exact(beside_);
     exact_done_.record(beside_);
     exact_done_.block(compute_);
-    gpu::merge_rest(scan_, compute_);
   }
 
   const LayerWindow& of(std::int64_t layer) const {
@@ -424,19 +396,22 @@ class CudaDecode final : public DecodeBackend {
 
   static int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acquire); }
 
-  /// What the device writes at one place in page-locked memory. Calls meanwhile() between looks.
-  template <class Use>
-  int wait_for(int& place, const Use& meanwhile) const {
-    int x = load(place);
-    for (int polls = 1; x == not_listed; ++polls, x = load(place)) {
+  /// What the device writes at one place in page-locked memory, once it is(it). Calls meanwhile()
+  /// between looks.
+  template <class Is, class Use>
+  int wait_for(int& place, const Is& is, Asks asks, const Use& meanwhile) {
+    for (int polls = 1;; ++polls) {
+      if (const int x = load(place); is(x)) return x;
       meanwhile();
       if (polls % polls_of_a_check != 0) continue;
       std::this_thread::yield();
-      if (listed_.done() && load(place) == not_listed) {
-        throw Error("a scan over codes ended without its results");
-      }
+      if (asks == Asks::device) watch();
+      if (over_ && !is(load(place))) throw Error("a scan over codes ended without its results");
     }
-    return x;
+  }
+  void wait_for_turn(std::int64_t place, int turn, Asks asks) {
+    wait_for(
+        *host<int>(place), [&](int x) { return x == turn; }, asks, pause);
   }
 
   /// In page-locked memory: what was added last.
@@ -445,21 +420,22 @@ class CudaDecode final : public DecodeBackend {
     auto* out = host<float>(offset);
     return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
   }
-  /// Of scans.
-  DevicePartial estimate() const {
-    auto* out = at<float>(layout_.estimate);
+  /// Of scans: the tail, and rare rows.
+  DevicePartial estimate() const { return in_device_memory(layout_.estimate); }
+  DevicePartial rare() const { return in_device_memory(layout_.rare); }
+  DevicePartial in_device_memory(std::int64_t offset) const {
+    auto* out = at<float>(offset);
     return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
   }
-  static constexpr std::size_t figure_bytes = figures_of_layer * sizeof(double);
+  static constexpr std::size_t figure_bytes = SessionLayout::figures_of_layer * sizeof(double);
   double* figures_of(std::int64_t layer) const {
-    return at<double>(layout_.figures) + layer * figures_of_layer;
+    return at<double>(layout_.figures) + layer * SessionLayout::figures_of_layer;
   }
 
-  /// Merges what was added last, if anything was, with the exact part.
-  void give(float* out, float* lse, const GivenTail& tail) {
+  /// Merges the parts of the step.
+  void give(const StepParts& parts, float* out, float* lse) {
     inject_copy_delay(compute_);
-    give_step(exact(), added_ ? found() : DevicePartial{}, tail,
-              queries_.tokens * attention_.q_heads, attention_.head_dim, out, lse, compute_);
+    give_step(parts, queries_.tokens * attention_.q_heads, attention_.head_dim, out, lse, compute_);
     added_ = false;
   }
 
@@ -476,7 +452,9 @@ class CudaDecode final : public DecodeBackend {
     input.host_k = host<float>(layout_.host_k);
     input.host_v = host<float>(layout_.host_v);
     input.queries = at<__nv_bfloat16>(layout_.queries);
+    input.begun = host<int>(layout_.host_begun);
     input.taken = host<int>(layout_.host_taken);
+    input.turn = turn_;
     return input;
   }
 
@@ -579,16 +557,18 @@ class CudaDecode final : public DecodeBackend {
   const Stream& compute_;
   SessionShape shape_;
   const AttentionShape& attention_;
-  Layout layout_;
+  SessionLayout layout_;
   Buffer memory_;
   PinnedBuffer host_;
   std::unique_ptr<RowStream> tiles_;      // null: no dense layers
   std::vector<RowsView> views_;           // per KV head
   AttentionStep given_;                   // this step
-  CodeScan scan_;                         // for one token, the last
-  std::atomic<std::int64_t> unread_ = 0;  // lists of the last scan
+  int turn_ = 0;                          // of this step
+  std::atomic<std::int64_t> unread_ = 0;  // lists of scans
+  std::atomic<bool> over_ = false;        // the last scan is, or the device: nothing more is listed
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
+  bool scanned_ = false;                 // what scans give is a part of this step
   bool added_ = false;                   // a partial waits in page-locked memory
   GivenTail tail_;                       // of this step
   std::vector<std::int64_t> estimated_;  // heads of each layer, whose figures are summed up
@@ -608,6 +588,8 @@ std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device, const Ses
   return std::make_unique<CudaDecode>(device, shape);
 }
 
-std::int64_t decode_backend_bytes(const SessionShape& shape) { return Layout(shape).device_bytes; }
+std::int64_t decode_backend_bytes(const SessionShape& shape) {
+  return SessionLayout(shape).device_bytes;
+}
 
 }  // namespace topkv::gpu

@@ -22,42 +22,52 @@ __global__ void __launch_bounds__(block) take_kernel(StepInput input) {
   }
 }
 
-/// A warp a head.
-__global__ void __launch_bounds__(block)
-    give_kernel(DevicePartial exact, DevicePartial found, GivenTail tail, std::int64_t heads,
-                std::int64_t head_dim, float* out, float* lse) {
+constexpr int give_threads = 1024;
+
+/// A warp. What it reads of `found` is there.
+__device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_t head_dim,
+                          float* out, float* lse) {
+  const DevicePartial& exact = parts.exact;
+  const DevicePartial& rare = parts.rare;
+  const DevicePartial& found = parts.found;
+  const GivenTail& tail = parts.tail;
   const int lane = static_cast<int>(threadIdx.x) % warp;
-  const std::int64_t head = (static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x) / warp;
-  if (head >= heads) return;
+  const bool any_rare = rare.out != nullptr;
   const bool any_found = found.out != nullptr;
   const bool any_tail = tail.estimate.out != nullptr;
-  // All that lies in the host's memory is asked for at once.
+  // All is asked for at once: some of it lies in the host's memory.
   const float found_lse = any_found ? found.lse[head] : -INFINITY;
   const float tail_lse = any_tail ? tail.estimate.lse[head] : -INFINITY;
+  const float rare_lse = any_rare ? rare.lse[head] : -INFINITY;
   const float before = exact.lse[head];
   float size = 0;
   float apart = 0;
   Weights all{};
   constexpr int at_once = 4;
   for (std::int64_t first = lane; first < head_dim; first += at_once * warp) {
+    float resident[at_once];
+    float few[at_once];
     float theirs[at_once];
     float estimated[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
-      theirs[i] = any_found && d < head_dim ? found.out[head * head_dim + d] : 0.0F;
-      estimated[i] = any_tail && d < head_dim ? tail.estimate.out[head * head_dim + d] : 0.0F;
+      const std::int64_t at = head * head_dim + d;
+      theirs[i] = any_found && d < head_dim ? found.out[at] : 0.0F;
+      estimated[i] = any_tail && d < head_dim ? tail.estimate.out[at] : 0.0F;
+      resident[i] = d < head_dim ? exact.out[at] : 0.0F;
+      few[i] = any_rare && d < head_dim ? rare.out[at] : 0.0F;
     }
-    const Weights some = merge_weights(before, found_lse);
-    all = tail.merged ? Weights{1.0F, 0.0F, some.lse} : merge_weights(some.lse, tail_lse);
+    const Weights here = merge_weights(before, rare_lse);
+    const Weights some = merge_weights(here.lse, found_lse);
+    all = merge_weights(some.lse, tail_lse);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
       if (d >= head_dim) break;
-      const std::int64_t at = head * head_dim + d;
-      const float x = all.before * (some.before * exact.out[at] + some.now * theirs[i]) +
-                      all.now * estimated[i];
-      out[at] = x;
+      float x = here.before * resident[i] + here.now * few[i];
+      x = all.before * (some.before * x + some.now * theirs[i]) + all.now * estimated[i];
+      out[head * head_dim + d] = x;
       size += x * x;
       apart += (x - estimated[i]) * (x - estimated[i]);
     }
@@ -78,6 +88,30 @@ __global__ void __launch_bounds__(block)
     atomicAdd(tail.sums + 1, static_cast<double>(share * sqrtf(squared / size)));
 }
 
+/// A warp a head, or in turn. Where the host is waited for, of one block: one thread asks its
+/// memory, for many that do take turns there, 1 µs each.
+__global__ void __launch_bounds__(give_threads)
+    give_kernel(const __grid_constant__ StepParts parts, std::int64_t heads, std::int64_t head_dim,
+                float* out, float* lse) {
+  if (parts.ready != nullptr) {
+    if (threadIdx.x == 0) {
+      int turn = 0;
+      do {
+        asm volatile("ld.acquire.sys.global.s32 %0, [%1];"
+                     : "=r"(turn)
+                     : "l"(parts.ready)
+                     : "memory");
+      } while (turn != parts.turn);
+    }
+    __syncthreads();
+  }
+  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * blockDim.x / warp;
+  const std::int64_t first =
+      (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp;
+  for (std::int64_t head = first; head < heads; head += warps)
+    give_head(parts, head, head_dim, out, lse);
+}
+
 }  // namespace
 
 void take_step(const StepInput& input, cudaStream_t stream) {
@@ -86,11 +120,12 @@ void take_step(const StepInput& input, cudaStream_t stream) {
   check_launch("the kernel that takes a step");
 }
 
-void give_step(const DevicePartial& exact, const DevicePartial& found, const GivenTail& tail,
-               std::int64_t heads, std::int64_t head_dim, float* out, float* lse,
-               cudaStream_t stream) {
+void give_step(const StepParts& parts, std::int64_t heads, std::int64_t head_dim, float* out,
+               float* lse, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((heads - 1) / (block / warp) + 1);
-  give_kernel<<<blocks, block, 0, stream>>>(exact, found, tail, heads, head_dim, out, lse);
+  const bool waits = parts.ready != nullptr;
+  give_kernel<<<waits ? 1 : blocks, waits ? give_threads : block, 0, stream>>>(parts, heads,
+                                                                               head_dim, out, lse);
   check_launch("the kernel that gives a step's results");
 }
 

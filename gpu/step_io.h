@@ -22,7 +22,9 @@ struct StepInput {
   float* host_k = nullptr;
   float* host_v = nullptr;
   __nv_bfloat16* queries = nullptr;  ///< q rounded
-  int* taken = nullptr;              ///< page-locked: 1 when all is in host memory
+  int* begun = nullptr;              ///< page-locked: turn, when the device comes to it
+  int* taken = nullptr;              ///< likewise, when all is in host memory
+  int turn = 0;
 };
 
 /// Copies q, k and v to the host unless host_q is null, and rounds q. Asynchronous.
@@ -32,14 +34,21 @@ void take_step(const StepInput& input, cudaStream_t stream);
 struct GivenTail {
   DevicePartial estimate;            ///< out null: there is none
   const TailNoise* noise = nullptr;  ///< [heads]
-  bool merged = false;               ///< the exact part has it already
   double* sums = nullptr;            ///< exact_mass, error: heads are added (TailFigures)
 };
 
-/// out and, unless null, lse: the merge of partials of so many heads; found: in page-locked
-/// memory, null: none. Asynchronous.
-void give_step(const DevicePartial& exact, const DevicePartial& found, const GivenTail& tail,
-               std::int64_t heads, std::int64_t head_dim, float* out, float* lse,
-               cudaStream_t stream);
+/// Of all heads of a step.
+struct StepParts {
+  DevicePartial exact;
+  DevicePartial rare;   ///< out null: none
+  DevicePartial found;  ///< page-locked; out null: none
+  GivenTail tail = {};
+  const int* ready = nullptr;  ///< page-locked: `turn`, when `found` is there; null: it is
+  int turn = 0;
+};
+
+/// out and, unless null, lse: the merge of partials of so many heads. Asynchronous.
+void give_step(const StepParts& parts, std::int64_t heads, std::int64_t head_dim, float* out,
+               float* lse, cudaStream_t stream);
 
 }  // namespace topkv::gpu

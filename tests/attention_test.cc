@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <numeric>
 #include <ostream>
+#include <random>
 
+#include "src/attention/arriving_rows.h"
 #include "src/attention/block_attention.h"
 #include "src/attention/merge_parts.h"
 #include "src/core/convert.h"
@@ -270,6 +272,37 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{3, 64, 40, 40, 5000, 64, 4},  // rows of a later span
                     Case{3, 64, 40, 600, 5000, 64, 4}, Case{3, 64, 300, 700, 0, 0, 0, 1.5F},
                     Case{2, 80, 90, 400, 0, 50, 4, 0.2F}));
+
+/// Rows that arrive in any order, and are scored at any time, are attended as attend_rows does.
+TEST(ArrivingRows, AttendAsIfTheyHadBeenThereInOrder) {
+  for (const std::int64_t heads : {1, 4, 7}) {
+    const Fixture f({.layers = 1, .q_heads = heads, .kv_heads = 1, .head_dim = 48}, 300, 5);
+    const auto q = random_floats(heads * 48, 9);
+    ArrivingRows arriving;
+    Partial want(heads, 48);
+    Partial got(heads, 48);
+    for (const std::size_t count : {0U, 1U, 3U, 4U, 5U, 63U, 64U, 65U, 200U}) {
+      std::vector<std::int64_t> positions(300);
+      std::iota(positions.begin(), positions.end(), 0);
+      std::mt19937 random(static_cast<unsigned>(count));
+      std::ranges::shuffle(positions, random);
+      positions.resize(count);
+      arriving.begin(q.data(), heads, f.store.rows(0, 0));
+      for (std::size_t i = 0; i < count; ++i) {
+        arriving.add(positions[i]);
+        if (i % 11 == 10) {
+          while (arriving.score_some()) continue;
+        }
+      }
+      arriving.attend(0.2F, 5.0F, got.view());
+      std::ranges::sort(positions);
+      EXPECT_TRUE(std::ranges::equal(arriving.positions(), positions));
+      attend_rows(q.data(), f.store.rows(0, 0), positions, 0.2F, want.view(), 5.0F);
+      EXPECT_TRUE(std::ranges::equal(got.out(), want.out())) << count;
+      EXPECT_TRUE(std::ranges::equal(got.lse(), want.lse())) << count;
+    }
+  }
+}
 
 TEST(AttendTokens, RowsOutsideEveryWindowGiveTheEmptyPartial) {
   const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};

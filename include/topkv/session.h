@@ -99,17 +99,20 @@ struct RetrievalOptions {
 };
 
 /// Where the time of a session's steps in one layer went, in seconds summed over the session's
-/// life, by the host's clock. What runs on a device beside the host's work is not in it.
+/// life, by the host's clock. What runs on a device beside the host's work is not in it. Where a
+/// CUDA device scans codes for one token, a step is given to it whole, and its window and merge are
+/// no time of the host's: q_out is from the end of the step before, or the call.
 struct StepTimes {
   double q_out = 0;   ///< q, k, v from the device: its work so far, and the copy
-  double append = 0;  ///< rows to the session's own store; beside search where a device scans for
-                      ///< one token
+  double append = 0;  ///< rows to the session's own store; beside search where a CUDA device scans
+                      ///< for one token
   double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
                       ///< device: giving it those rows that are not resident there
   double search = 0;  ///< or a scan of codes, its tail included; or waiting for a device's
   double attend = 0;  ///< attention over the rows found, on the host
   double tail = 0;    ///< estimating the attention over all others, on the host, where no scan
-                      ///< does; the session's own rows
+                      ///< does; the session's own rows (in attend where a CUDA device scans for one
+                      ///< token)
   double merge = 0;   ///< merging it; on a device: giving it that work
 
   double total() const { return q_out + append + window + search + attend + tail + merge; }
@@ -173,7 +176,11 @@ class Session {
   /// each of them. Every layer must be given the same tokens in turn, layer 0 first.
   /// A step without K and V (kv_tokens 0) only reads, 256 tokens at a time from position tokens()
   /// on; one with K and V has those of all its tokens.
-  /// On a CUDA device the call returns before out is there.
+  /// On a CUDA device the call returns before out is there: what reads it is to be given to the
+  /// same stream, or to wait for that. Where the device scans codes for one token, a thread of the
+  /// session attends the rows that it lists after the call has returned, unless there is one thread
+  /// alone. Then the device needs that thread, and the thread nothing of the caller's: it may be
+  /// waited for, and its driver called, from anywhere.
   /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite
   /// or capacity is exceeded. Whatever it throws, the layer is then as it was before: give it its
   /// tokens again, or take the others' back with truncate().
@@ -203,6 +210,7 @@ class Session {
   const Context& context() const;
   const RetrievalOptions& options() const;
   const Device& device() const;
+  /// These two wait for the steps that were given, and stay as they are until the next.
   const SessionStats& stats() const;
   /// [layers]
   const std::vector<StepTimes>& step_times() const;

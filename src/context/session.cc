@@ -9,6 +9,7 @@
 
 #include "src/context/attention_step.h"
 #include "src/context/codes_on_device.h"
+#include "src/context/session_ahead.h"
 #include "src/context/session_state.h"
 #include "topkv/error.h"
 
@@ -104,7 +105,10 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
+  if (seen.codes && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
 }
+
+Session::State::~State() = default;
 
 /// Layer 0 takes new tokens when every layer has the last ones; the others follow it.
 void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
@@ -182,6 +186,7 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
 Session Session::fork() const {
+  state_->settle();
   state_->check_usable();
   auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
   state->own->copy_from(*state_->own);
@@ -275,6 +280,12 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
     naming(sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1,
            [&] { sessions[i]->state_->check_turn(step.layer, step.tokens); });
   }
+  const bool ahead = sessions.size() == 1 && one.can_go_ahead(step);
+  for (Session* session : sessions) {
+    if (ahead) break;
+    session->state_->settle();
+    session->state_->check_usable();
+  }
   std::vector<State::Part>& parts = one.parts;
   parts.clear();
   for (Session* session : sessions) {
@@ -292,12 +303,17 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
         parts[static_cast<std::size_t>(i)].step =
             piece_of(shape, step, i, t, std::min(most_step_tokens, step.tokens - t));
       }
-      State::step(parts);
+      if (ahead) {
+        one.step_ahead(parts[0]);
+      } else {
+        State::step(parts);
+      }
     }
   } catch (...) {
     for (const State::Part& part : parts) {
       part.session->stats = part.stats_before;
       part.session->times(step.layer) = part.times_before;
+      part.session->settle_without(part);
       try {
         part.session->take_back(step.layer, part.own_before);
       } catch (...) {  // which has marked it as failed
@@ -309,6 +325,7 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
 
 void Session::truncate(std::int64_t own_tokens) {
   State& s = *state_;
+  s.settle();
   s.check_usable();
   for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
     if (own_tokens >= 0 && own_tokens <= s.own->size(layer)) continue;
@@ -325,8 +342,14 @@ std::int64_t Session::own_tokens() const { return state_->own->size(0); }
 const Context& Session::context() const { return *state_->context; }
 const RetrievalOptions& Session::options() const { return state_->options; }
 const Device& Session::device() const { return state_->device; }
-const std::vector<StepTimes>& Session::step_times() const { return state_->step_times; }
-const SessionStats& Session::stats() const { return state_->stats; }
+const std::vector<StepTimes>& Session::step_times() const {
+  state_->settle();
+  return state_->step_times;
+}
+const SessionStats& Session::stats() const {
+  state_->settle();
+  return state_->stats;
+}
 std::vector<TailFigures> Session::tail_figures() const {
   std::vector<TailFigures> figures = state_->figures_before;
   const auto lock = state_->device.compute()->lock();

@@ -7,18 +7,12 @@
 
 #include "index/scratch.h"
 #include "src/attention/merge_parts.h"
-#include "src/attention/prefetch_rows.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
 
 namespace topkv {
-namespace {
-
-constexpr std::int64_t sorted_on_arrival = 128;  // positions of a list
-
-}  // namespace
 
 /// Of a scan for a session's tokens from number `token` of its step on.
 DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t token,
@@ -64,54 +58,66 @@ void Session::State::scan_and_attend(const Part& part, std::int64_t token, std::
     const DecodeBackend::ScanOf scan = scan_of(part, token, tokens);
     backend->scan(part.step.layer, {&scan, 1});
   }
-  attend_lists(
-      {&further, 1}, [] {}, [] {});
+  attend_scanned({&further, 1}, [] {});
 }
 
-/// Threads that attend_lists has work for, with so many lists.
-void Session::State::wake_for(std::int64_t lists) {
-  helpers.wake(std::min(thread_count(), lists) - 1);
-}
-
-/// Of a list by its number among those of all tokens and KV heads.
-DecodeBackend::List Session::State::place_of(std::int64_t list) const {
-  const std::int64_t lists = backend->scan_lists();
-  return {list / lists / shape.kv_heads, list / lists % shape.kv_heads, list % lists};
-}
-
-/// Has all heads of a group attend the rows that a scan lists for it. The threads wait for the
-/// lists themselves. What else is left to do: this thread does first() before, any does beside().
-void Session::State::attend_lists(std::span<Part> parts, const std::function<void()>& first,
-                                  const std::function<void()>& beside) {
+/// first(): what this thread does before.
+void Session::State::attend_scanned(std::span<Part> parts, const std::function<void()>& first) {
   reach_fault("session.attend");
+  const ListTimes took = attend_lists(parts, parts[0].session->helpers, first);
+  const auto sessions = static_cast<double>(parts.size());
+  for (const Part& part : parts) {
+    if (part.scanned == 0) continue;
+    State& of = *part.session;
+    of.stats.rows_retrieved += of.rows_listed * of.shape.group();
+    of.stats.search_seconds += took.listed / sessions;
+    of.times(part.step.layer).search += took.listed / sessions;
+    of.times(part.step.layer).attend += (took.attended - took.listed) / sessions;
+  }
+}
+
+std::int64_t Session::State::lists_of(const Part& part) const {
+  return backend->scan_lists() + part.own_lists;
+}
+
+/// Of a list by its number among those of all tokens and KV heads. Those of the session's own rows,
+/// which are there from the start, come first; their numbers in a head are behind the others'.
+DecodeBackend::List Session::State::place_of(const Part& part, std::int64_t list) const {
+  const std::int64_t lists = backend->scan_lists();
+  const std::int64_t own = shape.kv_heads * part.own_lists;
+  if (list < own) return {0, list / part.own_lists, lists + list % part.own_lists};
+  const std::int64_t scanned = list - own;
+  return {scanned / lists / shape.kv_heads, scanned / lists % shape.kv_heads, scanned % lists};
+}
+
+/// Has all heads of a group attend the rows that a scan lists for it, each list by one of the
+/// helpers or this thread, which wait for them themselves. This thread does first() before; times
+/// are without it.
+Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, Helpers& helpers,
+                                                       const std::function<void()>& first) {
   const Stopwatch watch;
-  State& one = *parts[0].session;
   std::int64_t tasks = 0;  // lists
   for (Part& part : parts) {
     part.first_list = tasks;
-    if (part.scanned == 0) continue;
-    tasks += part.session->begin_lists(part.scanned);
+    if (part.scanned > 0) tasks += part.session->begin_lists(part);
   }
   if (tasks == 0) {
     first();
-    beside();
-    return;
+    return {};
   }
-  if (!one.helpers.awake()) one.wake_for(tasks);
+  if (!helpers.awake()) helpers.wake(std::min(thread_count(), tasks) - 1);
   std::atomic<std::int64_t> next = 0;
-  std::atomic<double> searched = 0;  // seconds, about
-  std::atomic<bool> is_done = false;
+  std::atomic<double> listed = 0;  // seconds, about
   const auto work = [&] {
-    if (!is_done.exchange(true)) beside();
-    const Scratch<std::vector<std::int64_t>> positions;
+    const Scratch<ArrivingRows> rows;
     auto part = parts.begin();
     for (std::int64_t task = next++; task < tasks; task = next++) {
       while (part + 1 != parts.end() && (part + 1)->first_list <= task) ++part;
       State& of = *part->session;
-      of.read_list(*part, task - part->first_list, *positions);
-      if (double none = 0; searched == none)
-        searched.compare_exchange_strong(none, watch.seconds());
-      of.attend_list(*part, task - part->first_list, *positions);
+      const DecodeBackend::List list = of.place_of(*part, task - part->first_list);
+      of.read_list(*part, list, *rows);
+      if (double none = 0; listed == none) listed.compare_exchange_strong(none, watch.seconds());
+      of.attend_list(*part, list, *rows);
     }
   };
   double begun = 0;  // seconds that first() took, which others count
@@ -119,70 +125,66 @@ void Session::State::attend_lists(std::span<Part> parts, const std::function<voi
     first();
     begun = watch.seconds();
   };
-  one.helpers.run(begin, work);
-  const auto sessions = static_cast<double>(parts.size());
-  for (const Part& part : parts) {
-    if (part.scanned > 0)
-      part.session->end_lists(part.step.layer, std::max(0.0, searched - begun) / sessions,
-                              (watch.seconds() - begun) / sessions);
-  }
+  helpers.run(begin, work);
+  return {std::max(0.0, listed - begun), watch.seconds() - begun};
 }
 
-/// The number of lists for so many tokens.
-std::int64_t Session::State::begin_lists(std::int64_t tokens) {
-  const std::int64_t heads_of_all = tokens * shape.kv_heads;
-  const std::int64_t lists = heads_of_all * backend->scan_lists();
+/// The number of lists of all its tokens.
+std::int64_t Session::State::begin_lists(const Part& part) {
+  const std::int64_t heads_of_all = part.scanned * shape.kv_heads;
+  const std::int64_t lists = heads_of_all * lists_of(part);
   // Not cleared in each step: each part is written before it is read.
-  if (list_parts.view().heads != lists * shape.group())
+  if (list_parts.view().heads < lists * shape.group())
     list_parts.reset(lists * shape.group(), shape.head_dim);
   done.reset(heads_of_all);
   listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? lists : 0));
   rows_listed = 0;
+  heads_done = 0;
   return lists;
 }
 
-void Session::State::end_lists(std::int64_t layer, double searched, double whole_time) {
-  stats.rows_retrieved += rows_listed * shape.group();
-  times(layer).search += searched;
-  times(layer).attend += whole_time - searched;
-  stats.search_seconds += searched;
-}
-
-/// list: its number. positions: what it holds, ascending.
-void Session::State::read_list(const Part& part, std::int64_t list,
-                               std::vector<std::int64_t>& positions) {
-  const DecodeBackend::List place = place_of(list);
-  const RowsView rows = segments[0].rows(part.step.layer, place.kv_head);
-  positions.clear();
-  backend->read_list(place, [&](std::int32_t position) {
-    prefetch_row(rows, position);  // which memory brings while the scan goes on
-    // So is a short list sorted.
-    auto at = positions.end();
-    if (std::ssize(positions) < sorted_on_arrival)
-      at = std::upper_bound(positions.begin(), positions.end(), position);
-    positions.insert(at, position);
-  });
-  if (std::ssize(positions) > sorted_on_arrival) std::sort(positions.begin(), positions.end());
-  if (options.measure_recall) listed_rows[static_cast<std::size_t>(list)] = positions;
+/// Scores what it holds as it becomes known.
+void Session::State::read_list(const Part& part, const DecodeBackend::List& list,
+                               ArrivingRows& rows) {
+  const std::int64_t group = shape.group();
+  const TokenQueries& queries = part.queries;
+  const std::int64_t own = list.number - backend->scan_lists();
+  rows.begin(
+      queries.data + list.token * queries.token_stride + list.kv_head * group * queries.head_stride,
+      group, (own >= 0 ? segments.back() : segments[0]).rows(part.step.layer, list.kv_head));
+  if (own >= 0) {
+    const auto border = [&](std::int64_t i) {
+      return part.own.begin + part.own.size() * i / part.own_lists;
+    };
+    for (std::int64_t row = border(own); row < border(own + 1); ++row) rows.add(row);
+    return;
+  }
+  using enum DecodeBackend::Asks;
+  backend->read_list(
+      list, part.ahead ? nobody : device, [&](std::int32_t position) { rows.add(position); },
+      [&] { return rows.score_some(); });
 }
 
 /// The last list of a head has all of them merged into part.found.
-void Session::State::attend_list(const Part& part, std::int64_t list,
-                                 const std::vector<std::int64_t>& positions) {
-  const DecodeBackend::List place = place_of(list);
-  const std::int64_t lists = backend->scan_lists();
+void Session::State::attend_list(const Part& part, const DecodeBackend::List& list,
+                                 ArrivingRows& rows) {
+  const std::int64_t lists = lists_of(part);
   const std::int64_t group = shape.group();
-  const TokenQueries& queries = part.queries;
+  const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
+  const bool own = list.number >= backend->scan_lists();
   const PartialView parts = list_parts.view();
-  attend_rows(queries.data + place.token * queries.token_stride +
-                  place.kv_head * group * queries.head_stride,
-              segments[0].rows(part.step.layer, place.kv_head), positions, shape.softmax_scale(),
-              parts.part(list * group, group), shape.softcap);
-  rows_listed += std::ssize(positions);
-  const std::int64_t number = list / lists;  // of the token and head
+  rows.attend(shape.softmax_scale(), shape.softcap,
+              parts.part((number * lists + list.number) * group, group));
+  const auto positions = rows.positions();
+  if (options.measure_recall)
+    listed_rows[static_cast<std::size_t>(number * lists + list.number)].assign(positions.begin(),
+                                                                               positions.end());
+  if (!own) rows_listed += std::ssize(positions);
   if (done.add(number) < lists) return;
-  merge_parts(part.found.part(number * group, group),
-              parts.part(number * lists * group, lists * group));
+  const PartialView found = part.found.part(number * group, group);
+  if (part.ahead) std::fill_n(found.lse, group, empty_lse);
+  merge_parts(found, parts.part(number * lists * group, lists * group));
+  if (++heads_done == part.scanned * shape.kv_heads && part.ahead) backend->ready(part.turn);
 }
 
 /// Of the session's own rows, those that some tokens of the block have in their window and others

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/attention/arriving_rows.h"
 #include "src/attention/block_attention.h"
 #include "src/context/retrieval.h"
 #include "src/context/segment.h"
@@ -42,6 +44,9 @@ void naming(std::int64_t session, const Work& work) {
 }
 
 struct Session::State {
+  using Clock = std::chrono::steady_clock;
+  class Ahead;
+
   /// What one KV head needs for one step; kept between steps.
   struct HeadStep {
     explicit HeadStep(std::span<const Segment> segments)
@@ -94,6 +99,10 @@ struct Session::State {
     std::int64_t scanned = 0;     // the first so many tokens, by the device, at first
     std::int64_t first_list = 0;  // of these, among the lists of all sessions
     double searching_before = 0;
+    bool ahead = false;          // the step goes ahead
+    int turn = 0;                // DecodeBackend::turn of such a step
+    PositionRange own = {};      // of the session's own rows, what it attends beside the lists
+    std::int64_t own_lists = 0;  // over which these are spread
   };
 
   /// Queries for which the host searches.
@@ -109,6 +118,7 @@ struct Session::State {
   };
 
   State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
+  ~State();
 
   /// Where the layer's next token stands.
   std::int64_t position(std::int64_t layer) const { return context->tokens() + own->size(layer); }
@@ -121,11 +131,20 @@ struct Session::State {
   /// Forgets the layer's own tokens from number `count` on.
   void take_back(std::int64_t layer, std::int64_t count);
 
+  // session_ahead.cc: steps whose lists are attended while the caller goes on
+  bool can_go_ahead(const AttentionStep& step) const;
+  void step_ahead(Part& part);
+  /// Waits for them.
+  void settle();
+  /// Likewise, when a step failed: nothing is kept of what was done for it.
+  void settle_without(const Part& part);
+
   // session_step.cc
   /// A step of one layer for sessions over one context, each once.
   static void step(std::span<Part> parts);
   static void begin(std::span<Part> parts);
   static void take_all(std::span<Part> parts);
+  static void begin(Part& part);
   void take(Part& part);
   std::int64_t tokens_at_once(const Part& part) const;
   void retrieve(const Part& part);
@@ -143,16 +162,21 @@ struct Session::State {
 
   // session_scan.cc
   static void scan(std::span<Part> parts);
-  static void attend_lists(std::span<Part> parts, const std::function<void()>& first,
-                           const std::function<void()>& beside);
+  struct ListTimes {
+    double listed = 0;    // seconds until a list was complete
+    double attended = 0;  // until all were attended
+  };
+  static ListTimes attend_lists(std::span<Part> parts, Helpers& helpers,
+                                const std::function<void()>& first);
+  static void attend_scanned(std::span<Part> parts, const std::function<void()>& first);
   DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens);
   void scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens);
-  void wake_for(std::int64_t lists);
-  DecodeBackend::List place_of(std::int64_t list) const;
-  std::int64_t begin_lists(std::int64_t tokens);
-  void read_list(const Part& part, std::int64_t list, std::vector<std::int64_t>& positions);
-  void attend_list(const Part& part, std::int64_t list, const std::vector<std::int64_t>& positions);
-  void end_lists(std::int64_t layer, double searched, double whole_time);
+  /// Lists of a token and KV head, those of a part's own rows among them.
+  std::int64_t lists_of(const Part& part) const;
+  DecodeBackend::List place_of(const Part& part, std::int64_t list) const;
+  std::int64_t begin_lists(const Part& part);
+  void read_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
+  void attend_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
   void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
 
   // session_search.cc
@@ -214,9 +238,11 @@ struct Session::State {
   std::vector<PositionRange> allowed;  // of a scan, per token
   Partial list_parts;                  // [tokens, kv_heads, lists, group]
   std::atomic<std::int64_t> rows_listed = 0;
+  std::atomic<std::int64_t> heads_done = 0;            // of tokens: all their lists are attended
   std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
   PartCounts done;                                     // lists of each token and KV head
-  Helpers helpers;  // of scans; goes first, for threads may still know of it
+  Helpers helpers;               // of scans; go before the above, for threads may still know of it
+  std::unique_ptr<Ahead> ahead;  // likewise; null: no step of this session can
 };
 
 }  // namespace topkv

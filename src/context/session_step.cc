@@ -36,12 +36,6 @@ class Lap {
   Stopwatch watch_;
 };
 
-/// Threads that were woken for a step do not outlive it, whatever is thrown.
-struct Released {
-  Helpers& helpers;
-  ~Released() { helpers.release(); }
-};
-
 }  // namespace
 
 /// use(rows): those of each segment; one span per KV head.
@@ -66,48 +60,26 @@ void Session::State::load(std::int64_t layer) {
 /// Several sessions go it together, some at a time: a device scans for these at once, and while
 /// threads attend what it lists, this one has it begin with the next.
 void Session::State::step(std::span<Part> parts) {
-  State& one = *parts[0].session;
-  ComputeDevice& compute = *one.device.compute();
+  ComputeDevice& compute = *parts[0].session->device.compute();
   const Stopwatch whole;
-  const Released released{one.helpers};
   std::span<Part> some = parts.first(std::min(parts.size(), begun_together));
   DeviceLock lock = compute.lock();
   begin(some);
-  // The threads that wait for lists have time for what else there is to do: here for the time that
-  // this one takes to have the device begin with what is attended exactly. Until then the scan is
-  // not enqueued whole, and another session's may not begin.
-  // (The host's window is that of rows that have joined the session's, and its scan is over.)
-  if (parts.size() == 1 && parts[0].scanned > 0 && parts[0].step.tokens == 1 &&
-      one.device.is_cuda()) {
-    one.wake_for(one.shape.kv_heads * one.backend->scan_lists());
-    one.take(parts[0]);
-    const auto exact = [&] {
-      Lap lap;
-      one.attend_exact(parts[0].step.layer);
-      lap(one.times(parts[0].step.layer).window);
-      lock = {};
-    };
-    const auto append = [&] { one.append(parts[0]); };
-    attend_lists(parts, std::ref(exact), std::ref(append));  // (allocates nothing)
-  } else {
-    take_all(some);
-    for (std::size_t next = some.size(); next < parts.size(); next += some.size()) {
-      lock = {};
-      const std::span<Part> others =
-          parts.subspan(next, std::min(parts.size() - next, begun_together));
-      const auto go_on = [&] {
-        lock = compute.lock();
-        begin(others);
-        take_all(others);
-        lock = {};
-      };
-      attend_lists(some, std::ref(go_on), [] {});
-      some = others;
-    }
+  take_all(some);
+  for (std::size_t next = some.size(); next < parts.size(); next += some.size()) {
     lock = {};
-    attend_lists(
-        some, [] {}, [] {});
+    const std::span<Part> others =
+        parts.subspan(next, std::min(parts.size() - next, begun_together));
+    attend_scanned(some, [&] {
+      lock = compute.lock();
+      begin(others);
+      take_all(others);
+      lock = {};
+    });
+    some = others;
   }
+  lock = {};
+  attend_scanned(some, [] {});
   if (parts.size() > 1) search_together(parts);
   for (const Part& part : parts) {
     if (part.searched) part.session->retrieve(part);
@@ -130,19 +102,7 @@ double Session::State::searching(const Part& part) const {
 /// Gives the device the steps of some sessions, and has it begin with their scans.
 void Session::State::begin(std::span<Part> parts) {
   const Stopwatch watch;
-  for (Part& part : parts) {
-    State& of = *part.session;
-    const AttentionStep& step = part.step;
-    reach_fault("session.begin");
-    part.searching_before = of.stats.search_seconds + of.measuring_seconds;
-    part.scanned = 0;
-    part.found_rows = false;
-    const std::int64_t first = of.position(step.layer);
-    part.searched = of.searches(step.layer, first + step.tokens);
-    const std::int64_t d = of.shape.head_dim;
-    part.queries = {nullptr, step.tokens, of.shape.q_heads * d, d, first};
-    of.backend->begin(step, first);
-  }
+  for (Part& part : parts) begin(part);
   // A CUDA device's scan is only begun here.
   const bool cuda = parts[0].session->device.is_cuda();
   const Stopwatch scanning;
@@ -155,6 +115,20 @@ void Session::State::begin(std::span<Part> parts) {
     of.times(part.step.layer).search += scanned * share;
     of.stats.search_seconds += scanned * share;
   }
+}
+
+void Session::State::begin(Part& part) {
+  reach_fault("session.begin");
+  State& of = *part.session;
+  const AttentionStep& step = part.step;
+  part.searching_before = of.stats.search_seconds + of.measuring_seconds;
+  part.scanned = 0;
+  part.found_rows = false;
+  const std::int64_t first = of.position(step.layer);
+  part.searched = of.searches(step.layer, first + step.tokens);
+  const std::int64_t d = of.shape.head_dim;
+  part.queries = {nullptr, step.tokens, of.shape.q_heads * d, d, first};
+  of.backend->begin(step, first);
 }
 
 /// Waits for what a step is given.

@@ -45,10 +45,10 @@ struct SessionShape {
 
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
 /// exact_part where steps are judged, add for each further partial, add_tail, finish. Work is begun
-/// in this order; given and read_list wait for it. Positions are those of the session: the
-/// context's rows come first. One thread at a time; on CUDA the caller holds the device's lock in
-/// each call, and from scan to attend. Allocates nothing after the first steps. After a call that
-/// throws, begin or load may be called again.
+/// in this order; given and read_list wait for it. (Or it goes ahead: see goes_ahead.) Positions
+/// are those of the session: the context's rows come first. One thread at a time; on CUDA the
+/// caller holds the device's lock in each call, and from scan to attend. Allocates nothing after
+/// the first steps. After a call that throws, begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -109,13 +109,38 @@ class DecodeBackend {
     std::int64_t number = 0;
   };
   virtual std::int64_t scan_lists() const;
+  /// Whether a thread that waits may ask the device's driver if there is still something to wait
+  /// for. Where others wait for the thread, it may not: who holds the driver up may wait for them.
+  enum class Asks : bool { nobody, device };
   /// Waits, busily, for the end of a list of the last scan, once for each list. met: called for
-  /// each position, in any order, as soon as it is known, which most are before the list ends. Safe
-  /// from many threads.
-  virtual void read_list(const List& list, const std::function<void(std::int32_t)>& met);
+  /// each position, in any order, as soon as it is known, which most are before the list ends.
+  /// meanwhile: called again and again while it waits, until it gives false; then again when it has
+  /// looked for more. Safe from many threads.
+  virtual void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
+                         const std::function<bool()>& meanwhile);
 
-  /// Room for a partial of [tokens x q_heads] heads, from given on until it is added: there, add
-  /// need not copy it. What it holds is left from before.
+  /// Whether a step of one token that is scanned for can go ahead: begin, scan, attend,
+  /// finish_ahead, given. The device then waits by itself for what others make of the lists, and
+  /// the caller may go on to the next step meanwhile. These others do not call its driver: they
+  /// await_scan, await_queries, read_list, write to room(), and say ready. Steps that do not go
+  /// ahead may follow when that has been said.
+  virtual bool goes_ahead() const { return false; }
+  /// Tells the step that has begun from those around it.
+  virtual int turn() const { return 0; }
+  /// Waits, busily, until the device comes to the scan of a step that goes ahead.
+  virtual void await_scan(int turn);
+  /// Likewise for its queries: [q_heads, head_dim], valid until it is ready.
+  virtual const float* await_queries(int turn);
+  /// The partial lies in room().
+  virtual void ready(int turn);
+  /// As add(room()) and finish, before room() holds what it is to.
+  virtual void finish_ahead(const AttentionStep& step);
+  /// Lets who waits and asks nobody throw, where there is nothing more to wait for. Throws where
+  /// the device no longer works.
+  virtual void watch() {}
+
+  /// Room for a partial of [tokens x q_heads] heads, from given on (or begin, of a step that goes
+  /// ahead) until it is added: there, add need not copy it. What it holds is left from before.
   virtual PartialView room() = 0;
   /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return
   /// unless it is room's.

@@ -58,10 +58,11 @@ class HostDecode final : public DecodeBackend {
             return of_wanted * std::min(part.scan.rows, of.rows.count);
           };
           pass.wanted = wanted(parts[first]);
-          pass.tail = parts[first].scan.tail ? of.tail : nullptr;
+          const auto tail = [&](const ScanOf& part) { return part.scan.tail ? of.tail : nullptr; };
+          pass.tail = tail(parts[first]);
           tokens->clear();
           for (; first < parts.size() && wanted(parts[first]) == pass.wanted &&
-                 (parts[first].scan.tail ? of.tail : nullptr) == pass.tail;
+                 tail(parts[first]) == pass.tail;
                ++first) {
             session(parts[first]).add_tokens(parts[first].scan, head, *tokens);
           }
@@ -78,7 +79,8 @@ class HostDecode final : public DecodeBackend {
   }
 
   /// Each an equal part.
-  void read_list(const List& list, const std::function<void(std::int32_t)>& met) override {
+  void read_list(const List& list, Asks /*asks*/, const std::function<void(std::int32_t)>& met,
+                 const std::function<bool()>& /*meanwhile*/) override {
     const auto& rows =
         listed_[static_cast<std::size_t>(list.token * shape_.attention.kv_heads + list.kv_head)];
     const std::int64_t count = std::ssize(rows);
@@ -189,8 +191,13 @@ void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts
 }
 std::int64_t DecodeBackend::scan_tokens() const { return 0; }
 std::int64_t DecodeBackend::scan_lists() const { return 0; }
-void DecodeBackend::read_list(const List& /*list*/,
-                              const std::function<void(std::int32_t)>& /*met*/) {}
+void DecodeBackend::read_list(const List& /*list*/, Asks /*asks*/,
+                              const std::function<void(std::int32_t)>& /*met*/,
+                              const std::function<bool()>& /*meanwhile*/) {}
+void DecodeBackend::await_scan(int /*turn*/) {}
+const float* DecodeBackend::await_queries(int /*turn*/) { return nullptr; }
+void DecodeBackend::ready(int /*turn*/) {}
+void DecodeBackend::finish_ahead(const AttentionStep& step) { finish(step); }
 
 std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
   return std::make_unique<HostDecode>(shape);

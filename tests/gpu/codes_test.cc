@@ -190,7 +190,6 @@ struct Scanner {
     scan.splits = codes->splits(scan.tokens);
     gpu::prepare_queries(scan, {}, device.compute_stream());
     gpu::list_rows(scan, device.compute_stream());
-    gpu::merge_rest(scan, device.compute_stream());
     device.synchronize();
     std::vector<Scanned> results;
     for (const auto& of_token : memory) results.push_back(of_token->read(shape, tail, capacity));
@@ -201,21 +200,21 @@ struct Scanner {
   struct Memory {
     DeviceArray<float> query;
     DeviceArray<int> found;
-    DeviceArray<float> out, lse, estimate, estimate_lse;
+    DeviceArray<float> rare, rare_lse, estimate, estimate_lse;
     DeviceArray<TailNoise> noise;
 
     Memory(const AttentionShape& shape, const std::vector<float>& q, std::int64_t lists)
         : query(q, 1),  // aligned to elements only
           found(shape.kv_heads * lists),
-          out(std::vector<float>(static_cast<std::size_t>(shape.q_heads * shape.head_dim), 0.0F)),
-          lse(std::vector<float>(static_cast<std::size_t>(shape.q_heads), empty_lse)),
+          rare(shape.q_heads * shape.head_dim),
+          rare_lse(shape.q_heads),
           estimate(shape.q_heads * shape.head_dim),
           estimate_lse(shape.q_heads),
           noise(shape.q_heads) {}
 
     gpu::ScanToken token() const {
       return {.query = query.data(),
-              .into = {out.data(), lse.data()},
+              .rare = {rare.data(), rare_lse.data()},
               .estimate = {estimate.data(), estimate_lse.data()},
               .noise = noise.data(),
               .found = found.data()};
@@ -232,12 +231,14 @@ struct Scanner {
         rows.insert(rows.end(), of + 1, of + 1 + of[0]);
       }
       for (auto& rows : result.found) std::ranges::sort(rows);
-      result.out = out.read();
-      result.lse = lse.read();
+      result.out = rare.read();
+      result.lse = rare_lse.read();
       if (tail) {
         result.estimate = estimate.read();
         result.estimate_lse = estimate_lse.read();
         result.noise = noise.read();
+        merge({result.out.data(), result.lse.data(), shape.q_heads, shape.head_dim},
+              {result.estimate.data(), result.estimate_lse.data(), shape.q_heads, shape.head_dim});
       }
       return result;
     }

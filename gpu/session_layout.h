@@ -1,0 +1,39 @@
+// Where a session's step has what it works on: in device memory, and in page-locked memory.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "src/device/decode_backend.h"
+
+namespace topkv::gpu {
+
+/// The resident rows of one layer: a ring of the last rows, and the sinks.
+struct LayerWindow {
+  std::int64_t window = 0;    // rows before a token that it attends, itself included
+  std::int64_t sinks = 0;     // rows
+  std::int64_t slots = 0;     // of the ring
+  std::int64_t ring_at = 0;   // bytes; [kv_heads, 2, slots, head_dim]
+  std::int64_t sinks_at = 0;  // bytes; [kv_heads, 2, sinks, head_dim]
+  bool dense = false;         // attends every row
+};
+
+/// Offsets in bytes.
+struct SessionLayout {
+  static constexpr std::int64_t dense_tile = 16384;  // rows of a dense layer on their way at a time
+  static constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
+
+  explicit SessionLayout(const SessionShape& shape);
+
+  bool has_tiles() const { return bad > tiles; }
+
+  std::vector<LayerWindow> layers;
+  std::int64_t queries, exact, lse, rare, estimate, noise, figures, tiles, bad, device_bytes;
+  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_begun, host_taken, host_ready,
+      host_estimate, host_noise, host_exact, host_bytes;
+  std::int64_t lists = 0;        // of a token and KV head
+  std::int64_t list_rows = 0;    // of a list
+  std::int64_t list_tokens = 0;  // of one scan
+};
+
+}  // namespace topkv::gpu

@@ -1,0 +1,76 @@
+#include "src/attention/arriving_rows.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "src/attention/prefetch_rows.h"
+#include "src/attention/running_softmax.h"
+#include "src/core/dot.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::size_t quad = 4;  // rows that are scored together: what takes as long for one
+
+}  // namespace
+
+void ArrivingRows::begin(const float* queries, std::int64_t heads, const RowsView& rows) {
+  queries_ = queries;
+  heads_ = heads;
+  rows_ = rows;
+  arrived_.clear();
+  scored_ = come_ = 0;
+}
+
+void ArrivingRows::add(std::int64_t position) {
+  prefetch_row(rows_, position);
+  arrived_.push_back(position);
+}
+
+bool ArrivingRows::score_some() {
+  if (scored_ + quad <= come_) {
+    score_quad(&arrived_[scored_]);
+    return true;
+  }
+  come_ = arrived_.size();
+  return false;
+}
+
+/// positions: of the next four.
+void ArrivingRows::score_quad(const std::int64_t* positions) {
+  const std::size_t at = scored_ * static_cast<std::size_t>(heads_);
+  if (scores_.size() < at + quad * static_cast<std::size_t>(heads_)) {
+    scores_.resize(2 * at + quad * static_cast<std::size_t>(heads_));
+  }
+  dot_gather(queries_, heads_, rows_.dim, rows_.key_data, rows_.dtype, rows_.stride_bytes,
+             positions, quad, &scores_[at], quad);
+  scored_ += quad;
+}
+
+void ArrivingRows::attend(float scale, float softcap, PartialView out) {
+  while (scored_ + quad <= arrived_.size()) score_quad(&arrived_[scored_]);
+  if (scored_ < arrived_.size()) {  // the last is scored again in place of those that lack
+    std::int64_t last[quad];
+    for (std::size_t i = 0; i < quad; ++i)
+      last[i] = arrived_[std::min(scored_ + i, arrived_.size() - 1)];
+    score_quad(last);
+  }
+  order_.resize(arrived_.size());
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  std::ranges::sort(order_, {}, [&](std::size_t i) { return arrived_[i]; });
+  positions_.clear();
+  for (const std::size_t i : order_) positions_.push_back(arrived_[i]);
+  attend_tiles(
+      rows_, positions_, scale, softcap, out,
+      [&](std::int64_t first, std::int64_t count, float* scores, std::int64_t stride) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          const std::size_t number = order_[static_cast<std::size_t>(first + i)];
+          const float* of =
+              &scores_[number / quad * quad * static_cast<std::size_t>(heads_) + number % quad];
+          for (std::int64_t h = 0; h < heads_; ++h)
+            scores[h * stride + i] = of[h * static_cast<std::int64_t>(quad)];
+        }
+      });
+}
+
+}  // namespace topkv

@@ -1,0 +1,167 @@
+#include "src/context/session_ahead.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <system_error>
+
+#include "src/core/faults.h"
+#include "src/core/pause.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr int polls_of_a_check = 4096;
+
+// Of a KV head: the session's own rows are spread over lists of so many, over so many lists at
+// most.
+constexpr std::int64_t own_list_rows = 256;
+constexpr std::int64_t most_own_lists = 16;
+
+}  // namespace
+
+Session::State::Ahead::Ahead(State& of) : of_(of) {
+  const AttentionShape& shape = of.shape;
+  of.list_parts.reset(shape.q_heads * (of.backend->scan_lists() + most_own_lists), shape.head_dim);
+  try {
+    thread_ = std::thread([this] { work(); });
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("no thread for a session's steps: {}", error.what()));
+  }
+}
+
+Session::State::Ahead::~Ahead() {
+  collect_all_but(0);
+  given_ = no_more;
+  given_.notify_one();
+  thread_.join();
+}
+
+void Session::State::Ahead::give(const Part& part, std::int64_t threads) {
+  Task& next = task(count_);
+  next.part = part;
+  next.threads = threads;
+  next.error = nullptr;
+  next.dropped = false;
+  given_ = ++count_;
+  given_.notify_one();
+}
+
+Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::uint64_t last) {
+  for (; collected_ + last < count_; ++collected_) {
+    for (int polls = 1; done_ <= collected_; ++polls) {
+      pause();
+      if (polls % polls_of_a_check != 0) continue;
+      std::this_thread::yield();
+      try {
+        of_.backend->watch();
+      } catch (const std::exception&) {  // the thread now throws, if it waits for the device
+      }
+    }
+    const Task& of = task(collected_);
+    last_done_ = of.done;
+    // Its results are not numbers; later steps may have taken them.
+    if (of.error) of_.failed = true;
+    if (of.error || of.dropped) continue;
+    of_.stats.rows_retrieved += of.rows * of_.shape.group();
+    of_.stats.search_seconds += of.times.listed;
+    of_.stats.attend_seconds += of.times.attended - of.times.listed;
+    StepTimes& times = of_.times(of.part.step.layer);
+    times.search += of.times.listed;
+    times.attend += of.times.attended - of.times.listed;
+  }
+  return last_done_;
+}
+
+void Session::State::Ahead::drop(const Part& part) {
+  if (count_ > collected_ && task(count_ - 1).part.turn == part.turn)
+    task(count_ - 1).dropped = true;
+}
+
+void Session::State::Ahead::work() {
+  Helpers helpers;
+  for (std::uint64_t number = 0;; ++number) {
+    std::uint64_t given = given_;
+    for (; given == number; given = given_) given_.wait(number);
+    if (given == no_more) return;
+    run(task(number), helpers);
+    done_ = number + 1;
+  }
+}
+
+void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
+  Part& part = task.part;
+  try {
+    of_.backend->await_scan(part.turn);
+    helpers.wake(task.threads - 1);  // they come while the device finds thresholds
+    part.queries.data = of_.backend->await_queries(part.turn);
+    task.times = attend_lists({&part, 1}, helpers, [] {});
+    task.rows = of_.rows_listed;
+  } catch (...) {
+    helpers.release();
+    task.error = std::current_exception();
+    // The device is not to wait for ever, and nobody to take what it gives for attention.
+    std::fill_n(part.found.out, part.found.heads * part.found.head_dim,
+                std::numeric_limits<float>::quiet_NaN());
+    std::fill_n(part.found.lse, part.found.heads, std::numeric_limits<float>::quiet_NaN());
+    of_.backend->ready(part.turn);
+  }
+  task.done = Clock::now();
+}
+
+/// With one thread alone, the step's own thread does it all.
+bool Session::State::can_go_ahead(const AttentionStep& step) const {
+  return ahead && step.tokens == 1 && !options.measure_recall && thread_count() > 1 &&
+         searches(step.layer, position(step.layer) + 1);
+}
+
+/// The way of a step that goes ahead: the device is given all of it, and rows join the session's
+/// when it comes to it, which is when the step before is done.
+void Session::State::step_ahead(Part& part) {
+  const std::int64_t layer = part.step.layer;
+  const Clock::time_point start = Clock::now();
+  {
+    const auto lock = device.compute()->lock();
+    begin(part);
+    scan({&part, 1});
+    reach_fault("session.attend");
+    part.ahead = true;
+    part.turn = backend->turn();
+    part.found = backend->room();
+    part.own = between(segments.back(), layer, part.queries.first);
+    part.own_lists =
+        std::min((part.own.size() + own_list_rows - 1) / own_list_rows, most_own_lists);
+    // Before the device waits for it: some tools have a launch return when the kernel has ended.
+    const std::int64_t lists = shape.kv_heads * lists_of(part);
+    ahead->give(part, std::min(thread_count() - 1, lists));
+    attend_exact(layer);
+    reach_fault("session.finish");
+    backend->finish_ahead(part.step);
+  }
+  part.given = backend->given();
+  const Clock::time_point taken = Clock::now();
+  const Clock::time_point before = ahead->collect_all_but(1);
+  check_usable();
+  part.stats_before = stats;
+  part.times_before = times(layer);
+  append(part);
+  const double waited = std::chrono::duration<double>(taken - std::max(start, before)).count();
+  times(layer).q_out += std::max(0.0, waited);
+  stats.attend_seconds += std::max(0.0, waited);
+  ++stats.steps;
+}
+
+void Session::State::settle() {
+  if (ahead) ahead->collect_all_but(0);
+}
+
+void Session::State::settle_without(const Part& part) {
+  if (!ahead) return;
+  if (part.ahead) ahead->drop(part);
+  settle();
+}
+
+}  // namespace topkv
