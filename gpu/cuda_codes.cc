@@ -62,7 +62,6 @@ struct CudaCodes::Layout {
     count = pieces.place(scan_lists * meetings * std::int64_t{sizeof(int)});
     arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
     rare_arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
-    rare_arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
     sums = pieces.place(blocks * code_group * code_dims * f32);
     masses = pieces.place(blocks * code_group * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);
@@ -221,7 +220,6 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.maxima = at<float>(layout.maxima);
   scan.count = at<int>(layout.count);
   scan.arrived = at<int>(layout.arrived);
-  scan.rare_arrived = at<int>(layout.rare_arrived);
   scan.rare_arrived = at<int>(layout.rare_arrived);
   scan.sums = at<float>(layout.sums);
   scan.masses = at<float2>(layout.masses);

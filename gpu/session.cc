@@ -28,7 +28,7 @@ namespace topkv::gpu {
 namespace {
 
 constexpr int not_listed = -1;
-constexpr int polls_of_a_check = 4096;
+constexpr std::uint64_t polls_of_a_check = 1024;
 // A look takes the line from the device, which writes in order: looking all the time holds it up.
 constexpr double between_looks = 3e-6;  // seconds
 
@@ -400,11 +400,11 @@ class CudaDecode final : public DecodeBackend {
   /// between looks.
   template <class Is, class Use>
   int wait_for(int& place, const Is& is, Asks asks, const Use& meanwhile) {
-    for (int polls = 1;; ++polls) {
+    for (std::uint64_t polls = 1;; ++polls) {
       if (const int x = load(place); is(x)) return x;
       meanwhile();
+      if (polls > polls_of_a_check) std::this_thread::yield();  // others' work is before this
       if (polls % polls_of_a_check != 0) continue;
-      std::this_thread::yield();
       if (asks == Asks::device) watch();
       if (over_ && !is(load(place))) throw Error("a scan over codes ended without its results");
     }

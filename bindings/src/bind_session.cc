@@ -223,13 +223,15 @@ void bind_session(py::module_& module) {
       .def("stats",
            [](SessionHandle& self) {
              const Exclusive::Look use(self.use, busy);
-             return self.session.stats();
+             const py::gil_scoped_release release;
+             return SessionStats(self.session.stats());
            })
       .def(
           "step_times",
           [](SessionHandle& self) {
             const Exclusive::Look use(self.use, busy);
-            return self.session.step_times();
+            const py::gil_scoped_release release;
+            return std::vector<StepTimes>(self.session.step_times());
           },
           "One StepTimes per layer.")
       .def(

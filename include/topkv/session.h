@@ -178,11 +178,13 @@ class Session {
   /// on; one with K and V has those of all its tokens.
   /// On a CUDA device the call returns before out is there: what reads it is to be given to the
   /// same stream, or to wait for that. Where the device scans codes for one token, a thread of the
-  /// session attends the rows that it lists after the call has returned, unless there is one thread
-  /// alone. Then the device needs that thread, and the thread nothing of the caller's: it may be
-  /// waited for, and its driver called, from anywhere.
-  /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite
-  /// or capacity is exceeded. Whatever it throws, the layer is then as it was before: give it its
+  /// session attends the rows that it lists after the call has returned (unless there is one thread
+  /// alone, or recall is measured; the results are the same but for rounding). The device then
+  /// waits for that thread, and the thread for nothing of the caller's, who may wait for the
+  /// device, and call its driver, from anywhere. Should the thread fail (the device, memory), what
+  /// the step gives is NaN, and the next call, stats() or step_times() throws Error. Throws
+  /// InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite or
+  /// capacity is exceeded. Whatever it throws, the layer is then as it was before: give it its
   /// tokens again, or take the others' back with truncate().
   void attend(const AttentionStep& step);
   void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
@@ -210,7 +212,8 @@ class Session {
   const Context& context() const;
   const RetrievalOptions& options() const;
   const Device& device() const;
-  /// These two wait for the steps that were given, and stay as they are until the next.
+  /// These two wait for the steps that were given, and stay as they are until the next; they and
+  /// fork() are safe from many threads.
   const SessionStats& stats() const;
   /// [layers]
   const std::vector<StepTimes>& step_times() const;

@@ -141,8 +141,8 @@ void Session::State::take_back(std::int64_t layer, std::int64_t count) {
 void Session::State::check_usable() const {
   if (!failed) return;
   throw InvalidArgument(
-      "this session lost its window when its device reported an error; make another one over the "
-      "context");
+      "this session lost its window, or a step's results, when its device or a thread of its own "
+      "failed; make another one over the context");
 }
 
 Session::Session(std::shared_ptr<const Context> context, RetrievalOptions options,

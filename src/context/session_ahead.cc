@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <system_error>
+#include <utility>
 
 #include "src/core/faults.h"
 #include "src/core/pause.h"
@@ -14,7 +15,7 @@
 namespace topkv {
 namespace {
 
-constexpr int polls_of_a_check = 4096;
+constexpr std::uint64_t polls_of_a_check = 1024;
 
 // Of a KV head: the session's own rows are spread over lists of so many, over so many lists at
 // most.
@@ -26,6 +27,10 @@ constexpr std::int64_t most_own_lists = 16;
 Session::State::Ahead::Ahead(State& of) : of_(of) {
   const AttentionShape& shape = of.shape;
   of.list_parts.reset(shape.q_heads * (of.backend->scan_lists() + most_own_lists), shape.head_dim);
+}
+
+void Session::State::Ahead::start() {
+  if (thread_.joinable()) return;
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error& error) {
@@ -34,6 +39,7 @@ Session::State::Ahead::Ahead(State& of) : of_(of) {
 }
 
 Session::State::Ahead::~Ahead() {
+  if (!thread_.joinable()) return;
   collect_all_but(0);
   given_ = no_more;
   given_.notify_one();
@@ -51,11 +57,12 @@ void Session::State::Ahead::give(const Part& part, std::int64_t threads) {
 }
 
 Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::uint64_t last) {
+  const std::lock_guard lock(collecting_);
   for (; collected_ + last < count_; ++collected_) {
-    for (int polls = 1; done_ <= collected_; ++polls) {
+    for (std::uint64_t polls = 1; done_ <= collected_; ++polls) {
       pause();
+      if (polls > polls_of_a_check) std::this_thread::yield();
       if (polls % polls_of_a_check != 0) continue;
-      std::this_thread::yield();
       try {
         of_.backend->watch();
       } catch (const std::exception&) {  // the thread now throws, if it waits for the device
@@ -63,8 +70,10 @@ Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::ui
     }
     const Task& of = task(collected_);
     last_done_ = of.done;
-    // Its results are not numbers; later steps may have taken them.
-    if (of.error) of_.failed = true;
+    if (of.error) {  // its results are not numbers; later steps may have taken them
+      of_.failed = true;
+      if (!error_) error_ = of.error;
+    }
     if (of.error || of.dropped) continue;
     of_.stats.rows_retrieved += of.rows * of_.shape.group();
     of_.stats.search_seconds += of.times.listed;
@@ -79,6 +88,11 @@ Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::ui
 void Session::State::Ahead::drop(const Part& part) {
   if (count_ > collected_ && task(count_ - 1).part.turn == part.turn)
     task(count_ - 1).dropped = true;
+}
+
+std::exception_ptr Session::State::Ahead::take_error() {
+  const std::lock_guard lock(collecting_);
+  return std::exchange(error_, nullptr);
 }
 
 void Session::State::Ahead::work() {
@@ -118,11 +132,13 @@ bool Session::State::can_go_ahead(const AttentionStep& step) const {
          searches(step.layer, position(step.layer) + 1);
 }
 
-/// The way of a step that goes ahead: the device is given all of it, and rows join the session's
-/// when it comes to it, which is when the step before is done.
+/// The way of a step that goes ahead: the device is given its scan, rows join the session's when it
+/// comes to that, which is when the step before is done, and it is given what follows the scan
+/// while that goes on. Nothing is written to the caller's before the step is known to be good.
 void Session::State::step_ahead(Part& part) {
   const std::int64_t layer = part.step.layer;
   const Clock::time_point start = Clock::now();
+  ahead->start();
   {
     const auto lock = device.compute()->lock();
     begin(part);
@@ -134,20 +150,22 @@ void Session::State::step_ahead(Part& part) {
     part.own = between(segments.back(), layer, part.queries.first);
     part.own_lists =
         std::min((part.own.size() + own_list_rows - 1) / own_list_rows, most_own_lists);
-    // Before the device waits for it: some tools have a launch return when the kernel has ended.
     const std::int64_t lists = shape.kv_heads * lists_of(part);
     ahead->give(part, std::min(thread_count() - 1, lists));
     attend_exact(layer);
-    reach_fault("session.finish");
-    backend->finish_ahead(part.step);
   }
   part.given = backend->given();
   const Clock::time_point taken = Clock::now();
   const Clock::time_point before = ahead->collect_all_but(1);
-  check_usable();
+  rethrow();
   part.stats_before = stats;
   part.times_before = times(layer);
   append(part);
+  reach_fault("session.finish");
+  {
+    const auto lock = device.compute()->lock();
+    backend->finish_ahead(part.step);
+  }
   const double waited = std::chrono::duration<double>(taken - std::max(start, before)).count();
   times(layer).q_out += std::max(0.0, waited);
   stats.attend_seconds += std::max(0.0, waited);
@@ -155,13 +173,28 @@ void Session::State::step_ahead(Part& part) {
 }
 
 void Session::State::settle() {
-  if (ahead) ahead->collect_all_but(0);
+  if (!ahead) return;
+  ahead->collect_all_but(0);
+  rethrow();
+}
+
+/// What steps have met after their call had returned.
+void Session::State::rethrow() {
+  const std::exception_ptr met = ahead->take_error();
+  if (!met) return;
+  try {
+    std::rethrow_exception(met);
+  } catch (const std::exception& error) {
+    throw Error(
+        fmt::format("a step of this session failed after its call had returned, and gave NaN: {}",
+                    error.what()));
+  }
 }
 
 void Session::State::settle_without(const Part& part) {
   if (!ahead) return;
   if (part.ahead) ahead->drop(part);
-  settle();
+  ahead->collect_all_but(0);
 }
 
 }  // namespace topkv

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include "src/context/session_state.h"
@@ -17,21 +18,24 @@ namespace topkv {
 /// it goes on.
 class Session::State::Ahead {
  public:
-  /// Throws Error when there is no thread to be had.
   explicit Ahead(State& of);
   /// What was given comes to its end first.
   ~Ahead();
   Ahead(const Ahead&) = delete;  // the thread knows where it is
   Ahead& operator=(const Ahead&) = delete;
 
-  /// A step that goes ahead, whose scan has begun. threads: that may work on it. REQUIRES: of those
-  /// given before, one at most was not collected.
+  /// Before the first step. Throws Error when there is no thread to be had.
+  void start();
+  /// A step that goes ahead, whose scan has begun. threads: that may work on it. REQUIRES: started;
+  /// of the steps given before, one at most was not collected.
   void give(const Part& part, std::int64_t threads);
   /// Waits for the steps given but the last so many, and adds what they did to the session's
-  /// figures. Gives when the last of these was done.
+  /// figures. Gives when the last of these was done. Safe from many threads.
   Clock::time_point collect_all_but(std::uint64_t last);
   /// What the last step given does is not added to figures, if it was this one.
   void drop(const Part& part);
+  /// What steps that were collected threw, the first of them, once.
+  std::exception_ptr take_error();
 
  private:
   struct Task {
@@ -52,8 +56,10 @@ class Session::State::Ahead {
   State& of_;
   std::array<Task, 2> tasks_;
   std::uint64_t count_ = 0;  // of tasks that were given
+  std::mutex collecting_;    // what follows
   std::uint64_t collected_ = 0;
   Clock::time_point last_done_;
+  std::exception_ptr error_;
   std::atomic<std::uint64_t> given_ = 0;  // count_, or no_more
   std::atomic<std::uint64_t> done_ = 0;
   std::thread thread_;

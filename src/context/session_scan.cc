@@ -116,7 +116,8 @@ Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, He
       State& of = *part->session;
       const DecodeBackend::List list = of.place_of(*part, task - part->first_list);
       of.read_list(*part, list, *rows);
-      if (double none = 0; listed == none) listed.compare_exchange_strong(none, watch.seconds());
+      if (double none = 0; listed == none && list.number < of.backend->scan_lists())
+        listed.compare_exchange_strong(none, watch.seconds());
       of.attend_list(*part, list, *rows);
     }
   };

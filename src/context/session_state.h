@@ -134,8 +134,9 @@ struct Session::State {
   // session_ahead.cc: steps whose lists are attended while the caller goes on
   bool can_go_ahead(const AttentionStep& step) const;
   void step_ahead(Part& part);
-  /// Waits for them.
+  /// Waits for them. Throws what they met after their call had returned.
   void settle();
+  void rethrow();
   /// Likewise, when a step failed: nothing is kept of what was done for it.
   void settle_without(const Part& part);
 

@@ -14,10 +14,13 @@ void Helpers::wake(std::int64_t count) {
   state_ = turn_ + waiting;
   awake_ = true;
   const auto owner = std::this_thread::get_id();
-  for (std::int64_t i = 0; i < count; ++i) {
-    tasks_.run([this, owner, turn = turn_] {
+  // Those that did not come in time for an earlier turn are still to come.
+  for (std::int64_t coming = coming_; coming < count; ++coming) {
+    ++coming_;
+    tasks_.run([this, owner] {
+      --coming_;
       // The owner may be given one of these while it waits for something else.
-      if (std::this_thread::get_id() != owner) help(turn);
+      if (std::this_thread::get_id() != owner) help();
     });
   }
 }
@@ -29,7 +32,9 @@ void Helpers::release() noexcept {
   while (busy_ != 0) pause();
 }
 
-void Helpers::help(std::uint64_t turn) {
+void Helpers::help() {
+  std::uint64_t turn = state_;
+  turn -= turn % next_turn;
   while (state_ == turn + waiting) pause();
   ++busy_;
   if (state_ == turn + working) {

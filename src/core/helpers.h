@@ -49,13 +49,14 @@ class Helpers {
   void release() noexcept;
 
  private:
-  void help(std::uint64_t turn);
+  void help();
 
-  // A turn is from one wake to the next: a thread that comes late finds another, and goes.
+  // A turn is from one wake to the next. A thread that comes late helps with what there is then.
   static constexpr std::uint64_t waiting = 0, working = 1, over = 2, next_turn = 4;
   std::uint64_t turn_ = 0;  // a multiple of next_turn
   bool awake_ = false;
   std::atomic<std::uint64_t> state_ = over;  // turn_, and what threads of this turn are to do
+  std::atomic<std::int64_t> coming_ = 0;     // threads that were woken and are not here yet
   std::atomic<std::int64_t> busy_ = 0;       // threads that may be at work
   const void* work_ = nullptr;
   void (*call_)(const void*) = nullptr;

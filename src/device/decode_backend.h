@@ -46,9 +46,10 @@ struct SessionShape {
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
 /// exact_part where steps are judged, add for each further partial, add_tail, finish. Work is begun
 /// in this order; given and read_list wait for it. (Or it goes ahead: see goes_ahead.) Positions
-/// are those of the session: the context's rows come first. One thread at a time; on CUDA the
-/// caller holds the device's lock in each call, and from scan to attend. Allocates nothing after
-/// the first steps. After a call that throws, begin or load may be called again.
+/// are those of the session: the context's rows come first. One thread at a time, but for what
+/// says otherwise; on CUDA the caller holds the device's lock in each call that gives it work, and
+/// from scan to attend. Allocates nothing after the first steps. After a call that throws, begin or
+/// load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -119,11 +120,11 @@ class DecodeBackend {
   virtual void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                          const std::function<bool()>& meanwhile);
 
-  /// Whether a step of one token that is scanned for can go ahead: begin, scan, attend,
-  /// finish_ahead, given. The device then waits by itself for what others make of the lists, and
-  /// the caller may go on to the next step meanwhile. These others do not call its driver: they
-  /// await_scan, await_queries, read_list, write to room(), and say ready. Steps that do not go
-  /// ahead may follow when that has been said.
+  /// Whether a step of one token that is scanned for can go ahead: begin, scan, attend, given,
+  /// finish_ahead, while others read the lists. The device then waits by itself for what others
+  /// make of the lists, and the caller may go on to the next step meanwhile. These others do not
+  /// call its driver: they await_scan, await_queries, read_list, write to room(), and say ready.
+  /// Steps that do not go ahead may follow when that has been said.
   virtual bool goes_ahead() const { return false; }
   /// Tells the step that has begun from those around it.
   virtual int turn() const { return 0; }

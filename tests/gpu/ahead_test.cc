@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "gpu/handles.h"
@@ -133,16 +134,20 @@ TEST(StepsAhead, SessionsMayGoForkAndTakeBackAtAnyTime) {
   EXPECT_EQ(distance(again.outs(), want), 0);
 }
 
+/// Nothing of it is written, not even where queries and results share their place.
 TEST(StepsAhead, ARefusedStepLeavesTheOneBeforeAndItself) {
   TOPKV_NEEDS_GPU();
   const Case of;
   Session session = of.session();
   const Outs want = of.outs(session, first + 20);
+  const std::int64_t kv = of.stream.kv_width();
+  const std::int64_t width = of.stream.q_width();
   TokenStream bad = of.stream;
   for (const std::int64_t layer : {1, 2}) {
-    bad.k[static_cast<std::size_t>(layer)][static_cast<std::size_t>((first + 4) * bad.kv_width())] =
-        std::numeric_limits<float>::infinity();
-    bad.q[static_cast<std::size_t>(layer)][static_cast<std::size_t>((first + 7) * bad.q_width())] =
+    const auto l = static_cast<std::size_t>(layer);
+    bad.k[l][static_cast<std::size_t>((first + 4) * kv)] = std::numeric_limits<float>::infinity();
+    bad.v[l][static_cast<std::size_t>((first + 5) * kv)] = std::numeric_limits<float>::infinity();
+    bad.q[l][static_cast<std::size_t>((first + 7) * width)] =
         std::numeric_limits<float>::quiet_NaN();
   }
   Session other = of.session();
@@ -150,8 +155,13 @@ TEST(StepsAhead, ARefusedStepLeavesTheOneBeforeAndItself) {
   Feed broken(of.place, bad, first, bad.total);
   for (std::int64_t t = first; t < first + 20; ++t) {
     for (std::int64_t layer = 0; layer < 3; ++layer) {
-      if (layer > 0 && (t == first + 4 || t == first + 7)) {
-        EXPECT_THROW(broken.attend(other, layer, t, 1), InvalidArgument);
+      if (layer > 0 && (t == first + 4 || t == first + 5 || t == first + 7)) {
+        AttentionStep step = broken.step(layer, t, 1);
+        step.out = const_cast<float*>(step.q);
+        EXPECT_THROW(other.attend(step), InvalidArgument);
+        const std::vector<float> q = of.place.get(step.q, width);
+        const auto given = bad.q[static_cast<std::size_t>(layer)].begin() + t * width;
+        EXPECT_TRUE(std::equal(q.begin() + 1, q.end(), given + 1)) << t;  // one is not a number
       }
       feed.attend(other, layer, t, 1);
     }
@@ -159,6 +169,30 @@ TEST(StepsAhead, ARefusedStepLeavesTheOneBeforeAndItself) {
   EXPECT_EQ(distance(feed.outs(), want), 0);
   EXPECT_EQ(other.stats().rows_retrieved, session.stats().rows_retrieved);
   EXPECT_EQ(other.stats().steps, session.stats().steps);
+  const auto figures = other.tail_figures();
+  const auto figures_wanted = session.tail_figures();
+  for (std::size_t l = 0; l < figures.size(); ++l) {
+    EXPECT_EQ(figures[l].heads, figures_wanted[l].heads);
+    EXPECT_NEAR(figures[l].mean_error(), figures_wanted[l].mean_error(), 1e-6);
+  }
+}
+
+/// Who reads a session's figures may do so in several threads.
+TEST(StepsAhead, FiguresAreReadByManyThreads) {
+  TOPKV_NEEDS_GPU();
+  const Case of;
+  Session session = of.session();
+  Feed feed = of.feed();
+  for (std::int64_t t = first; t < first + 50; ++t) {
+    for (std::int64_t layer = 0; layer < 3; ++layer) feed.attend(session, layer, t, 1);
+    std::vector<std::thread> readers;
+    for (int i = 0; i < 3; ++i)
+      readers.emplace_back([&] { EXPECT_EQ(session.stats().steps, 3 * (t - first + 1)); });
+    for (std::thread& reader : readers) reader.join();
+  }
+  Session again = of.session();
+  of.outs(again, first + 50);
+  EXPECT_EQ(session.stats().rows_retrieved, again.stats().rows_retrieved);
 }
 
 }  // namespace
