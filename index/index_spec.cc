@@ -74,4 +74,8 @@ std::unique_ptr<KeyIndex> IndexSpec::make() const {
 
 std::unique_ptr<KeyIndex> make_index(std::string_view spec) { return IndexSpec(spec).make(); }
 
+IndexSpec IndexSpec::default_for(std::int64_t dim) {
+  return IndexSpec(dim < 128 ? "codes:k=32,v=8" : "codes:k=16,v=8");
+}
+
 }  // namespace topkv

@@ -32,7 +32,7 @@ holds 'and written' [ "$(wc -l <b.csv)" -eq 2 ]
 holds 'the mean is a tail' fidelity --kv-index exact --kv-index codes --kv-tail mean --json
 holds 'that is named in each setting' [ "$(grep -c '"kv_tail":"mean"' stdout)" -eq 2 ]
 
-holds 'rules are settings' fidelity --kv-tail codes --kv-topk 32 --kv-mass none --kv-mass 0.50 \
+holds 'rules are settings' fidelity --kv-index exact --kv-tail codes --kv-topk 32 --kv-mass none --kv-mass 0.50 \
   --kv-error none --kv-error 0.001 --json
 holds 'each with each' [ "$(wc -l <stdout)" -eq 4 ]
 holds 'that say so' grep -q '"setting":"exact, top 32, tail codes:k=16,v=8, mass 0.5, error 0.001"' stdout

@@ -32,6 +32,11 @@ class IndexSpec {
   /// Throws InvalidArgument naming the part that was not understood and what is known.
   explicit IndexSpec(std::string_view text);
 
+  /// What the command and topkv.hf take for keys of so many dims where no index is named: codes
+  /// with their tail, of as many bytes as kept attention near dense attention where that was
+  /// measured (docs/evaluation.md). Below 128 dims codes:k=32,v=8, else codes:k=16,v=8.
+  static IndexSpec default_for(std::int64_t dim);
+
   /// All defaults spelled out, as the constructor accepts it.
   const std::string& text() const { return text_; }
 

@@ -110,7 +110,7 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
   command.add_flag("--json", flags.json);
 }
 
-BenchPlan bench_plan(const BenchFlags& flags, const CLI::App& command) {
+BenchPlan bench_plan(BenchFlags flags, const CLI::App& command) {
   if (flags.what == "decode") {
     refuse(command, of_prefill, "decode", "prefill");
   } else {
@@ -138,7 +138,10 @@ BenchPlan bench_plan(const BenchFlags& flags, const CLI::App& command) {
   plan.shape = bench_shape(flags.shape);
   plan.all_layers = plan.shape.layers;
   if (layers > 0) plan.shape = first_layers(plan.shape, layers);
-  if (flags.what == "decode") plan_decode(flags, plan);
+  if (flags.what == "decode") {
+    name_index(flags.retrieval, plan.shape);
+    plan_decode(flags, plan);
+  }
   return plan;
 }
 

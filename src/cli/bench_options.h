@@ -57,6 +57,6 @@ struct BenchPlan {
 inline constexpr std::int64_t warm_up_tokens = 4;
 
 /// Throws UsageError, or what ModelConfig::load throws for a shape's config.json.
-BenchPlan bench_plan(const BenchFlags& flags, const CLI::App& command);
+BenchPlan bench_plan(BenchFlags flags, const CLI::App& command);
 
 }  // namespace topkv::cli

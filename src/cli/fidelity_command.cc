@@ -191,7 +191,7 @@ void print_report(const FidelityReport& report, std::int64_t tokens, const std::
                             width, 0));
 }
 
-int run_fidelity(const FidelityFlags& flags) {
+int run_fidelity(FidelityFlags flags) {
   catch_interrupts();
   const std::int64_t length = parse_count("-c", flags.context);
   check_flags(flags.model);
@@ -199,11 +199,13 @@ int run_fidelity(const FidelityFlags& flags) {
   check_haystack_flag(flags.haystack);
   const std::vector<double> depths = parse_depths("--questions", flags.questions);
   const std::uint64_t seed = parse_seed("--seed", flags.seed);
-  const std::vector<RetrievalFlags> chosen = choices(flags);
-  ModelConfig config;
-  for (const RetrievalFlags& retrieval : chosen) {
+  for (const RetrievalFlags& retrieval : choices(flags)) check_flags(retrieval);
+  const ModelConfig config = ModelConfig::load(flags.model.directory);
+  name_index(flags.retrieval, config.attention);
+  std::vector<RetrievalFlags> chosen = choices(flags);
+  for (RetrievalFlags& retrieval : chosen) {
     check_flags(retrieval);
-    config = check_model(flags.model, retrieval);
+    check_model(flags.model, retrieval);
   }
   constexpr std::int64_t probe_room = 512;  // tokens, with those of the sessions beside
   check_rows(config.attention,

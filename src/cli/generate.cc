@@ -199,7 +199,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   fmt::print(stderr, "memory     {} at most\n", byte_text(peak_memory_bytes()));
 }
 
-int run_generate(const GenerateFlags& flags) {
+int run_generate(GenerateFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
   const std::string& index = flags.retrieval.indices.front();

@@ -109,10 +109,11 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory
   print_score(cells, missing_cells(plan, directory));
 }
 
-int run_needle(const NeedleFlags& flags) {
+int run_needle(NeedleFlags flags) {
   catch_interrupts();
   NeedlePlan plan = make_plan(flags);
   const ModelConfig config = check_model(flags.model, flags.retrieval);
+  plan.indices = flags.retrieval.indices;
   check_rows(config.attention, plan.lengths.back() + plan.predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
   const ThreadLimit threads(flags.model);

@@ -81,7 +81,7 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
     style = NeedleStyle::custom;
   }
   NeedlePlan plan{parse_counts("-c", flags.lengths),
-                  flags.retrieval.indices,
+                  {},
                   parse_depths("--depths", flags.depths),
                   NeedleTask(style, custom),
                   flags.haystack,

@@ -39,7 +39,7 @@ void add_flags(CLI::App& command, NeedleFlags& flags);
 /// The flags understood.
 struct NeedlePlan {
   std::vector<std::int64_t> lengths;  ///< ascending
-  std::vector<std::string> indices;   ///< specs, in the order given
+  std::vector<std::string> indices;   ///< specs, in the order given; at first none
   std::vector<double> depths;         ///< ascending
   NeedleTask task;
   std::string haystack;

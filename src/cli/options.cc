@@ -208,8 +208,15 @@ void check_flags(const SamplingFlags& flags) {
   if (!flags.predict.empty()) parse_count("-n", flags.predict);
 }
 
-ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval) {
+void name_index(RetrievalFlags& flags, const AttentionShape& shape) {
+  if (!flags.indices.empty()) return;
+  flags.indices = {flags.dense_layers == "all" ? "exact"
+                                               : IndexSpec::default_for(shape.head_dim).text()};
+}
+
+ModelConfig check_model(const ModelFlags& flags, RetrievalFlags& retrieval) {
   ModelConfig config = ModelConfig::load(flags.directory);
+  name_index(retrieval, config.attention);
   retrieval_options(retrieval, config.attention.layers, "exact", 1);
   check_indices(retrieval, config, 0);
   return config;

@@ -30,7 +30,7 @@ struct ModelFlags {
 };
 
 struct RetrievalFlags {
-  std::vector<std::string> indices = {"exact"};
+  std::vector<std::string> indices;  ///< empty: name_index() has to name one
   std::string tail;  ///< empty: what the index has
   std::string k = "64";
   std::string mass = "none";
@@ -82,9 +82,13 @@ void check_flags(const RetrievalFlags& flags);
 void check_flags(const PrefillFlags& flags);
 void check_flags(const SamplingFlags& flags);
 
-/// What is wrong with them for this model. Reads config.json alone, throws what ModelConfig::load
-/// throws too.
-ModelConfig check_model(const ModelFlags& flags, const RetrievalFlags& retrieval);
+/// Where no index is named: the default for these heads; exact, which costs nothing, where every
+/// layer is dense.
+void name_index(RetrievalFlags& flags, const AttentionShape& shape);
+
+/// What is wrong with them for this model; names an index. Reads config.json alone, throws what
+/// ModelConfig::load throws too.
+ModelConfig check_model(const ModelFlags& flags, RetrievalFlags& retrieval);
 
 /// Throws UsageError when an index cannot be built over so many keys of this model.
 void check_indices(const RetrievalFlags& retrieval, const ModelConfig& config, std::int64_t keys);

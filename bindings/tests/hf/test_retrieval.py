@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM
 def test_each_token_attends_k_rows_per_query_head(select_by, device):
     model = make_model("llama", device, dtype_of(device))
     ids = make_ids(200, device)
-    cache = TopkCache(model.config, k=5, window=16, sinks=2, select_by=select_by)
+    cache = TopkCache(
+        model.config, index="exact", k=5, window=16, sinks=2, select_by=select_by
+    )
     model(ids[:, :190], past_key_values=cache, use_cache=True)
     for i in range(190, 200):
         model(ids[:, i : i + 1], past_key_values=cache, use_cache=True)
@@ -29,7 +31,7 @@ def test_each_token_attends_k_rows_per_query_head(select_by, device):
 def test_a_list_of_k_counts_full_attention_layers_only(device):
     model = make_model("gemma2", device, dtype_of(device))  # 2 full, 2 sliding
     ids = make_ids(101, device)
-    cache = TopkCache(model.config, k=[3, 7], window=16, sinks=2)
+    cache = TopkCache(model.config, index="exact", k=[3, 7], window=16, sinks=2)
     model(ids[:, :100], past_key_values=cache, use_cache=True)
     model(ids[:, 100:], past_key_values=cache, use_cache=True)
     (stats,) = cache.stats()

@@ -216,7 +216,7 @@ def test_another_index_can_be_built_after_freezing(device):
     text = make_ids(TEXT, device)
     cache = read(model, text)
     cache.freeze()
-    assert cache.context.indices() == ["exact"]
+    assert cache.context.indices() == ["exact", "codes:k=32,v=8"]  # by default, for heads of 16
     cache.freeze("hnsw:M=16")
     assert cache.context.has_index("hnsw:M=16")
     ids = with_question(text, 1)
@@ -254,7 +254,6 @@ def test_unknown_session_options_are_refused(device):
         {"max_cache_len": "64K"},
         {"device_memory": -1},
         {"device_memory": 1e9},
-        {"index": None},
         {"index": 5},
         {"k": None},
         {"k": 2.5},
@@ -273,10 +272,10 @@ def test_unknown_session_options_are_refused(device):
         {"select_by": None},
         {"prefill": True},
         {"measure_recall": 1},
-        {"mass": 0.9},  # without a tail
+        {"mass": 0.9, "index": "exact"},  # without a tail
         {"mass": 1, "tail": "codes"},
         {"mass": "0.9", "tail": "codes"},
-        {"error": 0.1},
+        {"error": 0.1, "index": "exact"},
         {"error": True, "tail": "codes"},
         {"error": float("nan"), "tail": "codes"},
         {"shard": 1},
@@ -356,7 +355,7 @@ def test_a_cache_says_what_it_holds():
     session = cache.session(batch=2)
     model(make_ids(3, model.device, rows=2), past_key_values=session, use_cache=True)
     assert repr(session) == (
-        "<TopkCache of a gemma2 model: 63 tokens, the text 60 of them, index exact, 2 rows>"
+        "<TopkCache of a gemma2 model: 63 tokens, the text 60 of them, index codes:k=32,v=8, 2 rows>"
     )
 
 
@@ -427,7 +426,7 @@ def test_a_refused_call_leaves_the_length_as_it_was(device):
 def test_a_tail_brings_sessions_near_to_dense_attention_and_changes_no_other(device):
     model = make_model("llama", device)
     text = make_ids(300, device)
-    cache = read(model, text, k=4)
+    cache = read(model, text, k=4, index="exact")
     ids = with_question(text, 5)
     wanted = exact_logits(model, ids)[:, text.shape[1] :].float()
     distances = {}

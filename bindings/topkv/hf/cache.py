@@ -50,7 +50,8 @@ class TopkCache(Cache):
 
     Args:
       config: the model's own config object (``model.config``).
-      index: spec of the index, such as "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8".
+      index: spec of the index, such as "codes", "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8"; None:
+        codes of as many bytes as suit the model's heads (``topkv.IndexSpec.default_for``).
       tail: what stands for the rows that are not found: an index that codes values, such as "codes",
         "mean": their mean value, "none", or "": what `index` has.
       k: rows retrieved per query head (a number, a list, or a schedule such as "uniform:512"; lists
@@ -86,7 +87,7 @@ class TopkCache(Cache):
         self,
         config: Any,
         *,
-        index: str = "exact",
+        index: str | None = None,
         tail: str = "",
         k: int | str | list[int] = 256,
         mass: float | None = None,
@@ -113,6 +114,8 @@ class TopkCache(Cache):
                 "model.config"
             )
         families.check(config, flag("trust", trust))
+        if index is None:
+            given["index"] = topkv.IndexSpec.default_for(families.head_dim(config)).text
         layers = families.layer_types(config)[0].count(families.FULL)
         engine = Engine(State(make_options(layers, given)))
         inner = families.text_config(config)

@@ -130,6 +130,12 @@ def _value(text: Any, name: str, default: Any = None) -> Any:
         return next((x for x in values if x), default)
 
 
+def head_dim(config: Any) -> int:
+    """Of the model's attention heads."""
+    text = text_config(config)
+    return _value(text, "head_dim") or text.hidden_size // text.num_attention_heads
+
+
 def _config_reason(config: Any, text: Any) -> str:
     """Why the attention that this config describes is not one that topkv computes."""
     if getattr(config, "is_encoder_decoder", False) or _value(text, "is_encoder_decoder"):
