@@ -1,7 +1,7 @@
 # A thin front for the CMake presets. Targets that build install missing Debian packages first.
 
 PREFIX ?= /usr/local
-ARGS ?= -c 1M --kv-index exact --kv-topk 64 --prefill window -o out/needle
+ARGS ?= -c 1M --kv-topk 64 --prefill window -o out/needle
 PYTHON_EXTRAS ?= test,hf,plot
 jobs := $(shell nproc)
 # pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it.

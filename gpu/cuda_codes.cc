@@ -14,6 +14,9 @@ namespace {
 
 /// That a unit has for keys' codes of so many bytes, for values of so many bits.
 int key_bytes_for(std::int64_t bytes) { return bytes <= part_bytes ? part_bytes : most_key_bytes; }
+int scan_tokens_for(const AttentionShape& shape) {
+  return static_cast<int>(std::min<std::int64_t>(scan_batch, scan_heads / shape.kv_heads));
+}
 int value_bytes_for(std::int64_t bits) { return bits == 0 ? 0 : bits <= 64 ? 8 : 16; }
 
 }  // namespace
@@ -98,7 +101,7 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   const int value_bytes = value_bytes_for(bits);
   splits_ = scan_splits(static_cast<int>(shape.kv_heads), key_bytes, value_bytes);
   early_ = can_scan_early();
-  scan_tokens_ = static_cast<int>(std::min<std::int64_t>(scan_batch, scan_heads / shape.kv_heads));
+  scan_tokens_ = scan_tokens_for(shape);
   layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, key_bytes, value_bytes,
                                            scan_tokens_, splits_);
   memory_ = device.allocate(layout_->bytes, "codes of the context");
@@ -118,6 +121,17 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
 }
 
 CudaCodes::~CudaCodes() = default;
+
+std::int64_t CudaCodes::bytes(const AttentionShape& shape, std::int64_t tokens,
+                              std::int64_t key_bytes, std::int64_t value_bits, std::int64_t rare) {
+  std::vector<bool> has_codes;
+  for (std::int64_t l = 0; l < shape.layers; ++l) has_codes.push_back(shape.window_of(l) == 0);
+  const int of_key = key_bytes_for(key_bytes);
+  const int of_value = value_bytes_for(value_bits);
+  const int splits = scan_splits(static_cast<int>(shape.kv_heads), of_key, of_value);
+  return Layout(shape, has_codes, tokens, rare, of_key, of_value, scan_tokens_for(shape), splits)
+      .bytes;
+}
 
 void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const HeadCodes> heads,
                       const Layout& layout) {

@@ -25,6 +25,9 @@ class CudaCodes final : public DeviceCodes {
   ~CudaCodes() override;
 
   std::int64_t memory() const override { return memory_.bytes(); }
+  /// What it would be (ComputeDevice::codes_bytes).
+  static std::int64_t bytes(const AttentionShape& shape, std::int64_t tokens,
+                            std::int64_t key_bytes, std::int64_t value_bits, std::int64_t rare);
 
   /// A scan of one layer for no token yet, all but what is wanted of it. All scans share their
   /// memory: one is to be enqueued whole (list_rows) before the next begins.

@@ -249,6 +249,12 @@ std::shared_ptr<const DeviceCodes> CudaDevice::keep_codes(const AttentionShape& 
   return std::make_shared<const CudaCodes>(*this, shape, heads);
 }
 
+std::int64_t CudaDevice::codes_bytes(const AttentionShape& shape, std::int64_t tokens,
+                                     std::int64_t key_bytes, std::int64_t value_bits,
+                                     std::int64_t rare) const {
+  return CudaCodes::bytes(shape, tokens, key_bytes, value_bits, rare);
+}
+
 std::unique_ptr<DecodeBackend> CudaDevice::decode_backend(const SessionShape& shape) {
   return make_decode_backend(*this, shape);
 }

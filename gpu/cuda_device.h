@@ -86,6 +86,8 @@ class CudaDevice final : public ComputeDevice {
   bool scans_codes(const AttentionShape& shape) const override;
   std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
                                                 std::span<const HeadCodes> heads) override;
+  std::int64_t codes_bytes(const AttentionShape& shape, std::int64_t tokens, std::int64_t key_bytes,
+                           std::int64_t value_bits, std::int64_t rare) const override;
   std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override;
   std::int64_t decode_backend_bytes(const SessionShape& shape) const override;
 

@@ -10,8 +10,9 @@ namespace topkv::gpu {
 namespace {
 
 constexpr std::int64_t list_memory = std::int64_t{1} << 20;  // for the lists of one scan
-// Of a token: what 15 threads take once, or where there are many heads twice.
+// Of a token: what 15 threads take once, or, where there are many heads or rows, twice.
 constexpr std::int64_t most_lists = 14;
+constexpr std::int64_t many_rows = 512;  // of a KV head
 
 }  // namespace
 
@@ -51,7 +52,8 @@ SessionLayout::SessionLayout(const SessionShape& shape) {
     // Heads want different rows, and a sample tells the threshold roughly. What does not fit
     // stays in the tail.
     const std::int64_t rows = std::min(shape.most_rows, n);
-    const std::int64_t all_lists = a.kv_heads * 2 > most_lists ? 2 * most_lists : most_lists;
+    const bool twice = a.kv_heads * 2 > most_lists || a.group() * rows > many_rows;
+    const std::int64_t all_lists = twice ? 2 * most_lists : most_lists;
     lists = std::clamp<std::int64_t>(all_lists / a.kv_heads, 1, scan_lists);
     list_rows = std::min(n, 4 * a.group() * rows / lists + 256);
     list_bytes = lists * a.kv_heads * (1 + list_rows) * std::int64_t{sizeof(int)};

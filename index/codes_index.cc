@@ -19,10 +19,7 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t encode_keys = 8192;  // that a thread encodes at a time
-/// Of so many keys one is scored exactly: that with the largest residual. Rare keys (a needle's in
-/// a text that repeats) lie outside the axes of the rest, and codes would lose them.
-constexpr std::int64_t keys_per_rare = 256;
-constexpr std::int64_t most_dims = 1024;  // the work on axes grows with its third power
+constexpr std::int64_t most_dims = 1024;    // the work on axes grows with its third power
 
 /// Of 128 dims, that bytes of codes are given for.
 std::int64_t units_of(std::int64_t dim) { return (dim + 127) / 128; }

@@ -24,6 +24,10 @@ struct CodesParams {
 
 class CodesIndex final : public ApproximateIndex {
  public:
+  /// Of so many keys one is scored exactly: that with the largest residual. Rare keys (a needle's
+  /// in a text that repeats) lie outside the axes of the rest, and codes would lose them.
+  static constexpr std::int64_t keys_per_rare = 256;
+
   explicit CodesIndex(const CodesParams& params) : params_(params) {}
 
   std::int64_t memory() const override;

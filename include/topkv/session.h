@@ -157,6 +157,13 @@ struct SessionStats {
   std::int64_t exact_rows_found = 0;
 };
 
+/// Bytes of the device's memory that codes of a context of so many tokens (at least one) would take
+/// with these options, about, for all its sessions together: 0 where the device scans none.
+/// (Windows, and what a step works on, come besides.) Throws InvalidArgument for an index or a tail
+/// that is none.
+std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
+                               std::int64_t tokens, const Device& device);
+
 /// One thread at a time; different sessions are independent.
 class Session {
  public:

@@ -44,6 +44,21 @@ Model load_model(const std::string& directory, const Device& device, const Prefi
   });
 }
 
+void check_codes(const Device& device, const AttentionShape& shape, const RetrievalFlags& retrieval,
+                 std::int64_t tokens) {
+  if (!device.is_cuda() || tokens == 0) return;
+  std::int64_t bytes = 0;
+  for (const std::string& index : retrieval.indices) {
+    bytes += device_code_bytes(shape, retrieval_options(retrieval, shape.layers, index, 1), tokens,
+                               device);
+  }
+  const DeviceMemory memory = device.memory();
+  if (bytes <= memory.ceiling - memory.used) return;
+  throw OutOfMemory(fmt::format("GPU memory for the codes of {} tokens", tokens), bytes,
+                    memory.ceiling - memory.used,
+                    "raise --gpu-mem, use fewer tokens, or --kv-index exact, which keeps none");
+}
+
 std::string warning_line(const std::string& warning) {
   return fmt::format("topkv: warning: {}", warning);
 }

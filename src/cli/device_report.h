@@ -19,6 +19,11 @@ std::string plan_table(const DevicePlan& plan);
 Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
                  const RetrievalFlags& retrieval, ProgressBar& progress);
 
+/// Throws OutOfMemory when the device has no room for the codes of a context of so many tokens: now
+/// rather than when the context has been read.
+void check_codes(const Device& device, const AttentionShape& shape, const RetrievalFlags& retrieval,
+                 std::int64_t tokens);
+
 /// "topkv: warning: …", for what the library tells of a result.
 std::string warning_line(const std::string& warning);
 /// The same, to standard error.

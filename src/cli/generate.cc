@@ -224,6 +224,8 @@ int run_generate(GenerateFlags flags) {
              prefill_options(flags.prefill, flags.retrieval));
   check_indices(flags.retrieval, model.config(), static_cast<std::int64_t>(reading.context.size()));
   model.check_reach(given + predict);  // now rather than when it gets there
+  check_codes(device, model.config().attention, flags.retrieval,
+              static_cast<std::int64_t>(reading.context.size()));
   Prefilled prefilled = make_context(model, flags, reading.context, progress);
   const Stopwatch indexing;
   if (index != "exact") {  // an empty context has none yet

@@ -31,7 +31,7 @@ struct ModelFlags {
 
 struct RetrievalFlags {
   std::vector<std::string> indices;  ///< empty: name_index() has to name one
-  std::string tail;  ///< empty: what the index has
+  std::string tail;                  ///< empty: what the index has
   std::string k = "64";
   std::string mass = "none";
   std::string error = "none";

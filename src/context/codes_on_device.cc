@@ -1,10 +1,13 @@
 #include "src/context/codes_on_device.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include "src/device/compute_device.h"
 #include "src/device/host_codes.h"
+#include "topkv/session.h"
 
 namespace topkv {
 namespace {
@@ -91,6 +94,30 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
   index.codes = compute->keep_codes(shape, heads);  // throws before anything changes
   index.device = compute;
   return index.codes;
+}
+
+bool chooses_by_scan(const RetrievalOptions& options) {
+  const bool no_tail = options.tail == "none";
+  const bool own =
+      options.tail.empty() || (!no_tail && IndexSpec(options.tail) == IndexSpec(options.index));
+  const bool judged = !no_tail && (options.mass || options.error);
+  return !judged && options.select_by == SelectBy::query_head && (own || no_tail);
+}
+
+std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
+                               std::int64_t tokens, const Device& device) {
+  const auto index = IndexSpec(options.index).make();
+  const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
+  const ComputeDevice& compute = *device.compute();
+  if (codes == nullptr || !chooses_by_scan(options) || !compute.scans_codes(shape) ||
+      options.dense_layers >= shape.layers || tokens > most_scanned) {
+    return 0;
+  }
+  const CodesParams& params = codes->params();
+  if (params.key_bytes > most_code_bytes) return 0;  // heads that are scanned have 128 dims at most
+  return compute.codes_bytes(shape, tokens, params.key_bytes,
+                             std::min(8 * params.value_bytes, shape.head_dim),
+                             (tokens - 1) / CodesIndex::keys_per_rare + 1);
 }
 
 }  // namespace topkv

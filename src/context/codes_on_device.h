@@ -7,6 +7,7 @@
 #include "index/codes_index.h"
 #include "src/context/segment.h"
 #include "topkv/device.h"
+#include "topkv/session.h"
 
 namespace topkv {
 
@@ -19,5 +20,9 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
 /// another one asks. segment: the index's. Safe from many threads. Throws OutOfMemory.
 std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
                                             const Segment& segment, const SegmentIndex& index);
+
+/// Whether rows are chosen, and a tail made, as scans do it: no rules, no other tail, each query
+/// head for itself.
+bool chooses_by_scan(const RetrievalOptions& options);
 
 }  // namespace topkv

@@ -95,8 +95,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;
   seen.judged = seen.tail && (options.mass || options.error);
-  if (retrieves && !seen.judged && options.select_by == SelectBy::query_head &&
-      (options.tail == options.index || options.tail == no_tail) &&
+  if (retrieves && chooses_by_scan(options) &&
       (device.is_cuda() || IndexSpec(options.index).has_tail())) {
     seen.codes = codes_on(device, shape, segments[0], *indices[0]);
     seen.most_rows = *std::ranges::max_element(k);

@@ -183,6 +183,13 @@ class ComputeDevice {
                                                         std::span<const HeadCodes> /*heads*/) {
     return nullptr;
   }
+  /// Device memory that they take: of so many tokens, `rare` of them in each head, with
+  /// HeadCodes' bytes and bits.
+  virtual std::int64_t codes_bytes(const AttentionShape& /*shape*/, std::int64_t /*tokens*/,
+                                   std::int64_t /*key_bytes*/, std::int64_t /*value_bits*/,
+                                   std::int64_t /*rare*/) const {
+    return 0;
+  }
   /// Whether it scans codes of such a shape.
   virtual bool scans_codes(const AttentionShape& /*shape*/) const { return false; }
 

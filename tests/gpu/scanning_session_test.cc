@@ -78,6 +78,26 @@ TEST(ScanningSession, IsAsNearToDenseAsAHostSession) {
   }
 }
 
+/// What is said before there is a context.
+TEST(ScanningSession, CodesTakeTheMemoryThatIsTold) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(small, 30000);
+  for (const char* index : {"codes", "codes:k=32,v=8", "codes:k=8,v=0"}) {
+    const RetrievalOptions options{.index = index, .window = 16, .capacity = 1024};
+    Session session(stream.context(30000)->with_index(index), options, place.device());
+    const auto taken = static_cast<double>(session.stats().device_code_bytes);
+    EXPECT_GT(taken, 0);
+    EXPECT_NEAR(
+        static_cast<double>(device_code_bytes(small, options, 30000, place.device())) / taken, 1,
+        0.01)
+        << index;
+  }
+  EXPECT_EQ(device_code_bytes(small, {.index = "exact"}, 30000, place.device()), 0);
+  EXPECT_EQ(device_code_bytes(small, {.index = "codes", .error = 0.1}, 30000, place.device()), 0);
+  EXPECT_EQ(device_code_bytes(small, {.index = "codes"}, 30000, Device()), 0);
+}
+
 TEST(ScanningSession, FiguresAreLikeTheHosts) {
   TOPKV_NEEDS_GPU();
   const Place cuda("cuda");
