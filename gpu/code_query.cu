@@ -313,7 +313,7 @@ __device__ float search(const float* from, float most, float rank, bool exact, f
 }
 
 /// The threshold of one query head: a block. And one that copies, here because it takes no longer
-/// than the others and nobody waits for it.
+/// than the others.
 __global__ void __launch_bounds__(plan_threads)
     plan_kernel(const __grid_constant__ CodeScan scan, const __grid_constant__ StepInput copied) {
   __shared__ float shared[plan_threads / warp];

@@ -129,9 +129,8 @@ class CudaDecode final : public DecodeBackend {
     for (const ScanOf& part : parts) session(part).begin_lists(layer, part.scan);
     CodeScan scan = of.scan(layer);
     if (parts.size() == 1 && given_.tokens == 1) {
-      // The scan takes the whole device: the host gets its copies before, and what is resident is
-      // attended behind it, while the host attends the rows that were found. Nothing is launched
-      // before the scan that can be later: launches take longer than small kernels.
+      // The scan takes the whole device: the host gets its copies before the pass, and what is
+      // resident is attended beside it, where it leaves room (attend_resident).
       begun_.record(compute_);
       copied_by_scan_ = true;
       inject_copy_delay(compute_);

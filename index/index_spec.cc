@@ -75,6 +75,8 @@ std::unique_ptr<KeyIndex> IndexSpec::make() const {
 std::unique_ptr<KeyIndex> make_index(std::string_view spec) { return IndexSpec(spec).make(); }
 
 IndexSpec IndexSpec::default_for(std::int64_t dim) {
+  if (dim < 1)
+    throw InvalidArgument(fmt::format("keys of {} dims; they must have at least 1", dim));
   return IndexSpec(dim < 128 ? "codes:k=32,v=8" : "codes:k=16,v=8");
 }
 

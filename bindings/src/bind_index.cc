@@ -108,7 +108,8 @@ void bind_index(py::module_& module) {
                         "The name of an index, understood. Equal when they name the same index.")
       .def(py::init<const std::string&>(), py::arg("text"))
       .def_static("default_for", &IndexSpec::default_for, py::arg("dim"),
-                  "What topkv.hf takes for keys of so many dims where no index is named: codes.")
+                  "What topkv.hf and the command take for keys of so many dims where no index is "
+                  "named: codes. A context has it after with_index(spec.text).")
       .def_property_readonly("text", &IndexSpec::text, "All defaults spelled out.")
       .def_property_readonly("grows", &IndexSpec::grows,
                              "True when keys added after build are found too.")

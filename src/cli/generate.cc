@@ -129,6 +129,7 @@ Json json_rate(std::int64_t count, double seconds) {
 }
 
 struct Figures {
+  std::string index, tail_spec;  // of the session
   std::int64_t prompt_tokens = 0;
   double rows_per_head = 0;
   bool ruled = false;         // by --kv-mass or --kv-error
@@ -160,6 +161,8 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   const bool estimated = figures.tail.heads > 0;
   json["exact_mass"] = estimated ? Json(figures.tail.mean_exact_mass()) : Json(nullptr);
   json["expected_error"] = estimated ? Json(figures.tail.mean_error()) : Json(nullptr);
+  json["index"] = figures.index;
+  json["tail"] = figures.tail_spec;
   json["rows_bytes"] = figures.memory.rows_bytes;
   json["index_bytes"] = figures.memory.index_bytes;
   json["peak_memory_bytes"] = peak_memory_bytes();
@@ -177,8 +180,8 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
                format_rate(rate(context, prefilled.seconds)), byte_text(figures.memory.rows_bytes));
   }
   if (figures.memory.index_bytes > 0) {
-    fmt::print(stderr, "index      {}, waited for it {}\n", byte_text(figures.memory.index_bytes),
-               format_seconds(prefilled.times.indexing));
+    fmt::print(stderr, "index      {}, {}, waited for it {}\n", figures.index,
+               byte_text(figures.memory.index_bytes), format_seconds(prefilled.times.indexing));
   }
   fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
              format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));
@@ -231,7 +234,8 @@ int run_generate(GenerateFlags flags) {
   if (index != "exact") {  // an empty context has none yet
     prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
   }
-  prefilled.context = with_tail(prefilled.context, flags.retrieval.tail, progress.callback("tail"));
+  prefilled.context = with_tail(prefilled.context, tail_beside(flags.retrieval.tail, index),
+                                progress.callback("tail"));
   prefilled.times.indexing += indexing.seconds();
   progress.finish();
 
@@ -268,6 +272,8 @@ int run_generate(GenerateFlags flags) {
   figures.ruled = session.options().mass || session.options().error;
   for (const TailFigures& layer : session.tail_figures()) figures.tail += layer;
   figures.memory = prefilled.context->memory();
+  figures.index = session.options().index;
+  figures.tail_spec = session.options().tail;
   if (flags.json) {
     print_json(model, prefilled, result, figures, flags.prompt);
   } else {

@@ -155,7 +155,7 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   if (built) {
     context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)));
   }
-  const std::string& tail = flags_.retrieval.tail;
+  const std::string tail = tail_beside(flags_.retrieval.tail, index);
   context = with_tail(context, tail, progress_.callback(prefix + " tail"));
   if (context != prefilled.context) build_seconds += build.seconds();
   const std::int64_t index_bytes = context->memory().index_bytes - before +

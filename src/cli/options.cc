@@ -48,6 +48,13 @@ std::optional<double> parse_rule(std::string_view flag, const std::string& text,
 void check_rules(const RetrievalFlags& flags) {
   const bool mass = mass_of(flags).has_value();
   if (!mass && !error_of(flags)) return;
+  if (flags.indices.empty() && flags.tail == "none") {  // the default has one
+    throw UsageError(
+        fmt::format("{}: expected a tail, which tells what is in the rows not found; found "
+                    "--kv-tail none; leave "
+                    "that out",
+                    mass ? "--kv-mass" : "--kv-error"));
+  }
   for (const std::string& spec : flags.indices) {
     if (flags.tail.empty() ? IndexSpec(spec).has_tail() : flags.tail != "none") continue;
     throw UsageError(fmt::format(
@@ -122,7 +129,7 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("--kv-topk: {}", error.what()));
   }
-  options.tail = flags.tail;
+  options.tail = tail_beside(flags.tail, index);
   options.mass = mass_of(flags);
   options.error = error_of(flags);
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
@@ -257,8 +264,13 @@ void check_tail(const std::string& tail) {
       tail));
 }
 
+std::string tail_beside(const std::string& tail, const std::string& index) {
+  return tail == "codes" && IndexSpec(index).has_tail() ? "" : tail;
+}
+
 std::string tail_text(const std::string& tail) {
-  return names_index(tail) ? IndexSpec(tail).text() : tail;
+  const bool beside = tail == "codes";  // which may be what an index has
+  return names_index(tail) && !beside ? IndexSpec(tail).text() : tail;
 }
 
 std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,

@@ -100,7 +100,10 @@ void check_haystack_flag(const std::string& haystack);
 /// Throws UsageError unless --kv-tail is "", "none", "mean" or an index that codes values.
 void check_tail(const std::string& tail);
 
-/// --kv-tail in one spelling: "", "none" or a full spec.
+/// --kv-tail beside an index: plain "codes" is what the index has, if it has one.
+std::string tail_beside(const std::string& tail, const std::string& index);
+
+/// --kv-tail in one spelling: "", "none", "codes" or a full spec.
 std::string tail_text(const std::string& tail);
 
 /// The context with the index that --kv-tail names, if it names one that is not there.
