@@ -1,8 +1,8 @@
 #include "src/cli/arguments.h"
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <string_view>

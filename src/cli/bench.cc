@@ -1,8 +1,8 @@
 // `topkv bench`: attention alone, timed over generated rows.
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>

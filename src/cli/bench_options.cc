@@ -140,6 +140,7 @@ BenchPlan bench_plan(BenchFlags flags, const CLI::App& command) {
   if (layers > 0) plan.shape = first_layers(plan.shape, layers);
   if (flags.what == "decode") {
     name_index(flags.retrieval, plan.shape);
+    check_flags(flags.retrieval);
     plan_decode(flags, plan);
   }
   return plan;

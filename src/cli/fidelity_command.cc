@@ -199,7 +199,6 @@ int run_fidelity(FidelityFlags flags) {
   check_haystack_flag(flags.haystack);
   const std::vector<double> depths = parse_depths("--questions", flags.questions);
   const std::uint64_t seed = parse_seed("--seed", flags.seed);
-  for (const RetrievalFlags& retrieval : choices(flags)) check_flags(retrieval);
   const ModelConfig config = ModelConfig::load(flags.model.directory);
   name_index(flags.retrieval, config.attention);
   std::vector<RetrievalFlags> chosen = choices(flags);

@@ -48,13 +48,6 @@ std::optional<double> parse_rule(std::string_view flag, const std::string& text,
 void check_rules(const RetrievalFlags& flags) {
   const bool mass = mass_of(flags).has_value();
   if (!mass && !error_of(flags)) return;
-  if (flags.indices.empty() && flags.tail == "none") {  // the default has one
-    throw UsageError(
-        fmt::format("{}: expected a tail, which tells what is in the rows not found; found "
-                    "--kv-tail none; leave "
-                    "that out",
-                    mass ? "--kv-mass" : "--kv-error"));
-  }
   for (const std::string& spec : flags.indices) {
     if (flags.tail.empty() ? IndexSpec(spec).has_tail() : flags.tail != "none") continue;
     throw UsageError(fmt::format(
@@ -224,6 +217,7 @@ void name_index(RetrievalFlags& flags, const AttentionShape& shape) {
 ModelConfig check_model(const ModelFlags& flags, RetrievalFlags& retrieval) {
   ModelConfig config = ModelConfig::load(flags.directory);
   name_index(retrieval, config.attention);
+  check_rules(retrieval);
   retrieval_options(retrieval, config.attention.layers, "exact", 1);
   check_indices(retrieval, config, 0);
   return config;
