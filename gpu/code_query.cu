@@ -182,15 +182,6 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
   }
 }
 
-__device__ __forceinline__ float block_sum(float x, float* shared) {
-  const int thread = static_cast<int>(threadIdx.x);
-  x = warp_sum(x);
-  __syncthreads();
-  if (thread % warp == 0) shared[thread / warp] = x;
-  __syncthreads();
-  return warp_sum(shared[thread % warp]);
-}
-
 __device__ __forceinline__ float block_max(float x, float* shared) {
   const int thread = static_cast<int>(threadIdx.x);
   x = warp_max(x);
@@ -340,7 +331,7 @@ __global__ void __launch_bounds__(plan_threads)
   const bool all = scan.wanted >= keys;
   float threshold = -INFINITY;
   if (!all) {
-    const float sampled = block_sum(sampled_keys(range, thread), shared);
+    const float sampled = block_sum<plan_threads>(sampled_keys(range, thread), shared);
     const float wanted = static_cast<float>(scan.wanted) * sampled / static_cast<float>(keys);
     const bool exact = sampled >= static_cast<float>(keys);
     const float rank = exact ? wanted : fminf(fmaxf(wanted, steady_rank), sampled);
@@ -353,7 +344,7 @@ __global__ void __launch_bounds__(plan_threads)
       // off exponentially (Weissman 1978; the mean excess is Hill's estimator).
       const float mine = thread < selection.count ? selection.kept[thread] : -INFINITY;
       const auto above = static_cast<float>(__syncthreads_count(mine > threshold ? 1 : 0));
-      const float excess = block_sum(fmaxf(mine - threshold, 0.0F), shared);
+      const float excess = block_sum<plan_threads>(fmaxf(mine - threshold, 0.0F), shared);
       // The threshold is the next of the sample, so that one more reaches it.
       if (above > 0) threshold += excess / above * logf(fmaxf((above + 1) / wanted, 1.0F));
       threshold = fminf(threshold, most + 32);

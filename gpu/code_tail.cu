@@ -12,15 +12,6 @@ namespace {
 constexpr int threads = 512;
 constexpr int errors_entries = 128;
 
-__device__ __forceinline__ float block_sum(float x, float* shared) {
-  const int thread = static_cast<int>(threadIdx.x);
-  x = warp_sum(x);
-  __syncthreads();
-  if (thread % warp == 0) shared[thread / warp] = x;
-  __syncthreads();
-  return warp_sum(thread % warp < threads / warp ? shared[thread % warp] : 0.0F);
-}
-
 /// log of the normal distribution at z.
 __device__ __forceinline__ float log_normal(float z) {
   constexpr float half_root = 0.70710678F;
@@ -53,7 +44,7 @@ __device__ float error_deviation(const CodeScan& scan, int meeting, int g, float
   }
   dot += __shfl_xor_sync(all_lanes, dot, 1);
   dot += __shfl_xor_sync(all_lanes, dot, 2);
-  return scan.scale * sqrtf(block_sum(thread % 4 == 0 ? dot * dot : 0.0F, shared));
+  return scan.scale * sqrtf(block_sum<threads>(thread % 4 == 0 ? dot * dot : 0.0F, shared));
 }
 
 struct Correction {
@@ -106,10 +97,10 @@ __device__ Correction correct_head(const CodeScan& scan, int meeting, int g) {
       squares += mass * mass;
     }
   }
-  plain = block_sum(plain, shared);
-  corrected = block_sum(corrected, shared);
-  squares = block_sum(squares, shared);
-  sampled = block_sum(sampled, shared);
+  plain = block_sum<threads>(plain, shared);
+  corrected = block_sum<threads>(corrected, shared);
+  squares = block_sum<threads>(squares, shared);
+  sampled = block_sum<threads>(sampled, shared);
   // A sum of squares grows as the number of keys, the square of their sum as its square.
   const auto keys = static_cast<float>(range.end - range.begin);
   return {s, plain > 0 ? logf(corrected / plain) : 0.0F,

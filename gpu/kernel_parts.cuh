@@ -86,4 +86,15 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
+/// Every thread of a block of so many gets the block's sum. shared: [threads / warp].
+template <int threads>
+__device__ __forceinline__ float block_sum(float x, float* shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  x = warp_sum(x);
+  __syncthreads();
+  if (thread % warp == 0) shared[thread / warp] = x;
+  __syncthreads();
+  return warp_sum(thread % warp < threads / warp ? shared[thread % warp] : 0.0F);
+}
+
 }  // namespace topkv::gpu
