@@ -1,5 +1,7 @@
 #include "index/code_axes.h"
 
+#include <hwy/contrib/sort/vqsort.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -156,7 +158,8 @@ std::vector<std::vector<float>> CodeAxes::spread(const std::vector<float>& centr
       values[axis].insert(values[axis].end(), from, from + rows);
     }
   }
-  for (std::vector<float>& along : values) std::sort(along.begin(), along.end());
+  hwy::Sorter sort;
+  for (std::vector<float>& along : values) sort(along.data(), along.size(), hwy::SortAscending());
   return values;
 }
 
