@@ -57,4 +57,15 @@ void Cublas::multiply(const __nv_bfloat16* weight, std::int64_t out_features, st
   }
 }
 
+// To cuBLAS: out^T [vectors, count], axes^T and x^T.
+void Cublas::project(const float* axes, std::int64_t count, std::int64_t dim, const float* x,
+                     std::int64_t vectors, float* out, std::int64_t stride) {
+  if (count == 0 || vectors == 0) return;
+  const float one = 1.0F;
+  const float none = 0.0F;
+  check(cublasSgemm_64(handle_, CUBLAS_OP_T, CUBLAS_OP_N, vectors, count, dim, &one, x, dim, axes,
+                       dim, &none, out, stride),
+        "cublasSgemm");
+}
+
 }  // namespace topkv::gpu

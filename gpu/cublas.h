@@ -29,6 +29,11 @@ class Cublas {
   void multiply(const __nv_bfloat16* weight, std::int64_t out_features, std::int64_t in,
                 const __nv_bfloat16* x, std::int64_t tokens, bool accumulate, float* out);
 
+  /// out = axes x^T, in float32 throughout. axes: [count, dim], x: [vectors, dim],
+  /// out: [count, stride], stride >= vectors. Asynchronous. Throws Error when cuBLAS refuses.
+  void project(const float* axes, std::int64_t count, std::int64_t dim, const float* x,
+               std::int64_t vectors, float* out, std::int64_t stride);
+
  private:
   Buffer workspace_;  // outlives the handle
   cublasHandle_t handle_ = nullptr;

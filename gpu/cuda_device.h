@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "gpu/arena.h"
+#include "gpu/code_encoder.h"
 #include "gpu/cublas.h"
 #include "gpu/cudnn_attention.h"
 #include "gpu/driver_memory.h"
@@ -36,6 +37,7 @@ class CudaDevice final : public ComputeDevice {
 
   const Stream& compute_stream() const { return stream_; }
   Arena& arena() { return *arena_; }
+  Cublas& cublas() { return cublas_; }
   /// cuDNN, looked for at the first call; null when this process cannot use it.
   CudnnAttention* cudnn();
 
@@ -83,6 +85,9 @@ class CudaDevice final : public ComputeDevice {
   std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                        const PrefillVisibility& visible,
                                        std::int64_t chunk) const override;
+  std::unique_ptr<CodeEncoder> code_encoder(std::int64_t dim) override {
+    return make_code_encoder(*this, dim);
+  }
   bool scans_codes(const AttentionShape& shape) const override;
   std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
                                                 std::span<const HeadCodes> heads) override;

@@ -37,7 +37,7 @@ struct CodeTail::Rare {
 };
 
 CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
-                   const std::stop_token& stop)
+                   const std::stop_token& stop, CodeEncoder* encoder)
     : index_(index), rows_(rows) {
   if (rows.count == 0) return;
   const auto check_stop = [&] {
@@ -51,6 +51,11 @@ CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t b
   coder_ = ValueCoder(values, bits);
   if (coder_.lanes() == 0) return;  // there is nothing but the mean
   codes_.resize(static_cast<std::size_t>(coder_.bytes_for(rows.count)));
+  if (encoder != nullptr) {
+    check_stop();
+    encoder->encode(coder_, values, codes_.data());
+    return;
+  }
   const std::int64_t blocks = (rows.count + encode_values - 1) / encode_values;
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {

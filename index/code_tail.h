@@ -17,10 +17,11 @@ namespace topkv {
 class CodeTail final : public RowTail {
  public:
   /// index: over the rows' keys; it and the rows outlive this. bits: of a value's code; 0: none is
-  /// coded, and the mean of all rows' values is what those in the tail add. Throws InvalidArgument
-  /// when a value is not finite, Stopped when that is requested.
+  /// coded, and the mean of all rows' values is what those in the tail add. encoder: codes them;
+  /// null: the host's threads do. Throws InvalidArgument when a value is not finite, Stopped when
+  /// that is requested.
   CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
-           const std::stop_token& stop);
+           const std::stop_token& stop, CodeEncoder* encoder = nullptr);
 
   /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are; of others
   /// the mass is estimated (ScoreEstimate).

@@ -36,11 +36,18 @@ class CodesKind : public IndexSpec::Kind {
         text(), dim, most_dims));
   }
   bool has_tail() const override { return params_.value_bytes > 0; }
+  bool is_coded() const override { return true; }
+  void build(KeyIndex& index, const KeyView& keys, CodeEncoder* encoder,
+             const std::stop_token& stop) const override {
+    dynamic_cast<CodesIndex&>(index).build_with(encoder, keys, stop);
+  }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
+                                     CodeEncoder* encoder,
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
     const std::int64_t bits = 8 * params_.value_bytes * units_of(rows.dim);
-    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, bits, stop);
+    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, bits, stop,
+                                      encoder);
   }
 
  private:
@@ -61,8 +68,10 @@ class MeanKind final : public CodesKind {
     return codes != nullptr && codes->params().key_bytes == CodesParams{}.key_bytes;
   }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
+                                     CodeEncoder* encoder,
                                      const std::stop_token& stop) const override {
-    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop);
+    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop,
+                                      encoder);
   }
 };
 
@@ -78,6 +87,14 @@ std::int64_t CodesIndex::memory() const {
          coder_.memory();
 }
 
+void CodesIndex::build_with(CodeEncoder* encoder, const KeyView& keys,
+                            const std::stop_token& stop) {
+  add(keys, stop);
+  encoder_ = encoder;
+  build(stop);
+  encoder_ = nullptr;
+}
+
 void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
   const std::int64_t bytes = params_.key_bytes * units_of(keys().dim);
   if (first == 0) {
@@ -88,6 +105,13 @@ void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
   const std::int64_t count = keys().count - first;
   codes_.resize(static_cast<std::size_t>(coder_.bytes_for(keys().count)));
   std::vector<float> residuals(static_cast<std::size_t>(count));
+  if (encoder_ != nullptr) {
+    check_stop(stop);
+    encoder_->encode(coder_, keys(), codes_.data(), residuals.data());
+    note_inserted(count);
+    keep_rare(first, residuals);
+    return;
+  }
   // Blocks of codes are whole, so that threads do not share them.
   const std::int64_t begin = first / encode_keys;
   const std::int64_t end = (keys().count + encode_keys - 1) / encode_keys;
@@ -104,6 +128,7 @@ void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
 }
 
 void CodesIndex::clear() {
+  encoder_ = nullptr;
   coder_ = {};
   codes_ = {};
   rare_ = {};

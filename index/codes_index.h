@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "index/approximate_index.h"
+#include "index/code_encoder.h"
 #include "index/key_codes.h"
 #include "topkv/index_spec.h"
 
@@ -29,6 +30,9 @@ class CodesIndex final : public ApproximateIndex {
   static constexpr std::int64_t keys_per_rare = 256;
 
   explicit CodesIndex(const CodesParams& params) : params_(params) {}
+
+  /// add(keys) and build(); encoder: has the keys coded, if not null, and may go afterwards.
+  void build_with(CodeEncoder* encoder, const KeyView& keys, const std::stop_token& stop);
 
   std::int64_t memory() const override;
   std::string spec() const override { return params_.text(); }
@@ -53,6 +57,7 @@ class CodesIndex final : public ApproximateIndex {
   void keep_rare(std::int64_t first, const std::vector<float>& residuals);
 
   CodesParams params_;
+  CodeEncoder* encoder_ = nullptr;  // during build_with
   KeyCoder coder_;
   std::vector<std::uint8_t> codes_;
   std::vector<std::int64_t> rare_;

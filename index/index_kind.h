@@ -12,6 +12,8 @@
 
 namespace topkv {
 
+class CodeEncoder;
+
 /// The members mean what IndexSpec's do.
 class IndexSpec::Kind {
  public:
@@ -24,11 +26,21 @@ class IndexSpec::Kind {
   virtual void check_index() const {}
   /// Whether this index over the same keys will do in place of one that make() gives.
   virtual bool is_served_by(const KeyIndex& index) const { return index.spec() == text(); }
+  /// Inserts keys into what make() gave. encoder: for codes; null: the host's threads make them.
+  /// Throws as KeyIndex::build does.
+  virtual void build(KeyIndex& index, const KeyView& keys, CodeEncoder* /*encoder*/,
+                     const std::stop_token& stop) const {
+    index.add(keys, stop);
+    index.build(stop);
+  }
+  /// Whether it has codes.
+  virtual bool is_coded() const { return false; }
   virtual bool has_tail() const { return false; }
   /// What stands for those of the rows that are not attended, made with an index of this kind over
-  /// their keys, which it reads for its life; null where there is no tail. Throws as
-  /// KeyIndex::build does.
+  /// their keys, which it reads for its life; null where there is no tail. encoder:
+  /// as for build. Throws as KeyIndex::build does.
   virtual std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& /*rows*/,
+                                             CodeEncoder* /*encoder*/,
                                              const std::stop_token& /*stop*/) const {
     return nullptr;
   }

@@ -50,8 +50,23 @@ class KeyCoder {
   /// InvalidArgument when a key is not finite.
   KeyCoder(const KeyView& keys, std::int64_t bytes);
 
+  /// 2 bits of the code of an axis.
+  struct Slot {
+    std::int64_t axis = 0;
+    int shift = 0;  ///< in the code of the axis: 0 or 2
+    std::int64_t position = 0;
+  };
+
   /// Of one code.
   std::int64_t bytes() const { return bytes_; }
+  const CodeAxes& axes() const { return axes_; }
+  /// Of the first axes, those with bits.
+  std::span<const EvenLevels> levels() const { return levels_; }
+  /// Those that are used.
+  std::span<const Slot> slots() const { return slots_; }
+  /// Where a slot lies in a code.
+  std::int64_t byte_of(const Slot& slot) const { return slot.position % bytes_; }
+  int bit_of(const Slot& slot) const { return static_cast<int>(slot.position / bytes_ * 2); }
   /// That the codes of so many keys take.
   std::int64_t bytes_for(std::int64_t keys) const {
     return (keys + code_block - 1) / code_block * code_block * bytes_;
@@ -89,13 +104,6 @@ class KeyCoder {
   void linear(float* slots, float* middle, float* errors) const;
 
  private:
-  /// 2 bits of the code of an axis.
-  struct Slot {
-    std::int64_t axis = 0;
-    int shift = 0;  ///< in the code of the axis: 0 or 2
-    std::int64_t position = 0;
-  };
-
   std::vector<int> share_bits() const;
   void learn_levels(const std::vector<int>& share, const std::vector<float>& sample);
   void place_slots();
@@ -105,14 +113,12 @@ class KeyCoder {
   float weight(const Slot& slot) const {
     return levels_[static_cast<std::size_t>(slot.axis)].step * static_cast<float>(1 << slot.shift);
   }
-  std::int64_t byte_of(const Slot& slot) const { return slot.position % bytes_; }
-  int bit_of(const Slot& slot) const { return static_cast<int>(slot.position / bytes_ * 2); }
 
   CodeAxes axes_;
   std::int64_t bytes_ = 0;
-  std::vector<float> left_;         // [dim], what the levels leave of the variance along each axis
-  std::vector<EvenLevels> levels_;  // of the first axes, those with bits
-  std::vector<Slot> slots_;         // that are used
+  std::vector<float> left_;  // [dim], what the levels leave of the variance along each axis
+  std::vector<EvenLevels> levels_;
+  std::vector<Slot> slots_;
 };
 
 /// scores[q * stride + i]: of key first + i with query q. codes: of all keys, each of so many

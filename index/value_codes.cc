@@ -23,16 +23,16 @@ Place place_of(std::int64_t position, std::int64_t axis, std::int64_t lanes) {
   return {position / 4 * lanes + lane, static_cast<int>(position % 4 + axis / lanes * 4)};
 }
 
-/// Chance comes of the hashes of a value and an axis, which multiply, so that an axis costs one
-/// product. (The finalizer of MurmurHash3, A. Appleby, public domain.)
-std::uint32_t hash_of(std::int64_t number) {
-  auto x = static_cast<std::uint64_t>(number) + 1;
+}  // namespace
+
+/// Hashes, which multiply, so that an axis costs one product. (The finalizer of MurmurHash3,
+/// A. Appleby, public domain.)
+std::uint32_t ValueCoder::seed_of(std::int64_t value) {
+  auto x = static_cast<std::uint64_t>(value) + 1;
   x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDU;
   x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53U;
   return static_cast<std::uint32_t>(x >> 32) | 1;
 }
-
-}  // namespace
 
 ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   if (bits == 0) {
@@ -93,7 +93,7 @@ void ValueCoder::encode(const KeyView& values, std::int64_t first, std::int64_t 
   for (std::size_t axis = 0; axis < low_.size(); ++axis) {
     low[axis] = low_[axis];
     range[axis] = high_[axis] - low_[axis];
-    seeds[axis] = hash_of(~static_cast<std::int64_t>(axis));
+    seeds[axis] = seed_of_axis(static_cast<std::int64_t>(axis));
   }
   std::vector<float> centred(static_cast<std::size_t>(CodeAxes::tile * values.dim));
   std::vector<float> squares(CodeAxes::tile);
@@ -104,7 +104,7 @@ void ValueCoder::encode(const KeyView& values, std::int64_t first, std::int64_t 
     axes_.project_each(centred.data(), size, used, along.data(), width);
     for (std::int64_t i = 0; i < size; ++i) {
       const std::int64_t at = first + begin + i;
-      choose_upper(along.data() + i * width, low.data(), range.data(), hash_of(at), seeds.data(),
+      choose_upper(along.data() + i * width, low.data(), range.data(), seed_of(at), seeds.data(),
                    lanes_, static_cast<int>(at % 4), codes + at / 4 * lanes_);
     }
   }

@@ -36,6 +36,14 @@ class ValueCoder {
   std::int64_t lanes() const { return lanes_; }
   /// Axes that have a bit.
   std::int64_t bits() const { return static_cast<std::int64_t>(low_.size()); }
+  const CodeAxes& axes() const { return axes_; }
+  /// The two levels of each axis that has a bit.
+  std::span<const float> low() const { return low_; }
+  std::span<const float> high() const { return high_; }
+  /// The chance that decides an axis is (seed_of(value) * seed_of_axis(axis)) % 2^32
+  /// (choose_upper).
+  static std::uint32_t seed_of(std::int64_t value);
+  static std::uint32_t seed_of_axis(std::int64_t axis) { return seed_of(~axis); }
   /// That the codes of so many values take.
   std::int64_t bytes_for(std::int64_t values) const;
   std::int64_t memory() const;
@@ -65,7 +73,7 @@ class ValueCoder {
  private:
   CodeAxes axes_;
   std::int64_t lanes_ = 0;
-  std::vector<float> low_, high_;  // levels of each axis that has a bit
+  std::vector<float> low_, high_;
   float variance_ = 0;
   float error_variance_ = 0;
 };

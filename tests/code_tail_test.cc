@@ -357,5 +357,51 @@ TEST(SessionTail, OneThatTheContextDoesNotHaveIsRefused) {
             "codes:k=16,v=8");
 }
 
+/// Codes as the host does, one vector after the other, or fails.
+class OneByOne final : public CodeEncoder {
+ public:
+  void encode(const KeyCoder& coder, const KeyView& keys, std::uint8_t* codes,
+              float* residuals) override {
+    if (fails) throw Error("a test");
+    for (std::int64_t i = keys.count; i-- > 0; ++coded)
+      coder.encode(keys, i, 1, codes, residuals + i);
+  }
+  void encode(const ValueCoder& coder, const KeyView& values, std::uint8_t* codes) override {
+    if (fails) throw Error("a test");
+    for (std::int64_t i = values.count; i-- > 0; ++coded) coder.encode(values, i, 1, codes);
+  }
+
+  bool fails = false;
+  std::int64_t coded = 0;
+};
+
+TEST(CodeEncoder, HasAllRowsOfAnIndexAndATailCoded) {
+  const Coded coded(3000, 64);
+  OneByOne encoder;
+  CodesIndex index(CodesParams{});
+  encoder.fails = true;
+  EXPECT_THROW(index.build_with(&encoder, coded.rows.keys(), {}), Error);
+  EXPECT_THROW(CodeTail(*coded.index, coded.rows, 64, {}, &encoder), Error);
+  encoder.fails = false;
+
+  CodesIndex built(CodesParams{});
+  built.build_with(&encoder, coded.rows.keys(), {});
+  const CodeTail tail(built, coded.rows, 64, {}, &encoder);
+  EXPECT_EQ(encoder.coded, 2 * coded.count);
+  EXPECT_EQ(built.inserted(), coded.count);
+  EXPECT_TRUE(std::ranges::equal(built.rare(), coded.index->rare()));
+  const auto same = [](const std::uint8_t* a, const std::uint8_t* b, std::int64_t bytes) {
+    return std::equal(a, a + bytes, b);
+  };
+  EXPECT_TRUE(same(built.codes(), coded.index->codes(), built.coder().bytes_for(coded.count)));
+  EXPECT_TRUE(same(tail.codes(), coded.tail->codes(), tail.coder().bytes_for(coded.count)));
+  // It may be gone when more keys come: these are the host's.
+  CodesIndex grown(CodesParams{});
+  grown.build_with(&encoder, coded.rows.part({0, 1000}).keys(), {});
+  grown.add(coded.rows.part({1000, coded.count}).keys(), {});
+  EXPECT_EQ(encoder.coded, 2 * coded.count + 1000);
+  EXPECT_EQ(grown.inserted(), coded.count);
+}
+
 }  // namespace
 }  // namespace topkv

@@ -70,15 +70,18 @@ void bind_context(py::module_& module) {
            "The index of one layer and KV head, for searching. spec: in any spelling.")
       .def(
           "with_index",
-          [](const ContextPtr& self, const std::string& spec, const py::object& progress) {
+          [](const ContextPtr& self, const std::string& spec, const py::object& progress,
+             const py::object& device) {
             const ProgressFn report = progress_of(progress);
+            const Device where = device_of(device);
             const py::gil_scoped_release release;
-            return unconst(self->with_index(spec, report));
+            return unconst(self->with_index(spec, report, where));
           },
-          py::arg("spec"), py::arg("progress") = py::none(),
+          py::arg("spec"), py::arg("progress") = py::none(), py::arg("device") = py::none(),
           "A context over the same rows that has this index too. progress is called with a "
           "Progress, several times a second. What it raises, and Ctrl-C, ends the building within "
-          "about a second.")
+          "about a second. device: a topkv.Device or its name; makes the codes of rows that a CUDA "
+          "device prefilled, which the host's threads do otherwise.")
       .def("__repr__", [](const Context& self) {
         return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
                            self.shape().layers, name_of(self.dtype()),

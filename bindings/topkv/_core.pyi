@@ -279,9 +279,13 @@ class Context:
     def values(self, layer: int, kv_head: int) -> NDArray[Any]: ...
     def index(self, spec: str, layer: int, kv_head: int) -> KeyIndex: ...
     def with_index(
-        self, spec: str, progress: Callable[[Progress], object] | None = None
+        self,
+        spec: str,
+        progress: Callable[[Progress], object] | None = None,
+        device: Device | str | None = None,
     ) -> Context:
-        """A context over the same rows that has this index too."""
+        """A context over the same rows that has this index too; the device makes codes of rows that
+        it prefilled."""
 
 class SessionStats:
     """What a session did, summed over its life."""

@@ -27,13 +27,18 @@ const SegmentIndex* serving(const Segment& segment, const IndexSpec& spec) {
 
 /// Over the rows of a segment, all heads in parallel.
 std::shared_ptr<const SegmentIndex> build(const IndexSpec& spec, const AttentionShape& shape,
-                                          const Segment& segment, const ProgressFn& progress) {
+                                          const Segment& segment, const ProgressFn& progress,
+                                          const Device& device) {
   const auto built = std::make_shared<SegmentIndex>(spec, shape);
   if (const SegmentIndex* other = serving(segment, spec); other != nullptr) {
     for (std::size_t l = 0; l < built->layers.size(); ++l)
       built->layers[l].heads = other->layers[l].heads;
     built->shared = true;
   }
+  // Rows that a device can copy quickly.
+  std::unique_ptr<CodeEncoder> encoder;
+  if (spec.kind().is_coded() && segment.store->keeps())
+    encoder = device.compute()->code_encoder(shape.head_dim);
   const auto work = [&](const std::stop_token& stop) {
     parallel_for(shape.layers * shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
@@ -42,11 +47,8 @@ std::shared_ptr<const SegmentIndex> build(const IndexSpec& spec, const Attention
         if (layer.heads.empty()) continue;
         KeyIndex& index = *layer.heads[head];
         const RowsView rows = segment.rows(i / shape.kv_heads, i % shape.kv_heads);
-        if (!built->shared) {
-          index.add(rows.keys(), stop);
-          index.build(stop);
-        }
-        layer.tails[head] = spec.kind().make_tail(index, rows, stop);
+        if (!built->shared) spec.kind().build(index, rows.keys(), encoder.get(), stop);
+        layer.tails[head] = spec.kind().make_tail(index, rows, encoder.get(), stop);
       }
     });
   };
@@ -109,12 +111,13 @@ const KeyIndex& Context::index(std::string_view spec, std::int64_t layer,
 }
 
 std::shared_ptr<const Context> Context::with_index(std::string_view text,
-                                                   const ProgressFn& progress) const {
+                                                   const ProgressFn& progress,
+                                                   const Device& device) const {
   const IndexSpec spec(text);
   Segment segment = *segment_;
   if (segment.find(spec.text()) == nullptr) {
     spec.check(shape_.head_dim, tokens());
-    segment.indices.push_back(build(spec, shape_, segment, progress));
+    segment.indices.push_back(build(spec, shape_, segment, progress, device));
   }
   return std::shared_ptr<const Context>(new Context(shape_, std::move(segment)));
 }

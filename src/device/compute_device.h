@@ -20,6 +20,7 @@
 #include <string_view>
 #include <utility>
 
+#include "index/code_encoder.h"
 #include "src/device/decode_backend.h"
 #include "src/device/device_codes.h"
 #include "src/device/device_prefill.h"
@@ -176,6 +177,10 @@ class ComputeDevice {
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                                const PrefillVisibility& visible,
                                                std::int64_t chunk) const = 0;
+
+  /// What codes vectors of so many elements that lie in page-locked memory; null: nothing, it is
+  /// for the host's threads. The device outlives it. Throws OutOfMemory.
+  virtual std::unique_ptr<CodeEncoder> code_encoder(std::int64_t /*dim*/) { return nullptr; }
 
   /// Codes of a context whose rows outlive the call: [layers x kv_heads], without keys where a
   /// layer has none. REQUIRES: scans_codes(shape). Throws OutOfMemory.
