@@ -101,7 +101,9 @@ DecodeResult measure(const std::shared_ptr<const Context>& context,
   result.index = options.index;
   result.sessions = count;
   std::vector<Session> sessions;
+  const Stopwatch opening;
   for (std::int64_t i = 0; i < count; ++i) sessions.emplace_back(context, options, device);
+  result.open_seconds = opening.seconds();
   Decoder decoder(shape, layers, sessions);
   for (std::int64_t i = 0; i < warm_up_tokens; ++i) decoder.step();
   std::vector<std::vector<StepTimes>> before;

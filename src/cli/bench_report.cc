@@ -59,6 +59,7 @@ const std::vector<Column<DecodeResult>>& decode_columns() {
   static const std::vector<Column<R>> columns = {
       {"build", "index_build_seconds", [](const R& r, const B&) { return r.build_seconds; },
        seconds_or_dash, true},
+      {"open", "open_seconds", [](const R& r, const B&) { return r.open_seconds; }, exact_seconds},
       {"size", "index_bytes",
        [](const R& r, const B&) { return static_cast<double>(r.index_bytes); }, bytes_or_dash, true,
        true},

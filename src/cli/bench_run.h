@@ -18,6 +18,7 @@ struct DecodeResult {
   std::string k;
   std::int64_t sessions = 1;  ///< stepped together, a token each
   double build_seconds = 0;
+  double open_seconds = 0;  ///< of all sessions: codes go to the device with the first
   std::int64_t index_bytes = 0;
   std::vector<double> token_seconds;   ///< of each step timed, all measured layers together
   std::vector<StepTimes> layer_times;  ///< per layer, summed over the steps timed
