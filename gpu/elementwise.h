@@ -71,11 +71,4 @@ void pack_rows(const float* keys, const float* values, std::int64_t tokens, std:
                std::int64_t head_dim, const PackTarget& target, unsigned long long* bad,
                cudaStream_t stream);
 
-/// Merges `count` partials into `into`, head by head; the empty partial (lse -inf) is the identity.
-/// outs: [count] blocks of out_stride elements, lses: [count] blocks of lse_stride;
-/// a partial: out [heads, head_dim], lse [heads] (natural log).
-void merge_partials(const float* outs, std::int64_t out_stride, const float* lses,
-                    std::int64_t lse_stride, std::int64_t count, std::int64_t heads,
-                    std::int64_t head_dim, float* into_out, float* into_lse, cudaStream_t stream);
-
 }  // namespace topkv::gpu

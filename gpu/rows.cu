@@ -1,4 +1,4 @@
-// Queries and rows to bf16, and partials into one.
+// Rows to bf16.
 #include "gpu/elementwise.h"
 #include "gpu/kernel_parts.cuh"
 
@@ -83,54 +83,6 @@ __global__ void pack_kernel(const float* keys, const float* values, std::int64_t
   if (worst != all_finite) atomicMin(bad, worst);
 }
 
-// A warp per head. Partials that are empty are not read: what their out holds does not matter.
-__global__ void merge_kernel(const float* outs, std::int64_t out_stride, const float* lses,
-                             std::int64_t lse_stride, std::int64_t count, std::int64_t heads,
-                             std::int64_t head_dim, std::int64_t vectors, float* into_out,
-                             float* into_lse) {
-  const int lane = threadIdx.x % warp;
-  const std::int64_t warps = std::int64_t{gridDim.x} * (block / warp);
-  std::int64_t head = std::int64_t{blockIdx.x} * (block / warp) + threadIdx.x / warp;
-  for (; head < heads; head += warps) {
-    const float own = into_lse[head];
-    float high = own;
-    for (std::int64_t k = lane; k < count; k += warp)
-      high = fmaxf(high, lses[k * lse_stride + head]);
-    high = warp_max(high);
-    if (high == -INFINITY) continue;  // nothing but empty partials
-    float sum = 0;
-    for (std::int64_t k = lane; k < count; k += warp)
-      sum += expf(lses[k * lse_stride + head] - high);
-    const float own_share = expf(own - high);
-    sum = warp_sum(sum) + own_share;
-    const auto share = [&](std::int64_t k) {
-      return expf(lses[k * lse_stride + head] - high) / sum;
-    };
-    float* into = into_out + head * head_dim;
-    for (std::int64_t v = lane; v < vectors; v += warp) {
-      float4 mix = {0, 0, 0, 0};
-      const auto add = [&](float w, const float* from) {
-        if (w == 0.0F) return;
-        const float4 a = load4(from + 4 * v);
-        mix = {mix.x + w * a.x, mix.y + w * a.y, mix.z + w * a.z, mix.w + w * a.w};
-      };
-      add(own_share / sum, into);
-      for (std::int64_t k = 0; k < count; ++k)
-        add(share(k), outs + k * out_stride + head * head_dim);
-      store4(into + 4 * v, mix);
-    }
-    for (std::int64_t i = 4 * vectors + lane; i < head_dim; i += warp) {
-      float mix = own_share == 0.0F ? 0.0F : own_share / sum * into[i];
-      for (std::int64_t k = 0; k < count; ++k) {
-        const float w = share(k);
-        if (w != 0.0F) mix += w * outs[k * out_stride + head * head_dim + i];
-      }
-      into[i] = mix;
-    }
-    if (lane == 0) into_lse[head] = high + logf(sum);
-  }
-}
-
 }  // namespace
 
 void to_finite_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, unsigned long long* bad,
@@ -159,17 +111,6 @@ void pack_rows(const float* keys, const float* values, std::int64_t tokens, std:
   pack_kernel<<<blocks, threads, 0, stream>>>(keys, values, tokens, kv_heads, head_dim, reduced,
                                               vectors, bad);
   check_launch("the row packing kernel");
-}
-
-void merge_partials(const float* outs, std::int64_t out_stride, const float* lses,
-                    std::int64_t lse_stride, std::int64_t count, std::int64_t heads,
-                    std::int64_t head_dim, float* into_out, float* into_lse, cudaStream_t stream) {
-  if (count == 0 || heads == 0) return;
-  const bool vector_aligned = aligned({outs, into_out}, sizeof(float4)) && out_stride % 4 == 0;
-  const std::int64_t vectors = row_vectors(head_dim, 4, vector_aligned);
-  merge_kernel<<<blocks_for(heads, block / warp), block, 0, stream>>>(
-      outs, out_stride, lses, lse_stride, count, heads, head_dim, vectors, into_out, into_lse);
-  check_launch("the merge kernel");
 }
 
 }  // namespace topkv::gpu

@@ -117,10 +117,10 @@ void bind_session(py::module_& module) {
         const auto share = static_cast<double>(stats.exact_rows_found) /
                            static_cast<double>(std::max<std::int64_t>(1, stats.exact_rows));
         return fmt::format(
-            "SessionStats(steps={}, rows_retrieved={}, search_seconds={:.3g}, "
-            "attend_seconds={:.3g}, "
-            "recall={})",
-            stats.steps, stats.rows_retrieved, stats.search_seconds, stats.attend_seconds,
+            "SessionStats(steps={}, rows_retrieved={}, retrieved_more={}, went_dense={}, "
+            "search_seconds={:.3g}, attend_seconds={:.3g}, recall={})",
+            stats.steps, stats.rows_retrieved, stats.retrieved_more, stats.went_dense,
+            stats.search_seconds, stats.attend_seconds,
             stats.exact_rows == 0 ? "None" : fmt::format("{:.4f}", share));
       });
 

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(NEEDLE_14M))
     parser.add_argument("--lengths", default="1Ki,2Ki,4Ki")
     parser.add_argument("--depths", default="0,25,50,75,100", help="percent of the text")
-    parser.add_argument("--index", default="exact")
+    parser.add_argument("--index", help="such as exact [codes that suit the model's heads]")
     parser.add_argument("--k", type=int, default=64)
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--chunk", type=int, default=8192, help="tokens read at a time")
@@ -74,13 +74,14 @@ def main() -> None:
         with torch.inference_mode():
             begin = time.perf_counter()
             cache = read(model, text, args.chunk, options)
+            index = cache.context.indices()[-1]
             print(f"{length} tokens read in {time.perf_counter() - begin:.1f} s", flush=True)
             for needle in needles:
                 begin = time.perf_counter()
                 answer = ask(model, tokenizer, cache, text, needle.question)
                 seconds = time.perf_counter() - begin
                 rows.append({
-                    "context_tokens": length, "depth": 100 * needle.depth, "index": args.index,
+                    "context_tokens": length, "depth": 100 * needle.depth, "index": index,
                     "found": needle.value in answer, "expected": needle.value,
                     "answer": answer.strip(), "seconds": round(seconds, 3),
                 })

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(NEEDLE_14M), help="directory of a checkpoint")
     parser.add_argument("--tokens", type=int, default=16384, help="length of the text")
     parser.add_argument("--k", type=int, default=64, help="rows retrieved per query head")
-    parser.add_argument("--index", default="exact")
+    parser.add_argument("--index", help="such as exact [codes that suit the model's heads]")
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

@@ -30,22 +30,22 @@ void refuse(const CLI::App& command, const char* const (&flags)[count], const st
   }
 }
 
+void check_differ(const char* flag, const std::vector<std::string>& values) {
+  std::set<std::string> seen;
+  for (const std::string& value : values) {
+    if (seen.insert(value).second) continue;
+    throw UsageError(fmt::format("{}: {} is given twice; expected different ones", flag, value));
+  }
+}
+
 // What can be known of them without the shape.
 void check_decode(const BenchFlags& flags, BenchPlan& plan) {
   plan.tokens = parse_count("--tokens", flags.tokens, fewest_tokens);
   check_tail(flags.retrieval.tail);
-  std::set<std::string> seen;
-  for (const std::string& sessions : flags.sessions) {
-    parse_count("--sessions", sessions);
-    if (seen.insert(sessions).second) continue;
-    throw UsageError(
-        fmt::format("--sessions: {} is given twice; expected different ones", sessions));
-  }
-  seen.clear();
+  for (const std::string& sessions : flags.sessions) parse_count("--sessions", sessions);
+  check_differ("--sessions", flags.sessions);
+  check_differ("--kv-topk", flags.ks);
   for (const std::string& k : flags.ks) {
-    if (!seen.insert(k).second) {
-      throw UsageError(fmt::format("--kv-topk: {} is given twice; expected different ones", k));
-    }
     RetrievalFlags retrieval = flags.retrieval;
     retrieval.k = k;
     check_flags(retrieval);
@@ -73,11 +73,8 @@ void plan_prefill(const BenchFlags& flags, BenchPlan& plan) {
   const std::int64_t window = parse_count("--prefill-window", flags.prefill_window);
   std::vector<std::string> modes = flags.modes;
   if (modes.empty()) modes = {"dense", "window"};
-  std::set<std::string> seen;
+  check_differ("--prefill", modes);
   for (const std::string& mode : modes) {
-    if (!seen.insert(mode).second) {
-      throw UsageError(fmt::format("--prefill: {} is given twice; expected different ones", mode));
-    }
     plan.attention.push_back({mode == "dense" ? Prefill::dense : Prefill::window, window});
   }
 }

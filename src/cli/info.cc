@@ -96,6 +96,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
   json["rope_theta"] = config.rope_theta;
   json["kv_dtype"] = flags.dtype;
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
+  json["kv_index"] = IndexSpec::default_for(config.attention.head_dim).text();
   for (const std::int64_t tokens : lengths) {
     const Need need = need_of(config, dtype, tokens);
     json["contexts"].push_back(
@@ -117,8 +118,10 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
              shape.kv_heads, shape.head_dim);
   fmt::print("positions   made for {}, RoPE theta {:g}\n", format_grouped(config.reach()),
              config.rope_theta);
-  fmt::print("rows        {}, {} per token\n\n", flags.dtype,
+  fmt::print("rows        {}, {} per token\n", flags.dtype,
              byte_text(config.kv_bytes_per_token(dtype)));
+  fmt::print("index       {} unless --kv-index names another\n\n",
+             IndexSpec::default_for(shape.head_dim).text());
   std::vector<std::vector<std::string>> rows;
   for (const std::int64_t tokens : lengths) {
     const Need need = need_of(config, dtype, tokens);

@@ -97,11 +97,11 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
 }
 
 bool chooses_by_scan(const RetrievalOptions& options) {
-  const bool no_tail = options.tail == "none";
+  const bool none = options.tail == no_tail;
   const bool own =
-      options.tail.empty() || (!no_tail && IndexSpec(options.tail) == IndexSpec(options.index));
-  const bool judged = !no_tail && (options.mass || options.error);
-  return !judged && options.select_by == SelectBy::query_head && (own || no_tail);
+      options.tail.empty() || (!none && IndexSpec(options.tail) == IndexSpec(options.index));
+  const bool judged = !none && (options.mass || options.error);
+  return !judged && options.select_by == SelectBy::query_head && (own || none);
 }
 
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "index/code_tail.h"
 #include "index/codes_index.h"
@@ -10,6 +11,9 @@
 #include "topkv/session.h"
 
 namespace topkv {
+
+/// RetrievalOptions::tail of a session that has none.
+inline constexpr std::string_view no_tail = "none";
 
 /// What a device is given of one head; tail: null: none. It points to what it was made of.
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows);

@@ -29,9 +29,6 @@ namespace topkv {
 SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
                            std::int64_t context_tokens);
 
-/// RetrievalOptions::tail of a session that has none.
-inline constexpr std::string_view no_tail = "none";
-
 /// work(), whose refusals say of which session it was; -1: there is one alone.
 template <class Work>
 void naming(std::int64_t session, const Work& work) {

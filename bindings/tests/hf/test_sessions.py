@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import topkv
 from small_models import (
     assert_greedy,
     assert_logits_agree,
@@ -444,6 +445,21 @@ def test_a_tail_brings_sessions_near_to_dense_attention_and_changes_no_other(dev
             cache.session(tail=tail)
     with pytest.raises(InvalidArgument, match="is a tail"):
         cache.session(index="mean")
+
+
+def test_the_tail_codes_is_the_indexs_own_where_it_has_one(device):
+    model = make_model("llama", device)
+    text = make_ids(300, device)
+    ids = with_question(text, 5)
+    own = topkv.IndexSpec.default_for(model.config.head_dim).text
+    for tail in ("", "codes"):
+        cache = read(model, text, k=4, tail=tail).freeze()
+        assert cache.context.indices() == ["exact", own]
+    session = session_of(cache.session(tail="codes", index=None), model, ids)
+    assert f"index {own}, tail {own}" in repr(session)
+    assert cache.context.indices() == ["exact", own]
+    cache.session(index="exact", tail="codes")  # of 16 bytes: other codes
+    assert cache.context.indices() == ["exact", own, topkv.IndexSpec("codes").text]
 
 
 def test_rules_of_sessions_say_how_many_rows_are_enough(device):

@@ -52,8 +52,9 @@ class TopkCache(Cache):
       config: the model's own config object (``model.config``).
       index: spec of the index, such as "codes", "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8"; None:
         codes of as many bytes as suit the model's heads (``topkv.IndexSpec.default_for``).
-      tail: what stands for the rows that are not found: an index that codes values, such as "codes",
-        "mean": their mean value, "none", or "": what `index` has.
+      tail: what stands for the rows that are not found: an index that codes values, such as "codes"
+        (the codes of `index`, if it has such), "mean": their mean value, "none", or "": what `index`
+        has.
       k: rows retrieved per query head (a number, a list, or a schedule such as "uniform:512"; lists
         and sums are over the full-attention layers).
       mass: with a tail, a sixteenth of `k` rows where they hold this share of a query head's
@@ -218,7 +219,7 @@ class TopkCache(Cache):
 
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
-        beams). What is `given` replaces the cache's: k, index (one that freeze() built), tail (built
+        beams). What is `given` replaces the cache's: k, index (one that freeze() built; None: the cache's), tail (built
         if it is not there), mass, error, window, sinks, select_by, dense_layers, session_capacity, measure_recall.
         """
         batch = integer("batch", batch, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -111,6 +111,8 @@ def session_options(given: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         has = ", ".join("session_capacity" if x == "capacity" else x for x in _SESSION)
         raise InvalidArgument(f"session() has no option {', '.join(unknown)}; it has {has}")
+    if given.get("index", "") is None:  # the cache's own
+        del given["index"]
     return {name: _SESSION[name](name, value) for name, value in given.items()}
 
 
@@ -131,6 +133,10 @@ def check(options: Options) -> Options:
     is read, by making with them what will be made then, over a text of one token."""
     topkv.KeyIndex(options.session["index"])
     tail = options.session["tail"]
+    if tail == "codes" and topkv.IndexSpec(options.session["index"]).has_tail:
+        # Those that the index has, whatever bytes it gives them.
+        options = replace(options, session=options.session | {"tail": ""})
+        tail = ""
     if tail not in NO_TAIL_SPEC and not topkv.IndexSpec(tail).has_tail:
         raise InvalidArgument(
             f'tail is {tail!r}, which has no codes of values; expected "none", "mean", '
