@@ -217,29 +217,46 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   }
   if (all.size() == 0) return;
   all.begin = all.begin / code_tile * code_tile;  // so that others' tiles are this token's
-  const Scratch<std::vector<float>> borrowed;
-  std::vector<float>& scores = *borrowed;
+  struct Workspace {
+    std::vector<float> scores;
+    std::vector<float> highs;  // per query, of a tile
+  };
+  const Scratch<Workspace> borrowed;
+  auto& [scores, highs] = *borrowed;
   scores.resize(queries * code_tile);
+  highs.resize(queries);
   const KeyCoder& keys = index->coder();
+  auto rare = index->rare(all);
   constexpr std::int64_t word = 64;
   for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, all.end - at);
+    const std::int64_t padded = (count + value_block - 1) / value_block * value_block;
     score_codes(index->codes(), keys.bytes(), work.weights(), at, count, scores.data(), code_tile);
-    const auto rare = index->rare({at, at + count});
+    // A few, of those that follow.
+    const auto end =
+        std::find_if(rare.begin(), rare.end(), [&](std::int64_t row) { return row >= at + count; });
+    const auto rare_here = rare.first(static_cast<std::size_t>(end - rare.begin()));
+    rare = rare.subspan(rare_here.size());
     for (std::size_t t = 0; t < tokens.size(); ++t) {
       float* of_token = scores.data() + t * static_cast<std::size_t>(group * code_tile);
+      float* high = &highs[t * static_cast<std::size_t>(group)];
       std::uint64_t found[code_tile / word] = {};
+      bool any = false;
       for (std::int64_t g = 0; g < group; ++g) {
         float* of = of_token + g * code_tile;
         if (softcap > 0) soft_cap(of, code_tile, softcap);  // whole vectors: alike
         leave_outside(tokens[t].allowed, at, count, of);
-        leave_out(rare, at, count, of);
+        for (const std::int64_t row : rare_here) of[row - at] = empty_lse;
+        high[g] = max_of(of, padded);
         const std::size_t q = t * static_cast<std::size_t>(group) + static_cast<std::size_t>(g);
+        if (!(high[g] > work.thresholds[q])) continue;
         std::int32_t above[code_tile];
         const std::int64_t n = find_above(of, count, work.thresholds[q], above);
         for (std::int64_t i = 0; i < n; ++i)
           found[above[i] / word] |= std::uint64_t{1} << above[i] % word;
+        any = true;
       }
+      if (!any) continue;
       for (std::int64_t w = 0; w < code_tile / word; ++w) {
         for (std::uint64_t bits = found[w]; bits != 0; bits &= bits - 1) {
           if (std::ssize(own.listed[t]) == capacity) break;
@@ -248,9 +265,10 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
           for (std::int64_t g = 0; g < group; ++g) of_token[g * code_tile + i] = empty_lse;
         }
       }
+      for (std::int64_t g = 0; g < group; ++g) high[g] = max_of(of_token + g * code_tile, padded);
     }
     if (tail == nullptr) continue;
-    add_tile(tail->coder(), tail->codes(), at, count, work.estimates, scores.data(),
+    add_tile(tail->coder(), tail->codes(), at, count, work.estimates, scores.data(), highs,
              std::span(own.sums).first(queries),
              keys.of_keys(index->codes(), at + count, std::min(code_tile, all.end - at - count)));
   }

@@ -128,7 +128,8 @@ void prefetch(std::span<const std::uint8_t> bytes) {
 
 void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t first,
               std::int64_t count, std::span<const ScoreEstimate> estimates, float* scores,
-              std::span<CodeSums> sums, std::span<const std::uint8_t> next) {
+              std::span<const float> highs, std::span<CodeSums> sums,
+              std::span<const std::uint8_t> next) {
   struct Workspace {
     std::vector<std::uint8_t> weights;
     std::vector<WeightedTile> weighted;
@@ -143,7 +144,7 @@ void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t f
     const std::size_t asked = next.size() * q / sums.size();
     prefetch(next.subspan(asked, next.size() * (q + 1) / sums.size() - asked));
     float* of = scores + static_cast<std::int64_t>(q) * code_tile;
-    float high = max_of(of, padded);
+    float high = highs[q];
     if (estimates[q].changes(high)) {
       estimates[q].correct(of, count);
       high = max_of(of, padded);

@@ -73,6 +73,7 @@ std::int64_t CodeTail::memory() const {
 /// sums: per query.
 void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSums> sums) const {
   float scores[queries_at_a_time * code_tile] = {};
+  float highs[queries_at_a_time] = {};
   const KeyCoder& keys = index_.coder();
   for (std::int64_t at = piece.begin; at < piece.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, piece.end - at);
@@ -83,8 +84,9 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSu
       leave_outside(pass.queries.allowed[q], at, count, of);
       leave_out(pass.taken[q], at, count, of);
       leave_out(index_.rare(), at, count, of);
+      highs[q] = max_of(of, (count + value_block - 1) / value_block * value_block);
     }
-    add_tile(coder_, codes_.data(), at, count, pass.estimates, scores, sums,
+    add_tile(coder_, codes_.data(), at, count, pass.estimates, scores, highs, sums,
              keys.of_keys(index_.codes(), at + count, std::min(code_tile, piece.end - at - count)));
   }
 }

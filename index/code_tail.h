@@ -11,6 +11,7 @@
 #include "index/codes_index.h"
 #include "index/row_tail.h"
 #include "index/value_codes.h"
+#include "src/core/huge_vector.h"
 
 namespace topkv {
 
@@ -46,7 +47,7 @@ class CodeTail final : public RowTail {
   const CodesIndex& index_;
   RowsView rows_;
   ValueCoder coder_;
-  std::vector<std::uint8_t> codes_;
+  HugeVector<std::uint8_t> codes_;
 };
 
 }  // namespace topkv

@@ -11,6 +11,7 @@
 #include "index/approximate_index.h"
 #include "index/code_encoder.h"
 #include "index/key_codes.h"
+#include "src/core/huge_vector.h"
 #include "topkv/index_spec.h"
 
 namespace topkv {
@@ -59,7 +60,7 @@ class CodesIndex final : public ApproximateIndex {
   CodesParams params_;
   CodeEncoder* encoder_ = nullptr;  // during build_with
   KeyCoder coder_;
-  std::vector<std::uint8_t> codes_;
+  HugeVector<std::uint8_t> codes_;
   std::vector<std::int64_t> rare_;
   float rare_above_ = 0;  // residual
 };
