@@ -25,8 +25,8 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
 std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
                                             const Segment& segment, const SegmentIndex& index);
 
-/// Whether rows are chosen, and a tail made, as scans do it: no rules, no other tail, each query
-/// head for itself.
-bool chooses_by_scan(const RetrievalOptions& options);
+/// Whether rows are chosen, and a tail made, as scans do it: no other tail, each query head for
+/// itself and, on a CUDA device, no rules.
+bool chooses_by_scan(const RetrievalOptions& options, const Device& device);
 
 }  // namespace topkv

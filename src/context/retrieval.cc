@@ -69,6 +69,10 @@ void Selector::keep(std::span<const std::int64_t> queries) {
   for (SearchResult& found : found_) found.keep(queries);
 }
 
+void Selector::find_nothing(std::int64_t queries) {
+  for (SearchResult& found : found_) found.reset(queries, 1);
+}
+
 void Selector::reset(std::int64_t queries) {
   const auto count = static_cast<std::size_t>(queries);
   for (auto& chosen : chosen_) {

@@ -31,6 +31,9 @@ class Selector {
   /// Goes on with these of the queries alone (ascending), which are numbered anew.
   void keep(std::span<const std::int64_t> queries);
 
+  /// For so many queries there was no search.
+  void find_nothing(std::int64_t queries);
+
   /// Has so many queries attend nothing.
   void reset(std::int64_t queries);
 

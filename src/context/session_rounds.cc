@@ -4,6 +4,7 @@
 // together), so that steps of many tokens give what steps of one would.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "src/context/session_state.h"
 #include "src/core/stopwatch.h"
@@ -48,6 +49,40 @@ std::int64_t Session::State::most_rows(std::int64_t layer) const {
   return seen.judged && options.error ? std::max(rows, context->tokens() / most_part) : rows;
 }
 
+/// The first round of tokens from number `token` of the step on was a scan: what it gave beside its
+/// lists joins what is judged.
+void Session::State::take_scanned(std::int64_t layer, std::int64_t token,
+                                  const TokenQueries& queries, const TailParts& out) {
+  const std::int64_t count = queries.tokens * shape.q_heads;
+  const std::int64_t first = token * shape.q_heads;
+  const TailParts scanned = backend->scanned();
+  merge(out.exact, scanned.exact.part(first, count));
+  std::copy_n(scanned.estimate.out + first * shape.head_dim, count * shape.head_dim,
+              out.estimate.out);
+  std::copy_n(scanned.estimate.lse + first, count, out.estimate.lse);
+  std::copy_n(scanned.noise + first, count, out.noise);
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    HeadStep& step = heads[static_cast<std::size_t>(head)];
+    if (queries.tokens == 1) {  // of more, attend_between has
+      copy_queries(layer, head, queries);
+      step.selector.reset(step.count());
+    }
+    step.selector.find_nothing(step.count());
+  }
+}
+
+/// Of the queries that go on, the rows that a scan of so many tokens listed count no more.
+void Session::State::forget_listed(std::int64_t tokens) {
+  const std::int64_t lists = std::ssize(list_rows) / (tokens * shape.kv_heads);
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    for (const std::int64_t number : heads[static_cast<std::size_t>(head)].numbers) {
+      const auto first =
+          list_rows.begin() + (number / shape.group() * shape.kv_heads + head) * lists;
+      stats.rows_retrieved -= std::accumulate(first, first + lists, std::int64_t{0});
+    }
+  }
+}
+
 /// While a rule asks for it, has queries attend more rows than in the round before. exact: what
 /// sinks and window give; out: what the first round gave, replaced.
 void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queries,
@@ -61,6 +96,7 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
     begin_again(own, out.exact);
     if (first) {
       for (const HeadStep& step : heads) stats.retrieved_more += step.count();
+      if (seen.codes) forget_listed(queries.tokens);
     }
     if (rows >= wanted && rows > most / times_more) {
       attend_all(layer, queries, out);
@@ -72,7 +108,7 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
     parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) {
         if (heads[static_cast<std::size_t>(head)].count() == 0) continue;
-        if (rows > wanted) search(layer, head, {&one, 1}, rows);
+        if (rows > wanted || (first && seen.codes)) search(layer, head, {&one, 1}, rows);
         choose(layer, head, queries, rows);
       }
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 #include "index/scratch.h"
@@ -22,10 +23,7 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
   for (std::int64_t i = 0; i < tokens; ++i)
     allowed.push_back(between(segments[0], layer, part.queries.first + token + i));
   return {backend.get(),
-          {.token = token,
-           .allowed = allowed,
-           .rows = k[static_cast<std::size_t>(layer)],
-           .tail = seen.tail}};
+          {.token = token, .allowed = allowed, .rows = first_rows(layer), .tail = seen.tail}};
 }
 
 /// Begins the scans of a step, before the queries are on the host: the device goes on while they
@@ -69,7 +67,7 @@ void Session::State::attend_scanned(std::span<Part> parts, const std::function<v
   for (const Part& part : parts) {
     if (part.scanned == 0) continue;
     State& of = *part.session;
-    of.stats.rows_retrieved += of.rows_listed * of.shape.group();
+    of.stats.rows_retrieved += of.rows_listed() * of.shape.group();
     of.stats.search_seconds += took.listed / sessions;
     of.times(part.step.layer).search += took.listed / sessions;
     of.times(part.step.layer).attend += (took.attended - took.listed) / sessions;
@@ -139,7 +137,7 @@ std::int64_t Session::State::begin_lists(const Part& part) {
     list_parts.reset(lists * shape.group(), shape.head_dim);
   done.reset(heads_of_all);
   listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? lists : 0));
-  rows_listed = 0;
+  list_rows.assign(static_cast<std::size_t>(lists), 0);
   heads_done = 0;
   return lists;
 }
@@ -180,12 +178,18 @@ void Session::State::attend_list(const Part& part, const DecodeBackend::List& li
   if (options.measure_recall)
     listed_rows[static_cast<std::size_t>(number * lists + list.number)].assign(positions.begin(),
                                                                                positions.end());
-  if (!own) rows_listed += std::ssize(positions);
+  if (!own)
+    list_rows[static_cast<std::size_t>(number * lists + list.number)] = std::ssize(positions);
   if (done.add(number) < lists) return;
   const PartialView found = part.found.part(number * group, group);
   if (part.ahead) std::fill_n(found.lse, group, empty_lse);
   merge_parts(found, parts.part(number * lists * group, lists * group));
   if (++heads_done == part.scanned * shape.kv_heads && part.ahead) backend->ready(part.turn);
+}
+
+/// By the last scan.
+std::int64_t Session::State::rows_listed() const {
+  return std::accumulate(list_rows.begin(), list_rows.end(), std::int64_t{0});
 }
 
 /// Of the session's own rows, those that some tokens of the block have in their window and others

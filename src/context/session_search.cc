@@ -118,18 +118,19 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   SearchResult wanted;
   SearchResult found;
   segments[0].search(nullptr, layer, head, queries, rows, wanted);
-  if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, found);
+  const bool listed = seen.codes && !seen.judged;  // all that k asks for
+  if (!listed) segments[0].search(indices[0], layer, head, queries, rows, found);
   for (std::int64_t q = 0; q < count; ++q) {
     std::vector<std::int64_t> have;
-    if (seen.codes) {  // rare rows are attended beside those that are found
+    if (listed) {  // rare rows are attended beside those that are found
       const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
       const std::int64_t lists = backend->scan_lists();
       const std::int64_t first = (q / shape.group() * shape.kv_heads + head) * lists;
       for (std::int64_t number = first; number < first + lists; ++number) {
-        const auto& listed = listed_rows[static_cast<std::size_t>(number)];
-        have.insert(have.end(), listed.begin(), listed.end());
+        const auto& rows_of_list = listed_rows[static_cast<std::size_t>(number)];
+        have.insert(have.end(), rows_of_list.begin(), rows_of_list.end());
       }
     } else {
       have.assign(found.positions(q).begin(), found.positions(q).end());

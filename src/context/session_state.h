@@ -155,8 +155,8 @@ struct Session::State {
   void each_segment(std::int64_t layer, const Use& use);
   void attend_exact(std::int64_t layer);
   bool searches(std::int64_t layer, std::int64_t end) const;
-  /// The tail is not a scan's.
-  bool host_estimates() const { return seen.tail && !seen.codes; }
+  /// The tail is not the device's to add.
+  bool host_estimates() const { return seen.tail && (!seen.codes || seen.judged); }
 
   // session_scan.cc
   static void scan(std::span<Part> parts);
@@ -176,6 +176,7 @@ struct Session::State {
   void read_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
   void attend_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
   void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  std::int64_t rows_listed() const;
 
   // session_search.cc
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
@@ -199,6 +200,9 @@ struct Session::State {
 
   // session_rounds.cc: what the rules of RetrievalOptions ask for
   std::int64_t first_rows(std::int64_t layer) const;
+  void take_scanned(std::int64_t layer, std::int64_t token, const TokenQueries& queries,
+                    const TailParts& out);
+  void forget_listed(std::int64_t tokens);
   std::int64_t most_rows(std::int64_t layer) const;
   void retrieve_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
                      const TailParts& out);
@@ -235,7 +239,7 @@ struct Session::State {
   std::vector<RowSpan> spans;          // per KV head
   std::vector<PositionRange> allowed;  // of a scan, per token
   Partial list_parts;                  // [tokens, kv_heads, lists, group]
-  std::atomic<std::int64_t> rows_listed = 0;
+  std::vector<std::int64_t> list_rows;                 // likewise without group: the context's
   std::atomic<std::int64_t> heads_done = 0;            // of tokens: all their lists are attended
   std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
   PartCounts done;                                     // lists of each token and KV head

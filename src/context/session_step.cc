@@ -225,17 +225,21 @@ void Session::State::retrieve(const Part& part) {
       return of.part(before, block.tokens * shape.q_heads);
     };
     const PartialView found = of_block(part.found);
+    const TailParts out{of_block(estimate.view()), found, noise.data() + before};
     if (seen.codes) {
       if (t > 0) scan_and_attend(part, t, block.tokens);  // the first were with all sessions'
       attend_between(layer, block, found);
       attend_own(layer, block, found);
+      if (seen.judged) {
+        take_scanned(layer, t, block, out);
+        retrieve_more(layer, block, of_block(exact_part), out);
+      }
     } else {
       const Searched searched{this, block};
       if (!part.found_rows) search_all(layer, {&searched, 1});
       if (attends_own()) attend_own(layer, block, found);
       attend_found(layer, block, found);
       if (host_estimates()) {
-        const TailParts out{of_block(estimate.view()), found, noise.data() + before};
         attend_rest(layer, out);
         if (seen.judged) retrieve_more(layer, block, of_block(exact_part), out);
       }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "index/row_tail.h"
 #include "index/tail_noise.h"
 #include "src/attention/block_attention.h"
 #include "src/device/device_codes.h"
@@ -30,7 +31,7 @@ struct SessionShape {
   std::shared_ptr<const DeviceCodes> codes = {};
   std::int64_t most_rows = 0;  ///< wanted of a scan, for each query head
   bool tail = false;           ///< whether an estimate is added to steps
-  bool judged = false;         ///< whether exact_part() is called in steps
+  bool judged = false;         ///< exact_part() and, of scans, scanned() are called in steps
 
   /// Whether rows are searched beyond those that are attended anyway.
   bool retrieves(std::int64_t layer) const {
@@ -44,7 +45,7 @@ struct SessionShape {
 };
 
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
-/// exact_part where steps are judged, add for each further partial, add_tail, finish. Work is begun
+/// exact_part (and scanned) where steps are judged, add for each further partial, add_tail, finish. Work is begun
 /// in this order; given and read_list wait for it. (Or it goes ahead: see goes_ahead.) Positions
 /// are those of the session: the context's rows come first. One thread at a time, but for what
 /// says otherwise; on CUDA the caller holds the device's lock in each call that gives it work, and
@@ -110,6 +111,10 @@ class DecodeBackend {
     std::int64_t number = 0;
   };
   virtual std::int64_t scan_lists() const;
+
+  /// With SessionShape::judged, after a scan: what it gave for the step's tokens beside its lists,
+  /// rare rows and the tail, which then is for the caller to add. Valid until the next begin.
+  virtual TailParts scanned();
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
   /// for. Where others wait for the thread, it may not: who holds the driver up may wait for them.
   enum class Asks : bool { nobody, device };

@@ -78,6 +78,8 @@ class HostDecode final : public DecodeBackend {
     return std::clamp<std::int64_t>(most_lists / shape_.attention.kv_heads, 1, 8);
   }
 
+  TailParts scanned() override { return {estimate_.view(), rare_.view(), noise_.data()}; }
+
   /// Each an equal part.
   void read_list(const List& list, Asks /*asks*/, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& /*meanwhile*/) override {
@@ -121,7 +123,7 @@ class HostDecode final : public DecodeBackend {
   }
 
   void finish(const AttentionStep& step) override {
-    if (scanned_tail_) add_tail(estimate_.view(), noise_.data());
+    if (scanned_tail_ && !shape_.judged) add_tail(estimate_.view(), noise_.data());
     std::ranges::copy(out_.out(), step.out);
     if (step.lse != nullptr) std::ranges::copy(out_.lse(), step.lse);
     figures_[static_cast<std::size_t>(step.layer)] += tail_;
@@ -138,8 +140,8 @@ class HostDecode final : public DecodeBackend {
     if (scan.token == 0) {
       estimate_.reset(heads, a.head_dim);
       noise_.assign(static_cast<std::size_t>(heads), {});
+      rare_.reset(heads, a.head_dim);
     }
-    part_.reset(tokens * a.q_heads, a.head_dim);
     scanned_tail_ = scan.tail;
     const auto lists = static_cast<std::size_t>(tokens * a.kv_heads);
     if (listed_.size() < lists) listed_.resize(lists);
@@ -154,15 +156,16 @@ class HostDecode final : public DecodeBackend {
                         .allowed = scan.allowed[static_cast<std::size_t>(i)],
                         .listed = &listed_[static_cast<std::size_t>(i * a.kv_heads + head)],
                         .parts = {estimate_.view().part(at, a.group()),
-                                  part_.view().part(i * a.q_heads + head * a.group(), a.group()),
-                                  noise_.data() + at}});
+                                  rare_.view().part(at, a.group()), noise_.data() + at}});
     }
   }
 
   /// Rare rows join what is attended exactly.
   void end_scan(const Scan& scan) {
+    if (shape_.judged) return;
+    const std::int64_t first = scan.token * shape_.attention.q_heads;
     const std::int64_t heads = std::ssize(scan.allowed) * shape_.attention.q_heads;
-    merge(out_.view().part(scan.token * shape_.attention.q_heads, heads), part_.view());
+    merge(out_.view().part(first, heads), rare_.view().part(first, heads));
   }
 
   // Codes misorder keys whose scores are close: twice as many rows leave few behind, and attending
@@ -174,8 +177,9 @@ class HostDecode final : public DecodeBackend {
   TokenQueries queries_;  // of this step
   Step given_;
   Partial out_;
-  Partial part_;                  // of one segment, or a scan's rare rows
-  Partial estimate_;              // of scans: the tail
+  Partial part_;                  // of one segment
+  Partial rare_;                  // of scans: rare rows
+  Partial estimate_;              // likewise: the tail
   std::vector<TailNoise> noise_;  // likewise
   bool scanned_tail_ = false;
   std::vector<std::vector<std::int64_t>> listed_;  // of the last scan, [tokens, kv_heads]
@@ -191,6 +195,7 @@ void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts
 }
 std::int64_t DecodeBackend::scan_tokens() const { return 0; }
 std::int64_t DecodeBackend::scan_lists() const { return 0; }
+TailParts DecodeBackend::scanned() { throw Error("this device keeps what it scanned to itself"); }
 void DecodeBackend::read_list(const List& /*list*/, Asks /*asks*/,
                               const std::function<void(std::int32_t)>& /*met*/,
                               const std::function<bool()>& /*meanwhile*/) {}
