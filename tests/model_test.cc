@@ -155,6 +155,31 @@ TEST(Generate, EmptyPromptAndWildTokensAreRefused) {
                InvalidArgument);
 }
 
+TEST(Generate, ContextsOfAnotherShapeAreRefused) {
+  const AttentionShape own = bundled().config().attention;
+  std::vector<AttentionShape> others(7, own);
+  others[0].layers += 4;
+  others[1].layers -= 1;
+  others[2].q_heads *= 2;
+  others[3].kv_heads = own.q_heads;
+  others[4].head_dim *= 2;
+  others[5].scale = 0.5F;
+  others[6].sliding_window.assign(static_cast<std::size_t>(own.layers), 32);
+  const auto tokens = question();
+  for (const AttentionShape& other : others) {
+    ContextBuilder builder(other, {.capacity = 1});
+    Session session(builder.freeze(), {.capacity = 64});
+    EXPECT_THROW(bundled().generate(session, tokens), InvalidArgument);
+    EXPECT_THROW(bundled().logits(session, tokens), InvalidArgument);
+    EXPECT_EQ(session.tokens(), 0);
+  }
+  AttentionShape same = own;
+  same.scale = own.softmax_scale();
+  ContextBuilder builder(same, {.capacity = 1});
+  Session session(builder.freeze(), {.capacity = 64});
+  EXPECT_NO_THROW(bundled().logits(session, tokens));
+}
+
 TEST(Generate, StopsWhenTheCallbackSaysSo) {
   ContextBuilder builder(bundled().config().attention, {});
   Session session(builder.freeze());

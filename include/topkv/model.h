@@ -190,15 +190,16 @@ class Model {
   /// Feeds the prompt to the session, then generates. The session keeps both, except
   /// the last token chosen (the end token, or where max_tokens or on_token ended it). The forward
   /// pass runs at positions session.tokens() and on.
-  /// Throws InvalidArgument for an empty prompt or a session on another device. Whatever is thrown,
-  /// by on_token too, the session is then as it was before the call.
+  /// Throws InvalidArgument for an empty prompt, and a session on another device or over a context
+  /// of another shape. Whatever is thrown, by on_token too, the session is then as it was before
+  /// the call.
   GenerateResult generate(Session& session, std::span<const Token> prompt,
                           const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;
 
   /// Logits [tokens, vocab_size] of a dense forward pass over the tokens; for tests and scoring.
   std::vector<float> logits(std::span<const Token> tokens) const;
-  /// Feeds tokens to a session and gives their logits [tokens, vocab_size]. Whatever is thrown, the
-  /// session is then as it was before the call.
+  /// Feeds tokens to a session, as generate takes them, and gives their logits
+  /// [tokens, vocab_size]. Whatever is thrown, the session is then as it was before the call.
   std::vector<float> logits(Session& session, std::span<const Token> tokens) const;
   /// Logits [tokens, vocab_size] of tokens at positions first and on, whose attention the caller
   /// computes: at most 256 tokens at a time, layer by layer.

@@ -80,7 +80,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
         fmt::format("{} tokens to generate; expected 0 or more", options.max_tokens));
   }
   impl_->check_tokens(prompt);
-  impl_->check_device(session);
+  impl_->check_session(session);
   const ModelConfig& config = impl_->config;
   Sampler sampler(options.sampling);
   impl_->check_reach(session.tokens() + static_cast<std::int64_t>(prompt.size()));
@@ -128,7 +128,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
 }
 
 std::vector<float> Model::logits(Session& session, std::span<const Token> tokens) const {
-  impl_->check_device(session);
+  impl_->check_session(session);
   Undo undo(session);
   std::vector<float> logits =
       this->logits(tokens, session.tokens(),

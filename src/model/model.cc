@@ -47,7 +47,27 @@ void Model::Impl::check_tokens(std::span<const Token> tokens) const {
   }
 }
 
-void Model::Impl::check_device(const Session& session) const {
+void Model::Impl::check_session(const Session& session) const {
+  const AttentionShape& own = config.attention;
+  const AttentionShape& its = session.context().shape();
+  const auto heads = [](const AttentionShape& of) {
+    return fmt::format("{} layers of {} query and {} KV heads of {} dims", of.layers, of.q_heads,
+                       of.kv_heads, of.head_dim);
+  };
+  if (heads(own) != heads(its)) {
+    throw InvalidArgument(
+        fmt::format("the session's context is of {}, the model of {}; give it a context that this "
+                    "model's prefill made",
+                    heads(its), heads(own)));
+  }
+  bool alike = own.softmax_scale() == its.softmax_scale() && own.softcap == its.softcap;
+  for (std::int64_t l = 0; l < own.layers; ++l)
+    alike = alike && own.window_of(l) == its.window_of(l);
+  if (!alike) {
+    throw InvalidArgument(
+        "the session's context has another scale, cap or sliding windows of attention than the "
+        "model; give it a context that this model's prefill made");
+  }
   if (session.device().compute() == device.compute()) return;
   throw InvalidArgument(
       fmt::format("the session is on {}, the model on {}; open the session with "

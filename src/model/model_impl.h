@@ -41,8 +41,9 @@ struct Model::Impl {
   /// Throws InvalidArgument naming the first token outside the vocabulary.
   void check_tokens(std::span<const Token> tokens) const;
 
-  /// Throws InvalidArgument when the session is on another device than the model.
-  void check_device(const Session& session) const;
+  /// Throws InvalidArgument when the session is on another device than the model, or over a context
+  /// whose attention has another shape.
+  void check_session(const Session& session) const;
 
   /// A forward pass for sessions; give it back with keep. Made at load on a device, where nothing
   /// is to be allocated later on (unless several threads generate at once).
