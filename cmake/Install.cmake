@@ -42,7 +42,7 @@ file(RELATIVE_PATH TOPKV_PC_TO_PREFIX
   ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" TOPKV_PC_TO_PREFIX ${TOPKV_PC_TO_PREFIX})
 if(TOPKV_IS_STATIC)
-  set(TOPKV_PC_REQUIRES "tbb fmt libhwy libhwy-contrib libpcre2-8 libutf8proc")
+  set(TOPKV_PC_REQUIRES "tbb fmt libhwy-contrib libhwy libpcre2-8 libutf8proc")
   set(TOPKV_PC_LIBS "-lfaiss -ldnnl -llapack -lblas ${OpenMP_CXX_FLAGS} -lstdc++ -lm")
   # A FAISS or oneDNN outside the linker's own folders is named by its folder.
   foreach(library faiss DNNL::dnnl)

@@ -137,7 +137,7 @@ class CudaEncoder final : public CodeEncoder {
     float* residuals;  // null: not wanted
   };
   struct Slot {
-    Event arrived, used, done;
+    Event arrived, done;
     std::int64_t first = 0, count = 0;  // that it holds codes of; 0: taken out
   };
 
@@ -195,7 +195,6 @@ class CudaEncoder final : public CodeEncoder {
     const Tile tile{first, count,
                     at<std::uint8_t>(layout_.codes) + number * tile_vectors * most_bytes,
                     at<float>(layout_.residuals) + number * tile_vectors};
-    slot.used.block(copies_);
     inject_copy_delay(copies_);
     TOPKV_CUDA(cudaMemcpyAsync(rows, head.vectors.key(first),
                                static_cast<std::size_t>(count * head.vectors.stride_bytes),
@@ -205,7 +204,6 @@ class CudaEncoder final : public CodeEncoder {
     centre(rows, static_cast<int>(count), static_cast<int>(dim_), head.axes.scale(),
            at<float>(layout_.mean), at<float>(layout_.centred), tile.residuals,
            at<int>(layout_.not_finite), compute);
-    slot.used.record(compute);
     device_.cublas().project(at<float>(layout_.axes), head.coded_axes, dim_,
                              at<float>(layout_.centred), count, at<float>(layout_.along),
                              tile_vectors);

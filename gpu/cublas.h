@@ -1,4 +1,4 @@
-// Matrix products on a CUDA device: bf16 operands, float32 sums and results. The one place that
+// Matrix products on a CUDA device: float32 sums and results of bf16 operands, or of float32. The one place that
 // uses cuBLAS, which allocates nothing of its own once it has a workspace.
 #pragma once
 

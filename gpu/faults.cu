@@ -16,6 +16,7 @@ __global__ void spin(long long nanoseconds) {
 }  // namespace
 
 void inject_copy_delay(cudaStream_t stream) {
+  Faults::copies.fetch_add(1, std::memory_order_relaxed);
   const int microseconds = Faults::copy_delay_us.load(std::memory_order_relaxed);
   if (microseconds <= 0) return;
   spin<<<1, 1, 0, stream>>>(microseconds * 1000LL);

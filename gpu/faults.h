@@ -5,17 +5,20 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <cstdint>
 
 namespace topkv::gpu {
 
 struct Faults {
   /// Every copy between host and device is held up by so many microseconds on its stream.
   static inline std::atomic<int> copy_delay_us{0};
+  /// That could be held up so far.
+  static inline std::atomic<std::int64_t> copies{0};
   /// Streams do not wait for events of other streams.
   static inline std::atomic<bool> drop_waits{false};
 };
 
-/// Holds up the stream by Faults::copy_delay_us; does nothing when that is 0.
+/// Holds up the stream by Faults::copy_delay_us, if that is not 0.
 void inject_copy_delay(cudaStream_t stream);
 
 }  // namespace topkv::gpu

@@ -158,7 +158,7 @@ std::vector<std::vector<float>> CodeAxes::spread(const std::vector<float>& centr
       values[axis].insert(values[axis].end(), from, from + rows);
     }
   }
-  hwy::Sorter sort;
+  hwy::Sorter sort;  // of finite values
   for (std::vector<float>& along : values) sort(along.data(), along.size(), hwy::SortAscending());
   return values;
 }

@@ -91,7 +91,12 @@ void CodesIndex::build_with(CodeEncoder* encoder, const KeyView& keys,
                             const std::stop_token& stop) {
   add(keys, stop);
   encoder_ = encoder;
-  build(stop);
+  try {
+    build(stop);
+  } catch (...) {
+    encoder_ = nullptr;
+    throw;
+  }
   encoder_ = nullptr;
 }
 
@@ -128,7 +133,6 @@ void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
 }
 
 void CodesIndex::clear() {
-  encoder_ = nullptr;
   coder_ = {};
   codes_ = {};
   rare_ = {};

@@ -35,10 +35,10 @@ std::shared_ptr<const SegmentIndex> build(const IndexSpec& spec, const Attention
       built->layers[l].heads = other->layers[l].heads;
     built->shared = true;
   }
-  // Rows that a device can copy quickly.
+  // For rows that a device can copy quickly, where there are codes to make.
   std::unique_ptr<CodeEncoder> encoder;
-  if (spec.kind().is_coded() && segment.store->keeps())
-    encoder = device.compute()->code_encoder(shape.head_dim);
+  const bool coded = spec.kind().is_coded() && !built->shared && built->keys(1) > 0;
+  if (coded && segment.store->keeps()) encoder = device.compute()->code_encoder(shape.head_dim);
   const auto work = [&](const std::stop_token& stop) {
     parallel_for(shape.layers * shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {

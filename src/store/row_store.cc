@@ -1,6 +1,7 @@
 #include "src/store/row_store.h"
 
 #include <fmt/format.h>
+#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <limits>
@@ -164,7 +165,7 @@ void RowStore::shrink(std::int64_t layer, std::int64_t tokens) { set_size(layer,
 void RowStore::copy_from(const RowStore& other) {
   const auto layers = static_cast<std::int64_t>(sizes_.size());
   for (std::int64_t layer = 0; layer < layers; ++layer) choose_pages(other.size(layer));
-  parallel_for(layers * kv_heads_ * 2, 1, [&](std::int64_t begin, std::int64_t end) {
+  const auto copy = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::byte* from = other.region_.data() + i * other.array_bytes_;
       const std::int64_t bytes = other.size(i / (kv_heads_ * 2)) * half_bytes_;
@@ -172,7 +173,9 @@ void RowStore::copy_from(const RowStore& other) {
         std::copy(from + first, from + last, region_.data() + i * array_bytes_ + first);
       });
     }
-  });
+  };
+  // Whoever waits here may hold a device's lock, for which other tasks wait.
+  oneapi::tbb::this_task_arena::isolate([&] { parallel_for(layers * kv_heads_ * 2, 1, copy); });
   for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 

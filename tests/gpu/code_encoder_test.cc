@@ -106,7 +106,9 @@ TEST(CodeEncoder, KeysGetTheNearestLevels) {
         const auto off = [&](int level) { return std::abs(x - even.of(level)); };
         double nearest = std::numeric_limits<double>::infinity();
         for (int level = 0; level <= even.most; ++level) nearest = std::min(nearest, off(level));
-        if (even.step > 0)
+        // (Axes along which there is nothing but rounding say nothing.)
+        const auto& variances = coder.axes().variances();
+        if (even.step > 0 && variances[axis] > 1e-6 * variances[0])
           worst = std::max(worst, (off(levels[axis]) - nearest) / static_cast<double>(even.step));
       }
       coder.decode(codes.data(), key, decoded.data());
@@ -137,7 +139,7 @@ TEST(CodeEncoder, KeysGetTheNearestLevels) {
     coder.encode(keys.view, 0, of.count, host.data(), host_residuals.data());
     std::int64_t others = 0;
     for (std::size_t i = 0; i < codes.size(); ++i) others += codes[i] != host[i];
-    EXPECT_LE(others, std::ssize(codes) / 1000);
+    EXPECT_LE(others, 2 + std::ssize(codes) / 1000);
   }
 }
 
@@ -166,7 +168,9 @@ TEST(CodeEncoder, ValuesGetTheLevelThatChanceSays) {
         const std::uint32_t hash = ValueCoder::seed_of(value) * ValueCoder::seed_of_axis(axis);
         const double limit = coder.low()[i] + range * hash / 4294967296.0;
         const double beyond = values.along(coder.axes(), value, axis) - limit;
-        if (range > 0) worst = std::max(worst, (bit == 1 ? -beyond : beyond) / range);
+        // Axes along which there is nothing but rounding say nothing.
+        const double widest = static_cast<double>(coder.high()[0]) - coder.low()[0];
+        if (range > 1e-3 * widest) worst = std::max(worst, (bit == 1 ? -beyond : beyond) / range);
       }
     }
     EXPECT_LT(worst, 1e-3);
@@ -174,7 +178,7 @@ TEST(CodeEncoder, ValuesGetTheLevelThatChanceSays) {
     coder.encode(values.view, 0, of.count, host.data());
     std::int64_t others = 0;
     for (std::size_t i = 0; i < codes.size(); ++i) others += codes[i] != host[i];
-    EXPECT_LE(others, std::ssize(codes) / 1000);
+    EXPECT_LE(others, 2 + std::ssize(codes) / 1000);
     for (std::int64_t value = (of.count + 3) / 4 * 4; value % value_block != 0; value += 4) {
       for (std::int64_t lane = 0; lane < coder.lanes(); ++lane)
         ASSERT_EQ(codes[static_cast<std::size_t>(value / 4 * coder.lanes() + lane)], 0);
@@ -245,9 +249,12 @@ TEST(CodeEncoder, MakesTheCodesOfContexts) {
     const auto plain = builder.freeze();
     const auto host = plain->with_index(spec);
     std::int64_t reported = 0;
+    const std::int64_t copies = gpu::Faults::copies;
     const auto device = plain->with_index(
         spec, [&](const Progress& progress) { reported = progress.done; }, cuda.device());
     EXPECT_EQ(reported, 2 * 2 * tokens);
+    // Two tiles of keys, and two of values, of each head.
+    EXPECT_EQ(gpu::Faults::copies - copies, locked ? 4 * 2 * 2 : 0);
     EXPECT_EQ(device->memory().index_bytes, host->memory().index_bytes);
     std::int64_t others = 0;
     std::int64_t rare = 0;
