@@ -88,6 +88,11 @@ py::object attend_together(const py::iterable& given, std::int64_t layer, py::ha
   return step.out();
 }
 
+/// A mean, or None of nothing.
+py::object of_some(std::int64_t count, double mean) {
+  return count > 0 ? py::object(py::float_(mean)) : py::none();
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
@@ -130,12 +135,19 @@ void bind_session(py::module_& module) {
                           "sums over the session's life.")
       .def_readonly("heads", &TailFigures::heads, "(token, query head) pairs that are summed up.")
       .def_readonly("exact_mass", &TailFigures::exact_mass,
-                    "Share of attention in rows attended as they are.")
+                    "Their shares of attention in rows attended as they are, summed up.")
       .def_readonly("error", &TailFigures::error,
-                    "Expected |out - dense| / |dense|, errors of codes taken as independent.")
-      .def_property_readonly("mean_exact_mass", &TailFigures::mean_exact_mass)
-      .def_property_readonly("mean_error", &TailFigures::mean_error)
+                    "Likewise the expected |out - dense| / |dense|, errors of codes taken as "
+                    "independent.")
+      .def_property_readonly(
+          "mean_exact_mass",
+          [](const TailFigures& of) { return of_some(of.heads, of.mean_exact_mass()); },
+          "Of a pair; None without a tail.")
+      .def_property_readonly(
+          "mean_error", [](const TailFigures& of) { return of_some(of.heads, of.mean_error()); },
+          "Of a pair; None without a tail.")
       .def("__repr__", [](const TailFigures& of) {
+        if (of.heads == 0) return std::string("TailFigures(heads=0)");
         return fmt::format("TailFigures(heads={}, mean_exact_mass={:.4f}, mean_error={:.4f})",
                            of.heads, of.mean_exact_mass(), of.mean_error());
       });

@@ -140,6 +140,8 @@ def test_a_session_with_a_tail_tells_how_good_it_was(random):
     assert repr(figures[0]).startswith(f"TailFigures(heads={Q_HEADS}, mean_exact_mass=0.")
     assert session.stats().device_code_bytes == 0  # of the device's memory
     without = topkv.Session(context, k=8, window=6)
+    assert all(of.mean_error is None is of.mean_exact_mass for of in without.tail_figures())
+    assert repr(without.tail_figures()[0]) == "TailFigures(heads=0)"
     steps.run(without, 400, 401)
     assert [of.heads for of in without.tail_figures()] == [0] * LAYERS
 

@@ -55,8 +55,8 @@ def test_rows_and_their_readers(shape, builder, context, random):
         r"<Session of 1 own tokens over 5 of the context, index exact, tail none, on host>", repr(session)
     )
     assert re.fullmatch(
-        r"SessionStats\(steps=1, rows_retrieved=0, search_seconds=[\d.e-]+, "
-        r"attend_seconds=[\d.e-]+, recall=None\)",
+        r"SessionStats\(steps=1, rows_retrieved=0, retrieved_more=0, went_dense=0, "
+        r"search_seconds=[\d.e-]+, attend_seconds=[\d.e-]+, recall=None\)",
         repr(session.stats()),
     )
     times = repr(session.step_times()[0])

@@ -122,10 +122,10 @@ struct StepTimes {
 /// sums over the session's life, parts of steps that failed among them. (Of layers and sessions
 /// without a tail nothing is known.)
 struct TailFigures {
-  std::int64_t heads = 0;  ///< (token, query head) pairs that are summed up
-  /// The share of attention in rows attended as they are: sinks, window, those that were found.
+  std::int64_t heads = 0;  ///< (token, query head) pairs that are summed up; without a tail none
+  /// Their shares of attention in rows attended as they are: sinks, window, those that were found.
   double exact_mass = 0;
-  /// The expected |out - dense| / |dense|, from what is known of the errors of codes, taken as
+  /// Likewise the expected |out - dense| / |dense|, from what is known of the errors of codes, taken as
   /// independent of each other. Where text repeats they are not, and it is more.
   double error = 0;
 
@@ -135,6 +135,7 @@ struct TailFigures {
     error += other.error;
     return *this;
   }
+  /// Of a pair; 0 where there are none.
   double mean_exact_mass() const { return heads > 0 ? exact_mass / static_cast<double>(heads) : 0; }
   double mean_error() const { return heads > 0 ? error / static_cast<double>(heads) : 0; }
 };

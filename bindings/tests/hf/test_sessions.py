@@ -414,6 +414,16 @@ def test_a_wrong_spec_of_an_index_leaves_the_cache_as_it_was(device):
         cache.session(index="hnsw:M=16")
 
 
+def test_a_cache_for_a_model_of_fewer_layers_is_refused(device):
+    model = make_model("llama", device)
+    TopkCache(model.config)  # turns the model to topkv's attention
+    fewer = copy.deepcopy(model.config)
+    fewer.num_hidden_layers -= 1
+    ids = make_ids(40, device)
+    with pytest.raises(InvalidArgument, match="model.config"):
+        model(ids, past_key_values=TopkCache(fewer), use_cache=True)
+
+
 def test_a_refused_call_leaves_the_length_as_it_was(device):
     model = make_model("llama", device)
     ids = make_ids(40, device)
@@ -441,7 +451,7 @@ def test_a_tail_brings_sessions_near_to_dense_attention_and_changes_no_other(dev
     assert "index exact, tail none" in repr(self_session(model, ids, cache))
     assert "tail mean" in repr(session_of(cache.session(tail="mean"), model, ids))
     for tail in ("exact", "hnsw", "codes:v=0", "mean:k=16", "median", None):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match="tail is"):
             cache.session(tail=tail)
     with pytest.raises(InvalidArgument, match="is a tail"):
         cache.session(index="mean")
@@ -458,8 +468,13 @@ def test_the_tail_codes_is_the_indexs_own_where_it_has_one(device):
     session = session_of(cache.session(tail="codes", index=None), model, ids)
     assert f"index {own}, tail {own}" in repr(session)
     assert cache.context.indices() == ["exact", own]
-    cache.session(index="exact", tail="codes")  # of 16 bytes: other codes
-    assert cache.context.indices() == ["exact", own, topkv.IndexSpec("codes").text]
+    # Beside an index that has none it means codes of 16 bytes, whatever was asked for before.
+    other = topkv.IndexSpec("codes").text
+    session = session_of(read(model, text, k=4, tail="codes").session(index="exact"), model, ids)
+    assert f"index exact, tail {other}" in repr(session)
+    cache = read(model, text, k=4, index="exact", tail="codes").freeze("codes:k=32,v=16")
+    assert "index codes:k=32,v=16, tail codes:k=32,v=16" in repr(self_session(model, ids, cache))
+    assert cache.context.indices() == ["exact", "codes:k=32,v=16"]
 
 
 def test_rules_of_sessions_say_how_many_rows_are_enough(device):

@@ -180,6 +180,11 @@ class TopkCache(Cache):
             raise InvalidArgument(
                 f"the context has {context.shape.layers} layers, the model {engine.options.layers}"
             )
+        if context.shape.head_dim != families.head_dim(config):
+            raise InvalidArgument(
+                f"the context has heads of {context.shape.head_dim} dims, the model of "
+                f"{families.head_dim(config)}"
+            )
         ids = HeldIds.of_text(tokens, context.tokens)
         text = Text(context, context.tokens, ids)
         engine.state = replace(engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids))
@@ -263,6 +268,11 @@ class TopkCache(Cache):
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         engine = self._engine
+        if layer_idx >= len(self.layers):
+            raise InvalidArgument(
+                f"the model has a layer {layer_idx}, the config that the cache was made with "
+                f"{len(self.layers)} layers: give TopkCache the model's own, model.config"
+            )
         if layer_idx == 0:  # a forward pass begins
             engine.begin(key_states)
         if isinstance(self.layers[layer_idx], TopkLayer):

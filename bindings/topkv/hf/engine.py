@@ -298,10 +298,10 @@ class Engine:
         text = state.text or self._text_read()
         if not text.context.has_index(index):
             text = self._with_index(text, index)
-        tail = state.options.session["tail"]
+        session = state.options.session | {"index": index}
+        tail = option.tail_of(session)
         if tail not in option.NO_TAIL_SPEC and not text.context.has_index(tail):
             text = self._with_index(text, tail)
-        session = state.options.session | {"index": index}
         options = replace(state.options, session=session)
         if state.text is None:
             ids = HeldIds(text.ids)
@@ -311,7 +311,7 @@ class Engine:
 
     def add_tail(self, options: Options) -> None:
         """Builds the tail of sessions with these options over the text, if it is not there yet."""
-        tail = options.session["tail"]
+        tail = option.tail_of(options.session)
         text = self.state.text
         if tail not in option.NO_TAIL_SPEC and not text.context.has_index(tail):
             self.state = replace(self.state, text=self._with_index(text, tail))
@@ -415,7 +415,11 @@ class Engine:
         if self.context is not None:
             return SessionRows(
                 [
-                    topkv.Session(self.context, device=self.device, **options.session)
+                    topkv.Session(
+                        self.context,
+                        device=self.device,
+                        **options.session | {"tail": option.tail_of(options.session)},
+                    )
                     for _ in range(self.state.batch)
                 ]
             )

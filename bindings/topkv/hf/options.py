@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def rule(name: str, value: Any, expected: str, good: Callable[[float], bool]) ->
     """A number that is `good`, or None."""
     if value is None:
         return None
-    number = not isinstance(value, bool) and isinstance(value, (int, float))
+    number = not isinstance(value, bool) and isinstance(value, numbers.Real)
     if not number or not good(value):
         raise InvalidArgument(f"{name} is {value!r}; expected a number {expected}, or None")
     return float(value)
@@ -128,16 +129,28 @@ def row_dtype_name(kv_dtype: Any) -> str | None:
     return name
 
 
+def tail_of(session: dict[str, Any]) -> str:
+    """What stands for the rows that are not found: "codes" are the index's own where it has such,
+    whatever bytes it gives them."""
+    own = session["tail"] == "codes" and topkv.IndexSpec(session["index"]).has_tail
+    return "" if own else session["tail"]
+
+
+def _names_tail(spec: str) -> bool:
+    try:
+        return topkv.IndexSpec(spec).has_tail
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f'tail is {spec!r}; expected "none", "mean", or "codes:k=16,v=8" for example ({error})'
+        ) from None
+
+
 def check(options: Options) -> Options:
     """The options themselves. Raises topkv.InvalidArgument for some that could not work once a text
     is read, by making with them what will be made then, over a text of one token."""
     topkv.KeyIndex(options.session["index"])
-    tail = options.session["tail"]
-    if tail == "codes" and topkv.IndexSpec(options.session["index"]).has_tail:
-        # Those that the index has, whatever bytes it gives them.
-        options = replace(options, session=options.session | {"tail": ""})
-        tail = ""
-    if tail not in NO_TAIL_SPEC and not topkv.IndexSpec(tail).has_tail:
+    tail = tail_of(options.session)
+    if tail not in NO_TAIL_SPEC and not _names_tail(tail):
         raise InvalidArgument(
             f'tail is {tail!r}, which has no codes of values; expected "none", "mean", '
             'or "codes:k=16,v=8" for example'
@@ -160,7 +173,7 @@ def _check_rules(options: Options) -> None:
     given = [name for name in ("mass", "error") if options.session[name] is not None]
     if not given:
         return
-    tail = options.session["tail"]
+    tail = tail_of(options.session)
     if tail == "none" or (tail == "" and not topkv.IndexSpec(options.session["index"]).has_tail):
         raise InvalidArgument(
             f"{given[0]} is {options.session[given[0]]}, but there is no tail, which tells what is in "
