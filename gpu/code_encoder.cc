@@ -9,6 +9,7 @@
 #include "gpu/code_encode.h"
 #include "gpu/cuda_device.h"
 #include "gpu/faults.h"
+#include "index/key_list.h"
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {
@@ -88,7 +89,7 @@ class CudaEncoder final : public CodeEncoder {
     const Head head{coder.axes(), keys,
                     axes,         [&](std::int64_t n) { return coder.bytes_for(n); },
                     codes,        residuals};
-    if (!run(head, use)) coder.encode(keys, 0, keys.count, codes, residuals);  // says which
+    run(head, use);
   }
 
   void encode(const ValueCoder& coder, const KeyView& values, std::uint8_t* codes) override {
@@ -119,7 +120,7 @@ class CudaEncoder final : public CodeEncoder {
     };
     const Head head{coder.axes(), values, axes, [&](std::int64_t n) { return coder.bytes_for(n); },
                     codes,        nullptr};
-    if (!run(head, use)) coder.encode(values, 0, values.count, codes);  // says which
+    run(head, use);
   }
 
  private:
@@ -163,9 +164,8 @@ class CudaEncoder final : public CodeEncoder {
     send(std::span(&none, 1), layout_.not_finite);
   }
 
-  /// False: an element is not finite.
   template <class Use>
-  bool run(const Head& head, const Use& use) {
+  void run(const Head& head, const Use& use) {
     try {
       for (std::int64_t first = 0, tile = 0; first < head.vectors.count;
            first += tile_vectors, ++tile) {
@@ -176,7 +176,9 @@ class CudaEncoder final : public CodeEncoder {
       for (std::int64_t slot = 0; slot < slot_count; ++slot) take_out(head, slot);
       int not_finite = 0;
       device_.copy_out(memory_.data() + layout_.not_finite, sizeof not_finite, &not_finite);
-      return not_finite == 0;
+      std::vector<float> one(static_cast<std::size_t>(dim_));
+      for (std::int64_t i = 0; not_finite != 0 && i < head.vectors.count; ++i)
+        widen_key(head.vectors, i, one.data());  // says which
     } catch (...) {
       // Nothing may be under way to or from memory that goes.
       cudaStreamSynchronize(copies_);
