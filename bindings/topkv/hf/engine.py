@@ -198,9 +198,9 @@ class Engine:
                 )
         elif batch != 1:
             raise InvalidArgument(
-                f"a batch of {batch}: topkv reads one text at a time. Read it once with a batch "
-                f"of 1, then use cache.session(batch={batch}) for several questions, samples or "
-                "beams"
+                f"a batch of {batch} (of num_beams or num_return_sequences, perhaps): topkv reads "
+                "one text at a time. Read it once with a batch of 1 into a cache of your own, "
+                f"TopkCache(model.config), then generate with cache.session(batch={batch})"
             )
 
     def _report(self, tokens: int) -> None:

@@ -101,7 +101,8 @@ class LazyMask:
                     f"attention_mask is of {padding.shape[-1]} tokens; the cache holds "
                     f"{self.query_offset} and this call gives it {self.queries} more. To go on "
                     "after what it holds, give generate the whole text, old and new, and no "
-                    "prefill_chunk_size; for another question use cache.session(), for another "
+                    "prefill_chunk_size (nor an assistant or prompt_lookup_num_tokens, which begin "
+                    "with an empty cache); for another question use cache.session(), for another "
                     "text cache.reset()"
                 )
             if not bool(padding.all()):
