@@ -123,6 +123,35 @@ TEST(SessionMemory, AStepOfManyTokensThatRetrievesEverythingIsBounded) {
   EXPECT_LT(peak, 400 * mib);  // all at once: 20 bytes a row and query head, 640 MiB and more
 }
 
+TEST(SessionMemory, RoundsThatARuleAsksForAreBounded) {
+  const AttentionShape shape{.layers = 1, .q_heads = 32, .kv_heads = 16, .head_dim = 16};
+  const std::int64_t context_tokens = 32'768;
+  const std::int64_t tokens = 256;
+  ContextBuilder builder(shape, {.capacity = context_tokens});
+  const auto rows = reference::random_floats(context_tokens * 16 * 16, 1);
+  const auto view = TensorView::tokens_first(rows.data(), DType::f32, context_tokens, 16, 16);
+  builder.append(0, view, view);
+  const auto context = builder.freeze()->with_index("codes");
+  // The second round looks for 2,048 rows: with 20 bytes each, for all queries, 320 MiB.
+  RetrievalOptions options{
+      .index = "codes", .k = TopK::same(128), .error = 1e-6, .window = 16, .capacity = tokens};
+  const auto q = reference::random_floats(tokens * 32 * 16, 2);
+  std::vector<float> out(q.size());
+  std::vector<float> dense(q.size());
+  Session session(context, options);
+  if (!forget_peak()) GTEST_SKIP() << "this system does not let the peak be forgotten";
+  const std::int64_t before = resident();
+  session.attend(0, q.data(), rows.data(), rows.data(), out.data(), tokens);
+  const std::int64_t peak = resident("VmHWM") - before;
+  RecordProperty("peak_bytes", std::to_string(peak));
+  EXPECT_LT(peak, 250 * mib);
+  EXPECT_EQ(session.stats().retrieved_more, tokens * 32);
+  options.dense_layers = 1;  // which is what the rule ends at
+  Session all(context, options);
+  all.attend(0, q.data(), rows.data(), rows.data(), dense.data(), tokens);
+  EXPECT_LT(reference::distance({out}, {dense}), 1e-3);
+}
+
 TEST(SessionMemory, ABudgetForItsRowsIsKept) {
   const auto context = zeros(large, 1);
   const std::int64_t token = RowStore::bytes_per_token(large, DType::bf16);

@@ -230,6 +230,24 @@ TEST(SessionRules, StepsOfAnySizeGiveTheSame) {
   }
 }
 
+TEST(SessionRules, MoreRowsAreMoreThanAScanListed) {
+  // A scan lists what any of 32 query heads found.
+  const Rules rules({.layers = 1, .q_heads = 32, .kv_heads = 1, .head_dim = 16});
+  RetrievalOptions options = rules.options("codes");
+  options.k = TopK::same(4);
+  SessionStats plain;
+  rules.outs(options, 1, &plain);
+  std::int64_t before = plain.rows_retrieved;
+  for (const double error : {1.0, 0.6, 0.3}) {
+    options.error = error;
+    SessionStats stats;
+    rules.outs(options, 1, &stats);
+    EXPECT_GE(stats.rows_retrieved, before) << error;
+    before = stats.rows_retrieved;
+  }
+  EXPECT_GT(before, plain.rows_retrieved);
+}
+
 TEST(SessionRules, ForkAndTruncateGoOnAsBefore) {
   const Rules rules;
   for (const char* index : {"exact", "codes"}) {

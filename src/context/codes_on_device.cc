@@ -100,9 +100,9 @@ bool chooses_by_scan(const RetrievalOptions& options, const Device& device) {
   const bool none = options.tail == no_tail;
   const bool own =
       options.tail.empty() || (!none && IndexSpec(options.tail) == IndexSpec(options.index));
-  // A CUDA device keeps to itself what the rules go by.
-  const bool judged = !none && (options.mass || options.error);
-  return (!judged || !device.is_cuda()) && options.select_by == SelectBy::query_head && (own || none);
+  // A scan lists more than a sixteenth of k, and a CUDA device keeps what errors are told by.
+  const bool judged = !none && (options.mass || (options.error && device.is_cuda()));
+  return !judged && options.select_by == SelectBy::query_head && (own || none);
 }
 
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,

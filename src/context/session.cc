@@ -89,8 +89,9 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                           std::string(name_of(context->dtype())) +
                           ": prefill it with kv_dtype bf16");
   }
-  // With another tail, when a group shares its rows, or for a CUDA device with a rule, the host
-  // searches. For itself it does where the index can have no tail: that takes no longer, and ranks rows by their keys.
+  // With another tail, when a group shares its rows, or with a rule (but for an error, where the
+  // host scans) the host searches. For itself it does where the index can have no tail: that takes
+  // no longer, and ranks rows by their keys.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;

@@ -26,7 +26,9 @@ constexpr std::int64_t most_own_lists = 16;
 
 Session::State::Ahead::Ahead(State& of) : of_(of) {
   const AttentionShape& shape = of.shape;
-  of.list_parts.reset(shape.q_heads * (of.backend->scan_lists() + most_own_lists), shape.head_dim);
+  const std::int64_t lists = shape.kv_heads * (of.backend->scan_lists() + most_own_lists);
+  of.list_parts.reset(shape.group() * lists, shape.head_dim);
+  of.list_rows.reserve(static_cast<std::size_t>(lists));
 }
 
 void Session::State::Ahead::start() {

@@ -71,44 +71,53 @@ void Session::State::take_scanned(std::int64_t layer, std::int64_t token,
   }
 }
 
-/// Of the queries that go on, the rows that a scan of so many tokens listed count no more.
-void Session::State::forget_listed(std::int64_t tokens) {
-  const std::int64_t lists = std::ssize(list_rows) / (tokens * shape.kv_heads);
+/// Of the queries that go on, the rows that the last scan listed count no more. first: of its
+/// tokens, the one that these queries begin with. Gives the most rows that any of them had.
+std::int64_t Session::State::forget_listed(std::int64_t first) {
+  const std::int64_t lists = backend->scan_lists();
+  std::int64_t most = 0;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     for (const std::int64_t number : heads[static_cast<std::size_t>(head)].numbers) {
-      const auto first =
-          list_rows.begin() + (number / shape.group() * shape.kv_heads + head) * lists;
-      stats.rows_retrieved -= std::accumulate(first, first + lists, std::int64_t{0});
+      const std::int64_t token = first + number / shape.group();
+      const auto of_head = list_rows.begin() + (token * shape.kv_heads + head) * lists;
+      const std::int64_t rows = std::accumulate(of_head, of_head + lists, std::int64_t{0});
+      stats.rows_retrieved -= rows;
+      most = std::max(most, rows);
     }
   }
+  return most;
 }
 
 /// While a rule asks for it, has queries attend more rows than in the round before. exact: what
-/// sinks and window give; out: what the first round gave, replaced.
+/// sinks and window give; out: what the first round gave, replaced. scanned: where that was a scan,
+/// which of its tokens the queries begin with; else not_scanned.
 void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queries,
-                                   PartialView exact, const TailParts& out) {
+                                   PartialView exact, const TailParts& out, std::int64_t scanned) {
   const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
   const std::int64_t most = most_rows(layer);
   const bool own = between(segments.back(), layer, queries.first).size() > 0;
   std::int64_t rows = first_rows(layer);
+  std::int64_t had = 0;  // of a scan, which lists more than k
   tail_shares.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   for (bool first = true; asks_for_more(queries.tokens, rows < wanted, exact, out); first = false) {
     begin_again(own, out.exact);
     if (first) {
       for (const HeadStep& step : heads) stats.retrieved_more += step.count();
-      if (seen.codes) forget_listed(queries.tokens);
+      if (scanned != not_scanned) had = forget_listed(scanned);
     }
-    if (rows >= wanted && rows > most / times_more) {
-      attend_all(layer, queries, out);
-      return;
-    }
-    rows = rows < wanted ? wanted : times_more * rows;
+    do {
+      if (rows >= wanted && rows > most / times_more) {
+        attend_all(layer, queries, out);
+        return;
+      }
+      rows = rows < wanted ? wanted : times_more * rows;
+    } while (rows <= had);
     const Stopwatch searching;
     const Searched one{this, queries};
     parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) {
         if (heads[static_cast<std::size_t>(head)].count() == 0) continue;
-        if (rows > wanted || (first && seen.codes)) search(layer, head, {&one, 1}, rows);
+        if (rows > wanted) search(layer, head, {&one, 1}, rows);
         choose(layer, head, queries, rows);
       }
     });

@@ -23,7 +23,10 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
   for (std::int64_t i = 0; i < tokens; ++i)
     allowed.push_back(between(segments[0], layer, part.queries.first + token + i));
   return {backend.get(),
-          {.token = token, .allowed = allowed, .rows = first_rows(layer), .tail = seen.tail}};
+          {.token = token,
+           .allowed = allowed,
+           .rows = k[static_cast<std::size_t>(layer)],
+           .tail = seen.tail}};
 }
 
 /// Begins the scans of a step, before the queries are on the host: the device goes on while they

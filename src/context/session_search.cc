@@ -118,11 +118,10 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   SearchResult wanted;
   SearchResult found;
   segments[0].search(nullptr, layer, head, queries, rows, wanted);
-  const bool listed = seen.codes && !seen.judged;  // all that k asks for
-  if (!listed) segments[0].search(indices[0], layer, head, queries, rows, found);
+  if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, found);
   for (std::int64_t q = 0; q < count; ++q) {
     std::vector<std::int64_t> have;
-    if (listed) {  // rare rows are attended beside those that are found
+    if (seen.codes) {  // rare rows are attended beside those that are found
       const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());

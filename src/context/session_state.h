@@ -145,6 +145,9 @@ struct Session::State {
   static void begin(Part& part);
   void take(Part& part);
   std::int64_t tokens_at_once(const Part& part) const;
+  std::int64_t tokens_searched(const Part& part) const;
+  PartialView of_tokens(PartialView all, std::int64_t first, std::int64_t tokens) const;
+  TailParts estimated(PartialView found, std::int64_t first, std::int64_t tokens);
   void retrieve(const Part& part);
   void finish(const Part& part);
   double searching(const Part& part) const;
@@ -202,10 +205,11 @@ struct Session::State {
   std::int64_t first_rows(std::int64_t layer) const;
   void take_scanned(std::int64_t layer, std::int64_t token, const TokenQueries& queries,
                     const TailParts& out);
-  void forget_listed(std::int64_t tokens);
+  static constexpr std::int64_t not_scanned = -1;
+  std::int64_t forget_listed(std::int64_t first);
   std::int64_t most_rows(std::int64_t layer) const;
   void retrieve_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
-                     const TailParts& out);
+                     const TailParts& out, std::int64_t scanned);
   bool asks_for_more(std::int64_t tokens, bool below_k, PartialView exact, const TailParts& out);
   void begin_again(bool own, PartialView out);
   void attend_all(std::int64_t layer, const TokenQueries& queries, const TailParts& out);
@@ -232,14 +236,14 @@ struct Session::State {
   Partial estimate;  // the tail's
   std::vector<TailNoise> noise;
   Partial own_rest;
-  PartialView exact_part;              // of a step with rules: sinks and window, read only
-  std::vector<TailShare> tail_shares;  // of it, [tokens x q_heads]
-  std::vector<double> most_squared;    // per token: the squared error that a query head may have
-  Partial whole;                       // of one query
-  std::vector<RowSpan> spans;          // per KV head
-  std::vector<PositionRange> allowed;  // of a scan, per token
-  Partial list_parts;                  // [tokens, kv_heads, lists, group]
-  std::vector<std::int64_t> list_rows;                 // likewise without group: the context's
+  PartialView exact_part;               // of a step with rules: sinks and window, read only
+  std::vector<TailShare> tail_shares;   // of it, [tokens x q_heads]
+  std::vector<double> most_squared;     // per token: the squared error that a query head may have
+  Partial whole;                        // of one query
+  std::vector<RowSpan> spans;           // per KV head
+  std::vector<PositionRange> allowed;   // of a scan, per token
+  Partial list_parts;                   // [tokens, kv_heads, lists, group]
+  std::vector<std::int64_t> list_rows;  // likewise without group: the context's
   std::atomic<std::int64_t> heads_done = 0;            // of tokens: all their lists are attended
   std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
   PartCounts done;                                     // lists of each token and KV head

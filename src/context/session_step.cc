@@ -200,12 +200,26 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
   return seen.retrieves(layer) && end - seen.window > seen.sinks;
 }
 
-/// How many tokens are searched for at a time: with a large k, what a search gives is large.
+/// How many tokens are retrieved for at a time. What a scan gives is small; with a large k, what a
+/// search gives is large.
 std::int64_t Session::State::tokens_at_once(const Part& part) const {
-  if (seen.codes) return backend->scan_tokens();
+  return seen.codes ? backend->scan_tokens() : tokens_searched(part);
+}
+
+std::int64_t Session::State::tokens_searched(const Part& part) const {
   const std::int64_t rows =
       std::min(most_rows(part.step.layer), part.queries.first + part.queries.tokens);
   return std::max<std::int64_t>(1, search_memory / (shape.q_heads * search_bytes * rows));
+}
+
+/// Of [tokens x q_heads] heads those of some tokens.
+PartialView Session::State::of_tokens(PartialView all, std::int64_t first,
+                                      std::int64_t tokens) const {
+  return all.part(first * shape.q_heads, tokens * shape.q_heads);
+}
+
+TailParts Session::State::estimated(PartialView found, std::int64_t first, std::int64_t tokens) {
+  return {of_tokens(estimate.view(), first, tokens), found, noise.data() + first * shape.q_heads};
 }
 
 /// Searches for the queries, attends what is found and merges it into part.found, some tokens at a
@@ -220,28 +234,31 @@ void Session::State::retrieve(const Part& part) {
   const std::int64_t tokens = std::min(tokens_at_once(part), queries.tokens);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
     const TokenQueries block = queries.part(t, std::min(tokens, queries.tokens - t));
-    const std::int64_t before = t * shape.q_heads;
-    const auto of_block = [&](PartialView of) {
-      return of.part(before, block.tokens * shape.q_heads);
-    };
-    const PartialView found = of_block(part.found);
-    const TailParts out{of_block(estimate.view()), found, noise.data() + before};
     if (seen.codes) {
       if (t > 0) scan_and_attend(part, t, block.tokens);  // the first were with all sessions'
-      attend_between(layer, block, found);
-      attend_own(layer, block, found);
-      if (seen.judged) {
-        take_scanned(layer, t, block, out);
-        retrieve_more(layer, block, of_block(exact_part), out);
+      // Rounds beyond the scan search.
+      const std::int64_t at_once = seen.judged ? tokens_searched(part) : block.tokens;
+      for (std::int64_t i = 0; i < block.tokens; i += at_once) {
+        const TokenQueries some = block.part(i, std::min(at_once, block.tokens - i));
+        const PartialView found = of_tokens(part.found, t + i, some.tokens);
+        attend_between(layer, some, found);
+        attend_own(layer, some, found);
+        if (!seen.judged) continue;
+        const TailParts out = estimated(found, t + i, some.tokens);
+        take_scanned(layer, t + i, some, out);
+        retrieve_more(layer, some, of_tokens(exact_part, t + i, some.tokens), out, i);
       }
     } else {
+      const PartialView found = of_tokens(part.found, t, block.tokens);
       const Searched searched{this, block};
       if (!part.found_rows) search_all(layer, {&searched, 1});
       if (attends_own()) attend_own(layer, block, found);
       attend_found(layer, block, found);
       if (host_estimates()) {
+        const TailParts out = estimated(found, t, block.tokens);
         attend_rest(layer, out);
-        if (seen.judged) retrieve_more(layer, block, of_block(exact_part), out);
+        if (seen.judged)
+          retrieve_more(layer, block, of_tokens(exact_part, t, block.tokens), out, not_scanned);
       }
     }
     if (options.measure_recall) measure_recall(layer, block);

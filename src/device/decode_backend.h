@@ -45,12 +45,12 @@ struct SessionShape {
 };
 
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
-/// exact_part (and scanned) where steps are judged, add for each further partial, add_tail, finish. Work is begun
-/// in this order; given and read_list wait for it. (Or it goes ahead: see goes_ahead.) Positions
-/// are those of the session: the context's rows come first. One thread at a time, but for what
-/// says otherwise; on CUDA the caller holds the device's lock in each call that gives it work, and
-/// from scan to attend. Allocates nothing after the first steps. After a call that throws, begin or
-/// load may be called again.
+/// exact_part (and scanned) where steps are judged, add for each further partial, add_tail, finish.
+/// Work is begun in this order; given and read_list wait for it. (Or it goes ahead: see
+/// goes_ahead.) Positions are those of the session: the context's rows come first. One thread at a
+/// time, but for what says otherwise; on CUDA the caller holds the device's lock in each call that
+/// gives it work, and from scan to attend. Allocates nothing after the first steps. After a call
+/// that throws, begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
