@@ -1,5 +1,5 @@
-// Matrix products on a CUDA device: float32 sums and results of bf16 operands, or of float32. The one place that
-// uses cuBLAS, which allocates nothing of its own once it has a workspace.
+// Matrix products on a CUDA device: float32 sums and results of bf16 operands, or of float32. The
+// one place that uses cuBLAS, which allocates nothing of its own once it has a workspace.
 #pragma once
 
 #include <cublas_v2.h>

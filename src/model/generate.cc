@@ -130,9 +130,8 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
 std::vector<float> Model::logits(Session& session, std::span<const Token> tokens) const {
   impl_->check_session(session);
   Undo undo(session);
-  std::vector<float> logits =
-      this->logits(tokens, session.tokens(),
-                   [&session](const AttentionStep& step) { session.attend(step); });
+  std::vector<float> logits = this->logits(
+      tokens, session.tokens(), [&session](const AttentionStep& step) { session.attend(step); });
   undo.keep();
   return logits;
 }
