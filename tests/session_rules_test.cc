@@ -237,6 +237,10 @@ TEST(SessionRules, MoreRowsAreMoreThanAScanListed) {
   options.k = TopK::same(4);
   SessionStats plain;
   rules.outs(options, 1, &plain);
+  SessionStats in_steps;
+  rules.outs(options, 7, &in_steps);
+  // Those that some tokens of a step have in their windows count for the others.
+  const std::int64_t own_rows = in_steps.rows_retrieved - plain.rows_retrieved;
   std::int64_t before = plain.rows_retrieved;
   for (const double error : {1.0, 0.6, 0.3}) {
     options.error = error;
@@ -244,6 +248,10 @@ TEST(SessionRules, MoreRowsAreMoreThanAScanListed) {
     rules.outs(options, 1, &stats);
     EXPECT_GE(stats.rows_retrieved, before) << error;
     before = stats.rows_retrieved;
+    SessionStats many;  // tokens at a time: each goes its own way
+    rules.outs(options, 7, &many);
+    EXPECT_EQ(many.retrieved_more, stats.retrieved_more) << error;
+    EXPECT_EQ(many.rows_retrieved - before, own_rows) << error;
   }
   EXPECT_GT(before, plain.rows_retrieved);
 }

@@ -72,20 +72,16 @@ void Session::State::take_scanned(std::int64_t layer, std::int64_t token,
 }
 
 /// Of the queries that go on, the rows that the last scan listed count no more. first: of its
-/// tokens, the one that these queries begin with. Gives the most rows that any of them had.
-std::int64_t Session::State::forget_listed(std::int64_t first) {
+/// tokens, the one that these queries begin with.
+void Session::State::forget_listed(std::int64_t first) {
   const std::int64_t lists = backend->scan_lists();
-  std::int64_t most = 0;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     for (const std::int64_t number : heads[static_cast<std::size_t>(head)].numbers) {
       const std::int64_t token = first + number / shape.group();
       const auto of_head = list_rows.begin() + (token * shape.kv_heads + head) * lists;
-      const std::int64_t rows = std::accumulate(of_head, of_head + lists, std::int64_t{0});
-      stats.rows_retrieved -= rows;
-      most = std::max(most, rows);
+      stats.rows_retrieved -= std::accumulate(of_head, of_head + lists, std::int64_t{0});
     }
   }
-  return most;
 }
 
 /// While a rule asks for it, has queries attend more rows than in the round before. exact: what
@@ -97,13 +93,15 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
   const std::int64_t most = most_rows(layer);
   const bool own = between(segments.back(), layer, queries.first).size() > 0;
   std::int64_t rows = first_rows(layer);
-  std::int64_t had = 0;  // of a scan, which lists more than k
+  // A scan lists about twice k for each head, for all of a group.
+  const std::int64_t had =
+      scanned == not_scanned ? 0 : 2 * shape.group() * std::min(wanted, context->tokens());
   tail_shares.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   for (bool first = true; asks_for_more(queries.tokens, rows < wanted, exact, out); first = false) {
     begin_again(own, out.exact);
     if (first) {
       for (const HeadStep& step : heads) stats.retrieved_more += step.count();
-      if (scanned != not_scanned) had = forget_listed(scanned);
+      if (scanned != not_scanned) forget_listed(scanned);
     }
     do {
       if (rows >= wanted && rows > most / times_more) {

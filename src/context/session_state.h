@@ -206,7 +206,7 @@ struct Session::State {
   void take_scanned(std::int64_t layer, std::int64_t token, const TokenQueries& queries,
                     const TailParts& out);
   static constexpr std::int64_t not_scanned = -1;
-  std::int64_t forget_listed(std::int64_t first);
+  void forget_listed(std::int64_t first);
   std::int64_t most_rows(std::int64_t layer) const;
   void retrieve_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
                      const TailParts& out, std::int64_t scanned);
