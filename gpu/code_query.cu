@@ -182,15 +182,6 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
   }
 }
 
-__device__ __forceinline__ float block_max(float x, float* shared) {
-  const int thread = static_cast<int>(threadIdx.x);
-  x = warp_max(x);
-  __syncthreads();
-  if (thread % warp == 0) shared[thread / warp] = x;
-  __syncthreads();
-  return warp_max(shared[thread % warp]);
-}
-
 /// An integer that is ordered as the number is.
 __device__ __forceinline__ std::uint32_t ordered_bits(float x) {
   const std::uint32_t bits = __float_as_uint(x);
@@ -284,8 +275,8 @@ __device__ float search(const float* from, float most, float rank, bool exact, f
     score[given++] = x;
     least = fminf(least, x == -INFINITY ? INFINITY : x);
   });
-  float low = -block_max(-least, shared) - 1;  // more are above than rank, or as many
-  float high = most;                           // fewer are
+  float low = -block_max<plan_threads>(-least, shared) - 1;  // more are above than rank, or as many
+  float high = most;                                         // fewer are
   for (int i = 0; i < search_rounds; ++i) {
     const float middle = 0.5F * (low + high);
     int mine = 0;
@@ -327,7 +318,7 @@ __global__ void __launch_bounds__(plan_threads)
   }
   const float* from = scan.scores + place * most_sampled + thread * per_thread;
   const float largest = scan.maxima[place * plan_threads + thread];
-  const float most = block_max(largest, shared);
+  const float most = block_max<plan_threads>(largest, shared);
   const bool all = scan.wanted >= keys;
   float threshold = -INFINITY;
   if (!all) {

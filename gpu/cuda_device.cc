@@ -1,7 +1,6 @@
 #include "gpu/cuda_device.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <array>
@@ -57,15 +56,14 @@ const __nv_bfloat16* bf16(const std::byte* data) {
 }
 __nv_bfloat16* bf16(std::byte* data) { return reinterpret_cast<__nv_bfloat16*>(data); }
 
-/// parallel_for over large pieces. Isolated: a thread that waits in here, holding the device's
-/// lock, must not take up other work that would wait for the lock.
+/// Over large pieces, while the caller holds the device's lock.
 template <class Body>
 void fill_parallel(std::int64_t count, const Body& body) {
   constexpr std::int64_t grain = 1 << 17;
   if (count <= grain) {
     body(std::int64_t{0}, count);
   } else {
-    oneapi::tbb::this_task_arena::isolate([&] { parallel_for(count, grain, body); });
+    parallel_for_alone(count, grain, body);
   }
 }
 

@@ -86,15 +86,25 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-/// Every thread of a block of so many gets the block's sum. shared: [threads / warp].
-template <int threads>
-__device__ __forceinline__ float block_sum(float x, float* shared) {
+/// Every thread of a block of so many gets what `of_warp` makes of all. nothing: what changes none
+/// of it. shared: [threads / warp].
+template <int threads, class OfWarp>
+__device__ __forceinline__ float of_block(float x, float* shared, float nothing, OfWarp of_warp) {
   const int thread = static_cast<int>(threadIdx.x);
-  x = warp_sum(x);
+  x = of_warp(x);
   __syncthreads();
   if (thread % warp == 0) shared[thread / warp] = x;
   __syncthreads();
-  return warp_sum(thread % warp < threads / warp ? shared[thread % warp] : 0.0F);
+  return of_warp(thread % warp < threads / warp ? shared[thread % warp] : nothing);
+}
+/// The sum of a block, or its maximum.
+template <int threads>
+__device__ __forceinline__ float block_sum(float x, float* shared) {
+  return of_block<threads>(x, shared, 0.0F, [](float mine) { return warp_sum(mine); });
+}
+template <int threads>
+__device__ __forceinline__ float block_max(float x, float* shared) {
+  return of_block<threads>(x, shared, -INFINITY, [](float mine) { return warp_max(mine); });
 }
 
 }  // namespace topkv::gpu

@@ -230,7 +230,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
   constexpr std::int64_t word = 64;
   for (std::int64_t at = all.begin; at < all.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, all.end - at);
-    const std::int64_t padded = (count + value_block - 1) / value_block * value_block;
+    const std::int64_t padded = whole_value_blocks(count);
     score_codes(index->codes(), keys.bytes(), work.weights(), at, count, scores.data(), code_tile);
     // A few, of those that follow.
     const auto end =
@@ -246,7 +246,7 @@ void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece,
         float* of = of_token + g * code_tile;
         if (softcap > 0) soft_cap(of, code_tile, softcap);  // whole vectors: alike
         leave_outside(tokens[t].allowed, at, count, of);
-        for (const std::int64_t row : rare_here) of[row - at] = empty_lse;
+        leave_out(rare_here, at, count, of);
         high[g] = max_of(of, padded);
         const std::size_t q = t * static_cast<std::size_t>(group) + static_cast<std::size_t>(g);
         if (!(high[g] > work.thresholds[q])) continue;

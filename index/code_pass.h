@@ -26,6 +26,10 @@ struct PassToken {
   TailParts parts = {};
 };
 
+/// Codes misorder keys whose scores are close: so many times the rows that are asked for leave few
+/// behind, and attending them takes the host little beside the pass.
+inline constexpr std::int64_t listed_per_row = 2;
+
 /// What a pass is over, and what is wanted.
 struct CodePass {
   const CodesIndex* index = nullptr;

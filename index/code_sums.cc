@@ -116,7 +116,7 @@ void leave_out(std::span<const std::int64_t> positions, std::int64_t first, std:
 }
 
 void leave_outside(PositionRange range, std::int64_t first, std::int64_t count, float* x) {
-  const std::int64_t padded = (count + value_block - 1) / value_block * value_block;
+  const std::int64_t padded = whole_value_blocks(count);
   std::fill(x, x + std::clamp<std::int64_t>(range.begin - first, 0, count), empty_lse);
   std::fill(x + std::clamp<std::int64_t>(range.end - first, 0, count), x + padded, empty_lse);
 }
@@ -138,7 +138,7 @@ void add_tile(const ValueCoder& coder, const std::uint8_t* codes, std::int64_t f
   auto& [weights, weighted] = *workspace;
   weights.resize(sums.size() * code_tile);
   weighted.clear();
-  const std::int64_t padded = (count + value_block - 1) / value_block * value_block;
+  const std::int64_t padded = whole_value_blocks(count);
   for (std::size_t q = 0; q < sums.size(); ++q) {
     // Not all of it at once: a processor waits for few lines at a time.
     const std::size_t asked = next.size() * q / sums.size();

@@ -84,7 +84,7 @@ void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSu
       leave_outside(pass.queries.allowed[q], at, count, of);
       leave_out(pass.taken[q], at, count, of);
       leave_out(index_.rare(), at, count, of);
-      highs[q] = max_of(of, (count + value_block - 1) / value_block * value_block);
+      highs[q] = max_of(of, whole_value_blocks(count));
     }
     add_tile(coder_, codes_.data(), at, count, pass.estimates, scores, highs, sums,
              keys.of_keys(index_.codes(), at + count, std::min(code_tile, piece.end - at - count)));

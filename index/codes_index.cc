@@ -68,10 +68,9 @@ class MeanKind final : public CodesKind {
     return codes != nullptr && codes->params().key_bytes == CodesParams{}.key_bytes;
   }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
-                                     CodeEncoder* encoder,
+                                     CodeEncoder* /*encoder*/,
                                      const std::stop_token& stop) const override {
-    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop,
-                                      encoder);
+    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop);
   }
 };
 
@@ -114,9 +113,14 @@ void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
     check_stop(stop);
     encoder_->encode(coder_, keys(), codes_.data(), residuals.data());
     note_inserted(count);
-    keep_rare(first, residuals);
-    return;
+  } else {
+    encode(first, residuals.data(), stop);
   }
+  keep_rare(first, residuals);
+}
+
+/// By the host's threads. residuals: of keys first and on.
+void CodesIndex::encode(std::int64_t first, float* residuals, const std::stop_token& stop) {
   // Blocks of codes are whole, so that threads do not share them.
   const std::int64_t begin = first / encode_keys;
   const std::int64_t end = (keys().count + encode_keys - 1) / encode_keys;
@@ -125,11 +129,10 @@ void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
       check_stop(stop);
       const std::int64_t at = std::max(first, block * encode_keys);
       const std::int64_t size = std::min((block + 1) * encode_keys, keys().count) - at;
-      coder_.encode(keys(), at, size, codes_.data(), residuals.data() + (at - first));
+      coder_.encode(keys(), at, size, codes_.data(), residuals + (at - first));
       note_inserted(size);
     }
   });
-  keep_rare(first, residuals);
 }
 
 void CodesIndex::clear() {
@@ -157,11 +160,10 @@ void CodesIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
     tokens.push_back(
         {.queries = queries.query(q), .allowed = queries.allowed[at], .listed = &found[at]});
   }
-  // Codes misorder keys whose scores are close: twice as many leave few behind.
   const CodePass pass{
       .index = this,
       .rows = {keys().data, nullptr, keys().dtype, keys().count, keys().dim, keys().stride_bytes},
-      .wanted = 2 * want};
+      .wanted = listed_per_row * want};
   pass.run(tokens);
   for (std::size_t q = 0; q < found.size(); ++q) {
     both.clear();

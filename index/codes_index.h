@@ -55,6 +55,7 @@ class CodesIndex final : public ApproximateIndex {
                       std::span<std::vector<std::int64_t>> found) const override;
 
  private:
+  void encode(std::int64_t first, float* residuals, const std::stop_token& stop);
   void keep_rare(std::int64_t first, const std::vector<float>& residuals);
 
   CodesParams params_;

@@ -73,7 +73,7 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
 }
 
 std::int64_t ValueCoder::bytes_for(std::int64_t values) const {
-  return (values + value_block - 1) / value_block * (value_block / 4) * lanes_;
+  return whole_value_blocks(values) / 4 * lanes_;
 }
 
 std::int64_t ValueCoder::memory() const {

@@ -80,6 +80,10 @@ class ValueCoder {
 
 /// Values whose codes lie together, as [values / 4, lanes].
 inline constexpr std::int64_t value_block = 64;
+/// So many values, up to a whole number of blocks.
+constexpr std::int64_t whole_value_blocks(std::int64_t values) {
+  return (values + value_block - 1) / value_block * value_block;
+}
 /// Values that a tile has at most: sums of 8 bits fit into 16.
 inline constexpr std::int64_t value_tile = 1024;
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "index/code_pass.h"
 #include "src/context/session_state.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
@@ -93,9 +94,10 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
   const std::int64_t most = most_rows(layer);
   const bool own = between(segments.back(), layer, queries.first).size() > 0;
   std::int64_t rows = first_rows(layer);
-  // A scan lists about twice k for each head, for all of a group.
+  // A scan lists for all heads of a group what it finds for any of them.
   const std::int64_t had =
-      scanned == not_scanned ? 0 : 2 * shape.group() * std::min(wanted, context->tokens());
+      scanned == not_scanned ? 0
+                             : listed_per_row * shape.group() * std::min(wanted, context->tokens());
   tail_shares.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   for (bool first = true; asks_for_more(queries.tokens, rows < wanted, exact, out); first = false) {
     begin_again(own, out.exact);

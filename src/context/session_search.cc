@@ -128,8 +128,8 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
       const std::int64_t lists = backend->scan_lists();
       const std::int64_t first = (q / shape.group() * shape.kv_heads + head) * lists;
       for (std::int64_t number = first; number < first + lists; ++number) {
-        const auto& rows_of_list = listed_rows[static_cast<std::size_t>(number)];
-        have.insert(have.end(), rows_of_list.begin(), rows_of_list.end());
+        const auto& listed = listed_rows[static_cast<std::size_t>(number)];
+        have.insert(have.end(), listed.begin(), listed.end());
       }
     } else {
       have.assign(found.positions(q).begin(), found.positions(q).end());

@@ -10,6 +10,7 @@
 
 #include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
 
 #include <cstdint>
 
@@ -58,6 +59,13 @@ void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
         const OneOpenmpThread one;
         body(range.begin(), range.end());
       });
+}
+
+/// The same for callers that hold a lock: a thread that waits in here takes up no other work, which
+/// might wait for that lock.
+template <class Body>
+void parallel_for_alone(std::int64_t count, std::int64_t grain, const Body& body) {
+  oneapi::tbb::this_task_arena::isolate([&] { parallel_for(count, grain, body); });
 }
 
 }  // namespace topkv

@@ -55,7 +55,7 @@ class HostDecode final : public DecodeBackend {
         // Those that want the same, together.
         for (std::size_t first = 0; first < parts.size();) {
           const auto wanted = [&](const ScanOf& part) {
-            return of_wanted * std::min(part.scan.rows, of.rows.count);
+            return listed_per_row * std::min(part.scan.rows, of.rows.count);
           };
           pass.wanted = wanted(parts[first]);
           const auto tail = [&](const ScanOf& part) { return part.scan.tail ? of.tail : nullptr; };
@@ -123,7 +123,7 @@ class HostDecode final : public DecodeBackend {
   }
 
   void finish(const AttentionStep& step) override {
-    if (scanned_tail_ && !shape_.judged) add_tail(estimate_.view(), noise_.data());
+    if (scanned_tail_) add_tail(estimate_.view(), noise_.data());
     std::ranges::copy(out_.out(), step.out);
     if (step.lse != nullptr) std::ranges::copy(out_.lse(), step.lse);
     figures_[static_cast<std::size_t>(step.layer)] += tail_;
@@ -142,7 +142,7 @@ class HostDecode final : public DecodeBackend {
       noise_.assign(static_cast<std::size_t>(heads), {});
       rare_.reset(heads, a.head_dim);
     }
-    scanned_tail_ = scan.tail;
+    scanned_tail_ = scan.tail && !shape_.judged;
     const auto lists = static_cast<std::size_t>(tokens * a.kv_heads);
     if (listed_.size() < lists) listed_.resize(lists);
   }
@@ -168,20 +168,17 @@ class HostDecode final : public DecodeBackend {
     merge(out_.view().part(first, heads), rare_.view().part(first, heads));
   }
 
-  // Codes misorder keys whose scores are close: twice as many rows leave few behind, and attending
-  // them takes the host little beside the pass.
-  static constexpr std::int64_t of_wanted = 2;
   static constexpr std::int64_t most_lists = 16;  // of a token: work for that many threads
 
   SessionShape shape_;
   TokenQueries queries_;  // of this step
   Step given_;
   Partial out_;
-  Partial part_;                  // of one segment
-  Partial rare_;                  // of scans: rare rows
-  Partial estimate_;              // likewise: the tail
-  std::vector<TailNoise> noise_;  // likewise
-  bool scanned_tail_ = false;
+  Partial part_;                                   // of one segment
+  Partial rare_;                                   // of scans: rare rows
+  Partial estimate_;                               // likewise: the tail
+  std::vector<TailNoise> noise_;                   // likewise
+  bool scanned_tail_ = false;                      // to be added in the end
   std::vector<std::vector<std::int64_t>> listed_;  // of the last scan, [tokens, kv_heads]
   Partial room_;
   TailFigures tail_;                  // of this step

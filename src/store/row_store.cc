@@ -1,7 +1,6 @@
 #include "src/store/row_store.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <limits>
@@ -174,8 +173,7 @@ void RowStore::copy_from(const RowStore& other) {
       });
     }
   };
-  // Whoever waits here may hold a device's lock, for which other tasks wait.
-  oneapi::tbb::this_task_arena::isolate([&] { parallel_for(layers * kv_heads_ * 2, 1, copy); });
+  parallel_for_alone(layers * kv_heads_ * 2, 1, copy);  // callers hold a device's lock
   for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 

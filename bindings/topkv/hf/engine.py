@@ -299,9 +299,7 @@ class Engine:
         if not text.context.has_index(index):
             text = self._with_index(text, index)
         session = state.options.session | {"index": index}
-        tail = option.tail_of(session)
-        if tail not in option.NO_TAIL_SPEC and not text.context.has_index(tail):
-            text = self._with_index(text, tail)
+        text = self._with_tail(text, session)
         options = replace(state.options, session=session)
         if state.text is None:
             ids = HeldIds(text.ids)
@@ -311,10 +309,14 @@ class Engine:
 
     def add_tail(self, options: Options) -> None:
         """Builds the tail of sessions with these options over the text, if it is not there yet."""
-        tail = option.tail_of(options.session)
         text = self.state.text
-        if tail not in option.NO_TAIL_SPEC and not text.context.has_index(tail):
-            self.state = replace(self.state, text=self._with_index(text, tail))
+        self.state = replace(self.state, text=self._with_tail(text, options.session))
+
+    def _with_tail(self, text: Text, session: dict[str, Any]) -> Text:
+        tail = option.tail_of(session)
+        if tail in option.NO_TAIL_SPEC or text.context.has_index(tail):
+            return text
+        return self._with_index(text, tail)
 
     def _with_index(self, text: Text, index: str) -> Text:
         with building(index, *self._who_reports()) as report:

@@ -136,25 +136,24 @@ def tail_of(session: dict[str, Any]) -> str:
     return "" if own else session["tail"]
 
 
-def _names_tail(spec: str) -> bool:
+def _check_tail(spec: str) -> None:
+    if spec in NO_TAIL_SPEC:
+        return
     try:
-        return topkv.IndexSpec(spec).has_tail
+        reason = "" if topkv.IndexSpec(spec).has_tail else "it has no codes of values"
     except InvalidArgument as error:
+        reason = str(error)
+    if reason:
         raise InvalidArgument(
-            f'tail is {spec!r}; expected "none", "mean", or "codes:k=16,v=8" for example ({error})'
-        ) from None
+            f'tail is {spec!r}; expected "none", "mean", or "codes:k=16,v=8" for example: {reason}'
+        )
 
 
 def check(options: Options) -> Options:
     """The options themselves. Raises topkv.InvalidArgument for some that could not work once a text
     is read, by making with them what will be made then, over a text of one token."""
     topkv.KeyIndex(options.session["index"])
-    tail = tail_of(options.session)
-    if tail not in NO_TAIL_SPEC and not _names_tail(tail):
-        raise InvalidArgument(
-            f'tail is {tail!r}, which has no codes of values; expected "none", "mean", '
-            'or "codes:k=16,v=8" for example'
-        )
+    _check_tail(tail_of(options.session))
     _check_rules(options)
     shape = topkv.AttentionShape(layers=options.layers, q_heads=1, kv_heads=1, head_dim=64)
     builder = topkv.ContextBuilder(
