@@ -163,7 +163,8 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
   ContextBuilder(plan.shape, {.capacity = plan.context + warm_up_tokens + plan.tokens,
                               .memory_budget = plan.memory_budget});
   ContextBuilder builder(plan.shape,
-                         {.capacity = plan.context, .memory_budget = plan.memory_budget});
+                         {.capacity = plan.context, .memory_budget = plan.memory_budget}, device);
+  builder.reserve(0, 1);  // rows lie as a prefill of this device leaves them
   const std::vector<BenchLayer> layers = bench_layers(plan.shape, plan.seed);
   const Stopwatch rows;
   append_rows(builder, layers, plan.context, progress.callback("rows"));
@@ -183,8 +184,8 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
       const Stopwatch build;
       context = options.index == "exact"
                     ? plain
-                    : plain->with_index(options.index, progress.callback(options.index));
-      context = with_tail(context, options.tail, progress.callback("tail"));
+                    : plain->with_index(options.index, progress.callback(options.index), device);
+      context = with_tail(context, options.tail, progress.callback("tail"), device);
       build_seconds = context == plain ? 0 : build.seconds();
     }
     const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";

@@ -226,8 +226,10 @@ int run_fidelity(FidelityFlags flags) {
   for (const RetrievalFlags& retrieval : chosen) {
     check_indices(retrieval, config, tokens);
     const std::string& index = retrieval.indices.front();
-    if (!context->has_index(index)) context = context->with_index(index, progress.callback(index));
-    context = with_tail(context, tail_beside(retrieval.tail, index), progress.callback("tail"));
+    if (!context->has_index(index))
+      context = context->with_index(index, progress.callback(index), device);
+    context =
+        with_tail(context, tail_beside(retrieval.tail, index), progress.callback("tail"), device);
     settings.push_back({.options = retrieval_options(retrieval, config.attention.layers, index, 1),
                         .k = retrieval.k});
   }

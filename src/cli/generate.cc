@@ -232,10 +232,10 @@ int run_generate(GenerateFlags flags) {
   Prefilled prefilled = make_context(model, flags, reading.context, progress);
   const Stopwatch indexing;
   if (index != "exact") {  // an empty context has none yet
-    prefilled.context = prefilled.context->with_index(index, progress.callback("index"));
+    prefilled.context = prefilled.context->with_index(index, progress.callback("index"), device);
   }
   prefilled.context = with_tail(prefilled.context, tail_beside(flags.retrieval.tail, index),
-                                progress.callback("tail"));
+                                progress.callback("tail"), device);
   prefilled.times.indexing += indexing.seconds();
   progress.finish();
 

@@ -153,10 +153,11 @@ void NeedleRun::ask_all(const Prefilled& prefilled, const std::string& index) {
   const std::int64_t before = context->memory().index_bytes;
   const Stopwatch build;
   if (built) {
-    context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)));
+    context = context->with_index(index, progress_.callback(fmt::format("{} {}", prefix, index)),
+                                  model_.device());
   }
   const std::string tail = tail_beside(flags_.retrieval.tail, index);
-  context = with_tail(context, tail, progress_.callback(prefix + " tail"));
+  context = with_tail(context, tail, progress_.callback(prefix + " tail"), model_.device());
   if (context != prefilled.context) build_seconds += build.seconds();
   const std::int64_t index_bytes = context->memory().index_bytes - before +
                                    (built || index == "exact" ? 0 : context->index_bytes(index));

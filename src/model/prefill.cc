@@ -60,7 +60,8 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   }
   const Stopwatch indexing;
   std::shared_ptr<const Context> context = growth.freeze(progress);
-  for (const std::string& spec : options.indices) context = context->with_index(spec, progress);
+  for (const std::string& spec : options.indices)
+    context = context->with_index(spec, progress, impl_->device);
   if (times != nullptr) {
     *times += forward.times();
     times->indexing += indexing.seconds();

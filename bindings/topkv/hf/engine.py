@@ -320,7 +320,7 @@ class Engine:
 
     def _with_index(self, text: Text, index: str) -> Text:
         with building(index, *self._who_reports()) as report:
-            text = replace(text, context=text.context.with_index(index, report))
+            text = replace(text, context=text.context.with_index(index, report, self.device))
         if self.state.text is None:
             self.state.rows.keep(text.context)  # should the text be frozen again
         return text
