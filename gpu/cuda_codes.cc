@@ -19,6 +19,17 @@ int scan_tokens_for(const AttentionShape& shape) {
 }
 int value_bytes_for(std::int64_t bits) { return bits == 0 ? 0 : bits <= 64 ? 8 : 16; }
 
+/// Of all keys of a head, as the host lays them out.
+std::int64_t key_code_bytes(const HeadCodes& head) {
+  return (head.rows.count + unit_keys - 1) / unit_keys * unit_keys * head.key_bytes;
+}
+/// And of values.
+std::int64_t staged_bytes(const HeadCodes& head) {
+  const std::int64_t blocks = (head.rows.count + unit_keys - 1) / unit_keys;
+  return key_code_bytes(head) +
+         (head.values == nullptr ? 0 : blocks * (unit_keys / 4) * head.value_lanes);
+}
+
 }  // namespace
 
 /// Where everything lies.
@@ -105,12 +116,15 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, key_bytes, value_bytes,
                                            scan_tokens_, splits_);
   memory_ = device.allocate(layout_->bytes, "codes of the context");
+  std::int64_t most_staged = 1;
+  for (const HeadCodes& head : heads) most_staged = std::max(most_staged, staged_bytes(head));
+  const Buffer staged = device.allocate(most_staged, "codes on their way");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!has_codes[static_cast<std::size_t>(layer)]) continue;
     place(device, layer,
           heads.subspan(static_cast<std::size_t>(layer * shape.kv_heads),
                         static_cast<std::size_t>(shape.kv_heads)),
-          *layout_);
+          *layout_, staged);
   }
   const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.kv_heads), 0);
   for (const std::int64_t counts : {layout_->arrived, layout_->rare_arrived}) {
@@ -134,7 +148,7 @@ std::int64_t CudaCodes::bytes(const AttentionShape& shape, std::int64_t tokens,
 }
 
 void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const HeadCodes> heads,
-                      const Layout& layout) {
+                      const Layout& layout, const Buffer& staged) {
   const Layout::Layer& to = layout.layers[static_cast<std::size_t>(layer)];
   const std::int64_t row = shape_.head_dim * bytes_of(DType::bf16);
   const auto copy = [&](const auto& from, std::int64_t offset) {
@@ -189,11 +203,8 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
     copy(rare, to.rare + h * 2 * layout.rare_slots * row);
     if (n == rare_count) continue;
 
-    const std::int64_t blocks = (n + unit_keys - 1) / unit_keys;
-    const std::int64_t key_codes = blocks * unit_keys * head.key_bytes;
-    const std::int64_t value_codes =
-        head.values == nullptr ? 0 : blocks * (unit_keys / 4) * head.value_lanes;
-    const Buffer staged = device.allocate(key_codes + value_codes, "codes on their way");
+    const std::int64_t key_codes = key_code_bytes(head);
+    const std::int64_t value_codes = staged_bytes(head) - key_codes;
     device.copy_in(head.keys, key_codes, staged.data());
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(staged.data());
     if (value_codes > 0) device.copy_in(head.values, value_codes, staged.data() + key_codes);
@@ -202,7 +213,7 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
                  at<int>(to.rare_keys) + h * layout.rare_slots, static_cast<int>(rare_count),
                  static_cast<int>(n - rare_count), layout.key_bytes, layout.value_bytes,
                  at<std::uint8_t>(to.units) + h * layout.head_bytes, device.compute_stream());
-    device.synchronize();  // staged goes
+    device.synchronize();  // the next head's go where these are
   }
 }
 

@@ -44,7 +44,7 @@ class CudaCodes final : public DeviceCodes {
  private:
   struct Layout;
   void place(CudaDevice& device, std::int64_t layer, std::span<const HeadCodes> heads,
-             const Layout& layout);
+             const Layout& layout, const Buffer& staged);
   template <class T>
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);

@@ -27,20 +27,37 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr int not_listed = -1;
 constexpr std::uint64_t polls_of_a_check = 1024;
 // A look takes the line from the device, which writes in order: looking all the time holds it up.
 constexpr double between_looks = 3e-6;  // seconds
 
+/// Scans over codes of a session's own rows, beside those of the context.
+struct OwnScan {
+  OwnScan(CudaDevice& device, const SessionShape& shape, const ScanLayout& layout)
+      : memory(device.allocate(layout.device_bytes, "session")),
+        host(layout.host_bytes),
+        room(shape, layout, memory.data(), host.data()) {}
+
+  std::shared_ptr<const DeviceCodes> codes;
+  Buffer memory;
+  PinnedBuffer host;
+  ScanRoom room;
+  Stream stream;
+  Event done;
+};
+
 class CudaDecode final : public DecodeBackend {
  public:
   CudaDecode(CudaDevice& device, const SessionShape& shape)
-      : compute_(device.compute_stream()),
+      : device_(device),
+        compute_(device.compute_stream()),
         shape_(shape),
         attention_(shape_.attention),
         layout_(shape),
         memory_(device.allocate(layout_.device_bytes, "session")),
         host_(layout_.host_bytes),
+        room_(shape_, layout_.scan, memory_.data() + layout_.scan_at,
+              host_.data() + layout_.host_scan),
         estimated_(static_cast<std::size_t>(shape.attention.layers)) {
     if (!attention_supports(attention_.head_dim)) {
       throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
@@ -50,7 +67,6 @@ class CudaDecode final : public DecodeBackend {
     TOPKV_CUDA(cudaMemsetAsync(figures_of(0), 0,
                                static_cast<std::size_t>(shape_.attention.layers) * figure_bytes,
                                compute_));
-    std::fill(host<int>(layout_.host_lists), host<int>(layout_.host_begun), not_listed);
     for (const std::int64_t turn : {layout_.host_begun, layout_.host_taken, layout_.host_ready})
       *host<int>(turn) = 0;
     if (layout_.has_tiles()) {
@@ -61,6 +77,7 @@ class CudaDecode final : public DecodeBackend {
   }
 
   ~CudaDecode() override {
+    if (own_) cudaStreamSynchronize(own_->stream);
     cudaStreamSynchronize(beside_);
     cudaStreamSynchronize(compute_);
   }
@@ -70,8 +87,11 @@ class CudaDecode final : public DecodeBackend {
     beside_.synchronize();  // of a step that failed
     if (unread_ > 0) {
       compute_.synchronize();
-      const std::int64_t of_token = layout_.lists * attention_.kv_heads;
-      for (std::int64_t i = 0; i < layout_.list_tokens * of_token; ++i) empty(list_of({0, i, 0}));
+      room_.empty_all();
+      if (own_) {
+        own_->stream.synchronize();
+        own_->room.empty_all();
+      }
       unread_ = 0;
     }
     const std::int64_t first = rows[0].first;
@@ -91,8 +111,9 @@ class CudaDecode final : public DecodeBackend {
     turn_ = turn_ == std::numeric_limits<int>::max() ? 1 : turn_ + 1;
     added_ = false;
     copied_by_scan_ = false;
-    tail_ = {};
-    scanned_ = false;
+    of_context_ = {};
+    of_own_ = {};
+    sums_ = nullptr;
     exact_begun_ = false;
     queries_.data = at<__nv_bfloat16>(layout_.queries);
     queries_.tokens = given.tokens;
@@ -123,57 +144,56 @@ class CudaDecode final : public DecodeBackend {
     return step;
   }
 
-  void scan(std::int64_t layer, std::span<const ScanOf> parts) override {
-    reach_fault("session.scan");
-    const CudaCodes& of = codes();
-    for (const ScanOf& part : parts) session(part).begin_lists(layer, part.scan);
-    CodeScan scan = of.scan(layer);
-    if (parts.size() == 1 && given_.tokens == 1) {
-      // The scan takes the whole device: the host gets its copies before the pass, and what is
-      // resident is attended beside it, where it leaves room (attend_resident).
-      begun_.record(compute_);
-      copied_by_scan_ = true;
-      inject_copy_delay(compute_);
-      add_token(layer, parts[0].scan, 0, scan);
-      find(scan, input());
-      listed_.record(compute_);
-      return;
-    }
-    for (const ScanOf& part : parts) session(part).begin_exact(compute_);
-    std::size_t ended = 0;  // parts, all of whose tokens are in scans
-    std::size_t before = 0;
-    const auto end_scan = [&] {
-      find(scan, {});
-      for (; before < ended; ++before) session(parts[before]).listed_.record(compute_);
-      scan = of.scan(layer);
-    };
-    for (const ScanOf& part : parts) {
-      for (std::int64_t i = 0; i < std::ssize(part.scan.allowed); ++i) {
-        if (!session(part).add_token(layer, part.scan, i, scan)) {
-          end_scan();
-          session(part).add_token(layer, part.scan, i, scan);
-        }
-      }
-      ++ended;
-    }
-    end_scan();
+  void scan_own(std::shared_ptr<const DeviceCodes> codes) override {
+    if (!own_) own_ = std::make_unique<OwnScan>(device_, shape_, layout_.scan);
+    compute_.synchronize();
+    own_->codes = std::move(codes);
   }
 
-  std::int64_t scan_tokens() const override { return layout_.list_tokens; }
-  std::int64_t scan_lists() const override { return layout_.lists; }
+  void scan(std::int64_t layer, std::span<const ScanOf> parts) override {
+    reach_fault("session.scan");
+    const bool one = parts.size() == 1 && given_.tokens == 1;
+    for (const ScanOf& part : parts) {
+      CudaDecode& of = session(part);
+      of.begin_lists(layer, part.scan);
+      // A scan for one token takes the whole device: the host gets its copies before the pass, and
+      // what is resident is attended beside it, where it leaves room (attend_resident).
+      if (!one) of.begin_exact(compute_);
+      of.begun_.record(compute_);
+    }
+    StepInput copied;
+    if (one) {
+      copied_by_scan_ = true;
+      inject_copy_delay(compute_);
+      copied = input();
+    }
+    scan_for(codes_of(shape_.codes), layer, parts, &CudaDecode::context_room, &Scan::allowed,
+             copied, compute_);
+    for (const ScanOf& part : parts) {
+      CudaDecode& of = session(part);
+      if (!part.scan.own.empty()) of.scan_own_rows(layer, part);
+      of.listed_.record(compute_);
+    }
+  }
+
+  std::int64_t scan_tokens() const override { return layout_.scan.list_tokens; }
+  std::int64_t scan_lists() const override { return layout_.scan.lists; }
 
   void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile) override {
-    int* const number = list_of(list);
+    const bool own = list.number >= scan_lists();
+    const ScanRoom& room = own ? own_->room : room_;
+    int* const number =
+        room.list({list.token, list.kv_head, own ? list.number - scan_lists() : list.number});
     int* const begin = number + 1;
     int* next = begin;
     const auto meet = [&](const int* end) {
-      for (; next < end && load(*next) != not_listed; ++next) met(*next);
+      for (; next < end && load(*next) != ScanRoom::not_listed; ++next) met(*next);
     };
-    const auto listed = [](int x) { return x != not_listed; };
+    const auto listed = [](int x) { return x != ScanRoom::not_listed; };
     const std::int64_t count = wait_for(*number, listed, asks, [&] {
       const Stopwatch looked;
-      meet(begin + layout_.list_rows);
+      meet(begin + room.list_rows());
       for (bool more = true; looked.seconds() < between_looks;) {
         if (more) more = meanwhile();
         if (!more) pause();
@@ -183,7 +203,7 @@ class CudaDecode final : public DecodeBackend {
       wait_for(*next, listed, asks, pause);
       meet(begin + count);
     }
-    empty(number);  // by who has it near
+    ScanRoom::empty(number);  // by who has it near
     --unread_;
   }
 
@@ -265,10 +285,10 @@ class CudaDecode final : public DecodeBackend {
 
   void add_tail(PartialView estimate, const TailNoise* noise) override {
     const std::int64_t values = estimate.heads * estimate.head_dim;
-    tail_ = {in_host_memory(layout_.host_estimate), host<TailNoise>(layout_.host_noise),
-             figures_of(given_.layer)};
-    std::copy_n(estimate.out, values, tail_.estimate.out);
-    std::copy_n(estimate.lse, estimate.heads, tail_.estimate.lse);
+    of_context_ = {{}, in_host_memory(layout_.host_estimate), host<TailNoise>(layout_.host_noise)};
+    sums_ = figures_of(given_.layer);
+    std::copy_n(estimate.out, values, of_context_.estimate.out);
+    std::copy_n(estimate.lse, estimate.heads, of_context_.estimate.lse);
     std::copy_n(noise, estimate.heads, host<TailNoise>(layout_.host_noise));
   }
 
@@ -294,15 +314,16 @@ class CudaDecode final : public DecodeBackend {
   StepParts parts() const {
     StepParts all;
     all.exact = exact();
-    if (scanned_) all.rare = rare();
     if (added_) all.found = found();
-    all.tail = tail_;
+    all.of_context = of_context_;
+    all.of_own = of_own_;
+    all.sums = sums_;
     return all;
   }
 
   void finish(const AttentionStep& given, const StepParts& all) {
     give(all, given.out, given.lse);
-    if (tail_.sums != nullptr)
+    if (sums_ != nullptr)
       estimated_[static_cast<std::size_t>(given.layer)] += given.tokens * attention_.q_heads;
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
       handed_over_.record(compute_);
@@ -311,52 +332,59 @@ class CudaDecode final : public DecodeBackend {
   }
 
   static CudaDecode& session(const ScanOf& part) { return static_cast<CudaDecode&>(*part.backend); }
-  const CudaCodes& codes() const { return static_cast<const CudaCodes&>(*shape_.codes); }
+  static const CudaCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
+    return static_cast<const CudaCodes&>(*codes);
+  }
+  const ScanRoom& context_room() const { return room_; }
+  const ScanRoom& own_room() const { return own_->room; }
 
-  /// Where a scan of this session's tokens lists what it finds, and the tail.
+  /// What scans of this session's tokens are to give is a part of the step.
   void begin_lists(std::int64_t layer, const Scan& wanted) {
     over_ = false;
-    scanned_ = true;
-    unread_ += std::ssize(wanted.allowed) * layout_.lists * attention_.kv_heads;
-    if (wanted.tail) tail_ = {estimate(), at<TailNoise>(layout_.noise), figures_of(layer)};
+    const bool own = !wanted.own.empty();
+    of_context_ = room_.given(wanted.tail);
+    if (own) of_own_ = own_->room.given(wanted.tail);
+    if (wanted.tail) sums_ = figures_of(layer);
+    unread_ +=
+        (own ? 2 : 1) * std::ssize(wanted.allowed) * layout_.scan.lists * attention_.kv_heads;
   }
 
-  /// Has a scan find rows for number i of the tokens. False, and nothing is changed: it has as many
-  /// as it can, or others want something else.
-  bool add_token(std::int64_t layer, const Scan& wanted, std::int64_t i, CodeScan& scan) const {
-    const auto rows = static_cast<int>(std::min(wanted.rows, codes().tokens()));
-    const auto lists = static_cast<int>(layout_.lists);
-    const auto capacity = static_cast<int>(layout_.list_rows);
-    if (scan.tokens == codes().scan_tokens()) return false;
-    if (scan.tokens > 0 && (scan.wanted != rows || scan.lists != lists ||
-                            scan.capacity != capacity || scan.tail != wanted.tail)) {
-      return false;
-    }
-    scan.wanted = rows;
-    scan.lists = lists;
-    scan.capacity = capacity;
-    scan.tail = wanted.tail;
-    for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
-      scan.range[scan.meetings() + head] =
-          codes().range(layer, head, wanted.allowed[static_cast<std::size_t>(i)]);
-    }
-    const std::int64_t d = attention_.head_dim;
-    const std::int64_t before = (wanted.token + i) * attention_.q_heads;
-    scan.token[scan.tokens++] = {
-        .query = given_.q + before * d,
-        .rare = {rare().out + before * d, rare().lse + before},
-        .estimate = {estimate().out + before * d, estimate().lse + before},
-        .noise = at<TailNoise>(layout_.noise) + before,
-        .found = list_of({i, 0, 0}),
+  /// Begins scans over codes, for as many tokens at once as one takes. room: of a session; allowed:
+  /// its rows of these codes. What `copied` names goes to the host beside the first.
+  static void scan_for(const CudaCodes& codes, std::int64_t layer, std::span<const ScanOf> parts,
+                       const ScanRoom& (CudaDecode::*room)() const,
+                       std::span<const PositionRange> Scan::*allowed, StepInput copied,
+                       cudaStream_t stream) {
+    CodeScan scan = codes.scan(layer);
+    const auto find = [&] {
+      scan.splits = codes.splits(scan.tokens);
+      gpu::prepare_queries(scan, copied, stream);
+      gpu::list_rows(scan, stream);
+      copied = {};
+      scan = codes.scan(layer);
     };
-    return true;
+    for (const ScanOf& part : parts) {
+      const CudaDecode& of = session(part);
+      const std::span<const PositionRange> ranges = part.scan.*allowed;
+      for (std::int64_t i = 0; i < std::ssize(ranges); ++i) {
+        const auto add = [&] {
+          return (of.*room)().add_token(codes, layer, part.scan, ranges, i, of.given_.q, scan);
+        };
+        if (add()) continue;
+        find();
+        add();
+      }
+    }
+    find();
   }
 
-  /// Begins a scan. What `copied` names goes to the host beside it.
-  void find(CodeScan& scan, const StepInput& copied) const {
-    scan.splits = codes().splits(scan.tokens);
-    gpu::prepare_queries(scan, copied, compute_);
-    gpu::list_rows(scan, compute_);
+  /// Beside the scan of the context. What follows on compute_ waits for both.
+  void scan_own_rows(std::int64_t layer, const ScanOf& part) {
+    begun_.block(own_->stream);
+    scan_for(codes_of(own_->codes), layer, {&part, 1}, &CudaDecode::own_room, &Scan::own, {},
+             own_->stream);
+    own_->done.record(own_->stream);
+    own_->done.block(compute_);
   }
 
   /// What is resident, if that has not begun: beside the scan for one token, where it leaves room.
@@ -379,19 +407,7 @@ class CudaDecode final : public DecodeBackend {
   T* host(std::int64_t offset) const {
     return reinterpret_cast<T*>(host_.data() + offset);
   }
-  int* list_of(const List& list) const {
-    const std::int64_t before =
-        (list.token * layout_.lists + list.number) * attention_.kv_heads + list.kv_head;
-    return host<int>(layout_.host_lists) + before * (1 + layout_.list_rows);
-  }
   DevicePartial exact() const { return {at<float>(layout_.exact), at<float>(layout_.lse)}; }
-
-  /// A list as scans expect it: nothing is listed that the last one left there.
-  static void empty(int* list) {
-    if (*list == not_listed) return;
-    std::fill_n(list + 1, *list, not_listed);
-    *list = not_listed;
-  }
 
   static int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acquire); }
 
@@ -417,13 +433,6 @@ class CudaDecode final : public DecodeBackend {
   DevicePartial found() const { return in_host_memory(layout_.host_found); }
   DevicePartial in_host_memory(std::int64_t offset) const {
     auto* out = host<float>(offset);
-    return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
-  }
-  /// Of scans: the tail, and rare rows.
-  DevicePartial estimate() const { return in_device_memory(layout_.estimate); }
-  DevicePartial rare() const { return in_device_memory(layout_.rare); }
-  DevicePartial in_device_memory(std::int64_t offset) const {
-    auto* out = at<float>(offset);
     return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
   }
   static constexpr std::size_t figure_bytes = SessionLayout::figures_of_layer * sizeof(double);
@@ -553,12 +562,15 @@ class CudaDecode final : public DecodeBackend {
     gpu::attend(queries_, rows, {}, exact(), Into::merge, stream);
   }
 
+  CudaDevice& device_;
   const Stream& compute_;
   SessionShape shape_;
   const AttentionShape& attention_;
   SessionLayout layout_;
   Buffer memory_;
   PinnedBuffer host_;
+  ScanRoom room_;                         // of scans over the context's codes
+  std::unique_ptr<OwnScan> own_;          // null: the session's own rows have no codes
   std::unique_ptr<RowStream> tiles_;      // null: no dense layers
   std::vector<RowsView> views_;           // per KV head
   AttentionStep given_;                   // this step
@@ -567,9 +579,9 @@ class CudaDecode final : public DecodeBackend {
   std::atomic<bool> over_ = false;        // the last scan is, or the device: nothing more is listed
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
-  bool scanned_ = false;                 // what scans give is a part of this step
   bool added_ = false;                   // a partial waits in page-locked memory
-  GivenTail tail_;                       // of this step
+  GivenScan of_context_, of_own_;        // of this step
+  double* sums_ = nullptr;               // likewise, of its tail; null: none
   std::vector<std::int64_t> estimated_;  // heads of each layer, whose figures are summed up
   Stream beside_;                        // for the exact part of a step that scans
   Event begun_;

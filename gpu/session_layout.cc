@@ -7,21 +7,11 @@
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {
-namespace {
-
-constexpr std::int64_t list_memory = std::int64_t{1} << 20;  // for the lists of one scan
-// Of a token: what 15 threads take once, or, where there are many heads or rows, twice.
-constexpr std::int64_t most_lists = 14;
-constexpr std::int64_t many_rows = 512;  // of a KV head
-
-}  // namespace
-
 SessionLayout::SessionLayout(const SessionShape& shape) {
   const AttentionShape& a = shape.attention;
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t row = a.head_dim * bytes_of(DType::bf16);
   const std::int64_t heads = shape.max_tokens * a.q_heads;
-  std::int64_t list_bytes = 0;  // of one token's lists: of each its length, and positions
   Pieces device;
   bool any_dense = false;
   for (std::int64_t l = 0; l < a.layers; ++l) {
@@ -39,26 +29,14 @@ SessionLayout::SessionLayout(const SessionShape& shape) {
   queries = device.place(heads * row);
   exact = device.place(heads * a.head_dim * f32);
   lse = device.place(heads * f32);
-  // Of scans, each with its lse behind. (The host's tail lies in page-locked memory.)
-  const std::int64_t of_scans = shape.codes ? heads : 0;
-  rare = device.place(of_scans * (a.head_dim + 1) * f32);
-  estimate = device.place(of_scans * (a.head_dim + 1) * f32);
-  noise = device.place(of_scans * std::int64_t{sizeof(TailNoise)});
+  if (shape.codes) {
+    const auto& codes = static_cast<const CudaCodes&>(*shape.codes);
+    scan = ScanLayout(shape, std::max(codes.tokens(), shape.most_own));
+  }
+  scan_at = device.place(scan.device_bytes);  // (the host's tail lies in page-locked memory)
   figures = device.place(a.layers * figures_of_layer * std::int64_t{sizeof(double)});
   tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, dense_tile) : 0);
   bad = device.place(8);
-  if (shape.codes) {
-    const std::int64_t n = static_cast<const CudaCodes&>(*shape.codes).tokens();
-    // Heads want different rows, and a sample tells the threshold roughly. What does not fit
-    // stays in the tail.
-    const std::int64_t rows = std::min(shape.most_rows, n);
-    const bool twice = a.kv_heads * 2 > most_lists || a.group() * rows > many_rows;
-    const std::int64_t all_lists = twice ? 2 * most_lists : most_lists;
-    lists = std::clamp<std::int64_t>(all_lists / a.kv_heads, 1, scan_lists);
-    list_rows = std::min(n, 4 * a.group() * rows / lists + 256);
-    list_bytes = lists * a.kv_heads * (1 + list_rows) * std::int64_t{sizeof(int)};
-    list_tokens = std::clamp<std::int64_t>(list_memory / list_bytes, 1, shape.max_tokens);
-  }
   device_bytes = device.used();
 
   Pieces host;
@@ -66,7 +44,7 @@ SessionLayout::SessionLayout(const SessionShape& shape) {
   host_k = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
   host_v = host.place(shape.max_tokens * a.kv_heads * a.head_dim * f32);
   host_found = host.place(heads * (a.head_dim + 1) * f32);
-  host_lists = host.place(list_tokens * list_bytes);
+  host_scan = host.place(scan.host_bytes);
   host_begun = host.place(std::int64_t{sizeof(int)});
   host_taken = host.place(std::int64_t{sizeof(int)});
   host_ready = host.place(std::int64_t{sizeof(int)});

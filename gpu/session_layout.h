@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "gpu/scan_room.h"
 #include "src/device/decode_backend.h"
 
 namespace topkv::gpu {
@@ -28,12 +29,10 @@ struct SessionLayout {
   bool has_tiles() const { return bad > tiles; }
 
   std::vector<LayerWindow> layers;
-  std::int64_t queries, exact, lse, rare, estimate, noise, figures, tiles, bad, device_bytes;
-  std::int64_t host_q, host_k, host_v, host_found, host_lists, host_begun, host_taken, host_ready,
+  ScanLayout scan;  // of the context's codes, or of the session's own
+  std::int64_t queries, exact, lse, scan_at, figures, tiles, bad, device_bytes;
+  std::int64_t host_q, host_k, host_v, host_found, host_scan, host_begun, host_taken, host_ready,
       host_estimate, host_noise, host_exact, host_bytes;
-  std::int64_t lists = 0;        // of a token and KV head
-  std::int64_t list_rows = 0;    // of a list
-  std::int64_t list_tokens = 0;  // of one scan
 };
 
 }  // namespace topkv::gpu

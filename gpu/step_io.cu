@@ -24,24 +24,30 @@ __global__ void __launch_bounds__(block) take_kernel(StepInput input) {
 
 constexpr int give_threads = 1024;
 
-/// A warp. What it reads of `found` is there.
+/// A warp. What it reads of `found` is there. own: there is of_own.
+template <bool own>
 __device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_t head_dim,
                           float* out, float* lse) {
   const DevicePartial& exact = parts.exact;
-  const DevicePartial& rare = parts.rare;
   const DevicePartial& found = parts.found;
-  const GivenTail& tail = parts.tail;
+  const GivenScan& context = parts.of_context;
   const int lane = static_cast<int>(threadIdx.x) % warp;
-  const bool any_rare = rare.out != nullptr;
-  const bool any_found = found.out != nullptr;
-  const bool any_tail = tail.estimate.out != nullptr;
+  const bool any_tail = context.estimate.out != nullptr;
   // All is asked for at once: some of it lies in the host's memory.
-  const float found_lse = any_found ? found.lse[head] : -INFINITY;
-  const float tail_lse = any_tail ? tail.estimate.lse[head] : -INFINITY;
-  const float rare_lse = any_rare ? rare.lse[head] : -INFINITY;
+  const auto lse_of = [&](const DevicePartial& part) {
+    return part.out != nullptr ? part.lse[head] : -INFINITY;
+  };
+  const float found_lse = lse_of(found);
   const float before = exact.lse[head];
+  Weights tails{1.0F, 0.0F, lse_of(context.estimate)};
+  Weights rare{1.0F, 0.0F, lse_of(context.rare)};
+  if constexpr (own) {
+    tails = merge_weights(tails.lse, lse_of(parts.of_own.estimate));
+    rare = merge_weights(rare.lse, lse_of(parts.of_own.rare));
+  }
   float size = 0;
   float apart = 0;
+  float between = 0;  // the two estimates
   Weights all{};
   constexpr int at_once = 4;
   for (std::int64_t first = lane; first < head_dim; first += at_once * warp) {
@@ -52,15 +58,23 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
-      const std::int64_t at = head * head_dim + d;
-      theirs[i] = any_found && d < head_dim ? found.out[at] : 0.0F;
-      estimated[i] = any_tail && d < head_dim ? tail.estimate.out[at] : 0.0F;
-      resident[i] = d < head_dim ? exact.out[at] : 0.0F;
-      few[i] = any_rare && d < head_dim ? rare.out[at] : 0.0F;
+      const auto value = [&](const DevicePartial& part) {
+        return part.out != nullptr && d < head_dim ? part.out[head * head_dim + d] : 0.0F;
+      };
+      theirs[i] = value(found);
+      resident[i] = value(exact);
+      few[i] = value(context.rare);
+      estimated[i] = value(context.estimate);
+      if constexpr (own) {
+        few[i] = rare.before * few[i] + rare.now * value(parts.of_own.rare);
+        const float other = value(parts.of_own.estimate);
+        between += (estimated[i] - other) * (estimated[i] - other);
+        estimated[i] = tails.before * estimated[i] + tails.now * other;
+      }
     }
-    const Weights here = merge_weights(before, rare_lse);
+    const Weights here = merge_weights(before, rare.lse);
     const Weights some = merge_weights(here.lse, found_lse);
-    all = merge_weights(some.lse, tail_lse);
+    all = merge_weights(some.lse, tails.lse);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const std::int64_t d = first + i * warp;
@@ -78,18 +92,21 @@ __device__ void give_head(const StepParts& parts, std::int64_t head, std::int64_
   if (!any_tail) return;
   size = warp_sum(size);
   apart = warp_sum(apart);
+  if constexpr (own) between = warp_sum(between);
   if (lane > 0) return;
   // src/device/tail_figures.h
-  const float share = tail_lse == -INFINITY ? 0.0F : expf(tail_lse - lse_of_all);
-  const TailNoise noise = tail.noise[head];
+  const float share = tails.lse == -INFINITY ? 0.0F : expf(tails.lse - lse_of_all);
+  TailNoise noise = context.noise[head];
+  if constexpr (own) noise = joined(tails.before, noise, parts.of_own.noise[head], between);
   const float squared = noise.weights * (noise.spread + apart) + noise.values;
-  atomicAdd(tail.sums, static_cast<double>(1 - share));
+  atomicAdd(parts.sums, static_cast<double>(1 - share));
   if (share > 0 && size > 0)
-    atomicAdd(tail.sums + 1, static_cast<double>(share * sqrtf(squared / size)));
+    atomicAdd(parts.sums + 1, static_cast<double>(share * sqrtf(squared / size)));
 }
 
 /// A warp a head, or in turn. Where the host is waited for, of one block: one thread asks its
 /// memory, for many that do take turns there, 1 µs each.
+template <bool own>
 __global__ void __launch_bounds__(give_threads)
     give_kernel(const __grid_constant__ StepParts parts, std::int64_t heads, std::int64_t head_dim,
                 float* out, float* lse) {
@@ -109,7 +126,7 @@ __global__ void __launch_bounds__(give_threads)
   const std::int64_t first =
       (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp;
   for (std::int64_t head = first; head < heads; head += warps)
-    give_head(parts, head, head_dim, out, lse);
+    give_head<own>(parts, head, head_dim, out, lse);
 }
 
 }  // namespace
@@ -124,8 +141,9 @@ void give_step(const StepParts& parts, std::int64_t heads, std::int64_t head_dim
                float* lse, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((heads - 1) / (block / warp) + 1);
   const bool waits = parts.ready != nullptr;
-  give_kernel<<<waits ? 1 : blocks, waits ? give_threads : block, 0, stream>>>(parts, heads,
-                                                                               head_dim, out, lse);
+  const auto kernel = parts.of_own.rare.out != nullptr ? give_kernel<true> : give_kernel<false>;
+  kernel<<<waits ? 1 : blocks, waits ? give_threads : block, 0, stream>>>(parts, heads, head_dim,
+                                                                          out, lse);
   check_launch("the kernel that gives a step's results");
 }
 

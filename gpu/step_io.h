@@ -30,19 +30,19 @@ struct StepInput {
 /// Copies q, k and v to the host unless host_q is null, and rounds q. Asynchronous.
 void take_step(const StepInput& input, cudaStream_t stream);
 
-/// A tail's estimate, in device memory or page-locked.
-struct GivenTail {
-  DevicePartial estimate;            ///< out null: there is none
+/// What scans over some codes give; out null: none. Or, page-locked, the host's tail.
+struct GivenScan {
+  DevicePartial rare;
+  DevicePartial estimate;            ///< the tail
   const TailNoise* noise = nullptr;  ///< [heads]
-  double* sums = nullptr;            ///< exact_mass, error: heads are added (TailFigures)
 };
 
 /// Of all heads of a step.
 struct StepParts {
   DevicePartial exact;
-  DevicePartial rare;   ///< out null: none
   DevicePartial found;  ///< page-locked; out null: none
-  GivenTail tail = {};
+  GivenScan of_context, of_own;
+  double* sums = nullptr;      ///< with a tail: exact_mass, error: heads are added (TailFigures)
   const int* ready = nullptr;  ///< page-locked: `turn`, when `found` is there; null: it is
   int turn = 0;
 };

@@ -15,4 +15,19 @@ struct TailNoise {
   float spread = 0;   ///< of what values' codes stand for, about its mean: the variance
 };
 
+/// Of two estimates as one: the first has this share of their mass; apart: |difference|² of what
+/// they give.
+constexpr TailNoise joined(float share, const TailNoise& first, const TailNoise& second,
+                           float apart) {
+  const float rest = 1 - share;
+  const float of_first = share * share * first.weights;
+  const float of_second = rest * rest * second.weights;
+  const float weights = of_first + of_second;
+  // Each is about its own mean, which lies away from that of both.
+  const float spread = of_first * (first.spread + rest * rest * apart) +
+                       of_second * (second.spread + share * share * apart);
+  return {weights, share * share * first.values + rest * rest * second.values,
+          weights > 0 ? spread / weights : 0.0F};
+}
+
 }  // namespace topkv

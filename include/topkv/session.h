@@ -126,8 +126,8 @@ struct TailFigures {
   std::int64_t heads = 0;  ///< (token, query head) pairs that are summed up; without a tail none
   /// Their shares of attention in rows attended as they are: sinks, window, those that were found.
   double exact_mass = 0;
-  /// Likewise the expected |out - dense| / |dense|, from what is known of the errors of codes, taken
-  /// as independent of each other. Where text repeats they are not, and it is more.
+  /// Likewise the expected |out - dense| / |dense|, from what is known of the errors of codes,
+  /// taken as independent of each other. Where text repeats they are not, and it is more.
   double error = 0;
 
   TailFigures& operator+=(const TailFigures& other) {
@@ -151,7 +151,11 @@ struct SessionStats {
   std::int64_t went_dense = 0;
   double search_seconds = 0;
   double attend_seconds = 0;
-  /// Where a device scans codes: what they take of its memory, for all sessions together.
+  /// Of the session's own tokens, the first so many now have codes, which stand for those that are
+  /// not found (RetrievalOptions::tail).
+  std::int64_t coded_tokens = 0;
+  /// Where a device scans codes: what they take of its memory, those of the context for all
+  /// sessions together.
   std::int64_t device_code_bytes = 0;
   // With measure_recall: rows of the context that exact search found, and how many of these the
   // index found too. Their ratio is the recall.

@@ -5,7 +5,9 @@
 // Threads: const members are safe from many, while one may append rows (row_store.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -55,9 +57,13 @@ struct Segment {
   std::int64_t first = 0;  ///< position of its first token
   std::shared_ptr<const RowStore> store;
   std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
+  std::int64_t most_tokens = std::numeric_limits<std::int64_t>::max();  ///< of the store's
 
+  std::int64_t tokens(std::int64_t layer) const {
+    return std::min(store->size(layer), most_tokens);
+  }
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const {
-    return store->rows(layer, kv_head);
+    return store->rows(layer, kv_head).part({0, tokens(layer)});
   }
   /// Of its indices.
   std::vector<std::string> specs() const;

@@ -65,6 +65,7 @@ SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& 
   out.window = std::min(options.window, most);
   out.sinks = std::min(options.sinks, most);
   out.dense_layers = std::min(options.dense_layers, shape.layers);
+  out.most_own = options.capacity;
   return out;
 }
 
@@ -130,6 +131,7 @@ void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {
 
 void Session::State::take_back(std::int64_t layer, std::int64_t count) {
   own->shrink(layer, count);
+  forget_coded(layer);
   try {
     load(layer);
   } catch (...) {  // a device that no longer works
@@ -190,7 +192,11 @@ Session Session::fork() const {
   state_->check_usable();
   auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
   state->own->copy_from(*state_->own);
+  state->coded.tried = state->left_window(0);
+  const std::int64_t code_bytes = state->stats.device_code_bytes;
   state->stats = state_->stats;
+  state->stats.coded_tokens = 0;
+  state->stats.device_code_bytes = code_bytes;
   state->step_times = state_->step_times;
   state->figures_before = tail_figures();
   for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) state->load(layer);
@@ -279,6 +285,9 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   for (std::size_t i = 0; !reads && i < sessions.size(); ++i) {
     naming(sessions.size() > 1 ? static_cast<std::int64_t>(i) : -1,
            [&] { sessions[i]->state_->check_turn(step.layer, step.tokens); });
+  }
+  for (Session* session : sessions) {
+    if (!reads && step.layer == 0) session->state_->code_own();
   }
   const bool ahead = sessions.size() == 1 && one.can_go_ahead(step);
   for (Session* session : sessions) {

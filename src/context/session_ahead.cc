@@ -26,7 +26,7 @@ constexpr std::int64_t most_own_lists = 16;
 
 Session::State::Ahead::Ahead(State& of) : of_(of) {
   const AttentionShape& shape = of.shape;
-  const std::int64_t lists = shape.kv_heads * (of.backend->scan_lists() + most_own_lists);
+  const std::int64_t lists = shape.kv_heads * (2 * of.backend->scan_lists() + most_own_lists);
   of.list_parts.reset(shape.group() * lists, shape.head_dim);
   of.list_rows.reserve(static_cast<std::size_t>(lists));
 }
@@ -149,7 +149,7 @@ void Session::State::step_ahead(Part& part) {
     part.ahead = true;
     part.turn = backend->turn();
     part.found = backend->room();
-    part.own = between(segments.back(), layer, part.queries.first);
+    part.own = own_rows(layer, part.queries.first);
     part.own_lists =
         std::min((part.own.size() + own_list_rows - 1) / own_list_rows, most_own_lists);
     const std::int64_t lists = shape.kv_heads * lists_of(part);

@@ -75,7 +75,7 @@ void Session::State::take_scanned(std::int64_t layer, std::int64_t token,
 /// Of the queries that go on, the rows that the last scan listed count no more. first: of its
 /// tokens, the one that these queries begin with.
 void Session::State::forget_listed(std::int64_t first) {
-  const std::int64_t lists = backend->scan_lists();
+  const std::int64_t lists = scanned_lists();
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     for (const std::int64_t number : heads[static_cast<std::size_t>(head)].numbers) {
       const std::int64_t token = first + number / shape.group();

@@ -20,11 +20,16 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
                                               std::int64_t tokens) {
   const std::int64_t layer = part.step.layer;
   allowed.clear();
-  for (std::int64_t i = 0; i < tokens; ++i)
-    allowed.push_back(between(segments[0], layer, part.queries.first + token + i));
+  allowed_own.clear();
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const std::int64_t position = part.queries.first + token + i;
+    allowed.push_back(between(segments[0], layer, position));
+    if (coded.codes) allowed_own.push_back(coded_rows(layer, position));
+  }
   return {backend.get(),
           {.token = token,
            .allowed = allowed,
+           .own = allowed_own,
            .rows = k[static_cast<std::size_t>(layer)],
            .tail = seen.tail}};
 }
@@ -77,14 +82,19 @@ void Session::State::attend_scanned(std::span<Part> parts, const std::function<v
   }
 }
 
-std::int64_t Session::State::lists_of(const Part& part) const {
-  return backend->scan_lists() + part.own_lists;
+/// Lists of a token and KV head that a scan gives: of the context, and of the session's own rows.
+std::int64_t Session::State::scanned_lists() const {
+  return backend->scan_lists() * (coded.codes ? 2 : 1);
 }
 
-/// Of a list by its number among those of all tokens and KV heads. Those of the session's own rows,
-/// which are there from the start, come first; their numbers in a head are behind the others'.
+std::int64_t Session::State::lists_of(const Part& part) const {
+  return scanned_lists() + part.own_lists;
+}
+
+/// Of a list by its number among those of all tokens and KV heads. Those of the session's own rows
+/// that are there from the start come first; their numbers in a head are behind the others'.
 DecodeBackend::List Session::State::place_of(const Part& part, std::int64_t list) const {
-  const std::int64_t lists = backend->scan_lists();
+  const std::int64_t lists = scanned_lists();
   const std::int64_t own = shape.kv_heads * part.own_lists;
   if (list < own) return {0, list / part.own_lists, lists + list % part.own_lists};
   const std::int64_t scanned = list - own;
@@ -117,7 +127,7 @@ Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, He
       State& of = *part->session;
       const DecodeBackend::List list = of.place_of(*part, task - part->first_list);
       of.read_list(*part, list, *rows);
-      if (double none = 0; listed == none && list.number < of.backend->scan_lists())
+      if (double none = 0; listed == none && list.number < of.scanned_lists())
         listed.compare_exchange_strong(none, watch.seconds());
       of.attend_list(*part, list, *rows);
     }
@@ -150,10 +160,11 @@ void Session::State::read_list(const Part& part, const DecodeBackend::List& list
                                ArrivingRows& rows) {
   const std::int64_t group = shape.group();
   const TokenQueries& queries = part.queries;
-  const std::int64_t own = list.number - backend->scan_lists();
+  const std::int64_t own = list.number - scanned_lists();
+  const bool of_context = list.number < backend->scan_lists();
   rows.begin(
       queries.data + list.token * queries.token_stride + list.kv_head * group * queries.head_stride,
-      group, (own >= 0 ? segments.back() : segments[0]).rows(part.step.layer, list.kv_head));
+      group, (of_context ? segments[0] : segments.back()).rows(part.step.layer, list.kv_head));
   if (own >= 0) {
     const auto border = [&](std::int64_t i) {
       return part.own.begin + part.own.size() * i / part.own_lists;
@@ -173,7 +184,7 @@ void Session::State::attend_list(const Part& part, const DecodeBackend::List& li
   const std::int64_t lists = lists_of(part);
   const std::int64_t group = shape.group();
   const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
-  const bool own = list.number >= backend->scan_lists();
+  const bool own = list.number >= scanned_lists();
   const PartialView parts = list_parts.view();
   rows.attend(shape.softmax_scale(), shape.softcap,
               parts.part((number * lists + list.number) * group, group));
@@ -193,20 +204,6 @@ void Session::State::attend_list(const Part& part, const DecodeBackend::List& li
 /// By the last scan.
 std::int64_t Session::State::rows_listed() const {
   return std::accumulate(list_rows.begin(), list_rows.end(), std::int64_t{0});
-}
-
-/// Of the session's own rows, those that some tokens of the block have in their window and others
-/// do not.
-void Session::State::attend_between(std::int64_t layer, const TokenQueries& queries,
-                                    PartialView out) {
-  if (queries.tokens == 1) return;
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    copy_queries(layer, head, queries);
-    Selector& selector = heads[static_cast<std::size_t>(head)].selector;
-    selector.reset(queries.tokens * shape.group());
-    take_own(layer, head, queries);
-  }
-  attend_found(layer, queries, out);
 }
 
 }  // namespace topkv

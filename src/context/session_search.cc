@@ -42,8 +42,8 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
 PositionRange Session::State::between(const Segment& segment, std::int64_t layer,
                                       std::int64_t position) const {
   const CausalWindow exact = seen.exact(layer);
-  const std::int64_t end = std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0,
-                                                    segment.store->size(layer));
+  const std::int64_t end =
+      std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0, segment.tokens(layer));
   return {std::clamp<std::int64_t>(exact.sinks - segment.first, 0, end), end};
 }
 
@@ -125,9 +125,8 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
       const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
-      const std::int64_t lists = backend->scan_lists();
-      const std::int64_t first = (q / shape.group() * shape.kv_heads + head) * lists;
-      for (std::int64_t number = first; number < first + lists; ++number) {
+      const std::int64_t first = (q / shape.group() * shape.kv_heads + head) * scanned_lists();
+      for (std::int64_t number = first; number < first + backend->scan_lists(); ++number) {
         const auto& listed = listed_rows[static_cast<std::size_t>(number)];
         have.insert(have.end(), listed.begin(), listed.end());
       }

@@ -102,6 +102,14 @@ struct Session::State {
     std::int64_t own_lists = 0;  // over which these are spread
   };
 
+  /// The session's own rows that have codes too.
+  struct OwnCodes {
+    std::int64_t tokens = 0;  // the first so many
+    std::int64_t tried = 0;   // before the window, when codes were last made, or could not be
+    Segment segment = {};     // with their index
+    std::shared_ptr<const DeviceCodes> codes = {};  // null: there are none
+  };
+
   /// Queries for which the host searches.
   struct Searched {
     State* session;
@@ -172,13 +180,13 @@ struct Session::State {
   static void attend_scanned(std::span<Part> parts, const std::function<void()>& first);
   DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens);
   void scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens);
+  std::int64_t scanned_lists() const;
   /// Lists of a token and KV head, those of a part's own rows among them.
   std::int64_t lists_of(const Part& part) const;
   DecodeBackend::List place_of(const Part& part, std::int64_t list) const;
   std::int64_t begin_lists(const Part& part);
   void read_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
   void attend_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
-  void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
   std::int64_t rows_listed() const;
 
   // session_search.cc
@@ -195,10 +203,18 @@ struct Session::State {
   void measure_recall(std::int64_t layer, const TokenQueries& queries);
   void measure_recall(std::int64_t layer, std::int64_t head);
 
-  // session_tail.cc
+  // session_own.cc
   bool attends_own() const;
   void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
+  void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out);
+  PositionRange own_rows(std::int64_t layer, std::int64_t position) const;
+  PositionRange coded_rows(std::int64_t layer, std::int64_t position) const;
+  std::int64_t left_window(std::int64_t layer) const;
+  void code_own();
+  void forget_coded(std::int64_t layer);
+
+  // session_tail.cc
   void attend_rest(std::int64_t layer, const TailParts& out);
 
   // session_rounds.cc: what the rules of RetrievalOptions ask for
@@ -224,6 +240,7 @@ struct Session::State {
   std::vector<Segment> segments;             // the context's, then the session's own
   std::vector<const SegmentIndex*> indices;  // of them; null: searched where its rows lie
   const SegmentIndex* tail;                  // of the context; null: none
+  OwnCodes coded;
   std::unique_ptr<DecodeBackend> backend;
   SessionStats stats;
   std::vector<StepTimes> step_times;        // per layer
@@ -236,14 +253,15 @@ struct Session::State {
   Partial estimate;  // the tail's
   std::vector<TailNoise> noise;
   Partial own_rest;
-  PartialView exact_part;               // of a step with rules: sinks and window, read only
-  std::vector<TailShare> tail_shares;   // of it, [tokens x q_heads]
-  std::vector<double> most_squared;     // per token: the squared error that a query head may have
-  Partial whole;                        // of one query
-  std::vector<RowSpan> spans;           // per KV head
-  std::vector<PositionRange> allowed;   // of a scan, per token
-  Partial list_parts;                   // [tokens, kv_heads, lists, group]
-  std::vector<std::int64_t> list_rows;  // likewise without group: the context's
+  PartialView exact_part;              // of a step with rules: sinks and window, read only
+  std::vector<TailShare> tail_shares;  // of it, [tokens x q_heads]
+  std::vector<double> most_squared;    // per token: the squared error that a query head may have
+  Partial whole;                       // of one query
+  std::vector<RowSpan> spans;          // per KV head
+  std::vector<PositionRange> allowed;  // of a scan, per token
+  std::vector<PositionRange> allowed_own;              // likewise, of the session's own rows
+  Partial list_parts;                                  // [tokens, kv_heads, lists, group]
+  std::vector<std::int64_t> list_rows;                 // likewise without group: the context's
   std::atomic<std::int64_t> heads_done = 0;            // of tokens: all their lists are attended
   std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
   PartCounts done;                                     // lists of each token and KV head

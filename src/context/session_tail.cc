@@ -1,5 +1,5 @@
 // The part of a host's step with a tail: the estimate over the rows of the context that were not
-// found, and the session's own rows, which are then all attended.
+// found.
 #include <algorithm>
 #include <cmath>
 
@@ -9,37 +9,6 @@
 #include "src/core/threads.h"
 
 namespace topkv {
-
-/// Of the session's own rows, those that only later tokens of the block do not have in their
-/// window; attend_own takes those that none has.
-void Session::State::take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
-  const Segment& segment = segments.back();
-  const std::int64_t before = between(segment, layer, queries.first).end;
-  HeadStep& step = heads[static_cast<std::size_t>(head)];
-  for (std::int64_t i = 0; i < step.count(); ++i) {
-    const std::int64_t token = step.numbers[static_cast<std::size_t>(i)] / shape.group();
-    const PositionRange range = between(segment, layer, queries.first + token);
-    step.selector.take(segments.size() - 1, i, {std::max(before, range.begin), range.end});
-  }
-}
-
-/// Whether the session's own rows are all attended.
-bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
-
-/// Merges into `out` the session's own rows that no token of the block has in its window.
-void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out) {
-  const Segment& segment = segments.back();
-  const PositionRange range = between(segment, layer, queries.first);
-  if (range.size() <= 0) return;
-  const Stopwatch attending;
-  spans.clear();
-  for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-    spans.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
-  own_rest.reset(out.heads, out.head_dim);
-  attend_tokens(shape, queries, {}, spans.data(), own_rest.view());
-  merge(out, own_rest.view());
-  times(layer).tail += attending.seconds();
-}
 
 /// What stands for the context's rows that were not found goes to out.estimate; those of them that
 /// the tail attends as they are, are merged into out.exact.

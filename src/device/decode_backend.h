@@ -30,6 +30,7 @@ struct SessionShape {
   /// Where the device scans the context's codes itself: these. Null: the host searches.
   std::shared_ptr<const DeviceCodes> codes = {};
   std::int64_t most_rows = 0;  ///< wanted of a scan, for each query head
+  std::int64_t most_own = 0;   ///< tokens that the session can have of its own
   bool tail = false;           ///< whether an estimate is added to steps
   bool judged = false;         ///< exact_part() and, of scans, scanned() are called in steps
 
@@ -81,12 +82,17 @@ class DecodeBackend {
   /// memory, [tokens x q_heads] heads. Waits for it. Valid, and not to be written, until add.
   virtual PartialView exact_part() = 0;
 
+  /// From now on scans are of these codes too: of the session's own rows, from the first on. Waits
+  /// for what has begun. Throws OutOfMemory; it is then as it was.
+  virtual void scan_own(std::shared_ptr<const DeviceCodes> codes);
+
   /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens() at most,
   /// are to attend as they are, and a partial for those that they are not to.
   struct Scan {
-    std::int64_t token = 0;                  ///< of the step, the first
-    std::span<const PositionRange> allowed;  ///< of the context, per token
-    std::int64_t rows = 0;                   ///< wanted for each query head, from 1 to most_rows
+    std::int64_t token = 0;                   ///< of the step, the first
+    std::span<const PositionRange> allowed;   ///< of the context, per token
+    std::span<const PositionRange> own = {};  ///< after scan_own: of these rows, likewise
+    std::int64_t rows = 0;  ///< wanted for each query head, from 1 to most_rows, of both
     bool tail = true;
   };
   /// A session's part in a scan for several sessions.
@@ -104,11 +110,11 @@ class DecodeBackend {
 
   /// Some of the rows that a scan found for one of this session's tokens and a KV head, all heads
   /// of whose group are to attend them. They are spread over scan_lists() lists by their positions
-  /// alone.
+  /// alone, those of the session's own rows over as many more.
   struct List {
     std::int64_t token = 0;  ///< of the scan
     std::int64_t kv_head = 0;
-    std::int64_t number = 0;
+    std::int64_t number = 0;  ///< from scan_lists() on: of the session's own rows
   };
   virtual std::int64_t scan_lists() const;
 

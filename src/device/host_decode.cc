@@ -1,6 +1,8 @@
 #include "src/device/host_decode.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "index/code_pass.h"
@@ -38,38 +40,19 @@ class HostDecode final : public DecodeBackend {
 
   Step given() override { return given_; }
 
+  void scan_own(std::shared_ptr<const DeviceCodes> codes) override {
+    own_codes_ = std::move(codes);
+  }
+
   void scan(std::int64_t layer, std::span<const ScanOf> parts) override {
     reach_fault("session.scan");
     for (const ScanOf& part : parts) session(part).begin_scan(part.scan);
-    const auto& codes = static_cast<const HostCodes&>(*shape_.codes);
-    const AttentionShape& a = shape_.attention;
-    parallel_for(a.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
-      const Scratch<std::vector<PassToken>> tokens;
-      for (std::int64_t head = begin; head < end; ++head) {
-        const HostCodes::Head& of = codes.head(layer, head);
-        CodePass pass{.index = of.index,
-                      .rows = of.rows,
-                      .group = a.group(),
-                      .scale = a.softmax_scale(),
-                      .softcap = a.softcap};
-        // Those that want the same, together.
-        for (std::size_t first = 0; first < parts.size();) {
-          const auto wanted = [&](const ScanOf& part) {
-            return listed_per_row * std::min(part.scan.rows, of.rows.count);
-          };
-          pass.wanted = wanted(parts[first]);
-          const auto tail = [&](const ScanOf& part) { return part.scan.tail ? of.tail : nullptr; };
-          pass.tail = tail(parts[first]);
-          tokens->clear();
-          for (; first < parts.size() && wanted(parts[first]) == pass.wanted &&
-                 tail(parts[first]) == pass.tail;
-               ++first) {
-            session(parts[first]).add_tokens(parts[first].scan, head, *tokens);
-          }
-          pass.run(*tokens);
-        }
-      }
-    });
+    scan(codes_of(shape_.codes), layer, parts, &HostDecode::of_context_);
+    for (const ScanOf& part : parts) {
+      const HostDecode& of = session(part);
+      if (!part.scan.own.empty())
+        scan(codes_of(of.own_codes_), layer, {&part, 1}, &HostDecode::of_own_);
+    }
     for (const ScanOf& part : parts) session(part).end_scan(part.scan);
   }
 
@@ -78,16 +61,19 @@ class HostDecode final : public DecodeBackend {
     return std::clamp<std::int64_t>(most_lists / shape_.attention.kv_heads, 1, 8);
   }
 
-  TailParts scanned() override { return {estimate_.view(), rare_.view(), noise_.data()}; }
+  TailParts scanned() override { return of_context_.parts(); }
 
   /// Each an equal part.
   void read_list(const List& list, Asks /*asks*/, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& /*meanwhile*/) override {
-    const auto& rows =
-        listed_[static_cast<std::size_t>(list.token * shape_.attention.kv_heads + list.kv_head)];
+    const bool own = list.number >= scan_lists();
+    const std::int64_t number = list.number - (own ? scan_lists() : 0);
+    const auto& rows = (own ? of_own_ : of_context_)
+                           .listed[static_cast<std::size_t>(list.token * shape_.attention.kv_heads +
+                                                            list.kv_head)];
     const std::int64_t count = std::ssize(rows);
-    for (std::int64_t i = count * list.number / scan_lists();
-         i < count * (list.number + 1) / scan_lists(); ++i) {
+    for (std::int64_t i = count * number / scan_lists(); i < count * (number + 1) / scan_lists();
+         ++i) {
       met(static_cast<std::int32_t>(rows[static_cast<std::size_t>(i)]));
     }
   }
@@ -123,7 +109,7 @@ class HostDecode final : public DecodeBackend {
   }
 
   void finish(const AttentionStep& step) override {
-    if (scanned_tail_) add_tail(estimate_.view(), noise_.data());
+    if (scanned_tail_) add_tail(of_context_.estimate.view(), of_context_.noise.data());
     std::ranges::copy(out_.out(), step.out);
     if (step.lse != nullptr) std::ranges::copy(out_.lse(), step.lse);
     figures_[static_cast<std::size_t>(step.layer)] += tail_;
@@ -132,54 +118,120 @@ class HostDecode final : public DecodeBackend {
  private:
   static HostDecode& session(const ScanOf& part) { return static_cast<HostDecode&>(*part.backend); }
 
+  /// What scans over some codes give the tokens of a step.
+  struct Found {
+    Partial rare;
+    Partial estimate;
+    std::vector<TailNoise> noise;
+    std::vector<std::vector<std::int64_t>> listed;  // by the last scan, [tokens, kv_heads]
+
+    TailParts parts() { return {estimate.view(), rare.view(), noise.data()}; }
+    void reset(std::int64_t heads, std::int64_t head_dim) {
+      estimate.reset(heads, head_dim);
+      noise.assign(static_cast<std::size_t>(heads), {});
+      rare.reset(heads, head_dim);
+    }
+    void reset_lists(std::int64_t count) {
+      if (std::ssize(listed) < count) listed.resize(static_cast<std::size_t>(count));
+    }
+  };
+
+  static const HostCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
+    return static_cast<const HostCodes&>(*codes);
+  }
+
+  /// to: where it goes, of each session.
+  void scan(const HostCodes& codes, std::int64_t layer, std::span<const ScanOf> parts,
+            Found HostDecode::*to) const {
+    const AttentionShape& a = shape_.attention;
+    parallel_for(a.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      const Scratch<std::vector<PassToken>> tokens;
+      for (std::int64_t head = begin; head < end; ++head) {
+        const HostCodes::Head& of = codes.head(layer, head);
+        CodePass pass{.index = of.index,
+                      .rows = of.rows,
+                      .group = a.group(),
+                      .scale = a.softmax_scale(),
+                      .softcap = a.softcap};
+        // Those that want the same, together.
+        for (std::size_t first = 0; first < parts.size();) {
+          const auto wanted = [&](const ScanOf& part) {
+            return listed_per_row * std::min(part.scan.rows, of.rows.count);
+          };
+          pass.wanted = wanted(parts[first]);
+          const auto tail = [&](const ScanOf& part) { return part.scan.tail ? of.tail : nullptr; };
+          pass.tail = tail(parts[first]);
+          tokens->clear();
+          for (; first < parts.size() && wanted(parts[first]) == pass.wanted &&
+                 tail(parts[first]) == pass.tail;
+               ++first) {
+            session(parts[first]).add_tokens(parts[first].scan, head, to, *tokens);
+          }
+          pass.run(*tokens);
+        }
+      }
+    });
+  }
+
   /// Room for what a scan of some tokens of the step gives.
   void begin_scan(const Scan& scan) {
     const AttentionShape& a = shape_.attention;
     const auto tokens = std::ssize(scan.allowed);
     const std::int64_t heads = queries_.tokens * a.q_heads;
+    const bool own = !scan.own.empty();
     if (scan.token == 0) {
-      estimate_.reset(heads, a.head_dim);
-      noise_.assign(static_cast<std::size_t>(heads), {});
-      rare_.reset(heads, a.head_dim);
+      of_context_.reset(heads, a.head_dim);
+      if (own) of_own_.reset(heads, a.head_dim);
     }
     scanned_tail_ = scan.tail && !shape_.judged;
-    const auto lists = static_cast<std::size_t>(tokens * a.kv_heads);
-    if (listed_.size() < lists) listed_.resize(lists);
+    of_context_.reset_lists(tokens * a.kv_heads);
+    if (own) of_own_.reset_lists(tokens * a.kv_heads);
   }
 
-  void add_tokens(const Scan& scan, std::int64_t head, std::vector<PassToken>& tokens) {
+  void add_tokens(const Scan& scan, std::int64_t head, Found HostDecode::*to,
+                  std::vector<PassToken>& tokens) {
     const AttentionShape& a = shape_.attention;
-    for (std::int64_t i = 0; i < std::ssize(scan.allowed); ++i) {
+    Found& found = this->*to;
+    const TailParts parts = found.parts();
+    const auto allowed = to == &HostDecode::of_own_ ? scan.own : scan.allowed;
+    for (std::int64_t i = 0; i < std::ssize(allowed); ++i) {
       const std::int64_t token = scan.token + i;
       const std::int64_t at = token * a.q_heads + head * a.group();
       tokens.push_back({.queries = queries_.data + at * a.head_dim,
-                        .allowed = scan.allowed[static_cast<std::size_t>(i)],
-                        .listed = &listed_[static_cast<std::size_t>(i * a.kv_heads + head)],
-                        .parts = {estimate_.view().part(at, a.group()),
-                                  rare_.view().part(at, a.group()), noise_.data() + at}});
+                        .allowed = allowed[static_cast<std::size_t>(i)],
+                        .listed = &found.listed[static_cast<std::size_t>(i * a.kv_heads + head)],
+                        .parts = {parts.estimate.part(at, a.group()),
+                                  parts.exact.part(at, a.group()), parts.noise + at}});
     }
   }
 
-  /// Rare rows join what is attended exactly.
+  /// Rare rows join what is attended exactly; the tail of the session's own rows, the context's.
   void end_scan(const Scan& scan) {
     if (shape_.judged) return;
     const std::int64_t first = scan.token * shape_.attention.q_heads;
     const std::int64_t heads = std::ssize(scan.allowed) * shape_.attention.q_heads;
-    merge(out_.view().part(first, heads), rare_.view().part(first, heads));
+    const PartialView out = out_.view().part(first, heads);
+    merge(out, of_context_.rare.view().part(first, heads));
+    if (scan.own.empty()) return;
+    merge(out, of_own_.rare.view().part(first, heads));
+    if (!scan.tail) return;
+    const TailParts to = of_context_.parts();
+    const TailParts own = of_own_.parts();
+    for (std::int64_t head = first; head < first + heads; ++head)
+      join_tails(to.estimate.part(head), to.noise[head], own.estimate.part(head), own.noise[head]);
   }
 
   static constexpr std::int64_t most_lists = 16;  // of a token: work for that many threads
 
   SessionShape shape_;
-  TokenQueries queries_;  // of this step
+  std::shared_ptr<const DeviceCodes> own_codes_;  // null: there are none
+  TokenQueries queries_;                          // of this step
   Step given_;
   Partial out_;
-  Partial part_;                                   // of one segment
-  Partial rare_;                                   // of scans: rare rows
-  Partial estimate_;                               // likewise: the tail
-  std::vector<TailNoise> noise_;                   // likewise
-  bool scanned_tail_ = false;                      // to be added in the end
-  std::vector<std::vector<std::int64_t>> listed_;  // of the last scan, [tokens, kv_heads]
+  Partial part_;  // of one segment
+  Found of_context_;
+  Found of_own_;
+  bool scanned_tail_ = false;  // to be added in the end
   Partial room_;
   TailFigures tail_;                  // of this step
   std::vector<TailFigures> figures_;  // per layer
@@ -187,6 +239,9 @@ class HostDecode final : public DecodeBackend {
 
 }  // namespace
 
+void DecodeBackend::scan_own(std::shared_ptr<const DeviceCodes> /*codes*/) {
+  throw Error("this device keeps no codes to scan");
+}
 void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts*/) {
   throw Error("this device keeps no codes to scan");
 }

@@ -19,6 +19,18 @@ TailShare tail_share(PartialView all, PartialView tail, const TailNoise& noise) 
   return of;
 }
 
+void join_tails(PartialView tail, TailNoise& noise, PartialView other, const TailNoise& of_other) {
+  float apart = 0;
+  for (std::int64_t i = 0; i < tail.head_dim; ++i) {
+    const float x = tail.out[i] - other.out[i];
+    apart += x * x;
+  }
+  if (*other.lse == empty_lse) return;
+  const float before = *tail.lse;
+  merge(tail, other);
+  noise = joined(std::exp(before - *tail.lse), noise, of_other, apart);
+}
+
 void add_head(PartialView all, PartialView tail, const TailNoise& noise, TailFigures& to) {
   const TailShare of = tail_share(all, tail, noise);
   ++to.heads;

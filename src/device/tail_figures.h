@@ -20,6 +20,9 @@ struct TailShare {
 ///   p² (noise.weights (noise.spread + |t - o|²) + noise.values)
 TailShare tail_share(PartialView all, PartialView tail, const TailNoise& noise);
 
+/// One head's estimate and another of it, of other rows, become one.
+void join_tails(PartialView tail, TailNoise& noise, PartialView other, const TailNoise& of_other);
+
 /// Adds one head.
 void add_head(PartialView all, PartialView tail, const TailNoise& noise, TailFigures& to);
 

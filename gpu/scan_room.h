@@ -1,0 +1,63 @@
+// Where a session has what scans over some codes give it: lists in page-locked memory, partials in
+// the device's.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/code_scan.h"
+#include "gpu/cuda_codes.h"
+#include "gpu/step_io.h"
+#include "src/device/decode_backend.h"
+
+namespace topkv::gpu {
+
+/// Sizes of such room, and offsets in bytes.
+struct ScanLayout {
+  ScanLayout() = default;
+  /// For scans over at most so many rows of a KV head.
+  ScanLayout(const SessionShape& shape, std::int64_t most_rows);
+
+  std::int64_t lists = 0;        // of a token and KV head
+  std::int64_t list_rows = 0;    // of a list
+  std::int64_t list_tokens = 0;  // of one scan
+  std::int64_t rare = 0, estimate = 0, noise = 0, device_bytes = 0;
+  std::int64_t host_bytes = 0;
+};
+
+/// Does not own its memory. One thread gives it to scans, others read lists.
+class ScanRoom {
+ public:
+  static constexpr int not_listed = -1;
+
+  /// Lists are empty. device, host: of the layout's bytes.
+  ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byte* device, std::byte* host);
+
+  /// Has a scan over the codes of a layer find rows for number i of the tokens. queries: of the
+  /// step, [tokens x q_heads, head_dim]. False, and nothing is changed: it has as many as it can,
+  /// or others want something else.
+  bool add_token(const CudaCodes& codes, std::int64_t layer, const DecodeBackend::Scan& wanted,
+                 std::span<const PositionRange> allowed, std::int64_t i, const float* queries,
+                 CodeScan& scan) const;
+
+  /// What scans gave for the tokens of a step; tail: they were asked for one.
+  GivenScan given(bool tail) const;
+
+  /// Its length, or not_listed, and then its rows.
+  int* list(const DecodeBackend::List& list) const;
+  std::int64_t list_rows() const { return layout_.list_rows; }
+  /// As scans expect it: nothing is listed that the last one left there.
+  static void empty(int* list);
+  void empty_all() const;
+
+ private:
+  DevicePartial partial(std::int64_t offset) const;
+  TailNoise* noise() const { return reinterpret_cast<TailNoise*>(device_ + layout_.noise); }
+
+  const AttentionShape& attention_;
+  std::int64_t heads_;  // of all tokens of a step
+  ScanLayout layout_;
+  std::byte* device_;
+  std::byte* host_;
+};
+
+}  // namespace topkv::gpu

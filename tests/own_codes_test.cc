@@ -1,0 +1,258 @@
+// A session's own rows that have left the window and are laid out in codes: none is lost or counted
+// twice, all of them found is dense attention in float64, and what is estimated is near to it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/core/faults.h"
+#include "tests/gpu/session_feed.h"
+#include "topkv/error.h"
+#include "topkv/session.h"
+
+namespace topkv {
+namespace {
+
+using reference::distance;
+using ::test::Feed;
+using ::test::Place;
+using ::test::TokenStream;
+
+const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
+constexpr std::int64_t context_tokens = 1500;
+constexpr std::int64_t window = 16;
+
+RetrievalOptions options_for(std::int64_t k, const char* index = "codes:k=16,v=8") {
+  return {.index = index, .k = TopK::same(k), .window = window, .sinks = 3, .capacity = 20000};
+}
+
+/// Keys that vary along few directions, as codes are for, and values that go with them.
+TokenStream coded_stream(std::int64_t tokens) {
+  TokenStream stream(small, tokens);
+  for (std::size_t l = 0; l < stream.k.size(); ++l) {
+    for (std::size_t i = 0; i < stream.k[l].size(); ++i)
+      stream.k[l][i] *= 3 * std::pow(0.9F, static_cast<float>(i % 64));
+    for (std::size_t i = 0; i < stream.v[l].size(); ++i) stream.v[l][i] += stream.k[l][i];
+  }
+  return stream;
+}
+
+/// While one lives, a hook of faults.
+struct Hooked {
+  explicit Hooked(void (*hook)(const char*)) { fault_hook = hook; }
+  ~Hooked() { fault_hook = nullptr; }
+  Hooked(const Hooked&) = delete;  // belongs to one scope
+  Hooked& operator=(const Hooked&) = delete;
+};
+
+class OwnCodes : public testing::TestWithParam<std::string> {};
+
+TEST_P(OwnCodes, EveryRowCountsOnce) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  // Where all keys are alike, so are all weights; values are 1 for the first tokens and 0 for the
+  // others, which a bit says.
+  constexpr std::int64_t end = 6000;
+  constexpr std::int64_t ones = 2500;
+  TokenStream stream(small, end);
+  for (auto& k : stream.k) std::fill(k.begin(), k.end(), 0.0F);
+  for (auto& v : stream.v) {
+    for (std::size_t i = 0; i < v.size(); ++i)
+      v[i] = static_cast<std::int64_t>(i) / stream.kv_width() < ones ? 1.0F : 0.0F;
+  }
+  const auto context = stream.context(context_tokens)->with_index("codes:k=16,v=8");
+  const auto expect_all = [&](Session& session, std::int64_t until, std::int64_t step) {
+    const std::int64_t first = session.tokens();
+    Feed feed(place, stream, first, until);
+    std::vector<float> lse(static_cast<std::size_t>((until - first) * small.q_heads));
+    const Buffer lses = place.put(lse);
+    for (std::int64_t t = first; t < until; t += step) {
+      const std::int64_t tokens = std::min(step, until - t);
+      for (std::int64_t l = 0; l < small.layers; ++l) {
+        AttentionStep given = feed.step(l, t, tokens);
+        if (l == 1) given.lse = lses.floats() + (t - first) * small.q_heads;
+        session.attend(given);
+      }
+    }
+    const auto outs = feed.outs();
+    lse = place.get(lses.floats(), std::ssize(lse));
+    for (std::int64_t t = first; t < until; ++t) {
+      const double want = static_cast<double>(std::min(ones, t + 1)) / static_cast<double>(t + 1);
+      for (std::int64_t x = 0; x < stream.q_width(); ++x) {
+        ASSERT_NEAR(outs[1][static_cast<std::size_t>((t - first) * stream.q_width() + x)], want,
+                    0.005)
+            << "token " << t << " of " << first << " to " << until;
+      }
+      for (std::int64_t h = 0; h < small.q_heads; ++h) {
+        ASSERT_NEAR(lse[static_cast<std::size_t>((t - first) * small.q_heads + h)],
+                    std::log(static_cast<double>(t + 1)), 2e-3)
+            << t;
+      }
+    }
+  };
+  for (const std::int64_t k : {1, 40}) {
+    Session session(context, options_for(k), place.device());
+    expect_all(session, 3500, 250);
+    EXPECT_EQ(session.stats().coded_tokens, 0);
+    expect_all(session, 4500, 250);
+    EXPECT_EQ(session.stats().coded_tokens, 2048);
+    expect_all(session, 4520, 1);
+    expect_all(session, end - 20, 100);
+    EXPECT_EQ(session.stats().coded_tokens, 4096);
+    Session copy = session.fork();
+    EXPECT_EQ(copy.stats().coded_tokens, 0) << "a copy has its own rows attended until it grows";
+    expect_all(session, end, 1);
+    expect_all(copy, end, 1);
+    session.truncate(3000);
+    EXPECT_EQ(session.stats().coded_tokens, 3000 - window + 1);
+    expect_all(session, 4600, 7);
+    session.truncate(0);
+    EXPECT_EQ(session.stats().coded_tokens, 0);
+    expect_all(session, 1600, 1);
+  }
+}
+
+TEST_P(OwnCodes, AllKeysRetrievedEqualsDense) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const TokenStream stream(small, 5000);
+  const RetrievalOptions dense{.dense_layers = 2, .capacity = 20000};
+  for (const std::int64_t tokens : {1, 1500}) {
+    Session session(stream.context(tokens)->with_index("codes:k=16,v=8"), options_for(100000),
+                    place.device());
+    Feed feed(place, stream, tokens, 5000);
+    feed.run(session, 4900, 256);
+    EXPECT_EQ(session.stats().coded_tokens, tokens == 1 ? 4096 : 3072);
+    feed.run(session, 4950, 1);
+    feed.run(session, 5000, 50);
+    EXPECT_LE(feed.worst(dense, {4899, 4900, 4949, 4950, 4999}), 1.0) << tokens;
+  }
+}
+
+TEST_P(OwnCodes, AreNearToDenseAttentionAndSayHowNear) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const TokenStream stream = coded_stream(5100);
+  const auto context = stream.context(context_tokens)->with_index("codes:k=16,v=8");
+  const auto outs = [&](Session& session, std::int64_t step) {
+    Feed(place, stream, context_tokens, 5000).run(session, 250);
+    Feed feed(place, stream, 5000, 5100);
+    feed.run(session, step);
+    return feed.outs();
+  };
+  Session dense(context, {.dense_layers = 2, .capacity = 20000}, place.device());
+  const auto want = outs(dense, 100);
+  RetrievalOptions options = options_for(32);
+  Session session(context, options, place.device());
+  const double near = distance(outs(session, 100), want);
+  EXPECT_EQ(session.stats().coded_tokens, 3072);
+  Session one(context, options, place.device());
+  EXPECT_NEAR(distance(outs(one, 1), want), near, 0.2 * near) << "ahead of its lists";
+  Session frozen(stream.context(5000)->with_index("codes:k=16,v=8"), options, place.device());
+  Feed feed(place, stream, 5000, 5100);
+  feed.run(frozen, 100);
+  EXPECT_LT(near, 1.25 * distance(feed.outs(), want)) << "as codes of a context are";
+  options.tail = "none";
+  Session without(context, options, place.device());
+  outs(without, 100);
+  EXPECT_EQ(without.stats().coded_tokens, 0);
+  for (std::size_t l = 0; l < 2; ++l) {
+    const TailFigures figures = session.tail_figures()[l];
+    EXPECT_EQ(figures.heads, 3600 * small.q_heads);
+    EXPECT_LT(figures.mean_error(), 2 * near);
+    EXPECT_GT(figures.mean_error(), near / 2);
+  }
+}
+
+TEST_P(OwnCodes, SessionsTogetherGiveWhatEachGivesAlone) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const TokenStream stream = coded_stream(4600);
+  const auto context = stream.context(context_tokens)->with_index("codes:k=16,v=8");
+  // One whose own rows have codes, one with few rows, one that has none.
+  const std::vector<std::int64_t> ends = {4500, 1600, context_tokens};
+  std::vector<Session> alone;
+  std::vector<Session> together;
+  for (std::vector<Session>* sessions : {&alone, &together}) {
+    for (const std::int64_t end : ends) {
+      sessions->emplace_back(context, options_for(16), place.device());
+      Feed(place, stream, context_tokens, 4500).run(sessions->back(), end, 250);
+    }
+  }
+  EXPECT_EQ(together[0].stats().coded_tokens, 2048);
+  std::vector<Session*> all;
+  for (Session& session : together) all.push_back(&session);
+  constexpr std::int64_t tokens = 3;
+  for (std::int64_t round = 0; round < 4; ++round) {
+    for (std::int64_t l = 0; l < small.layers; ++l) {
+      std::vector<float> q, k, v, want;
+      for (std::size_t i = 0; i < alone.size(); ++i) {
+        const std::int64_t t = ends[i] + round * tokens;
+        Feed feed(place, stream, t, t + tokens);
+        feed.attend(alone[i], l, t, tokens);
+        const std::vector<float> out = feed.outs()[static_cast<std::size_t>(l)];
+        want.insert(want.end(), out.begin(), out.end());
+        const auto add = [&](std::vector<float>& to, const std::vector<float>& from,
+                             std::int64_t width) {
+          to.insert(to.end(), from.begin() + t * width, from.begin() + (t + tokens) * width);
+        };
+        add(q, stream.q[static_cast<std::size_t>(l)], stream.q_width());
+        add(k, stream.k[static_cast<std::size_t>(l)], stream.kv_width());
+        add(v, stream.v[static_cast<std::size_t>(l)], stream.kv_width());
+      }
+      const Buffer on_device[] = {place.put(q), place.put(k), place.put(v), place.put(want)};
+      Session::attend_together(all, {.layer = l,
+                                     .tokens = tokens,
+                                     .q = on_device[0].floats(),
+                                     .k = on_device[1].floats(),
+                                     .v = on_device[2].floats(),
+                                     .out = on_device[3].floats()});
+      const auto got = place.get(on_device[3].floats(), std::ssize(want));
+      EXPECT_LT(distance({got}, {want}), 1e-4) << "round " << round << " layer " << l;
+    }
+  }
+}
+
+TEST_P(OwnCodes, WithoutMemoryForThemRowsAreAttended) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const TokenStream stream(small, 4000);
+  const auto context = stream.context(1)->with_index("codes:k=16,v=8");
+  Session session(context, options_for(1), place.device());
+  Feed feed(place, stream, 1, 4000);
+  {
+    const Hooked hooked([](const char* at) {
+      if (std::string_view(at) == "session.code_own") throw OutOfMemory("codes", 2, 1, "test");
+    });
+    feed.run(session, 3000, 256);
+  }
+  EXPECT_EQ(session.stats().coded_tokens, 0);
+  feed.run(session, 3010, 1);
+  EXPECT_LE(feed.worst({.dense_layers = 2}, {2500, 2999, 3009}), 1.0);
+  // What else goes wrong ends the call, and nothing else.
+  bool failed = false;
+  {
+    const Hooked hooked([](const char* at) {
+      if (std::string_view(at) == "session.code_own") throw Error("planted");
+    });
+    try {
+      feed.run(session, 4000, 10);
+    } catch (const Error& error) {
+      failed = std::string_view(error.what()) == "planted";
+    }
+  }
+  EXPECT_TRUE(failed);
+  EXPECT_EQ(session.stats().coded_tokens, 0);
+  EXPECT_LE(feed.worst({.dense_layers = 2}, {session.tokens() - 1}), 1.0);
+  feed.run(session, 4000, 10);
+  EXPECT_GT(session.stats().coded_tokens, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, OwnCodes, testing::ValuesIn(::test::devices));
+
+}  // namespace
+}  // namespace topkv
