@@ -113,6 +113,7 @@ class CudaDecode final : public DecodeBackend {
     copied_by_scan_ = false;
     of_context_ = {};
     of_own_ = {};
+    to_judge_ = {};
     sums_ = nullptr;
     exact_begun_ = false;
     queries_.data = at<__nv_bfloat16>(layout_.queries);
@@ -223,18 +224,19 @@ class CudaDecode final : public DecodeBackend {
 
   PartialView exact_part() override {
     reach_fault("session.exact_part");
-    const std::int64_t heads = queries_.tokens * attention_.q_heads;
-    const DevicePartial from = exact();
-    const DevicePartial to = in_host_memory(layout_.host_exact);
-    const auto copy = [&](float* into, const float* values, std::int64_t count) {
-      TOPKV_CUDA(cudaMemcpyAsync(into, values, static_cast<std::size_t>(count) * sizeof(float),
-                                 cudaMemcpyDeviceToHost, compute_));
-    };
-    copy(to.out, from.out, heads * attention_.head_dim);
-    copy(to.lse, from.lse, heads);
-    staged_.record(compute_);
-    staged_.synchronize();
-    return {to.out, to.lse, heads, attention_.head_dim};
+    copy_out(exact(), layout_.host_exact);
+    copy_scanned();
+    wait_for_copies();
+    return in_memory(layout_.host_exact);
+  }
+
+  TailParts scanned() override {
+    if (!scanned_copied_) {
+      copy_scanned();
+      wait_for_copies();
+    }
+    return {in_memory(layout_.host_tail), in_memory(layout_.host_rare),
+            host<TailNoise>(layout_.host_tail_noise)};
   }
 
   bool goes_ahead() const override { return true; }
@@ -260,10 +262,7 @@ class CudaDecode final : public DecodeBackend {
     }
   }
 
-  PartialView room() override {
-    const DevicePartial staged = found();
-    return {staged.out, staged.lse, queries_.tokens * attention_.q_heads, attention_.head_dim};
-  }
+  PartialView room() override { return in_memory(layout_.host_found); }
 
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
@@ -272,8 +271,7 @@ class CudaDecode final : public DecodeBackend {
       some.exact = exact();
       some.found = found();
       give(some, exact().out, exact().lse);
-      staged_.record(compute_);
-      staged_.synchronize();
+      wait_for_copies();
     }
     const DevicePartial staged = found();
     if (partial.out != staged.out) {
@@ -342,9 +340,14 @@ class CudaDecode final : public DecodeBackend {
   void begin_lists(std::int64_t layer, const Scan& wanted) {
     over_ = false;
     const bool own = !wanted.own.empty();
-    of_context_ = room_.given(wanted.tail);
-    if (own) of_own_ = own_->room.given(wanted.tail);
-    if (wanted.tail) sums_ = figures_of(layer);
+    if (shape_.judged) {  // the caller is to add it
+      to_judge_ = room_.given(wanted.tail);
+      scanned_copied_ = false;
+    } else {
+      of_context_ = room_.given(wanted.tail);
+      if (own) of_own_ = own_->room.given(wanted.tail);
+      if (wanted.tail) sums_ = figures_of(layer);
+    }
     unread_ +=
         (own ? 2 : 1) * std::ssize(wanted.allowed) * layout_.scan.lists * attention_.kv_heads;
   }
@@ -435,6 +438,38 @@ class CudaDecode final : public DecodeBackend {
     auto* out = host<float>(offset);
     return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
   }
+  /// The same, of this step's heads.
+  PartialView in_memory(std::int64_t offset) const {
+    const DevicePartial partial = in_host_memory(offset);
+    return {partial.out, partial.lse, queries_.tokens * attention_.q_heads, attention_.head_dim};
+  }
+
+  /// A partial of this step to page-locked memory; wait_for_copies waits.
+  void copy_out(const DevicePartial& from, std::int64_t to) const {
+    const PartialView into = in_memory(to);
+    const auto copy = [&](float* out, const float* values, std::int64_t count) {
+      TOPKV_CUDA(cudaMemcpyAsync(out, values, static_cast<std::size_t>(count) * sizeof(float),
+                                 cudaMemcpyDeviceToHost, compute_));
+    };
+    copy(into.out, from.out, into.heads * into.head_dim);
+    copy(into.lse, from.lse, into.heads);
+  }
+  /// What scans for a step that is judged give, if there are such.
+  void copy_scanned() {
+    if (to_judge_.rare.out == nullptr) return;
+    copy_out(to_judge_.rare, layout_.host_rare);
+    copy_out(to_judge_.estimate, layout_.host_tail);
+    const std::int64_t heads = queries_.tokens * attention_.q_heads;
+    TOPKV_CUDA(cudaMemcpyAsync(host<TailNoise>(layout_.host_tail_noise), to_judge_.noise,
+                               static_cast<std::size_t>(heads) * sizeof(TailNoise),
+                               cudaMemcpyDeviceToHost, compute_));
+    scanned_copied_ = true;
+  }
+  void wait_for_copies() {
+    staged_.record(compute_);
+    staged_.synchronize();
+  }
+
   static constexpr std::size_t figure_bytes = SessionLayout::figures_of_layer * sizeof(double);
   double* figures_of(std::int64_t layer) const {
     return at<double>(layout_.figures) + layer * SessionLayout::figures_of_layer;
@@ -581,6 +616,8 @@ class CudaDecode final : public DecodeBackend {
   bool exact_begun_ = false;
   bool added_ = false;                   // a partial waits in page-locked memory
   GivenScan of_context_, of_own_;        // of this step
+  GivenScan to_judge_;                   // likewise, instead of these
+  bool scanned_copied_ = false;          // what to_judge_ names is in host memory
   double* sums_ = nullptr;               // likewise, of its tail; null: none
   std::vector<std::int64_t> estimated_;  // heads of each layer, whose figures are summed up
   Stream beside_;                        // for the exact part of a step that scans

@@ -48,10 +48,15 @@ SessionLayout::SessionLayout(const SessionShape& shape) {
   host_begun = host.place(std::int64_t{sizeof(int)});
   host_taken = host.place(std::int64_t{sizeof(int)});
   host_ready = host.place(std::int64_t{sizeof(int)});
-  const std::int64_t given = shape.tail && !shape.codes ? heads : 0;
+  const std::int64_t given = shape.tail && (!shape.codes || shape.judged) ? heads : 0;
   host_estimate = host.place(given * (a.head_dim + 1) * f32);
   host_noise = host.place(given * std::int64_t{sizeof(TailNoise)});
-  host_exact = host.place((shape.judged ? heads : 0) * (a.head_dim + 1) * f32);
+  const std::int64_t judged = shape.judged ? heads : 0;
+  host_exact = host.place(judged * (a.head_dim + 1) * f32);
+  const std::int64_t scanned = shape.codes ? judged : 0;
+  host_rare = host.place(scanned * (a.head_dim + 1) * f32);
+  host_tail = host.place(scanned * (a.head_dim + 1) * f32);
+  host_tail_noise = host.place(scanned * std::int64_t{sizeof(TailNoise)});
   host_bytes = host.used();
 }
 

@@ -32,7 +32,7 @@ struct SessionLayout {
   ScanLayout scan;  // of the context's codes, or of the session's own
   std::int64_t queries, exact, lse, scan_at, figures, tiles, bad, device_bytes;
   std::int64_t host_q, host_k, host_v, host_found, host_scan, host_begun, host_taken, host_ready,
-      host_estimate, host_noise, host_exact, host_bytes;
+      host_estimate, host_noise, host_exact, host_rare, host_tail, host_tail_noise, host_bytes;
 };
 
 }  // namespace topkv::gpu

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/core/threads.h"
 #include "topkv/error.h"
 
 // LAPACK has no header of its own.
@@ -18,6 +19,8 @@ std::vector<double> principal_axes(std::int64_t n, std::vector<double>& matrix) 
   std::vector<double> work(static_cast<std::size_t>(n) * 34);
   const auto room = static_cast<int>(work.size());
   int info = 0;
+  // Many heads are learned at a time: OpenBLAS's own threads would have them wait for each other.
+  const OneBlasThread one_thread;
   dsyev_("V", "U", &size, matrix.data(), &size, values.data(), work.data(), &room, &info);
   if (info != 0) throw Error(fmt::format("LAPACK's dsyev ended with {}", info));
   // Ascending, and in Fortran's order, in which a vector is a row of ours.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -180,6 +181,43 @@ TEST_P(SessionRulesOn, TheHostSearchesForCodesTooAndKnowsWhatTheDeviceAttended) 
     EXPECT_GT(some.stats().retrieved_more, 0);
     EXPECT_LT(some.stats().rows_retrieved, 60 * 2 * 4 * 512);
     for (const TailFigures& layer : some.tail_figures()) EXPECT_GT(layer.mean_exact_mass(), 0.5);
+  }
+}
+
+TEST_P(SessionRulesOn, AnErrorBeginsWithAScan) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const ::test::Place place(GetParam());
+  ::test::TokenStream stream({.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64}, 4060);
+  const auto context = stream.context(4000)->with_index("codes");
+  for (const std::int64_t step : {1, 13}) {
+    const auto run = [&](std::optional<double> error, const auto& see) {
+      Session session(
+          context,
+          {.index = "codes", .k = TopK::same(8), .error = error, .window = 16, .capacity = 60},
+          place.device());
+      ::test::Feed feed(place, stream, 4000, 4060);
+      feed.run(session, step);
+      EXPECT_EQ(session.stats().device_code_bytes > 0, place.is_cuda());
+      see(session, feed);
+      return feed.outs();
+    };
+    const auto plain = run({}, [](const Session&, const ::test::Feed&) {});
+    const auto kept = run(1e6, [](const Session& session, const ::test::Feed&) {
+      EXPECT_EQ(session.stats().retrieved_more, 0);
+      EXPECT_EQ(session.tail_figures()[1].heads, 60 * 4);
+    });
+    EXPECT_LT(distance(kept, plain), 1e-4) << step;
+    const auto dense = run(1e-12, [](const Session& session, const ::test::Feed& feed) {
+      EXPECT_EQ(session.stats().went_dense, 60 * 2 * 4);
+      EXPECT_LE(feed.worst({.dense_layers = 2}, {4000, 4012, 4030, 4059}), 1.0);
+    });
+    const double far = distance(plain, dense);
+    const double told = 0.7 * far;
+    const auto some = run(told, [](const Session& session, const ::test::Feed&) {
+      EXPECT_GT(session.stats().retrieved_more, 0);
+      EXPECT_LT(session.stats().went_dense, 60 * 2 * 4);
+    });
+    EXPECT_LT(distance(some, dense), 1.2 * told) << step;
   }
 }
 

@@ -57,7 +57,7 @@ struct TopK {
 struct RetrievalOptions {
   // Options that change results.
   /// Spec of an index that the context has. Codes that can have a tail ("codes:k=16,v=8"), with
-  /// that or none, select_by query_head and no rule (on the host, no mass) are *scanned*: one pass
+  /// that or none, select_by query_head and no rule of mass are *scanned*: one pass
   /// chooses rows by their codes alone, and all heads of a group attend what any of them found. A
   /// CUDA device does that itself, with v=0 too, up to 32 bytes a key, heads of at most 128 dims,
   /// groups of at most 8, 64 KV heads and no softcap: the context's codes are copied to its memory
@@ -76,8 +76,7 @@ struct RetrievalOptions {
   std::string tail = {};
   /// Two rules for sessions with a tail, which tells what they need to know of the rows that were
   /// not found; none of them: k rows. Each query head (with SelectBy::group each group) of a token
-  /// goes its own way; rows beyond a scan's are searched for. On a CUDA device sessions with a rule
-  /// search on the host.
+  /// goes its own way; rows beyond a scan's are searched for, by the host.
   ///
   /// A share of the attention, between 0 and 1: a sixteenth of k rows where these, with sinks,
   /// window and the session's own, hold so much of it by the tail's estimate; else k.

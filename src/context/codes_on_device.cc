@@ -96,12 +96,11 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
   return index.codes;
 }
 
-bool chooses_by_scan(const RetrievalOptions& options, const Device& device) {
+bool chooses_by_scan(const RetrievalOptions& options) {
   const bool none = options.tail == no_tail;
   const bool own =
       options.tail.empty() || (!none && IndexSpec(options.tail) == IndexSpec(options.index));
-  // A scan lists more than a sixteenth of k, and a CUDA device keeps what errors are told by.
-  const bool judged = !none && (options.mass || (options.error && device.is_cuda()));
+  const bool judged = !none && options.mass;  // a scan lists more than a sixteenth of k
   return !judged && options.select_by == SelectBy::query_head && (own || none);
 }
 
@@ -110,7 +109,7 @@ std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptio
   const auto index = IndexSpec(options.index).make();
   const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
   const ComputeDevice& compute = *device.compute();
-  if (codes == nullptr || !chooses_by_scan(options, device) || !compute.scans_codes(shape) ||
+  if (codes == nullptr || !chooses_by_scan(options) || !compute.scans_codes(shape) ||
       options.dense_layers >= shape.layers || tokens > most_scanned) {
     return 0;
   }

@@ -26,7 +26,7 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
                                             const Segment& segment, const SegmentIndex& index);
 
 /// Whether rows are chosen, and a tail made, as scans do it: no other tail, each query head for
-/// itself, no rule of mass and, on a CUDA device, none of error.
-bool chooses_by_scan(const RetrievalOptions& options, const Device& device);
+/// itself, no rule of mass.
+bool chooses_by_scan(const RetrievalOptions& options);
 
 }  // namespace topkv

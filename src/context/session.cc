@@ -90,14 +90,14 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                           std::string(name_of(context->dtype())) +
                           ": prefill it with kv_dtype bf16");
   }
-  // With another tail, when a group shares its rows, or with a rule (but for an error, where the
-  // host scans) the host searches. For itself it does where the index can have no tail: that takes
-  // no longer, and ranks rows by their keys.
+  // With another tail, when a group shares its rows, or with a rule of mass the host searches. For
+  // itself it does where the index can have no tail: that takes no longer, and ranks rows by their
+  // keys.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;
   seen.judged = seen.tail && (options.mass || options.error);
-  if (retrieves && chooses_by_scan(options, device) &&
+  if (retrieves && chooses_by_scan(options) &&
       (device.is_cuda() || IndexSpec(options.index).has_tail())) {
     seen.codes = codes_on(device, shape, segments[0], *indices[0]);
     seen.most_rows = *std::ranges::max_element(k);
@@ -106,7 +106,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
-  if (seen.codes && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
+  if (seen.codes && !seen.judged && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
 }
 
 Session::State::~State() = default;

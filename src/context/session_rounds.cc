@@ -56,7 +56,10 @@ void Session::State::take_scanned(std::int64_t layer, std::int64_t token,
                                   const TokenQueries& queries, const TailParts& out) {
   const std::int64_t count = queries.tokens * shape.q_heads;
   const std::int64_t first = token * shape.q_heads;
-  const TailParts scanned = backend->scanned();
+  const TailParts scanned = [&] {
+    const auto lock = device.compute()->lock();
+    return backend->scanned();
+  }();
   merge(out.exact, scanned.exact.part(first, count));
   std::copy_n(scanned.estimate.out + first * shape.head_dim, count * shape.head_dim,
               out.estimate.out);

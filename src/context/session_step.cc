@@ -151,7 +151,6 @@ void Session::State::take_all(std::span<Part> parts) {
     Lap lap;
     of.attend_exact(part.step.layer);
     lap(of.times(part.step.layer).window);
-    if (part.searched && of.seen.judged) of.exact_part = of.backend->exact_part();
   }
 }
 
@@ -230,6 +229,10 @@ void Session::State::retrieve(const Part& part) {
   if (host_estimates()) {
     estimate.reset(queries.tokens * shape.q_heads, shape.head_dim);
     noise.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
+  }
+  if (seen.judged) {
+    const auto lock = device.compute()->lock();
+    exact_part = backend->exact_part();
   }
   const std::int64_t tokens = std::min(tokens_at_once(part), queries.tokens);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {

@@ -31,9 +31,9 @@ class OneOpenmpThread {
   int before_;
 };
 
-/// While one lives, OpenBLAS, if it is the BLAS beneath FAISS, computes on the calling thread
-/// alone: its own threads are none of OpenMP's. The setting is the process's; it is put back when
-/// the last one goes.
+/// While one lives, OpenBLAS, if it is the BLAS beneath FAISS and LAPACK, computes on the calling
+/// thread alone: its own threads are none of OpenMP's. The setting is the process's; it is put back
+/// when the last one goes.
 class OneBlasThread {
  public:
   OneBlasThread();

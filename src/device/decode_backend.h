@@ -79,7 +79,8 @@ class DecodeBackend {
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
 
   /// With SessionShape::judged, after attend of all segments: what they give together, in host
-  /// memory, [tokens x q_heads] heads. Waits for it. Valid, and not to be written, until add.
+  /// memory, [tokens x q_heads] heads. Waits for it, and for scans. Valid, and not to be written,
+  /// until add.
   virtual PartialView exact_part() = 0;
 
   /// From now on scans are of these codes too: of the session's own rows, from the first on. Waits
@@ -119,7 +120,8 @@ class DecodeBackend {
   virtual std::int64_t scan_lists() const;
 
   /// With SessionShape::judged, after a scan: what it gave for the step's tokens beside its lists,
-  /// rare rows and the tail, which then is for the caller to add. Valid until the next begin.
+  /// rare rows and the tail, which then is for the caller to add. Waits for it. Valid until the
+  /// next begin.
   virtual TailParts scanned();
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
   /// for. Where others wait for the thread, it may not: who holds the driver up may wait for them.

@@ -94,7 +94,7 @@ TEST(ScanningSession, CodesTakeTheMemoryThatIsTold) {
         << index;
   }
   EXPECT_EQ(device_code_bytes(small, {.index = "exact"}, 30000, place.device()), 0);
-  EXPECT_EQ(device_code_bytes(small, {.index = "codes", .error = 0.1}, 30000, place.device()), 0);
+  EXPECT_EQ(device_code_bytes(small, {.index = "codes", .mass = 0.9}, 30000, place.device()), 0);
   EXPECT_EQ(device_code_bytes(small, {.index = "codes"}, 30000, Device()), 0);
 }
 
