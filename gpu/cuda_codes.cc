@@ -213,7 +213,6 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
                  at<int>(to.rare_keys) + h * layout.rare_slots, static_cast<int>(rare_count),
                  static_cast<int>(n - rare_count), layout.key_bytes, layout.value_bytes,
                  at<std::uint8_t>(to.units) + h * layout.head_bytes, device.compute_stream());
-    device.synchronize();  // the next head's go where these are
   }
 }
 

@@ -51,11 +51,12 @@ BenchPlan small_plan() {
   plan.all_layers = 5;
   plan.context = 3000;
   plan.tokens = 10;
+  plan.after = 4;
   plan.chunk = 700;
   plan.seed = 9;
   RetrievalOptions options;
   options.window = 64;
-  options.capacity = warm_up_tokens + plan.tokens;
+  options.capacity = plan.after + plan.tokens;
   for (const std::int64_t k : {8, 32}) {
     options.k = TopK::same(k);
     plan.rows.push_back(options);

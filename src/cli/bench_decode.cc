@@ -94,8 +94,8 @@ void count_bytes(const Context& context, const RetrievalOptions& options, std::i
 
 DecodeResult measure(const std::shared_ptr<const Context>& context,
                      const std::vector<BenchLayer>& layers, const RetrievalOptions& options,
-                     std::int64_t count, const Device& device, std::int64_t tokens,
-                     const ProgressFn& progress) {
+                     std::int64_t count, const Device& device, std::int64_t after,
+                     std::int64_t tokens, const ProgressFn& progress) {
   const AttentionShape& shape = context->shape();
   DecodeResult result;
   result.index = options.index;
@@ -105,7 +105,11 @@ DecodeResult measure(const std::shared_ptr<const Context>& context,
   for (std::int64_t i = 0; i < count; ++i) sessions.emplace_back(context, options, device);
   result.open_seconds = opening.seconds();
   Decoder decoder(shape, layers, sessions);
-  for (std::int64_t i = 0; i < warm_up_tokens; ++i) decoder.step();
+  const std::int64_t all = after + tokens;
+  for (std::int64_t i = 0; i < after; ++i) {
+    decoder.step();
+    progress({"decode", "tokens", i + 1, all});
+  }
   std::vector<std::vector<StepTimes>> before;
   std::int64_t rows = 0;
   for (const Session& session : sessions) {
@@ -114,7 +118,7 @@ DecodeResult measure(const std::shared_ptr<const Context>& context,
   }
   for (std::int64_t i = 0; i < tokens; ++i) {
     result.token_seconds.push_back(decoder.step());
-    progress({"decode", "tokens", i + 1, tokens});
+    progress({"decode", "tokens", after + i + 1, all});
   }
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     rows += sessions[i].stats().rows_retrieved;
@@ -160,7 +164,7 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
   report.plan = plan;
   report.device = device;
   // Says whether the rows of context and session fit together, before any is made.
-  ContextBuilder(plan.shape, {.capacity = plan.context + warm_up_tokens + plan.tokens,
+  ContextBuilder(plan.shape, {.capacity = plan.context + plan.after + plan.tokens,
                               .memory_budget = plan.memory_budget});
   ContextBuilder builder(plan.shape,
                          {.capacity = plan.context, .memory_budget = plan.memory_budget}, device);
@@ -189,8 +193,8 @@ BenchReport run_bench_decode(const BenchPlan& plan, const Device& device, Progre
       build_seconds = context == plain ? 0 : build.seconds();
     }
     const std::string title = "decode (" + options.index + ", top " + plan.ks[i] + ")";
-    DecodeResult result = measure(context, layers, options, plan.sessions[i], device, plan.tokens,
-                                  progress.callback(title));
+    DecodeResult result = measure(context, layers, options, plan.sessions[i], device, plan.after,
+                                  plan.tokens, progress.callback(title));
     result.k = plan.ks[i];
     result.index_bytes = context->memory().index_bytes - plain->memory().index_bytes;
     result.build_seconds = build_seconds;

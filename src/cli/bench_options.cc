@@ -14,11 +14,12 @@ namespace topkv::cli {
 namespace {
 
 constexpr std::int64_t fewest_tokens = 10;  // below, a 90th percentile says nothing
+constexpr std::int64_t fewest_before = 4;   // to warm up
 
 // Flags of one of the two measurements alone.
 constexpr const char* of_decode[] = {
     "--kv-index", "--kv-topk", "--kv-window", "--kv-sinks", "--kv-select", "--kv-dense-layers",
-    "--kv-tail",  "--kv-mass", "--kv-error",  "--sessions", "--tokens",    "--profile"};
+    "--kv-tail",  "--kv-mass", "--kv-error",  "--sessions", "--tokens",    "--after",   "--profile"};
 constexpr const char* of_prefill[] = {"--prefill", "--prefill-window", "--chunk", "--at"};
 
 template <std::size_t count>
@@ -41,6 +42,7 @@ void check_differ(const char* flag, const std::vector<std::string>& values) {
 // What can be known of them without the shape.
 void check_decode(const BenchFlags& flags, BenchPlan& plan) {
   plan.tokens = parse_count("--tokens", flags.tokens, fewest_tokens);
+  plan.after = parse_count("--after", flags.after, fewest_before);
   check_tail(flags.retrieval.tail);
   for (const std::string& sessions : flags.sessions) parse_count("--sessions", sessions);
   check_differ("--sessions", flags.sessions);
@@ -59,7 +61,7 @@ void plan_decode(const BenchFlags& flags, BenchPlan& plan) {
       retrieval.k = k;
       for (const std::string& sessions : flags.sessions) {
         plan.rows.push_back(
-            retrieval_options(retrieval, plan.shape.layers, index, warm_up_tokens + plan.tokens));
+            retrieval_options(retrieval, plan.shape.layers, index, plan.after + plan.tokens));
         plan.ks.push_back(k);
         plan.sessions.push_back(parse_count("--sessions", sessions));
       }
@@ -96,6 +98,7 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
   command.add_option("--kv-topk", flags.ks, "rows per layer such as 64")->expected(1)->take_all();
   command.add_option("--sessions", flags.sessions, "a number such as 4")->expected(1)->take_all();
   command.add_option("--tokens", flags.tokens, "a count of 10 or more");
+  command.add_option("--after", flags.after, "a count of 4 or more");
   one_of(command.add_option("--prefill", flags.modes)->expected(1)->take_all(),
          {"dense", "window"});
   command.add_option("--prefill-window", flags.prefill_window, "a count such as 1024");

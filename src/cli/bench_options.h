@@ -23,6 +23,7 @@ struct BenchFlags {
   std::vector<std::string> ks = {"64"};
   std::vector<std::string> sessions = {"1"};
   std::string tokens = "16";
+  std::string after = "4";
   std::vector<std::string> modes;  ///< of prefill; empty: both
   std::string prefill_window = "1024";
   std::string chunk = "auto";
@@ -43,6 +44,7 @@ struct BenchPlan {
   std::int64_t all_layers = 0;              ///< that the shape has
   std::int64_t context = 0;                 ///< tokens
   std::int64_t tokens = 0;                  ///< decode: steps timed
+  std::int64_t after = 0;                   ///< decode: steps before these
   std::vector<RetrievalOptions> rows;       ///< decode: a row of the table each
   std::vector<std::string> ks;              ///< decode: of each row, as given
   std::vector<std::int64_t> sessions;       ///< decode: of each row, stepped together
@@ -52,9 +54,6 @@ struct BenchPlan {
   std::int64_t memory_budget = 0;           ///< bytes for the rows; 0: what the machine has free
   std::uint64_t seed = 0;
 };
-
-/// Tokens that warm up a session before any is timed.
-inline constexpr std::int64_t warm_up_tokens = 4;
 
 /// Throws UsageError, or what ModelConfig::load throws for a shape's config.json.
 BenchPlan bench_plan(BenchFlags flags, const CLI::App& command);

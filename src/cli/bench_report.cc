@@ -230,9 +230,9 @@ std::string bench_text(const BenchReport& report, bool profile, std::size_t widt
   if (!report.mass.empty()) text += mass_table(report) + "\n";
   text += table({"index", "top k"}, decode_columns(), report.decode, report, width);
   const std::string note = fmt::format(
-      "ms per step: the median of {} steps, and what their mean consists of. Floors: bytes of keys "
-      "that exact search reads, and of rows attended, at the rate above",
-      report.plan.tokens);
+      "ms per step: the median of {} steps after {}, and what their mean consists of. Floors: bytes "
+      "of keys that exact search reads, and of rows attended, at the rate above",
+      report.plan.tokens, report.plan.after);
   text += "\n" + labelled("", note + asked_for(report.plan.rows.front()), width, 0);
   for (const DecodeResult& result : report.decode) {
     if (!profile) continue;
@@ -265,6 +265,7 @@ std::vector<Json> bench_json(const BenchReport& report, bool profile) {
     json["kv_select"] = options.select_by == SelectBy::group ? "group" : "query_head";
     json["kv_dense_layers"] = options.dense_layers;
     add_columns(json, decode_columns(), result, report);
+    json["after"] = report.plan.after;
     json["token_seconds"] = result.token_seconds;
     for (const AttentionMass& mass : report.mass) {
       json["attention_mass"].push_back({{"kind", name_of(mass.kind)},

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t least_coded = 2048;  // rows: fewer cost little to attend
 constexpr std::int64_t at_once = 1024;      // of them, so that it hardly matters how steps are cut
-constexpr std::int64_t part_without = 32;   // of many, one in so many may have no code
+constexpr std::int64_t part_without = 16;   // of many, one in so many may have no code
 
 }  // namespace
 
