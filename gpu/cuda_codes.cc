@@ -115,7 +115,7 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   scan_tokens_ = scan_tokens_for(shape);
   layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, key_bytes, value_bytes,
                                            scan_tokens_, splits_);
-  memory_ = device.allocate(layout_->bytes, "codes of the context");
+  memory_ = device.allocate(layout_->bytes, "codes of rows");
   std::int64_t most_staged = 1;
   for (const HeadCodes& head : heads) most_staged = std::max(most_staged, staged_bytes(head));
   const Buffer staged = device.allocate(most_staged, "codes on their way");

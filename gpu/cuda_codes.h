@@ -1,4 +1,4 @@
-// A context's codes in a CUDA device's memory.
+// Codes of a context, or of a session's own rows, in a CUDA device's memory.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class CudaCodes final : public DeviceCodes {
   int scan_tokens() const { return scan_tokens_; }
   /// So many blocks of each meeting as keep the device busy with so many tokens.
   int splits(int tokens) const { return std::max(1, splits_ / tokens); }
-  /// Rows of the context.
+  /// Rows of a head.
   std::int64_t tokens() const { return tokens_; }
   /// The rows of one head at these positions.
   ScanRange range(std::int64_t layer, std::int64_t kv_head, PositionRange allowed) const;

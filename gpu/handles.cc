@@ -54,7 +54,14 @@ double Event::seconds_since(const Event& start) const {
 PinnedBuffer::PinnedBuffer(std::int64_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* data = nullptr;
-  TOPKV_CUDA(cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocDefault));
+  const cudaError_t status =
+      cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocDefault);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw OutOfMemory("page-locked host memory", bytes, 0,
+                      "free host memory, or raise the limit of locked memory");
+  }
+  TOPKV_CUDA(status);
   data_ = static_cast<std::byte*>(data);
 }
 PinnedBuffer::~PinnedBuffer() {

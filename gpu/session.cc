@@ -618,7 +618,7 @@ class CudaDecode final : public DecodeBackend {
   GivenScan of_context_, of_own_;        // of this step
   GivenScan to_judge_;                   // likewise, instead of these
   bool scanned_copied_ = false;          // what to_judge_ names is in host memory
-  double* sums_ = nullptr;               // likewise, of its tail; null: none
+  double* sums_ = nullptr;               // likewise, where that has a tail; else null
   std::vector<std::int64_t> estimated_;  // heads of each layer, whose figures are summed up
   Stream beside_;                        // for the exact part of a step that scans
   Event begun_;

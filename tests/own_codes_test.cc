@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -49,6 +50,20 @@ struct Hooked {
   Hooked& operator=(const Hooked&) = delete;
 };
 
+/// While one lives, the n-th place where a call can fail throws.
+struct Failing {
+  explicit Failing(std::int64_t n) {
+    left = n;
+    fault_hook = [](const char* /*place*/) {
+      if (left.fetch_sub(1) == 1) throw Error("planted");
+    };
+  }
+  ~Failing() { fault_hook = nullptr; }
+  Failing(const Failing&) = delete;  // belongs to one scope
+  Failing& operator=(const Failing&) = delete;
+  static inline std::atomic<std::int64_t> left{0};
+};
+
 class OwnCodes : public testing::TestWithParam<std::string> {};
 
 TEST_P(OwnCodes, EveryRowCountsOnce) {
@@ -65,6 +80,8 @@ TEST_P(OwnCodes, EveryRowCountsOnce) {
       v[i] = static_cast<std::int64_t>(i) / stream.kv_width() < ones ? 1.0F : 0.0F;
   }
   const auto context = stream.context(context_tokens)->with_index("codes:k=16,v=8");
+  // A row more or less is 1 / 6000; a device's weights are halves.
+  const double rounding = place.is_cuda() ? 2e-3 : 5e-5;
   const auto expect_all = [&](Session& session, std::int64_t until, std::int64_t step) {
     const std::int64_t first = session.tokens();
     Feed feed(place, stream, first, until);
@@ -84,12 +101,12 @@ TEST_P(OwnCodes, EveryRowCountsOnce) {
       const double want = static_cast<double>(std::min(ones, t + 1)) / static_cast<double>(t + 1);
       for (std::int64_t x = 0; x < stream.q_width(); ++x) {
         ASSERT_NEAR(outs[1][static_cast<std::size_t>((t - first) * stream.q_width() + x)], want,
-                    0.005)
+                    rounding)
             << "token " << t << " of " << first << " to " << until;
       }
       for (std::int64_t h = 0; h < small.q_heads; ++h) {
         ASSERT_NEAR(lse[static_cast<std::size_t>((t - first) * small.q_heads + h)],
-                    std::log(static_cast<double>(t + 1)), 2e-3)
+                    std::log(static_cast<double>(t + 1)), rounding)
             << t;
       }
     }
@@ -217,6 +234,85 @@ TEST_P(OwnCodes, SessionsTogetherGiveWhatEachGivesAlone) {
   }
 }
 
+TEST_P(OwnCodes, FailedCallsLeaveTheSessionAsItWas) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  AttentionShape shape = small;
+  shape.layers = 3;
+  shape.sliding_window = {0, 0, 40};
+  const TokenStream stream(shape, 3900);
+  RetrievalOptions options = options_for(8);
+  options.dense_layers = 1;
+  const auto context = stream.context(400)->with_index("codes:k=16,v=8");
+  Session want(context, options, place.device());
+  Session failing(context, options, place.device());
+  Feed wanted(place, stream, 400, 3900);
+  Feed feed(place, stream, 400, 3900);
+  wanted.run(want, 2800, 256);
+  feed.run(failing, 2800, 256);
+  EXPECT_EQ(failing.stats().coded_tokens, 2048);
+  std::int64_t failures = 0;
+  for (const std::int64_t tokens : {5, 1, 1000, 1, 3}) {
+    for (std::int64_t done = 0; done < tokens;) {
+      const std::int64_t t = failing.tokens();
+      const std::int64_t now = std::min<std::int64_t>(256, tokens - done);
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        wanted.attend(want, l, t, now);
+        for (std::int64_t n = 1;; ++n) {
+          const Failing at(n);
+          try {
+            feed.attend(failing, l, t, now);
+            break;
+          } catch (const Error&) {
+            ++failures;
+            ASSERT_EQ(failing.tokens(), l > 0 ? t + now : t);
+            ASSERT_EQ(failing.stats().coded_tokens, 2048);
+          }
+        }
+      }
+      done += now;
+    }
+  }
+  EXPECT_GT(failures, 50);
+  EXPECT_EQ(want.stats().coded_tokens, 3072);
+  EXPECT_EQ(failing.stats().coded_tokens, 2048) << "making them anew failed";
+  const auto last = [&](const Feed& of) {
+    auto outs = of.outs();
+    for (auto& out : outs)
+      out.assign(out.begin() + (failing.tokens() - 3 - 400) * stream.q_width(),
+                 out.begin() + (failing.tokens() - 400) * stream.q_width());
+    return outs;
+  };
+  EXPECT_LT(distance(last(feed), last(wanted)), 0.15);
+  EXPECT_EQ(failing.own_tokens(), want.own_tokens());
+}
+
+TEST_P(OwnCodes, ReadingStepsAndRecallSeeThem) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  const TokenStream stream(small, 4100);
+  const auto context = stream.context(1000)->with_index("codes:k=16,v=8");
+  RetrievalOptions options = options_for(100000);
+  options.measure_recall = true;
+  Session all(context, options, place.device());
+  Session dense(context, {.dense_layers = 2, .capacity = 20000}, place.device());
+  std::vector<std::vector<float>> outs[2];
+  for (Session* session : {&all, &dense}) {
+    Feed feed(place, stream, 1000, 4100);
+    feed.run(*session, 4000, 256);
+    for (std::int64_t l = 0; l < small.layers; ++l) {
+      AttentionStep step = feed.step(l, 4000, 100);
+      step.kv_tokens = 0;
+      session->attend(step);
+    }
+    for (auto& out : outs[session == &dense] = feed.outs())
+      out.erase(out.begin(), out.begin() + 3000 * stream.q_width());
+  }
+  EXPECT_EQ(all.stats().coded_tokens, 2048);
+  EXPECT_LT(distance(outs[0], outs[1]), place.is_cuda() ? 5e-3 : 1e-4);
+  EXPECT_EQ(all.stats().exact_rows_found, all.stats().exact_rows);
+}
+
 TEST_P(OwnCodes, WithoutMemoryForThemRowsAreAttended) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
@@ -226,30 +322,35 @@ TEST_P(OwnCodes, WithoutMemoryForThemRowsAreAttended) {
   Feed feed(place, stream, 1, 4000);
   {
     const Hooked hooked([](const char* at) {
-      if (std::string_view(at) == "session.code_own") throw OutOfMemory("codes", 2, 1, "test");
+      if (std::string_view(at) == "session.scan_own") throw OutOfMemory("codes", 2, 1, "test");
     });
     feed.run(session, 3000, 256);
   }
   EXPECT_EQ(session.stats().coded_tokens, 0);
   feed.run(session, 3010, 1);
   EXPECT_LE(feed.worst({.dense_layers = 2}, {2500, 2999, 3009}), 1.0);
-  // What else goes wrong ends the call, and nothing else.
+  // What else goes wrong ends one call, and nothing else.
+  Session other(context, options_for(1), place.device());
   bool failed = false;
   {
     const Hooked hooked([](const char* at) {
-      if (std::string_view(at) == "session.code_own") throw Error("planted");
+      if (std::string_view(at) == "session.scan_own") throw Error("planted");
     });
-    try {
-      feed.run(session, 4000, 10);
-    } catch (const Error& error) {
-      failed = std::string_view(error.what()) == "planted";
+    for (const std::int64_t end : {3000, 3005}) {
+      try {
+        feed.run(other, end, 10);
+      } catch (const Error& error) {
+        EXPECT_FALSE(failed) << "once";
+        failed = std::string_view(error.what()) == "planted";
+        feed.run(other, end, 10);
+      }
     }
   }
   EXPECT_TRUE(failed);
-  EXPECT_EQ(session.stats().coded_tokens, 0);
-  EXPECT_LE(feed.worst({.dense_layers = 2}, {session.tokens() - 1}), 1.0);
-  feed.run(session, 4000, 10);
-  EXPECT_GT(session.stats().coded_tokens, 0);
+  EXPECT_EQ(other.stats().coded_tokens, 0);
+  EXPECT_LE(feed.worst({.dense_layers = 2}, {2500, 3004}), 1.0);
+  feed.run(other, 4000, 10);
+  EXPECT_EQ(other.stats().coded_tokens, 3072);
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, OwnCodes, testing::ValuesIn(::test::devices));

@@ -83,11 +83,9 @@ class Context {
   /// all heads in parallel. Layers with a sliding window get none. This context stays as it is.
   /// progress counts keys, over all heads.
   /// device: makes codes of rows that are page-locked, because a CUDA device prefilled them, about
-  /// as fast as it can read them; of other rows, and other indices, the host makes them.
-  /// Throws OutOfMemory when the device has not the few dozen MiB that this takes. The caller holds
-  /// no lock of the device.
-  std::shared_ptr<const Context> with_index(std::string_view spec,
-                                            const ProgressFn& progress = {},
+  /// as fast as it can read them; of other rows, of other indices, and where the device has not the
+  /// few dozen MiB that this takes, the host makes them. The caller holds no lock of the device.
+  std::shared_ptr<const Context> with_index(std::string_view spec, const ProgressFn& progress = {},
                                             const Device& device = {}) const;
 
  private:

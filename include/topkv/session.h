@@ -145,8 +145,10 @@ struct TailFigures {
 
 /// What a session did, summed over its life.
 struct SessionStats {
-  std::int64_t steps = 0;           ///< (token, layer) pairs attended
-  std::int64_t rows_retrieved = 0;  ///< rows attended beyond window and sinks, over query heads
+  std::int64_t steps = 0;  ///< (token, layer) pairs attended
+  /// Rows attended beyond window and sinks, over query heads; where codes are scanned, of the
+  /// context.
+  std::int64_t rows_retrieved = 0;
   // With RetrievalOptions::mass or error: (token, layer, query head) triples that were given more
   // rows than at first, and those of them that attended all.
   std::int64_t retrieved_more = 0;
@@ -154,7 +156,7 @@ struct SessionStats {
   double search_seconds = 0;
   double attend_seconds = 0;
   /// Of the session's own tokens, so many now have codes, the first ones (RetrievalOptions::tail).
-  /// 0 again in a fork, until it has some more.
+  /// 0 again in a fork, which attends all of its own until it has some more.
   std::int64_t coded_tokens = 0;
   /// Where a device scans codes: what they take of its memory, those of the context for all
   /// sessions together.
@@ -215,7 +217,8 @@ class Session {
   /// position. Keys and codes are read once for several sessions (with the same index and k). Each
   /// gives what it would give alone, but for rounding; times and seconds are divided evenly among
   /// them. Throws InvalidArgument, too, when there is no session, one is there twice, or contexts
-  /// (or devices) differ. Whatever it throws, all of them are then as they were before.
+  /// (or devices) differ. Whatever it throws, all of them are then as they were before, but that
+  /// they may have made codes of their own tokens, each some 60 MiB of a CUDA device's memory.
   static void attend_together(std::span<Session* const> sessions, const AttentionStep& step);
 
   /// Forgets the session's own tokens from number `own_tokens` on, in all layers: speculative

@@ -3,6 +3,7 @@
 #include "index/index_kind.h"
 #include "src/core/threads.h"
 #include "src/core/watched.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -33,7 +34,13 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
   // For rows that a device can copy quickly, where there are codes to make.
   std::unique_ptr<CodeEncoder> encoder;
   const bool coded = spec.kind().is_coded() && !built->shared && built->keys(1) > 0;
-  if (coded && segment.store->keeps()) encoder = device.compute()->code_encoder(shape.head_dim);
+  if (coded && segment.store->keeps()) {
+    try {
+      encoder = device.compute()->code_encoder(shape.head_dim);
+    } catch (const OutOfMemory&) {  // the host's threads make them
+    }
+  }
+  const OneBlasThread one_blas_thread;  // not put back between the heads
   const auto work = [&](const std::stop_token& stop) {
     parallel_for(shape.layers * shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {

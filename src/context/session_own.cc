@@ -6,6 +6,7 @@
 // codes are the better for having been learned on what they stand for. So all are made anew when
 // there are some more rows: fewer than would take longer to attend, until then, than to code.
 #include <algorithm>
+#include <new>
 
 #include "src/context/codes_on_device.h"
 #include "src/context/index_build.h"
@@ -36,8 +37,8 @@ void Session::State::attend_between(std::int64_t layer, const TokenQueries& quer
   attend_found(layer, queries, out);
 }
 
-/// Of the session's own rows, those that only later tokens of the block do not have in their
-/// window; attend_own takes those that none has.
+/// Of the session's own rows without codes, those that only later tokens of the block do not have
+/// in their window; attend_own takes those that none has.
 void Session::State::take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries) {
   const std::int64_t before = own_rows(layer, queries.first).end;
   HeadStep& step = heads[static_cast<std::size_t>(head)];
@@ -48,10 +49,11 @@ void Session::State::take_own(std::int64_t layer, std::int64_t head, const Token
   }
 }
 
-/// Whether the session's own rows are all attended.
+/// Whether the session's own rows are all attended, but for those with codes.
 bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
 
-/// Merges into `out` the session's own rows that no token of the block has in its window.
+/// Merges into `out` the session's own rows without codes that no token of the block has in its
+/// window.
 void Session::State::attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out) {
   const Segment& segment = segments.back();
   const PositionRange range = own_rows(layer, queries.first);
@@ -86,7 +88,7 @@ std::int64_t Session::State::left_window(std::int64_t layer) const {
 }
 
 /// Before a step of layer 0: all layers have the same tokens. Where there is no memory for codes,
-/// the rows go on being attended as they are.
+/// the rows go on being attended as they are, until they are twice as many.
 void Session::State::code_own() {
   if (!seen.codes || !seen.tail || seen.judged) return;
   const std::int64_t rows = left_window(0) / at_once * at_once;
@@ -100,11 +102,18 @@ void Session::State::code_own() {
     reach_fault("session.code_own");
     next.segment.indices = {build_index(indices[0]->spec, shape, next.segment, {}, device)};
     next.codes = codes_on(device, shape, next.segment, *next.segment.indices[0]);
+    reach_fault("session.scan_own");
     const auto lock = device.compute()->lock();
     if (next.codes) backend->scan_own(next.codes);
   } catch (const OutOfMemory&) {
-    coded.tried = rows;
+    coded.tried = 2 * rows;
     return;
+  } catch (const std::bad_alloc&) {
+    coded.tried = 2 * rows;
+    return;
+  } catch (...) {
+    coded.tried = rows;
+    throw;
   }
   if (!next.codes) next = {.tried = rows};
   coded = std::move(next);

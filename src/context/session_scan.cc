@@ -1,5 +1,5 @@
-// The part of a step where the device scans the context's codes: rows that it lists are attended
-// here, by the host's threads.
+// The part of a step where the device scans codes, of the context and of the session's own rows:
+// rows that it lists are attended here, by the host's threads.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -24,7 +24,7 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
   for (std::int64_t i = 0; i < tokens; ++i) {
     const std::int64_t position = part.queries.first + token + i;
     allowed.push_back(between(segments[0], layer, position));
-    if (coded.codes) allowed_own.push_back(coded_rows(layer, position));
+    if (coded.tokens > 0) allowed_own.push_back(coded_rows(layer, position));
   }
   return {backend.get(),
           {.token = token,
@@ -84,7 +84,7 @@ void Session::State::attend_scanned(std::span<Part> parts, const std::function<v
 
 /// Lists of a token and KV head that a scan gives: of the context, and of the session's own rows.
 std::int64_t Session::State::scanned_lists() const {
-  return backend->scan_lists() * (coded.codes ? 2 : 1);
+  return backend->scan_lists() * (coded.tokens > 0 ? 2 : 1);
 }
 
 std::int64_t Session::State::lists_of(const Part& part) const {
@@ -184,7 +184,7 @@ void Session::State::attend_list(const Part& part, const DecodeBackend::List& li
   const std::int64_t lists = lists_of(part);
   const std::int64_t group = shape.group();
   const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
-  const bool own = list.number >= scanned_lists();
+  const bool of_context = list.number < backend->scan_lists();
   const PartialView parts = list_parts.view();
   rows.attend(shape.softmax_scale(), shape.softcap,
               parts.part((number * lists + list.number) * group, group));
@@ -192,7 +192,7 @@ void Session::State::attend_list(const Part& part, const DecodeBackend::List& li
   if (options.measure_recall)
     listed_rows[static_cast<std::size_t>(number * lists + list.number)].assign(positions.begin(),
                                                                                positions.end());
-  if (!own)
+  if (of_context)
     list_rows[static_cast<std::size_t>(number * lists + list.number)] = std::ssize(positions);
   if (done.add(number) < lists) return;
   const PartialView found = part.found.part(number * group, group);

@@ -231,8 +231,11 @@ void Session::State::retrieve(const Part& part) {
     noise.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   }
   if (seen.judged) {
+    const Stopwatch waiting;  // for scans too, where there are some
     const auto lock = device.compute()->lock();
     exact_part = backend->exact_part();
+    (seen.codes ? times(layer).search : times(layer).window) += waiting.seconds();
+    if (seen.codes) stats.search_seconds += waiting.seconds();
   }
   const std::int64_t tokens = std::min(tokens_at_once(part), queries.tokens);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {

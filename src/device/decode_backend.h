@@ -50,8 +50,8 @@ struct SessionShape {
 /// Work is begun in this order; given and read_list wait for it. (Or it goes ahead: see
 /// goes_ahead.) Positions are those of the session: the context's rows come first. One thread at a
 /// time, but for what says otherwise; on CUDA the caller holds the device's lock in each call that
-/// gives it work, and from scan to attend. Allocates nothing after the first steps. After a call
-/// that throws, begin or load may be called again.
+/// gives it work, and from scan to attend. Allocates nothing after the first steps, but in
+/// scan_own. After a call that throws, begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;

@@ -1,4 +1,4 @@
-// A context's codes on a device: what stands for its keys and values (index/key_codes.h,
+// Codes of a context, or of a session's own rows, on a device: what stands for its keys and values (index/key_codes.h,
 // index/value_codes.h), kept where the arithmetic is, so that the device scores every key itself.
 #pragma once
 

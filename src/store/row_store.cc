@@ -173,7 +173,7 @@ void RowStore::copy_from(const RowStore& other) {
       });
     }
   };
-  parallel_for_alone(layers * kv_heads_ * 2, 1, copy);  // callers hold a device's lock
+  parallel_for_alone(layers * kv_heads_ * 2, 1, copy);  // a caller may hold a device's lock
   for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 
