@@ -145,8 +145,7 @@ decode: one token at a time, for each index with each k
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
   --sessions N           that are stepped together, a token each; repeat to compare several [1]
-  --tokens N             steps timed, at least 10 [16]     --profile   also the time of each layer
-  --after N              steps before these, at least 4: tokens that a session then has [4]
+  --tokens N             steps timed [16]   --after N   steps before these [4]   --profile  by layer
 prefill: chunk after chunk, in each mode
   --prefill HOW          dense or window; repeat for both [both]
   --prefill-window N [1024]   --chunk N [auto]
