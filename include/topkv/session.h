@@ -107,8 +107,8 @@ struct RetrievalOptions {
 /// no time of the host's: q_out is from the end of the step before, or the call.
 struct StepTimes {
   double q_out = 0;   ///< q, k, v from the device: its work so far, and the copy
-  double append = 0;  ///< rows to the session's own store; beside search where a CUDA device scans
-                      ///< for one token
+  double append = 0;  ///< rows to the session's own store, in layer 0 now and then codes of them;
+                      ///< beside search where a CUDA device scans for one token
   double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
                       ///< device: giving it those rows that are not resident there
   double search = 0;  ///< or a scan of codes, its tail included; or waiting for a device's

@@ -4,7 +4,7 @@
 //
 // Their codes are learned on themselves: a context's axes would serve for text that is like it, and
 // codes are the better for having been learned on what they stand for. So all are made anew when
-// there are some more rows: fewer than would take longer to attend, until then, than to code.
+// there are some more rows: so many that attending these meanwhile takes about as long as that.
 #include <algorithm>
 #include <new>
 

@@ -35,7 +35,7 @@ def fail_in_vain(cache):
 def interrupted(monkeypatch):
     """Ctrl-C while an index is built."""
 
-    def with_index(self, spec, progress=None):
+    def with_index(self, spec, progress=None, device=None):
         raise KeyboardInterrupt
 
     def freeze(cache):

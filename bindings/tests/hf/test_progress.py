@@ -132,10 +132,10 @@ def test_the_build_of_an_index_is_told_in_heads(model, bars, capfd, monkeypatch)
 
     whole = topkv.Context.with_index
 
-    def with_index(self, spec, report):
+    def with_index(self, spec, report, device):
         for _ in range(5):
             report(Report)
-        return whole(self, spec, report)
+        return whole(self, spec, report, device)
 
     monkeypatch.setattr(topkv.Context, "with_index", with_index)
     cache.freeze("hnsw:M=8")
