@@ -9,14 +9,18 @@
 
 namespace test {
 
-/// While one lives, the n-th place that is reached throws bad_alloc, an exception that nobody
-/// expects there; n = 0: none does. One at a time.
+/// While one lives, the n-th place that is reached throws: bad_alloc, an exception that nobody
+/// expects there, or what is given; n = 0: none does. One at a time.
 class FailingAt {
  public:
-  explicit FailingAt(std::int64_t n) {
+  using Fail = void (*)();
+
+  explicit FailingAt(
+      std::int64_t n, Fail fail = [] { throw std::bad_alloc(); }) {
     left = n;
+    fails = fail;
     topkv::fault_hook = [](const char* /*place*/) {
-      if (left.fetch_sub(1) == 1) throw std::bad_alloc();
+      if (left.fetch_sub(1) == 1) fails();
     };
   }
   ~FailingAt() { topkv::fault_hook = nullptr; }
@@ -28,6 +32,7 @@ class FailingAt {
 
  private:
   static inline std::atomic<std::int64_t> left{0};
+  static inline Fail fails = nullptr;
 };
 
 /// Calls `run` with a failure at each place that it reaches, one place after the other, until it

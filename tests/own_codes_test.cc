@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "src/core/faults.h"
+#include "tests/failing.h"
 #include "tests/gpu/session_feed.h"
 #include "topkv/error.h"
 #include "topkv/session.h"
@@ -48,20 +48,6 @@ struct Hooked {
   ~Hooked() { fault_hook = nullptr; }
   Hooked(const Hooked&) = delete;  // belongs to one scope
   Hooked& operator=(const Hooked&) = delete;
-};
-
-/// While one lives, the n-th place where a call can fail throws.
-struct Failing {
-  explicit Failing(std::int64_t n) {
-    left = n;
-    fault_hook = [](const char* /*place*/) {
-      if (left.fetch_sub(1) == 1) throw Error("planted");
-    };
-  }
-  ~Failing() { fault_hook = nullptr; }
-  Failing(const Failing&) = delete;  // belongs to one scope
-  Failing& operator=(const Failing&) = delete;
-  static inline std::atomic<std::int64_t> left{0};
 };
 
 class OwnCodes : public testing::TestWithParam<std::string> {};
@@ -259,7 +245,7 @@ TEST_P(OwnCodes, FailedCallsLeaveTheSessionAsItWas) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         wanted.attend(want, l, t, now);
         for (std::int64_t n = 1;; ++n) {
-          const Failing at(n);
+          const ::test::FailingAt failing_at(n, [] { throw Error("planted"); });
           try {
             feed.attend(failing, l, t, now);
             break;

@@ -98,27 +98,30 @@ void Session::State::code_own() {
   const Stopwatch coding;
   OwnCodes next{.tokens = rows, .tried = rows, .segment = segments.back()};
   next.segment.most_tokens = rows;
+  bool room = true;
   try {
     reach_fault("session.code_own");
     next.segment.indices = {build_index(indices[0]->spec, shape, next.segment, {}, device)};
     next.codes = codes_on(device, shape, next.segment, *next.segment.indices[0]);
     reach_fault("session.scan_own");
+    room = next.codes != nullptr;  // null: there are more than a scan can count
     const auto lock = device.compute()->lock();
-    if (next.codes) backend->scan_own(next.codes);
+    if (room) backend->scan_own(next.codes);
   } catch (const OutOfMemory&) {
-    coded.tried = 2 * rows;
-    return;
+    room = false;
   } catch (const std::bad_alloc&) {
-    coded.tried = 2 * rows;
-    return;
+    room = false;
   } catch (...) {
     coded.tried = rows;
     throw;
   }
-  if (!next.codes) next = {.tried = rows};
+  if (!room) {
+    coded.tried = 2 * rows;
+    return;
+  }
   coded = std::move(next);
   stats.coded_tokens = coded.tokens;
-  stats.device_code_bytes = seen.codes->memory() + (coded.codes ? coded.codes->memory() : 0);
+  stats.device_code_bytes = seen.codes->memory() + coded.codes->memory();
   times(0).append += coding.seconds();
 }
 

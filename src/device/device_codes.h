@@ -1,5 +1,6 @@
-// Codes of a context, or of a session's own rows, on a device: what stands for its keys and values (index/key_codes.h,
-// index/value_codes.h), kept where the arithmetic is, so that the device scores every key itself.
+// Codes of a context, or of a session's own rows, on a device: what stands for keys and values
+// (index/key_codes.h, index/value_codes.h), kept where the arithmetic is, so that the device scores
+// every key itself.
 #pragma once
 
 #include <cstdint>
