@@ -25,16 +25,30 @@ ScanLayout::ScanLayout(const SessionShape& shape, std::int64_t most_rows) {
   estimate = device.place(heads * (a.head_dim + 1) * f32);
   noise = device.place(heads * std::int64_t{sizeof(TailNoise)});
   device_bytes = device.used();
+  kv_heads = a.kv_heads;
+  group = a.group();
+  max_tokens = shape.max_tokens;
+  this->most_rows = most_rows;
+  const std::int64_t usual = std::min(shape.usual_rows, most_rows);
+  const bool twice = kv_heads * 2 > most_lists || group * usual > many_rows;
+  lists = std::clamp<std::int64_t>((twice ? 2 : 1) * most_lists / kv_heads, 1, scan_lists);
+  const auto of_tokens = [&](std::int64_t rows, std::int64_t tokens) {
+    return tokens * lists * kv_heads * list_bytes(list_rows(rows));
+  };
+  const std::int64_t tokens =
+      std::clamp<std::int64_t>(list_memory / of_tokens(usual, 1), 1, max_tokens);
+  host_bytes = std::max(of_tokens(usual, tokens), of_tokens(shape.most_rows, 1));
+}
+
+std::int64_t ScanLayout::list_rows(std::int64_t rows) const {
   // Heads want different rows, and a sample tells the threshold roughly. What does not fit stays in
   // the tail.
-  const std::int64_t rows = std::min(shape.most_rows, most_rows);
-  const bool twice = a.kv_heads * 2 > most_lists || a.group() * rows > many_rows;
-  const std::int64_t all_lists = twice ? 2 * most_lists : most_lists;
-  lists = std::clamp<std::int64_t>(all_lists / a.kv_heads, 1, scan_lists);
-  list_rows = std::min(most_rows, 4 * a.group() * rows / lists + 256);
-  const std::int64_t of_token = lists * a.kv_heads * list_bytes(list_rows);
-  list_tokens = std::clamp<std::int64_t>(list_memory / of_token, 1, shape.max_tokens);
-  host_bytes = list_tokens * of_token;
+  return std::min(most_rows, 4 * group * std::min(rows, most_rows) / lists + 256);
+}
+
+std::int64_t ScanLayout::scan_tokens(std::int64_t rows) const {
+  return std::clamp<std::int64_t>(host_bytes / (lists * kv_heads * list_bytes(list_rows(rows))), 1,
+                                  max_tokens);
 }
 
 ScanRoom::ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byte* device,
@@ -44,8 +58,7 @@ ScanRoom::ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byt
       layout_(layout),
       device_(device),
       host_(host) {
-  std::fill_n(reinterpret_cast<int*>(host), layout.host_bytes / std::int64_t{sizeof(int)},
-              not_listed);
+  empty_all();
 }
 
 bool ScanRoom::add_token(const CudaCodes& codes, std::int64_t layer,
@@ -53,7 +66,7 @@ bool ScanRoom::add_token(const CudaCodes& codes, std::int64_t layer,
                          std::int64_t i, const float* queries, CodeScan& scan) const {
   const auto rows = static_cast<int>(std::min(wanted.rows, codes.tokens()));
   const auto lists = static_cast<int>(layout_.lists);
-  const auto capacity = static_cast<int>(layout_.list_rows);
+  const auto capacity = static_cast<int>(layout_.list_rows(wanted.rows));
   if (scan.tokens == codes.scan_tokens()) return false;
   if (scan.tokens > 0 && (scan.wanted != rows || scan.lists != lists || scan.capacity != capacity ||
                           scan.tail != wanted.tail)) {
@@ -65,7 +78,7 @@ bool ScanRoom::add_token(const CudaCodes& codes, std::int64_t layer,
   scan.tail = wanted.tail;
   for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
     scan.range[scan.meetings() + head] =
-        codes.range(layer, head, allowed[static_cast<std::size_t>(i)]);
+        codes.range(layer, head, allowed[static_cast<std::size_t>(i * attention_.kv_heads + head)]);
   }
   const std::int64_t d = attention_.head_dim;
   const std::int64_t before = (wanted.token + i) * attention_.q_heads;
@@ -77,7 +90,7 @@ bool ScanRoom::add_token(const CudaCodes& codes, std::int64_t layer,
       .rare = part(partial(layout_.rare)),
       .estimate = part(partial(layout_.estimate)),
       .noise = noise() + before,
-      .found = list({i, 0, 0}),
+      .found = list({i, 0, 0}, wanted.rows),
   };
   return true;
 }
@@ -86,10 +99,10 @@ GivenScan ScanRoom::given(bool tail) const {
   return {partial(layout_.rare), tail ? partial(layout_.estimate) : DevicePartial{}, noise()};
 }
 
-int* ScanRoom::list(const DecodeBackend::List& list) const {
+int* ScanRoom::list(const DecodeBackend::List& list, std::int64_t rows) const {
   const std::int64_t before =
       (list.token * layout_.lists + list.number) * attention_.kv_heads + list.kv_head;
-  return reinterpret_cast<int*>(host_ + before * list_bytes(layout_.list_rows));
+  return reinterpret_cast<int*>(host_ + before * list_bytes(layout_.list_rows(rows)));
 }
 
 void ScanRoom::empty(int* list) {
@@ -99,8 +112,8 @@ void ScanRoom::empty(int* list) {
 }
 
 void ScanRoom::empty_all() const {
-  const std::int64_t of_token = layout_.lists * attention_.kv_heads;
-  for (std::int64_t i = 0; i < layout_.list_tokens * of_token; ++i) empty(list({0, i, 0}));
+  std::fill_n(reinterpret_cast<int*>(host_), layout_.host_bytes / std::int64_t{sizeof(int)},
+              not_listed);
 }
 
 DevicePartial ScanRoom::partial(std::int64_t offset) const {

@@ -17,9 +17,12 @@ struct ScanLayout {
   /// For scans over at most so many rows of a KV head.
   ScanLayout(const SessionShape& shape, std::int64_t most_rows);
 
-  std::int64_t lists = 0;        // of a token and KV head
-  std::int64_t list_rows = 0;    // of a list
-  std::int64_t list_tokens = 0;  // of one scan
+  /// Of a scan for so many rows of each query head: that a list has room for, and tokens.
+  std::int64_t list_rows(std::int64_t rows) const;
+  std::int64_t scan_tokens(std::int64_t rows) const;
+
+  std::int64_t lists = 0;  // of a token and KV head
+  std::int64_t kv_heads = 0, group = 0, most_rows = 0, max_tokens = 0;
   std::int64_t rare = 0, estimate = 0, noise = 0, device_bytes = 0;
   std::int64_t host_bytes = 0;
 };
@@ -32,9 +35,9 @@ class ScanRoom {
   /// Lists are empty. device, host: of the layout's bytes.
   ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byte* device, std::byte* host);
 
-  /// Has a scan over the codes of a layer find rows for number i of the tokens. queries: of the
-  /// step, [tokens x q_heads, head_dim]. False, and nothing is changed: it has as many as it can,
-  /// or others want something else.
+  /// Has a scan over the codes of a layer find rows for number i of the tokens. allowed: [tokens,
+  /// kv_heads]; queries: of the step, [tokens x q_heads, head_dim]. False, and nothing is changed:
+  /// it has as many as it can, or others want something else.
   bool add_token(const CudaCodes& codes, std::int64_t layer, const DecodeBackend::Scan& wanted,
                  std::span<const PositionRange> allowed, std::int64_t i, const float* queries,
                  CodeScan& scan) const;
@@ -42,9 +45,8 @@ class ScanRoom {
   /// What scans gave for the tokens of a step; tail: they were asked for one.
   GivenScan given(bool tail) const;
 
-  /// Its length, or not_listed, and then its rows.
-  int* list(const DecodeBackend::List& list) const;
-  std::int64_t list_rows() const { return layout_.list_rows; }
+  /// Of a scan for so many rows: its length, or not_listed, and then its rows.
+  int* list(const DecodeBackend::List& list, std::int64_t rows) const;
   /// As scans expect it: nothing is listed that the last one left there.
   static void empty(int* list);
   void empty_all() const;

@@ -163,7 +163,7 @@ class CudaDecode final : public DecodeBackend {
       of.begun_.record(compute_);
     }
     StepInput copied;
-    if (one) {
+    if (one && !exact_begun_) {
       copied_by_scan_ = true;
       inject_copy_delay(compute_);
       copied = input();
@@ -177,15 +177,17 @@ class CudaDecode final : public DecodeBackend {
     }
   }
 
-  std::int64_t scan_tokens() const override { return layout_.scan.list_tokens; }
+  std::int64_t scan_tokens(std::int64_t rows) const override {
+    return layout_.scan.scan_tokens(rows);
+  }
   std::int64_t scan_lists() const override { return layout_.scan.lists; }
 
   void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile) override {
     const bool own = list.number >= scan_lists();
     const ScanRoom& room = own ? own_->room : room_;
-    int* const number =
-        room.list({list.token, list.kv_head, own ? list.number - scan_lists() : list.number});
+    int* const number = room.list(
+        {list.token, list.kv_head, own ? list.number - scan_lists() : list.number}, scanned_rows_);
     int* const begin = number + 1;
     int* next = begin;
     const auto meet = [&](const int* end) {
@@ -194,7 +196,7 @@ class CudaDecode final : public DecodeBackend {
     const auto listed = [](int x) { return x != ScanRoom::not_listed; };
     const std::int64_t count = wait_for(*number, listed, asks, [&] {
       const Stopwatch looked;
-      meet(begin + room.list_rows());
+      meet(begin + layout_.scan.list_rows(scanned_rows_));
       for (bool more = true; looked.seconds() < between_looks;) {
         if (more) more = meanwhile();
         if (!more) pause();
@@ -348,8 +350,8 @@ class CudaDecode final : public DecodeBackend {
       if (own) of_own_ = own_->room.given(wanted.tail);
       if (wanted.tail) sums_ = figures_of(layer);
     }
-    unread_ +=
-        (own ? 2 : 1) * std::ssize(wanted.allowed) * layout_.scan.lists * attention_.kv_heads;
+    scanned_rows_ = wanted.rows;
+    unread_ += (own ? 2 : 1) * std::ssize(wanted.allowed) * layout_.scan.lists;
   }
 
   /// Begins scans over codes, for as many tokens at once as one takes. room: of a session; allowed:
@@ -369,7 +371,8 @@ class CudaDecode final : public DecodeBackend {
     for (const ScanOf& part : parts) {
       const CudaDecode& of = session(part);
       const std::span<const PositionRange> ranges = part.scan.*allowed;
-      for (std::int64_t i = 0; i < std::ssize(ranges); ++i) {
+      const std::int64_t tokens = std::ssize(ranges) / of.attention_.kv_heads;
+      for (std::int64_t i = 0; i < tokens; ++i) {
         const auto add = [&] {
           return (of.*room)().add_token(codes, layer, part.scan, ranges, i, of.given_.q, scan);
         };
@@ -611,6 +614,7 @@ class CudaDecode final : public DecodeBackend {
   AttentionStep given_;                   // this step
   int turn_ = 0;                          // of this step
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
+  std::int64_t scanned_rows_ = 0;         // wanted of the last scan
   std::atomic<bool> over_ = false;        // the last scan is, or the device: nothing more is listed
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;

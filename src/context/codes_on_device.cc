@@ -100,8 +100,7 @@ bool chooses_by_scan(const RetrievalOptions& options) {
   const bool none = options.tail == no_tail;
   const bool own =
       options.tail.empty() || (!none && IndexSpec(options.tail) == IndexSpec(options.index));
-  const bool judged = !none && options.mass;  // a scan lists more than a sixteenth of k
-  return !judged && options.select_by == SelectBy::query_head && (own || none);
+  return options.select_by == SelectBy::query_head && (own || none);
 }
 
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,

@@ -90,9 +90,8 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
                           std::string(name_of(context->dtype())) +
                           ": prefill it with kv_dtype bf16");
   }
-  // With another tail, when a group shares its rows, or with a rule of mass the host searches. For
-  // itself it does where the index can have no tail: that takes no longer, and ranks rows by their
-  // keys.
+  // With another tail, or when a group shares its rows, the host searches. For itself it does where
+  // the index can have no tail: that takes no longer, and ranks rows by their keys.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;
@@ -100,7 +99,10 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   if (retrieves && chooses_by_scan(options) &&
       (device.is_cuda() || IndexSpec(options.index).has_tail())) {
     seen.codes = codes_on(device, shape, segments[0], *indices[0]);
-    seen.most_rows = *std::ranges::max_element(k);
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      seen.usual_rows = std::max(seen.usual_rows, first_rows(l));
+      seen.most_rows = std::max(seen.most_rows, most_scanned(l));
+    }
   }
   if (seen.codes) stats.device_code_bytes = seen.codes->memory();
   const auto lock = device.compute()->lock();

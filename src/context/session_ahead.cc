@@ -115,7 +115,7 @@ void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
     helpers.wake(task.threads - 1);  // they come while the device finds thresholds
     part.queries.data = of_.backend->await_queries(part.turn);
     task.times = attend_lists({&part, 1}, helpers, [] {});
-    task.rows = of_.rows_listed();
+    task.rows = of_.rows_listed(part);
   } catch (...) {
     helpers.release();
     task.error = std::current_exception();

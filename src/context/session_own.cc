@@ -34,7 +34,9 @@ void Session::State::attend_between(std::int64_t layer, const TokenQueries& quer
     selector.reset(queries.tokens * shape.group());
     take_own(layer, head, queries);
   }
+  const std::int64_t retrieved = stats.rows_retrieved;
   attend_found(layer, queries, out);
+  stats.rows_retrieved = retrieved;  // nobody looked for them
 }
 
 /// Of the session's own rows without codes, those that only later tokens of the block do not have

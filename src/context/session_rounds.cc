@@ -6,7 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "index/code_pass.h"
 #include "src/context/session_state.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
@@ -50,71 +49,75 @@ std::int64_t Session::State::most_rows(std::int64_t layer) const {
   return seen.judged && options.error ? std::max(rows, context->tokens() / most_part) : rows;
 }
 
-/// The first round of tokens from number `token` of the step on was a scan: what it gave beside its
-/// lists joins what is judged.
-void Session::State::take_scanned(std::int64_t layer, std::int64_t token,
-                                  const TokenQueries& queries, const TailParts& out) {
-  const std::int64_t count = queries.tokens * shape.q_heads;
+/// Rows of the round after one of so many; 0: all.
+std::int64_t Session::State::rows_after(std::int64_t layer, std::int64_t rows) const {
+  const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
+  if (rows < wanted) return wanted;
+  return rows > most_rows(layer) / times_more ? 0 : times_more * rows;
+}
+
+/// Rows that a scan is asked for at most.
+std::int64_t Session::State::most_scanned(std::int64_t layer) const {
+  std::int64_t most = 0;
+  for (std::int64_t rows = first_rows(layer); rows > 0;
+       rows = seen.judged ? rows_after(layer, rows) : 0) {
+    most = rows;
+  }
+  return most;
+}
+
+/// What the last scan gave beside its lists to the queries of a token of the step that it was for.
+void Session::State::take_scanned(std::int64_t token, const TailParts& out) {
   const std::int64_t first = token * shape.q_heads;
   const TailParts scanned = [&] {
     const auto lock = device.compute()->lock();
     return backend->scanned();
   }();
-  merge(out.exact, scanned.exact.part(first, count));
-  std::copy_n(scanned.estimate.out + first * shape.head_dim, count * shape.head_dim,
-              out.estimate.out);
-  std::copy_n(scanned.estimate.lse + first, count, out.estimate.lse);
-  std::copy_n(scanned.noise + first, count, out.noise);
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    HeadStep& step = heads[static_cast<std::size_t>(head)];
-    if (queries.tokens == 1) {  // of more, attend_between has
-      copy_queries(layer, head, queries);
-      step.selector.reset(step.count());
+    if (heads[static_cast<std::size_t>(head)].count() == 0) continue;
+    for (std::int64_t at = head * shape.group(); at < (head + 1) * shape.group(); ++at) {
+      const PartialView estimate = scanned.estimate.part(first + at);
+      merge(out.exact.part(at), scanned.exact.part(first + at));
+      std::copy_n(estimate.out, shape.head_dim, out.estimate.part(at).out);
+      *out.estimate.part(at).lse = *estimate.lse;
+      out.noise[at] = scanned.noise[first + at];
     }
-    step.selector.find_nothing(step.count());
   }
 }
 
-/// Of the queries that go on, the rows that the last scan listed count no more. first: of its
-/// tokens, the one that these queries begin with.
-void Session::State::forget_listed(std::int64_t first) {
+/// Of the queries that go on, the rows that were listed count no more. among: which their token is
+/// of those that were scanned for together.
+void Session::State::forget_listed(std::int64_t among) {
   const std::int64_t lists = scanned_lists();
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    for (const std::int64_t number : heads[static_cast<std::size_t>(head)].numbers) {
-      const std::int64_t token = first + number / shape.group();
-      const auto of_head = list_rows.begin() + (token * shape.kv_heads + head) * lists;
-      stats.rows_retrieved -= std::accumulate(of_head, of_head + lists, std::int64_t{0});
-    }
+    const auto of_head = list_rows.begin() + (among * shape.kv_heads + head) * lists;
+    stats.rows_retrieved -= heads[static_cast<std::size_t>(head)].count() *
+                            std::accumulate(of_head, of_head + lists, std::int64_t{0});
   }
 }
 
-/// While a rule asks for it, has queries attend more rows than in the round before. exact: what
-/// sinks and window give; out: what the first round gave, replaced. scanned: where that was a scan,
-/// which of its tokens the queries begin with; else not_scanned.
-void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queries,
-                                   PartialView exact, const TailParts& out, std::int64_t scanned) {
+/// Goes on with the queries for which a rule asks for more rows than in the round before, if there
+/// are such. own: some rows of the session's own are attended that no window holds.
+bool Session::State::begin_round(std::int64_t tokens, bool below_k, bool own, PartialView exact,
+                                 const TailParts& out) {
+  if (!asks_for_more(tokens, below_k, exact, out)) return false;
+  begin_again(own, out.exact);
+  return true;
+}
+
+/// While a rule asks for it, has queries attend more rows than in the round before, by searches.
+/// exact: what sinks and window give; out: what the first round gave, replaced.
+void Session::State::search_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
+                                 const TailParts& out) {
   const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
-  const std::int64_t most = most_rows(layer);
   const bool own = between(segments.back(), layer, queries.first).size() > 0;
-  std::int64_t rows = first_rows(layer);
-  // A scan lists for all heads of a group what it finds for any of them.
-  const std::int64_t had =
-      scanned == not_scanned ? 0
-                             : listed_per_row * shape.group() * std::min(wanted, context->tokens());
   tail_shares.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
-  for (bool first = true; asks_for_more(queries.tokens, rows < wanted, exact, out); first = false) {
-    begin_again(own, out.exact);
-    if (first) {
-      for (const HeadStep& step : heads) stats.retrieved_more += step.count();
-      if (scanned != not_scanned) forget_listed(scanned);
-    }
-    do {
-      if (rows >= wanted && rows > most / times_more) {
-        attend_all(layer, queries, out);
-        return;
-      }
-      rows = rows < wanted ? wanted : times_more * rows;
-    } while (rows <= had);
+  std::int64_t rows = first_rows(layer);
+  for (bool first = true; begin_round(queries.tokens, rows < wanted, own, exact, out);
+       first = false) {
+    for (const HeadStep& step : heads) stats.retrieved_more += first ? step.count() : 0;
+    rows = rows_after(layer, rows);
+    if (rows == 0) return attend_all(layer, queries, out);
     const Stopwatch searching;
     const Searched one{this, queries};
     parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -129,6 +132,38 @@ void Session::State::retrieve_more(std::int64_t layer, const TokenQueries& queri
     times(layer).search += seconds;
     attend_found(layer, queries, out.exact);
     attend_rest(layer, out);
+  }
+}
+
+/// Likewise by scans, for a token of the step that has been scanned for; among: which it is of
+/// those that were scanned for together.
+void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_t among) {
+  const std::int64_t layer = part.step.layer;
+  const TokenQueries queries = part.queries.part(token, 1);
+  const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
+  const PartialView exact = of_tokens(exact_part, token, 1);
+  const TailParts out = estimated(of_tokens(part.found, token, 1), token, 1);
+  const bool own = own_rows(layer, queries.first).size() > 0;
+  Part again = part;
+  again.again = true;
+  again.among = among;
+  for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+    copy_queries(layer, head, queries);
+    Selector& selector = heads[static_cast<std::size_t>(head)].selector;
+    selector.reset(shape.group());
+    selector.find_nothing(shape.group());
+  }
+  attend_own(layer, queries, out.exact);
+  take_scanned(token, out);
+  tail_shares.resize(static_cast<std::size_t>(shape.q_heads));
+  std::int64_t rows = first_rows(layer);
+  for (bool first = true; begin_round(1, rows < wanted, own, exact, out); first = false) {
+    for (const HeadStep& step : heads) stats.retrieved_more += first ? step.count() : 0;
+    forget_listed(among);
+    rows = rows_after(layer, rows);
+    if (rows == 0) return attend_all(layer, queries, out);
+    scan_and_attend(again, token, 1, rows);
+    take_scanned(token, out);
   }
 }
 
@@ -167,7 +202,8 @@ bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialVie
     const double most = most_squared[static_cast<std::size_t>(at / shape.q_heads)];
     return most != any && !(of.squared <= most);
   };
-  const std::int64_t shared = options.select_by == SelectBy::group ? shape.group() : 1;
+  const bool together = seen.codes || options.select_by == SelectBy::group;
+  const std::int64_t shared = together ? shape.group() : 1;
   bool some = false;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     HeadStep& step = heads[static_cast<std::size_t>(head)];

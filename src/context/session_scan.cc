@@ -17,21 +17,21 @@ namespace topkv {
 
 /// Of a scan for a session's tokens from number `token` of its step on.
 DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t token,
-                                              std::int64_t tokens) {
+                                              std::int64_t tokens, std::int64_t rows) {
   const std::int64_t layer = part.step.layer;
   allowed.clear();
   allowed_own.clear();
   for (std::int64_t i = 0; i < tokens; ++i) {
     const std::int64_t position = part.queries.first + token + i;
-    allowed.push_back(between(segments[0], layer, position));
-    if (coded.tokens > 0) allowed_own.push_back(coded_rows(layer, position));
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+      const bool wants = wants_rows(part, head);
+      allowed.push_back(wants ? between(segments[0], layer, position) : PositionRange{});
+      if (coded.tokens > 0) allowed_own.push_back(coded_rows(layer, position));
+    }
   }
-  return {backend.get(),
-          {.token = token,
-           .allowed = allowed,
-           .own = allowed_own,
-           .rows = k[static_cast<std::size_t>(layer)],
-           .tail = seen.tail}};
+  return {
+      backend.get(),
+      {.token = token, .allowed = allowed, .own = allowed_own, .rows = rows, .tail = seen.tail}};
 }
 
 /// Begins the scans of a step, before the queries are on the host: the device goes on while they
@@ -46,25 +46,31 @@ void Session::State::scan(std::span<Part> parts) {
     for (Part& part : parts) {  // those that read the same
       const State& of = *part.session;
       if (!part.searched || !of.seen.codes || of.indices[0] != one.indices[0]) continue;
-      part.scanned = std::min(part.step.tokens, part.session->backend->scan_tokens());
-      scans.push_back(part.session->scan_of(part, 0, part.scanned));
+      part.scanned = std::min(part.step.tokens, part.session->tokens_at_once(part));
+      scans.push_back(
+          part.session->scan_of(part, 0, part.scanned, part.session->first_rows(part.step.layer)));
     }
     first.session->backend->scan(first.step.layer, scans);
   }
 }
 
-/// A scan for further tokens of a step.
-void Session::State::scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens) {
-  Part further = part;
-  further.queries = part.queries.part(token, tokens);
-  further.found = part.found.part(token * shape.q_heads, tokens * shape.q_heads);
-  further.scanned = tokens;
+/// A further scan of a step, for some of its tokens.
+void Session::State::scan_and_attend(Part part, std::int64_t token, std::int64_t tokens,
+                                     std::int64_t rows) {
   {
     const auto lock = device.compute()->lock();
-    const DecodeBackend::ScanOf scan = scan_of(part, token, tokens);
+    const DecodeBackend::ScanOf scan = scan_of(part, token, tokens, rows);
     backend->scan(part.step.layer, {&scan, 1});
   }
-  attend_scanned({&further, 1}, [] {});
+  part.queries = part.queries.part(token, tokens);
+  part.found = part.found.part(token * shape.q_heads, tokens * shape.q_heads);
+  part.scanned = tokens;
+  attend_scanned({&part, 1}, [] {});
+}
+
+/// Whether its scan is to find rows for a KV head.
+bool Session::State::wants_rows(const Part& part, std::int64_t head) const {
+  return !part.again || heads[static_cast<std::size_t>(head)].count() > 0;
 }
 
 /// first(): what this thread does before.
@@ -75,7 +81,7 @@ void Session::State::attend_scanned(std::span<Part> parts, const std::function<v
   for (const Part& part : parts) {
     if (part.scanned == 0) continue;
     State& of = *part.session;
-    of.stats.rows_retrieved += of.rows_listed() * of.shape.group();
+    of.stats.rows_retrieved += of.rows_listed(part) * of.shape.group();
     of.stats.search_seconds += took.listed / sessions;
     of.times(part.step.layer).search += took.listed / sessions;
     of.times(part.step.layer).attend += (took.attended - took.listed) / sessions;
@@ -149,9 +155,10 @@ std::int64_t Session::State::begin_lists(const Part& part) {
   if (list_parts.view().heads < lists * shape.group())
     list_parts.reset(lists * shape.group(), shape.head_dim);
   done.reset(heads_of_all);
+  heads_done = 0;
+  if (part.again) return lists;  // what is known of the others stays
   listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? lists : 0));
   list_rows.assign(static_cast<std::size_t>(lists), 0);
-  heads_done = 0;
   return lists;
 }
 
@@ -189,11 +196,12 @@ void Session::State::attend_list(const Part& part, const DecodeBackend::List& li
   rows.attend(shape.softmax_scale(), shape.softcap,
               parts.part((number * lists + list.number) * group, group));
   const auto positions = rows.positions();
-  if (options.measure_recall)
-    listed_rows[static_cast<std::size_t>(number * lists + list.number)].assign(positions.begin(),
-                                                                               positions.end());
-  if (of_context)
-    list_rows[static_cast<std::size_t>(number * lists + list.number)] = std::ssize(positions);
+  if (wants_rows(part, list.kv_head)) {
+    const auto at =
+        static_cast<std::size_t>((part.among * shape.kv_heads + number) * lists + list.number);
+    if (options.measure_recall) listed_rows[at].assign(positions.begin(), positions.end());
+    if (of_context) list_rows[at] = std::ssize(positions);
+  }
   if (done.add(number) < lists) return;
   const PartialView found = part.found.part(number * group, group);
   if (part.ahead) std::fill_n(found.lse, group, empty_lse);
@@ -201,9 +209,16 @@ void Session::State::attend_list(const Part& part, const DecodeBackend::List& li
   if (++heads_done == part.scanned * shape.kv_heads && part.ahead) backend->ready(part.turn);
 }
 
-/// By the last scan.
-std::int64_t Session::State::rows_listed() const {
-  return std::accumulate(list_rows.begin(), list_rows.end(), std::int64_t{0});
+/// By its scan.
+std::int64_t Session::State::rows_listed(const Part& part) const {
+  const std::int64_t lists = lists_of(part);
+  std::int64_t rows = 0;
+  for (std::int64_t i = 0; i < part.scanned * shape.kv_heads; ++i) {
+    if (!wants_rows(part, i % shape.kv_heads)) continue;
+    const auto of_head = list_rows.begin() + (part.among * shape.kv_heads + i) * lists;
+    rows += std::accumulate(of_head, of_head + lists, std::int64_t{0});
+  }
+  return rows;
 }
 
 }  // namespace topkv

@@ -100,6 +100,8 @@ struct Session::State {
     int turn = 0;                // DecodeBackend::turn of such a step
     PositionRange own = {};      // of the session's own rows, what it attends beside the lists
     std::int64_t own_lists = 0;  // over which these are spread
+    bool again = false;          // a scan for what a rule asks more rows for: of one token,
+    std::int64_t among = 0;      // which is this of those that were scanned for together
   };
 
   /// The session's own rows that have codes too.
@@ -178,8 +180,10 @@ struct Session::State {
   static ListTimes attend_lists(std::span<Part> parts, Helpers& helpers,
                                 const std::function<void()>& first);
   static void attend_scanned(std::span<Part> parts, const std::function<void()>& first);
-  DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens);
-  void scan_and_attend(const Part& part, std::int64_t token, std::int64_t tokens);
+  DecodeBackend::ScanOf scan_of(const Part& part, std::int64_t token, std::int64_t tokens,
+                                std::int64_t rows);
+  void scan_and_attend(Part part, std::int64_t token, std::int64_t tokens, std::int64_t rows);
+  bool wants_rows(const Part& part, std::int64_t head) const;
   std::int64_t scanned_lists() const;
   /// Lists of a token and KV head, those of a part's own rows among them.
   std::int64_t lists_of(const Part& part) const;
@@ -187,7 +191,7 @@ struct Session::State {
   std::int64_t begin_lists(const Part& part);
   void read_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
   void attend_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
-  std::int64_t rows_listed() const;
+  std::int64_t rows_listed(const Part& part) const;
 
   // session_search.cc
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
@@ -219,13 +223,16 @@ struct Session::State {
 
   // session_rounds.cc: what the rules of RetrievalOptions ask for
   std::int64_t first_rows(std::int64_t layer) const;
-  void take_scanned(std::int64_t layer, std::int64_t token, const TokenQueries& queries,
-                    const TailParts& out);
-  static constexpr std::int64_t not_scanned = -1;
-  void forget_listed(std::int64_t first);
+  std::int64_t rows_after(std::int64_t layer, std::int64_t rows) const;
+  std::int64_t most_scanned(std::int64_t layer) const;
+  void take_scanned(std::int64_t token, const TailParts& out);
+  void forget_listed(std::int64_t among);
   std::int64_t most_rows(std::int64_t layer) const;
-  void retrieve_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
-                     const TailParts& out, std::int64_t scanned);
+  void search_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
+                   const TailParts& out);
+  void scan_more(const Part& part, std::int64_t token, std::int64_t among);
+  bool begin_round(std::int64_t tokens, bool below_k, bool own, PartialView exact,
+                   const TailParts& out);
   bool asks_for_more(std::int64_t tokens, bool below_k, PartialView exact, const TailParts& out);
   void begin_again(bool own, PartialView out);
   void attend_all(std::int64_t layer, const TokenQueries& queries, const TailParts& out);

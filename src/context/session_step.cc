@@ -202,7 +202,7 @@ bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
 /// How many tokens are retrieved for at a time. What a scan gives is small; with a large k, what a
 /// search gives is large.
 std::int64_t Session::State::tokens_at_once(const Part& part) const {
-  return seen.codes ? backend->scan_tokens() : tokens_searched(part);
+  return seen.codes ? backend->scan_tokens(first_rows(part.step.layer)) : tokens_searched(part);
 }
 
 std::int64_t Session::State::tokens_searched(const Part& part) const {
@@ -241,18 +241,14 @@ void Session::State::retrieve(const Part& part) {
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
     const TokenQueries block = queries.part(t, std::min(tokens, queries.tokens - t));
     if (seen.codes) {
-      if (t > 0) scan_and_attend(part, t, block.tokens);  // the first were with all sessions'
-      // Rounds beyond the scan search.
-      const std::int64_t at_once = seen.judged ? tokens_searched(part) : block.tokens;
-      for (std::int64_t i = 0; i < block.tokens; i += at_once) {
-        const TokenQueries some = block.part(i, std::min(at_once, block.tokens - i));
-        const PartialView found = of_tokens(part.found, t + i, some.tokens);
-        attend_between(layer, some, found);
-        attend_own(layer, some, found);
-        if (!seen.judged) continue;
-        const TailParts out = estimated(found, t + i, some.tokens);
-        take_scanned(layer, t + i, some, out);
-        retrieve_more(layer, some, of_tokens(exact_part, t + i, some.tokens), out, i);
+      if (t > 0)  // the first were with all sessions'
+        scan_and_attend(part, t, block.tokens, first_rows(layer));
+      if (seen.judged) {
+        for (std::int64_t i = 0; i < block.tokens; ++i) scan_more(part, t + i, i);
+      } else {
+        const PartialView found = of_tokens(part.found, t, block.tokens);
+        attend_between(layer, block, found);
+        attend_own(layer, block, found);
       }
     } else {
       const PartialView found = of_tokens(part.found, t, block.tokens);
@@ -263,8 +259,7 @@ void Session::State::retrieve(const Part& part) {
       if (host_estimates()) {
         const TailParts out = estimated(found, t, block.tokens);
         attend_rest(layer, out);
-        if (seen.judged)
-          retrieve_more(layer, block, of_tokens(exact_part, t, block.tokens), out, not_scanned);
+        if (seen.judged) search_more(layer, block, of_tokens(exact_part, t, block.tokens), out);
       }
     }
     if (options.measure_recall) measure_recall(layer, block);

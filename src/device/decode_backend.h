@@ -29,10 +29,11 @@ struct SessionShape {
   std::int64_t max_tokens = most_step_tokens;  ///< of one step
   /// Where the device scans the context's codes itself: these. Null: the host searches.
   std::shared_ptr<const DeviceCodes> codes = {};
-  std::int64_t most_rows = 0;  ///< wanted of a scan, for each query head
-  std::int64_t most_own = 0;   ///< tokens that the session can have of its own
-  bool tail = false;           ///< whether an estimate is added to steps
-  bool judged = false;         ///< exact_part() and, of scans, scanned() are called in steps
+  std::int64_t most_rows = 0;   ///< wanted of a scan, for each query head
+  std::int64_t usual_rows = 0;  ///< likewise, of scans for several tokens
+  std::int64_t most_own = 0;    ///< tokens that the session can have of its own
+  bool tail = false;            ///< whether an estimate is added to steps
+  bool judged = false;          ///< exact_part() and, of scans, scanned() are called in steps
 
   /// Whether rows are searched beyond those that are attended anyway.
   bool retrieves(std::int64_t layer) const {
@@ -46,7 +47,8 @@ struct SessionShape {
 };
 
 /// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
-/// exact_part (and scanned) where steps are judged, add for each further partial, add_tail, finish.
+/// exact_part (and scanned) where steps are judged, and after that further scans, each of which
+/// scanned follows; add for each further partial, add_tail, finish.
 /// Work is begun in this order; given and read_list wait for it. (Or it goes ahead: see
 /// goes_ahead.) Positions are those of the session: the context's rows come first. One thread at a
 /// time, but for what says otherwise; on CUDA the caller holds the device's lock in each call that
@@ -87,11 +89,13 @@ class DecodeBackend {
   /// for what has begun. Throws OutOfMemory; it is then as it was.
   virtual void scan_own(std::shared_ptr<const DeviceCodes> codes);
 
-  /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens() at most,
-  /// are to attend as they are, and a partial for those that they are not to.
+  /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens(rows) at
+  /// most, are to attend as they are, and a partial for those that they are not to.
   struct Scan {
-    std::int64_t token = 0;                   ///< of the step, the first
-    std::span<const PositionRange> allowed;   ///< of the context, per token
+    std::int64_t token = 0;  ///< of the step, the first
+    /// Of the context, [tokens, kv_heads]. Where that is nothing, nothing is found, and partials
+    /// are empty.
+    std::span<const PositionRange> allowed;
     std::span<const PositionRange> own = {};  ///< after scan_own: of these rows, likewise
     std::int64_t rows = 0;  ///< wanted for each query head, from 1 to most_rows, of both
     bool tail = true;
@@ -107,7 +111,7 @@ class DecodeBackend {
   /// steps have begun; codes are read for several tokens at once. On the host it is over when this
   /// returns.
   virtual void scan(std::int64_t layer, std::span<const ScanOf> parts);
-  virtual std::int64_t scan_tokens() const;
+  virtual std::int64_t scan_tokens(std::int64_t rows) const;
 
   /// Some of the rows that a scan found for one of this session's tokens and a KV head, all heads
   /// of whose group are to attend them. They are spread over scan_lists() lists by their positions
@@ -121,7 +125,7 @@ class DecodeBackend {
 
   /// With SessionShape::judged, after a scan: what it gave for the step's tokens beside its lists,
   /// rare rows and the tail, which then is for the caller to add. Waits for it. Valid until the
-  /// next begin.
+  /// next begin or scan.
   virtual TailParts scanned();
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
   /// for. Where others wait for the thread, it may not: who holds the driver up may wait for them.

@@ -35,6 +35,7 @@ class HostDecode final : public DecodeBackend {
     };
     given_ = {step.q, rows(step.k), rows(step.v)};
     tail_ = {};
+    scanned_ = false;
     scanned_tail_ = false;
   }
 
@@ -56,7 +57,7 @@ class HostDecode final : public DecodeBackend {
     for (const ScanOf& part : parts) session(part).end_scan(part.scan);
   }
 
-  std::int64_t scan_tokens() const override { return shape_.max_tokens; }
+  std::int64_t scan_tokens(std::int64_t /*rows*/) const override { return shape_.max_tokens; }
   std::int64_t scan_lists() const override {
     return std::clamp<std::int64_t>(most_lists / shape_.attention.kv_heads, 1, 8);
   }
@@ -176,16 +177,16 @@ class HostDecode final : public DecodeBackend {
   /// Room for what a scan of some tokens of the step gives.
   void begin_scan(const Scan& scan) {
     const AttentionShape& a = shape_.attention;
-    const auto tokens = std::ssize(scan.allowed);
+    const std::int64_t meetings = std::ssize(scan.allowed);
     const std::int64_t heads = queries_.tokens * a.q_heads;
     const bool own = !scan.own.empty();
-    if (scan.token == 0) {
+    if (!std::exchange(scanned_, true)) {
       of_context_.reset(heads, a.head_dim);
       if (own) of_own_.reset(heads, a.head_dim);
     }
     scanned_tail_ = scan.tail && !shape_.judged;
-    of_context_.reset_lists(tokens * a.kv_heads);
-    if (own) of_own_.reset_lists(tokens * a.kv_heads);
+    of_context_.reset_lists(meetings);
+    if (own) of_own_.reset_lists(meetings);
   }
 
   void add_tokens(const Scan& scan, std::int64_t head, Found HostDecode::*to,
@@ -194,12 +195,12 @@ class HostDecode final : public DecodeBackend {
     Found& found = this->*to;
     const TailParts parts = found.parts();
     const auto allowed = to == &HostDecode::of_own_ ? scan.own : scan.allowed;
-    for (std::int64_t i = 0; i < std::ssize(allowed); ++i) {
-      const std::int64_t token = scan.token + i;
+    for (std::int64_t meeting = head; meeting < std::ssize(allowed); meeting += a.kv_heads) {
+      const std::int64_t token = scan.token + meeting / a.kv_heads;
       const std::int64_t at = token * a.q_heads + head * a.group();
       tokens.push_back({.queries = queries_.data + at * a.head_dim,
-                        .allowed = allowed[static_cast<std::size_t>(i)],
-                        .listed = &found.listed[static_cast<std::size_t>(i * a.kv_heads + head)],
+                        .allowed = allowed[static_cast<std::size_t>(meeting)],
+                        .listed = &found.listed[static_cast<std::size_t>(meeting)],
                         .parts = {parts.estimate.part(at, a.group()),
                                   parts.exact.part(at, a.group()), parts.noise + at}});
     }
@@ -209,7 +210,7 @@ class HostDecode final : public DecodeBackend {
   void end_scan(const Scan& scan) {
     if (shape_.judged) return;
     const std::int64_t first = scan.token * shape_.attention.q_heads;
-    const std::int64_t heads = std::ssize(scan.allowed) * shape_.attention.q_heads;
+    const std::int64_t heads = std::ssize(scan.allowed) * shape_.attention.group();
     const PartialView out = out_.view().part(first, heads);
     merge(out, of_context_.rare.view().part(first, heads));
     if (scan.own.empty()) return;
@@ -231,6 +232,7 @@ class HostDecode final : public DecodeBackend {
   Partial part_;  // of one segment
   Found of_context_;
   Found of_own_;
+  bool scanned_ = false;       // in this step
   bool scanned_tail_ = false;  // to be added in the end
   Partial room_;
   TailFigures tail_;                  // of this step
@@ -245,7 +247,7 @@ void DecodeBackend::scan_own(std::shared_ptr<const DeviceCodes> /*codes*/) {
 void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts*/) {
   throw Error("this device keeps no codes to scan");
 }
-std::int64_t DecodeBackend::scan_tokens() const { return 0; }
+std::int64_t DecodeBackend::scan_tokens(std::int64_t /*rows*/) const { return 0; }
 std::int64_t DecodeBackend::scan_lists() const { return 0; }
 TailParts DecodeBackend::scanned() { throw Error("this device keeps what it scanned to itself"); }
 void DecodeBackend::read_list(const List& /*list*/, Asks /*asks*/,
