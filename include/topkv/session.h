@@ -28,7 +28,8 @@ namespace topkv {
 /// Who chooses rows.
 enum class SelectBy : std::uint8_t {
   query_head,  ///< each query head attends its own top k
-  group,       ///< the heads of a group share k rows: the k with the largest score of any head
+  group,       ///< the heads of a group share k rows: of the k best of any head, those with the
+               ///< largest sum of the heads' softmax weights
 };
 
 /// How many rows each layer retrieves, per query head or group.
@@ -58,11 +59,11 @@ struct TopK {
 struct RetrievalOptions {
   // Options that change results.
   /// Spec of an index that the context has. Codes that can have a tail ("codes:k=16,v=8"), with
-  /// that or none and select_by query_head are *scanned*: one pass chooses rows by their codes alone, and all heads of a group attend what any of them found. A
-  /// CUDA device does that itself, with v=0 too, up to 32 bytes a key, heads of at most 128 dims,
-  /// groups of at most 8, 64 KV heads and no softcap: the context's codes are copied to its memory
-  /// for the first such session. Otherwise the host searches, and scores what an index proposes
-  /// again exactly.
+  /// that or none and select_by query_head are *scanned*: one pass chooses rows by their codes
+  /// alone, and all heads of a group attend what any of them found. A CUDA device does that itself,
+  /// with v=0 too, up to 32 bytes a key, heads of at most 128 dims, groups of at most 8, 64 KV
+  /// heads and no softcap: the context's codes are copied to its memory for the first such session.
+  /// Otherwise the host searches, and scores what an index proposes again exactly.
   std::string index = "exact";
   /// Rows retrieved per layer; above the context: all of them. A CUDA device's scan finds about so
   /// many for each query head, as a sample of up to 32,768 keys tells (all keys where there are

@@ -87,8 +87,17 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
 /// Has them attend so many of what was found.
 void Session::State::choose(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
                             std::int64_t rows) {
-  heads[static_cast<std::size_t>(head)].selector.choose(
-      rows, options.select_by == SelectBy::group ? shape.group() : 1);
+  HeadStep& step = heads[static_cast<std::size_t>(head)];
+  if (options.select_by == SelectBy::group) {
+    step.selector.choose_shared(rows, {.queries = step.queries.data(),
+                                       .heads = shape.group(),
+                                       .layer = layer,
+                                       .kv_head = head,
+                                       .scale = shape.softmax_scale(),
+                                       .softcap = shape.softcap});
+  } else {
+    step.selector.choose(rows);
+  }
   if (attends_own()) take_own(layer, head, queries);
 }
 

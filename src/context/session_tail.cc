@@ -26,9 +26,9 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
       step.ceilings.clear();
       for (std::int64_t i = 0; i < count; ++i) {
         step.taken.push_back(step.selector.of(0, i));
-        const float lowest = scale * step.selector.lowest(i);
+        const float ceiling = scale * step.selector.ceiling(i);
         step.ceilings.push_back(
-            shape.softcap > 0 ? shape.softcap * std::tanh(lowest / shape.softcap) : lowest);
+            shape.softcap > 0 ? shape.softcap * std::tanh(ceiling / shape.softcap) : ceiling);
       }
       step.estimate.reset(count, d);
       step.rare.reset(count, d);
