@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gpu/code_relative.cuh"
 #include "gpu/code_score.cuh"
 #include "gpu/code_stages.h"
 #include "gpu/kernel_parts.cuh"
@@ -15,15 +16,23 @@ namespace {
 
 constexpr int pass_warps = 8;
 constexpr int pass_threads = pass_warps * warp;
-constexpr int pass_blocks = 2;           // of a multiprocessor
-constexpr int stages = 4;                // units of a warp on their way
-constexpr int sums_row = code_dims + 4;  // floats of one head in shared memory: no bank conflicts
-constexpr float largest_weight = 4096;   // of those kept as halves; beyond it a warp rescales
+constexpr int pass_blocks = 2;          // of a multiprocessor
+constexpr int most_stages = 4;          // units of a warp on their way
+constexpr int ring_memory = 96 << 10;   // for a block's units: what all devices since sm_80 have
+constexpr float largest_weight = 4096;  // of those kept as halves; beyond it a warp rescales
+
+constexpr int stages_of(int unit_bytes) {
+  return std::min(most_stages, ring_memory / (pass_warps * unit_bytes));
+}
+/// Floats of one head in shared memory: no bank conflicts.
+template <int V>
+constexpr int sums_row = sum_axes(V) + 4;
 
 template <int K, int V>
 constexpr int shared_bytes() {
-  return std::max(pass_warps * stages * unit_bytes(K, V),
-                  pass_warps * code_group * (sums_row + 2) * 4);
+  constexpr int unit = unit_bytes(K, V);
+  return std::max(pass_warps * stages_of(unit) * unit,
+                  pass_warps * code_group * (sums_row<V> + 2) * 4);
 }
 
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
@@ -105,6 +114,9 @@ __device__ __forceinline__ int list_of(int position, int lists) {
 template <int bytes>
 class Ring {
  public:
+  static constexpr int stages = stages_of(bytes);
+  static_assert(stages >= 2, "one is taken, another on its way");
+
   __device__ Ring(std::uint32_t to, const std::uint8_t* units, int first, int end, int lane)
       : begin_(to),
         at_(to),
@@ -157,7 +169,7 @@ struct Sums {
 /// Each block a stretch of one KV head's keys for one token; its warps take units in turn. The
 /// tokens' blocks for a stretch follow each other, so that codes come from memory once. A row goes
 /// to the host when it is met; the last warp of a meeting says how many they are.
-template <int K, int V>
+template <int K, int V, bool capped>
 __global__ void __launch_bounds__(pass_threads, pass_blocks)
     pass_kernel(const __grid_constant__ CodeScan scan, std::uint32_t one, std::uint32_t eights) {
   extern __shared__ __align__(128) std::uint8_t shared[];
@@ -176,18 +188,15 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
       range.end > range.begin ? (range.end + unit_keys - 1) / unit_keys - first : 0;
   const int begin = first + static_cast<int>(units * split / scan.splits) + warp_id;
   const int end = first + static_cast<int>(units * (split + 1) / scan.splits);
-  Ring<unit_bytes(K, V)> ring(shared_address(shared) + warp_id * stages * unit_bytes(K, V),
-                              scan.units + head * scan.head_bytes, begin, end, lane);
+  using Units = Ring<unit_bytes(K, V)>;
+  Units ring(shared_address(shared) + warp_id * Units::stages * unit_bytes(K, V),
+             scan.units + head * scan.head_bytes, begin, end, lane);
   wait_for_previous_kernel();  // codes do not change; the query is new
   let_next_kernel_start();
 
   const QueryPlan plan = scan.plans[meeting * code_group + r];
-  KeyScores<K> keys;
-  keys.load(scan.coefficients + meeting * 16 * key_slots(K), lane);
-  keys.lo = plan.lo;
-  keys.add = plan.add;
-  keys.high = magic_bits + plan.high;
-  keys.low = magic_bits + plan.low;
+  RelativeScores<K, capped> scores(scan, plan, scan.coefficients + meeting * 16 * key_slots(K),
+                                   lane);
   const float threshold =
       scan.wanted >= range.end - range.begin ? 0.0F : exp2f(-scan_threshold_log2);
   std::uint32_t limit = pair_below(threshold * exp2f(scan_bias_log2));
@@ -211,7 +220,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
           words[p] = load_shared4(at + lane * 16 + g * 32 * K + p * 512);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 score = keys.of([&](int p) { return word_of(words[p], i); });
+          const float2 score = scores.of([&](int p) { return word_of(words[p], i); });
           weight[4 * g + i] = pack(exp2_fast(score.x), exp2_fast(score.y));
         }
       }
@@ -240,16 +249,14 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
 #pragma unroll 1
         for (int i = 0; i < 8; ++i) {
           const std::uint32_t word = at + lane * 16 + i / 4 * 32 * K + i % 4 * 4;
-          const float2 score = keys.of([&](int p) { return load_shared(word + p * 512); });
+          const float2 score = scores.of([&](int p) { return load_shared(word + p * 512); });
           const int key = unit * unit_keys + 8 * i + 2 * t;
           if (in_range(key)) most = fmaxf(most, score.x);
           if (in_range(key + 1)) most = fmaxf(most, score.y);
         }
         most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 1));
         most = fmaxf(most, __shfl_xor_sync(all_lanes, most, 2));
-        const int steps = most > 11 ? static_cast<int>(ceilf((most - 6) / (256 * keys.lo))) : 0;
-        const float by = static_cast<float>(steps) * (256 * keys.lo);
-        keys.high -= steps;
+        const float by = scores.raise_for(most);
         moved += by;
         limit = pair_below(fmaxf(threshold * exp2f(scan_bias_log2 - moved), 0x1p-24F));
         const float even = exp2f(-__shfl_sync(all_lanes, by, 8 * t));
@@ -334,7 +341,7 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
           multiply_pair(weight[2 * h + 1], low_one), multiply_pair(weight[2 * h + 1], high_one)};
 #pragma unroll
       for (int m = 0; m < V / 4; ++m) {  // 32 axes each
-        const std::uint32_t word = V == 16 ? values[2 * h + m / 2] : values[h];
+        const std::uint32_t word = values[V / 8 * h + m / 2];
         const std::uint32_t bits = ((m % 2 == 1 ? word >> 1 : word) & 0x55555555U) | eights;
         mma_choose<0>(sums.axes[2 * m], one, w, bits);
         mma_choose<1>(sums.axes[2 * m + 1], one, w, bits);
@@ -353,79 +360,79 @@ __global__ void __launch_bounds__(pass_threads, pass_blocks)
 
   // The block's warps together, relative to the largest of their references.
   __syncthreads();
-  auto* all = reinterpret_cast<float*>(shared);  // [warps][heads][sums_row]
-  float* mass = all + pass_warps * code_group * sums_row;
+  constexpr int row = sums_row<V>;
+  constexpr int axes = sum_axes(V);
+  auto* all = reinterpret_cast<float*>(shared);  // [warps][heads][row]
+  float* mass = all + pass_warps * code_group * row;
   float* moves = mass + pass_warps * code_group;
   if (t == 0) moves[warp_id * code_group + r] = moved;
   if (r == 0) {
     mass[warp_id * code_group + 2 * t] = sums.mass[0];
     mass[warp_id * code_group + 2 * t + 1] = sums.mass[1];
   }
-  float* mine = all + warp_id * code_group * sums_row;
+  float* mine = all + warp_id * code_group * row;
 #pragma unroll
   for (int m = 0; m < V / 2; ++m) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      mine[(2 * t + i % 2) * sums_row + r + 8 * (2 * m + i / 2)] = sums.axes[m][i];
+      mine[(2 * t + i % 2) * row + r + 8 * (2 * m + i / 2)] = sums.axes[m][i];
   }
   __syncthreads();
   const std::int64_t place =
       (static_cast<std::int64_t>(meeting) * scan.splits + split) * code_group;
-  for (int i = static_cast<int>(threadIdx.x); i < scan.group * code_dims; i += pass_threads) {
-    const int g = i / code_dims;
-    const int axis = i % code_dims;
+  for (int i = static_cast<int>(threadIdx.x); i < scan.group * axes; i += pass_threads) {
+    const int g = i / axes;
+    const int axis = i % axes;
     float reference = 0;
     for (int w = 0; w < pass_warps; ++w) reference = fmaxf(reference, moves[w * code_group + g]);
     float sum = 0;
     float whole = 0;
     for (int w = 0; w < pass_warps; ++w) {
       const float f = exp2_fast(moves[w * code_group + g] - reference);
-      if (axis < V * 8) sum += f * all[(w * code_group + g) * sums_row + axis];
+      if (axis < V * 8) sum += f * all[(w * code_group + g) * row + axis];
       whole += f * mass[w * code_group + g];
     }
-    if (axis < V * 8) scan.sums[(place + g) * code_dims + axis] = sum;
+    if (axis < V * 8) scan.sums[(place + g) * axes + axis] = sum;
     if (axis == 0) {
       scan.masses[place + g] = {whole, scan.plans[meeting * code_group + g].reference + reference};
     }
   }
 }
 
-/// Calls use with the kernel for these codes and the shared memory that it wants.
+/// Calls use with the kernel for a scan's codes and the shared memory that it wants.
 template <class Use>
-void with_pass(int key_bytes, int value_bytes, const Use& use) {
-  for_key_bytes(key_bytes, [&](auto bytes) {
-    constexpr int k = bytes;
-    if (value_bytes == 16) {
-      use(pass_kernel<k, 16>, shared_bytes<k, 16>());
-    } else if (value_bytes == 8) {
-      use(pass_kernel<k, 8>, shared_bytes<k, 8>());
-    } else {
-      use(pass_kernel<k, 0>, shared_bytes<k, 0>());
-    }
+void with_pass(const CodeScan& scan, const Use& use) {
+  for_key_bytes(scan.key_bytes, [&](auto key_bytes) {
+    constexpr int k = key_bytes;
+    for_value_bytes(scan.value_bytes, [&](auto value_bytes) {
+      constexpr int v = value_bytes;
+      const auto kernel = scan.softcap > 0 ? pass_kernel<k, v, true> : pass_kernel<k, v, false>;
+      use(kernel, shared_bytes<k, v>());
+    });
   });
 }
 
 }  // namespace
 
-int scan_splits(int kv_heads, int key_bytes, int value_bytes) {
+int scan_splits(const CodeScan& scan) {
   int device = 0;
   int processors = 0;
   TOPKV_CUDA(cudaGetDevice(&device));
   TOPKV_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   int blocks = 0;
-  with_pass(key_bytes, value_bytes, [&](auto kernel, int bytes) {
+  with_pass(scan, [&](auto kernel, int bytes) {
     TOPKV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     TOPKV_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, pass_threads, bytes));
   });
-  allow_attend_rare();
-  return std::clamp(processors * blocks / kv_heads, 1, most_splits);
+  allow_attend_rare(scan.head_dim);
+  return std::clamp(processors * blocks / scan.kv_heads, 1, most_splits);
 }
 
 void pass_codes(const CodeScan& scan, cudaStream_t stream) {
   // Constants given as arguments stay in registers.
   const std::uint32_t one = 0x3C003C00U;
   const std::uint32_t eights = 0x88888888U;
-  with_pass(scan.key_bytes, scan.value_bytes, [&](auto kernel, int bytes) {
+  with_pass(scan, [&](auto kernel, int bytes) {
     launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.splits)), pass_threads,
                  bytes, stream, kernel, one, eights);
   });

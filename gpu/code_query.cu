@@ -15,6 +15,8 @@ constexpr int plan_threads = 1024;
 constexpr int per_thread = most_sampled / plan_threads;
 static_assert(per_thread == maximum_keys, "a thread of the plan knows the largest of its scores");
 constexpr int steady_rank = 8;  // of the sample's best, that the threshold is taken from at least
+constexpr float furthest = 32;  // above the sample's best, that a threshold is set
+constexpr float tie = 0x1p-9F;  // log2: scores this near to each other may have the same weight
 constexpr int search_rounds = 24;
 
 /// A block's work.
@@ -32,11 +34,12 @@ __device__ void copy_to_host(const StepInput& input) {
 
 /// Coefficients of one query head: a block. Also empties the meeting's lists, and tells the host
 /// that the scan has begun.
-template <int K>
+template <int K, int D>
 __global__ void __launch_bounds__(prepare_threads)
     prepare_kernel(const __grid_constant__ CodeScan scan, int* begun, int turn) {
   constexpr int slots = key_slots(K);
-  __shared__ float query[code_dims];
+  constexpr HeadTables table{D};
+  __shared__ __align__(16) float query[D];
   __shared__ float along[slots];
   __shared__ float at_middle;
   const int meeting = static_cast<int>(blockIdx.x) / code_group;
@@ -57,28 +60,44 @@ __global__ void __launch_bounds__(prepare_threads)
 
   const float* q =
       scan.token[meeting / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
-  if (thread < code_dims) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
+  if (thread < D) query[thread] = thread < scan.head_dim ? q[thread] : 0.0F;
   __syncthreads();
-  const float* tables = scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(K);
-  const float4 mine = load4(query + 4 * lane);
-  // A warp a row: the middle, then slots.
+  const float* tables = scan.tables + static_cast<std::int64_t>(head) * table.floats(K);
+  constexpr int vectors = D / (4 * warp);  // of four elements, that a lane has of a row
+  float4 mine[vectors];
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) mine[v] = load4(query + 4 * (v * warp + lane));
+  // A warp a row: the middle, then slots; as many at once as registers hold.
   constexpr int rows = 1 + slots;
   constexpr int warps = prepare_threads / warp;
   constexpr int rounds = (rows + warps - 1) / warps;
-  float4 loaded[rounds];
+  constexpr int at_most = vectors == 1 ? 5 : 3;
+  constexpr int at_once = rounds < at_most ? rounds : at_most;
+#pragma unroll 1
+  for (int first = 0; first < rounds; first += at_once) {
+    float4 loaded[at_once][vectors];
 #pragma unroll
-  for (int i = 0; i < rounds; ++i) {
-    const int row = thread / warp + i * warps;
-    const int from = row == 0 ? HeadTables::middle : HeadTables::slots + (row - 1) * code_dims;
-    if (row < rows) loaded[i] = load4(tables + from + 4 * lane);
-  }
+    for (int i = 0; i < at_once; ++i) {
+      const int row = thread / warp + (first + i) * warps;
+      const int from = row == 0 ? table.middle : table.slots + (row - 1) * D;
 #pragma unroll
-  for (int i = 0; i < rounds; ++i) {
-    const int row = thread / warp + i * warps;
-    if (row >= rows) break;
-    const float4 x = loaded[i];
-    const float dot = warp_sum(x.x * mine.x + x.y * mine.y + x.z * mine.z + x.w * mine.w);
-    if (lane == 0) (row == 0 ? at_middle : along[row - 1]) = dot;
+      for (int v = 0; v < vectors; ++v)
+        if (row < rows) loaded[i][v] = load4(tables + from + 4 * (v * warp + lane));
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int row = thread / warp + (first + i) * warps;
+      if (row >= rows) break;
+      float dot = 0;
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        const float4 x = loaded[i][v];
+        const float4 q4 = mine[v];
+        dot += x.x * q4.x + x.y * q4.y + x.z * q4.z + x.w * q4.w;
+      }
+      dot = warp_sum(dot);
+      if (lane == 0) (row == 0 ? at_middle : along[row - 1]) = dot;
+    }
   }
   __syncthreads();
   if (thread >= warp) return;
@@ -126,7 +145,7 @@ __device__ __forceinline__ int sampled_unit(int first, int units, int i) {
 }
 
 /// Scores of sampled keys: a warp a unit. Those out of range score -inf.
-template <int K>
+template <int K, bool capped>
 __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ CodeScan scan) {
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -153,6 +172,11 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
   keys.lo = scale.lo;
   keys.add = -257.0F * scale.lo * magic;
   keys.high = keys.low = magic_bits;
+  const auto whole = [&](float score) {
+    if constexpr (!capped) return score;
+    const SoftCap cap(scan.softcap * log2_of_e);
+    return score == -INFINITY ? score : cap.of(score);  // (-inf: there is no such head)
+  };
   const int unit = sampled_unit(first, units, i);
   const std::uint8_t* from = scan.units + head * scan.head_bytes +
                              static_cast<std::int64_t>(unit) * unit_bytes(K, scan.value_bytes) +
@@ -170,7 +194,7 @@ __global__ void __launch_bounds__(block) sample_kernel(const __grid_constant__ C
       const int among = 32 * g + 8 * x + 2 * t;
       const int key = unit * unit_keys + among;
       const auto keep = [&](int at, float value) {
-        return at >= range.begin && at < range.end ? value + scale.add : -INFINITY;
+        return at >= range.begin && at < range.end ? whole(value + scale.add) : -INFINITY;
       };
       const float2 kept = {keep(key, score.x), keep(key + 1, score.y)};
       *reinterpret_cast<float2*>(to + among) = kept;
@@ -313,7 +337,8 @@ __global__ void __launch_bounds__(plan_threads)
   const ScanRange range = scan.range[meeting];
   const int keys = max(0, range.end - range.begin);
   if (g >= scan.group || keys == 0 || scale.add == -INFINITY) {
-    if (thread == 0) *result = {0.0F, -1000.0F, 0, 0, 0.0F};
+    // No weight is left of it, of -cap neither, which it becomes where it is capped.
+    if (thread == 0) *result = {0.0F, -1000.0F, 0, 0, scan.softcap > 0 ? 1000.0F : 0.0F};
     return;
   }
   const float* from = scan.scores + place * most_sampled + thread * per_thread;
@@ -338,8 +363,10 @@ __global__ void __launch_bounds__(plan_threads)
       const float excess = block_sum<plan_threads>(fmaxf(mine - threshold, 0.0F), shared);
       // The threshold is the next of the sample, so that one more reaches it.
       if (above > 0) threshold += excess / above * logf(fmaxf((above + 1) / wanted, 1.0F));
-      threshold = fminf(threshold, most + 32);
+      threshold = fminf(threshold, most + (scan.softcap > 0 ? 0.0F : furthest));
     }
+    // Where the cap is near, many rows may have the score of the threshold: they are listed.
+    if (scan.softcap > 0) threshold -= tie;
   }
 
   if (thread > 0) return;
@@ -348,7 +375,8 @@ __global__ void __launch_bounds__(plan_threads)
   plan.reference = all ? most : threshold + scan_threshold_log2;
   plan.lo = scale.lo;
   plan.add = -257.0F * scale.lo * magic;
-  split_offset(scale.add - plan.reference + scan_bias_log2, scale.lo, &plan.high, &plan.low);
+  const float from_reference = scale.add - plan.reference + scan_bias_log2;
+  split_offset(scan.softcap > 0 ? scale.add : from_reference, scale.lo, &plan.high, &plan.low);
   *result = plan;
 }
 
@@ -358,9 +386,13 @@ void prepare_queries(const CodeScan& scan, const StepInput& copied, cudaStream_t
   const dim3 heads(static_cast<unsigned>(scan.meetings() * code_group));
   const dim3 sample(scan_sample_units / (block / warp), static_cast<unsigned>(scan.meetings()));
   for_key_bytes(scan.key_bytes, [&](auto bytes) {
-    launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<bytes>, copied.begun,
-                 copied.turn);
-    launch_early(scan, sample, block, 0, stream, sample_kernel<bytes>);
+    constexpr int k = bytes;
+    for_dims(scan.head_dim, [&](auto dims) {
+      launch_early(scan, heads, prepare_threads, 0, stream, prepare_kernel<k, dims>, copied.begun,
+                   copied.turn);
+    });
+    launch_early(scan, sample, block, 0, stream,
+                 scan.softcap > 0 ? sample_kernel<k, true> : sample_kernel<k, false>);
   });
   const dim3 blocks(heads.x + (copied.host_q != nullptr ? 1 : 0));
   launch_early(scan, blocks, plan_threads, 0, stream, plan_kernel, copied);

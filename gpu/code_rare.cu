@@ -10,15 +10,17 @@ namespace {
 
 constexpr int threads = 512;
 
-/// What attend_rare keeps of a tile of rows.
+/// What attend_rare keeps of a tile of rows, of D dims at most.
+template <int D>
 struct RareTile {
-  static constexpr int rows = threads / 4;
-  static constexpr int slices = threads / (code_dims / 2);
-  float query[code_group][code_dims];
+  static constexpr int row_threads = D / 32;  // that score a row, 32 dims each
+  static constexpr int rows = threads / row_threads;
+  static constexpr int slices = threads / (D / 2);
+  float query[code_group][D];
   float scores[code_group][rows];
   float weights[rows][code_group];
   float high[code_group], mass[code_group], before[code_group];
-  float sums[slices][code_group][code_dims];
+  float sums[slices][code_group][D];
 };
 
 /// The last block of a meeting that comes here writes what all of them found.
@@ -64,11 +66,13 @@ __device__ void merge_parts(const CodeScan& scan, int meeting) {
 }
 
 /// One part of a KV head's rare rows for a token, for all heads of the group, a tile at a time:
-/// four threads score a row, then a slice of the threads sums the values of some rows, two dims
-/// each.
+/// four threads (eight, of many dims) score a row, then a slice of the threads sums the values of
+/// some rows, two dims each.
+template <int D>
 __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ CodeScan scan) {
   extern __shared__ __align__(16) std::uint8_t shared[];
-  auto& tile = *reinterpret_cast<RareTile*>(shared);
+  using Tile = RareTile<D>;
+  auto& tile = *reinterpret_cast<Tile*>(shared);
   const int meeting = static_cast<int>(blockIdx.x) / scan_rare_parts;
   const int part = static_cast<int>(blockIdx.x) % scan_rare_parts;
   const int thread = static_cast<int>(threadIdx.x);
@@ -82,9 +86,9 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
   const __nv_bfloat16* keys = scan.rare + 2 * head * scan.rare_slots * dim;
   const __nv_bfloat16* values = keys + scan.rare_slots * dim;
 
-  for (int i = thread; i < code_group * code_dims; i += threads) {
-    const int g = i / code_dims;
-    const int d = i % code_dims;
+  for (int i = thread; i < code_group * D; i += threads) {
+    const int g = i / D;
+    const int d = i % D;
     tile.query[g][d] =
         g < scan.group && d < dim ? scan.scale * query_of(scan, meeting, g)[d] : 0.0F;
   }
@@ -92,17 +96,22 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
     tile.high[thread] = -INFINITY;
     tile.mass[thread] = 0;
   }
-  constexpr int per_slice = RareTile::rows / RareTile::slices;
-  const int slice = thread / (code_dims / 2);
-  const int pair = 2 * (thread % (code_dims / 2));
+  constexpr int fours = D / (4 * Tile::row_threads);  // of dims, that a thread has of a key
+  const auto dim_of = [&](int i) {
+    return 4 * (Tile::row_threads * i + thread % Tile::row_threads);
+  };
+  constexpr int per_slice = Tile::rows / Tile::slices;
+  const int slice = thread / (D / 2);
+  const int pair = 2 * (thread % (D / 2));
+  const SoftCap cap(scan.softcap);
   float2 sum[code_group] = {};
-  for (int first = begin; first < end; first += RareTile::rows) {
+  for (int first = begin; first < end; first += Tile::rows) {
     // All that is read of the rows is asked for at once. (Rows are aligned to four elements.)
-    const int row = first + thread / 4;
-    uint2 key[code_dims / 16];
+    const int row = first + thread / Tile::row_threads;
+    uint2 key[fours];
 #pragma unroll
-    for (int i = 0; i < code_dims / 16; ++i) {
-      const int d = 16 * i + 4 * (thread % 4);
+    for (int i = 0; i < fours; ++i) {
+      const int d = dim_of(i);
       key[i] =
           row < end && d < dim
               ? *reinterpret_cast<const uint2*>(keys + static_cast<std::int64_t>(row) * dim + d)
@@ -119,25 +128,28 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
     __syncthreads();
     float score[code_group] = {};
 #pragma unroll
-    for (int i = 0; i < code_dims / 16; ++i) {
+    for (int i = 0; i < fours; ++i) {
       const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].x));
       const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&key[i].y));
 #pragma unroll
       for (int g = 0; g < code_group; ++g) {
-        const float4 q = load4(&tile.query[g][16 * i + 4 * (thread % 4)]);
+        const float4 q = load4(&tile.query[g][dim_of(i)]);
         score[g] += q.x * low.x + q.y * low.y + q.z * high.x + q.w * high.y;
       }
     }
 #pragma unroll
     for (int g = 0; g < code_group; ++g) {
-      score[g] += __shfl_xor_sync(all_lanes, score[g], 1);
-      score[g] += __shfl_xor_sync(all_lanes, score[g], 2);
-      if (thread % 4 == 0) tile.scores[g][thread / 4] = row < end ? score[g] : -INFINITY;
+#pragma unroll
+      for (int step = 1; step < Tile::row_threads; step *= 2)
+        score[g] += __shfl_xor_sync(all_lanes, score[g], step);
+      if (scan.softcap > 0) score[g] = cap.of(score[g]);
+      if (thread % Tile::row_threads == 0)
+        tile.scores[g][thread / Tile::row_threads] = row < end ? score[g] : -INFINITY;
     }
     __syncthreads();
     if (thread / warp < code_group) {  // a warp a head: its softmax
       const int g = thread / warp;
-      constexpr int per_lane = RareTile::rows / warp;
+      constexpr int per_lane = Tile::rows / warp;
       float most = tile.high[g];
 #pragma unroll
       for (int i = 0; i < per_lane; ++i) most = fmaxf(most, tile.scores[g][i * warp + lane]);
@@ -184,12 +196,12 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
   }
   __syncthreads();
   const int heads = scan.meetings() * scan.group;
-  for (int i = thread; i < scan.group * code_dims; i += threads) {
-    const int g = i / code_dims;
-    const int d = i % code_dims;
+  for (int i = thread; i < scan.group * D; i += threads) {
+    const int g = i / D;
+    const int d = i % D;
     float x = 0;
 #pragma unroll
-    for (int j = 0; j < RareTile::slices; ++j) x += tile.sums[j][g][d];
+    for (int j = 0; j < Tile::slices; ++j) x += tile.sums[j][g][d];
     const std::int64_t at = static_cast<std::int64_t>(part) * heads + meeting * scan.group + g;
     const float mass = tile.mass[g];
     if (d < dim) scan.parts.out[at * dim + d] = mass > 0 ? x / mass : 0.0F;
@@ -202,13 +214,17 @@ __global__ void __launch_bounds__(threads) rare_kernel(const __grid_constant__ C
 }  // namespace
 
 void attend_rare(const CodeScan& scan, cudaStream_t stream) {
-  launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan_rare_parts)), threads,
-               static_cast<int>(sizeof(RareTile)), stream, rare_kernel);
+  for_dims(scan.head_dim, [&](auto dims) {
+    launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan_rare_parts)), threads,
+                 static_cast<int>(sizeof(RareTile<dims>)), stream, rare_kernel<dims>);
+  });
 }
 
-void allow_attend_rare() {
-  TOPKV_CUDA(cudaFuncSetAttribute(rare_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  sizeof(RareTile)));
+void allow_attend_rare(int head_dim) {
+  for_dims(head_dim, [&](auto dims) {
+    TOPKV_CUDA(cudaFuncSetAttribute(rare_kernel<dims>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    sizeof(RareTile<dims>)));
+  });
 }
 
 }  // namespace topkv::gpu

@@ -30,8 +30,8 @@ struct QueryScale {
 
 /// What plan() adds.
 struct QueryPlan {
-  float lo, add;  // add: -257 lo * magic
-  int high, low;
+  float lo, add;    // add: -257 lo * magic
+  int high, low;    // what sums begin with: the score less the reference or, to be capped, as it is
   float reference;  // log2 of what weights are relative to
 };
 
@@ -50,23 +50,24 @@ struct ScanToken {
 struct CodeScan {
   const std::uint8_t* units = nullptr;  // [kv_heads] of head_bytes (code_format.cuh)
   std::int64_t head_bytes = 0;
-  const float* tables = nullptr;        // [kv_heads][HeadTables::floats(key_bytes)]
+  const float* tables = nullptr;        // [kv_heads] of HeadTables
   const __nv_bfloat16* rare = nullptr;  // [kv_heads][2 (keys, values)][rare_slots][head_dim]
   const int* rare_keys = nullptr;       // [kv_heads][rare_slots]: position - number among the rare
   const int* rare_before = nullptr;     // [kv_heads][unit_slots + 1]: those less than 64 i
   const float2* variances = nullptr;    // [kv_heads]: of a value, and of its code's error
   std::int64_t rare_slots = 0, unit_slots = 0;
-  int key_bytes = 0;    // 16, 32
-  int value_bytes = 0;  // 0, 8, 16
+  int key_bytes = 0;    // 16, 32, 64
+  int value_bytes = 0;  // 0, 8, 16, 32
   int kv_heads = 0, group = 0, head_dim = 0;
   float scale = 0;
-  bool early = false;  // kernels may be launched before the one before them ends
+  float softcap = 0;  // AttentionShape::softcap
 
-  int wanted = 0;     // rows of each query head
-  int lists = 1;      // of a KV head, among which rows are spread
-  int capacity = 0;   // of a list
-  int splits = 0;     // blocks of a meeting
-  bool tail = false;  // wanted beside the list
+  int wanted = 0;      // rows of each query head
+  int lists = 1;       // of a KV head, among which rows are spread
+  int capacity = 0;    // of a list
+  int splits = 0;      // blocks of a meeting
+  bool tail = false;   // wanted beside the list
+  bool early = false;  // kernels may be launched before the one before them ends
   int tokens = 1;
   ScanToken token[scan_batch];
   ScanRange range[scan_heads];  // [meetings]
@@ -78,7 +79,7 @@ struct CodeScan {
   float* maxima = nullptr;               // of scores: of each 32
   int* count = nullptr;                  // [meetings][scan_lists]: rows above the threshold
   int* arrived = nullptr;                // [meetings]: warps; 0 before a scan and after it
-  float* sums = nullptr;                 // [meetings][splits][code_group][code_dims]
+  float* sums = nullptr;                 // [meetings][splits][code_group][sum_axes(value_bytes)]
   float2* masses = nullptr;     // [meetings][splits][code_group]: sum of weights, log2 reference
   DevicePartial parts;          // [scan_rare_parts][meetings * group] heads: rare rows
   int* rare_arrived = nullptr;  // [meetings]: blocks; 0 before a scan and after it
@@ -89,8 +90,9 @@ struct CodeScan {
 /// Whether the current device launches these kernels early.
 bool can_scan_early();
 
-/// Blocks of a KV head that fill the current device once, for one token. Prepares the kernels.
-int scan_splits(int kv_heads, int key_bytes, int value_bytes);
+/// Blocks of a KV head that fill the current device once, for one token of a scan over such codes
+/// (key_bytes to softcap). Prepares the kernels.
+int scan_splits(const CodeScan& scan);
 
 /// query -> coefficients, scales, and plans from the scores of a sample. Beside that, what `copied`
 /// names goes to the host, unless host_q is null: of one step, without a launch. Asynchronous.

@@ -6,10 +6,17 @@
 
 #include "gpu/code_format.cuh"
 #include "gpu/code_scan.h"
+#include "gpu/mma.cuh"
 
 namespace topkv::gpu {
 
 // An integer below 2^22 added to the bits of this float is added to its value: 1.5 * 2^23.
+//
+// Sums and what they begin with stay below that, together: bytes of coefficients are at most 128,
+// and what they meet in a byte of a code at most 3 + 12 + 48 + 192 = 255, so that sums are below
+// 64 * 128 * 255 < 2^21. In 256 lo, the unit of the high ones, scores (below 2^19 + 2^20 from 0;
+// lo: prepare_kernel) lie less than 2^21 apart, and a reference, of which they are less, at most
+// 30 / (256 lo) < 2^21 above the best of them, as lo is at least 2^-24.
 inline constexpr float magic = 12582912.0F;
 inline constexpr int magic_bits = 0x4B400000;
 inline constexpr float log2_of_e = 1.44269504F;
@@ -19,6 +26,18 @@ __device__ __forceinline__ const float* query_of(const CodeScan& scan, int meeti
   const int head = meeting % scan.kv_heads;
   return scan.token[meeting / scan.kv_heads].query + (head * scan.group + g) * scan.head_dim;
 }
+
+/// cap * tanh(score / cap), by tanh x = 1 - 2 / (e^(2x) + 1), to cap * 2^-20. `less` of it, if that
+/// is given.
+struct SoftCap {
+  float cap, rate;
+
+  __device__ __forceinline__ explicit SoftCap(float cap) : cap(cap), rate(2 * log2_of_e / cap) {}
+  __device__ __forceinline__ float of(float score, float less = 0) const {
+    // Where 2^x overflows, its inverse is 0; where it vanishes, 1.
+    return fmaf(-2 * cap, reciprocal_fast(exp2_fast(score * rate) + 1), cap - less);
+  }
+};
 
 /// A kernel that was launched while the one before it still ran waits for its results here.
 __device__ __forceinline__ void wait_for_previous_kernel() {

@@ -36,14 +36,25 @@ void launch_early(const CodeScan& scan, dim3 blocks, int threads, int shared_byt
   TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, scan, arguments...));
 }
 
-/// Calls use with the number as a constant.
+/// Calls use with the number, one of those named, as a constant.
+template <int first, int... others, class Use>
+void with_constant(int number, const Use& use) {
+  if constexpr (sizeof...(others) > 0) {
+    if (number != first) return with_constant<others...>(number, use);
+  }
+  use(std::integral_constant<int, first>());
+}
 template <class Use>
 void for_key_bytes(int key_bytes, const Use& use) {
-  if (key_bytes == most_key_bytes) {
-    use(std::integral_constant<int, most_key_bytes>());
-  } else {
-    use(std::integral_constant<int, part_bytes>());
-  }
+  with_constant<part_bytes, 2 * part_bytes, most_key_bytes>(key_bytes, use);
+}
+template <class Use>
+void for_value_bytes(int value_bytes, const Use& use) {
+  with_constant<0, 8, 16, most_value_bytes>(value_bytes, use);
+}
+template <class Use>
+void for_dims(int head_dim, const Use& use) {
+  with_constant<few_dims, most_code_dims>(code_dims(head_dim), use);
 }
 
 /// All codes once: found; sums and masses of what is not.
@@ -55,6 +66,6 @@ void estimate_rest(const CodeScan& scan, cudaStream_t stream);
 /// Rare rows -> rare. Reads nothing of the scan: it begins where the stages before leave room.
 void attend_rare(const CodeScan& scan, cudaStream_t stream);
 /// Once for the current device, before the first.
-void allow_attend_rare();
+void allow_attend_rare(int head_dim);
 
 }  // namespace topkv::gpu

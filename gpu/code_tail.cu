@@ -9,7 +9,9 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr int threads = 512;
+constexpr int parts = 4;  // threads of a dim, and of an axis
+template <int D>
+constexpr int threads = parts* D;
 constexpr int errors_entries = 128;
 
 /// log of the normal distribution at z.
@@ -28,23 +30,26 @@ __device__ __forceinline__ float log_mean_error(float s, float x) {
   return logf(0.5F * erfcxf(-z * half_root)) + x - 0.5F * (x / s) * (x / s) - log_normal(x / s);
 }
 
-/// The deviation of a score's error for one query head: four threads an axis of the errors.
+/// The deviation of a score's error for one query head: four threads an axis of the errors. Of
+/// scores that are capped it says little: 0, and they are taken as they are.
+template <int D>
 __device__ float error_deviation(const CodeScan& scan, int meeting, int g, float* shared) {
-  static_assert(threads == 4 * code_dims, "each axis has its threads");
+  if (scan.softcap > 0) return 0;
+  constexpr HeadTables table{D};
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t head = meeting % scan.kv_heads;
-  const float* axis = scan.tables + head * HeadTables::floats(scan.key_bytes) + HeadTables::errors +
-                      thread / 4 * code_dims;
+  const float* axis =
+      scan.tables + head * table.floats(scan.key_bytes) + table.errors + thread / parts * D;
   const float* query = query_of(scan, meeting, g);
   float dot = 0;
 #pragma unroll 4
-  for (int i = 4 * (thread % 4); i < scan.head_dim; i += 16) {
+  for (int i = 4 * (thread % parts); i < scan.head_dim; i += 4 * parts) {
     const float4 x = load4(axis + i);
     dot += x.x * query[i] + x.y * query[i + 1] + x.z * query[i + 2] + x.w * query[i + 3];
   }
   dot += __shfl_xor_sync(all_lanes, dot, 1);
   dot += __shfl_xor_sync(all_lanes, dot, 2);
-  return scan.scale * sqrtf(block_sum<threads>(thread % 4 == 0 ? dot * dot : 0.0F, shared));
+  return scan.scale * sqrtf(block_sum<threads<D>>(thread % parts == 0 ? dot * dot : 0.0F, shared));
 }
 
 struct Correction {
@@ -55,13 +60,14 @@ struct Correction {
 
 /// What the codes' errors add to the mass of keys below the threshold, on average over those of the
 /// sample, for one query head: a block.
+template <int D>
 __device__ Correction correct_head(const CodeScan& scan, int meeting, int g) {
   __shared__ float shared[warp];
   __shared__ float errors[errors_entries];  // means of exp(error), by the distance to the threshold
   const int thread = static_cast<int>(threadIdx.x);
   const ScanRange range = scan.range[meeting];
   const int place = meeting * code_group + g;
-  const float s = error_deviation(scan, meeting, g, shared);
+  const float s = error_deviation<D>(scan, meeting, g, shared);
   if (scan.wanted >= range.end - range.begin) return {s, 0.0F, 0.0F};  // nothing is below
   const float threshold = __ldcg(&scan.plans[place].reference) - scan_threshold_log2;
   const float step = fmaxf(s * (s + 4), 1e-6F) * log2_of_e / (errors_entries - 1);
@@ -78,11 +84,11 @@ __device__ Correction correct_head(const CodeScan& scan, int meeting, int g) {
   float sampled = 0;
   constexpr int at_once = 16;  // loads on their way
 #pragma unroll 1
-  for (int first = 0; first < most_sampled; first += at_once * threads) {
+  for (int first = 0; first < most_sampled; first += at_once * threads<D>) {
     float below[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i)
-      below[i] = threshold - __ldcg(from + first + i * threads + thread);
+      below[i] = threshold - __ldcg(from + first + i * threads<D> + thread);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       sampled += below[i] < INFINITY ? 1.0F : 0.0F;
@@ -97,10 +103,10 @@ __device__ Correction correct_head(const CodeScan& scan, int meeting, int g) {
       squares += mass * mass;
     }
   }
-  plain = block_sum<threads>(plain, shared);
-  corrected = block_sum<threads>(corrected, shared);
-  squares = block_sum<threads>(squares, shared);
-  sampled = block_sum<threads>(sampled, shared);
+  plain = block_sum<threads<D>>(plain, shared);
+  corrected = block_sum<threads<D>>(corrected, shared);
+  squares = block_sum<threads<D>>(squares, shared);
+  sampled = block_sum<threads<D>>(sampled, shared);
   // A sum of squares grows as the number of keys, the square of their sum as its square.
   const auto keys = static_cast<float>(range.end - range.begin);
   return {s, plain > 0 ? logf(corrected / plain) : 0.0F,
@@ -109,13 +115,14 @@ __device__ Correction correct_head(const CodeScan& scan, int meeting, int g) {
 
 /// A block per query head: four threads to a dim, and to an axis. The correction reads nothing of
 /// the pass, and what it reads was there before that began: this begins where the pass leaves room.
-__global__ void __launch_bounds__(threads)
+template <int D>
+__global__ void __launch_bounds__(threads<D>)
     tail_kernel(const __grid_constant__ CodeScan scan, int axes) {
   let_next_kernel_start();
-  constexpr int parts = threads / code_dims;
-  __shared__ float part_sums[parts][code_dims];
+  constexpr HeadTables table{D};
+  __shared__ float part_sums[parts][D];
   __shared__ float factor[most_splits];
-  __shared__ float share[code_dims];
+  __shared__ float share[D];
   __shared__ float whole_mass, whole_reference;
   const int meeting = static_cast<int>(blockIdx.x) / scan.group;
   const int head = meeting % scan.kv_heads;
@@ -123,19 +130,21 @@ __global__ void __launch_bounds__(threads)
   const int g = static_cast<int>(blockIdx.x) % scan.group;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
-  const int d = thread % code_dims;
-  const int part = thread / code_dims;
+  const int d = thread % D;
+  const int part = thread / D;
   const float* tables =
-      scan.tables + static_cast<std::int64_t>(head) * HeadTables::floats(scan.key_bytes);
-  constexpr int per_part = code_dims / parts;
-  float directions[per_part];
-#pragma unroll
-  for (int i = 0; i < per_part; ++i) {
+      scan.tables + static_cast<std::int64_t>(head) * table.floats(scan.key_bytes);
+  constexpr int per_part = D / parts;
+  const auto direction = [&](int i) {
     const int axis = part * per_part + i;
-    directions[i] = axis < axes ? tables[HeadTables::values + axis * code_dims + d] : 0.0F;
-  }
-  const float base = tables[HeadTables::base + d];
-  const Correction correction = correct_head(scan, meeting, g);
+    return axis < axes ? tables[table.values + axis * D + d] : 0.0F;
+  };
+  constexpr int early = D > few_dims ? 8 : per_part;  // as many as registers hold beside the rest
+  float directions[early];
+#pragma unroll
+  for (int i = 0; i < early; ++i) directions[i] = direction(i);
+  const float base = tables[table.base + d];
+  const Correction correction = correct_head<D>(scan, meeting, g);
   wait_for_previous_kernel();
   const auto place = [&](int s) {
     return (static_cast<std::int64_t>(meeting) * scan.splits + s) * code_group + g;
@@ -158,10 +167,11 @@ __global__ void __launch_bounds__(threads)
     }
   }
   __syncthreads();
+  const int row_axes = sum_axes(axes / 8);
   float sum = 0;
 #pragma unroll 8
   for (int s = part; s < scan.splits; s += parts)
-    sum += d < axes ? factor[s] * scan.sums[place(s) * code_dims + d] : 0.0F;
+    sum += d < axes ? factor[s] * scan.sums[place(s) * row_axes + d] : 0.0F;
   part_sums[part][d] = sum;
   __syncthreads();
   const bool any = whole_mass > 0;
@@ -173,7 +183,9 @@ __global__ void __launch_bounds__(threads)
   __syncthreads();
   float x = 0;
 #pragma unroll
-  for (int i = 0; i < per_part; ++i) x += directions[i] * share[part * per_part + i];
+  for (int i = 0; i < early; ++i) x += directions[i] * share[part * per_part + i];
+#pragma unroll 8
+  for (int i = early; i < per_part; ++i) x += direction(i) * share[part * per_part + i];
   part_sums[part][d] = x;
 
   __syncthreads();
@@ -199,13 +211,15 @@ __global__ void __launch_bounds__(threads)
 bool can_scan_early() {
   // Code for older devices has no such waits, wherever it runs.
   cudaFuncAttributes attributes{};
-  TOPKV_CUDA(cudaFuncGetAttributes(&attributes, tail_kernel));
+  TOPKV_CUDA(cudaFuncGetAttributes(&attributes, tail_kernel<few_dims>));
   return attributes.ptxVersion >= 90;
 }
 
 void estimate_rest(const CodeScan& scan, cudaStream_t stream) {
-  launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.group)), threads, 0, stream,
-               tail_kernel, 8 * scan.value_bytes);
+  for_dims(scan.head_dim, [&](auto dims) {
+    launch_early(scan, dim3(static_cast<unsigned>(scan.meetings() * scan.group)), parts * dims, 0,
+                 stream, tail_kernel<dims>, 8 * scan.value_bytes);
+  });
 }
 
 }  // namespace topkv::gpu

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(block)
     units_kernel(HostCodes codes, const int* rare_keys, int rare_count, int count, int key_bytes,
                  int value_bytes, std::uint8_t* units) {
   __shared__ int positions[unit_keys];
-  __shared__ __align__(16) unsigned unit[unit_bytes(most_key_bytes, 16) / 4];
+  __shared__ __align__(16) unsigned unit[unit_bytes(most_key_bytes, most_value_bytes) / 4];
   const int thread = static_cast<int>(threadIdx.x);
   const int first = static_cast<int>(blockIdx.x) * unit_keys;
   const int bytes = unit_bytes(key_bytes, value_bytes);

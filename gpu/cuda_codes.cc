@@ -13,11 +13,34 @@ namespace topkv::gpu {
 namespace {
 
 /// That a unit has for keys' codes of so many bytes, for values of so many bits.
-int key_bytes_for(std::int64_t bytes) { return bytes <= part_bytes ? part_bytes : most_key_bytes; }
+int key_bytes_for(std::int64_t bytes) {
+  return bytes <= 16 ? 16 : bytes <= 32 ? 32 : most_key_bytes;
+}
+int value_bytes_for(std::int64_t bits) {
+  return bits == 0 ? 0 : bits <= 64 ? 8 : bits <= 128 ? 16 : most_value_bytes;
+}
 int scan_tokens_for(const AttentionShape& shape) {
   return static_cast<int>(std::min<std::int64_t>(scan_batch, scan_heads / shape.kv_heads));
 }
-int value_bytes_for(std::int64_t bits) { return bits == 0 ? 0 : bits <= 64 ? 8 : 16; }
+
+/// What all scans over such codes have in common.
+CodeScan scan_of(const AttentionShape& shape, int key_bytes, int value_bytes) {
+  CodeScan scan;
+  scan.key_bytes = key_bytes;
+  scan.value_bytes = value_bytes;
+  scan.kv_heads = static_cast<int>(shape.kv_heads);
+  scan.group = static_cast<int>(shape.group());
+  scan.head_dim = static_cast<int>(shape.head_dim);
+  scan.scale = shape.softmax_scale();
+  scan.softcap = shape.softcap;
+  scan.tokens = 0;
+  return scan;
+}
+
+/// Where what is known of a head lies.
+HeadTables tables_of(const AttentionShape& shape) {
+  return {code_dims(static_cast<int>(shape.head_dim))};
+}
 
 /// Of all keys of a head, as the host lays them out.
 std::int64_t key_code_bytes(const HeadCodes& head) {
@@ -57,7 +80,7 @@ struct CudaCodes::Layout {
       const std::int64_t n = has ? heads : 0;
       Layer layer{};
       layer.units = pieces.place(n * head_bytes);
-      layer.tables = pieces.place(n * HeadTables::floats(key_bytes) * f32);
+      layer.tables = pieces.place(n * tables_of(shape).floats(key_bytes) * f32);
       layer.rare = pieces.place(n * 2 * rare_slots * shape.head_dim * bytes_of(DType::bf16));
       layer.rare_keys = pieces.place(n * rare_slots * std::int64_t{sizeof(int)});
       layer.rare_before = pieces.place(n * (unit_slots + 1) * std::int64_t{sizeof(int)});
@@ -76,7 +99,7 @@ struct CudaCodes::Layout {
     count = pieces.place(scan_lists * meetings * std::int64_t{sizeof(int)});
     arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
     rare_arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
-    sums = pieces.place(blocks * code_group * code_dims * f32);
+    sums = pieces.place(blocks * code_group * sum_axes(value_bytes) * f32);
     masses = pieces.place(blocks * code_group * 2 * f32);
     outs = pieces.place(partials * shape.head_dim * f32);
     lses = pieces.place(partials * f32);
@@ -85,8 +108,8 @@ struct CudaCodes::Layout {
 };
 
 bool CudaCodes::supports(const AttentionShape& shape) {
-  return shape.head_dim <= code_dims && shape.head_dim % 4 == 0 && shape.group() <= code_group &&
-         shape.kv_heads <= scan_heads && shape.softcap == 0;
+  return shape.head_dim <= most_code_dims && shape.head_dim % 4 == 0 &&
+         shape.group() <= code_group && shape.kv_heads <= scan_heads;
 }
 
 CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
@@ -110,7 +133,7 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   }
   const int key_bytes = key_bytes_for(bytes);
   const int value_bytes = value_bytes_for(bits);
-  splits_ = scan_splits(static_cast<int>(shape.kv_heads), key_bytes, value_bytes);
+  splits_ = scan_splits(scan_of(shape, key_bytes, value_bytes));
   early_ = can_scan_early();
   scan_tokens_ = scan_tokens_for(shape);
   layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, key_bytes, value_bytes,
@@ -142,7 +165,7 @@ std::int64_t CudaCodes::bytes(const AttentionShape& shape, std::int64_t tokens,
   for (std::int64_t l = 0; l < shape.layers; ++l) has_codes.push_back(shape.window_of(l) == 0);
   const int of_key = key_bytes_for(key_bytes);
   const int of_value = value_bytes_for(value_bits);
-  const int splits = scan_splits(static_cast<int>(shape.kv_heads), of_key, of_value);
+  const int splits = scan_splits(scan_of(shape, of_key, of_value));
   return Layout(shape, has_codes, tokens, rare, of_key, of_value, scan_tokens_for(shape), splits)
       .bytes;
 }
@@ -161,22 +184,23 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
     const std::int64_t n = head.rows.count;
     const auto rare_count = std::ssize(head.rare);
 
-    const auto floats = static_cast<std::int64_t>(HeadTables::floats(layout.key_bytes));
+    const HeadTables table = tables_of(shape_);
+    const std::int64_t floats = table.floats(layout.key_bytes);
     std::vector<float> tables(static_cast<std::size_t>(floats), 0.0F);
     const auto fill = [&](const std::vector<float>& from, int offset, const auto& row_of) {
       for (std::int64_t i = 0; i < std::ssize(from); ++i) {
-        tables[static_cast<std::size_t>(offset + row_of(i / shape_.head_dim) * code_dims +
+        tables[static_cast<std::size_t>(offset + row_of(i / shape_.head_dim) * table.dims +
                                         i % shape_.head_dim)] = from[static_cast<std::size_t>(i)];
       }
     };
     const auto same = [](std::int64_t row) { return row; };
-    fill(head.slots, HeadTables::slots, [&](std::int64_t slot) {
+    fill(head.slots, table.slots, [&](std::int64_t slot) {
       return slot / head.key_bytes * layout.key_bytes + slot % head.key_bytes;
     });
-    fill(head.middle, HeadTables::middle, same);
-    fill(head.errors, HeadTables::errors, same);
-    fill(head.value_axes, HeadTables::values, same);
-    fill(head.value_base, HeadTables::base, same);
+    fill(head.middle, table.middle, same);
+    fill(head.errors, table.errors, same);
+    fill(head.value_axes, table.values, same);
+    fill(head.value_base, table.base, same);
     copy(tables, to.tables + h * floats * bytes_of(DType::f32));
 
     const std::vector<float> variances{head.value_variance, head.value_error_variance};
@@ -219,7 +243,7 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
 CodeScan CudaCodes::scan(std::int64_t layer) const {
   const Layout& layout = *layout_;
   const Layout::Layer& from = layout.layers[static_cast<std::size_t>(layer)];
-  CodeScan scan;
+  CodeScan scan = scan_of(shape_, layout.key_bytes, layout.value_bytes);
   scan.units = at<std::uint8_t>(from.units);
   scan.head_bytes = layout.head_bytes;
   scan.tables = at<float>(from.tables);
@@ -229,13 +253,6 @@ CodeScan CudaCodes::scan(std::int64_t layer) const {
   scan.rare_slots = layout.rare_slots;
   scan.unit_slots = layout.unit_slots;
   scan.variances = at<float2>(from.variances);
-  scan.key_bytes = layout.key_bytes;
-  scan.value_bytes = layout.value_bytes;
-  scan.kv_heads = static_cast<int>(shape_.kv_heads);
-  scan.group = static_cast<int>(shape_.group());
-  scan.head_dim = static_cast<int>(shape_.head_dim);
-  scan.scale = shape_.softmax_scale();
-  scan.tokens = 0;
   scan.early = early_;
   scan.coefficients = at<std::uint8_t>(layout.coefficients);
   scan.scales = at<QueryScale>(layout.scales);

@@ -45,9 +45,8 @@ class CodesKind : public IndexSpec::Kind {
                                      CodeEncoder* encoder,
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
-    const std::int64_t bits = 8 * params_.value_bytes * units_of(rows.dim);
-    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, bits, stop,
-                                      encoder);
+    return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows,
+                                      params_.bits_of_value(rows.dim), stop, encoder);
   }
 
  private:
@@ -80,6 +79,14 @@ std::string CodesParams::text() const {
   return fmt::format("codes:k={},v={}", key_bytes, value_bytes);
 }
 
+std::int64_t CodesParams::bytes_of_key(std::int64_t dim) const {
+  return std::min(key_bytes * units_of(dim), (dim + 1) / 2);
+}
+
+std::int64_t CodesParams::bits_of_value(std::int64_t dim) const {
+  return std::min(8 * value_bytes * units_of(dim), dim);
+}
+
 std::int64_t CodesIndex::memory() const {
   return static_cast<std::int64_t>(sizeof *this + codes_.capacity() * sizeof(codes_[0]) +
                                    rare_.capacity() * sizeof(rare_[0])) +
@@ -100,10 +107,9 @@ void CodesIndex::build_with(CodeEncoder* encoder, const KeyView& keys,
 }
 
 void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
-  const std::int64_t bytes = params_.key_bytes * units_of(keys().dim);
   if (first == 0) {
     CodesKind(params_).check(keys().dim, 0);
-    coder_ = KeyCoder(keys(), bytes);
+    coder_ = KeyCoder(keys(), params_.bytes_of_key(keys().dim));
     rare_.reserve(static_cast<std::size_t>(keys().count / keys_per_rare + 1));
   }
   const std::int64_t count = keys().count - first;

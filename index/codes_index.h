@@ -22,6 +22,9 @@ struct CodesParams {
   std::int64_t value_bytes = 8;  ///< and of a value's, which the tail is made of; 0: no tail
 
   std::string text() const;
+  /// Bytes of a key's code, and bits of a value's, where they have so many dims.
+  std::int64_t bytes_of_key(std::int64_t dim) const;
+  std::int64_t bits_of_value(std::int64_t dim) const;
 };
 
 class CodesIndex final : public ApproximateIndex {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "index/codes_index.h"
 #include "index/key_codes.h"
 #include "index/principal_axes.h"
 #include "index/value_codes.h"
@@ -398,6 +399,21 @@ TEST(PrincipalAxes, AreOrthonormalAndGiveTheMatrixBack) {
       }
       EXPECT_NEAR(product, i == j ? 1.0 : 0.0, 1e-10);
       EXPECT_NEAR(entry, matrix[static_cast<std::size_t>(i * n + j)], 1e-9 * values[0]);
+    }
+  }
+}
+
+TEST(CodesParams, TellTheSizeOfCodes) {
+  for (const CodesParams params : {CodesParams{16, 8}, CodesParams{64, 16}, CodesParams{3, 1}}) {
+    for (const std::int64_t dim : {7, 64, 96, 128, 160, 256}) {
+      const auto keys = turned_keys(300, dim, 0.9, 3);
+      CodesIndex index(params);
+      index.add(view_of(keys, dim), {});
+      index.build({});
+      EXPECT_EQ(params.bytes_of_key(dim), index.coder().bytes());
+      const std::int64_t bits = params.bits_of_value(dim);
+      EXPECT_EQ(ValueCoder(view_of(keys, dim), bits).bits(), bits);
+      EXPECT_EQ(bits, std::min(dim, (dim > 128 ? 16 : 8) * params.value_bytes));
     }
   }
 }

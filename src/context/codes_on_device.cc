@@ -112,10 +112,10 @@ std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptio
       options.dense_layers >= shape.layers || tokens > most_scanned) {
     return 0;
   }
-  const CodesParams& params = codes->params();
-  if (params.key_bytes > most_code_bytes) return 0;  // heads that are scanned have 128 dims at most
-  return compute.codes_bytes(shape, tokens, params.key_bytes,
-                             std::min(8 * params.value_bytes, shape.head_dim),
+  const std::int64_t key_bytes = codes->params().bytes_of_key(shape.head_dim);
+  if (key_bytes > most_code_bytes) return 0;
+  return compute.codes_bytes(shape, tokens, key_bytes,
+                             codes->params().bits_of_value(shape.head_dim),
                              (tokens - 1) / CodesIndex::keys_per_rare + 1);
 }
 

@@ -12,7 +12,7 @@
 namespace topkv {
 
 /// Of a key, that a device scans.
-inline constexpr std::int64_t most_code_bytes = 32;
+inline constexpr std::int64_t most_code_bytes = 64;
 
 /// What a device is given of one KV head. Pointers and spans are read during the call alone.
 struct HeadCodes {

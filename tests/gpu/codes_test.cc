@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/cuda_codes.h"
@@ -67,7 +68,7 @@ struct Head {
       for (std::int64_t i = 0; i < rare_count; ++i) rare.push_back(i * count / rare_count);
     }
     if (bytes.value_bytes > 0)
-      tail = std::make_unique<CodeTail>(index, rows, 8 * bytes.value_bytes, std::stop_token{});
+      tail = std::make_unique<CodeTail>(index, rows, bytes.bits_of_value(dim), std::stop_token{});
     std::vector<float> one(static_cast<std::size_t>(dim));
     for (std::int64_t i = 0; i < count; ++i) {
       index.coder().decode(index.codes(), i, one.data());
@@ -107,37 +108,92 @@ struct Case {
   std::int64_t key_bytes = 16;
   std::int64_t rare = -1;  // keys; -1: those that the index has
   std::int64_t lists = 1;  // of a KV head
+  float softcap = 0;
 };
 
 std::vector<Case> cases() {
-  return {{"head_dim_128", 5000, 128, 7, 16, 40, {0, 5000}},
-          {"head_dim_64", 5000, 64, 2, 8, 40, {0, 5000}},
-          {"head_dim_80", 5000, 80, 8, 16, 40, {4, 4321}},
-          {"head_dim_96", 5000, 96, 1, 8, 40, {63, 4929}},
-          {"no_values", 5000, 128, 4, 0, 40, {0, 5000}},
-          {"one_row_wanted", 5000, 128, 4, 8, 1, {4, 5000}},
-          {"all_wanted", 3000, 128, 4, 8, 5000, {4, 3000}},
-          {"sharp", 5000, 128, 4, 8, 16, {0, 5000}, 8},
-          {"flat", 5000, 128, 4, 8, 256, {0, 5000}, 0.02F},
-          {"queries_of_zeros", 5000, 64, 4, 8, 16, {0, 5000}, 0},
-          {"tiny_queries", 5000, 64, 4, 8, 16, {0, 5000}, 1e-6F},
-          {"one_row", 300, 64, 3, 8, 4, {129, 130}},
-          {"no_row", 300, 64, 3, 8, 4, {129, 129}},
-          {"few_rows", 70, 64, 3, 8, 4, {0, 70}},
-          {"within_a_unit", 300, 128, 8, 16, 4, {65, 120}},
-          {"bytes_32", 5000, 128, 7, 8, 40, {4, 4990}, 1, 32},
-          {"bytes_32_dim_64", 5000, 64, 2, 16, 40, {0, 5000}, 1, 32},
-          {"bytes_32_sharp", 5000, 64, 8, 8, 16, {0, 5000}, 8, 32},
-          {"bytes_24_dim_80", 5000, 80, 3, 8, 40, {0, 5000}, 1, 24},
-          {"bytes_8_no_values", 5000, 128, 3, 0, 40, {0, 5000}, 1, 8},
-          {"many_rare", 6000, 96, 5, 8, 40, {3, 6000}, 1, 16, 5000},
-          {"all_rare", 300, 64, 3, 8, 4, {0, 300}, 1, 16, 300},
-          {"two_lists", 5000, 128, 7, 8, 40, {4, 5000}, 1, 16, -1, 2},
-          {"four_lists", 30000, 64, 4, 8, 64, {4, 29990}, 1, 32, -1, 4},
-          {"four_long_lists", 12000, 64, 4, 8, 20000, {4, 12000}, 1, 16, -1, 4},
-          {"four_lists_many_rare", 6000, 96, 5, 16, 40, {3, 6000}, 1, 32, 5000, 4},
-          {"three_lists_few_rows", 70, 64, 3, 8, 4, {0, 70}, 1, 16, -1, 3},
-          {"three_lists_no_row", 300, 64, 3, 8, 4, {129, 129}, 1, 16, -1, 3}};
+  return {
+      {"head_dim_128", 5000, 128, 7, 16, 40, {0, 5000}},
+      {"head_dim_64", 5000, 64, 2, 8, 40, {0, 5000}},
+      {"head_dim_80", 5000, 80, 8, 16, 40, {4, 4321}},
+      {"head_dim_96", 5000, 96, 1, 8, 40, {63, 4929}},
+      {"no_values", 5000, 128, 4, 0, 40, {0, 5000}},
+      {"one_row_wanted", 5000, 128, 4, 8, 1, {4, 5000}},
+      {"all_wanted", 3000, 128, 4, 8, 5000, {4, 3000}},
+      {"sharp", 5000, 128, 4, 8, 16, {0, 5000}, 8},
+      {"flat", 5000, 128, 4, 8, 256, {0, 5000}, 0.02F},
+      {"queries_of_zeros", 5000, 64, 4, 8, 16, {0, 5000}, 0},
+      {"tiny_queries", 5000, 64, 4, 8, 16, {0, 5000}, 1e-6F},
+      {"one_row", 300, 64, 3, 8, 4, {129, 130}},
+      {"no_row", 300, 64, 3, 8, 4, {129, 129}},
+      {"few_rows", 70, 64, 3, 8, 4, {0, 70}},
+      {"within_a_unit", 300, 128, 8, 16, 4, {65, 120}},
+      {"bytes_32", 5000, 128, 7, 8, 40, {4, 4990}, 1, 32},
+      {"bytes_32_dim_64", 5000, 64, 2, 16, 40, {0, 5000}, 1, 32},
+      {"bytes_32_sharp", 5000, 64, 8, 8, 16, {0, 5000}, 8, 32},
+      {"bytes_24_dim_80", 5000, 80, 3, 8, 40, {0, 5000}, 1, 24},
+      {"bytes_8_no_values", 5000, 128, 3, 0, 40, {0, 5000}, 1, 8},
+      {"many_rare", 6000, 96, 5, 8, 40, {3, 6000}, 1, 16, 5000},
+      {"all_rare", 300, 64, 3, 8, 4, {0, 300}, 1, 16, 300},
+      {"two_lists", 5000, 128, 7, 8, 40, {4, 5000}, 1, 16, -1, 2},
+      {"four_lists", 30000, 64, 4, 8, 64, {4, 29990}, 1, 32, -1, 4},
+      {"four_long_lists", 12000, 64, 4, 8, 20000, {4, 12000}, 1, 16, -1, 4},
+      {"four_lists_many_rare", 6000, 96, 5, 16, 40, {3, 6000}, 1, 32, 5000, 4},
+      {"three_lists_few_rows", 70, 64, 3, 8, 4, {0, 70}, 1, 16, -1, 3},
+      {"three_lists_no_row", 300, 64, 3, 8, 4, {129, 129}, 1, 16, -1, 3},
+      {"bytes_64", 5000, 128, 7, 8, 40, {4, 4990}, 1, 64},
+      {"bytes_48_dim_96", 5000, 96, 2, 16, 40, {0, 5000}, 1, 64},
+      // Of 256 dims codes have twice as many bytes as are given.
+      {"head_dim_256", 5000, 256, 7, 8, 40, {0, 5000}},
+      {"head_dim_256_bytes_16", 5000, 256, 2, 4, 40, {4, 4321}, 1, 8},
+      {"head_dim_256_bytes_16_values_16", 5000, 256, 8, 8, 40, {0, 5000}, 1, 8},
+      {"head_dim_256_bytes_16_values_32", 5000, 256, 3, 16, 40, {0, 5000}, 1, 8},
+      {"head_dim_256_bytes_16_no_values", 5000, 256, 3, 0, 40, {0, 5000}, 1, 8},
+      {"head_dim_256_values_8", 5000, 256, 1, 4, 40, {63, 4929}},
+      {"head_dim_256_values_32", 5000, 256, 8, 16, 40, {4, 5000}},
+      {"head_dim_256_no_values", 5000, 256, 4, 0, 40, {0, 5000}},
+      {"head_dim_256_bytes_64", 5000, 256, 7, 8, 40, {63, 4929}, 1, 32},
+      {"head_dim_256_bytes_64_values_8", 5000, 256, 4, 4, 40, {0, 5000}, 1, 32},
+      {"head_dim_256_bytes_64_values_32", 5000, 256, 8, 16, 40, {4, 4990}, 1, 32},
+      {"head_dim_256_bytes_64_no_values", 5000, 256, 2, 0, 40, {0, 5000}, 1, 32},
+      {"head_dim_256_sharp", 5000, 256, 4, 8, 16, {0, 5000}, 16},
+      {"head_dim_256_bytes_64_sharp", 5000, 256, 4, 16, 16, {0, 5000}, 16, 32},
+      {"head_dim_256_flat", 5000, 256, 4, 8, 256, {0, 5000}, 0.02F},
+      {"head_dim_256_all_wanted", 3000, 256, 4, 8, 5000, {4, 3000}},
+      {"head_dim_256_few_rows", 70, 256, 3, 16, 4, {0, 70}},
+      {"head_dim_256_no_row", 300, 256, 3, 8, 4, {129, 129}},
+      {"head_dim_256_many_rare", 6000, 256, 8, 8, 40, {3, 6000}, 1, 16, 5000},
+      {"head_dim_256_all_rare", 300, 256, 3, 8, 4, {0, 300}, 1, 16, 300},
+      {"head_dim_256_four_lists", 30000, 256, 4, 8, 64, {4, 29990}, 1, 32, -1, 4},
+      {"head_dim_132", 5000, 132, 5, 8, 40, {0, 5000}},
+      {"head_dim_160", 5000, 160, 4, 8, 40, {4, 4990}},
+      {"head_dim_160_many_rare", 6000, 160, 3, 16, 40, {3, 6000}, 1, 16, 5000, 2},
+      {"head_dim_192", 5000, 192, 6, 12, 40, {0, 5000}, 1, 24},
+      // Scores of a size of 1 deviate by about 0.5.
+      {"capped", 5000, 128, 7, 8, 40, {0, 5000}, 1, 16, -1, 1, 30},
+      {"capped_bent", 5000, 128, 4, 16, 40, {4, 4990}, 4, 16, -1, 1, 2},
+      {"capped_sharp", 5000, 128, 4, 8, 16, {0, 5000}, 8, 16, -1, 1, 10},
+      {"capped_very_sharp", 5000, 64, 8, 8, 16, {0, 5000}, 40, 32, -1, 1, 50},
+      {"capped_two_scores", 5000, 128, 4, 8, 16, {0, 5000}, 8, 16, -1, 1, 0.5F},
+      {"capped_flat", 5000, 128, 4, 8, 256, {0, 5000}, 0.02F, 16, -1, 1, 1},
+      {"capped_queries_of_zeros", 5000, 64, 4, 8, 16, {0, 5000}, 0, 16, -1, 1, 30},
+      {"capped_bytes_32", 5000, 128, 7, 16, 40, {4, 4990}, 4, 32, -1, 1, 4},
+      {"capped_bytes_64", 5000, 128, 3, 16, 40, {4, 4990}, 4, 64, -1, 1, 4},
+      {"capped_no_values", 5000, 128, 4, 0, 40, {0, 5000}, 4, 16, -1, 1, 4},
+      {"capped_bytes_32_no_values", 5000, 64, 4, 0, 40, {0, 5000}, 4, 32, -1, 1, 4},
+      {"capped_all_wanted", 3000, 128, 4, 8, 5000, {4, 3000}, 4, 16, -1, 1, 4},
+      {"capped_few_rows", 70, 64, 3, 8, 4, {0, 70}, 4, 16, -1, 1, 4},
+      {"capped_no_row", 300, 64, 3, 8, 4, {129, 129}, 1, 16, -1, 1, 4},
+      {"capped_many_rare", 6000, 96, 5, 8, 40, {3, 6000}, 4, 16, 5000, 1, 3},
+      {"capped_all_rare", 300, 64, 3, 8, 4, {0, 300}, 4, 16, 300, 1, 3},
+      {"capped_four_lists", 30000, 64, 4, 8, 64, {4, 29990}, 4, 32, -1, 4, 5},
+      {"capped_head_dim_256", 5000, 256, 8, 8, 40, {0, 5000}, 4, 16, -1, 1, 3},
+      {"capped_head_dim_256_bytes_16", 5000, 256, 3, 16, 40, {0, 5000}, 4, 8, -1, 1, 3},
+      {"capped_head_dim_256_values_32", 5000, 256, 3, 16, 40, {4, 5000}, 4, 16, -1, 1, 3},
+      {"capped_head_dim_256_bytes_64", 5000, 256, 7, 8, 40, {63, 4929}, 4, 32, -1, 1, 3},
+      {"capped_head_dim_256_bytes_64_values_8", 5000, 256, 2, 4, 40, {0, 5000}, 4, 32, -1, 2, 3},
+      {"capped_head_dim_256_bytes_64_values_32", 5000, 256, 2, 16, 40, {0, 5000}, 4, 32, -1, 1, 3},
+      {"capped_head_dim_256_many_rare", 6000, 256, 8, 8, 40, {3, 6000}, 4, 32, 5000, 4, 3}};
 }
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -249,6 +305,17 @@ struct Scanner {
   std::unique_ptr<CudaCodes> codes;
 };
 
+double capped(double score, double softcap) {
+  return softcap > 0 ? softcap * std::tanh(score / softcap) : score;
+}
+
+/// The deviation of a score's error that is reckoned with.
+double deviation(const Head& head, const AttentionShape& shape, const float* query) {
+  if (shape.softcap > 0) return 0;
+  return shape.softmax_scale() *
+         std::sqrt(static_cast<double>(head.index.coder().error_variance(query)));
+}
+
 /// log of the mean of exp(error) for errors of deviation s below x.
 double mean_error(double s, double x) {
   if (s < 1e-6) return 0;
@@ -260,8 +327,11 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
   const Place place("cuda");
   const Case& c = GetParam();
   constexpr std::int64_t kv_heads = 2;
-  const AttentionShape shape{
-      .layers = 1, .q_heads = kv_heads * c.group, .kv_heads = kv_heads, .head_dim = c.dim};
+  const AttentionShape shape{.layers = 1,
+                             .q_heads = kv_heads * c.group,
+                             .kv_heads = kv_heads,
+                             .head_dim = c.dim,
+                             .softcap = c.softcap};
   std::vector<std::unique_ptr<Head>> heads;
   for (unsigned h = 0; h < kv_heads; ++h)
     heads.push_back(std::make_unique<Head>(c.count, c.dim, CodesParams{c.key_bytes, c.value_bytes},
@@ -288,7 +358,12 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
       const std::int64_t at = h * c.group + g;
       const float* query = &q[static_cast<std::size_t>(at * c.dim)];
       std::vector<double> scores;
-      for (const std::int64_t row : coded) scores.push_back(scale * head.score(query, row));
+      double most = 0;  // of what is capped
+      for (const std::int64_t row : coded) {
+        const double score = scale * head.score(query, row);
+        most = std::max(most, std::abs(score));
+        scores.push_back(capped(score, c.softcap));
+      }
       std::vector<double> sorted(scores);
       std::ranges::sort(sorted, std::greater<>());
       const bool all = c.wanted >= std::ssize(coded);
@@ -296,7 +371,9 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
                                                : sorted[static_cast<std::size_t>(c.wanted) - 1];
       const double next = all || coded.empty() ? last : sorted[static_cast<std::size_t>(c.wanted)];
       // Coefficients are rounded to 1 / 32512 of the largest, weights near the threshold to 2^-10.
-      const double widest = coded.empty() ? 0 : sorted.front() - sorted.back();
+      const double widest = coded.empty()   ? 0
+                            : c.softcap > 0 ? most
+                                            : sorted.front() - sorted.back();
       const double rounding = 2e-3 + 1e-3 * widest;
       for (std::size_t i = 0; i < coded.size(); ++i) {
         due[i] = due[i] || scores[i] > last + rounding;
@@ -313,12 +390,12 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
           sum += static_cast<double>(query[j]) * test::bf16_at(head.rows.key(row), j);
           value.push_back(test::bf16_at(head.rows.value(row), j));
         }
-        parts.emplace_back(scale * sum, value);
+        parts.emplace_back(capped(scale * sum, c.softcap), value);
       }
       if (tail && !all) {
-        const double s =
-            scale * std::sqrt(static_cast<double>(head.index.coder().error_variance(query)));
-        const double threshold = (last + next) / 2;
+        const double s = deviation(head, shape, query);
+        // Of capped scores those that are nearly alike are found together.
+        const double threshold = c.softcap > 0 ? next - 1.4e-3 : (last + next) / 2;
         double plain = 0;
         double corrected = 0;
         for (const double score : scores) {
@@ -337,7 +414,11 @@ TEST_P(CodeScans, EqualFloat64OfWhatCodesStandFor) {
         const TailNoise& noise = got.noise[static_cast<std::size_t>(at)];
         const ValueCoder& values = head.tail->coder();
         if (c.size > 1e-3F) {  // with scores that are all alike, a threshold may fall anywhere
-          EXPECT_NEAR(noise.weights / (squares * std::expm1(s * s)), 1, 0.1) << "head " << at;
+          if (s > 0) {
+            EXPECT_NEAR(noise.weights / (squares * std::expm1(s * s)), 1, 0.1) << "head " << at;
+          } else {
+            EXPECT_EQ(noise.weights, 0) << "head " << at;
+          }
           EXPECT_NEAR(noise.values / (squares * values.error_variance()), 1, 0.1) << "head " << at;
         }
         EXPECT_EQ(noise.spread, values.variance());
@@ -404,13 +485,18 @@ TEST(CodeScan, OfALongContextFindsAboutAsManyRowsAsWanted) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
   constexpr std::int64_t count = 300000;  // a ninth of which is sampled
-  const AttentionShape shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
   std::vector<std::unique_ptr<Head>> heads;
   heads.push_back(std::make_unique<Head>(count, 64, CodesParams{16, 8}, 1));
   const Head& head = *heads[0];
-  Scanner scanner(place, shape, heads);
-  const double scale = shape.softmax_scale();
-  for (const std::int64_t wanted : {16, 64, 1024}) {
+  const std::vector<std::pair<float, std::int64_t>> cases = {
+      {0.0F, 16}, {0.0F, 64}, {0.0F, 1024}, {10.0F, 16}, {10.0F, 1024}};
+  for (const auto& [softcap, wanted] : cases) {
+    SCOPED_TRACE("softcap " + std::to_string(softcap));
+    const AttentionShape shape{
+        .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64, .softcap = softcap};
+    Scanner scanner(place, shape, heads);
+    const double scale = shape.softmax_scale();
+    const auto capped_score = [&](double dot) { return capped(scale * dot, shape.softcap); };
     double total = 0;
     constexpr unsigned rounds = 24;
     for (unsigned round = 0; round < rounds; ++round) {
@@ -424,11 +510,10 @@ TEST(CodeScan, OfALongContextFindsAboutAsManyRowsAsWanted) {
       EXPECT_LT(n, static_cast<double>(wanted) * 6);
       if (round >= 3) continue;
       // The tail is that of the rows not found, wherever the threshold lies.
-      const double s =
-          scale * std::sqrt(static_cast<double>(head.index.coder().error_variance(q.data())));
+      const double s = deviation(head, shape, q.data());
       double threshold = 1e300;
       for (const std::int64_t row : found)
-        threshold = std::min(threshold, scale * head.score(q.data(), row));
+        threshold = std::min(threshold, capped_score(head.score(q.data(), row)));
       double plain = 0;
       double corrected = 0;
       for (std::int64_t row = 4; row < count; ++row) {
@@ -437,11 +522,11 @@ TEST(CodeScan, OfALongContextFindsAboutAsManyRowsAsWanted) {
           for (std::int64_t j = 0; j < 64; ++j)
             score += static_cast<double>(q[static_cast<std::size_t>(j)]) *
                      test::bf16_at(head.rows.key(row), j);
-          corrected += std::exp(scale * score - threshold);
+          corrected += std::exp(capped_score(score) - threshold);
           continue;
         }
         if (std::ranges::binary_search(found, row)) continue;
-        const double below = std::max(0.0, threshold - scale * head.score(q.data(), row));
+        const double below = std::max(0.0, threshold - capped_score(head.score(q.data(), row)));
         plain += std::exp(-below);
         corrected += std::exp(mean_error(s, below) - below);
       }
@@ -457,15 +542,23 @@ TEST(CodeScan, OfALongContextFindsAboutAsManyRowsAsWanted) {
 TEST(CodeScan, OfSeveralTokensIsThatOfEach) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
-  constexpr std::int64_t count = 60000;
-  for (const CodesParams bytes : {CodesParams{16, 8}, CodesParams{32, 16}, CodesParams{16, 0}}) {
-    const AttentionShape shape{.layers = 1, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
+  struct Shape {
+    CodesParams bytes;
+    std::int64_t dim = 64;
+    float softcap = 0;
+  };
+  for (const auto& [bytes, dim, softcap] :
+       {Shape{{16, 8}}, Shape{{32, 16}}, Shape{{16, 0}}, Shape{{16, 8}, 256}, Shape{{16, 8}, 64, 4},
+        Shape{{32, 16}, 256, 4}}) {
+    const std::int64_t count = dim > 128 ? 20000 : 60000;
+    const AttentionShape shape{
+        .layers = 1, .q_heads = 6, .kv_heads = 2, .head_dim = dim, .softcap = softcap};
     std::vector<std::unique_ptr<Head>> heads;
-    for (unsigned h = 0; h < 2; ++h) heads.push_back(std::make_unique<Head>(count, 64, bytes, h));
+    for (unsigned h = 0; h < 2; ++h) heads.push_back(std::make_unique<Head>(count, dim, bytes, h));
     Scanner scanner(place, shape, heads);
     std::vector<Scanner::Asked> asked;
     for (unsigned i = 0; i < gpu::scan_batch; ++i) {
-      asked.push_back({reference::random_floats(6 * 64, 7 + i, i == 2 ? 8.0F : 1.0F),
+      asked.push_back({reference::random_floats(6 * dim, 7 + i, i == 2 ? 8.0F : 1.0F),
                        {4, i == 3 ? 300 : count - 1000 * i}});
     }
     const bool tail = bytes.value_bytes > 0;

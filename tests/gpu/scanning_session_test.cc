@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/gpu/session_feed.h"
@@ -21,6 +22,8 @@ using test::Place;
 using test::TokenStream;
 
 const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
+const AttentionShape wide{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 256};
+const AttentionShape capped{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64, .softcap = 5};
 
 std::vector<std::vector<float>> outs_of(const Place& place, const TokenStream& stream,
                                         Session& session, std::int64_t end, std::int64_t step) {
@@ -47,13 +50,38 @@ TEST(ScanningSession, AllKeysRetrievedEqualsDense) {
   }
 }
 
+TEST(ScanningSession, AllKeysOfOtherShapesRetrievedEqualDense) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  AttentionShape both = wide;
+  both.softcap = 5;
+  for (const AttentionShape& shape : {wide, capped, both}) {
+    const TokenStream stream(shape, 1060);
+    const auto context = stream.context(1000)->with_index("codes");
+    const RetrievalOptions dense{.dense_layers = 2, .capacity = 1024};
+    Session all(
+        context,
+        {.index = "codes", .k = TopK::same(100000), .window = 16, .sinks = 2, .capacity = 1024},
+        place.device());
+    EXPECT_GT(all.stats().device_code_bytes, 0);
+    Feed feed(place, stream, 1000, 1060);
+    feed.run(all, 7);
+    EXPECT_LE(feed.worst(dense, {1000, 1017, 1059}), 1.0)
+        << shape.head_dim << " dims, softcap " << shape.softcap;
+  }
+}
+
 TEST(ScanningSession, IsAsNearToDenseAsAHostSession) {
   TOPKV_NEEDS_GPU();
   const Place cuda("cuda");
   const Place host("cpu");
-  for (const std::int64_t dim : {64, 128}) {
+  const std::vector<std::pair<std::int64_t, float>> cases = {
+      {64, 0.0F}, {128, 0.0F}, {256, 0.0F}, {64, 5.0F}, {256, 5.0F}};
+  for (const auto& [dim, softcap] : cases) {
+    SCOPED_TRACE("softcap " + std::to_string(softcap));
     AttentionShape shape = small;
     shape.head_dim = dim;
+    shape.softcap = softcap;
     TokenStream stream(shape, 6040);
     for (auto& keys : stream.k) {  // codes are for keys that vary along few directions
       for (std::size_t i = 0; i < keys.size(); ++i)
@@ -82,17 +110,22 @@ TEST(ScanningSession, IsAsNearToDenseAsAHostSession) {
 TEST(ScanningSession, CodesTakeTheMemoryThatIsTold) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
-  const TokenStream stream(small, 30000);
-  for (const char* index : {"codes", "codes:k=32,v=8", "codes:k=8,v=0"}) {
+  const std::vector<std::pair<AttentionShape, std::string>> cases = {
+      {small, "codes"}, {small, "codes:k=32,v=8"}, {small, "codes:k=64,v=8"},
+      {wide, "codes"},  {wide, "codes:k=32,v=16"}, {capped, "codes:k=8,v=0"},
+  };
+  for (const auto& [shape, index] : cases) {
+    const TokenStream stream(shape, 30000);
     const RetrievalOptions options{.index = index, .window = 16, .capacity = 1024};
     Session session(stream.context(30000)->with_index(index), options, place.device());
     const auto taken = static_cast<double>(session.stats().device_code_bytes);
     EXPECT_GT(taken, 0);
     EXPECT_NEAR(
-        static_cast<double>(device_code_bytes(small, options, 30000, place.device())) / taken, 1,
+        static_cast<double>(device_code_bytes(shape, options, 30000, place.device())) / taken, 1,
         0.01)
-        << index;
+        << index << " of " << shape.head_dim << " dims";
   }
+  EXPECT_EQ(device_code_bytes(wide, {.index = "codes:k=33"}, 30000, place.device()), 0);
   EXPECT_EQ(device_code_bytes(small, {.index = "exact"}, 30000, place.device()), 0);
   EXPECT_EQ(device_code_bytes(small, {.index = "codes", .mass = 0.9}, 30000, place.device()), 0);
   EXPECT_EQ(device_code_bytes(small, {.index = "codes"}, 30000, Device()), 0);
