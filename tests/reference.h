@@ -7,7 +7,10 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <random>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace reference {
@@ -58,6 +61,44 @@ inline Result attend(const Rows& rows, const float* query, double scale,
   for (double& x : result.out) x /= sum;
   result.lse = high + std::log(sum);
   return result;
+}
+
+/// The k keys of [row, score], by the largest scores.
+inline std::set<std::int64_t> best_of(const std::map<std::int64_t, double>& scores,
+                                      std::int64_t k) {
+  std::vector<std::pair<double, std::int64_t>> sorted;
+  for (const auto& [row, score] : scores) sorted.push_back({-score, row});
+  std::sort(sorted.begin(), sorted.end());
+  std::set<std::int64_t> rows;
+  for (const auto& [score, row] : sorted) {
+    if (static_cast<std::int64_t>(rows.size()) < k) rows.insert(row);
+  }
+  return rows;
+}
+
+/// The k rows among [begin, end) with the largest score. For several queries: of the k best of any
+/// of them those whose softmax weights, over all of these, add up to most.
+inline std::set<std::int64_t> best_rows(const Rows& rows, const std::vector<const float*>& queries,
+                                        std::int64_t begin, std::int64_t end, std::int64_t k,
+                                        double scale, double softcap) {
+  std::map<const float*, std::map<std::int64_t, double>> scores;
+  std::set<std::int64_t> any;
+  for (const float* query : queries) {
+    for (std::int64_t row = begin; row < end; ++row) scores[query][row] = score(rows, query, row);
+    any.merge(best_of(scores[query], k));
+  }
+  if (queries.size() == 1) return any;
+  std::map<std::int64_t, double> weights;
+  for (const float* query : queries) {
+    const auto weight = [&](std::int64_t row) {
+      const double x = scale * scores[query][row];
+      return std::exp(softcap > 0 ? softcap * std::tanh(x / softcap) : x);
+    };
+    double whole = 0;
+    for (const std::int64_t row : any) whole += weight(row);
+    for (const std::int64_t row : any) weights[row] += weight(row) / whole;
+  }
+  return best_of(weights, k);
 }
 
 inline std::vector<float> random_floats(std::int64_t count, unsigned seed, float size = 1.0F) {

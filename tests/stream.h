@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -94,45 +93,6 @@ struct Stream {
   std::vector<std::vector<float>> q, k, v;  // [layers][tokens x width]
 };
 
-/// The k rows of largest score among [begin, end), by float64 scores.
-inline std::set<std::int64_t> best_rows(const reference::Rows& rows, const float* query,
-                                        std::int64_t begin, std::int64_t end, std::int64_t k) {
-  std::vector<std::pair<double, std::int64_t>> scored;
-  for (std::int64_t r = begin; r < end; ++r)
-    scored.push_back({-reference::score(rows, query, r), r});
-  std::sort(scored.begin(), scored.end());
-  std::set<std::int64_t> positions;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(k, scored.size()); ++i)
-    positions.insert(scored[i].second);
-  return positions;
-}
-
-/// Of the k best rows of any query, the k whose softmax weights over these add up to most.
-inline std::set<std::int64_t> best_shared_rows(const reference::Rows& rows,
-                                               const std::vector<const float*>& queries,
-                                               std::int64_t begin, std::int64_t end, std::int64_t k,
-                                               const AttentionShape& shape) {
-  std::set<std::int64_t> any;
-  for (const float* query : queries) any.merge(best_rows(rows, query, begin, end, k));
-  std::map<std::int64_t, double> weights;
-  for (const float* query : queries) {
-    const auto weight = [&](std::int64_t row) {
-      const double score = shape.softmax_scale() * reference::score(rows, query, row);
-      return std::exp(shape.softcap > 0 ? shape.softcap * std::tanh(score / shape.softcap) : score);
-    };
-    double whole = 0;
-    for (const std::int64_t row : any) whole += weight(row);
-    for (const std::int64_t row : any) weights[row] += weight(row) / whole;
-  }
-  std::vector<std::pair<double, std::int64_t>> scored;
-  for (const auto& [row, weight] : weights) scored.push_back({-weight, row});
-  std::sort(scored.begin(), scored.end());
-  std::set<std::int64_t> positions;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(k, scored.size()); ++i)
-    positions.insert(scored[i].second);
-  return positions;
-}
-
 /// Compares what a session gave for the token at p of one layer with float64. lse: null: none.
 /// held: rows there are, p + 1 unless the token came without its own.
 inline void expect_step(const Stream& stream, std::int64_t layer, std::int64_t p,
@@ -149,15 +109,12 @@ inline void expect_step(const Stream& stream, std::int64_t layer, std::int64_t p
     };
     std::set<std::int64_t> found;
     if (layer >= options.dense_layers) {
-      const std::int64_t k = options.k.resolve(shape.layers)[static_cast<std::size_t>(layer)];
-      const std::int64_t end = std::min(window_begin, held);
-      if (options.select_by == SelectBy::query_head) {
-        found = best_rows(rows, query(h), options.sinks, end, k);
-      } else {
-        std::vector<const float*> heads;
-        for (std::int64_t g = 0; g < group; ++g) heads.push_back(query(h / group * group + g));
-        found = best_shared_rows(rows, heads, options.sinks, end, k, shape);
-      }
+      std::vector<const float*> heads;
+      for (std::int64_t g = 0; g < group; ++g) heads.push_back(query(h / group * group + g));
+      if (options.select_by == SelectBy::query_head) heads = {query(h)};
+      found = reference::best_rows(rows, heads, options.sinks, std::min(window_begin, held),
+                                   options.k.resolve(shape.layers)[static_cast<std::size_t>(layer)],
+                                   shape.softmax_scale(), shape.softcap);
     }
     const auto want = reference::attend(
         rows, query(h), shape.softmax_scale(),

@@ -286,11 +286,11 @@ TEST(CodeEncoder, MakesTheCodesOfContexts) {
   }
 }
 
-TEST(CodeEncoder, IsRefusedWhereThereIsNoRoom) {
+TEST(CodeEncoder, IsNotThereWhereThereIsNoRoomAndTheHostsThreadsMakeCodes) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");
   const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64};
-  const test::TokenStream stream(shape, 300);
+  const test::TokenStream stream(shape, 304);
   ContextBuilder builder(shape, {.capacity = 300}, place.device());
   builder.reserve(0, 1);
   append(builder, stream, 300);
@@ -298,8 +298,17 @@ TEST(CodeEncoder, IsRefusedWhereThereIsNoRoom) {
   const auto compute = place.device().compute();
   const DeviceMemory memory = compute->memory();
   const Buffer all = compute->allocate(memory.ceiling - memory.used - (8 << 20), "a test");
-  EXPECT_THROW(plain->with_index("codes", {}, place.device()), OutOfMemory);
-  EXPECT_NO_THROW(plain->with_index("codes"));
+  EXPECT_THROW(compute->code_encoder(64), OutOfMemory);
+  const Place host("cpu");
+  std::vector<std::vector<float>> outs[2];
+  for (const bool on_device : {false, true}) {
+    const auto context = plain->with_index("codes", {}, on_device ? place.device() : host.device());
+    Session session(context, {.index = "codes", .k = TopK::same(8), .window = 16, .capacity = 8});
+    test::Feed feed(host, stream, 300, 304);
+    feed.run(session, 1);
+    outs[on_device ? 1 : 0] = feed.outs();
+  }
+  EXPECT_EQ(outs[0], outs[1]);
 }
 
 }  // namespace

@@ -127,7 +127,9 @@ TEST(ScanningSession, CodesTakeTheMemoryThatIsTold) {
   }
   EXPECT_EQ(device_code_bytes(wide, {.index = "codes:k=33"}, 30000, place.device()), 0);
   EXPECT_EQ(device_code_bytes(small, {.index = "exact"}, 30000, place.device()), 0);
-  EXPECT_EQ(device_code_bytes(small, {.index = "codes", .mass = 0.9}, 30000, place.device()), 0);
+  EXPECT_EQ(device_code_bytes(small, {.index = "codes", .select_by = SelectBy::group}, 30000,
+                              place.device()),
+            0);
   EXPECT_EQ(device_code_bytes(small, {.index = "codes"}, 30000, Device()), 0);
 }
 

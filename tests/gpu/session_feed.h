@@ -85,24 +85,6 @@ class Feed {
   std::vector<topkv::Buffer> q_, k_, v_, out_, lse_;  // per layer
 };
 
-/// The k rows of largest score among [begin, end), by float64 scores; score is the largest of the
-/// queries given.
-inline std::set<std::int64_t> best_rows(const reference::Rows& rows,
-                                        const std::vector<const float*>& queries,
-                                        std::int64_t begin, std::int64_t end, std::int64_t k) {
-  std::vector<std::pair<double, std::int64_t>> scored;
-  for (std::int64_t r = begin; r < end; ++r) {
-    double best = -std::numeric_limits<double>::infinity();
-    for (const float* query : queries) best = std::max(best, reference::score(rows, query, r));
-    scored.push_back({-best, r});
-  }
-  std::sort(scored.begin(), scored.end());
-  if (static_cast<std::int64_t>(scored.size()) > k) scored.resize(static_cast<std::size_t>(k));
-  std::set<std::int64_t> positions;
-  for (const auto& [score, position] : scored) positions.insert(position);
-  return positions;
-}
-
 /// The rows below `end` that a session with an exact index finds for a token at p.
 inline std::set<std::int64_t> found_rows(const TokenStream& stream,
                                          const topkv::RetrievalOptions& options, std::int64_t layer,
@@ -116,8 +98,9 @@ inline std::set<std::int64_t> found_rows(const TokenStream& stream,
     for (std::int64_t g = 0; g < group; ++g)
       choosers.push_back(stream.query(layer, p, head / group * group + g));
   }
-  return best_rows(stream.rows(layer, head / group), choosers, options.sinks,
-                   std::clamp<std::int64_t>(p - options.window + 1, 0, end), k);
+  return reference::best_rows(stream.rows(layer, head / group), choosers, options.sinks,
+                              std::clamp<std::int64_t>(p - options.window + 1, 0, end), k,
+                              stream.shape.softmax_scale(), stream.shape.softcap);
 }
 
 inline double Feed::worst(const topkv::RetrievalOptions& options,
