@@ -1,5 +1,7 @@
 // A session's own rows that have left the window and are laid out in codes: none is lost or counted
 // twice, all of them found is dense attention in float64, and what is estimated is near to it.
+#include "src/context/own_codes.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "src/core/faults.h"
@@ -50,7 +53,14 @@ struct Hooked {
   Hooked& operator=(const Hooked&) = delete;
 };
 
-class OwnCodes : public testing::TestWithParam<std::string> {};
+class OwnCodes : public testing::TestWithParam<std::string> {
+ protected:
+  OwnCodes() : on_host_(std::exchange(least_coded_on_host, least_coded_on_device)) {}
+  ~OwnCodes() override { least_coded_on_host = on_host_; }
+
+ private:
+  std::int64_t on_host_;
+};
 
 TEST_P(OwnCodes, EveryRowCountsOnce) {
   TOPKV_NEEDS_DEVICE(GetParam());

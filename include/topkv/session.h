@@ -3,9 +3,9 @@
 // For every token and layer, attention is taken over three disjoint sets of earlier tokens, under
 // one softmax (see attention.h): the first `sinks`, the last `window` (both exact), and the k rows
 // that the index finds among the rest. Tokens of the session that leave the window are searched
-// too, in the session's own rows (with a tail, or where codes are scanned, they are all
-// attended; with both, once they are 2,048, codes stand for those that are not found of them, as of
-// the context's); the context never changes.
+// too, in the session's own rows (with a tail, or where codes are scanned, they are all attended;
+// with both, once they are 2,048, or 12,288 without a GPU, codes stand for those that are not found
+// of them, as of the context's); the context never changes.
 //
 // What is not found is left out, or a *tail* stands for it: an estimate of the attention over all
 // other rows of the context, made of codes of a few bytes (see the README for what that changes).
@@ -75,11 +75,13 @@ struct RetrievalOptions {
   /// likewise: their mean value, with the mass that keys' codes tell; "none"; or "": what the index
   /// above has. With a tail all of the session's own tokens are attended, unless they are scanned
   /// too: where codes are, without a rule below, those that have left the window are laid out in
-  /// codes from 2,048 on, learned on themselves, and k of them are found for each query head.
+  /// codes from 2,048 on (12,288 without a GPU), learned on themselves, and k of them are found for
+  /// each query head.
   std::string tail = {};
   /// Two rules for sessions with a tail, which tells what they need to know of the rows that were
-  /// not found; none of them: k rows. Each query head (with SelectBy::group each group) of a token
-  /// goes its own way; rows beyond a scan's are searched for, by the host.
+  /// not found; none of them: k rows. Each query head (each group, where its heads share their
+  /// rows: with SelectBy::group, and in scans) of a token goes its own way, by further searches or
+  /// scans.
   ///
   /// A share of the attention, between 0 and 1: a sixteenth of k rows where these, with sinks,
   /// window and the session's own, hold so much of it by the tail's estimate; else k.

@@ -10,6 +10,7 @@
 
 #include "src/context/codes_on_device.h"
 #include "src/context/index_build.h"
+#include "src/context/own_codes.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
@@ -17,9 +18,8 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t least_coded = 2048;  // rows: fewer cost little to attend
-constexpr std::int64_t at_once = 1024;      // of them, so that it hardly matters how steps are cut
-constexpr std::int64_t part_without = 16;   // of many, one in so many may have no code
+constexpr std::int64_t at_once = 1024;     // rows, so that it hardly matters how steps are cut
+constexpr std::int64_t part_without = 16;  // of many, one in so many may have no code
 
 }  // namespace
 
@@ -94,7 +94,8 @@ std::int64_t Session::State::left_window(std::int64_t layer) const {
 void Session::State::code_own() {
   if (!seen.codes || !seen.tail || seen.judged) return;
   const std::int64_t rows = left_window(0) / at_once * at_once;
-  if (rows < least_coded || rows - coded.tried < std::max(at_once, rows / part_without)) return;
+  const std::int64_t least = device.is_cuda() ? least_coded_on_device : least_coded_on_host;
+  if (rows < least || rows - coded.tried < std::max(at_once, rows / part_without)) return;
   settle();
   check_usable();
   const Stopwatch coding;
