@@ -124,6 +124,7 @@ DecodeResult measure(const std::shared_ptr<const Context>& context,
     rows += sessions[i].stats().rows_retrieved;
     add_difference(result.layer_times, sessions[i].step_times(), before[i]);
   }
+  result.coded_tokens = sessions.front().stats().coded_tokens;
   rows /= count;
   std::int64_t retrieving = 0;
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {

@@ -67,6 +67,9 @@ const std::vector<Column<DecodeResult>>& decode_columns() {
        [](double sessions) { return fmt::format("{:.0f}", sessions); }, false, true},
       {"rows/head", "rows_per_head", [](const R& r, const B&) { return r.rows_per_head; },
        [](double rows) { return fmt::format("{:.0f}", rows); }},
+      {"coded", "coded_tokens",
+       [](const R& r, const B&) { return static_cast<double>(r.coded_tokens); },
+       [](double tokens) { return fmt::format("{:.0f}", tokens); }, true, true},
       {"ms", "median_seconds", [](const R& r, const B&) { return r.median(); }, milliseconds},
       {"p90", "p90_seconds", [](const R& r, const B&) { return r.p90(); }, milliseconds},
       {"tokens/s", "tokens_per_second",
@@ -231,7 +234,7 @@ std::string bench_text(const BenchReport& report, bool profile, std::size_t widt
   text += table({"index", "top k"}, decode_columns(), report.decode, report, width);
   const std::string note = fmt::format(
       "ms per step: the median of {} steps after {}, and what their mean consists of. Floors: bytes "
-      "of keys that exact search reads, and of rows attended, at the rate above",
+      "of keys that exact search reads, and of rows that query heads attend, at the rate above",
       report.plan.tokens, report.plan.after);
   text += "\n" + labelled("", note + asked_for(report.plan.rows.front()), width, 0);
   for (const DecodeResult& result : report.decode) {

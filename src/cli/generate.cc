@@ -135,6 +135,7 @@ struct Figures {
   bool ruled = false;         // by --kv-mass or --kv-error
   double retrieved_more = 0;  // share of steps, layers and query heads
   double went_dense = 0;
+  std::int64_t coded_tokens = 0;  // of the session's own
   TailFigures tail;  // of all layers
   ContextMemory memory;
 };
@@ -158,6 +159,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["rows_per_head"] = figures.rows_per_head;
   json["retrieved_more"] = figures.ruled ? Json(figures.retrieved_more) : Json(nullptr);
   json["went_dense"] = figures.ruled ? Json(figures.went_dense) : Json(nullptr);
+  json["coded_tokens"] = figures.coded_tokens;
   const bool estimated = figures.tail.heads > 0;
   json["exact_mass"] = estimated ? Json(figures.tail.mean_exact_mass()) : Json(nullptr);
   json["expected_error"] = estimated ? Json(figures.tail.mean_error()) : Json(nullptr);
@@ -269,6 +271,7 @@ int run_generate(GenerateFlags flags) {
     figures.retrieved_more = static_cast<double>(stats.retrieved_more) / heads;
     figures.went_dense = static_cast<double>(stats.went_dense) / heads;
   }
+  figures.coded_tokens = stats.coded_tokens;
   figures.ruled = session.options().mass || session.options().error;
   for (const TailFigures& layer : session.tail_figures()) figures.tail += layer;
   figures.memory = prefilled.context->memory();

@@ -145,7 +145,7 @@ decode: one token at a time, for each index with each k
   --kv-select HOW        query_head or group chooses rows [query_head]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
   --sessions N           that are stepped together, a token each; repeat to compare several [1]
-  --tokens N             steps timed [16]   --after N   steps before these [4]   --profile  by layer
+  --tokens N             steps timed, from 10 [16]  --after N  steps before, from 4 [4]  --profile
 prefill: chunk after chunk, in each mode
   --prefill HOW          dense or window; repeat for both [both]
   --prefill-window N [1024]   --chunk N [auto]
