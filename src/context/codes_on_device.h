@@ -19,14 +19,14 @@ inline constexpr std::string_view no_tail = "none";
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows);
 
 /// The index's codes where the device scans them; null: it does not. The host scans those of at
-/// least one key and at most 2^30 where they lie. A CUDA device scans such of up to 32 bytes a key
+/// least one key and at most 2^30 where they lie. A CUDA device scans such of up to 64 bytes a key
 /// in its memory: made at the first call and kept, with the device, while the index lives, unless
 /// another one asks. segment: the index's. Safe from many threads. Throws OutOfMemory.
 std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
                                             const Segment& segment, const SegmentIndex& index);
 
 /// Whether rows are chosen, and a tail made, as scans do it: no other tail, each query head for
-/// itself, no rule of mass.
+/// itself.
 bool chooses_by_scan(const RetrievalOptions& options);
 
 }  // namespace topkv
