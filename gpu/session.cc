@@ -184,10 +184,8 @@ class CudaDecode final : public DecodeBackend {
 
   void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile) override {
-    const bool own = list.number >= scan_lists();
-    const ScanRoom& room = own ? own_->room : room_;
-    int* const number = room.list(
-        {list.token, list.kv_head, own ? list.number - scan_lists() : list.number}, scanned_rows_);
+    const ScanRoom& room = list.own ? own_->room : room_;
+    int* const number = room.list(list, scanned_rows_);
     int* const begin = number + 1;
     int* next = begin;
     const auto meet = [&](const int* end) {
