@@ -4,32 +4,25 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <limits>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "gpu/attention.h"
 #include "gpu/cuda_codes.h"
 #include "gpu/cuda_device.h"
-#include "gpu/elementwise.h"
 #include "gpu/faults.h"
+#include "gpu/resident_rows.h"
 #include "gpu/row_stream.h"
+#include "gpu/scan_progress.h"
 #include "gpu/session_layout.h"
 #include "gpu/step_io.h"
 #include "src/core/faults.h"
-#include "src/core/pause.h"
-#include "src/core/stopwatch.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {
 namespace {
-
-constexpr std::uint64_t polls_of_a_check = 1024;
-// A look takes the line from the device, which writes in order: looking all the time holds it up.
-constexpr double between_looks = 3e-6;  // seconds
 
 /// Scans over codes of a session's own rows, beside those of the context.
 struct OwnScan {
@@ -58,6 +51,7 @@ class CudaDecode final : public DecodeBackend {
         host_(layout_.host_bytes),
         room_(shape_, layout_.scan, memory_.data() + layout_.scan_at,
               host_.data() + layout_.host_scan),
+        resident_(attention_, layout_, memory_.data()),
         estimated_(static_cast<std::size_t>(shape.attention.layers)) {
     if (!attention_supports(attention_.head_dim)) {
       throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
@@ -83,7 +77,6 @@ class CudaDecode final : public DecodeBackend {
   }
 
   void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) override {
-    const LayerWindow& window = of(layer);
     beside_.synchronize();  // of a step that failed
     if (unread_ > 0) {
       compute_.synchronize();
@@ -94,11 +87,7 @@ class CudaDecode final : public DecodeBackend {
       }
       unread_ = 0;
     }
-    const std::int64_t first = rows[0].first;
-    const std::int64_t last = rows[0].end();
-    // Sinks, then as many of the last rows as any window of later tokens reaches back to.
-    put(layer, rows, {first, std::min(last, window.sinks)}, false);
-    put(layer, rows, {std::max(first, end - window.window), last}, true);
+    resident_.load(layer, rows, end, compute_);
     compute_.synchronize();
   }
 
@@ -173,7 +162,7 @@ class CudaDecode final : public DecodeBackend {
     for (const ScanOf& part : parts) {
       CudaDecode& of = session(part);
       if (!part.scan.own.empty()) of.scan_own_rows(layer, part);
-      of.listed_.record(compute_);
+      of.progress_.end(compute_);
     }
   }
 
@@ -184,38 +173,19 @@ class CudaDecode final : public DecodeBackend {
 
   void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile) override {
-    const bool own = list.number >= scan_lists();
-    const ScanRoom& room = own ? own_->room : room_;
-    int* const number = room.list(
-        {list.token, list.kv_head, own ? list.number - scan_lists() : list.number}, scanned_rows_);
-    int* const begin = number + 1;
-    int* next = begin;
-    const auto meet = [&](const int* end) {
-      for (; next < end && load(*next) != ScanRoom::not_listed; ++next) met(*next);
-    };
-    const auto listed = [](int x) { return x != ScanRoom::not_listed; };
-    const std::int64_t count = wait_for(*number, listed, asks, [&] {
-      const Stopwatch looked;
-      meet(begin + layout_.scan.list_rows(scanned_rows_));
-      for (bool more = true; looked.seconds() < between_looks;) {
-        if (more) more = meanwhile();
-        if (!more) pause();
-      }
-    });
-    while (next < begin + count) {
-      wait_for(*next, listed, asks, pause);
-      meet(begin + count);
-    }
-    ScanRoom::empty(number);  // by who has it near
+    const ScanRoom& room = list.own ? own_->room : room_;
+    int* const rows = room.list(list, scanned_rows_);
+    progress_.read_list(rows, layout_.scan.list_rows(scanned_rows_), asks, met, meanwhile);
+    ScanRoom::empty(rows);  // by who has it near
     --unread_;
   }
 
   /// What is resident, if that has not begun; in dense layers, the rows before it, streamed.
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
     attend_resident();
-    if (!of(layer).dense) return;
+    if (!resident_.dense(layer)) return;
     const std::int64_t count =
-        std::min(rows[0].end(), window_begin(layer, queries_.first)) - rows[0].first;
+        std::min(rows[0].end(), resident_.window_begin(layer, queries_.first)) - rows[0].first;
     if (count <= 0) return;
     views_.clear();
     for (const RowSpan& span : rows) views_.push_back(span.rows);
@@ -255,14 +225,7 @@ class CudaDecode final : public DecodeBackend {
     std::atomic_ref(*host<int>(layout_.host_ready)).store(turn, std::memory_order_release);
   }
 
-  void watch() override {
-    try {
-      if (listed_.done()) over_ = true;
-    } catch (...) {
-      over_ = true;
-      throw;
-    }
-  }
+  void watch() override { progress_.watch(); }
 
   PartialView room() override { return in_memory(layout_.host_found); }
 
@@ -340,7 +303,7 @@ class CudaDecode final : public DecodeBackend {
 
   /// What scans of this session's tokens are to give is a part of the step.
   void begin_lists(std::int64_t layer, const Scan& wanted) {
-    over_ = false;
+    progress_.begin();
     const bool own = !wanted.own.empty();
     if (shape_.judged) {  // the caller is to add it
       to_judge_ = room_.given(wanted.tail);
@@ -402,9 +365,6 @@ class CudaDecode final : public DecodeBackend {
     exact_done_.block(compute_);
   }
 
-  const LayerWindow& of(std::int64_t layer) const {
-    return layout_.layers[static_cast<std::size_t>(layer)];
-  }
   template <class T>
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);
@@ -415,24 +375,8 @@ class CudaDecode final : public DecodeBackend {
   }
   DevicePartial exact() const { return {at<float>(layout_.exact), at<float>(layout_.lse)}; }
 
-  static int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acquire); }
-
-  /// What the device writes at one place in page-locked memory, once it is(it). Calls meanwhile()
-  /// between looks.
-  template <class Is, class Use>
-  int wait_for(int& place, const Is& is, Asks asks, const Use& meanwhile) {
-    for (std::uint64_t polls = 1;; ++polls) {
-      if (const int x = load(place); is(x)) return x;
-      meanwhile();
-      if (polls > polls_of_a_check) std::this_thread::yield();  // others' work is before this
-      if (polls % polls_of_a_check != 0) continue;
-      if (asks == Asks::device) watch();
-      if (over_ && !is(load(place))) throw Error("a scan over codes ended without its results");
-    }
-  }
   void wait_for_turn(std::int64_t place, int turn, Asks asks) {
-    wait_for(
-        *host<int>(place), [&](int x) { return x == turn; }, asks, pause);
+    progress_.wait_for_turn(*host<int>(place), turn, asks);
   }
 
   /// In page-locked memory: what was added last.
@@ -517,87 +461,9 @@ class CudaDecode final : public DecodeBackend {
     if (!copied_by_scan_) on_host_.record(stream);
     const std::int64_t rows = given_.kv_count();
     reach_fault("session.keep_rows");
-    if (rows > 0) keep_rows(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
-    attend_window(given_.layer, rows, queries_.first, stream);
+    if (rows > 0) resident_.add(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
+    resident_.attend(given_.layer, rows, queries_, exact(), stream);
     exact_begun_ = true;
-  }
-
-  std::int64_t window_begin(std::int64_t layer, std::int64_t first) const {
-    return std::max<std::int64_t>(0, first - of(layer).window + 1);
-  }
-
-  /// Copies rows of positions `range` to the ring (or the sinks).
-  void put(std::int64_t layer, std::span<const RowSpan> rows, PositionRange range, bool ring) {
-    const LayerWindow& window = of(layer);
-    const std::int64_t slots = ring ? window.slots : window.sinks;
-    const std::int64_t row = attention_.head_dim * bytes_of(DType::bf16);
-    std::byte* base = memory_.data() + (ring ? window.ring_at : window.sinks_at);
-    for (std::int64_t p = range.begin; p < range.end;) {
-      const std::int64_t slot = p % slots;
-      const std::int64_t count = std::min(range.end - p, slots - slot);
-      for (std::int64_t head = 0; head < attention_.kv_heads; ++head) {
-        const auto& [from, first] = rows[static_cast<std::size_t>(head)];
-        std::byte* keys = base + (head * 2 * slots + slot) * row;
-        const auto bytes = static_cast<std::size_t>(count * row);
-        TOPKV_CUDA(
-            cudaMemcpyAsync(keys, from.key(p - first), bytes, cudaMemcpyHostToDevice, compute_));
-        TOPKV_CUDA(cudaMemcpyAsync(keys + slots * row, from.value(p - first), bytes,
-                                   cudaMemcpyHostToDevice, compute_));
-      }
-      p += count;
-    }
-  }
-
-  DeviceRows ring(const LayerWindow& window, std::int64_t first, std::int64_t count) const {
-    DeviceRows rows;
-    rows.keys = at<__nv_bfloat16>(window.ring_at);
-    rows.values = rows.keys + window.slots * attention_.head_dim;
-    rows.head_stride = 2 * window.slots * attention_.head_dim;
-    rows.first = first;
-    rows.count = count;
-    rows.ring = window.slots;
-    return rows;
-  }
-
-  /// The new rows join the ring, and the sinks while these are not complete. What cannot be stored
-  /// is found on the host, which keeps the rows for good.
-  void keep_rows(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
-                 std::int64_t first, cudaStream_t stream) {
-    const LayerWindow& window = of(layer);
-    const std::int64_t d = attention_.head_dim;
-    auto* bad = at<unsigned long long>(layout_.bad);
-    PackTarget target;
-    target.keys = at<__nv_bfloat16>(window.ring_at);
-    target.values = target.keys + window.slots * d;
-    target.head_stride = 2 * window.slots * d;
-    target.first = first;
-    target.ring = window.slots;
-    pack_rows(k, v, tokens, attention_.kv_heads, d, target, bad, stream);
-    const std::int64_t sinks = std::min(tokens, window.sinks - first);
-    if (sinks <= 0) return;
-    PackTarget first_rows;
-    first_rows.keys = at<__nv_bfloat16>(window.sinks_at) + first * d;
-    first_rows.values = first_rows.keys + window.sinks * d;
-    first_rows.head_stride = 2 * window.sinks * d;
-    pack_rows(k, v, sinks, attention_.kv_heads, d, first_rows, bad, stream);
-  }
-
-  /// Sinks before the ring's rows, and the ring with the `added` new ones: two disjoint sets.
-  void attend_window(std::int64_t layer, std::int64_t added, std::int64_t first,
-                     cudaStream_t stream) {
-    const LayerWindow& window = of(layer);
-    const std::int64_t begin = window_begin(layer, first);
-    gpu::attend(queries_, ring(window, begin, first + added - begin),
-                {true, window.dense ? 0 : window.window, window.sinks}, exact(), Into::overwrite,
-                stream);
-    const std::int64_t sinks = std::min(window.sinks, begin);
-    if (sinks == 0) return;
-    DeviceRows rows;
-    rows.keys = at<__nv_bfloat16>(window.sinks_at);
-    rows.values = rows.keys + window.sinks * attention_.head_dim;
-    rows.head_stride = 2 * window.sinks * attention_.head_dim;
-    rows.count = sinks;
-    gpu::attend(queries_, rows, {}, exact(), Into::merge, stream);
   }
 
   CudaDevice& device_;
@@ -607,7 +473,8 @@ class CudaDecode final : public DecodeBackend {
   SessionLayout layout_;
   Buffer memory_;
   PinnedBuffer host_;
-  ScanRoom room_;                         // of scans over the context's codes
+  ScanRoom room_;  // of scans over the context's codes
+  ResidentRows resident_;
   std::unique_ptr<OwnScan> own_;          // null: the session's own rows have no codes
   std::unique_ptr<RowStream> tiles_;      // null: no dense layers
   std::vector<RowsView> views_;           // per KV head
@@ -615,7 +482,6 @@ class CudaDecode final : public DecodeBackend {
   int turn_ = 0;                          // of this step
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
   std::int64_t scanned_rows_ = 0;         // wanted of the last scan
-  std::atomic<bool> over_ = false;        // the last scan is, or the device: nothing more is listed
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
   bool added_ = false;                   // a partial waits in page-locked memory
@@ -628,7 +494,7 @@ class CudaDecode final : public DecodeBackend {
   Event begun_;
   Event exact_done_;
   Event on_host_;
-  Event listed_;
+  ScanProgress progress_;
   Event staged_;              // the last partial has left its place in host memory
   Event handed_over_;         // tensors by the caller's stream, results to it
   AttentionQueries queries_;  // of this step

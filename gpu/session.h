@@ -1,4 +1,4 @@
-// A session's decode step on CUDA: its resident window and sinks, and the merge of partials.
+// The way of a session's decode step on CUDA: scans, what is resident, and the merge of partials.
 #pragma once
 
 #include <cstdint>

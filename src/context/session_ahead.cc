@@ -15,8 +15,6 @@
 namespace topkv {
 namespace {
 
-constexpr std::uint64_t polls_of_a_check = 1024;
-
 // Of a KV head: the session's own rows are spread over lists of so many, over so many lists at
 // most.
 constexpr std::int64_t own_list_rows = 256;
@@ -61,15 +59,13 @@ void Session::State::Ahead::give(const Part& part, std::int64_t threads) {
 Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::uint64_t last) {
   const std::lock_guard lock(collecting_);
   for (; collected_ + last < count_; ++collected_) {
-    for (std::uint64_t polls = 1; done_ <= collected_; ++polls) {
-      pause();
-      if (polls > polls_of_a_check) std::this_thread::yield();
-      if (polls % polls_of_a_check != 0) continue;
+    const auto is_done = [&] { return done_ > collected_; };
+    wait_busily(is_done, pause, [&] {
       try {
         of_.backend->watch();
       } catch (const std::exception&) {  // the thread now throws, if it waits for the device
       }
-    }
+    });
     const Task& of = task(collected_);
     last_done_ = of.done;
     if (of.error) {  // its results are not numbers; later steps may have taken them

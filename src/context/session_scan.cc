@@ -88,23 +88,35 @@ void Session::State::attend_scanned(std::span<Part> parts, const std::function<v
   }
 }
 
-/// Lists of a token and KV head that a scan gives: of the context, and of the session's own rows.
+/// Lists of a token and KV head that a scan gives: of the context, then of the session's own rows.
 std::int64_t Session::State::scanned_lists() const {
   return backend->scan_lists() * (coded.tokens > 0 ? 2 : 1);
 }
 
+/// All of them: then those of own rows that are attended without a scan.
 std::int64_t Session::State::lists_of(const Part& part) const {
   return scanned_lists() + part.own_lists;
 }
 
-/// Of a list by its number among those of all tokens and KV heads. Those of the session's own rows
-/// that are there from the start come first; their numbers in a head are behind the others'.
-DecodeBackend::List Session::State::place_of(const Part& part, std::int64_t list) const {
-  const std::int64_t lists = scanned_lists();
-  const std::int64_t own = shape.kv_heads * part.own_lists;
-  if (list < own) return {0, list / part.own_lists, lists + list % part.own_lists};
-  const std::int64_t scanned = list - own;
-  return {scanned / lists / shape.kv_heads, scanned / lists % shape.kv_heads, scanned % lists};
+/// In which order lists are worked on, those of all tokens and KV heads: first what is known
+/// without a scan (of steps of one token), so that this is done while the device still scans.
+Session::State::RowList Session::State::list_of(const Part& part, std::int64_t task) const {
+  const std::int64_t scanned = scanned_lists();
+  const std::int64_t known = shape.kv_heads * part.own_lists;
+  if (task < known) {
+    const std::int64_t number = task % part.own_lists;
+    return {
+        {.kv_head = task / part.own_lists, .number = number, .own = true}, false, scanned + number};
+  }
+  const std::int64_t head = (task - known) / scanned;  // of all tokens
+  const std::int64_t place = (task - known) % scanned;
+  const bool own = place >= backend->scan_lists();
+  return {{.token = head / shape.kv_heads,
+           .kv_head = head % shape.kv_heads,
+           .number = own ? place - backend->scan_lists() : place,
+           .own = own},
+          true,
+          place};
 }
 
 /// Has all heads of a group attend the rows that a scan lists for it, each list by one of the
@@ -131,9 +143,9 @@ Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, He
     for (std::int64_t task = next++; task < tasks; task = next++) {
       while (part + 1 != parts.end() && (part + 1)->first_list <= task) ++part;
       State& of = *part->session;
-      const DecodeBackend::List list = of.place_of(*part, task - part->first_list);
+      const RowList list = of.list_of(*part, task - part->first_list);
       of.read_list(*part, list, *rows);
-      if (double none = 0; listed == none && list.number < of.scanned_lists())
+      if (double none = 0; listed == none && list.scanned)
         listed.compare_exchange_strong(none, watch.seconds());
       of.attend_list(*part, list, *rows);
     }
@@ -163,20 +175,18 @@ std::int64_t Session::State::begin_lists(const Part& part) {
 }
 
 /// Scores what it holds as it becomes known.
-void Session::State::read_list(const Part& part, const DecodeBackend::List& list,
-                               ArrivingRows& rows) {
+void Session::State::read_list(const Part& part, const RowList& list, ArrivingRows& rows) {
   const std::int64_t group = shape.group();
   const TokenQueries& queries = part.queries;
-  const std::int64_t own = list.number - scanned_lists();
-  const bool of_context = list.number < backend->scan_lists();
   rows.begin(
       queries.data + list.token * queries.token_stride + list.kv_head * group * queries.head_stride,
-      group, (of_context ? segments[0] : segments.back()).rows(part.step.layer, list.kv_head));
-  if (own >= 0) {
+      group, (list.own ? segments.back() : segments[0]).rows(part.step.layer, list.kv_head));
+  if (!list.scanned) {
     const auto border = [&](std::int64_t i) {
       return part.own.begin + part.own.size() * i / part.own_lists;
     };
-    for (std::int64_t row = border(own); row < border(own + 1); ++row) rows.add(row);
+    for (std::int64_t row = border(list.number); row < border(list.number + 1); ++row)
+      rows.add(row);
     return;
   }
   using enum DecodeBackend::Asks;
@@ -186,21 +196,19 @@ void Session::State::read_list(const Part& part, const DecodeBackend::List& list
 }
 
 /// The last list of a head has all of them merged into part.found.
-void Session::State::attend_list(const Part& part, const DecodeBackend::List& list,
-                                 ArrivingRows& rows) {
+void Session::State::attend_list(const Part& part, const RowList& list, ArrivingRows& rows) {
   const std::int64_t lists = lists_of(part);
   const std::int64_t group = shape.group();
   const std::int64_t number = list.token * shape.kv_heads + list.kv_head;
-  const bool of_context = list.number < backend->scan_lists();
   const PartialView parts = list_parts.view();
   rows.attend(shape.softmax_scale(), shape.softcap,
-              parts.part((number * lists + list.number) * group, group));
+              parts.part((number * lists + list.place) * group, group));
   const auto positions = rows.positions();
   if (wants_rows(part, list.kv_head)) {
     const auto at =
-        static_cast<std::size_t>((part.among * shape.kv_heads + number) * lists + list.number);
+        static_cast<std::size_t>((part.among * shape.kv_heads + number) * lists + list.place);
     if (options.measure_recall) listed_rows[at].assign(positions.begin(), positions.end());
-    if (of_context) list_rows[at] = std::ssize(positions);
+    if (!list.own) list_rows[at] = std::ssize(positions);
   }
   if (done.add(number) < lists) return;
   const PartialView found = part.found.part(number * group, group);

@@ -135,8 +135,8 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
       const std::int64_t first = (q / shape.group() * shape.kv_heads + head) * scanned_lists();
-      for (std::int64_t number = first; number < first + backend->scan_lists(); ++number) {
-        const auto& listed = listed_rows[static_cast<std::size_t>(number)];
+      for (std::int64_t at = first; at < first + backend->scan_lists(); ++at) {
+        const auto& listed = listed_rows[static_cast<std::size_t>(at)];
         have.insert(have.end(), listed.begin(), listed.end());
       }
     } else {

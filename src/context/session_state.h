@@ -104,6 +104,13 @@ struct Session::State {
     std::int64_t among = 0;      // which is this of those that were scanned for together
   };
 
+  /// A list of rows that all heads of a group are to attend for a token: of the context or of the
+  /// session's own.
+  struct RowList : DecodeBackend::List {
+    bool scanned = true;     // else known without a scan: an equal part of Part::own
+    std::int64_t place = 0;  // among all of its token and KV head
+  };
+
   /// The session's own rows that have codes too.
   struct OwnCodes {
     std::int64_t tokens = 0;  // the first so many
@@ -185,12 +192,11 @@ struct Session::State {
   void scan_and_attend(Part part, std::int64_t token, std::int64_t tokens, std::int64_t rows);
   bool wants_rows(const Part& part, std::int64_t head) const;
   std::int64_t scanned_lists() const;
-  /// Lists of a token and KV head, those of a part's own rows among them.
   std::int64_t lists_of(const Part& part) const;
-  DecodeBackend::List place_of(const Part& part, std::int64_t list) const;
+  RowList list_of(const Part& part, std::int64_t task) const;
   std::int64_t begin_lists(const Part& part);
-  void read_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
-  void attend_list(const Part& part, const DecodeBackend::List& list, ArrivingRows& rows);
+  void read_list(const Part& part, const RowList& list, ArrivingRows& rows);
+  void attend_list(const Part& part, const RowList& list, ArrivingRows& rows);
   std::int64_t rows_listed(const Part& part) const;
 
   // session_search.cc

@@ -114,12 +114,13 @@ class DecodeBackend {
   virtual std::int64_t scan_tokens(std::int64_t rows) const;
 
   /// Some of the rows that a scan found for one of this session's tokens and a KV head, all heads
-  /// of whose group are to attend them. They are spread over scan_lists() lists by their positions
-  /// alone, those of the session's own rows over as many more.
+  /// of whose group are to attend them. Those of the context are spread over scan_lists() lists by
+  /// their positions alone, those of the session's own rows over as many more.
   struct List {
     std::int64_t token = 0;  ///< of the scan
     std::int64_t kv_head = 0;
-    std::int64_t number = 0;  ///< from scan_lists() on: of the session's own rows
+    std::int64_t number = 0;  ///< below scan_lists()
+    bool own = false;         ///< of the session's own rows
   };
   virtual std::int64_t scan_lists() const;
 

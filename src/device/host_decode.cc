@@ -67,16 +67,13 @@ class HostDecode final : public DecodeBackend {
   /// Each an equal part.
   void read_list(const List& list, Asks /*asks*/, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& /*meanwhile*/) override {
-    const bool own = list.number >= scan_lists();
-    const std::int64_t number = list.number - (own ? scan_lists() : 0);
-    const auto& rows = (own ? of_own_ : of_context_)
+    const auto& rows = (list.own ? of_own_ : of_context_)
                            .listed[static_cast<std::size_t>(list.token * shape_.attention.kv_heads +
                                                             list.kv_head)];
     const std::int64_t count = std::ssize(rows);
-    for (std::int64_t i = count * number / scan_lists(); i < count * (number + 1) / scan_lists();
-         ++i) {
+    const std::int64_t end = count * (list.number + 1) / scan_lists();
+    for (std::int64_t i = count * list.number / scan_lists(); i < end; ++i)
       met(static_cast<std::int32_t>(rows[static_cast<std::size_t>(i)]));
-    }
   }
 
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {

@@ -1,0 +1,67 @@
+#include "gpu/scan_progress.h"
+
+#include "gpu/scan_room.h"
+#include "src/core/pause.h"
+#include "src/core/stopwatch.h"
+#include "topkv/error.h"
+
+namespace topkv::gpu {
+namespace {
+
+// A look takes the line from the device, which writes in order: looking all the time holds it up.
+constexpr double between_looks = 3e-6;  // seconds
+
+int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acquire); }
+
+}  // namespace
+
+void ScanProgress::watch() {
+  try {
+    if (listed_.done()) over_ = true;
+  } catch (...) {
+    over_ = true;
+    throw;
+  }
+}
+
+void ScanProgress::wait_for_turn(int& place, int turn, Asks asks) {
+  wait_for(
+      place, [&](int x) { return x == turn; }, asks, pause);
+}
+
+void ScanProgress::read_list(int* list, std::int64_t most, Asks asks,
+                             const std::function<void(std::int32_t)>& met,
+                             const std::function<bool()>& meanwhile) {
+  int* const begin = list + 1;
+  int* next = begin;
+  const auto meet = [&](const int* end) {
+    for (; next < end && load(*next) != ScanRoom::not_listed; ++next) met(*next);
+  };
+  const auto listed = [](int x) { return x != ScanRoom::not_listed; };
+  const std::int64_t count = wait_for(*list, listed, asks, [&] {
+    const Stopwatch looked;
+    meet(begin + most);
+    for (bool more = true; looked.seconds() < between_looks;) {
+      if (more) more = meanwhile();
+      if (!more) pause();
+    }
+  });
+  while (next < begin + count) {
+    wait_for(*next, listed, asks, pause);
+    meet(begin + count);
+  }
+}
+
+/// What is at the place, once it is(it). Calls meanwhile() between looks.
+template <class Is, class Use>
+int ScanProgress::wait_for(int& place, const Is& is, Asks asks, const Use& meanwhile) {
+  int x = 0;
+  const auto come = [&] { return is(x = load(place)); };
+  wait_busily(come, meanwhile, [&] {
+    if (asks == Asks::device) watch();
+    if (over_ && !come()) throw Error("a scan over codes ended without its results");
+  });
+  return x;
+}
+
+}  // namespace topkv::gpu
