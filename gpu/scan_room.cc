@@ -90,7 +90,7 @@ bool ScanRoom::add_token(const CudaCodes& codes, std::int64_t layer,
       .rare = part(partial(layout_.rare)),
       .estimate = part(partial(layout_.estimate)),
       .noise = noise() + before,
-      .found = list({i, 0, 0}, wanted.rows),
+      .found = list({.token = i, .rows = wanted.rows}),
   };
   return true;
 }
@@ -99,10 +99,10 @@ GivenScan ScanRoom::given(bool tail) const {
   return {partial(layout_.rare), tail ? partial(layout_.estimate) : DevicePartial{}, noise()};
 }
 
-int* ScanRoom::list(const DecodeBackend::List& list, std::int64_t rows) const {
+int* ScanRoom::list(const DecodeBackend::List& list) const {
   const std::int64_t before =
       (list.token * layout_.lists + list.number) * attention_.kv_heads + list.kv_head;
-  return reinterpret_cast<int*>(host_ + before * list_bytes(layout_.list_rows(rows)));
+  return reinterpret_cast<int*>(host_ + before * list_bytes(layout_.list_rows(list.rows)));
 }
 
 void ScanRoom::empty(int* list) {

@@ -45,8 +45,8 @@ class ScanRoom {
   /// What scans gave for the tokens of a step; tail: they were asked for one.
   GivenScan given(bool tail) const;
 
-  /// Of a scan for so many rows: its length, or not_listed, and then its rows.
-  int* list(const DecodeBackend::List& list, std::int64_t rows) const;
+  /// Its length, or not_listed, and then its rows.
+  int* list(const DecodeBackend::List& list) const;
   /// As scans expect it: nothing is listed that the last one left there.
   static void empty(int* list);
   void empty_all() const;

@@ -174,8 +174,8 @@ class CudaDecode final : public DecodeBackend {
   void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile) override {
     const ScanRoom& room = list.own ? own_->room : room_;
-    int* const rows = room.list(list, scanned_rows_);
-    progress_.read_list(rows, layout_.scan.list_rows(scanned_rows_), asks, met, meanwhile);
+    int* const rows = room.list(list);
+    progress_.read_list(rows, layout_.scan.list_rows(list.rows), asks, met, meanwhile);
     ScanRoom::empty(rows);  // by who has it near
     --unread_;
   }
@@ -313,7 +313,6 @@ class CudaDecode final : public DecodeBackend {
       if (own) of_own_ = own_->room.given(wanted.tail);
       if (wanted.tail) sums_ = figures_of(layer);
     }
-    scanned_rows_ = wanted.rows;
     unread_ += (own ? 2 : 1) * std::ssize(wanted.allowed) * layout_.scan.lists;
   }
 
@@ -481,7 +480,6 @@ class CudaDecode final : public DecodeBackend {
   AttentionStep given_;                   // this step
   int turn_ = 0;                          // of this step
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
-  std::int64_t scanned_rows_ = 0;         // wanted of the last scan
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
   bool added_ = false;                   // a partial waits in page-locked memory

@@ -47,8 +47,8 @@ void Session::State::scan(std::span<Part> parts) {
       const State& of = *part.session;
       if (!part.searched || !of.seen.codes || of.indices[0] != one.indices[0]) continue;
       part.scanned = std::min(part.step.tokens, part.session->tokens_at_once(part));
-      scans.push_back(
-          part.session->scan_of(part, 0, part.scanned, part.session->first_rows(part.step.layer)));
+      part.wanted = part.session->first_rows(part.step.layer);
+      scans.push_back(part.session->scan_of(part, 0, part.scanned, part.wanted));
     }
     first.session->backend->scan(first.step.layer, scans);
   }
@@ -65,6 +65,7 @@ void Session::State::scan_and_attend(Part part, std::int64_t token, std::int64_t
   part.queries = part.queries.part(token, tokens);
   part.found = part.found.part(token * shape.q_heads, tokens * shape.q_heads);
   part.scanned = tokens;
+  part.wanted = rows;
   attend_scanned({&part, 1}, [] {});
 }
 
@@ -114,7 +115,8 @@ Session::State::RowList Session::State::list_of(const Part& part, std::int64_t t
   return {{.token = head / shape.kv_heads,
            .kv_head = head % shape.kv_heads,
            .number = own ? place - backend->scan_lists() : place,
-           .own = own},
+           .own = own,
+           .rows = part.wanted},
           true,
           place};
 }

@@ -94,6 +94,7 @@ struct Session::State {
     bool searched = false;        // there may be such rows
     bool found_rows = false;      // they have been searched for, for all tokens
     std::int64_t scanned = 0;     // the first so many tokens, by the device, at first
+    std::int64_t wanted = 0;      // for each query head, by their scan
     std::int64_t first_list = 0;  // of these, among the lists of all sessions
     double searching_before = 0;
     bool ahead = false;          // the step goes ahead

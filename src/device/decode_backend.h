@@ -121,6 +121,7 @@ class DecodeBackend {
     std::int64_t kv_head = 0;
     std::int64_t number = 0;  ///< below scan_lists()
     bool own = false;         ///< of the session's own rows
+    std::int64_t rows = 0;    ///< as in Scan: where steps go ahead, a later scan may have begun
   };
   virtual std::int64_t scan_lists() const;
 

@@ -80,6 +80,20 @@ TEST(StepsAhead, GiveWhatOneThreadGives) {
   }
 }
 
+/// The next layer's scan begins before the lists of this one are read.
+TEST(StepsAhead, LayersMayWantDifferentRows) {
+  TOPKV_NEEDS_GPU();
+  const Case of;
+  RetrievalOptions other = options;
+  other.k = {.schedule = TopK::Schedule::list, .list = {16, 300, 40}};
+  Session ahead(of.context, other, of.place.device());
+  const Outs got = of.outs(ahead, first + 100);
+  const oneapi::tbb::global_control one(oneapi::tbb::global_control::max_allowed_parallelism, 1);
+  Session alone(of.context, other, of.place.device());
+  EXPECT_LT(distance(got, of.outs(alone, first + 100)), 1e-3);
+  EXPECT_EQ(ahead.stats().rows_retrieved, alone.stats().rows_retrieved);
+}
+
 /// Calls of the device's driver that wait for all that it was given, which waits for the thread.
 TEST(StepsAhead, GoOnWhileTheDriverWaits) {
   TOPKV_NEEDS_GPU();
