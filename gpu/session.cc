@@ -146,10 +146,11 @@ class CudaDecode final : public DecodeBackend {
     for (const ScanOf& part : parts) {
       CudaDecode& of = session(part);
       of.begin_lists(layer, part.scan);
-      // A scan for one token takes the whole device: the host gets its copies before the pass, and
-      // what is resident is attended beside it, where it leaves room (attend_resident).
-      if (!one) of.begin_exact(compute_);
       of.begun_.record(compute_);
+      // What is resident is attended beside the scan: before it where that is for several tokens,
+      // each session's beside the others'. A scan for one token takes the whole device, and gives
+      // the host its copies: there it is attended where the pass leaves room (attend).
+      if (!one) of.begin_beside();
     }
     StepInput copied;
     if (one && !exact_begun_) {
@@ -355,13 +356,18 @@ class CudaDecode final : public DecodeBackend {
     own_->done.block(compute_);
   }
 
-  /// What is resident, if that has not begun: beside the scan for one token, where it leaves room.
-  void attend_resident() {
+  /// What is resident, if that has not begun, beside the scan that follows begun_.
+  void begin_beside() {
     if (exact_begun_) return;
     begun_.block(beside_);
     begin_exact(beside_);
     exact_done_.record(beside_);
-    exact_done_.block(compute_);
+    beside_begun_ = true;
+  }
+  /// The same; what follows on compute_ waits for it.
+  void attend_resident() {
+    begin_beside();
+    if (std::exchange(beside_begun_, false)) exact_done_.block(compute_);
   }
 
   template <class T>
@@ -482,6 +488,7 @@ class CudaDecode final : public DecodeBackend {
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
+  bool beside_begun_ = false;            // on beside_, and compute_ does not wait for it yet
   bool added_ = false;                   // a partial waits in page-locked memory
   GivenScan of_context_, of_own_;        // of this step
   GivenScan to_judge_;                   // likewise, instead of these
