@@ -356,6 +356,18 @@ TEST_P(OwnCodes, WithoutMemoryForThemRowsAreAttended) {
   EXPECT_EQ(other.stats().coded_tokens, 3072);
 }
 
+TEST(OwnCodesOfAHost, AreMadeOfManyRows) {
+  const Place place("cpu");
+  const TokenStream stream({.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64}, 12400);
+  Session session(stream.context(20)->with_index("codes:k=16,v=8"), options_for(16),
+                  place.device());
+  Feed feed(place, stream, 20, 12400);
+  feed.run(session, 12300, 240);
+  EXPECT_EQ(session.stats().coded_tokens, 0);
+  feed.run(session, 12400, 20);
+  EXPECT_EQ(session.stats().coded_tokens, 12288);
+}
+
 INSTANTIATE_TEST_SUITE_P(Everywhere, OwnCodes, testing::ValuesIn(::test::devices));
 
 }  // namespace

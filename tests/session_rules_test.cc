@@ -198,10 +198,14 @@ TEST_P(SessionRulesOn, AnErrorBeginsWithAScan) {
   const auto context = stream.context(4000)->with_index("codes");
   for (const std::int64_t step : {1, 13}) {
     const auto run = [&](std::optional<double> error, const auto& see) {
-      Session session(
-          context,
-          {.index = "codes", .k = TopK::same(8), .error = error, .window = 16, .capacity = 60},
-          place.device());
+      Session session(context,
+                      {.index = "codes",
+                       .k = TopK::same(8),
+                       .error = error,
+                       .window = 16,
+                       .capacity = 60,
+                       .measure_recall = true},
+                      place.device());
       ::test::Feed feed(place, stream, 4000, 4060);
       feed.run(session, step);
       EXPECT_EQ(session.stats().device_code_bytes > 0, place.is_cuda());
@@ -216,6 +220,8 @@ TEST_P(SessionRulesOn, AnErrorBeginsWithAScan) {
     EXPECT_LT(distance(kept, plain), 1e-4) << step;
     const auto dense = run(1e-12, [](const Session& session, const ::test::Feed& feed) {
       EXPECT_EQ(session.stats().went_dense, 60 * 2 * 4);
+      EXPECT_EQ(session.stats().exact_rows, 60 * 2 * 4 * 8);
+      EXPECT_EQ(session.stats().exact_rows_found, session.stats().exact_rows);
       EXPECT_LE(feed.worst({.dense_layers = 2}, {4000, 4012, 4030, 4059}), 1.0);
     });
     const double far = distance(plain, dense);
@@ -260,6 +266,8 @@ TEST_P(SessionRulesOn, AShareBeginsWithAScanForASixteenth) {
     EXPECT_LT(distance(run(128, 1e-9), few), 1e-4) << step;
     EXPECT_EQ(stats.retrieved_more, 0);
     EXPECT_EQ(stats.rows_retrieved, few_stats.rows_retrieved);
+    EXPECT_EQ(stats.exact_rows, few_stats.exact_rows) << "of so many as were asked for";
+    EXPECT_EQ(stats.exact_rows_found, few_stats.exact_rows_found);
     run(128, share);
     EXPECT_GT(stats.retrieved_more, 0);
     EXPECT_LT(stats.retrieved_more, 60 * 2 * 6);

@@ -61,9 +61,9 @@ struct RetrievalOptions {
   /// Spec of an index that the context has. Codes that can have a tail ("codes:k=16,v=8"), with
   /// that or none and select_by query_head are *scanned*: one pass chooses rows by their codes
   /// alone, and all heads of a group attend what any of them found. A CUDA device does that itself,
-  /// with v=0 too, up to 64 bytes a key, heads of at most 256 dims, groups of at most 8 and 64 KV
-  /// heads: the context's codes are copied to its memory for the first such session. Otherwise the
-  /// host searches, and scores what an index proposes again exactly.
+  /// with v=0 too, up to k=64 (k=32 of heads above 128 dims), heads of at most 256 dims, groups of
+  /// at most 8 and 64 KV heads: the context's codes are copied to its memory for the first such
+  /// session. Otherwise the host searches, and scores what an index proposes again exactly.
   std::string index = "exact";
   /// Rows retrieved per layer; above the context: all of them. A CUDA device's scan finds about so
   /// many for each query head, as a sample of up to 32,768 keys tells (all keys where there are
@@ -164,7 +164,8 @@ struct SessionStats {
   /// sessions together.
   std::int64_t device_code_bytes = 0;
   // With measure_recall: rows of the context that exact search found, and how many of these the
-  // index found too. Their ratio is the recall.
+  // index found too. Their ratio is the recall. (Of a scan that a rule asked for: as many as it was
+  // asked for.)
   std::int64_t exact_rows = 0;
   std::int64_t exact_rows_found = 0;
 };

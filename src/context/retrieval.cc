@@ -144,6 +144,7 @@ void Selector::score_candidates(const Groups& groups, std::int64_t first) {
     if (groups.softcap > 0) soft_cap(weights_.data(), count, groups.softcap);
     const float high = max_of(weights_.data(), count);
     const float whole = exp_shifted(weights_.data(), count, high);
+    if (!(whole > 0)) continue;  // hostile scores: not a number
     for (std::size_t i = 0; i < weights_.size(); ++i) candidates_[i].score += weights_[i] / whole;
   }
 }
@@ -170,9 +171,10 @@ void Selector::take(std::size_t segment, std::int64_t query, const PositionRange
   for (std::int64_t p = range.begin; p < range.end; ++p) chosen.push_back(p);
 }
 
-std::int64_t Selector::rows(std::int64_t query) const {
+std::int64_t Selector::rows(std::int64_t query, std::size_t segments) const {
   std::int64_t sum = 0;
-  for (const auto& chosen : chosen_) sum += std::ssize(chosen[static_cast<std::size_t>(query)]);
+  for (std::size_t s = 0; s < segments; ++s)
+    sum += std::ssize(chosen_[s][static_cast<std::size_t>(query)]);
   return sum;
 }
 

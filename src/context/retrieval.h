@@ -59,8 +59,8 @@ class Selector {
   const std::vector<std::int64_t>& of(std::size_t segment, std::int64_t query) const {
     return chosen_[segment][static_cast<std::size_t>(query)];
   }
-  /// How many rows that is in all segments.
-  std::int64_t rows(std::int64_t query) const;
+  /// How many rows that is in the first so many segments.
+  std::int64_t rows(std::int64_t query, std::size_t segments) const;
 
  private:
   struct Candidate {

@@ -34,9 +34,7 @@ void Session::State::attend_between(std::int64_t layer, const TokenQueries& quer
     selector.reset(queries.tokens * shape.group());
     take_own(layer, head, queries);
   }
-  const std::int64_t retrieved = stats.rows_retrieved;
   attend_found(layer, queries, out);
-  stats.rows_retrieved = retrieved;  // nobody looked for them
 }
 
 /// Of the session's own rows without codes, those that only later tokens of the block do not have
@@ -53,6 +51,11 @@ void Session::State::take_own(std::int64_t layer, std::int64_t head, const Token
 
 /// Whether the session's own rows are all attended, but for those with codes.
 bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
+
+/// Segments whose rows are looked for: the others' are no retrieved ones.
+std::size_t Session::State::searched_segments() const {
+  return segments.size() - (attends_own() ? 1 : 0);
+}
 
 /// Merges into `out` the session's own rows without codes that no token of the block has in its
 /// window.

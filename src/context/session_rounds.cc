@@ -67,11 +67,14 @@ std::int64_t Session::State::most_scanned(std::int64_t layer) const {
 }
 
 /// What the last scan gave beside its lists to the queries of a token of the step that it was for.
-void Session::State::take_scanned(std::int64_t token, const TailParts& out) {
+void Session::State::take_scanned(std::int64_t layer, std::int64_t token, const TailParts& out) {
   const std::int64_t first = token * shape.q_heads;
   const TailParts scanned = [&] {
+    const Stopwatch waiting;
     const auto lock = device.compute()->lock();
-    return backend->scanned();
+    const TailParts given = backend->scanned();
+    count_search(layer, waiting.seconds());
+    return given;
   }();
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     if (heads[static_cast<std::size_t>(head)].count() == 0) continue;
@@ -127,9 +130,7 @@ void Session::State::search_more(std::int64_t layer, const TokenQueries& queries
         choose(layer, head, queries, rows);
       }
     });
-    const double seconds = searching.seconds();
-    stats.search_seconds += seconds;
-    times(layer).search += seconds;
+    count_search(layer, searching.seconds());
     attend_found(layer, queries, out.exact);
     attend_rest(layer, out);
   }
@@ -154,16 +155,20 @@ void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_
     selector.find_nothing(shape.group());
   }
   attend_own(layer, queries, out.exact);
-  take_scanned(token, out);
+  take_scanned(layer, token, out);
   tail_shares.resize(static_cast<std::size_t>(shape.q_heads));
   std::int64_t rows = first_rows(layer);
   for (bool first = true; begin_round(1, rows < wanted, own, exact, out); first = false) {
     for (const HeadStep& step : heads) stats.retrieved_more += first ? step.count() : 0;
     forget_listed(among);
     rows = rows_after(layer, rows);
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+      if (heads[static_cast<std::size_t>(head)].count() > 0)
+        scanned_rows[static_cast<std::size_t>(among * shape.kv_heads + head)] = rows;
+    }
     if (rows == 0) return attend_all(layer, queries, out);
     scan_and_attend(again, token, 1, rows);
-    take_scanned(token, out);
+    take_scanned(layer, token, out);
   }
 }
 
@@ -224,7 +229,7 @@ void Session::State::begin_again(bool own, PartialView out) {
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     HeadStep& step = heads[static_cast<std::size_t>(head)];
     for (const std::int64_t i : step.more) {
-      stats.rows_retrieved -= step.selector.rows(i);
+      stats.rows_retrieved -= step.selector.rows(i, searched_segments());
       const PartialView part = out.part(place(head, i));
       empty(part);
       if (own) merge(part, own_rest.view().part(place(head, i)));

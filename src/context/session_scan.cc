@@ -60,13 +60,20 @@ void Session::State::scan_and_attend(Part part, std::int64_t token, std::int64_t
   {
     const auto lock = device.compute()->lock();
     const DecodeBackend::ScanOf scan = scan_of(part, token, tokens, rows);
+    const Stopwatch scanning;  // a CUDA device only begins here
     backend->scan(part.step.layer, {&scan, 1});
+    count_search(part.step.layer, scanning.seconds());
   }
   part.queries = part.queries.part(token, tokens);
   part.found = part.found.part(token * shape.q_heads, tokens * shape.q_heads);
   part.scanned = tokens;
   part.wanted = rows;
   attend_scanned({&part, 1}, [] {});
+}
+
+void Session::State::count_search(std::int64_t layer, double seconds) {
+  stats.search_seconds += seconds;
+  times(layer).search += seconds;
 }
 
 /// Whether its scan is to find rows for a KV head.
@@ -147,7 +154,7 @@ Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, He
       State& of = *part->session;
       const RowList list = of.list_of(*part, task - part->first_list);
       of.read_list(*part, list, *rows);
-      if (double none = 0; listed == none && list.scanned)
+      if (double none = 0; listed == none && list.scanned && of.wants_rows(*part, list.kv_head))
         listed.compare_exchange_strong(none, watch.seconds());
       of.attend_list(*part, list, *rows);
     }
@@ -172,6 +179,7 @@ std::int64_t Session::State::begin_lists(const Part& part) {
   heads_done = 0;
   if (part.again) return lists;  // what is known of the others stays
   listed_rows.resize(static_cast<std::size_t>(options.measure_recall ? lists : 0));
+  scanned_rows.assign(static_cast<std::size_t>(heads_of_all), part.wanted);
   list_rows.assign(static_cast<std::size_t>(lists), 0);
   return lists;
 }

@@ -24,7 +24,7 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   std::iota(step.numbers.begin(), step.numbers.end(), 0);
   step.queries.resize(static_cast<std::size_t>(count * d));
   for (auto& allowed : step.allowed) allowed.assign(static_cast<std::size_t>(count), {});
-  const auto searched = std::span(segments).first(segments.size() - (attends_own() ? 1 : 0));
+  const auto searched = std::span(segments).first(searched_segments());
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i / group;
     const float* q = queries.data + token * queries.token_stride +
@@ -123,14 +123,27 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   const HeadStep& step = heads[static_cast<std::size_t>(head)];
   const std::int64_t count = step.count();
   const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.allowed[0]};
-  const std::int64_t rows = k[static_cast<std::size_t>(layer)];
+  // Of a scan: so many as it was asked for. (Where a rule had all rows attended: k.)
+  const auto rows_of = [&](std::int64_t q) {
+    const std::int64_t scanned =
+        seen.codes
+            ? scanned_rows[static_cast<std::size_t>(q / shape.group() * shape.kv_heads + head)]
+            : 0;
+    return scanned > 0 ? scanned : k[static_cast<std::size_t>(layer)];
+  };
+  std::int64_t rows = 0;
+  for (std::int64_t q = 0; q < count; ++q) rows = std::max(rows, rows_of(q));
   SearchResult wanted;
   SearchResult found;
   segments[0].search(nullptr, layer, head, queries, rows, wanted);
   if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, found);
   for (std::int64_t q = 0; q < count; ++q) {
     std::vector<std::int64_t> have;
-    if (seen.codes) {  // rare rows are attended beside those that are found
+    const auto all = wanted.positions(q);
+    const auto best = all.first(std::min(all.size(), static_cast<std::size_t>(rows_of(q))));
+    if (seen.codes && went_dense(q / shape.group(), head)) {
+      have.assign(best.begin(), best.end());
+    } else if (seen.codes) {  // rare rows are attended beside those that are found
       const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
@@ -143,7 +156,7 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
       have.assign(found.positions(q).begin(), found.positions(q).end());
     }
     std::sort(have.begin(), have.end());
-    for (const std::int64_t position : wanted.positions(q)) {
+    for (const std::int64_t position : best) {
       ++stats.exact_rows;
       stats.exact_rows_found += std::binary_search(have.begin(), have.end(), position);
     }
@@ -224,7 +237,8 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
     }
   });
   for (const HeadStep& step : heads) {
-    for (std::int64_t i = 0; i < step.count(); ++i) stats.rows_retrieved += step.selector.rows(i);
+    for (std::int64_t i = 0; i < step.count(); ++i)
+      stats.rows_retrieved += step.selector.rows(i, searched_segments());
   }
   times(layer).attend += attending.seconds();
 }

@@ -192,6 +192,10 @@ struct Session::State {
                                 std::int64_t rows);
   void scan_and_attend(Part part, std::int64_t token, std::int64_t tokens, std::int64_t rows);
   bool wants_rows(const Part& part, std::int64_t head) const;
+  /// The last scan's rounds ended with all rows of the context.
+  bool went_dense(std::int64_t token, std::int64_t head) const {
+    return scanned_rows[static_cast<std::size_t>(token * shape.kv_heads + head)] == 0;
+  }
   std::int64_t scanned_lists() const;
   std::int64_t lists_of(const Part& part) const;
   RowList list_of(const Part& part, std::int64_t task) const;
@@ -199,6 +203,7 @@ struct Session::State {
   void read_list(const Part& part, const RowList& list, ArrivingRows& rows);
   void attend_list(const Part& part, const RowList& list, ArrivingRows& rows);
   std::int64_t rows_listed(const Part& part) const;
+  void count_search(std::int64_t layer, double seconds);
 
   // session_search.cc
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
@@ -216,6 +221,7 @@ struct Session::State {
 
   // session_own.cc
   bool attends_own() const;
+  std::size_t searched_segments() const;
   void take_own(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   void attend_between(std::int64_t layer, const TokenQueries& queries, PartialView out);
   void attend_own(std::int64_t layer, const TokenQueries& queries, PartialView out);
@@ -232,7 +238,7 @@ struct Session::State {
   std::int64_t first_rows(std::int64_t layer) const;
   std::int64_t rows_after(std::int64_t layer, std::int64_t rows) const;
   std::int64_t most_scanned(std::int64_t layer) const;
-  void take_scanned(std::int64_t token, const TailParts& out);
+  void take_scanned(std::int64_t layer, std::int64_t token, const TailParts& out);
   void forget_listed(std::int64_t among);
   std::int64_t most_rows(std::int64_t layer) const;
   void search_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
@@ -272,13 +278,14 @@ struct Session::State {
   std::vector<double> most_squared;    // per token: the squared error that a query head may have
   Partial whole;                       // of one query
   std::vector<RowSpan> spans;          // per KV head
-  std::vector<PositionRange> allowed;  // of a scan, per token
+  std::vector<PositionRange> allowed;  // of a scan, [tokens, kv_heads]
   std::vector<PositionRange> allowed_own;              // likewise, of the session's own rows
   Partial list_parts;                                  // [tokens, kv_heads, lists, group]
   std::vector<std::int64_t> list_rows;                 // likewise without group: the context's
   std::atomic<std::int64_t> heads_done = 0;            // of tokens: all their lists are attended
   std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
-  PartCounts done;                                     // lists of each token and KV head
+  std::vector<std::int64_t> scanned_rows;  // likewise without lists: wanted; 0: all are attended
+  PartCounts done;                         // lists of each token and KV head
   Helpers helpers;               // of scans; go before the above, for threads may still know of it
   std::unique_ptr<Ahead> ahead;  // likewise; null: no step of this session can
 };
