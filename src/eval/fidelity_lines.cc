@@ -45,6 +45,10 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["kv_tail"] = setting.options.tail;
     json["kv_mass"] = or_null(setting.options.mass);
     json["kv_error"] = or_null(setting.options.error);
+    json["kv_select"] = setting.options.select_by == SelectBy::group ? "group" : "query_head";
+    json["kv_window"] = setting.options.window;
+    json["kv_sinks"] = setting.options.sinks;
+    json["kv_dense_layers"] = setting.options.dense_layers;
     json["context_tokens"] = run.context_tokens;
     json["haystack"] = run.haystack;
     json["prefill"] = run.prefill;
