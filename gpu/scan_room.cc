@@ -32,12 +32,9 @@ ScanLayout::ScanLayout(const SessionShape& shape, std::int64_t most_rows) {
   const std::int64_t usual = std::min(shape.usual_rows, most_rows);
   const bool twice = kv_heads * 2 > most_lists || group * usual > many_rows;
   lists = std::clamp<std::int64_t>((twice ? 2 : 1) * most_lists / kv_heads, 1, scan_lists);
-  const auto of_tokens = [&](std::int64_t rows, std::int64_t tokens) {
-    return tokens * lists * kv_heads * list_bytes(list_rows(rows));
-  };
   const std::int64_t tokens =
-      std::clamp<std::int64_t>(list_memory / of_tokens(usual, 1), 1, max_tokens);
-  host_bytes = std::max(of_tokens(usual, tokens), of_tokens(shape.most_rows, 1));
+      std::clamp<std::int64_t>(list_memory / token_bytes(usual), 1, max_tokens);
+  host_bytes = std::max(tokens * token_bytes(usual), token_bytes(shape.most_rows));
 }
 
 std::int64_t ScanLayout::list_rows(std::int64_t rows) const {
@@ -47,8 +44,11 @@ std::int64_t ScanLayout::list_rows(std::int64_t rows) const {
 }
 
 std::int64_t ScanLayout::scan_tokens(std::int64_t rows) const {
-  return std::clamp<std::int64_t>(host_bytes / (lists * kv_heads * list_bytes(list_rows(rows))), 1,
-                                  max_tokens);
+  return std::clamp<std::int64_t>(host_bytes / token_bytes(rows), 1, max_tokens);
+}
+
+std::int64_t ScanLayout::token_bytes(std::int64_t rows) const {
+  return lists * kv_heads * list_bytes(list_rows(rows));
 }
 
 ScanRoom::ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byte* device,

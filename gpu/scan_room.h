@@ -20,6 +20,8 @@ struct ScanLayout {
   /// Of a scan for so many rows of each query head: that a list has room for, and tokens.
   std::int64_t list_rows(std::int64_t rows) const;
   std::int64_t scan_tokens(std::int64_t rows) const;
+  /// Likewise, bytes of a token's lists.
+  std::int64_t token_bytes(std::int64_t rows) const;
 
   std::int64_t lists = 0;  // of a token and KV head
   std::int64_t kv_heads = 0, group = 0, most_rows = 0, max_tokens = 0;

@@ -136,7 +136,7 @@ struct Figures {
   double retrieved_more = 0;  // share of steps, layers and query heads
   double went_dense = 0;
   std::int64_t coded_tokens = 0;  // of the session's own
-  TailFigures tail;  // of all layers
+  TailFigures tail;               // of all layers
   ContextMemory memory;
 };
 

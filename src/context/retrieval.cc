@@ -54,7 +54,6 @@ void Selector::give(std::int64_t query) {
 void Selector::choose(std::int64_t k) {
   const std::int64_t queries = found_[0].queries();
   reset(queries);
-  ceilings_.resize(std::max(ceilings_.size(), static_cast<std::size_t>(queries)));
   for (std::int64_t q = 0; q < queries; ++q) {
     candidates_.clear();
     collect(q, k);
@@ -70,7 +69,6 @@ void Selector::choose(std::int64_t k) {
 void Selector::choose_shared(std::int64_t k, const Groups& groups) {
   const std::int64_t queries = found_[0].queries();
   reset(queries);
-  ceilings_.resize(std::max(ceilings_.size(), static_cast<std::size_t>(queries)));
   for (std::int64_t first = 0; first < queries; first += groups.heads) {
     candidates_.clear();
     for (std::int64_t h = 0; h < groups.heads; ++h) {
@@ -159,6 +157,7 @@ void Selector::find_nothing(std::int64_t queries) {
 
 void Selector::reset(std::int64_t queries) {
   const auto count = static_cast<std::size_t>(queries);
+  ceilings_.resize(std::max(ceilings_.size(), count));
   for (auto& chosen : chosen_) {
     chosen.resize(std::max(chosen.size(), count));
     for (std::size_t i = 0; i < count; ++i) chosen[i].clear();

@@ -74,10 +74,9 @@ Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::ui
     }
     if (of.error || of.dropped) continue;
     of_.stats.rows_retrieved += of.rows * of_.shape.group();
-    of_.stats.search_seconds += of.times.listed;
+    of_.count_search(of.part.step.layer, of.times.listed);
     of_.stats.attend_seconds += of.times.attended - of.times.listed;
     StepTimes& times = of_.times(of.part.step.layer);
-    times.search += of.times.listed;
     times.attend += of.times.attended - of.times.listed;
   }
   return last_done_;

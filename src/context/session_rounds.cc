@@ -99,13 +99,18 @@ void Session::State::forget_listed(std::int64_t among) {
   }
 }
 
-/// Goes on with the queries for which a rule asks for more rows than in the round before, if there
-/// are such. own: some rows of the session's own are attended that no window holds.
-bool Session::State::begin_round(std::int64_t tokens, bool below_k, bool own, PartialView exact,
-                                 const TailParts& out) {
-  if (!asks_for_more(tokens, below_k, exact, out)) return false;
+/// After a round of so many rows: goes on with the queries for which a rule asks for more. How many
+/// (rows_after); none: no query is left. own: some rows of the session's own are attended that no
+/// window holds.
+std::optional<std::int64_t> Session::State::next_round(std::int64_t layer, std::int64_t tokens,
+                                                       std::int64_t rows, bool own,
+                                                       PartialView exact, const TailParts& out) {
+  if (!asks_for_more(tokens, rows < k[static_cast<std::size_t>(layer)], exact, out)) return {};
   begin_again(own, out.exact);
-  return true;
+  if (rows == first_rows(layer)) {
+    for (const HeadStep& step : heads) stats.retrieved_more += step.count();
+  }
+  return rows_after(layer, rows);
 }
 
 /// While a rule asks for it, has queries attend more rows than in the round before, by searches.
@@ -114,12 +119,9 @@ void Session::State::search_more(std::int64_t layer, const TokenQueries& queries
                                  const TailParts& out) {
   const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
   const bool own = between(segments.back(), layer, queries.first).size() > 0;
-  tail_shares.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   std::int64_t rows = first_rows(layer);
-  for (bool first = true; begin_round(queries.tokens, rows < wanted, own, exact, out);
-       first = false) {
-    for (const HeadStep& step : heads) stats.retrieved_more += first ? step.count() : 0;
-    rows = rows_after(layer, rows);
+  while (const auto next = next_round(layer, queries.tokens, rows, own, exact, out)) {
+    rows = *next;
     if (rows == 0) return attend_all(layer, queries, out);
     const Stopwatch searching;
     const Searched one{this, queries};
@@ -141,7 +143,6 @@ void Session::State::search_more(std::int64_t layer, const TokenQueries& queries
 void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_t among) {
   const std::int64_t layer = part.step.layer;
   const TokenQueries queries = part.queries.part(token, 1);
-  const std::int64_t wanted = k[static_cast<std::size_t>(layer)];
   const PartialView exact = of_tokens(exact_part, token, 1);
   const TailParts out = estimated(of_tokens(part.found, token, 1), token, 1);
   const bool own = own_rows(layer, queries.first).size() > 0;
@@ -156,12 +157,10 @@ void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_
   }
   attend_own(layer, queries, out.exact);
   take_scanned(layer, token, out);
-  tail_shares.resize(static_cast<std::size_t>(shape.q_heads));
   std::int64_t rows = first_rows(layer);
-  for (bool first = true; begin_round(1, rows < wanted, own, exact, out); first = false) {
-    for (const HeadStep& step : heads) stats.retrieved_more += first ? step.count() : 0;
+  while (const auto next = next_round(layer, 1, rows, own, exact, out)) {
+    rows = *next;
     forget_listed(among);
-    rows = rows_after(layer, rows);
     for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
       if (heads[static_cast<std::size_t>(head)].count() > 0)
         scanned_rows[static_cast<std::size_t>(among * shape.kv_heads + head)] = rows;
@@ -175,6 +174,7 @@ void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_
 /// Sets HeadStep::more, and tells whether there are any. below_k: they have fewer than k rows.
 bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialView exact,
                                    const TailParts& out) {
+  tail_shares.resize(static_cast<std::size_t>(tokens * shape.q_heads));
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     for (std::int64_t i = 0; i < heads[static_cast<std::size_t>(head)].count(); ++i) {
       const std::int64_t at = place(head, i);

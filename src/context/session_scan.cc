@@ -23,11 +23,12 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
   allowed_own.clear();
   for (std::int64_t i = 0; i < tokens; ++i) {
     const std::int64_t position = part.queries.first + token + i;
-    for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-      const bool wants = wants_rows(part, head);
-      allowed.push_back(wants ? between(segments[0], layer, position) : PositionRange{});
-      if (coded.tokens > 0) allowed_own.push_back(coded_rows(layer, position));
-    }
+    const PositionRange range = between(segments[0], layer, position);
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+      allowed.push_back(wants_rows(part, head) ? range : PositionRange{});
+    if (coded.tokens > 0)
+      allowed_own.insert(allowed_own.end(), static_cast<std::size_t>(shape.kv_heads),
+                         coded_rows(layer, position));
   }
   return {
       backend.get(),
@@ -71,11 +72,6 @@ void Session::State::scan_and_attend(Part part, std::int64_t token, std::int64_t
   attend_scanned({&part, 1}, [] {});
 }
 
-void Session::State::count_search(std::int64_t layer, double seconds) {
-  stats.search_seconds += seconds;
-  times(layer).search += seconds;
-}
-
 /// Whether its scan is to find rows for a KV head.
 bool Session::State::wants_rows(const Part& part, std::int64_t head) const {
   return !part.again || heads[static_cast<std::size_t>(head)].count() > 0;
@@ -90,8 +86,7 @@ void Session::State::attend_scanned(std::span<Part> parts, const std::function<v
     if (part.scanned == 0) continue;
     State& of = *part.session;
     of.stats.rows_retrieved += of.rows_listed(part) * of.shape.group();
-    of.stats.search_seconds += took.listed / sessions;
-    of.times(part.step.layer).search += took.listed / sessions;
+    of.count_search(part.step.layer, took.listed / sessions);
     of.times(part.step.layer).attend += (took.attended - took.listed) / sessions;
   }
 }

@@ -124,12 +124,11 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   const std::int64_t count = step.count();
   const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.allowed[0]};
   // Of a scan: so many as it was asked for. (Where a rule had all rows attended: k.)
+  const auto scanned = [&](std::int64_t q) {
+    return scanned_rows[static_cast<std::size_t>(q / shape.group() * shape.kv_heads + head)];
+  };
   const auto rows_of = [&](std::int64_t q) {
-    const std::int64_t scanned =
-        seen.codes
-            ? scanned_rows[static_cast<std::size_t>(q / shape.group() * shape.kv_heads + head)]
-            : 0;
-    return scanned > 0 ? scanned : k[static_cast<std::size_t>(layer)];
+    return seen.codes && scanned(q) > 0 ? scanned(q) : k[static_cast<std::size_t>(layer)];
   };
   std::int64_t rows = 0;
   for (std::int64_t q = 0; q < count; ++q) rows = std::max(rows, rows_of(q));
@@ -141,7 +140,7 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
     std::vector<std::int64_t> have;
     const auto all = wanted.positions(q);
     const auto best = all.first(std::min(all.size(), static_cast<std::size_t>(rows_of(q))));
-    if (seen.codes && went_dense(q / shape.group(), head)) {
+    if (seen.codes && scanned(q) == 0) {
       have.assign(best.begin(), best.end());
     } else if (seen.codes) {  // rare rows are attended beside those that are found
       const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
@@ -177,8 +176,7 @@ void Session::State::search_all(std::int64_t layer, std::span<const Searched> se
   });
   const double seconds = searching.seconds() / static_cast<double>(sessions.size());
   for (const auto& [session, queries] : sessions) {
-    session->stats.search_seconds += seconds;
-    session->times(layer).search += seconds;
+    session->count_search(layer, seconds);
   }
 }
 

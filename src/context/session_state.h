@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -139,6 +140,11 @@ struct Session::State {
   std::int64_t position(std::int64_t layer) const { return context->tokens() + own->size(layer); }
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
 
+  void count_search(std::int64_t layer, double seconds) {
+    stats.search_seconds += seconds;
+    times(layer).search += seconds;
+  }
+
   void check_usable() const;
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
   /// Gives the backend the layer's rows as they are in context and session.
@@ -192,10 +198,6 @@ struct Session::State {
                                 std::int64_t rows);
   void scan_and_attend(Part part, std::int64_t token, std::int64_t tokens, std::int64_t rows);
   bool wants_rows(const Part& part, std::int64_t head) const;
-  /// The last scan's rounds ended with all rows of the context.
-  bool went_dense(std::int64_t token, std::int64_t head) const {
-    return scanned_rows[static_cast<std::size_t>(token * shape.kv_heads + head)] == 0;
-  }
   std::int64_t scanned_lists() const;
   std::int64_t lists_of(const Part& part) const;
   RowList list_of(const Part& part, std::int64_t task) const;
@@ -203,7 +205,6 @@ struct Session::State {
   void read_list(const Part& part, const RowList& list, ArrivingRows& rows);
   void attend_list(const Part& part, const RowList& list, ArrivingRows& rows);
   std::int64_t rows_listed(const Part& part) const;
-  void count_search(std::int64_t layer, double seconds);
 
   // session_search.cc
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
@@ -244,8 +245,8 @@ struct Session::State {
   void search_more(std::int64_t layer, const TokenQueries& queries, PartialView exact,
                    const TailParts& out);
   void scan_more(const Part& part, std::int64_t token, std::int64_t among);
-  bool begin_round(std::int64_t tokens, bool below_k, bool own, PartialView exact,
-                   const TailParts& out);
+  std::optional<std::int64_t> next_round(std::int64_t layer, std::int64_t tokens, std::int64_t rows,
+                                         bool own, PartialView exact, const TailParts& out);
   bool asks_for_more(std::int64_t tokens, bool below_k, PartialView exact, const TailParts& out);
   void begin_again(bool own, PartialView out);
   void attend_all(std::int64_t layer, const TokenQueries& queries, const TailParts& out);

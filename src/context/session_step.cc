@@ -112,8 +112,7 @@ void Session::State::begin(std::span<Part> parts) {
     State& of = *part.session;
     const auto share = 1 / static_cast<double>(parts.size());
     of.times(part.step.layer).q_out += (watch.seconds() - scanned) * share;
-    of.times(part.step.layer).search += scanned * share;
-    of.stats.search_seconds += scanned * share;
+    of.count_search(part.step.layer, scanned * share);
   }
 }
 
