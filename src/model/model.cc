@@ -11,7 +11,8 @@
 
 namespace topkv {
 
-Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn warning)
+Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn warning,
+                  const LoadOptions& options)
     : directory(dir),
       device(on),
       config(ModelConfig::load(dir)),
@@ -29,7 +30,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
                       path_text(path), tokenizer->vocab_size(), config.vocab_size));
     }
   }
-  weights = Weights::load(tensors, config, *device.compute());
+  weights = Weights::load(tensors, config, *device.compute(), options);
   if (device.is_cuda()) keep(take_forward());
 }
 
@@ -93,8 +94,27 @@ void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
 }
 
 Model Model::load(const std::filesystem::path& directory, const Device& device,
-                  WarningFn on_warning) {
-  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning)));
+                  WarningFn on_warning, const LoadOptions& options) {
+  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning), options));
+}
+
+std::string_view name_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::int8:
+      return "int8";
+    case WeightFormat::int4:
+      return "int4";
+    default:
+      return "stored";
+  }
+}
+
+WeightFormat parse_weight_format(std::string_view name) {
+  for (const auto format : {WeightFormat::stored, WeightFormat::int8, WeightFormat::int4}) {
+    if (name == name_of(format)) return format;
+  }
+  throw InvalidArgument(
+      fmt::format("unknown weight format \"{}\"; expected stored, int8 or int4", name));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
