@@ -65,6 +65,7 @@ MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, st
   } else {
     form.packing = Packing::int4;
     form.group = int4_group(tensors, name, in);
+    form.has_offsets = true;
   }
   return {form, plain.bytes(),
           Quantise{plain, form, fmt::format("{}: tensor {}", path_text(tensors.source()), name)}};
