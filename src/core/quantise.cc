@@ -72,38 +72,13 @@ void write_codes(const float* w, std::int64_t count, float zero, float inverse, 
   }
 }
 
-/// Symmetric. The squared error that least squares leave is the weights' squares less
-/// products^2 / squares.
-float fit_scale(const float* w, std::int64_t count, std::int8_t* codes) {
-  const Range range = range_of(w, count);
-  const float largest = range.high > -range.low ? range.high : range.low;
-  if (std::abs(largest) < smallest) {
-    std::fill(codes, codes + count, std::int8_t{0});
-    return 0;
-  }
-  float best = -1;
-  float best_inverse = 0;
-  float scale = 0;
-  for (int i = 0; i < tries; ++i) {
-    const float inverse = -8 / (largest * (1 - shrink * static_cast<float>(i)));
-    const Sums sums = sums_of(w, count, 0, inverse, -8, 7);
-    const float gain = sums.products / sums.squares * sums.products;
-    if (gain > best) {
-      best = gain;
-      best_inverse = inverse;
-      scale = sums.products / sums.squares;
-    }
-  }
-  write_codes(w, count, 0, best_inverse, -8, 7, codes);
-  return scale;
-}
-
 struct Line {
   float scale = 0;
   float offset = 0;
 };
 
-/// With an offset: the same of codes and weights less their means.
+/// Of codes and weights less their means, least squares leave the weights' squares less
+/// products^2 / squares.
 Line fit_line(const float* w, std::int64_t count, std::int8_t* codes) {
   const Range range = range_of(w, count);
   const float middle = range.low / 2 + range.high / 2;
@@ -154,13 +129,9 @@ void quantise_row_any(const Matrix& form, const float* row, const PackedRows& to
     }
     thread_local std::vector<std::int8_t> codes;
     codes.resize(static_cast<std::size_t>(form.group));
-    if (form.has_offsets) {
-      const Line line = fit_line(w, form.group, codes.data());
-      to.scales[g] = line.scale;
-      to.offsets[g] = line.offset;
-    } else {
-      to.scales[g] = fit_scale(w, form.group, codes.data());
-    }
+    const Line line = fit_line(w, form.group, codes.data());
+    to.scales[g] = line.scale;
+    to.offsets[g] = line.offset;
     pack_int4(codes.data(), form.group, to.codes + first / 2);
   }
 }

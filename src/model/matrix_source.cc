@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <vector>
 
 #include "src/core/convert.h"
@@ -31,6 +33,16 @@ struct Quantise {
   Matrix form;
   std::string what;
 
+  void check(std::int64_t row, const std::vector<float>& values) const {
+    const auto wrong =
+        std::ranges::find_if(values, [](float x) { return !(std::abs(x) <= largest_to_quantise); });
+    if (wrong == values.end()) return;
+    throw FileError(
+        fmt::format("{} has {} at [{}, {}]; expected finite weights of at most {:g} to "
+                    "quantise: load the model with its weights as they are stored",
+                    what, *wrong, row, wrong - values.begin(), largest_to_quantise));
+  }
+
   void operator()(std::int64_t first, std::int64_t count, const PackedRows& to) const {
     parallel_for_alone(count, 1, [&](std::int64_t begin, std::int64_t end) {
       thread_local std::vector<float> row;
@@ -38,10 +50,7 @@ struct Quantise {
       for (std::int64_t r = begin; r < end; ++r) {
         to_float(plain.data + (first + r) * plain.row_bytes(), plain.dtype, plain.in_features,
                  row.data());
-        if (const std::int64_t at = first_not_finite(row.data(), plain.in_features); at >= 0) {
-          throw FileError(fmt::format("{} has {} at [{}, {}]; expected finite weights to quantise",
-                                      what, row[static_cast<std::size_t>(at)], first + r, at));
-        }
+        check(first + r, row);
         quantise_row(form, row.data(),
                      {to.codes + r * form.row_bytes(), to.scales + r * form.groups(),
                       to.offsets == nullptr ? nullptr : to.offsets + r * form.groups()});
