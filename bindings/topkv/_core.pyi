@@ -543,11 +543,21 @@ class Model:
     """A loaded checkpoint (Llama, Mistral, Qwen2, Qwen3) in Hugging Face layout."""
 
     @staticmethod
-    def load(directory: _Path, device: Device | str | None = None) -> Model: ...
+    def load(
+        directory: _Path,
+        device: Device | str | None = None,
+        *,
+        weights: str = "stored",
+        progress: Callable[[Progress], object] | None = None,
+    ) -> Model:
+        """weights: held as they are "stored", or rounded to "int8" or "int4" while they are loaded."""
+
     @property
     def config(self) -> ModelConfig: ...
     @property
     def device(self) -> Device: ...
+    @property
+    def weights(self) -> str: ...
     def check_reach(self, tokens: int) -> None: ...
     def tokenizer(self) -> Tokenizer: ...
     def prefill(
@@ -596,5 +606,6 @@ class Model:
         sinks: int = 4,
         chunk: int = 0,
         capacity: int = 16384,
+        weights: str = "stored",
     ) -> DevicePlan:
         """What a prefill and a session would take of the device's memory; checks the weights."""

@@ -195,6 +195,7 @@ class Model {
   /// tied_embeddings is as the weights are used; see load.
   const ModelConfig& config() const;
   const Device& device() const;
+  WeightFormat weights() const;
   /// Throws FileError when the directory has no tokenizer.json.
   const Tokenizer& tokenizer() const;
 

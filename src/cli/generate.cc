@@ -169,6 +169,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["index_bytes"] = figures.memory.index_bytes;
   json["peak_memory_bytes"] = peak_memory_bytes();
   json["device"] = model.device().name();
+  json["weights"] = name_of(model.weights());
   json["version"] = version();
   fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
@@ -220,8 +221,7 @@ int run_generate(GenerateFlags flags) {
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
-  const Model model =
-      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress);
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   const Tokenizer& tokenizer = model.tokenizer();
   const Reading reading = read(tokenizer, text, flags.prompt);
   const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());

@@ -27,7 +27,7 @@ const char* const needle_help =
     R"(usage: topkv needle -m DIR [-c 128K,1M] [flags]                       [default] in brackets
 Hides facts at several depths of a long text, prefills it once and asks for each in its own session.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
-  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx LIST         tokens of the context alone; K = Ki = 1024, M = Mi = 1024²: 4096,1M [128K]
   --ruler-length         -c counts the question and 128 tokens of answer too, as RULER does
@@ -61,6 +61,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   -p, --prompt TEXT      what to continue
   -f, --file FILE        text of the context; repeat for several, - is standard input
   -n, --predict N        tokens to generate at most [128]
@@ -87,6 +88,7 @@ Tells a model's shape and the memory that its contexts take, and whether this ma
 that the configuration is one that topkv runs and that the weights are there in full.
   -m, --model DIR        model in Hugging Face layout; the same as DIR without it
   --kv-dtype TYPE        of the rows: bf16, f16 or f32 [bf16]
+  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   --json                 print one JSON object
 examples:
   topkv info models/needle-14m
@@ -99,7 +101,7 @@ Compares decoding with retrieval with dense attention over the same context, tok
 error of every layer's output, and what it does to the next token. Each --kv-index with each
 --kv-tail, --kv-topk, --kv-mass and --kv-error is one setting.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
-  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024² [64K]
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]

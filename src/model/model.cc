@@ -17,6 +17,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
       device(on),
       config(ModelConfig::load(dir)),
       tensors(SafeTensors::open(dir)),
+      format(options.weights),
       on_warning(std::move(warning)) {
   for (const std::string& line : config.warnings) warn(line);
   if (const std::string line = Weights::settle_tie(tensors, config); !line.empty()) warn(line);
@@ -124,6 +125,7 @@ Model& Model::operator=(Model&&) noexcept = default;
 
 const ModelConfig& Model::config() const { return impl_->config; }
 const Device& Model::device() const { return impl_->device; }
+WeightFormat Model::weights() const { return impl_->format; }
 void Model::check_reach(std::int64_t tokens) const { impl_->check_reach(tokens); }
 
 const Tokenizer& Model::tokenizer() const {

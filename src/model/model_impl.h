@@ -56,6 +56,7 @@ struct Model::Impl {
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
   SafeTensors tensors;
+  WeightFormat format;
   Weights weights;  // views into tensors, or on the device
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
