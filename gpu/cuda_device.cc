@@ -233,9 +233,9 @@ std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShap
 }
 
 std::int64_t CudaDevice::prefill_attention_bytes(const AttentionShape& shape,
-                                                 const PrefillVisibility& visible,
+                                                 const PrefillVisibility& visible, KvDType rows,
                                                  std::int64_t chunk) const {
-  return gpu::prefill_attention_bytes(shape, visible, chunk);
+  return gpu::prefill_attention_bytes(shape, visible, rows, chunk);
 }
 
 bool CudaDevice::scans_codes(const AttentionShape& shape) const {

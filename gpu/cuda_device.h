@@ -82,8 +82,12 @@ class CudaDevice final : public ComputeDevice {
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                    const PrefillVisibility& visible,
                                                    std::int64_t chunk, RowStore& store) override;
+  /// In bf16, or both halves in blocks.
+  bool takes_rows(KvDType dtype) const override {
+    return dtype == DType::bf16 || (in_blocks(dtype.keys) && in_blocks(dtype.values));
+  }
   std::int64_t prefill_attention_bytes(const AttentionShape& shape,
-                                       const PrefillVisibility& visible,
+                                       const PrefillVisibility& visible, KvDType rows,
                                        std::int64_t chunk) const override;
   std::unique_ptr<CodeEncoder> code_encoder(std::int64_t dim) override {
     return make_code_encoder(*this, dim);

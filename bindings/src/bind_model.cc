@@ -27,7 +27,7 @@ PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, 
                                std::int64_t memory_budget, std::vector<std::string> indices) {
   return {.attention = {parse_prefill(prefill), window, sinks},
           .chunk = chunk,
-          .kv_dtype = parse_dtype(kv_dtype),
+          .kv_dtype = KvDType::parse(kv_dtype),
           .memory_budget = memory_budget,
           .indices = std::move(indices)};
 }
@@ -159,7 +159,7 @@ void bind_config(py::module_& module) {
       .def(
           "kv_bytes_per_token",
           [](const ModelConfig& self, const std::string& dtype) {
-            return self.kv_bytes_per_token(parse_dtype(dtype));
+            return self.kv_bytes_per_token(KvDType::parse(dtype));
           },
           py::arg("dtype") = "bf16", "Bytes of K and V of one token over all layers.")
       .def("__repr__", [](const ModelConfig& self) {

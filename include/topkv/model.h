@@ -58,7 +58,7 @@ struct ModelConfig {
   /// empty.
   std::string beyond_reach(std::int64_t tokens) const;
   /// Bytes of K and V of one token over all layers.
-  std::int64_t kv_bytes_per_token(DType dtype) const;
+  std::int64_t kv_bytes_per_token(KvDType dtype) const;
 
   /// Reads config.json (and generation_config.json, when there, for the end tokens) of a model
   /// directory. Accepts rope_theta/rope_scaling and rope_parameters.
@@ -85,7 +85,7 @@ struct PrefillOptions {
   /// Tokens per step; bounds the activations. Does not change results beyond rounding. 0: what
   /// suits the device and its memory.
   std::int64_t chunk = 0;
-  DType kv_dtype = DType::bf16;    ///< a CUDA device takes bf16 only
+  KvDType kv_dtype = {};           ///< of the rows; a CUDA device takes bf16, q8 and q4
   std::int64_t memory_budget = 0;  ///< bytes for the rows; 0: what the machine has free
   /// Specs of indices that the context shall have. On a CUDA device those that grow key by key
   /// (hnsw) are built by the host's cores while the device computes; others at the end.

@@ -41,7 +41,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
-  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
@@ -71,7 +71,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
   --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
-  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   --profile              where the time of a step went, layer by layer
@@ -86,11 +86,11 @@ const char* const info_help =
 Tells a model's shape and the memory that its contexts take, and whether this machine has it. Checks
 that the configuration is one that topkv runs and that the weights are there in full.
   -m, --model DIR        model in Hugging Face layout; the same as DIR without it
-  --kv-dtype TYPE        of the rows: bf16, f16 or f32 [bf16]
+  --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
   --json                 print one JSON object
 examples:
   topkv info models/needle-14m
-  topkv info models/needle-14m --kv-dtype f32 --json
+  topkv info models/needle-14m --kv-dtype q8 --json
 )";
 
 const char* const fidelity_help =
@@ -113,11 +113,11 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   --kv-error X           with a tail: more rows, up to all, where the expected error is above X;
                          repeat to compare [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
-  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4, f16, f32; repeat to compare [bf16]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --seed N [42]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
-  --seed N [42]          --json   a JSON line per setting
-  --csv FILE             the same as CSV, without errors by layer
+  --json                 a JSON line per setting   --csv FILE   the same, without errors by layer
   --svg FILE             error and KL against the bytes read per token, as a picture
 examples:
   topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail mean --kv-tail codes

@@ -68,7 +68,7 @@ std::int64_t weights_bytes(const std::filesystem::path& directory) {
 }
 
 // What the library itself says when asked to reserve them.
-Need need_of(const ModelConfig& config, DType dtype, std::int64_t tokens) {
+Need need_of(const ModelConfig& config, KvDType dtype, std::int64_t tokens) {
   Need need{tokens, config.kv_bytes_per_token(dtype) * tokens, true};
   try {
     ContextBuilder(config.attention, {.capacity = tokens, .dtype = dtype});
@@ -78,7 +78,7 @@ Need need_of(const ModelConfig& config, DType dtype, std::int64_t tokens) {
   return need;
 }
 
-void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
+void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
                 std::int64_t bytes) {
   Json json;
   json["model_type"] = config.model_type;
@@ -106,7 +106,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
   fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
-void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
+void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
                 std::int64_t bytes) {
   const AttentionShape& shape = config.attention;
   fmt::print("model       {}: {}, {} parameters, {}\n", printable(flags.directory),
@@ -134,7 +134,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
 int run_info(const InfoFlags& flags) {
   const ModelConfig config = ModelConfig::load(flags.directory);
   for (const std::string& warning : config.warnings) print_warning(warning);
-  const DType dtype = parse_dtype(flags.dtype);
+  const KvDType dtype = KvDType::parse(flags.dtype);
   const std::int64_t bytes = weights_bytes(flags.directory);
   if (flags.json) {
     print_json(config, flags, dtype, bytes);
@@ -151,7 +151,7 @@ Run add_info(CLI::App& app) {
   const auto flags = std::make_shared<InfoFlags>();
   command->add_option("-m,--model", flags->directory);
   command->add_option("DIR", flags->argument);
-  one_of(command->add_option("--kv-dtype", flags->dtype), {"bf16", "f16", "f32"});
+  one_of(command->add_option("--kv-dtype", flags->dtype), kv_dtypes);
   command->add_flag("--json", flags->json);
   return [flags] {
     if (flags->directory.empty()) {

@@ -92,7 +92,7 @@ void add_flags(CLI::App& command, PrefillFlags& flags) {
   one_of(command.add_option("--prefill", flags.mode), {"dense", "window"});
   command.add_option("--prefill-window", flags.window, a_count);
   command.add_option("--chunk", flags.chunk, "a number of tokens, or auto");
-  one_of(command.add_option("--kv-dtype", flags.dtype), {"bf16", "f16", "f32"});
+  one_of(command.add_option("--kv-dtype", flags.dtype), kv_dtypes);
   command.add_option("--mem", flags.memory, a_size);
 }
 
@@ -146,7 +146,7 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
   options.attention.window = parse_count("--prefill-window", flags.window);
   options.attention.sinks = parse_count("--kv-sinks", retrieval.sinks, 0);
   options.chunk = flags.chunk == "auto" ? 0 : parse_count("--chunk", flags.chunk);
-  options.kv_dtype = parse_dtype(flags.dtype);
+  options.kv_dtype = KvDType::parse(flags.dtype);
   options.memory_budget = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
   return options;
 }

@@ -41,6 +41,9 @@ struct RetrievalFlags {
   std::string dense_layers = "0";
 };
 
+/// What --kv-dtype may be: of keys and values, or of keys / of values.
+inline const std::vector<std::string> kv_dtypes = {"bf16", "q8", "q4", "q8/q4", "f16", "f32"};
+
 struct PrefillFlags {
   std::string mode;
   std::string window = "1024";

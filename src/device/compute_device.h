@@ -166,6 +166,9 @@ class ComputeDevice {
   /// Index of the largest of `count` logits; of equal ones the first. Waits for it.
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
 
+  /// Whether contexts and sessions may keep rows so.
+  virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
+
   /// Attention of a prefill into the store, which outlives what is made.
   /// REQUIRES: the store has as many rows in every layer, and room for the whole prefill. Throws
   /// OutOfMemory, and Unsupported for a head_dim or row dtype that the device does not know.
@@ -175,7 +178,7 @@ class ComputeDevice {
 
   /// Device memory that it takes.
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
-                                               const PrefillVisibility& visible,
+                                               const PrefillVisibility& visible, KvDType rows,
                                                std::int64_t chunk) const = 0;
 
   /// What codes vectors of so many elements that lie in page-locked memory; null: nothing, it is

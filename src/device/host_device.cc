@@ -123,7 +123,7 @@ class HostDevice final : public ComputeDevice {
     return make_host_prefill(shape, visible, store);
   }
   std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,
-                                       const PrefillVisibility& /*visible*/,
+                                       const PrefillVisibility& /*visible*/, KvDType /*rows*/,
                                        std::int64_t /*chunk*/) const override {
     return 0;
   }
@@ -157,8 +157,10 @@ class HostDevice final : public ComputeDevice {
                    thread_local std::vector<float> scores;
                    const std::int64_t n = end - begin;
                    scores.resize(static_cast<std::size_t>(n * tokens));
-                   dot_block(x, tokens, weight.in_features, weight.data + begin * row_bytes,
-                             weight.dtype, row_bytes, n, scores.data(), n);
+                   dot_block(x, tokens,
+                             {weight.data + begin * row_bytes, weight.dtype, n, weight.in_features,
+                              row_bytes},
+                             scores.data(), n);
                    for (std::int64_t t = 0; t < tokens; ++t) {
                      float* to = out + t * weight.out_features + begin;
                      const float* from = scores.data() + t * n;

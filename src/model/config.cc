@@ -274,8 +274,8 @@ void check_model_directory(const std::filesystem::path& directory) {
 
 }  // namespace
 
-std::int64_t ModelConfig::kv_bytes_per_token(DType dtype) const {
-  return 2 * attention.layers * attention.kv_heads * attention.head_dim * bytes_of(dtype);
+std::int64_t ModelConfig::kv_bytes_per_token(KvDType dtype) const {
+  return attention.layers * attention.kv_heads * dtype.row_bytes(attention.head_dim);
 }
 
 std::int64_t ModelConfig::reach() const {

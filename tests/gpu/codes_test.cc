@@ -60,7 +60,7 @@ struct Head {
             count,
             dim,
             dim * 2};
-    index.add(rows.keys(), {});
+    index.add(rows.keys, {});
     index.build({});
     rare.assign(index.rare().begin(), index.rare().end());
     if (rare_count >= 0) {

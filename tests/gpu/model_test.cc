@@ -182,10 +182,10 @@ TEST(CudaModel, LogitsOfTheBundledModelAreThoseOfTheHost) {
 
 /// K and V of all tokens of a (layer, KV head), as float32.
 void append_rows(const RowsView& rows, std::vector<float>& out) {
-  const std::int64_t count = rows.count * rows.dim;
-  for (const std::byte* data : {rows.key_data, rows.value_data}) {
+  const std::int64_t count = rows.count() * rows.dim();
+  for (const std::byte* data : {rows.keys.data, rows.values.data}) {
     out.resize(out.size() + static_cast<std::size_t>(count));
-    to_float(data, rows.dtype, count, out.data() + out.size() - count);
+    to_float(data, rows.keys.dtype, count, out.data() + out.size() - count);
   }
 }
 
