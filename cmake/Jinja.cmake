@@ -12,6 +12,9 @@ set(TOPKV_JINJA AUTO CACHE STRING
 if(NOT TOPKV_JINJA STREQUAL "OFF")
   set(reason "")
   set(fetched ${PROJECT_SOURCE_DIR}/build/deps/jinja)
+  if("${TOPKV_JINJA_DIR}" STREQUAL "${fetched}" AND NOT EXISTS ${fetched}/jinja/runtime.h)
+    unset(TOPKV_JINJA_DIR CACHE)  # deleted since
+  endif()
   find_path(TOPKV_JINJA_DIR jinja/runtime.h PATHS ${fetched} NO_DEFAULT_PATH
     DOC "Folder that holds jinja/runtime.h and unicode.h of llama.cpp's common/")
   if(NOT TOPKV_JINJA_DIR)
@@ -19,15 +22,21 @@ if(NOT TOPKV_JINJA STREQUAL "OFF")
     execute_process(COMMAND ${PROJECT_SOURCE_DIR}/tools/fetch_jinja.sh ${fetched}
       ERROR_VARIABLE reason OUTPUT_QUIET)
     find_path(TOPKV_JINJA_DIR jinja/runtime.h PATHS ${fetched} NO_DEFAULT_PATH)
+    if(TOPKV_JINJA_DIR)
+      set(reason "")  # but a warning of pip's
+    elseif(NOT reason)
+      set(reason "tools/fetch_jinja.sh brought none")
+    endif()
+  elseif(NOT EXISTS ${TOPKV_JINJA_DIR}/jinja/runtime.h)
+    set(reason "TOPKV_JINJA_DIR is ${TOPKV_JINJA_DIR}, where there is no jinja/runtime.h")
   endif()
-
   find_file(TOPKV_JINJA_LICENSE LICENSE PATHS ${TOPKV_JINJA_DIR} ${TOPKV_JINJA_DIR}/.. NO_DEFAULT_PATH
     DOC "llama.cpp's licence, which is installed with topkv")
-  if(TOPKV_JINJA_DIR AND NOT TOPKV_JINJA_LICENSE)
+  if(NOT reason AND NOT TOPKV_JINJA_LICENSE)
     set(reason "no LICENSE in ${TOPKV_JINJA_DIR} or above; set TOPKV_JINJA_LICENSE")
   endif()
 
-  if(TOPKV_JINJA_DIR AND TOPKV_JINJA_LICENSE)
+  if(NOT reason)
     set(TOPKV_JINJA ON)
   else()
     string(STRIP "${reason}" reason)
