@@ -1,7 +1,7 @@
 """The C++ library as topkv re-exports it. The module's own docstrings say more."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -451,6 +451,17 @@ class Tokenizer:
     def find(self, content: str) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+
+class ChatTemplate:
+    """The chat template of a model directory, rendered as transformers' apply_chat_template does."""
+
+    @staticmethod
+    def load(directory: _Path) -> ChatTemplate: ...
+    def render(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
+    ) -> str: ...
+    @property
+    def source(self) -> str: ...
 
 class ModelConfig:
     """config.json, reduced to what changes the forward pass."""

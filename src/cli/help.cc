@@ -10,6 +10,7 @@ and each step attends only the rows that an index finds.
 
   needle     hide facts in a long text and ask for them
   generate   continue a prompt, over files as context if you like
+  chat       a conversation over files, for models with a chat template
   info       what a model is and how much memory its contexts take
   fidelity   how near retrieval is to dense attention, over a text of your choice
   bench      time attention over generated rows, without a model
@@ -61,8 +62,10 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
-  -p, --prompt TEXT      what to continue
+  -p, --prompt TEXT      what to continue; with --chat what to ask
   -f, --file FILE        text of the context; repeat for several, - is standard input
+  --chat                 files and prompt are a message in the model's chat template
+  --system TEXT          with --chat: a system message before it
   -n, --predict N        tokens to generate at most [128]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
   --kv-index SPEC        codes, exact, hnsw:M=16, faiss:IVF1024,SQ8 [codes, k by dim]
@@ -79,6 +82,33 @@ the tokens are those of files and prompt as one text: end a file's last line bef
 examples:
   topkv generate -m models/needle-14m -p "Once upon a time" -n 40
   cat book.txt | topkv generate -m models/needle-14m -f - -p "The hero's name is" --prefill window
+)";
+
+const char* const chat_help =
+    R"(usage: topkv chat -m DIR [-f FILE]... [flags]                          [default] in brackets
+A conversation in the model's chat template: each line of standard input is a question, answers go
+to standard output. Files are read once, before the first question. Ctrl-C ends an answer, and at
+the prompt the program, as the end of input (Ctrl-D) does.
+  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  -f, --file FILE        text to talk about; repeat for several
+  --system TEXT          a system message before all
+  -n, --predict N        tokens of an answer at most [1024]
+  --room N               tokens of questions and answers together at most, beside the files [64K]
+  --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
+  --kv-index SPEC        codes, exact, hnsw:M=16, faiss:IVF1024,SQ8 [codes, k by dim]
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
+  --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
+  --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --prefill HOW          dense, or window: time grows with the length, not its square [dense]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
+examples:
+  topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt
+  printf 'Who is the hero?\nWhy?\n' | topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt
 )";
 
 const char* const info_help =
