@@ -8,9 +8,11 @@ what this script meant), weights are upcast to float32, attention is "eager".
 
     tests/fixtures/parity/<variant>/config.json
                                     model.safetensors (or shards and model.safetensors.index.json)
-                                    tokens.json: {"tokens": [...], "greedy": [...]}
+                                    tokens.json: {"tokens": [...], "greedy": [...]}, and "length"
+                                        where the model is loaded for texts of that length
                                     reference/model.safetensors: "logits", float32 [tokens, vocab]
 
+A variant with "of" has no weights of its own: it is another one's checkpoint, over other tokens.
 needle-14m has no weights here: its logits (the last 8 positions only) belong to models/needle-14m.
 
 Weights are drawn so that mistakes show: scores q.k/sqrt(d) have a standard deviation of about 2,
@@ -19,12 +21,13 @@ move, relative to the largest logit, when one thing is done wrong (no RoPE, a wi
 token too wide, biases left out, ...) and how far float32 is from float64; a fixture whose mistakes
 would move the logits by less than MISTAKE, or whose greedy tokens are near ties, is refused.
 
-Needs tools/requirements.txt. Run from anywhere: python tools/make_parity_fixtures.py
+Needs tools/requirements.txt. Run from anywhere: python tools/make_parity_fixtures.py [VARIANT...]
 """
 
 import copy
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -37,6 +40,7 @@ OUT = ROOT / "tests/fixtures/parity"
 VOCAB = 97
 EOS = 2
 GREEDY = 16
+MASKS_BY_KIND = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
 MISTAKE = 1e-2  # least effect of a mistake, relative to the largest logit; the test allows 1e-4
 
 BASE = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS, hidden_size=48,
@@ -52,6 +56,9 @@ def theta(value):
 
 # "old": config.json as written before transformers 5 (rope_theta, rope_scaling, torch_dtype).
 # "drop": keys that checkpoints of that time leave to their defaults.
+# "of": the variant whose checkpoint this is, over tokens of its own.
+# "length": the length that the model is loaded for. transformers grows dynamic NTK's theta with the
+# longest text that it has seen, so it sees one of that length first.
 VARIANTS = {
     "llama2": dict(model_type="llama", tokens=64, dtype=torch.float16, old=True,
                    drop=["num_key_value_heads", "head_dim", "rope_theta", "attention_bias",
@@ -110,10 +117,45 @@ VARIANTS = {
                                    hidden_size=32, sliding_window=24, num_attention_heads=2,
                                    num_key_value_heads=1, head_dim=256,
                                    rope_parameters=theta(10000.0)),
+    # Scalings of RoPE, over texts that go beyond the original length, and within it.
+    "qwen2-yarn": dict(model_type="qwen2", tokens=96, dtype=torch.bfloat16, old=True, type_key=True,
+                       drop=["layer_types"], hidden_size=32, intermediate_size=48,
+                       num_attention_heads=2, num_key_value_heads=1, use_sliding_window=False,
+                       max_position_embeddings=32, rms_norm_eps=1e-6,
+                       rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+                                            original_max_position_embeddings=32)),
+    "llama-yarn-mscale": dict(model_type="llama", tokens=96, dtype=torch.bfloat16, hidden_size=32,
+                              intermediate_size=48, num_attention_heads=2, num_key_value_heads=1,
+                              head_dim=32,
+                              rope_parameters=dict(
+                                  rope_type="yarn", rope_theta=1000.0, factor=8.0,
+                                  original_max_position_embeddings=32, mscale=1.4,
+                                  mscale_all_dim=0.3, beta_fast=6, beta_slow=0.5, truncate=False)),
+    "llama-dynamic": dict(model_type="llama", tokens=80, length=96, dtype=torch.bfloat16,
+                          hidden_size=32, intermediate_size=48, num_attention_heads=2,
+                          num_key_value_heads=1, max_position_embeddings=32,
+                          rope_parameters=dict(rope_type="dynamic", rope_theta=100.0, factor=4.0)),
+    "llama-dynamic-short": dict(of="llama-dynamic", tokens=16, length=32),
+    "llama-longrope": dict(model_type="llama", tokens=80, dtype=torch.bfloat16, hidden_size=32,
+                           intermediate_size=48, num_attention_heads=2, num_key_value_heads=1,
+                           max_position_embeddings=128,
+                           rope_parameters=dict(
+                               rope_type="longrope", rope_theta=100.0,
+                               original_max_position_embeddings=32,
+                               short_factor=[1.0, 1.1, 1.2, 1.4, 1.5, 1.5, 1.7, 2.0],
+                               long_factor=[1.0, 1.5, 2.5, 4.0, 5.5, 6.5, 8.0, 9.0])),
+    "llama-longrope-short": dict(of="llama-longrope", tokens=16, length=32),
 }
 
 
+def norm_neutral(model):
+    """The weight of a norm that changes nothing."""
+    return 0.0 if model.config.model_type.startswith("gemma") else 1.0
+
+
 def randomise(model, generator):
+    gains = {"q_proj": 1.4, "k_proj": 1.4, "qkv_proj": 1.3, "lm_head": 2.0}
+    scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if name.endswith(".bias"):
@@ -122,13 +164,11 @@ def randomise(model, generator):
             value = 1 + 0.3 * noise.clamp(-2, 2)
             if "q_norm" in name or "k_norm" in name:
                 value = 1.4 * value
+            value = value - 1 + norm_neutral(model)
         elif "embed_tokens" in name:
-            value = 0.5 * noise
+            value = 0.5 * noise / scale
         else:
-            gain = {"q_proj": 1.4, "k_proj": 1.4, "lm_head": 2.0}.get(name.split(".")[-2], 1.0)
-            if name.startswith("lm_head"):
-                gain = 2.0
-            value = gain * noise / weight.shape[1] ** 0.5
+            value = gains.get(name.split(".")[-2], 1.0) * noise / weight.shape[1] ** 0.5
         weight.data = value.to(weight.dtype)
 
 
@@ -145,6 +185,7 @@ def to_old_style(config, type_key):
 
 def write_checkpoint(folder, spec, seed):
     spec = copy.deepcopy(BASE | spec)
+    spec.pop("length", None)
     model_type, dtype = spec.pop("model_type"), spec.pop("dtype")
     tokens, old, type_key = spec.pop("tokens"), spec.pop("old", False), spec.pop("type_key", False)
     drop, shard = spec.pop("drop", []), spec.pop("shard", "1GB")
@@ -190,39 +231,65 @@ def greedy(model, tokens):
     return chosen, lead
 
 
+def with_rope(model, change):
+    """change(frequencies, attention_factor, rope_parameters): what angles are made of instead."""
+    rotary = model.model.rotary_emb
+    forward = rotary.forward
+
+    def changed(x, position_ids, layer_type=None):
+        kind = {} if layer_type is None else {"layer_type": layer_type}
+        forward(x, position_ids, **kind)  # settles the frequencies for this length
+        prefix = "" if layer_type is None else f"{layer_type}_"
+        rope = model.config.rope_parameters
+        frequencies, factor = change(getattr(rotary, f"{prefix}inv_freq"),
+                                     getattr(rotary, f"{prefix}attention_scaling"),
+                                     rope if layer_type is None else rope[layer_type])
+        angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * factor).to(x.dtype), (angles.sin() * factor).to(x.dtype)
+
+    rotary.forward = changed
+
+
+def plain_frequencies(rope, pairs):
+    return rope["rope_theta"] ** -(torch.arange(0, 2 * pairs, 2, dtype=torch.float64) / (2 * pairs))
+
+
 def in_float64(folder):
     """The model with every operation in float64, RoPE's angles too."""
     model = load(folder, torch.float64)
-    rope, rotary = model.config.rope_parameters, model.model.rotary_emb
-    frequencies = rotary.inv_freq.double()
-    if rope["rope_type"] == "default":
-        dim = 2 * frequencies.numel()
-        frequencies = rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
-    def forward(x, position_ids):
-        angles = position_ids[..., None].double() * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+    def change(frequencies, factor, rope):
+        if rope["rope_type"] == "default":
+            return plain_frequencies(rope, frequencies.numel()), factor
+        return frequencies.double(), factor
 
-    rotary.forward = forward
+    with_rope(model, change)
     return model
 
 
 def without_rope(model):
-    rotary = model.model.rotary_emb
-    forward = rotary.forward
-
-    def still(x, position_ids):
-        cos, sin = forward(x, position_ids)
-        return torch.ones_like(cos), torch.zeros_like(sin)
-
-    rotary.forward = still
+    with_rope(model, lambda frequencies, factor, rope: (torch.zeros_like(frequencies), 1.0))
 
 
 def with_plain_rope(model):
-    rope = model.config.rope_parameters
-    dim = 2 * model.model.rotary_emb.inv_freq.numel()
-    model.model.rotary_emb.inv_freq = rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim)
+    with_rope(model, lambda frequencies, factor, rope:
+              (plain_frequencies(rope, frequencies.numel()).float(), 1.0))
+
+
+def without_attention_factor(model):
+    with_rope(model, lambda frequencies, factor, rope: (frequencies, 1.0))
+
+
+def with_other_pair_factors(model):
+    """LongRoPE's short factors for the long ones and the other way round."""
+    def change(frequencies, factor, rope):
+        plain = plain_frequencies(rope, frequencies.numel())
+        short, long = (plain / torch.tensor(rope[f"{kind}_factor"]) for kind in ("short", "long"))
+        nearer_short = (frequencies - short).abs().max() < (frequencies - long).abs().max()
+        return (long if nearer_short else short).float(), factor
+
+    with_rope(model, change)
 
 
 def with_value(suffixes, value):
@@ -254,9 +321,15 @@ def mistakes(model):
     config = model.config
     parameters = [name for name, _ in model.named_parameters()]
     yield "no rope", without_rope
-    yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight"], 1.0)
-    if config.rope_parameters["rope_type"] != "default":
+    neutral = norm_neutral(model)
+    yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight"], neutral)
+    kind = config.rope_parameters.get("rope_type", "default")
+    if kind != "default":
         yield "no rope scaling", with_plain_rope
+    if kind in ("yarn", "longrope"):
+        yield "no attention factor", without_attention_factor
+    if kind == "longrope":
+        yield "other pair factors", with_other_pair_factors
     if any(window_layers(config)):
         yield "window + 1", with_wider_window
     for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
@@ -265,13 +338,13 @@ def mistakes(model):
             yield f"no {part} bias", with_value([part + ".bias"], 0.0)
     for norm in ("q_norm", "k_norm"):
         if any(norm in name for name in parameters):
-            yield f"{norm} weights 1", with_value([norm + ".weight"], 1.0)
+            yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
     if config.num_attention_heads != config.num_key_value_heads > 1:
         yield "groups interleaved", with_heads_interleaved
 
 
 def window_layers(config):
-    if config.model_type == "mistral":
+    if config.model_type in ("mistral", "phi3"):
         return [config.sliding_window is not None] * config.num_hidden_layers
     return [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []]
 
@@ -282,24 +355,41 @@ def write_reference(folder, tokens, logits, **more):
     (folder / "tokens.json").write_text(json.dumps({"tokens": tokens, **more}) + "\n")
 
 
+def load_for(folder, length, dtype=torch.float32):
+    """The model, having seen a text of that length, which is what dynamic NTK goes by."""
+    model = load(folder, dtype) if dtype != torch.float64 else in_float64(folder)
+    if length is not None:
+        logits_of(model, [3] * length)
+    return model
+
+
 def make_variant(name, spec, seed):
     """Writes one variant. Returns why it cannot be used, or None."""
     folder = OUT / name
-    tokens = write_checkpoint(folder, spec, seed)
-    model = load(folder)
+    if "of" in spec:
+        checkpoint = OUT / spec["of"]
+        tokens = torch.randint(3, VOCAB, (spec["tokens"],),
+                               generator=torch.Generator().manual_seed(seed)).tolist()
+    else:
+        checkpoint = folder
+        tokens = write_checkpoint(folder, spec, seed)
+    length = spec.get("length")
+    model = load_for(checkpoint, length)
     logits = logits_of(model, tokens)
     largest = float(logits.abs().max())
     chosen, lead = greedy(model, tokens)
-    double = logits_of(in_float64(folder), tokens)
+    double = logits_of(load_for(checkpoint, length, torch.float64), tokens)
 
     report = {"float64": float((double - logits).abs().max()) / largest}
     for what, deed in mistakes(model):
-        wrong = load(folder)
+        if what == "no rope scaling" and name == "llama-dynamic-short":
+            continue  # within the original length there is none
+        wrong = load_for(checkpoint, length)
         deed(wrong)
         report[what] = float((logits_of(wrong, tokens) - logits).abs().max()) / largest
     full = torch.zeros(1, 1, len(tokens), len(tokens))
     kinds = {"full_attention": full, "sliding_attention": full}
-    mask = kinds if model.config.model_type.startswith("qwen") else full
+    mask = kinds if model.config.model_type in MASKS_BY_KIND else full
     report["no mask"] = float(
         (logits_of(model, tokens, attention_mask=mask) - logits).abs().max()) / largest
 
@@ -313,7 +403,10 @@ def make_variant(name, spec, seed):
         return f"two tokens are within {lead:.2g} of each other"
     if set(chosen) & {2, 3}:
         return "an end token was generated"
-    write_reference(folder, tokens, logits, greedy=chosen)
+    more = {} if length is None else {"length": length}
+    if "of" in spec:
+        more["checkpoint"] = spec["of"]
+    write_reference(folder, tokens, logits, greedy=chosen, **more)
     return None
 
 
@@ -351,7 +444,10 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    wanted = sys.argv[1:] or [*VARIANTS, "needle-14m"]
     for number, (name, spec) in enumerate(VARIANTS.items()):
+        if name not in wanted:
+            continue
         for attempt in range(50):
             refusal = make_variant(name, spec, seed=1000 * number + attempt)
             if refusal is None:
@@ -359,7 +455,8 @@ def main():
             print(f"   refused: {refusal}; next seed")
         else:
             raise SystemExit(f"{name}: no seed gave a usable fixture")
-    make_needle()
+    if "needle-14m" in wanted:
+        make_needle()
     size = sum(f.stat().st_size for f in OUT.rglob("*") if f.is_file())
     print(f"{size} bytes in {OUT}")
 

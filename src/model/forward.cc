@@ -56,7 +56,7 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
       device_(device),
       chunk_(chunk),
       memory_(device->allocate(bytes(config, *device, chunk), "activations")),
-      rope_(config),
+      rope_(RopeTable::of_model(config)),
       clock_(device->phase_clock()),
       steps_(static_cast<std::size_t>(config.attention.layers + 1)) {
   lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
