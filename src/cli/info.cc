@@ -47,11 +47,11 @@ std::int64_t parameters(const ModelConfig& config) {
   const std::int64_t hidden = config.hidden_size;
   std::int64_t layer = hidden * (q + 2 * kv) + q * hidden;  // q, k, v and output projections
   layer += 3 * hidden * config.intermediate_size;           // gate, up and down
-  layer += 2 * hidden;                                      // two norms
+  layer += 2 * hidden * (config.norm_inputs + config.norm_outputs);
   if (config.qkv_bias) layer += q + 2 * kv;
   if (config.o_bias) layer += hidden;
   if (config.mlp_bias) layer += 2 * config.intermediate_size + hidden;
-  if (config.qk_norm) layer += 2 * shape.head_dim;
+  if (config.qk_norm) layer += config.qk_norm_whole ? q + kv : 2 * shape.head_dim;
   const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
   return shape.layers * layer + embeddings + hidden;
 }
