@@ -145,6 +145,42 @@ VARIANTS = {
                                short_factor=[1.0, 1.1, 1.2, 1.4, 1.5, 1.5, 1.7, 2.0],
                                long_factor=[1.0, 1.5, 2.5, 4.0, 5.5, 6.5, 8.0, 9.0])),
     "llama-longrope-short": dict(of="llama-longrope", tokens=16, length=32),
+    # As Phi-4-mini: fused projections, part of the head turned, LongRoPE; and as Phi-3-mini.
+    "phi3": dict(model_type="phi3", tokens=80, dtype=torch.bfloat16, old=True,
+                 hidden_size=64, intermediate_size=48, num_attention_heads=4,
+                 num_key_value_heads=2, tie_word_embeddings=True, partial_rotary_factor=0.75,
+                 max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=0,
+                 rope_parameters=dict(rope_type="longrope", rope_theta=100.0,
+                                      partial_rotary_factor=0.75,
+                                      short_factor=[1.0, 1.1, 1.2, 1.4, 1.5, 2.0],
+                                      long_factor=[1.0, 2.5, 4.0, 5.5, 8.0, 9.0])),
+    "phi3-short": dict(of="phi3", tokens=16, length=32),
+    "phi3-window": dict(model_type="phi3", tokens=64, dtype=torch.bfloat16, old=True,
+                        hidden_size=48, intermediate_size=40, num_attention_heads=3,
+                        num_key_value_heads=3, sliding_window=20, pad_token_id=0,
+                        rope_parameters=theta(10000.0) | dict(partial_rotary_factor=1.0)),
+    # The head turned in part, in pairs of neighbours.
+    "glm": dict(model_type="glm", tokens=64, dtype=torch.bfloat16, hidden_size=48,
+                intermediate_size=40, num_attention_heads=6, num_key_value_heads=2, head_dim=24,
+                pad_token_id=0, rope_parameters=theta(100.0) | dict(partial_rotary_factor=0.5)),
+    # The same in an older file, and norms of what each part of a layer gives.
+    "glm4": dict(model_type="glm4", tokens=64, dtype=torch.bfloat16, old=True, hidden_size=40,
+                 intermediate_size=48, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+                 pad_token_id=0, rope_parameters=theta(100.0) | dict(partial_rotary_factor=0.5)),
+    "olmo2": dict(model_type="olmo2", tokens=64, dtype=torch.bfloat16, hidden_size=48,
+                  intermediate_size=40, num_attention_heads=4, num_key_value_heads=2,
+                  attention_bias=True, rope_parameters=theta(500000.0)),
+    # Each second layer without RoPE.
+    "smollm3": dict(model_type="smollm3", tokens=64, dtype=torch.bfloat16, hidden_size=48,
+                    intermediate_size=40, num_hidden_layers=4, num_attention_heads=4,
+                    num_key_value_heads=2, tie_word_embeddings=True, no_rope_layer_interval=2,
+                    pad_token_id=0, rope_parameters=theta(2000000.0)),
+    # Softcaps small enough to matter with weights like these.
+    "gemma2": dict(model_type="gemma2", tokens=64, dtype=torch.bfloat16, hidden_size=48,
+                   intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                   tie_word_embeddings=True, sliding_window=16, query_pre_attn_scalar=8,
+                   attn_logit_softcapping=3.0, final_logit_softcapping=2.0, pad_token_id=0,
+                   rope_parameters=theta(10000.0)),
 }
 
 
@@ -176,6 +212,9 @@ def to_old_style(config, type_key):
     """Rewrites config.json as transformers 4 did."""
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    rope.pop("original_max_position_embeddings" if config["model_type"] == "phi3" else None, None)
     kind = rope.pop("rope_type")
     config["rope_scaling"] = None if kind == "default" else {
         "type" if type_key else "rope_type": kind, **rope}
@@ -309,8 +348,11 @@ def with_heads_interleaved(model):
     heads, kv = model.config.num_attention_heads, model.config.num_key_value_heads
     order = torch.arange(heads).view(kv, heads // kv).T.reshape(-1)
     for layer in model.model.layers:
-        q, o = layer.self_attn.q_proj, layer.self_attn.o_proj
-        q.weight.data = q.weight.data.view(heads, -1, q.weight.shape[1])[order].flatten(0, 1)
+        o = layer.self_attn.o_proj
+        q = getattr(layer.self_attn, "q_proj", None) or layer.self_attn.qkv_proj
+        rows = o.weight.shape[1]  # of queries, the first of a fused matrix
+        weight = q.weight.data[:rows]
+        weight.copy_(weight.view(heads, -1, weight.shape[1])[order].flatten(0, 1))
         if q.bias is not None:
             q.bias.data = q.bias.data.view(heads, -1)[order].flatten()
         o.weight.data = o.weight.data.view(o.weight.shape[0], heads, -1)[:, order].flatten(1)
@@ -337,10 +379,70 @@ def mistakes(model):
         if any(name.endswith(part + ".bias") for name in parameters):
             yield f"no {part} bias", with_value([part + ".bias"], 0.0)
     for norm in ("q_norm", "k_norm"):
-        if any(norm in name for name in parameters):
+        if any(f".{norm}." in name for name in parameters):
             yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
+    yield from mistakes_of_families(model)
     if config.num_attention_heads != config.num_key_value_heads > 1:
         yield "groups interleaved", with_heads_interleaved
+
+
+def with_parts(name, change):
+    """change(part) of every layer's module of this name."""
+    def deed(model):
+        for layer in model.model.layers:
+            change(layer.get_submodule(name))
+    return deed
+
+
+def without_output_norms(model):
+    for layer in model.model.layers:
+        for norm in output_norms(model):
+            setattr(layer, norm, torch.nn.Identity())
+
+
+def output_norms(model):
+    """Names of the norms of what attention and MLP give."""
+    names = {"glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
+             "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm")}
+    gemma = ("post_attention_layernorm", "post_feedforward_layernorm")
+    kind = model.config.model_type
+    return gemma if kind.startswith("gemma") else names.get(kind, ())
+
+
+def with_rotary_width(model):
+    """Pairs (i, i + half) for neighbours, or neighbours for halves: the other way round."""
+    def change(linear):
+        heads = linear.weight.shape[0] // model.config.head_dim
+        turned = 2 * model.model.rotary_emb.inv_freq.numel()
+        order = torch.arange(model.config.head_dim)
+        order[:turned] = torch.arange(turned).view(2, -1).T.reshape(-1)
+        for tensor in (linear.weight, linear.bias):
+            if tensor is not None:
+                shaped = tensor.data.view(heads, model.config.head_dim, -1)
+                tensor.data = shaped[:, order].reshape(tensor.shape)
+    for name in ("q_proj", "k_proj"):
+        with_parts(f"self_attn.{name}", change)(model)
+
+
+def mistakes_of_families(model):
+    config, attention = model.config, model.model.layers[0].self_attn
+    if output_norms(model):
+        yield "no output norms", without_output_norms
+    if config.model_type.startswith("glm"):
+        yield "halves turned", with_rotary_width
+    if "no_rope_layers" in config:
+        yield "rope everywhere", with_parts("self_attn", lambda x: setattr(x, "use_rope", True))
+    if hasattr(model.get_input_embeddings(), "embed_scale"):
+        yield "embedding as it is", lambda x: setattr(x.model.embed_tokens, "embed_scale",
+                                                      torch.tensor(1.0))
+        yield "silu", with_parts("mlp", lambda x: setattr(x, "act_fn", torch.nn.SiLU()))
+        yield "scale of heads", with_parts("self_attn",
+                                           lambda x: setattr(x, "scaling", x.head_dim ** -0.5))
+    if getattr(config, "final_logit_softcapping", None):
+        yield "logits not capped", lambda x: setattr(x.config, "final_logit_softcapping", None)
+    if getattr(attention, "attn_logit_softcapping", None):
+        yield "scores not capped", with_parts(
+            "self_attn", lambda x: setattr(x, "attn_logit_softcapping", None))
 
 
 def window_layers(config):
