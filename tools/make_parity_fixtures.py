@@ -181,6 +181,15 @@ VARIANTS = {
                    tie_word_embeddings=True, sliding_window=16, query_pre_attn_scalar=8,
                    attn_logit_softcapping=3.0, final_logit_softcapping=2.0, pad_token_id=0,
                    rope_parameters=theta(10000.0)),
+    # Windowed layers with a theta of their own; the others' RoPE is stretched.
+    "gemma3": dict(model_type="gemma3_text", tokens=64, dtype=torch.bfloat16, hidden_size=40,
+                   intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+                   num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, sliding_window=16,
+                   layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                   query_pre_attn_scalar=8, pad_token_id=0,
+                   rope_parameters=dict(
+                       sliding_attention=theta(20.0),
+                       full_attention=dict(rope_type="linear", rope_theta=1000.0, factor=4.0))),
 }
 
 
@@ -365,7 +374,7 @@ def mistakes(model):
     yield "no rope", without_rope
     neutral = norm_neutral(model)
     yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight"], neutral)
-    kind = config.rope_parameters.get("rope_type", "default")
+    kind = config.rope_parameters.get("full_attention", config.rope_parameters).get("rope_type")
     if kind != "default":
         yield "no rope scaling", with_plain_rope
     if kind in ("yarn", "longrope"):
@@ -424,6 +433,11 @@ def with_rotary_width(model):
         with_parts(f"self_attn.{name}", change)(model)
 
 
+def with_one_theta(model):
+    with_rope(model, lambda frequencies, factor, rope:
+              (model.model.rotary_emb.full_attention_inv_freq, factor))
+
+
 def mistakes_of_families(model):
     config, attention = model.config, model.model.layers[0].self_attn
     if output_norms(model):
@@ -438,6 +452,8 @@ def mistakes_of_families(model):
         yield "silu", with_parts("mlp", lambda x: setattr(x, "act_fn", torch.nn.SiLU()))
         yield "scale of heads", with_parts("self_attn",
                                            lambda x: setattr(x, "scaling", x.head_dim ** -0.5))
+    if "full_attention" in config.rope_parameters:
+        yield "one theta", with_one_theta
     if getattr(config, "final_logit_softcapping", None):
         yield "logits not capped", lambda x: setattr(x.config, "final_logit_softcapping", None)
     if getattr(attention, "attn_logit_softcapping", None):

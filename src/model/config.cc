@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
@@ -89,14 +90,14 @@ void read_scales(const JsonObject& root, const Family& family, ModelConfig& conf
     const double scalar = root.number("query_pre_attn_scalar", 1 / most, most, 256);
     config.attention.scale = static_cast<float>(1 / std::sqrt(scalar));
   }
-  const auto cap = [&](const char* key, double missing) {
-    if (root.contains(key) && root.find(key) == nullptr) return 0.0;
-    return root.number(key, 1 / most, most, missing);
+  const auto cap = [&](const char* key, std::optional<double> missing) {
+    if (!missing) return 0.0;
+    if (!root.contains(key)) return *missing;
+    return root.find(key) == nullptr ? 0.0 : root.number(key, 1 / most, most);
   };
-  if (family.reads_softcaps) {
-    config.attention.softcap = static_cast<float>(cap("attn_logit_softcapping", 50));
-    config.final_softcap = cap("final_logit_softcapping", 30);
-  }
+  config.attention.softcap =
+      static_cast<float>(cap("attn_logit_softcapping", family.attention_softcap));
+  config.final_softcap = cap("final_logit_softcapping", family.final_softcap);
 }
 
 /// For a path that was mistyped. Whatever else is wrong with it shows when it is read.

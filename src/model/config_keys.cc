@@ -198,33 +198,44 @@ constexpr ScalingKeys scaling_keys[] = {
       "beta_slow", "truncate"}},
     {"longrope", {"factor", original_length, "attention_factor", "short_factor", "long_factor"}}};
 
-/// Of the object that RoPE is read from, and of the one that it is not read from.
+/// Of one object that RoPE is read from; name: the keys that lead to it.
+void add_unread_of_rope(const std::string& name, const Json& rope, const Family& family,
+                        std::vector<std::string>& unread) {
+  const std::string type_key = rope.contains("rope_type") ? "rope_type" : "type";
+  const std::string said = rope.value(type_key, Json("default")).dump();
+  const std::string type = family.longrope_only && said != R"("default")" ? R"("longrope")" : said;
+  const auto is_read_rope_key = [&](std::string_view key, const Json& value) {
+    if (key == type_key || key == "rope_theta" || key == "partial_rotary_factor") return true;
+    if (key == "type") return value == rope["rope_type"];
+    const auto* keys = std::find_if(std::begin(scaling_keys), std::end(scaling_keys),
+                                    [&](const ScalingKeys& k) { return shown(k.type) == type; });
+    return keys != std::end(scaling_keys) && contains(keys->keys, key);
+  };
+  for (const auto& [key, value] : rope.items()) {
+    if (says_nothing(value) || is_read_rope_key(key, value)) continue;
+    unread.push_back(fmt::format("{}.{}", name, key_and_value(key, value)));
+  }
+}
+
+/// Of the object that RoPE is read from, and of the one that it is not read from. Families whose
+/// layers differ in theta read both.
 void add_unread_rope_keys(const Json& config, const Family& family,
                           std::vector<std::string>& unread) {
+  const bool by_kind = family.sliding_rope_theta > 0;
   bool read = false;
-  for (const char* name : {"rope_scaling", "rope_parameters"}) {  // the first of the two is read
+  for (const std::string name : {"rope_scaling", "rope_parameters"}) {  // the first is read
     const auto found = config.find(name);
     if (found == config.end() || !found->is_object() || found->empty()) continue;
-    if (read) {
-      if (*found != config["rope_scaling"]) unread.push_back(key_and_value(name, *found));
-      continue;
+    if (by_kind && name == "rope_parameters") {
+      for (const auto& [kind, rope] : found->items()) {
+        if (rope.is_object()) add_unread_of_rope(name + "." + kind, rope, family, unread);
+      }
+    } else if (!read) {
+      add_unread_of_rope(name, *found, family, unread);
+    } else if (*found != config["rope_scaling"]) {
+      unread.push_back(key_and_value(name, *found));
     }
     read = true;
-    const std::string type_key = found->contains("rope_type") ? "rope_type" : "type";
-    const std::string said = found->value(type_key, Json("default")).dump();
-    const std::string type =
-        family.longrope_only && said != R"("default")" ? R"("longrope")" : said;
-    const auto is_read_rope_key = [&](std::string_view key, const Json& value) {
-      if (key == type_key || key == "rope_theta" || key == "partial_rotary_factor") return true;
-      if (key == "type") return value == (*found)["rope_type"];
-      const auto* keys = std::find_if(std::begin(scaling_keys), std::end(scaling_keys),
-                                      [&](const ScalingKeys& k) { return shown(k.type) == type; });
-      return keys != std::end(scaling_keys) && contains(keys->keys, key);
-    };
-    for (const auto& [key, value] : found->items()) {
-      if (says_nothing(value) || is_read_rope_key(key, value)) continue;
-      unread.push_back(fmt::format("{}.{}", name, key_and_value(key, value)));
-    }
   }
 }
 

@@ -198,15 +198,71 @@ class ScalingReader {
   RopeScaling scaling_;
 };
 
-}  // namespace
+/// Of families whose windowed layers have a theta of their own: rope_theta, rope_local_base_freq
+/// and rope_scaling (of the others) as transformers wrote them before version 5, or rope_parameters
+/// with an object for each kind of layer.
+void read_rope_by_kind(const JsonObject& root, const std::filesystem::path& file,
+                       const Family& family, std::int64_t length, ModelConfig& config) {
+  config.rope_theta = read_theta(root, family.rope_theta);
+  config.sliding_rope_theta = family.sliding_rope_theta;
+  if (root.find("rope_local_base_freq") != nullptr) {
+    config.sliding_rope_theta = root.number("rope_local_base_freq", 1, 1e30);
+  }
+  const auto says_something = [&](const char* key) {
+    const Json* value = root.find(key);
+    return value != nullptr && !(value->is_object() && value->empty());
+  };
+  const auto check_whole = [&](const JsonObject& rope) {
+    read_rotary_dim(rope, family, config.attention.head_dim, 1);
+  };
+  const auto read_scaling = [&](const JsonObject& rope) {
+    check_whole(rope);
+    config.rope_theta = read_theta(rope, config.rope_theta);
+    config.rope_scaling = ScalingReader(root, rope, family, length, config).read();
+    if (config.rope_scaling.kind == Kind::none) return;
+    if (config.rope_scaling.kind != Kind::linear) {
+      rope.unsupported(rope.contains("rope_type") ? "rope_type" : "type",
+                       fmt::format("\"default\" and \"linear\" in {}", family.name));
+    }
+    // max_position_embeddings is what such a file says of the stretched model.
+    config.rope_scaling.original_max_position =
+        static_cast<double>(config.max_position) / config.rope_scaling.factor;
+  };
+  constexpr const char* by_kind = "rope_parameters";
+  if (says_something(by_kind)) {
+    const JsonObject kinds(*root.find(by_kind), file, "rope_parameters.");
+    for (const auto& [name, inner] : root.find(by_kind)->items()) {
+      if (name == "full_attention" || name == "sliding_attention") continue;
+      root.unsupported(by_kind, "\"full_attention\" and \"sliding_attention\" with an object each");
+    }
+    if (const Json* full = kinds.find("full_attention"); full != nullptr) {
+      read_scaling(JsonObject(*full, file, "rope_parameters.full_attention."));
+    }
+    if (const Json* sliding = kinds.find("sliding_attention"); sliding != nullptr) {
+      const JsonObject rope(*sliding, file, "rope_parameters.sliding_attention.");
+      check_whole(rope);
+      config.sliding_rope_theta = read_theta(rope, config.sliding_rope_theta);
+      const char* type = rope.contains("rope_type") ? "rope_type" : "type";
+      if (rope.text(type, "default") != "default") {
+        rope.unsupported(type, "\"default\" in layers with a window");
+      }
+    }
+  }
+  if (says_something("rope_scaling")) {
+    read_scaling(JsonObject(*root.find("rope_scaling"), file, "rope_scaling."));
+  }
+  if (config.attention.sliding_window.empty()) {
+    config.sliding_rope_theta = 0;
+    return;
+  }
+  for (const std::int64_t window : config.attention.sliding_window)
+    config.layer_rope.push_back(window > 0 ? LayerRope::sliding : LayerRope::model);
+}
 
-// The keys are those that transformers wrote before version 5 (rope_theta, rope_scaling) or since
-// (rope_parameters).
-void read_rope(const JsonObject& root, const std::filesystem::path& file, const Family& family,
-               std::int64_t length, ModelConfig& config) {
-  const std::int64_t head_dim = config.attention.head_dim;
-  config.rope_interleaved = family.rope_interleaved;
-  config.rotary_dim = read_rotary_dim(root, family, head_dim, family.partial_rotary_factor);
+/// Of families with one set for all layers. The keys are those that transformers wrote before
+/// version 5 (rope_theta, rope_scaling) or since (rope_parameters).
+void read_one_rope(const JsonObject& root, const std::filesystem::path& file, const Family& family,
+                   std::int64_t length, ModelConfig& config) {
   config.rope_theta = read_theta(root, family.rope_theta);
   // When both are there, a rope_scaling that says something wins.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -217,11 +273,25 @@ void read_rope(const JsonObject& root, const std::filesystem::path& file, const 
       if (inner.is_object()) root.unsupported(key, "one set of RoPE parameters for all layers");
     }
     if (rope.find("partial_rotary_factor") != nullptr) {
-      config.rotary_dim = read_rotary_dim(rope, family, head_dim, 1);
+      config.rotary_dim = read_rotary_dim(rope, family, config.attention.head_dim, 1);
     }
     config.rope_theta = read_theta(rope, config.rope_theta);
     config.rope_scaling = ScalingReader(root, rope, family, length, config).read();
-    break;
+    return;
+  }
+}
+
+}  // namespace
+
+void read_rope(const JsonObject& root, const std::filesystem::path& file, const Family& family,
+               std::int64_t length, ModelConfig& config) {
+  config.rope_interleaved = family.rope_interleaved;
+  config.rotary_dim =
+      read_rotary_dim(root, family, config.attention.head_dim, family.partial_rotary_factor);
+  if (family.sliding_rope_theta > 0) {
+    read_rope_by_kind(root, file, family, length, config);
+  } else {
+    read_one_rope(root, file, family, length, config);
   }
   config.length = length > 0 ? length : config.reach();
 }

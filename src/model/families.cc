@@ -17,7 +17,7 @@ constexpr NormNames gemma_norms = {.before_attention = "input_layernorm",
 // Defaults are those of transformers 5: config classes of the same names.
 std::span<const Family> families() {
   using Sliding = Family::Sliding;
-  static const std::array<Family, 10> all = {{
+  static const std::array<Family, 11> all = {{
       {.name = "llama",
        .vocab_size = 32000,
        .intermediate_size = 11008,
@@ -164,9 +164,41 @@ std::span<const Family> families() {
        .gelu = true,
        .scaled_embedding = true,
        .reads_query_scale = true,
-       .reads_softcaps = true,
+       .attention_softcap = 50,
+       .final_softcap = 30,
        .own_keys = {"attention_bias", "sliding_window", "layer_types", "hidden_activation",
                     "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}},
+      // The text model; it does not cap scores, whatever the file says.
+      {.name = "gemma3_text",
+       .vocab_size = 262208,
+       .hidden_size = 2304,
+       .intermediate_size = 9216,
+       .layers = 26,
+       .q_heads = 8,
+       .kv_heads = 4,
+       .head_dim = 256,
+       .max_position = 131072,
+       .tied_embeddings = true,
+       .bos = 2,
+       .eos = {1},
+       .reads_attention_bias = true,
+       .rope_theta = 1e6,
+       .sliding_rope_theta = 1e4,
+       .sliding = Sliding::pattern,
+       .window = 4096,
+       .sliding_pattern = 6,
+       .reads_sliding_pattern = true,
+       .norms = gemma_norms,
+       .norm_offset = 1,
+       .qk_norm = true,
+       .gelu = true,
+       .scaled_embedding = true,
+       .reads_query_scale = true,
+       .final_softcap = 0,
+       .own_keys = {"attention_bias", "sliding_window", "sliding_window_pattern", "layer_types",
+                    "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping",
+                    "rope_local_base_freq"},
+       .class_name = "gemma3"},
   }};
   return all;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -77,9 +78,11 @@ struct Family {
   bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation
   bool scaled_embedding = false;   ///< by sqrt(hidden_size)
   bool reads_query_scale = false;  ///< query_pre_attn_scalar, 256 when missing
-  bool reads_softcaps = false;     ///< attn_logit_softcapping and final_logit_softcapping
-  bool fused_qkv = false;          ///< self_attn.qkv_proj holds the rows of q, k and v
-  bool fused_gate_up = false;      ///< mlp.gate_up_proj holds the rows of gate and up
+  // attn_logit_softcapping and final_logit_softcapping when missing, 0: none; nothing: not read.
+  std::optional<double> attention_softcap = {};
+  std::optional<double> final_softcap = {};
+  bool fused_qkv = false;      ///< self_attn.qkv_proj holds the rows of q, k and v
+  bool fused_gate_up = false;  ///< mlp.gate_up_proj holds the rows of gate and up
 
   // Of config_keys.h.
   std::vector<std::string_view> own_keys = {};  ///< read beside those that every family reads
