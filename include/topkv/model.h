@@ -1,7 +1,8 @@
 // The model runner: a checkpoint in Hugging Face layout, its tokenizer, prefill and generation.
 //
-// Families: Llama 2/3.x, Mistral, Qwen2/2.5, Qwen3 (dense decoders with RMSNorm, RoPE, GQA and a
-// gated MLP); see ModelConfig for what may differ between them.
+// Families, by model_type: llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2,
+// gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP); see ModelConfig for what may
+// differ between them, and docs/models.md.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +58,7 @@ enum class LayerRope : std::uint8_t {
   none,     ///< none: the layer does not know positions (SmolLM3)
 };
 
+/// Applied in this order, as transformers does: temperature, top_k, top_p.
 struct SamplingOptions {
   double temperature = 0;  ///< 0: greedy
   std::int64_t top_k = 0;  ///< 0: off
@@ -99,6 +101,9 @@ struct ModelConfig {
   /// How the model's makers would have it sampled: generation_config.json with do_sample, read as
   /// transformers does; greedy without. For callers that are not told otherwise.
   SamplingOptions sampling = {};
+  /// What that file asks for and topkv's sampler does not have (repetition_penalty, min_p, …), on
+  /// one line for those who sample so; empty: nothing.
+  std::string sampling_warning = {};
   /// What the file says that topkv, like transformers, does not do: one line each.
   std::vector<std::string> warnings = {};
 

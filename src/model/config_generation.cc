@@ -70,10 +70,10 @@ void read_sampling(const JsonObject& generation, const std::filesystem::path& fi
     unread.push_back(fmt::format("{} is {}", other.key, shown(*value)));
   }
   if (!unread.empty()) {
-    config.warnings.push_back(
-        fmt::format("{}: {}: not among what topkv samples with (temperature, top_k, top_p); what "
-                    "it generates may differ from what the model's makers meant",
-                    path_text(file), fmt::join(unread, ", ")));
+    config.sampling_warning = fmt::format(
+        "{}: {}: not among what topkv samples with (temperature, top_k, top_p); what "
+        "it generates may differ from what the model's makers meant",
+        path_text(file), fmt::join(unread, ", "));
   }
   if (generation.find("do_sample") == nullptr || !generation.flag("do_sample")) return;
   const auto number = [&](const char* key, double low, double high, double missing) {
