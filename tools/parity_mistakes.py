@@ -1,5 +1,7 @@
-"""What can go wrong with a model, done on purpose: each makes a transformers model compute one thing
-otherwise. make_parity_fixtures.py measures how far that moves the logits.
+"""What can go wrong with a model, done on purpose.
+
+Each mistake makes a transformers model compute one thing otherwise; make_parity_fixtures.py
+measures how far that moves the logits.
 """
 
 import torch

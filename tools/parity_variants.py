@@ -137,8 +137,8 @@ VARIANTS = {
     # Each second layer without RoPE.
     "smollm3": dict(model_type="smollm3", tokens=64, dtype=torch.bfloat16, hidden_size=32,
                     intermediate_size=40, num_hidden_layers=4, num_attention_heads=2,
-                    num_key_value_heads=1, head_dim=64, tie_word_embeddings=True, no_rope_layer_interval=2,
-                    pad_token_id=0, rope_parameters=theta(2000000.0)),
+                    num_key_value_heads=1, head_dim=64, tie_word_embeddings=True,
+                    no_rope_layer_interval=2, pad_token_id=0, rope_parameters=theta(2000000.0)),
     # Softcaps small enough to matter with weights like these.
     "gemma2": dict(model_type="gemma2", tokens=64, dtype=torch.bfloat16, hidden_size=32,
                    intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=64,

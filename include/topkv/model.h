@@ -1,8 +1,8 @@
 // The model runner: a checkpoint in Hugging Face layout, its tokenizer, prefill and generation.
 //
 // Families, by model_type: llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2,
-// gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP); see ModelConfig for what may
-// differ between them, and docs/models.md.
+// gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP); see ModelConfig for what
+// may differ between them, and docs/models.md.
 #pragma once
 
 #include <cstdint>
