@@ -70,12 +70,17 @@ class CudaDevice final : public ComputeDevice {
   void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) override;
   void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
                 float epsilon, std::byte* out) override;
+  void add_norm(const float* from, const float* weight, std::int64_t rows, std::int64_t width,
+                float epsilon, float* x) override;
   void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
                  float* x) override;
   void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
             std::int64_t head_dim, float* x) override;
   void silu_multiply(const float* gate, const float* up, std::int64_t count,
                      std::byte* out) override;
+  void gelu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override;
+  void scale(float factor, std::int64_t count, float* x) override;
   void to_operand(const float* x, std::int64_t count, std::byte* out) override;
   Token argmax(const float* logits, std::int64_t count) override;
 

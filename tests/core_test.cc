@@ -247,12 +247,41 @@ TEST(VectorMath, EqualsPlainLoopsAtEveryLength) {
                   1e-6 * (1 + std::abs(x[i] * y[i])));
     }
 
+    gate = x;
+    gelu_multiply(gate.data(), y.data(), n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double g = x[i];
+      const double bent = std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
+      EXPECT_NEAR(gate[i], 0.5 * g * (1 + std::tanh(bent)) * y[i],
+                  1e-6 * (1 + std::abs(x[i] * y[i])));
+    }
+
     std::vector<float> normed(static_cast<std::size_t>(n));
     rms_norm(x.data(), y.data(), n, 1e-5F, normed.data());
     double square = 0;
     for (const float v : x) square += double{v} * v;
     for (std::int64_t i = 0; i < n; ++i) {
       EXPECT_NEAR(normed[i], x[i] / std::sqrt(square / static_cast<double>(n) + 1e-5) * y[i], 1e-5);
+    }
+  }
+}
+
+TEST(VectorMath, RotatePairsTurnsNeighbours) {
+  for (const std::int64_t pairs : {1, 3, 16, 37}) {
+    const auto angles = reference::random_floats(pairs, 7, 3.0F);
+    std::vector<float> cosines, sines;
+    for (const float angle : angles) {
+      cosines.push_back(std::cos(angle));
+      sines.push_back(std::sin(angle));
+    }
+    const auto x = reference::random_floats(2 * pairs, 8);
+    auto got = x;
+    rotate_pairs(got.data(), 2 * pairs, cosines.data(), sines.data());
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const double a = x[2 * i], b = x[2 * i + 1], c = cosines[i], s = sines[i];
+      const double tolerance = 3 * std::ldexp(std::abs(a) + std::abs(b), -24);
+      EXPECT_NEAR(got[2 * i], a * c - b * s, tolerance);
+      EXPECT_NEAR(got[2 * i + 1], b * c + a * s, tolerance);
     }
   }
 }

@@ -463,11 +463,23 @@ class ChatTemplate:
     @property
     def source(self) -> str: ...
 
+class SamplingOptions:
+    """How the next token is chosen."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+
 class ModelConfig:
     """config.json, reduced to what changes the forward pass."""
 
     @staticmethod
-    def load(directory: _Path) -> ModelConfig: ...
+    def load(directory: _Path, length: int = 0) -> ModelConfig:
+        """length: the most tokens that contexts and sessions are meant to hold."""
+
     @property
     def model_type(self) -> str: ...
     @property
@@ -498,6 +510,14 @@ class ModelConfig:
     def bos(self) -> int: ...
     @property
     def eos(self) -> list[int]: ...
+    @property
+    def rotary_dim(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def sampling(self) -> SamplingOptions: ...
+    @property
+    def sampling_warning(self) -> str: ...
     @property
     def warnings(self) -> list[str]: ...
     @property
@@ -551,10 +571,12 @@ class DevicePlan:
     def fits(self) -> bool: ...
 
 class Model:
-    """A loaded checkpoint (Llama, Mistral, Qwen2, Qwen3) in Hugging Face layout."""
+    """A loaded checkpoint in Hugging Face layout."""
 
     @staticmethod
-    def load(directory: _Path, device: Device | str | None = None) -> Model: ...
+    def load(
+        directory: _Path, device: Device | str | None = None, *, length: int = 0
+    ) -> Model: ...
     @property
     def config(self) -> ModelConfig: ...
     @property
@@ -581,13 +603,13 @@ class Model:
         session: Session,
         prompt: _Ints,
         max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
         seed: int = 0,
         on_token: Callable[[int], object] | None = None,
     ) -> GenerateResult:
-        """Feeds the prompt to the session, then generates."""
+        """Feeds the prompt to the session, then generates. None: as config.sampling."""
 
     @overload
     def logits(self, tokens: _Ints) -> NDArray[np.float32]:

@@ -32,16 +32,17 @@ void check_plan(const DevicePlan& plan, const Device& device) {
 }  // namespace
 
 Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval, ProgressBar& progress) {
+                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length) {
   if (device.is_cuda()) {
     const std::int64_t layers = ModelConfig::load(directory).attention.layers;
     check_plan(Model::plan(directory, device, prefill_options(prefill, retrieval),
                            retrieval_options(retrieval, layers, "exact", 1)),
                device);
   }
-  return Model::load(directory, device, [&progress](const std::string& warning) {
+  const auto warn = [&progress](const std::string& warning) {
     progress.note(warning_line(warning));
-  });
+  };
+  return Model::load(directory, device, warn, length);
 }
 
 void check_codes(const Device& device, const AttentionShape& shape, const RetrievalFlags& retrieval,

@@ -39,6 +39,7 @@ struct GenerateFlags {
   std::vector<std::string> files;
   bool chat = false;
   std::string system;
+  std::string length;  // empty: the model's reach
   bool profile = false;
   bool json = false;
 };
@@ -65,6 +66,11 @@ void check_flags(const GenerateFlags& flags) {
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1) {
     throw UsageError("--file: '-' is given twice; standard input can be read once");
   }
+}
+
+/// Whether the model has a say in how it is sampled.
+bool follows_model(const SamplingFlags& flags) {
+  return flags.temperature.empty() && flags.top_k.empty() && flags.top_p.empty();
 }
 
 std::string context_text(const std::vector<std::string>& files) {
@@ -121,6 +127,7 @@ Json json_rate(std::int64_t count, double seconds) {
 }
 
 struct Figures {
+  SamplingOptions sampling;
   std::string index, tail_spec;  // of the session
   std::int64_t prompt_tokens = 0;
   double rows_per_head = 0;
@@ -148,6 +155,10 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["generated_tokens"] = generated;
   json["decode_seconds"] = result.decode_seconds;
   json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
+  json["temperature"] = figures.sampling.temperature;
+  json["top_k"] = figures.sampling.top_k;
+  json["top_p"] = figures.sampling.top_p;
+  json["seed"] = figures.sampling.seed;
   json["rows_per_head"] = figures.rows_per_head;
   json["retrieved_more"] = figures.ruled ? Json(figures.retrieved_more) : Json(nullptr);
   json["went_dense"] = figures.ruled ? Json(figures.went_dense) : Json(nullptr);
@@ -182,6 +193,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   fmt::print(stderr, "generated  {} tokens, {}/s{}\n", format_grouped(generated),
              format_rate(rate(result.steps, result.decode_seconds)),
              result.ended ? ", ended by the model" : "");
+  fmt::print(stderr, "sampling   {}\n", sampling_text(figures.sampling));
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
              figures.rows_per_head);
@@ -203,6 +215,8 @@ int run_generate(GenerateFlags flags) {
   const std::int64_t predict =
       flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
 
+  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+
   for (const std::string& file : flags.files) {
     if (file != "-") check_readable(file);
   }
@@ -215,7 +229,10 @@ int run_generate(GenerateFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   const Model model =
-      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress);
+      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress, length);
+  const SamplingOptions sampling = sampling_options(flags.sampling, model.config().sampling);
+  if (follows_model(flags.sampling) && !model.config().sampling_warning.empty())
+    progress.note(warning_line(model.config().sampling_warning));
   const Tokenizer& tokenizer = model.tokenizer();
   const Reading reading =
       chat ? read({*std::move(chat), tokenizer, flags.system, text}, flags.prompt)
@@ -231,6 +248,7 @@ int run_generate(GenerateFlags flags) {
       prefill(model, flags.retrieval, flags.prefill, reading.context, progress);
 
   Figures figures;
+  figures.sampling = sampling;
   figures.prompt_tokens = static_cast<std::int64_t>(reading.prompt.size());
   const AttentionShape& shape = model.config().attention;
   Session session(
@@ -250,7 +268,7 @@ int run_generate(GenerateFlags flags) {
     return !interrupted();
   };
   const GenerateResult result = model.generate(
-      session, reading.prompt, {predict, sampling_options(flags.sampling)}, on_token);
+      session, reading.prompt, {.max_tokens = predict, .sampling = sampling}, on_token);
   show(stream.finish() + "\n");
 
   const SessionStats& stats = session.stats();
@@ -289,6 +307,7 @@ Run add_generate(CLI::App& app) {
   CLI::App* command = add_command(app, "generate", generate_help);
   const auto flags = std::make_shared<GenerateFlags>();
   flags->prefill.mode = "dense";
+  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
   add_flags(*command, flags->model);
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->prefill);
@@ -299,6 +318,7 @@ Run add_generate(CLI::App& app) {
       ->take_all();
   command->add_flag("--chat", flags->chat);
   command->add_option("--system", flags->system, "the text of a system message");
+  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
   command->add_flag("--profile", flags->profile);
   command->add_flag("--json", flags->json);
   return [flags] { return run_generate(*flags); };

@@ -66,8 +66,9 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -f, --file FILE        text of the context; repeat for several, - is standard input
   --chat                 files and prompt are a message in the model's chat template
   --system TEXT          with --chat: a system message before it
-  -n, --predict N        tokens to generate at most [128]
-  --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
+  -n, --predict N        tokens to generate at most [128]                        --seed N [42]
+  --temp X --top-k N --top-p X   sampling; --temp 0 is greedy [by generation_config.json, else 0]
+  --length N             tokens that LongRoPE, dynamic NTK turn keys for [all the model can]
   --kv-index SPEC        codes, exact, hnsw:M=16, faiss:IVF1024,SQ8 [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]

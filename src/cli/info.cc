@@ -47,13 +47,21 @@ std::int64_t parameters(const ModelConfig& config) {
   const std::int64_t hidden = config.hidden_size;
   std::int64_t layer = hidden * (q + 2 * kv) + q * hidden;  // q, k, v and output projections
   layer += 3 * hidden * config.intermediate_size;           // gate, up and down
-  layer += 2 * hidden;                                      // two norms
+  layer += 2 * hidden * (config.norm_inputs + config.norm_outputs);
   if (config.qkv_bias) layer += q + 2 * kv;
   if (config.o_bias) layer += hidden;
   if (config.mlp_bias) layer += 2 * config.intermediate_size + hidden;
-  if (config.qk_norm) layer += 2 * shape.head_dim;
+  if (config.qk_norm) layer += config.qk_norm_whole ? q + kv : 2 * shape.head_dim;
   const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
   return shape.layers * layer + embeddings + hidden;
+}
+
+std::string scaling_text(const RopeScaling& scaling) {
+  constexpr std::array<const char*, 6> names = {"",        "linear", "llama3",
+                                                "dynamic", "yarn",   "longrope"};
+  if (scaling.kind == RopeScaling::Kind::none) return {};
+  return fmt::format(" scaled by {} from {}", names[static_cast<std::size_t>(scaling.kind)],
+                     format_grouped(static_cast<std::int64_t>(scaling.original_max_position)));
 }
 
 bool has_weights(const std::filesystem::path& directory) {
@@ -94,6 +102,10 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["max_position"] = config.max_position;
   json["reach"] = config.reach();
   json["rope_theta"] = config.rope_theta;
+  json["rotary_dim"] = config.rotary_dim;
+  json["temperature"] = config.sampling.temperature;
+  json["top_k"] = config.sampling.top_k;
+  json["top_p"] = config.sampling.top_p;
   json["kv_dtype"] = flags.dtype;
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
   json["kv_index"] = IndexSpec::default_for(config.attention.head_dim).text();
@@ -116,8 +128,9 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
              config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
              shape.kv_heads, shape.head_dim);
-  fmt::print("positions   made for {}, RoPE theta {:g}\n", format_grouped(config.reach()),
-             config.rope_theta);
+  fmt::print("positions   made for {}, RoPE theta {:g}{}\n", format_grouped(config.reach()),
+             config.rope_theta, scaling_text(config.rope_scaling));
+  fmt::print("sampling    {} unless flags say otherwise\n", sampling_text(config.sampling));
   fmt::print("rows        {}, {} per token\n", flags.dtype,
              byte_text(config.kv_bytes_per_token(dtype)));
   fmt::print("index       {} unless --kv-index names another\n\n",

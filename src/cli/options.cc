@@ -161,9 +161,14 @@ Device open_device(const ModelFlags& flags) {
   }
 }
 
-SamplingOptions sampling_options(const SamplingFlags& flags) {
-  return {parse_real("--temp", flags.temperature, 0, 100), parse_count("--top-k", flags.top_k, 0),
-          parse_real("--top-p", flags.top_p, 0, 1, true), parse_seed("--seed", flags.seed)};
+SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own) {
+  SamplingOptions options = own;
+  if (!flags.temperature.empty())
+    options.temperature = parse_real("--temp", flags.temperature, 0, 100);
+  if (!flags.top_k.empty()) options.top_k = parse_count("--top-k", flags.top_k, 0);
+  if (!flags.top_p.empty()) options.top_p = parse_real("--top-p", flags.top_p, 0, 1, true);
+  options.seed = parse_seed("--seed", flags.seed);
+  return options;
 }
 
 void check_rows(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options) {

@@ -3,7 +3,7 @@
 //
 // Layout: activations are float32, row-major [tokens, features], in the device's memory. What a
 // matrix product reads is an *operand*: the same values in the device's operand type (float32 on
-// the host, bf16 on CUDA), which rms_norm, silu_multiply and to_operand write.
+// the host, bf16 on CUDA), which rms_norm, the gates and to_operand write.
 // Order: operations happen as if in the order of the calls; on CUDA they are only begun when a call
 // returns, and copy_out waits for all before it.
 // Threads: one thread at a time per device on CUDA (callers hold `lock`); the host's operations are
@@ -41,10 +41,13 @@ struct Matrix {
   std::int64_t bytes() const { return out_features * in_features * bytes_of(dtype); }
 };
 
-/// cos and sin of the rotary angles of consecutive positions: [tokens, head_dim / 2].
+/// cos and sin of the rotary angles of consecutive positions: [tokens, rotary_dim / 2]; and which
+/// elements of a head they turn.
 struct RopeAngles {
   const float* cos = nullptr;
   const float* sin = nullptr;
+  std::int64_t rotary_dim = 0;  ///< the first so many elements, an even number; 0: the whole head
+  bool interleaved = false;     ///< pairs (2i, 2i + 1), not (i, i + rotary_dim / 2)
 };
 
 /// Memory of a device, given back when it goes. At least 256-byte aligned; not initialised.
@@ -148,7 +151,12 @@ class ComputeDevice {
   virtual void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
                         float epsilon, std::byte* out) = 0;
 
-  /// RMSNorm in place, in float32: q/k-norm over the heads' width.
+  /// x[row] += RMSNorm of from[row] over width, in float32: what a layer's part gives, normalised
+  /// before it is added.
+  virtual void add_norm(const float* from, const float* weight, std::int64_t rows,
+                        std::int64_t width, float epsilon, float* x) = 0;
+
+  /// RMSNorm in place, in float32: q/k-norm over the heads' width or a token's.
   virtual void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
                          float* x) = 0;
 
@@ -159,6 +167,14 @@ class ComputeDevice {
   /// out = silu(gate) * up, element by element, as an operand.
   virtual void silu_multiply(const float* gate, const float* up, std::int64_t count,
                              std::byte* out) = 0;
+
+  /// out = gelu(gate) * up with the tanh form of GELU (Hendrycks & Gimpel 2016, section 2), as an
+  /// operand.
+  virtual void gelu_multiply(const float* gate, const float* up, std::int64_t count,
+                             std::byte* out) = 0;
+
+  /// x *= factor.
+  virtual void scale(float factor, std::int64_t count, float* x) = 0;
 
   /// out = x as an operand.
   virtual void to_operand(const float* x, std::int64_t count, std::byte* out) = 0;

@@ -11,10 +11,11 @@
 
 namespace topkv {
 
-Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn warning)
+Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn warning,
+                  std::int64_t length)
     : directory(dir),
       device(on),
-      config(ModelConfig::load(dir)),
+      config(ModelConfig::load(dir, length)),
       tensors(SafeTensors::open(dir)),
       on_warning(std::move(warning)) {
   for (const std::string& line : config.warnings) warn(line);
@@ -93,8 +94,8 @@ void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
 }
 
 Model Model::load(const std::filesystem::path& directory, const Device& device,
-                  WarningFn on_warning) {
-  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning)));
+                  WarningFn on_warning, std::int64_t length) {
+  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning), length));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

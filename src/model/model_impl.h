@@ -30,7 +30,8 @@ std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& devic
                            const PrefillOptions& options, std::int64_t chunk);
 
 struct Model::Impl {
-  Impl(const std::filesystem::path& directory, const Device& device, WarningFn on_warning);
+  Impl(const std::filesystem::path& directory, const Device& device, WarningFn on_warning,
+       std::int64_t length);
 
   void warn(const std::string& warning) const {
     if (on_warning) on_warning(warning);
