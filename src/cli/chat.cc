@@ -131,7 +131,8 @@ class Chat {
       std::fflush(stdout);
     };
     const GenerateResult result = model_.generate(
-        *session_, prompt, {most, sampling_options(flags_.sampling)}, [&](Token token) {
+        *session_, prompt, {most, sampling_options(flags_.sampling, model_.config().sampling)},
+        [&](Token token) {
           show(stream.push(model_.tokenizer().bytes_of_token(token)));
           return !interrupted();
         });
