@@ -63,8 +63,7 @@ Found search(const topkv::KeyIndex& index, const bench::Data& data) {
     found.emplace_back(result.positions(0).begin(), result.positions(0).end());
     const std::set<std::int64_t> distinct(found.back().begin(), found.back().end());
     for (std::size_t i = 0; i < found.back().size(); ++i) {
-      const topkv::KeyView keys = data.keys();
-      const float exact = topkv::dot(query, keys.key(found.back()[i]), keys.dtype, keys.dim);
+      const float exact = topkv::dot(query, data.keys(), found.back()[i]);
       if (distinct.size() != found.back().size() ||
           std::abs(exact - result.scores(0)[i]) > 1e-4F * (1 + std::abs(exact))) {
         fmt::print(stderr, "{}: a result with duplicates or wrong scores; not timed\n",

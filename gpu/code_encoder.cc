@@ -9,6 +9,7 @@
 #include "gpu/code_encode.h"
 #include "gpu/cuda_device.h"
 #include "gpu/faults.h"
+#include "gpu/row_blocks.h"
 #include "index/key_list.h"
 #include "src/device/pieces.h"
 
@@ -21,19 +22,22 @@ constexpr std::int64_t most_bytes = 128;      // of a code
 
 /// Pieces of device memory, one behind the other.
 struct Layout {
-  std::int64_t axes, mean, tables, not_finite, centred, along, rows, codes, residuals, total;
+  std::int64_t axes, mean, channels, tables, not_finite, centred, along, rows, blocks, codes,
+      residuals, total;
 
   explicit Layout(std::int64_t dim) {
     const std::int64_t f32 = bytes_of(DType::f32);
     Pieces pieces;
     axes = pieces.place(dim * dim * f32);
     mean = pieces.place(dim * f32);
+    channels = pieces.place(dim * f32);
     tables = pieces.place(dim * std::int64_t{sizeof(KeyLevels)} +
                           most_bytes * 4 * std::int64_t{sizeof(KeyField)});
     not_finite = pieces.place(sizeof(int));
     centred = pieces.place(tile_vectors * dim * f32);
     along = pieces.place(tile_vectors * dim * f32);
     rows = pieces.place(slot_count * tile_vectors * dim * bytes_of(DType::bf16));
+    blocks = pieces.place(slot_count * tile_vectors * vector_bytes(DType::q8, dim));
     codes = pieces.place(slot_count * tile_vectors * most_bytes);
     residuals = pieces.place(slot_count * tile_vectors * f32);
     total = pieces.used();
@@ -167,6 +171,8 @@ class CudaEncoder final : public CodeEncoder {
   template <class Use>
   void run(const Head& head, const Use& use) {
     try {
+      if (head.vectors.channels != nullptr)
+        send(std::span(head.vectors.channels, static_cast<std::size_t>(dim_)), layout_.channels);
       for (std::int64_t first = 0, tile = 0; first < head.vectors.count;
            first += tile_vectors, ++tile) {
         const std::int64_t slot = tile % slot_count;
@@ -197,12 +203,21 @@ class CudaEncoder final : public CodeEncoder {
     const Tile tile{first, count,
                     at<std::uint8_t>(layout_.codes) + number * tile_vectors * most_bytes,
                     at<float>(layout_.residuals) + number * tile_vectors};
+    const bool blocked = in_blocks(head.vectors.dtype);
+    std::byte* blocks =
+        memory_.data() + layout_.blocks + number * tile_vectors * vector_bytes(DType::q8, dim_);
     inject_copy_delay(copies_);
-    TOPKV_CUDA(cudaMemcpyAsync(rows, head.vectors.key(first),
+    TOPKV_CUDA(cudaMemcpyAsync(blocked ? blocks : reinterpret_cast<std::byte*>(rows),
+                               head.vectors.key(first),
                                static_cast<std::size_t>(count * head.vectors.stride_bytes),
                                cudaMemcpyHostToDevice, copies_));
     slot.arrived.record(copies_);
     slot.arrived.block(compute);
+    if (blocked) {
+      unpack_blocks(blocks, 0, count, 1, dim_, head.vectors.dtype,
+                    head.vectors.channels == nullptr ? nullptr : at<float>(layout_.channels), rows,
+                    0, compute);
+    }
     centre(rows, static_cast<int>(count), static_cast<int>(dim_), head.axes.scale(),
            at<float>(layout_.mean), at<float>(layout_.centred), tile.residuals,
            at<int>(layout_.not_finite), compute);

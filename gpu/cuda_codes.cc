@@ -7,6 +7,8 @@
 #include "gpu/code_format.cuh"
 #include "gpu/code_stages.h"
 #include "gpu/cuda_device.h"
+#include "src/core/convert.h"
+#include "src/core/row_format.h"
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {
@@ -44,11 +46,11 @@ HeadTables tables_of(const AttentionShape& shape) {
 
 /// Of all keys of a head, as the host lays them out.
 std::int64_t key_code_bytes(const HeadCodes& head) {
-  return (head.rows.count + unit_keys - 1) / unit_keys * unit_keys * head.key_bytes;
+  return (head.rows.count() + unit_keys - 1) / unit_keys * unit_keys * head.key_bytes;
 }
 /// And of values.
 std::int64_t staged_bytes(const HeadCodes& head) {
-  const std::int64_t blocks = (head.rows.count + unit_keys - 1) / unit_keys;
+  const std::int64_t blocks = (head.rows.count() + unit_keys - 1) / unit_keys;
   return key_code_bytes(head) +
          (head.values == nullptr ? 0 : blocks * (unit_keys / 4) * head.value_lanes);
 }
@@ -124,9 +126,9 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
     const HeadCodes& head = heads[i];
     if (i % static_cast<std::size_t>(shape.kv_heads) == 0)
       has_codes.push_back(head.keys != nullptr);
-    tokens_ = std::max(tokens_, head.rows.count);
+    tokens_ = std::max(tokens_, head.rows.count());
     rare_.emplace_back(head.rare.begin(), head.rare.end());
-    tokens = std::max(tokens, head.rows.count - std::ssize(head.rare));
+    tokens = std::max(tokens, head.rows.count() - std::ssize(head.rare));
     rare = std::max(rare, std::ssize(head.rare));
     bytes = std::max(bytes, head.key_bytes);
     bits = std::max(bits, head.value_bits);
@@ -181,7 +183,7 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
   };
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     const HeadCodes& head = heads[static_cast<std::size_t>(h)];
-    const std::int64_t n = head.rows.count;
+    const std::int64_t n = head.rows.count();
     const auto rare_count = std::ssize(head.rare);
 
     const HeadTables table = tables_of(shape_);
@@ -212,10 +214,14 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
     for (std::int64_t i = 0; i < rare_count; ++i) {
       const std::int64_t position = head.rare[static_cast<std::size_t>(i)];
       rare_keys[static_cast<std::size_t>(i)] = static_cast<int>(position - i);
-      std::memcpy(&rare[static_cast<std::size_t>(i * row)], head.rows.key(position),
-                  static_cast<std::size_t>(row));
-      std::memcpy(&rare[static_cast<std::size_t>((layout.rare_slots + i) * row)],
-                  head.rows.value(position), static_cast<std::size_t>(row));
+      const auto put = [&](const KeyView& half, std::int64_t slot) {
+        std::vector<float> wide(static_cast<std::size_t>(shape_.head_dim));
+        decode(half, position, wide.data());
+        from_float(wide.data(), shape_.head_dim, DType::bf16,
+                   &rare[static_cast<std::size_t>(slot * row)]);
+      };
+      put(head.rows.keys, i);
+      put(head.rows.values, layout.rare_slots + i);
     }
     copy(rare_keys, to.rare_keys + h * layout.rare_slots * std::int64_t{sizeof(int)});
     std::vector<int> before;

@@ -228,6 +228,11 @@ void CudaDevice::rms_norm(const float* x, const float* weight, std::int64_t rows
   gpu::rms_norm(x, weight, rows, width, epsilon, bf16(out), stream_);
 }
 
+void CudaDevice::add_norm(const float* from, const float* weight, std::int64_t rows,
+                          std::int64_t width, float epsilon, float* x) {
+  gpu::add_norm(from, weight, rows, width, epsilon, x, stream_);
+}
+
 void CudaDevice::head_norm(const float* weight, std::int64_t rows, std::int64_t width,
                            float epsilon, float* x) {
   gpu::rms_norm(x, weight, rows, width, epsilon, x, stream_);
@@ -235,12 +240,23 @@ void CudaDevice::head_norm(const float* weight, std::int64_t rows, std::int64_t 
 
 void CudaDevice::rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
                       std::int64_t head_dim, float* x) {
-  gpu::rope(angles.cos, angles.sin, tokens, heads, head_dim, x, stream_);
+  const std::int64_t turned = angles.rotary_dim > 0 ? angles.rotary_dim : head_dim;
+  gpu::rope(angles.cos, angles.sin, tokens, heads, {head_dim, turned, angles.interleaved}, x,
+            stream_);
 }
 
 void CudaDevice::silu_multiply(const float* gate, const float* up, std::int64_t count,
                                std::byte* out) {
   gpu::silu_multiply(gate, up, count, bf16(out), stream_);
+}
+
+void CudaDevice::gelu_multiply(const float* gate, const float* up, std::int64_t count,
+                               std::byte* out) {
+  gpu::gelu_multiply(gate, up, count, bf16(out), stream_);
+}
+
+void CudaDevice::scale(float factor, std::int64_t count, float* x) {
+  gpu::scale(factor, count, x, stream_);
 }
 
 void CudaDevice::to_operand(const float* x, std::int64_t count, std::byte* out) {
@@ -275,9 +291,9 @@ std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShap
 }
 
 std::int64_t CudaDevice::prefill_attention_bytes(const AttentionShape& shape,
-                                                 const PrefillVisibility& visible,
+                                                 const PrefillVisibility& visible, KvDType rows,
                                                  std::int64_t chunk) const {
-  return gpu::prefill_attention_bytes(shape, visible, chunk);
+  return gpu::prefill_attention_bytes(shape, visible, rows, chunk);
 }
 
 bool CudaDevice::scans_codes(const AttentionShape& shape) const {

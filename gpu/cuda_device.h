@@ -72,20 +72,29 @@ class CudaDevice final : public ComputeDevice {
   void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) override;
   void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
                 float epsilon, std::byte* out) override;
+  void add_norm(const float* from, const float* weight, std::int64_t rows, std::int64_t width,
+                float epsilon, float* x) override;
   void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
                  float* x) override;
   void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
             std::int64_t head_dim, float* x) override;
   void silu_multiply(const float* gate, const float* up, std::int64_t count,
                      std::byte* out) override;
+  void gelu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override;
+  void scale(float factor, std::int64_t count, float* x) override;
   void to_operand(const float* x, std::int64_t count, std::byte* out) override;
   Token argmax(const float* logits, std::int64_t count) override;
 
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                    const PrefillVisibility& visible,
                                                    std::int64_t chunk, RowStore& store) override;
+  /// In bf16, or both halves in blocks.
+  bool takes_rows(KvDType dtype) const override {
+    return dtype == DType::bf16 || (in_blocks(dtype.keys) && in_blocks(dtype.values));
+  }
   std::int64_t prefill_attention_bytes(const AttentionShape& shape,
-                                       const PrefillVisibility& visible,
+                                       const PrefillVisibility& visible, KvDType rows,
                                        std::int64_t chunk) const override;
   std::unique_ptr<CodeEncoder> code_encoder(std::int64_t dim) override {
     return make_code_encoder(*this, dim);

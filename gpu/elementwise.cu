@@ -54,17 +54,32 @@ __global__ void bias_kernel(const float* bias, std::int64_t rows, std::int64_t w
   }
 }
 
+/// What a norm writes to: what is there is replaced, or added to.
+template <class Out>
+struct Replaced {
+  Out* to;
+  __device__ void one(std::int64_t i, float y) const { store(to + i, y); }
+  __device__ void four(std::int64_t i, float4 y) const { store4(to + i, y); }
+};
+struct AddedTo {
+  float* to;
+  __device__ void one(std::int64_t i, float y) const { to[i] += y; }
+  __device__ void four(std::int64_t i, float4 y) const {
+    const float4 a = load4(to + i);
+    store4(to + i, {a.x + y.x, a.y + y.y, a.z + y.z, a.w + y.w});
+  }
+};
+
 // The second reading of a row finds it in the first-level cache. x and out may be the same: each
 // thread writes only what it alone reads after the sum.
-template <int row_threads, class Out>
+template <int row_threads, class Sink>
 __global__ void norm_kernel(const float* x, const float* weight, std::int64_t rows,
-                            std::int64_t width, std::int64_t vectors, float epsilon, Out* out) {
+                            std::int64_t width, std::int64_t vectors, float epsilon, Sink out) {
   constexpr int rows_at_once = block / row_threads;
   const std::int64_t lane = threadIdx.x % row_threads;
   std::int64_t row = std::int64_t{blockIdx.x} * rows_at_once + threadIdx.x / row_threads;
   for (; row < rows; row += std::int64_t{gridDim.x} * rows_at_once) {
     const float* from = x + row * width;
-    Out* to = out + row * width;
     float sum = 0;
     for (std::int64_t v = lane; v < vectors; v += row_threads) {
       const float4 a = load4(from + 4 * v);
@@ -76,20 +91,20 @@ __global__ void norm_kernel(const float* x, const float* weight, std::int64_t ro
     for (std::int64_t v = lane; v < vectors; v += row_threads) {
       const float4 a = load4(from + 4 * v);
       const float4 w = load4(weight + 4 * v);
-      store4(to + 4 * v,
-             {a.x * scale * w.x, a.y * scale * w.y, a.z * scale * w.z, a.w * scale * w.w});
+      out.four(row * width + 4 * v,
+               {a.x * scale * w.x, a.y * scale * w.y, a.z * scale * w.z, a.w * scale * w.w});
     }
     for (std::int64_t i = 4 * vectors + lane; i < width; i += row_threads)
-      store(to + i, from[i] * scale * weight[i]);
+      out.one(row * width + i, from[i] * scale * weight[i]);
   }
 }
 
-template <class Out>
+template <class Sink>
 void launch_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
-                 float epsilon, Out* out, cudaStream_t stream) {
+                 float epsilon, Sink out, cudaStream_t stream) {
   if (rows == 0 || width == 0) return;
   const std::int64_t vectors = row_vectors(
-      width, 4, aligned({x, weight}, sizeof(float4)) && aligned({out}, 4 * sizeof(Out)));
+      width, 4, aligned({x, weight}, sizeof(float4)) && aligned({out.to}, 4 * sizeof(*out.to)));
   if (width <= 1024 && rows > 1) {  // heads: a warp each
     norm_kernel<warp><<<blocks_for(rows, block / warp), block, 0, stream>>>(x, weight, rows, width,
                                                                             vectors, epsilon, out);
@@ -100,14 +115,15 @@ void launch_norm(const float* x, const float* weight, std::int64_t rows, std::in
   check_launch("the RMSNorm kernel");
 }
 
-// blockDim: (pairs, heads). vectors: of four pairs.
+// blockDim: (pairs, heads). head_dim: from one head to the next. vectors: of four pairs.
 __global__ void rope_kernel(const float* cos, const float* sin, std::int64_t tokens,
-                            std::int64_t heads, std::int64_t half, std::int64_t vectors, float* x) {
+                            std::int64_t heads, std::int64_t head_dim, std::int64_t half,
+                            std::int64_t vectors, float* x) {
   for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const float* c = cos + t * half;
     const float* s = sin + t * half;
     for (std::int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
-      float* low = x + (t * heads + h) * 2 * half;
+      float* low = x + (t * heads + h) * head_dim;
       float* high = low + half;
       for (std::int64_t v = threadIdx.x; v < vectors; v += blockDim.x) {
         const float4 a = load4(low + 4 * v);
@@ -129,6 +145,31 @@ __global__ void rope_kernel(const float* cos, const float* sin, std::int64_t tok
   }
 }
 
+// The pairs' elements lie beside each other.
+__global__ void rope_pairs_kernel(const float* cos, const float* sin, std::int64_t tokens,
+                                  std::int64_t heads, std::int64_t head_dim, std::int64_t half,
+                                  float* x) {
+  for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
+    const float* c = cos + t * half;
+    const float* s = sin + t * half;
+    for (std::int64_t h = threadIdx.y; h < heads; h += blockDim.y) {
+      float* head = x + (t * heads + h) * head_dim;
+      for (std::int64_t i = threadIdx.x; i < half; i += blockDim.x) {
+        const float a = head[2 * i];
+        const float b = head[2 * i + 1];
+        head[2 * i] = a * c[i] - b * s[i];
+        head[2 * i + 1] = b * c[i] + a * s[i];
+      }
+    }
+  }
+}
+
+__global__ void scale_kernel(float factor, std::int64_t count, float* x) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride)
+    x[i] *= factor;
+}
+
 /// What write_bf16 writes: an element, or four of them.
 struct Rounded {
   const float* x;
@@ -136,11 +177,23 @@ struct Rounded {
   __device__ float4 four(std::int64_t i) const { return load4(x + i); }
 };
 
+// exp overflows to infinity for gates below -88, and the quotient is then the right limit, 0.
+struct Silu {
+  static __device__ float of(float g, float u) { return g / (1.0F + expf(-g)) * u; }
+};
+// tanh is 1 or -1 where the cube overflows.
+struct Gelu {
+  static __device__ float of(float g, float u) {
+    constexpr float root = 0.7978845608028654F;  // sqrt(2 / pi)
+    return 0.5F * g * (1.0F + tanhf(root * (g + 0.044715F * g * g * g))) * u;
+  }
+};
+
+template <class Activation>
 struct GatedUp {
   const float* gate;
   const float* up;
-  // exp overflows to infinity for gates below -88, and the quotient is then the right limit, 0.
-  static __device__ float of(float g, float u) { return g / (1.0F + expf(-g)) * u; }
+  static __device__ float of(float g, float u) { return Activation::of(g, u); }
   __device__ float one(std::int64_t i) const { return of(gate[i], up[i]); }
   __device__ float4 four(std::int64_t i) const {
     const float4 g = load4(gate + i);
@@ -190,28 +243,51 @@ void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x
 
 void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
               float epsilon, __nv_bfloat16* out, cudaStream_t stream) {
-  launch_norm(x, weight, rows, width, epsilon, out, stream);
+  launch_norm(x, weight, rows, width, epsilon, Replaced<__nv_bfloat16>{out}, stream);
 }
 
 void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
               float epsilon, float* out, cudaStream_t stream) {
-  launch_norm(x, weight, rows, width, epsilon, out, stream);
+  launch_norm(x, weight, rows, width, epsilon, Replaced<float>{out}, stream);
+}
+
+void add_norm(const float* from, const float* weight, std::int64_t rows, std::int64_t width,
+              float epsilon, float* x, cudaStream_t stream) {
+  launch_norm(from, weight, rows, width, epsilon, AddedTo{x}, stream);
 }
 
 void rope(const float* cos, const float* sin, std::int64_t tokens, std::int64_t heads,
-          std::int64_t head_dim, float* x, cudaStream_t stream) {
-  const std::int64_t half = head_dim / 2;
+          const RotaryPart& part, float* x, cudaStream_t stream) {
+  const std::int64_t half = part.rotary_dim / 2;
   if (tokens == 0 || heads == 0 || half == 0) return;
-  const std::int64_t vectors = row_vectors(half, 4, aligned({cos, sin, x}, sizeof(float4)));
-  rope_kernel<<<blocks_for(tokens, 1), row_block(vectors > 0 ? vectors : half), 0, stream>>>(
-      cos, sin, tokens, heads, half, vectors, x);
+  if (part.interleaved) {
+    rope_pairs_kernel<<<blocks_for(tokens, 1), row_block(half), 0, stream>>>(
+        cos, sin, tokens, heads, part.head_dim, half, x);
+  } else {
+    const bool vectors_fit = part.head_dim % 4 == 0 && aligned({cos, sin, x}, sizeof(float4));
+    const std::int64_t vectors = row_vectors(half, 4, vectors_fit);
+    rope_kernel<<<blocks_for(tokens, 1), row_block(vectors > 0 ? vectors : half), 0, stream>>>(
+        cos, sin, tokens, heads, part.head_dim, half, vectors, x);
+  }
   check_launch("the RoPE kernel");
 }
 
 void silu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
                    cudaStream_t stream) {
-  write_bf16(GatedUp{gate, up}, aligned({gate, up}, sizeof(float4)), count, out, "the SiLU kernel",
-             stream);
+  write_bf16(GatedUp<Silu>{gate, up}, aligned({gate, up}, sizeof(float4)), count, out,
+             "the SiLU kernel", stream);
+}
+
+void gelu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
+                   cudaStream_t stream) {
+  write_bf16(GatedUp<Gelu>{gate, up}, aligned({gate, up}, sizeof(float4)), count, out,
+             "the GELU kernel", stream);
+}
+
+void scale(float factor, std::int64_t count, float* x, cudaStream_t stream) {
+  if (count == 0) return;
+  scale_kernel<<<blocks_for(count, block), block, 0, stream>>>(factor, count, x);
+  check_launch("the scaling kernel");
 }
 
 void to_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, cudaStream_t stream) {

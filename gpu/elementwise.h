@@ -28,14 +28,31 @@ void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64
 void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
               float epsilon, float* out, cudaStream_t stream);
 
-/// Rotates pairs (i, i + head_dim / 2) of every head. cos, sin: [tokens, head_dim / 2];
-/// x: [tokens, heads, head_dim].
+/// x[row] += from[row] / sqrt(mean(from[row]^2) + epsilon) * weight, for any width.
+void add_norm(const float* from, const float* weight, std::int64_t rows, std::int64_t width,
+              float epsilon, float* x, cudaStream_t stream);
+
+/// Which elements of a head are turned: pairs (i, i + rotary_dim / 2), or (2i, 2i + 1).
+struct RotaryPart {
+  std::int64_t head_dim = 0;
+  std::int64_t rotary_dim = 0;  ///< even, at most head_dim; the elements behind stay as they are
+  bool interleaved = false;
+};
+
+/// Rotates every head. cos, sin: [tokens, rotary_dim / 2]; x: [tokens, heads, head_dim].
 void rope(const float* cos, const float* sin, std::int64_t tokens, std::int64_t heads,
-          std::int64_t head_dim, float* x, cudaStream_t stream);
+          const RotaryPart& part, float* x, cudaStream_t stream);
 
 /// out = gate / (1 + exp(-gate)) * up.
 void silu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
                    cudaStream_t stream);
+
+/// out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3))) * up.
+void gelu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
+                   cudaStream_t stream);
+
+/// x *= factor.
+void scale(float factor, std::int64_t count, float* x, cudaStream_t stream);
 
 /// out = x, rounded.
 void to_bf16(const float* x, std::int64_t count, __nv_bfloat16* out, cudaStream_t stream);

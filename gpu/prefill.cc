@@ -12,8 +12,10 @@
 #include "gpu/elementwise.h"
 #include "gpu/faults.h"
 #include "gpu/page_lock.h"
+#include "gpu/row_blocks.h"
 #include "gpu/row_stream.h"
 #include "src/core/faults.h"
+#include "src/core/row_format.h"
 #include "src/device/pieces.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
@@ -46,15 +48,21 @@ std::int64_t bad_words(const AttentionShape& shape) { return 2 * shape.layers; }
 
 /// Pieces of device memory, one behind the other.
 struct Layout {
-  std::int64_t queries, lse, packed, tiles, bad, cudnn_out, cudnn_lse, workspace, total;
+  std::int64_t queries, lse, packed, blocks, channels, tiles, bad, cudnn_out, cudnn_lse, workspace,
+      total;
 
-  Layout(const AttentionShape& shape, std::int64_t chunk, std::int64_t tile) {
+  Layout(const AttentionShape& shape, KvDType rows, std::int64_t chunk, std::int64_t tile) {
     Pieces pieces;
     const std::int64_t row = shape.head_dim * bytes_of(DType::bf16);
     queries = pieces.place(chunk * shape.q_heads * row);
     lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
     packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
-    tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, tile));
+    const bool blocked = in_blocks(rows.keys);
+    blocks = pieces.place(
+        blocked ? in_flight * shape.kv_heads * chunk * rows.row_bytes(shape.head_dim) : 0);
+    channels = pieces.place(
+        blocked ? shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32) : 0);
+    tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, rows, tile));
     bad = pieces.place(in_flight * bad_words(shape) * 8);
     const bool cudnn = for_cudnn(shape, chunk);
     cudnn_out = pieces.place(cudnn ? chunk * shape.q_heads * row : 0);
@@ -74,10 +82,11 @@ class CudaPrefill final : public DevicePrefill {
         chunk_(chunk),
         store_(store),
         tile_(tile_rows(visible, chunk)),
-        layout_(shape, chunk, tile_),
+        layout_(shape, store.dtype(), chunk, tile_),
         memory_(device.allocate(layout_.total, "prefill")),
         cudnn_(for_cudnn(shape, chunk) ? device.cudnn() : nullptr),
-        tiles_(shape.kv_heads, shape.head_dim, tile_, memory_.data() + layout_.tiles),
+        tiles_(shape.kv_heads, shape.head_dim, store.dtype(), tile_,
+               memory_.data() + layout_.tiles),
         bad_(in_flight * bad_words(shape) * 8),
         given_(static_cast<std::size_t>(shape.layers), 0),
         rows_out_(static_cast<std::size_t>(shape.layers)) {
@@ -85,10 +94,15 @@ class CudaPrefill final : public DevicePrefill {
       throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
                                     shape.head_dim));
     }
-    if (store.dtype() != DType::bf16) {
+    if (!device.takes_rows(store.dtype())) {
       throw Unsupported(
-          fmt::format("rows in {} on a CUDA device; it takes bf16, the host others too",
-                      name_of(store.dtype())));
+          fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
+                      store.dtype().name()));
+    }
+    if (blocked()) {
+      device.copy_in(store.channels(0),
+                     shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32),
+                     memory_.data() + layout_.channels);
     }
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       given_[static_cast<std::size_t>(layer)] = store.size(layer);
@@ -153,9 +167,11 @@ class CudaPrefill final : public DevicePrefill {
     reach_fault("prefill.attend");
     attend_rows(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite);
     for (const PositionRange& range : earlier(visible, first)) {
-      tiles_.stream(views(step.layer), range, compute_, [&](const DeviceRows& tile) {
-        attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
-      });
+      tiles_.stream(views(step.layer), range, channels(step.layer), compute_,
+                    [&](const DeviceRows& tile) {
+                      attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial,
+                                  Into::merge);
+                    });
     }
     if (user != nullptr) {
       handed_over_.record(compute_);
@@ -177,6 +193,13 @@ class CudaPrefill final : public DevicePrefill {
   __nv_bfloat16* packed(std::size_t slot) const {
     return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.packed) +
            static_cast<std::int64_t>(slot) * shape_.kv_heads * 2 * chunk_ * shape_.head_dim;
+  }
+  bool blocked() const { return in_blocks(store_.dtype().keys); }
+  /// Of the keys of a layer, [kv_heads, head_dim]; null: they have none.
+  float* channels(std::int64_t layer) const {
+    if (!blocked()) return nullptr;
+    return reinterpret_cast<float*>(memory_.data() + layout_.channels) +
+           layer * shape_.kv_heads * shape_.head_dim;
   }
   /// Of a chunk: [2, layers], K and V, then q.
   unsigned long long* bad_on_device(std::size_t slot) const {
@@ -244,11 +267,11 @@ class CudaPrefill final : public DevicePrefill {
   /// The store's arrays of a layer as views, whatever has arrived: copies wait for their rows.
   std::span<const RowsView> views(std::int64_t layer) {
     views_.clear();
-    const std::int64_t stride = shape_.head_dim * bytes_of(DType::bf16);
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      const RowStore::Arrays arrays = store_.arrays(layer, head);
-      views_.push_back(
-          {arrays.keys, arrays.values, DType::bf16, store_.capacity(), shape_.head_dim, stride});
+      RowsView rows = store_.rows(layer, head);
+      rows.keys.count = store_.capacity();
+      rows.values.count = store_.capacity();
+      views_.push_back(rows);
     }
     return views_;
   }
@@ -295,19 +318,40 @@ class CudaPrefill final : public DevicePrefill {
     target.keys = to;
     target.values = to + half;
     target.head_stride = 2 * half;
-    pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target,
-              bad_on_device(chunk_slot()) + step.layer, compute_);
+    unsigned long long* bad = bad_on_device(chunk_slot()) + step.layer;
+    const KvDType dtype = store_.dtype();
+    const std::int64_t key = vector_bytes(dtype.keys, d);
+    const std::int64_t value = vector_bytes(dtype.values, d);
+    const bool choose = blocked() && given_[l] == 0 && own.count >= least_for_channels;
+    BlockTarget out{reinterpret_cast<std::byte*>(to), reinterpret_cast<std::byte*>(to + half),
+                    chunk_ * (key + value)};
+    if (blocked()) {
+      out.keys = memory_.data() + layout_.blocks +
+                 static_cast<std::int64_t>(slot) * shape_.kv_heads * out.head_bytes;
+      out.values = out.keys + chunk_ * key;
+      if (choose)
+        choose_channels(step.k, own.count, shape_.kv_heads, d, channels(step.layer), compute_);
+      pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, channels(step.layer), out,
+                  target, bad, compute_);
+    } else {
+      pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target, bad, compute_);
+    }
     slot_full_[slot].record(compute_);
     slot_full_[slot].block(out_);
     inject_copy_delay(out_);
-    const auto bytes = static_cast<std::size_t>(own.count * d * bytes_of(DType::bf16));
-    const std::int64_t offset = given_[l] * d * bytes_of(DType::bf16);
+    const auto copy = [&](void* host, const void* from, std::int64_t bytes) {
+      TOPKV_CUDA(cudaMemcpyAsync(host, from, static_cast<std::size_t>(bytes),
+                                 cudaMemcpyDeviceToHost, out_));
+    };
+    if (choose) {
+      copy(store_.channels(step.layer), channels(step.layer),
+           shape_.kv_heads * d * bytes_of(DType::f32));
+    }
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
       const RowStore::Arrays arrays = store_.arrays(step.layer, head);
-      const __nv_bfloat16* from = to + head * 2 * half;
-      TOPKV_CUDA(cudaMemcpyAsync(arrays.keys + offset, from, bytes, cudaMemcpyDeviceToHost, out_));
-      TOPKV_CUDA(cudaMemcpyAsync(arrays.values + offset, from + half, bytes, cudaMemcpyDeviceToHost,
-                                 out_));
+      copy(arrays.keys + given_[l] * key, out.keys + head * out.head_bytes, own.count * key);
+      copy(arrays.values + given_[l] * value, out.values + head * out.head_bytes,
+           own.count * value);
     }
     slot_free_[slot].record(out_);
     rows_out_[l].record(out_);
@@ -399,8 +443,8 @@ std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
 }
 
 std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
-                                     std::int64_t chunk) {
-  return Layout(shape, chunk, tile_rows(visible, chunk)).total;
+                                     KvDType rows, std::int64_t chunk) {
+  return Layout(shape, rows, chunk, tile_rows(visible, chunk)).total;
 }
 
 }  // namespace topkv::gpu

@@ -18,6 +18,6 @@ std::unique_ptr<DevicePrefill> make_prefill_attention(CudaDevice& device,
                                                       const PrefillVisibility& visible,
                                                       std::int64_t chunk, RowStore& store);
 std::int64_t prefill_attention_bytes(const AttentionShape& shape, const PrefillVisibility& visible,
-                                     std::int64_t chunk);
+                                     KvDType rows, std::int64_t chunk);
 
 }  // namespace topkv::gpu

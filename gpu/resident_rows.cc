@@ -1,9 +1,13 @@
 #include "gpu/resident_rows.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "gpu/elementwise.h"
 #include "gpu/handles.h"
+#include "gpu/row_blocks.h"
+#include "src/core/convert.h"
+#include "src/core/row_format.h"
 
 namespace topkv::gpu {
 
@@ -15,14 +19,42 @@ std::int64_t ResidentRows::window_begin(std::int64_t layer, std::int64_t first) 
   return std::max<std::int64_t>(0, first - of(layer).window + 1);
 }
 
+float* ResidentRows::channels(std::int64_t layer) const {
+  if (!in_blocks(layout_.rows.keys)) return nullptr;
+  return at<float>(layout_.channels) + layer * shape_.kv_heads * shape_.head_dim;
+}
+
 /// Sinks, then as many of the last rows as any window of later tokens reaches back to.
 void ResidentRows::load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end,
                         cudaStream_t stream) const {
   const LayerWindow& window = of(layer);
   const std::int64_t first = rows[0].first;
   const std::int64_t last = rows[0].end();
+  for (std::int64_t h = 0; h < shape_.kv_heads && channels(layer) != nullptr; ++h) {
+    TOPKV_CUDA(cudaMemcpyAsync(
+        channels(layer) + h * shape_.head_dim, rows[static_cast<std::size_t>(h)].rows.keys.channels,
+        static_cast<std::size_t>(shape_.head_dim) * sizeof(float), cudaMemcpyHostToDevice, stream));
+  }
   put(layer, rows, {first, std::min(last, window.sinks)}, false, stream);
   put(layer, rows, {std::max(first, end - window.window), last}, true, stream);
+}
+
+/// Host to device; of rows in blocks, what they stand for.
+void ResidentRows::copy_as_bf16(const KeyView& from, std::byte* to, cudaStream_t stream) {
+  const auto bytes = static_cast<std::size_t>(from.count * from.dim * bytes_of(DType::bf16));
+  if (!in_blocks(from.dtype)) {
+    TOPKV_CUDA(cudaMemcpyAsync(to, from.data, bytes, cudaMemcpyHostToDevice, stream));
+    return;
+  }
+  std::vector<std::byte> rounded(bytes);
+  std::vector<float> wide(static_cast<std::size_t>(from.dim));
+  for (std::int64_t i = 0; i < from.count; ++i) {
+    decode(from, i, wide.data());
+    from_float(wide.data(), from.dim, DType::bf16,
+               rounded.data() + i * from.dim * bytes_of(DType::bf16));
+  }
+  TOPKV_CUDA(cudaMemcpyAsync(to, rounded.data(), bytes, cudaMemcpyHostToDevice, stream));
+  TOPKV_CUDA(cudaStreamSynchronize(stream));
 }
 
 /// Copies rows of positions `range` to the ring (or the sinks).
@@ -38,10 +70,8 @@ void ResidentRows::put(std::int64_t layer, std::span<const RowSpan> rows, Positi
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
       const auto& [from, first] = rows[static_cast<std::size_t>(head)];
       std::byte* keys = base + (head * 2 * slots + slot) * row;
-      const auto bytes = static_cast<std::size_t>(count * row);
-      TOPKV_CUDA(cudaMemcpyAsync(keys, from.key(p - first), bytes, cudaMemcpyHostToDevice, stream));
-      TOPKV_CUDA(cudaMemcpyAsync(keys + slots * row, from.value(p - first), bytes,
-                                 cudaMemcpyHostToDevice, stream));
+      copy_as_bf16(from.keys.part({p - first, p - first + count}), keys, stream);
+      copy_as_bf16(from.values.part({p - first, p - first + count}), keys + slots * row, stream);
     }
     p += count;
   }
@@ -53,21 +83,32 @@ void ResidentRows::add(std::int64_t layer, const float* k, const float* v, std::
                        std::int64_t first, cudaStream_t stream) const {
   const LayerWindow& window = of(layer);
   const std::int64_t d = shape_.head_dim;
-  auto* bad = at<unsigned long long>(layout_.bad);
   PackTarget target;
   target.keys = at<__nv_bfloat16>(window.ring_at);
   target.values = target.keys + window.slots * d;
   target.head_stride = 2 * window.slots * d;
   target.first = first;
   target.ring = window.slots;
-  pack_rows(k, v, tokens, shape_.kv_heads, d, target, bad, stream);
+  pack(layer, k, v, tokens, target, stream);
   const std::int64_t sinks = std::min(tokens, window.sinks - first);
   if (sinks <= 0) return;
   PackTarget first_rows;
   first_rows.keys = at<__nv_bfloat16>(window.sinks_at) + first * d;
   first_rows.values = first_rows.keys + window.sinks * d;
   first_rows.head_stride = 2 * window.sinks * d;
-  pack_rows(k, v, sinks, shape_.kv_heads, d, first_rows, bad, stream);
+  pack(layer, k, v, sinks, first_rows, stream);
+}
+
+void ResidentRows::pack(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
+                        const PackTarget& target, cudaStream_t stream) const {
+  auto* bad = at<unsigned long long>(layout_.bad);
+  const std::int64_t d = shape_.head_dim;
+  if (channels(layer) == nullptr) {
+    pack_rows(k, v, tokens, shape_.kv_heads, d, target, bad, stream);
+  } else {
+    pack_blocks(k, v, tokens, shape_.kv_heads, d, layout_.rows, channels(layer), {}, target, bad,
+                stream);
+  }
 }
 
 DeviceRows ResidentRows::ring(const LayerWindow& window, std::int64_t first,

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "gpu/attention.h"
+#include "gpu/elementwise.h"
 #include "gpu/session_layout.h"
 #include "src/attention/block_attention.h"
 #include "topkv/attention.h"
@@ -25,6 +26,8 @@ class ResidentRows {
   ResidentRows(const AttentionShape& shape, const SessionLayout& layout, std::byte* memory);
 
   bool dense(std::int64_t layer) const { return of(layer).dense; }
+  /// Of a layer's keys as they are stored, on the device; null: they have none.
+  float* channels(std::int64_t layer) const;
   /// Where the window of a step begins whose first token is at position `first`: attend() attends
   /// all rows from there on.
   std::int64_t window_begin(std::int64_t layer, std::int64_t first) const;
@@ -52,6 +55,9 @@ class ResidentRows {
   }
   void put(std::int64_t layer, std::span<const RowSpan> rows, PositionRange range, bool ring,
            cudaStream_t stream) const;
+  static void copy_as_bf16(const KeyView& from, std::byte* to, cudaStream_t stream);
+  void pack(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
+            const PackTarget& target, cudaStream_t stream) const;
   DeviceRows ring(const LayerWindow& window, std::int64_t first, std::int64_t count) const;
 
   const AttentionShape& shape_;

@@ -4,6 +4,7 @@
 // Two kinds of waits hold the order: work on a tile waits for its copy, and the copy into a slot
 // waits for the work on what was there. Copies run beside computation when the host memory is
 // page-locked; from other memory they are right, but slower.
+// Rows in blocks (q8, q4) are copied as they are and unpacked to bf16 on the compute stream.
 // Threads: one at a time.
 #pragma once
 
@@ -25,10 +26,12 @@ class RowStream {
   static constexpr std::int64_t slots = 3;
 
   /// Device memory of its tiles.
-  static std::int64_t bytes(std::int64_t kv_heads, std::int64_t head_dim, std::int64_t tile_rows);
+  static std::int64_t bytes(std::int64_t kv_heads, std::int64_t head_dim, KvDType dtype,
+                            std::int64_t tile_rows);
 
   /// memory: bytes(...) of device memory, which outlives it.
-  RowStream(std::int64_t kv_heads, std::int64_t head_dim, std::int64_t tile_rows,
+  /// dtype: bf16, or q8 and q4.
+  RowStream(std::int64_t kv_heads, std::int64_t head_dim, KvDType dtype, std::int64_t tile_rows,
             std::byte* memory);
 
   /// Copies from now on wait for what was recorded.
@@ -37,22 +40,25 @@ class RowStream {
   /// Waits for the copies begun so far; true when all ended well.
   bool wait() const { return cudaStreamSynchronize(copies_) == cudaSuccess; }
 
-  /// Calls use(tile) for rows `range` of the views (per KV head, bf16; row i of a view is position
-  /// i), tile by tile. What use gives to `compute` finds the tile's rows in place. Returns before
-  /// any of that is done; the rows must stay until it is.
-  void stream(std::span<const RowsView> rows, PositionRange range, cudaStream_t compute,
-              const std::function<void(const DeviceRows&)>& use);
+  /// Calls use(tile) for rows `range` of the views (per KV head; row i of a view is position i),
+  /// tile by tile. channels: the views', in device memory, [kv_heads, head_dim]; null: none. What
+  /// use gives to `compute` finds the tile's rows in place. Returns before any of that is done; the
+  /// rows must stay until it is.
+  void stream(std::span<const RowsView> rows, PositionRange range, const float* channels,
+              cudaStream_t compute, const std::function<void(const DeviceRows&)>& use);
 
  private:
   struct Slot {
-    __nv_bfloat16* data = nullptr;  // [kv_heads, 2, tile_rows, head_dim]
+    std::byte* data = nullptr;  // [kv_heads, keys then values, tile_rows], as stored
     Event arrived;
     Event used;
   };
 
   std::int64_t kv_heads_;
   std::int64_t head_dim_;
+  KvDType dtype_;
   std::int64_t tile_rows_;
+  __nv_bfloat16* unpacked_;  // [kv_heads, 2, tile_rows, head_dim]; null: rows come in bf16
   std::vector<Slot> slots_;
   std::size_t next_ = 0;
   Stream copies_;

@@ -65,7 +65,7 @@ class CudaDecode final : public DecodeBackend {
       *host<int>(turn) = 0;
     if (layout_.has_tiles()) {
       tiles_ =
-          std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim,
+          std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim, shape_.rows,
                                       SessionLayout::dense_tile, memory_.data() + layout_.tiles);
     }
   }
@@ -190,7 +190,7 @@ class CudaDecode final : public DecodeBackend {
     if (count <= 0) return;
     views_.clear();
     for (const RowSpan& span : rows) views_.push_back(span.rows);
-    tiles_->stream(views_, {0, count}, compute_, [&](const DeviceRows& tile) {
+    tiles_->stream(views_, {0, count}, resident_.channels(layer), compute_, [&](const DeviceRows& tile) {
       gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
     });
   }

@@ -7,7 +7,8 @@
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {
-SessionLayout::SessionLayout(const SessionShape& shape) {
+
+SessionLayout::SessionLayout(const SessionShape& shape) : rows(shape.rows) {
   const AttentionShape& a = shape.attention;
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t row = a.head_dim * bytes_of(DType::bf16);
@@ -26,6 +27,7 @@ SessionLayout::SessionLayout(const SessionShape& shape) {
     any_dense = any_dense || layer.dense;
     layers.push_back(layer);
   }
+  channels = device.place(in_blocks(rows.keys) ? a.layers * a.kv_heads * a.head_dim * f32 : 0);
   queries = device.place(heads * row);
   exact = device.place(heads * a.head_dim * f32);
   lse = device.place(heads * f32);
@@ -35,7 +37,7 @@ SessionLayout::SessionLayout(const SessionShape& shape) {
   }
   scan_at = device.place(scan.device_bytes);  // (the host's tail lies in page-locked memory)
   figures = device.place(a.layers * figures_of_layer * std::int64_t{sizeof(double)});
-  tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, dense_tile) : 0);
+  tiles = device.place(any_dense ? RowStream::bytes(a.kv_heads, a.head_dim, rows, dense_tile) : 0);
   bad = device.place(8);
   device_bytes = device.used();
 

@@ -29,7 +29,9 @@ struct SessionLayout {
   bool has_tiles() const { return bad > tiles; }
 
   std::vector<LayerWindow> layers;
+  KvDType rows;  // as they are stored; those that are resident stand for them in bf16
   ScanLayout scan;  // of the context's codes, or of the session's own
+  std::int64_t channels;  // of keys, [layers, kv_heads, head_dim], where rows are in blocks
   std::int64_t queries, exact, lse, scan_at, figures, tiles, bad, device_bytes;
   std::int64_t host_q, host_k, host_v, host_found, host_scan, host_begun, host_taken, host_ready,
       host_estimate, host_noise, host_exact, host_rare, host_tail, host_tail_noise, host_bytes;

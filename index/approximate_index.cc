@@ -32,8 +32,7 @@ void scan_range(const KeyView& keys, const float* query, PositionRange range, Sc
   float scores[tile_keys];
   for (std::int64_t begin = range.begin; begin < range.end; begin += tile_keys) {
     const std::int64_t count = std::min(tile_keys, range.end - begin);
-    dot_block(query, 1, keys.dim, keys.key(begin), keys.dtype, keys.stride_bytes, count, scores,
-              tile_keys);
+    dot_block(query, 1, keys.part({begin, begin + count}), scores, tile_keys);
     keeper.push(scores, count, begin);
   }
 }
@@ -153,8 +152,7 @@ void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query,
     const auto count = static_cast<std::int64_t>(found.size());
     if (count < enough) continue;
     scores.resize(found.size());
-    dot_gather(q, 1, keys.dim, keys.data, keys.dtype, keys.stride_bytes, found.data(), count,
-               scores.data(), count);
+    dot_gather(q, 1, keys, found.data(), count, scores.data(), count);
     for (std::int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<std::size_t>(i);
       keeper.push(&scores[at], 1, found[at]);

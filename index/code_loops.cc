@@ -1,5 +1,7 @@
 #include "index/code_loops.h"
 
+#include "src/core/row_format.h"
+
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "index/code_loops.cc"
@@ -18,7 +20,7 @@ bool centre_of(const KeyView& vectors, std::int64_t first, std::int64_t count, f
                const float* mean, float* out, float* squares) {
   const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  constexpr std::int64_t size = dtype == DType::f32 ? 4 : 2;
+  const float* channels = channels_of(vectors);
   const auto by = hn::Set(d, scale);
   auto finite = hn::Eq(by, by);
   bool rest_finite = true;
@@ -27,7 +29,7 @@ bool centre_of(const KeyView& vectors, std::int64_t first, std::int64_t count, f
     auto sum = hn::Zero(d);
     std::int64_t j = 0;
     for (; j + lanes <= vectors.dim; j += lanes) {
-      const auto x = load_float<dtype>(d, from + j * size);
+      const auto x = load_at<dtype>(d, from, j, channels);
       finite = hn::And(finite, hn::IsFinite(x));
       const auto centred = hn::MulSub(x, by, hn::LoadU(d, mean + j));
       sum = hn::MulAdd(centred, centred, sum);
@@ -35,7 +37,7 @@ bool centre_of(const KeyView& vectors, std::int64_t first, std::int64_t count, f
     }
     float square = hn::GetLane(hn::SumOfLanes(d, sum));
     for (; j < vectors.dim; ++j) {
-      const float x = load_float_1<dtype>(from + j * size);
+      const float x = load_at_1<dtype>(from, j, channels);
       rest_finite = rest_finite && x - x == 0;
       out[j] = x * scale - mean[j];
       square += out[j] * out[j];
@@ -47,7 +49,7 @@ bool centre_of(const KeyView& vectors, std::int64_t first, std::int64_t count, f
 
 bool centre_any(const KeyView& vectors, std::int64_t first, std::int64_t count, float scale,
                 const float* mean, float* out, float* squares) {
-  return with_dtype(vectors.dtype, [&]<DType t>() {
+  return with_stored(vectors.dtype, [&]<DType t>() {
     return centre_of<t>(vectors, first, count, scale, mean, out, squares);
   });
 }

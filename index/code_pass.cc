@@ -80,7 +80,7 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
   work.estimates.resize(queries);
   for (std::size_t q = 0; q < queries; ++q) {
     const auto in_group = static_cast<std::int64_t>(q) % group;
-    const float* query = tokens[q / static_cast<std::size_t>(group)].queries + in_group * rows.dim;
+    const float* query = tokens[q / static_cast<std::size_t>(group)].queries + in_group * rows.dim();
     work.deviations[q] = weigh_scaled(index->coder(), query, scale, softcap, work.all_weights[q]);
   }
   work.thresholds.resize(queries);
@@ -96,7 +96,7 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
                           work.deviations[q]);
   }
 
-  const std::int64_t pieces = (rows.count + piece_keys - 1) / piece_keys;
+  const std::int64_t pieces = (rows.count() + piece_keys - 1) / piece_keys;
   if (std::ssize(work.pieces) < pieces) work.pieces.resize(static_cast<std::size_t>(pieces));
   parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t piece = begin; piece < end; ++piece) pass_piece(tokens, piece, work);
@@ -131,7 +131,7 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
 void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeights> weights,
                               Work& work, std::span<float> thresholds) const {
   std::ranges::fill(thresholds, no_threshold);
-  const PositionRange allowed{token.allowed.begin, std::min(token.allowed.end, rows.count)};
+  const PositionRange allowed{token.allowed.begin, std::min(token.allowed.end, rows.count())};
   const std::int64_t keys = allowed.size() - std::ssize(index->rare(allowed));
   if (wanted >= keys) return;  // all are listed
   const std::int64_t first_block = allowed.begin / code_block;
@@ -158,7 +158,7 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
   };
   for (std::int64_t i = 0; i < samples; ++i) {
     const std::int64_t first = block_at(i);
-    const std::int64_t count = std::min(code_block, rows.count - first);
+    const std::int64_t count = std::min(code_block, rows.count() - first);
     if (i + ahead < samples)
       prefetch(index->coder().of_keys(index->codes(), block_at(i + ahead), 1));
     score_codes(index->codes(), index->coder().bytes(), weights, first, count, work.scores.data(),
@@ -195,21 +195,21 @@ void CodePass::set_thresholds(const PassToken& token, std::span<const SlotWeight
 
 void CodePass::pass_piece(std::span<const PassToken> tokens, std::int64_t piece, Work& work) const {
   const std::size_t queries = work.queries;
-  const std::int64_t capacity = 4 * group * std::min(wanted, rows.count) + 256;
+  const std::int64_t capacity = 4 * group * std::min(wanted, rows.count()) + 256;
   Work::Piece& own = work.pieces[static_cast<std::size_t>(piece)];
   own.sums.resize(std::max(own.sums.size(), queries));
   own.rare.resize(std::max(own.rare.size(), tokens.size()));
   own.listed.resize(std::max(own.listed.size(), tokens.size()));
   for (std::size_t q = 0; q < queries; ++q)
     own.sums[q].reset(tail != nullptr ? tail->coder().lanes() : 0);
-  PositionRange all{rows.count, 0};
+  PositionRange all{rows.count(), 0};
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const bool exact = tokens[t].parts.exact.out != nullptr;
     own.listed[t].clear();
-    if (exact) own.rare[t].reset(group, rows.dim);
+    if (exact) own.rare[t].reset(group, rows.dim());
     const PositionRange range{
         std::max(tokens[t].allowed.begin, piece * piece_keys),
-        std::min({tokens[t].allowed.end, (piece + 1) * piece_keys, rows.count})};
+        std::min({tokens[t].allowed.end, (piece + 1) * piece_keys, rows.count()})};
     if (range.size() == 0) continue;
     all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
     if (!exact) continue;

@@ -39,29 +39,29 @@ struct CodeTail::Rare {
 CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
                    const std::stop_token& stop, CodeEncoder* encoder)
     : index_(index), rows_(rows) {
-  if (rows.count == 0) return;
+  if (rows.count() == 0) return;
   const auto check_stop = [&] {
     if (stop.stop_requested()) {
       throw Stopped(bits == 0 ? "mean: stopped while adding up values"
                               : fmt::format("{}: stopped while coding values", index_.spec()));
     }
   };
-  const KeyView values = rows.values();
+  const KeyView values = rows.values;
   check_stop();
   coder_ = ValueCoder(values, bits);
   if (coder_.lanes() == 0) return;  // there is nothing but the mean
-  codes_.resize(static_cast<std::size_t>(coder_.bytes_for(rows.count)));
+  codes_.resize(static_cast<std::size_t>(coder_.bytes_for(rows.count())));
   if (encoder != nullptr) {
     check_stop();
     encoder->encode(coder_, values, codes_.data());
     return;
   }
-  const std::int64_t blocks = (rows.count + encode_values - 1) / encode_values;
+  const std::int64_t blocks = (rows.count() + encode_values - 1) / encode_values;
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
       check_stop();
       const std::int64_t first = block * encode_values;
-      coder_.encode(values, first, std::min(encode_values, rows.count - first), codes_.data());
+      coder_.encode(values, first, std::min(encode_values, rows.count() - first), codes_.data());
     }
   });
 }
@@ -123,7 +123,7 @@ void CodeTail::attend_some(const QueryBlock& queries,
     std::fill_n(empty.lse, empty.heads, empty_lse);
   }
   std::fill_n(out.noise, queries.count, TailNoise{});
-  const std::int64_t pieces = (rows_.count + piece_keys - 1) / piece_keys;
+  const std::int64_t pieces = (rows_.count() + piece_keys - 1) / piece_keys;
   if (pieces == 0) return;
 
   struct Workspace {
@@ -154,14 +154,14 @@ void CodeTail::attend_some(const QueryBlock& queries,
   };
   parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t piece = begin; piece < end; ++piece) {
-      PositionRange all{rows_.count, 0};
+      PositionRange all{rows_.count(), 0};
       for (std::size_t q = 0; q < count; ++q) {
         of_piece(sums, piece)[q].reset(coder_.lanes());
         Rare& own = of_piece(rare, piece)[q];
-        own.attended.reset(1, rows_.dim);
+        own.attended.reset(1, rows_.dim());
         const PositionRange allowed = queries.allowed[q];
         const PositionRange range{std::max(allowed.begin, piece * piece_keys),
-                                  std::min({allowed.end, (piece + 1) * piece_keys, rows_.count})};
+                                  std::min({allowed.end, (piece + 1) * piece_keys, rows_.count()})};
         if (range.size() == 0) continue;
         all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
         attend_rare(pass, range, static_cast<std::int64_t>(q), own);

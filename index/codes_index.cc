@@ -46,7 +46,7 @@ class CodesKind : public IndexSpec::Kind {
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows,
-                                      params_.bits_of_value(rows.dim), stop, encoder);
+                                      params_.bits_of_value(rows.dim()), stop, encoder);
   }
 
  private:
@@ -168,7 +168,7 @@ void CodesIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
   }
   const CodePass pass{
       .index = this,
-      .rows = {keys().data, nullptr, keys().dtype, keys().count, keys().dim, keys().stride_bytes},
+      .rows = {keys(), {}},
       .wanted = listed_per_row * want};
   pass.run(tokens);
   for (std::size_t q = 0; q < found.size(); ++q) {

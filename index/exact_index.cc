@@ -128,8 +128,8 @@ void set_thresholds(const QueryBlock& queries, const KeyView& keys, std::int64_t
         for (std::int64_t i = 0; i < tile.size(); ++i) {
           positions[i] = sample::position(tile.begin + i);
         }
-        dot_gather(queries.data, queries.count, keys.dim, keys.data, keys.dtype, keys.stride_bytes,
-                   positions, tile.size(), worker.scores.data(), tile_keys);
+        dot_gather(queries.data, queries.count, keys, positions, tile.size(), worker.scores.data(),
+                   tile_keys);
         keep_tile(
             tile, queries.count, [&](std::size_t q) { return wanted[q].sampled; }, worker);
       });
@@ -163,8 +163,8 @@ void scan(const QueryBlock& queries, const KeyView& keys, PositionRange all, std
             workspace.tiles.dot_block(keys.key(at), keys.stride_bytes, tile.size(),
                                       worker.scores.data(), tile_keys);
           } else {
-            dot_block(queries.data, queries.count, keys.dim, keys.key(at), keys.dtype,
-                      keys.stride_bytes, tile.size(), worker.scores.data(), tile_keys);
+            dot_block(queries.data, queries.count, keys.part(tile), worker.scores.data(),
+                      tile_keys);
           }
           keep_tile(
               tile, queries.count, [&](std::size_t q) { return wanted[q].allowed; }, worker);

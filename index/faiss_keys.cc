@@ -26,10 +26,10 @@ class Distance final : public faiss::DistanceComputer {
 
   void set_query(const float* x) override { query_ = x; }
   float operator()(std::int64_t i) override {
-    return comparable(dot(query_, keys_.key(i), keys_.dtype, keys_.dim));
+    return comparable(dot(query_, keys_, i));
   }
   float symmetric_dis(std::int64_t i, std::int64_t j) override {
-    return comparable(dot_stored(keys_.key(i), keys_.key(j), keys_.dtype, keys_.dim));
+    return comparable(dot_stored(keys_, i, j));
   }
 
  private:

@@ -65,8 +65,7 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     lift_.resize(static_cast<std::size_t>(keys_->count));
     parallel_for(keys_->count - first, 4096, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = first + begin; i < first + end; ++i) {
-        const std::byte* key = keys_->key(i);
-        const float square = dot_stored(key, key, keys_->dtype, keys_->dim);
+        const float square = dot_stored(*keys_, i, i);
         if (!std::isfinite(square)) {
           std::vector<float> wide(static_cast<std::size_t>(keys_->dim));
           widen_key(*keys_, i, wide.data());
@@ -104,7 +103,7 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     const Row j = row(b);
     const float x = space.lift_[i];
     const float y = space.lift_[j];
-    float product = dot_stored(keys.key(i), keys.key(j), keys.dtype, keys.dim);
+    float product = dot_stored(keys, i, j);
     if (!(std::abs(product) <= largest)) product = 0.0F;  // keys so long that it overflowed
     return -(product * scale(x) * scale(y) + coordinate(x) * coordinate(y));
   }
@@ -268,7 +267,7 @@ class Graph final : public hnswlib::HierarchicalNSW<float> {
     const Node* linked = links + 1;
     walk.nodes.clear();
     walk.rows.clear();
-    const std::int64_t key_bytes = keys_->dim * bytes_of(keys_->dtype);
+    const std::int64_t key_bytes = vector_bytes(keys_->dtype, keys_->dim);
     for (std::size_t i = 0; i < count; ++i) {
       if (unseen_only && !walk.visited.insert(linked[i])) continue;
       const std::int64_t row = rows_[linked[i]];
@@ -284,14 +283,13 @@ class Graph final : public hnswlib::HierarchicalNSW<float> {
   void score(const float* query, Walk& walk) const {
     const auto count = static_cast<std::int64_t>(walk.rows.size());
     walk.scores.resize(walk.rows.size());
-    dot_gather(query, 1, keys_->dim, keys_->data, keys_->dtype, keys_->stride_bytes,
-               walk.rows.data(), count, walk.scores.data(), count);
+    dot_gather(query, 1, *keys_, walk.rows.data(), count, walk.scores.data(), count);
   }
 
   /// Greedy descent through the upper floors to the entry of the ground floor.
   Scored descend(const float* query, Walk& walk) const {
     Scored at{0.0F, enterpoint_node_};
-    at.score = dot(query, keys_->key(rows_[enterpoint_node_]), keys_->dtype, keys_->dim);
+    at.score = dot(query, *keys_, rows_[enterpoint_node_]);
     for (int level = maxlevel_; level > 0; --level) {
       for (bool moved = true; moved;) {
         moved = false;

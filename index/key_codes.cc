@@ -220,15 +220,15 @@ void KeyCoder::weigh_slots(const float* query, SlotWeights& weights) const {
   const int exponent = largest > 0 ? std::ilogb(largest) : 0;
   unit.assign(query, query + dim);
   for (float& x : unit) x = std::scalbn(x, -exponent);
-  const auto bytes_of_axes = [](const float* x) { return reinterpret_cast<const std::byte*>(x); };
+  const auto floats = [&](const float* x, std::int64_t count) {
+    return KeyView{reinterpret_cast<const std::byte*>(x), DType::f32, count, dim, dim * 4};
+  };
   along.assign(levels_.size() + 1, 0.0F);
   const auto axes = std::ssize(levels_);
   if (axes > 0) {
-    dot_block(unit.data(), 1, dim, bytes_of_axes(axes_.axis(0)), DType::f32, dim * 4, axes,
-              along.data(), axes);
+    dot_block(unit.data(), 1, floats(axes_.axis(0), axes), along.data(), axes);
   }
-  dot_block(unit.data(), 1, dim, bytes_of_axes(axes_.mean().data()), DType::f32, dim * 4, 1,
-            &along.back(), 1);
+  dot_block(unit.data(), 1, floats(axes_.mean().data(), 1), &along.back(), 1);
   const double size = std::exp2(exponent) / axes_.scale();
   double offset = size * along.back();
   for (std::size_t axis = 0; axis < levels_.size(); ++axis)
@@ -260,8 +260,9 @@ float KeyCoder::error_variance(const float* query) const {
   const std::int64_t dim = axes_.dim();
   const Scratch<std::vector<float>> along;
   along->resize(static_cast<std::size_t>(dim));
-  dot_block(query, 1, dim, reinterpret_cast<const std::byte*>(axes_.axis(0)), DType::f32, dim * 4,
-            dim, along->data(), dim);
+  const KeyView axes{reinterpret_cast<const std::byte*>(axes_.axis(0)), DType::f32, dim, dim,
+                     dim * 4};
+  dot_block(query, 1, axes, along->data(), dim);
   float sum = 0;
   for (std::size_t axis = 0; axis < along->size(); ++axis) {
     const float error = (*along)[axis] / axes_.scale() * std::sqrt(left_[axis]);

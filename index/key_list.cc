@@ -6,12 +6,13 @@
 #include <limits>
 
 #include "src/core/convert.h"
+#include "src/core/row_format.h"
 #include "topkv/error.h"
 
 namespace topkv {
 
 void widen_key(const KeyView& keys, std::int64_t position, float* out) {
-  to_float(keys.key(position), keys.dtype, keys.dim, out);
+  decode(keys, position, out);
   const std::int64_t bad = first_not_finite(out, keys.dim);
   if (bad >= 0) {
     throw InvalidArgument(fmt::format(
@@ -24,20 +25,25 @@ void KeyList::append(const KeyView& keys) {
     throw InvalidArgument(fmt::format("index.add got a view of {} keys", keys.count));
   }
   if (keys.count == 0) return;
-  const std::int64_t size = bytes_of(keys.dtype);
   if (keys.data == nullptr || keys.dim <= 0 ||
-      keys.dim > std::numeric_limits<std::int32_t>::max() || keys.stride_bytes < keys.dim * size ||
+      keys.dim > std::numeric_limits<std::int32_t>::max() ||
+      keys.stride_bytes < vector_bytes(keys.dtype, keys.dim) ||
       keys.count > std::numeric_limits<std::int64_t>::max() / keys.stride_bytes) {
     throw InvalidArgument(fmt::format(
         "index.add got {} keys of dim {} that are {} bytes apart, at {}; a key of {} "
-        "needs at least dim * {} bytes and a non-null address, all of them less than 2^63 "
-        "bytes",
+        "needs at least {} bytes and a non-null address, all of them less than 2^63 bytes",
         keys.count, keys.dim, keys.stride_bytes, static_cast<const void*>(keys.data),
-        name_of(keys.dtype), size));
+        name_of(keys.dtype),
+        vector_bytes(keys.dtype, std::clamp<std::int64_t>(
+                                     keys.dim, 0, std::numeric_limits<std::int32_t>::max()))));
   }
   if (view_.count == 0) {
     view_ = keys;
     return;
+  }
+  if (keys.channels != view_.channels) {
+    throw InvalidArgument(
+        "index.add got keys whose channels have other scales than those that the index holds");
   }
   if (keys.dim != view_.dim || keys.dtype != view_.dtype ||
       (keys.count > 1 && keys.stride_bytes != view_.stride_bytes)) {

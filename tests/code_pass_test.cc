@@ -194,7 +194,7 @@ TEST(CodePass, KeysThatScoreAlikeAreListedAndNotLost) {
   for (std::int64_t i = 0; i < 300; ++i)
     std::copy_n(coded.keys.begin(), 16, coded.keys.begin() + 16 * (1000 + i));
   auto index = std::make_unique<CodesIndex>(CodesParams{16, 0});
-  index->add(coded.rows.keys(), {});
+  index->add(coded.rows.keys, {});
   index->build({});
   std::vector<float> query(coded.keys.begin(), coded.keys.begin() + 16);
   CodePass pass = pass_over(coded, 10);

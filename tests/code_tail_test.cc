@@ -380,12 +380,12 @@ TEST(CodeEncoder, HasAllRowsOfAnIndexAndATailCoded) {
   OneByOne encoder;
   CodesIndex index(CodesParams{});
   encoder.fails = true;
-  EXPECT_THROW(index.build_with(&encoder, coded.rows.keys(), {}), Error);
+  EXPECT_THROW(index.build_with(&encoder, coded.rows.keys, {}), Error);
   EXPECT_THROW(CodeTail(*coded.index, coded.rows, 64, {}, &encoder), Error);
   encoder.fails = false;
 
   CodesIndex built(CodesParams{});
-  built.build_with(&encoder, coded.rows.keys(), {});
+  built.build_with(&encoder, coded.rows.keys, {});
   const CodeTail tail(built, coded.rows, 64, {}, &encoder);
   EXPECT_EQ(encoder.coded, 2 * coded.count);
   EXPECT_EQ(built.inserted(), coded.count);
@@ -397,8 +397,8 @@ TEST(CodeEncoder, HasAllRowsOfAnIndexAndATailCoded) {
   EXPECT_TRUE(same(tail.codes(), coded.tail->codes(), tail.coder().bytes_for(coded.count)));
   // It may be gone when more keys come: these are the host's.
   CodesIndex grown(CodesParams{});
-  grown.build_with(&encoder, coded.rows.part({0, 1000}).keys(), {});
-  grown.add(coded.rows.part({1000, coded.count}).keys(), {});
+  grown.build_with(&encoder, coded.rows.part({0, 1000}).keys, {});
+  grown.add(coded.rows.part({1000, coded.count}).keys, {});
   EXPECT_EQ(encoder.coded, 2 * coded.count + 1000);
   EXPECT_EQ(grown.inserted(), coded.count);
 }

@@ -32,20 +32,19 @@ struct Coded {
     for (std::int64_t i = 0; i < count * dim; ++i) {  // values have a mean
       values[static_cast<std::size_t>(i)] += std::cos(static_cast<float>(i % dim));
     }
-    rows = {reinterpret_cast<const std::byte*>(keys.data()),
-            reinterpret_cast<const std::byte*>(values.data()),
-            DType::f32,
-            count,
-            dim,
-            dim * 4};
+    const auto view = [&](const std::vector<float>& of) {
+      return KeyView{reinterpret_cast<const std::byte*>(of.data()), DType::f32, count, dim,
+                     dim * 4};
+    };
+    rows = {view(keys), view(values)};
     index = std::make_unique<CodesIndex>(params);
-    index->add(rows.keys(), {});
+    index->add(rows.keys, {});
     index->build({});
     const std::int64_t bits = 8 * params.value_bytes * ((dim + 127) / 128);
     tail = std::make_unique<CodeTail>(*index, rows, bits, std::stop_token{});
-    values_coder = ValueCoder(rows.values(), bits);
+    values_coder = ValueCoder(rows.values, bits);
     value_codes.resize(static_cast<std::size_t>(values_coder.bytes_for(count)));
-    values_coder.encode(rows.values(), 0, count, value_codes.data());
+    values_coder.encode(rows.values, 0, count, value_codes.data());
   }
 
   bool is_rare(std::int64_t row) const { return std::ranges::binary_search(index->rare(), row); }

@@ -62,7 +62,7 @@ void expect_rows(const Context& context, const Stream& stream, std::int64_t toke
   for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
     for (std::int64_t h = 0; h < stream.shape.kv_heads; ++h) {
       const RowsView rows = context.rows(l, h);
-      ASSERT_EQ(rows.dtype, DType::f32);
+      ASSERT_EQ(rows.keys.dtype, DType::f32);
       for (std::int64_t t = 0; t < tokens; ++t) {
         const auto* key = reinterpret_cast<const float*>(rows.key(t));
         const auto* value = reinterpret_cast<const float*>(rows.value(t));

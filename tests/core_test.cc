@@ -10,6 +10,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/convert.h"
 #include "src/core/dot.h"
+#include "src/core/row_format.h"
 #include "src/core/tile_dot.h"
 #include "src/core/topk.h"
 #include "src/core/vector_math.h"
@@ -21,6 +22,7 @@ namespace topkv {
 namespace {
 
 const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
+const DType stored_dtypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4};
 
 std::vector<float> random_floats(std::int64_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -92,25 +94,28 @@ TEST(Convert, FirstNotFiniteFindsEveryPlace) {
 }
 
 TEST(Dot, EveryShapeEqualsPlainLoops) {
-  for (const DType dtype : dtypes) {
+  for (const DType dtype : stored_dtypes) {
     for (const std::int64_t dim : {1, 7, 8, 16, 31, 64, 80, 96, 128, 257}) {
       for (const std::int64_t queries : {1, 2, 3, 4, 5, 9}) {
         const std::int64_t count = 11;
-        const std::int64_t stride = dim * bytes_of(dtype) * 2 + 6;  // odd strides must work too
+        const std::int64_t stride = vector_bytes(dtype, dim) * 2 + 6;  // odd strides must work too
         const auto q = random_floats(queries * dim, 3);
         const auto k = random_floats(count * dim, 4);
         std::vector<std::byte> keys(static_cast<std::size_t>(stride * count), std::byte{0xff});
         std::vector<float> widened(static_cast<std::size_t>(count * dim));
+        std::vector<float> channels(static_cast<std::size_t>(dim), 1.0F);
+        channels.back() = 8;
+        const KeyView view{keys.data(), dtype,  count,
+                           dim,         stride, in_blocks(dtype) ? channels.data() : nullptr};
         for (std::int64_t r = 0; r < count; ++r) {
-          from_float(&k[r * dim], dim, dtype, &keys[r * stride]);
-          to_float(&keys[r * stride], dtype, dim, &widened[r * dim]);
+          encode(&k[r * dim], dim, dtype, view.channels, &keys[r * stride]);
+          decode(view, r, &widened[r * dim]);
         }
         std::vector<float> scores(static_cast<std::size_t>(queries * 16), -1);
-        dot_block(q.data(), queries, dim, keys.data(), dtype, stride, count, scores.data(), 16);
+        dot_block(q.data(), queries, view, scores.data(), 16);
         const std::vector<std::int64_t> at = {10, 3, 3, 0, 7};
         std::vector<float> gathered(static_cast<std::size_t>(queries * 8), -1);
-        dot_gather(q.data(), queries, dim, keys.data(), dtype, stride, at.data(), 5,
-                   gathered.data(), 8);
+        dot_gather(q.data(), queries, view, at.data(), 5, gathered.data(), 8);
         for (std::int64_t i = 0; i < queries; ++i) {
           for (std::int64_t r = 0; r < count; ++r) {
             double want = 0;
@@ -122,7 +127,7 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
             }
             const double bound = 1e-6 * size;
             EXPECT_NEAR(scores[i * 16 + r], want, bound);
-            EXPECT_NEAR(dot(&q[i * dim], &keys[r * stride], dtype, dim), want, bound);
+            EXPECT_NEAR(dot(&q[i * dim], view, r), want, bound);
             for (std::size_t g = 0; g < at.size(); ++g) {
               if (at[g] != r) continue;
               EXPECT_EQ(gathered[i * 8 + g], scores[i * 16 + r]);
@@ -133,7 +138,7 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         }
         double want = 0;
         for (std::int64_t j = 0; j < dim; ++j) want += double{widened[j]} * widened[dim + j];
-        EXPECT_NEAR(dot_stored(&keys[0], &keys[stride], dtype, dim), want,
+        EXPECT_NEAR(dot_stored(view, 0, 1), want,
                     1e-5 * static_cast<double>(dim));
       }
     }
@@ -141,17 +146,18 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
 }
 
 TEST(WeightedSum, EveryShapeEqualsPlainLoops) {
-  for (const DType dtype : dtypes) {
+  for (const DType dtype : stored_dtypes) {
     for (const std::int64_t dim : {1, 7, 16, 33, 80, 128}) {
       for (const std::int64_t sums : {1, 2, 3, 4, 7}) {
         for (const std::int64_t count : {0, 1, 5, 33}) {
           const auto given = random_floats(40 * dim, 3);
           std::vector<float> vectors(given.size());  // as stored
-          const std::int64_t stride = dim * bytes_of(dtype) + 2;
+          const std::int64_t stride = vector_bytes(dtype, dim) + 2;
           std::vector<std::byte> stored(static_cast<std::size_t>(40 * stride));
+          const KeyView view{stored.data(), dtype, 40, dim, stride};
           for (std::int64_t i = 0; i < 40; ++i) {
-            from_float(&given[i * dim], dim, dtype, &stored[i * stride]);
-            to_float(&stored[i * stride], dtype, dim, &vectors[i * dim]);
+            encode(&given[i * dim], dim, dtype, nullptr, &stored[i * stride]);
+            decode(view, i, &vectors[i * dim]);
           }
           const auto weights = random_floats(sums * (count + 3), 4);
           auto out = random_floats(sums * dim, 5);
@@ -168,8 +174,7 @@ TEST(WeightedSum, EveryShapeEqualsPlainLoops) {
               }
             }
           }
-          add_weighted({stored.data(), dtype, stride, dim, positions.data(), count, weights.data(),
-                        count + 3, sums},
+          add_weighted({view, positions.data(), count, weights.data(), count + 3, sums},
                        out.data());
           for (std::size_t i = 0; i < want.size(); ++i) {
             ASSERT_NEAR(out[i], want[i], 1e-5 * (1 + std::abs(want[i])))
@@ -242,12 +247,41 @@ TEST(VectorMath, EqualsPlainLoopsAtEveryLength) {
                   1e-6 * (1 + std::abs(x[i] * y[i])));
     }
 
+    gate = x;
+    gelu_multiply(gate.data(), y.data(), n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double g = x[i];
+      const double bent = std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
+      EXPECT_NEAR(gate[i], 0.5 * g * (1 + std::tanh(bent)) * y[i],
+                  1e-6 * (1 + std::abs(x[i] * y[i])));
+    }
+
     std::vector<float> normed(static_cast<std::size_t>(n));
     rms_norm(x.data(), y.data(), n, 1e-5F, normed.data());
     double square = 0;
     for (const float v : x) square += double{v} * v;
     for (std::int64_t i = 0; i < n; ++i) {
       EXPECT_NEAR(normed[i], x[i] / std::sqrt(square / static_cast<double>(n) + 1e-5) * y[i], 1e-5);
+    }
+  }
+}
+
+TEST(VectorMath, RotatePairsTurnsNeighbours) {
+  for (const std::int64_t pairs : {1, 3, 16, 37}) {
+    const auto angles = reference::random_floats(pairs, 7, 3.0F);
+    std::vector<float> cosines, sines;
+    for (const float angle : angles) {
+      cosines.push_back(std::cos(angle));
+      sines.push_back(std::sin(angle));
+    }
+    const auto x = reference::random_floats(2 * pairs, 8);
+    auto got = x;
+    rotate_pairs(got.data(), 2 * pairs, cosines.data(), sines.data());
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const double a = x[2 * i], b = x[2 * i + 1], c = cosines[i], s = sines[i];
+      const double tolerance = 3 * std::ldexp(std::abs(a) + std::abs(b), -24);
+      EXPECT_NEAR(got[2 * i], a * c - b * s, tolerance);
+      EXPECT_NEAR(got[2 * i + 1], b * c + a * s, tolerance);
     }
   }
 }

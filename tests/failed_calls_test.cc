@@ -204,9 +204,9 @@ TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
           for (std::int64_t head = 0; head < stream.shape.kv_heads; ++head) {
             const RowsView got = context->rows(l, head);
             const RowsView expected = clean->rows(l, head);
-            const auto bytes = static_cast<std::size_t>(total * got.stride_bytes);
-            ASSERT_EQ(std::memcmp(got.key_data, expected.key_data, bytes), 0) << n;
-            ASSERT_EQ(std::memcmp(got.value_data, expected.value_data, bytes), 0) << n;
+            const auto bytes = static_cast<std::size_t>(total * got.keys.stride_bytes);
+            ASSERT_EQ(std::memcmp(got.keys.data, expected.keys.data, bytes), 0) << n;
+            ASSERT_EQ(std::memcmp(got.values.data, expected.values.data, bytes), 0) << n;
           }
         }
       });

@@ -52,10 +52,10 @@ std::vector<float> rows_of(const Context& context) {
     for (std::int64_t h = 0; h < context.shape().kv_heads; ++h) {
       const RowsView rows = context.rows(l, h);
       const std::size_t start = all.size();
-      all.resize(start + static_cast<std::size_t>(rows.count * 2 * rows.dim));
-      to_float(rows.key_data, rows.dtype, rows.count * rows.dim, all.data() + start);
-      to_float(rows.value_data, rows.dtype, rows.count * rows.dim,
-               all.data() + start + rows.count * rows.dim);
+      all.resize(start + static_cast<std::size_t>(rows.count() * 2 * rows.dim()));
+      to_float(rows.keys.data, rows.keys.dtype, rows.count() * rows.dim(), all.data() + start);
+      to_float(rows.values.data, rows.keys.dtype, rows.count() * rows.dim(),
+               all.data() + start + rows.count() * rows.dim());
     }
   }
   return all;

@@ -240,7 +240,7 @@ TEST(Context, AddingAnIndexLeavesTheOriginalAsItWas) {
   const auto more = context->with_index("hnsw:M=8,efc=40");
   EXPECT_EQ(context->indices(), std::vector<std::string>{"exact"});
   EXPECT_EQ(more->indices(), (std::vector<std::string>{"exact", "hnsw:M=8,efc=40,ef=0"}));
-  EXPECT_EQ(context->rows(1, 1).key_data, more->rows(1, 1).key_data) << "rows were copied";
+  EXPECT_EQ(context->rows(1, 1).keys.data, more->rows(1, 1).keys.data) << "rows were copied";
   EXPECT_THROW(context->with_index("nonsense"), InvalidArgument);
 }
 

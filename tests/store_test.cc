@@ -25,8 +25,8 @@ std::vector<float> row_of(const RowStore& store, std::int64_t layer, std::int64_
                           std::int64_t position) {
   const RowsView rows = store.rows(layer, head);
   std::vector<float> row(48);
-  to_float(rows.key(position), rows.dtype, 24, row.data());
-  to_float(rows.value(position), rows.dtype, 24, row.data() + 24);
+  to_float(rows.key(position), rows.keys.dtype, 24, row.data());
+  to_float(rows.value(position), rows.keys.dtype, 24, row.data() + 24);
   return row;
 }
 
@@ -97,7 +97,7 @@ TEST(RowStore, OffsetsBeyond32BitsReachTheirRows) {
   RowStore store(shape, DType::bf16, capacity, std::int64_t{1} << 40, "test");
   const auto k = reference::random_bf16(width, 1);
   store.append(1, tokens_first(k), tokens_first(k));
-  EXPECT_GT(store.rows(1, 1).value_data - store.rows(0, 0).key_data, std::int64_t{2} << 32);
+  EXPECT_GT(store.rows(1, 1).values.data - store.rows(0, 0).keys.data, std::int64_t{2} << 32);
   EXPECT_EQ(row_of(store, 1, 1, 0)[0], k[24]);
 }
 

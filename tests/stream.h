@@ -36,8 +36,8 @@ struct Stream {
   std::int64_t q_width() const { return shape.q_heads * shape.head_dim; }
   std::int64_t kv_width() const { return shape.kv_heads * shape.head_dim; }
 
-  std::shared_ptr<const Context> prefill(std::int64_t tokens) const {
-    ContextBuilder builder(shape, {.capacity = tokens});
+  std::shared_ptr<const Context> prefill(std::int64_t tokens, KvDType dtype = {}) const {
+    ContextBuilder builder(shape, {.capacity = tokens, .dtype = dtype});
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       builder.append(
           l,

@@ -79,6 +79,9 @@ while read -r soname arrow file _; do
   fi
 done < <(ldd "$built")
 
+if [[ -f $top/share/doc/topkv/LICENSE.llama.cpp ]]; then
+  cp "$top/share/doc/topkv/LICENSE.llama.cpp" "$top/licences/llama.cpp"
+fi
 complete_licences "$top/licences"
 
 glibc=$(find "$top/bin" "$top/lib" -type f \( -name topkv -o -name '*.so*' \) -exec objdump -T {} + |

@@ -8,9 +8,11 @@ what this script meant), weights are upcast to float32, attention is "eager".
 
     tests/fixtures/parity/<variant>/config.json
                                     model.safetensors (or shards and model.safetensors.index.json)
-                                    tokens.json: {"tokens": [...], "greedy": [...]}
+                                    tokens.json: {"tokens": [...], "greedy": [...]}, and "length"
+                                        where the model is loaded for texts of that length
                                     reference/model.safetensors: "logits", float32 [tokens, vocab]
 
+A variant with "of" has no weights of its own: it is another one's checkpoint, over other tokens.
 needle-14m has no weights here: its logits (the last 8 positions only) belong to models/needle-14m.
 
 Weights are drawn so that mistakes show: scores q.k/sqrt(d) have a standard deviation of about 2,
@@ -19,12 +21,13 @@ move, relative to the largest logit, when one thing is done wrong (no RoPE, a wi
 token too wide, biases left out, ...) and how far float32 is from float64; a fixture whose mistakes
 would move the logits by less than MISTAKE, or whose greedy tokens are near ties, is refused.
 
-Needs tools/requirements.txt. Run from anywhere: python tools/make_parity_fixtures.py
+Needs tools/requirements.txt. Run from anywhere: python tools/make_parity_fixtures.py [VARIANT...]
 """
 
 import copy
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -32,88 +35,18 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from parity_mistakes import mistakes, norm_neutral, plain_frequencies, with_rope
+from parity_variants import BASE, VARIANTS, VOCAB
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/fixtures/parity"
-VOCAB = 97
-EOS = 2
 GREEDY = 16
+MASKS_BY_KIND = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
 MISTAKE = 1e-2  # least effect of a mistake, relative to the largest logit; the test allows 1e-4
 
-BASE = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS, hidden_size=48,
-            intermediate_size=80, num_hidden_layers=2, max_position_embeddings=256,
-            rms_norm_eps=1e-5, tie_word_embeddings=False)
-LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
-              high_freq_factor=4.0, original_max_position_embeddings=64)
-
-
-def theta(value):
-    return dict(rope_type="default", rope_theta=value)
-
-
-# "old": config.json as written before transformers 5 (rope_theta, rope_scaling, torch_dtype).
-# "drop": keys that checkpoints of that time leave to their defaults.
-VARIANTS = {
-    "llama2": dict(model_type="llama", tokens=64, dtype=torch.float16, old=True,
-                   drop=["num_key_value_heads", "head_dim", "rope_theta", "attention_bias",
-                         "mlp_bias"],
-                   num_attention_heads=6, num_key_value_heads=6, rope_parameters=theta(10000.0)),
-    "llama3": dict(model_type="llama", tokens=96, dtype=torch.bfloat16, old=True,
-                   drop=["head_dim"], eos_token_id=[2, 3],
-                   num_attention_heads=3, num_key_value_heads=1, rope_parameters=LLAMA3),
-    "llama3-head80": dict(model_type="llama", tokens=80, dtype=torch.bfloat16, hidden_size=32,
-                          num_attention_heads=2, num_key_value_heads=1, head_dim=80,
-                          intermediate_size=48,
-                          rope_parameters=LLAMA3 | dict(factor=32.0, rope_theta=10000.0)),
-    "llama-linear": dict(model_type="llama", tokens=64, dtype=torch.float32, old=True,
-                         type_key=True, hidden_size=32, intermediate_size=40, num_attention_heads=4,
-                         num_key_value_heads=2,
-                         rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
-    "llama-tied-bias": dict(model_type="llama", tokens=64, dtype=torch.bfloat16,
-                            tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
-                            num_attention_heads=4, num_key_value_heads=2, head_dim=24,
-                            rope_parameters=theta(100000.0)),
-    "mistral-window": dict(model_type="mistral", tokens=80, dtype=torch.bfloat16,
-                           sliding_window=24, num_attention_heads=6, num_key_value_heads=2,
-                           head_dim=16, rope_parameters=theta(10000.0)),
-    # A sliding_window that use_sliding_window=false switches off, as Qwen2.5 checkpoints have it.
-    "qwen2": dict(model_type="qwen2", tokens=64, dtype=torch.bfloat16, old=True, shard="60KB",
-                  drop=["layer_types"], sliding_window=16, use_sliding_window=False,
-                  max_window_layers=1, num_attention_heads=4, num_key_value_heads=2,
-                  rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
-    "qwen2-window": dict(model_type="qwen2", tokens=64, dtype=torch.bfloat16, old=True,
-                         drop=["layer_types"], num_hidden_layers=3, sliding_window=20,
-                         use_sliding_window=True, max_window_layers=1, hidden_size=32,
-                         intermediate_size=48, num_attention_heads=4, num_key_value_heads=1,
-                         rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
-    "qwen3": dict(model_type="qwen3", tokens=64, dtype=torch.bfloat16, tie_word_embeddings=True,
-                  hidden_size=40, num_attention_heads=3, num_key_value_heads=1, head_dim=32,
-                  rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
-    # Windowed layers named one by one.
-    "qwen3-window": dict(model_type="qwen3", tokens=64, dtype=torch.bfloat16, hidden_size=32,
-                         intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=16, sliding_window=16,
-                         use_sliding_window=True, max_window_layers=3,
-                         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-                         rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
-    # The head dims that a CUDA device knows, besides 80.
-    "llama-bias-head64": dict(model_type="llama", tokens=96, dtype=torch.bfloat16,
-                              attention_bias=True, mlp_bias=True, num_attention_heads=6,
-                              num_key_value_heads=2, head_dim=64,
-                              rope_parameters=theta(100000.0)),
-    "qwen2-head96": dict(model_type="qwen2", tokens=80, dtype=torch.bfloat16, hidden_size=96,
-                         num_attention_heads=1, num_key_value_heads=1, use_sliding_window=False,
-                         rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
-    "qwen3-head128": dict(model_type="qwen3", tokens=80, dtype=torch.bfloat16, hidden_size=32,
-                          tie_word_embeddings=True, num_attention_heads=4, num_key_value_heads=2,
-                          head_dim=128, rms_norm_eps=1e-6, rope_parameters=theta(1000000.0)),
-    "mistral-window-head256": dict(model_type="mistral", tokens=80, dtype=torch.bfloat16,
-                                   hidden_size=32, sliding_window=24, num_attention_heads=2,
-                                   num_key_value_heads=1, head_dim=256,
-                                   rope_parameters=theta(10000.0)),
-}
-
-
 def randomise(model, generator):
+    gains = {"q_proj": 1.4, "k_proj": 1.4, "qkv_proj": 1.3, "lm_head": 2.0}
+    scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if name.endswith(".bias"):
@@ -122,13 +55,11 @@ def randomise(model, generator):
             value = 1 + 0.3 * noise.clamp(-2, 2)
             if "q_norm" in name or "k_norm" in name:
                 value = 1.4 * value
+            value = value - 1 + norm_neutral(model)
         elif "embed_tokens" in name:
-            value = 0.5 * noise
+            value = 0.5 * noise / scale
         else:
-            gain = {"q_proj": 1.4, "k_proj": 1.4, "lm_head": 2.0}.get(name.split(".")[-2], 1.0)
-            if name.startswith("lm_head"):
-                gain = 2.0
-            value = gain * noise / weight.shape[1] ** 0.5
+            value = gains.get(name.split(".")[-2], 1.0) * noise / weight.shape[1] ** 0.5
         weight.data = value.to(weight.dtype)
 
 
@@ -136,6 +67,9 @@ def to_old_style(config, type_key):
     """Rewrites config.json as transformers 4 did."""
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    rope.pop("original_max_position_embeddings" if config["model_type"] == "phi3" else None, None)
     kind = rope.pop("rope_type")
     config["rope_scaling"] = None if kind == "default" else {
         "type" if type_key else "rope_type": kind, **rope}
@@ -145,6 +79,7 @@ def to_old_style(config, type_key):
 
 def write_checkpoint(folder, spec, seed):
     spec = copy.deepcopy(BASE | spec)
+    spec.pop("length", None)
     model_type, dtype = spec.pop("model_type"), spec.pop("dtype")
     tokens, old, type_key = spec.pop("tokens"), spec.pop("old", False), spec.pop("type_key", False)
     drop, shard = spec.pop("drop", []), spec.pop("shard", "1GB")
@@ -193,87 +128,14 @@ def greedy(model, tokens):
 def in_float64(folder):
     """The model with every operation in float64, RoPE's angles too."""
     model = load(folder, torch.float64)
-    rope, rotary = model.config.rope_parameters, model.model.rotary_emb
-    frequencies = rotary.inv_freq.double()
-    if rope["rope_type"] == "default":
-        dim = 2 * frequencies.numel()
-        frequencies = rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
-    def forward(x, position_ids):
-        angles = position_ids[..., None].double() * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+    def change(frequencies, factor, rope):
+        if rope["rope_type"] == "default":
+            return plain_frequencies(rope, frequencies.numel()), factor
+        return frequencies.double(), factor
 
-    rotary.forward = forward
+    with_rope(model, change)
     return model
-
-
-def without_rope(model):
-    rotary = model.model.rotary_emb
-    forward = rotary.forward
-
-    def still(x, position_ids):
-        cos, sin = forward(x, position_ids)
-        return torch.ones_like(cos), torch.zeros_like(sin)
-
-    rotary.forward = still
-
-
-def with_plain_rope(model):
-    rope = model.config.rope_parameters
-    dim = 2 * model.model.rotary_emb.inv_freq.numel()
-    model.model.rotary_emb.inv_freq = rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim)
-
-
-def with_value(suffixes, value):
-    def change(model):
-        for name, weight in model.named_parameters():
-            if any(name.endswith(suffix) for suffix in suffixes):
-                weight.data.fill_(value)
-    return change
-
-
-def with_wider_window(model):
-    model.config.sliding_window += 1
-
-
-def with_heads_interleaved(model):
-    """Query head h reads KV head h % kv_heads instead of h / group."""
-    heads, kv = model.config.num_attention_heads, model.config.num_key_value_heads
-    order = torch.arange(heads).view(kv, heads // kv).T.reshape(-1)
-    for layer in model.model.layers:
-        q, o = layer.self_attn.q_proj, layer.self_attn.o_proj
-        q.weight.data = q.weight.data.view(heads, -1, q.weight.shape[1])[order].flatten(0, 1)
-        if q.bias is not None:
-            q.bias.data = q.bias.data.view(heads, -1)[order].flatten()
-        o.weight.data = o.weight.data.view(o.weight.shape[0], heads, -1)[:, order].flatten(1)
-
-
-def mistakes(model):
-    """Name and deed of everything that can go wrong with this model."""
-    config = model.config
-    parameters = [name for name, _ in model.named_parameters()]
-    yield "no rope", without_rope
-    yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight"], 1.0)
-    if config.rope_parameters["rope_type"] != "default":
-        yield "no rope scaling", with_plain_rope
-    if any(window_layers(config)):
-        yield "window + 1", with_wider_window
-    for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
-        # A bias on k shifts all scores of a query alike unless RoPE turns it: its effect is small.
-        if any(name.endswith(part + ".bias") for name in parameters):
-            yield f"no {part} bias", with_value([part + ".bias"], 0.0)
-    for norm in ("q_norm", "k_norm"):
-        if any(norm in name for name in parameters):
-            yield f"{norm} weights 1", with_value([norm + ".weight"], 1.0)
-    if config.num_attention_heads != config.num_key_value_heads > 1:
-        yield "groups interleaved", with_heads_interleaved
-
-
-def window_layers(config):
-    if config.model_type == "mistral":
-        return [config.sliding_window is not None] * config.num_hidden_layers
-    return [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []]
 
 
 def write_reference(folder, tokens, logits, **more):
@@ -282,24 +144,41 @@ def write_reference(folder, tokens, logits, **more):
     (folder / "tokens.json").write_text(json.dumps({"tokens": tokens, **more}) + "\n")
 
 
+def load_for(folder, length, dtype=torch.float32):
+    """The model, having seen a text of that length, which is what dynamic NTK goes by."""
+    model = load(folder, dtype) if dtype != torch.float64 else in_float64(folder)
+    if length is not None:
+        logits_of(model, [3] * length)
+    return model
+
+
 def make_variant(name, spec, seed):
     """Writes one variant. Returns why it cannot be used, or None."""
     folder = OUT / name
-    tokens = write_checkpoint(folder, spec, seed)
-    model = load(folder)
+    if "of" in spec:
+        checkpoint = OUT / spec["of"]
+        tokens = torch.randint(3, VOCAB, (spec["tokens"],),
+                               generator=torch.Generator().manual_seed(seed)).tolist()
+    else:
+        checkpoint = folder
+        tokens = write_checkpoint(folder, spec, seed)
+    length = spec.get("length")
+    model = load_for(checkpoint, length)
     logits = logits_of(model, tokens)
     largest = float(logits.abs().max())
     chosen, lead = greedy(model, tokens)
-    double = logits_of(in_float64(folder), tokens)
+    double = logits_of(load_for(checkpoint, length, torch.float64), tokens)
 
     report = {"float64": float((double - logits).abs().max()) / largest}
     for what, deed in mistakes(model):
-        wrong = load(folder)
+        if what == "no rope scaling" and name == "llama-dynamic-short":
+            continue  # within the original length there is none
+        wrong = load_for(checkpoint, length)
         deed(wrong)
         report[what] = float((logits_of(wrong, tokens) - logits).abs().max()) / largest
     full = torch.zeros(1, 1, len(tokens), len(tokens))
     kinds = {"full_attention": full, "sliding_attention": full}
-    mask = kinds if model.config.model_type.startswith("qwen") else full
+    mask = kinds if model.config.model_type in MASKS_BY_KIND else full
     report["no mask"] = float(
         (logits_of(model, tokens, attention_mask=mask) - logits).abs().max()) / largest
 
@@ -313,7 +192,10 @@ def make_variant(name, spec, seed):
         return f"two tokens are within {lead:.2g} of each other"
     if set(chosen) & {2, 3}:
         return "an end token was generated"
-    write_reference(folder, tokens, logits, greedy=chosen)
+    more = {} if length is None else {"length": length}
+    if "of" in spec:
+        more["checkpoint"] = spec["of"]
+    write_reference(folder, tokens, logits, greedy=chosen, **more)
     return None
 
 
@@ -351,7 +233,10 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    wanted = sys.argv[1:] or [*VARIANTS, "needle-14m"]
     for number, (name, spec) in enumerate(VARIANTS.items()):
+        if name not in wanted:
+            continue
         for attempt in range(50):
             refusal = make_variant(name, spec, seed=1000 * number + attempt)
             if refusal is None:
@@ -359,7 +244,8 @@ def main():
             print(f"   refused: {refusal}; next seed")
         else:
             raise SystemExit(f"{name}: no seed gave a usable fixture")
-    make_needle()
+    if "needle-14m" in wanted:
+        make_needle()
     size = sum(f.stat().st_size for f in OUT.rglob("*") if f.is_file())
     print(f"{size} bytes in {OUT}")
 

@@ -32,6 +32,9 @@ while read -r soname _ file _; do
   [[ -n $package ]] || die "$file belongs to no Debian package, so its licence is not known"
   copy_licence "$package" "$licences"
 done < <(ldd "$work"/unpacked/topkv-*/topkv/_core.*.so)
+# The build has just fetched it, unless it could not; then the engine is not in the wheel either.
+jinja_licence=$source_tree/build/deps/jinja/LICENSE
+[[ ! -f $jinja_licence ]] || cp "$jinja_licence" "$licences/llama.cpp"
 complete_licences "$licences"
 mkdir "$work/packed"
 "$work/venv/bin/wheel" pack --dest-dir "$work/packed" "$work"/unpacked/topkv-* >/dev/null

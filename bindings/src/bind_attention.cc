@@ -89,8 +89,7 @@ PyPartial attend(py::handle queries, py::handle keys, py::handle values, py::han
   py::array_t<float> out({heads, key_rows.dim});
   py::array_t<float> lse(heads);
   const PartialView target{out.mutable_data(), lse.mutable_data(), heads, key_rows.dim};
-  const RowsView rows{key_rows.data,  value_rows.data, key_rows.dtype,
-                      key_rows.count, key_rows.dim,    key_rows.stride_bytes};
+  const RowsView rows{key_rows, value_rows};
   {
     const py::gil_scoped_release release;
     attend_rows(q_data, rows, at, scale, target, softcap);

@@ -13,7 +13,7 @@ std::unique_ptr<Builder> make(const AttentionShape& shape, std::int64_t capacity
                               const std::string& prefill, std::int64_t window, std::int64_t sinks,
                               const py::object& device) {
   const ContextOptions options{.capacity = capacity,
-                               .dtype = parse_dtype(dtype),
+                               .dtype = KvDType::parse(dtype),
                                .attention = {parse_prefill(prefill), window, sinks},
                                .memory_budget = memory_budget};
   const Device where = device_of(device);
@@ -52,8 +52,9 @@ void bind_builder(py::module_& module) {
       module, "ContextBuilder",
       "Collects the rows of a context as the network produces them. One thread at a "
       "time.\n\n"
-      "capacity: tokens to reserve rows for. dtype: of the stored rows; a CUDA "
-      "device takes \"bf16\" only. memory_budget: bytes the rows may take, 0 for "
+      "capacity: tokens to reserve rows for. dtype: of the stored rows: \"bf16\", "
+      "\"f16\", \"f32\", or \"q8\" and \"q4\", 8.5 and 5 bits an element, also as "
+      "\"q8/q4\" (keys/values); a CUDA device takes bf16, q8 and q4. memory_budget: bytes the rows may take, 0 for "
       "what the machine has free. prefill: what attend lets tokens see, \"dense\" "
       "(all earlier ones) or \"window\" (the first `sinks` and the last `window`).",
       py::release_gil_before_calling_cpp_dtor())

@@ -4,12 +4,19 @@
 
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
+#include "src/core/row_format.h"
 
 namespace topkv::python {
 namespace {
 
-/// A read-only NumPy array [tokens, head_dim] of rows in place, which keeps the context alive.
+/// A read-only NumPy array [tokens, head_dim] of rows in place, which keeps the context alive; of
+/// rows in blocks, which NumPy lacks, a copy in float32.
 py::array view_of(const ContextPtr& context, const KeyView& rows) {
+  if (in_blocks(rows.dtype)) {
+    py::array_t<float> wide({rows.count, rows.dim});
+    for (std::int64_t i = 0; i < rows.count; ++i) decode(rows, i, wide.mutable_data(i, 0));
+    return wide;
+  }
   const py::dtype dtype(rows.dtype == DType::f32 ? "f4" : rows.dtype == DType::f16 ? "f2" : "u2");
   py::array array(dtype, std::vector<std::int64_t>{rows.count, rows.dim},
                   std::vector<std::int64_t>{rows.stride_bytes, bytes_of(rows.dtype)}, rows.data,
@@ -45,7 +52,7 @@ void bind_context(py::module_& module) {
       .def_property_readonly("shape", &Context::shape, py::return_value_policy::copy)
       .def_property_readonly("tokens", &Context::tokens)
       .def_property_readonly("dtype",
-                             [](const Context& self) { return std::string(name_of(self.dtype())); })
+                             [](const Context& self) { return self.dtype().name(); })
       .def("memory", &Context::memory)
       .def("indices", &Context::indices, "Specs of its indices, all defaults spelled out.")
       .def("has_index", &Context::has_index, py::arg("spec"),
@@ -53,17 +60,15 @@ void bind_context(py::module_& module) {
       .def(
           "keys",
           [](const ContextPtr& self, std::int64_t layer, std::int64_t kv_head) {
-            return view_of(self, self->rows(layer, kv_head).keys());
+            return view_of(self, self->rows(layer, kv_head).keys);
           },
           py::arg("layer"), py::arg("kv_head"),
           "Keys [tokens, head_dim] in place, read-only. Of bf16 rows, which NumPy lacks, a uint16 "
-          "view.")
+          "view; of q8 and q4 a copy in float32.")
       .def(
           "values",
           [](const ContextPtr& self, std::int64_t layer, std::int64_t kv_head) {
-            KeyView values = self->rows(layer, kv_head).keys();
-            values.data = self->rows(layer, kv_head).value_data;
-            return view_of(self, values);
+            return view_of(self, self->rows(layer, kv_head).values);
           },
           py::arg("layer"), py::arg("kv_head"), "Values, as keys().")
       .def("index", &index_of, py::arg("spec"), py::arg("layer"), py::arg("kv_head"),
@@ -84,7 +89,7 @@ void bind_context(py::module_& module) {
           "device prefilled, which the host's threads do otherwise.")
       .def("__repr__", [](const Context& self) {
         return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
-                           self.shape().layers, name_of(self.dtype()),
+                           self.shape().layers, self.dtype().name(),
                            fmt::join(self.indices(), ", "));
       });
 }

@@ -16,8 +16,8 @@ void warn(const std::string& warning) {
   if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 1) != 0) throw py::error_already_set();
 }
 
-ModelConfig load_config(const std::filesystem::path& directory) {
-  ModelConfig config = ModelConfig::load(directory);
+ModelConfig load_config(const std::filesystem::path& directory, std::int64_t length) {
+  ModelConfig config = ModelConfig::load(directory, length);
   for (const std::string& warning : config.warnings) warn(warning);
   return config;
 }
@@ -27,7 +27,7 @@ PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, 
                                std::int64_t memory_budget, std::vector<std::string> indices) {
   return {.attention = {parse_prefill(prefill), window, sinks},
           .chunk = chunk,
-          .kv_dtype = parse_dtype(kv_dtype),
+          .kv_dtype = KvDType::parse(kv_dtype),
           .memory_budget = memory_budget,
           .indices = std::move(indices)};
 }
@@ -45,14 +45,19 @@ ContextPtr prefill(const Model& self, py::handle tokens, const std::string& pref
 }
 
 GenerateResult generate(const Model& self, SessionHandle& session, py::handle prompt,
-                        std::int64_t max_tokens, double temperature, std::int64_t top_k,
-                        double top_p, std::uint64_t seed, const py::object& on_token) {
+                        std::int64_t max_tokens, std::optional<double> temperature,
+                        std::optional<std::int64_t> top_k, std::optional<double> top_p,
+                        std::uint64_t seed, const py::object& on_token) {
+  const SamplingOptions& own = self.config().sampling;
+  const SamplingOptions sampling = {temperature.value_or(own.temperature),
+                                    top_k.value_or(own.top_k), top_p.value_or(own.top_p), seed};
+  if (!temperature && !top_k && !top_p && !self.config().sampling_warning.empty())
+    warn(self.config().sampling_warning);
   const std::vector<Token> ids = tokens_of(prompt, "prompt");
   const TokenFn report = on_token_of(on_token);
   const Exclusive::Write use(session.use, "the session");
   const py::gil_scoped_release release;
-  return self.generate(session.session, ids, {max_tokens, {temperature, top_k, top_p, seed}},
-                       report);
+  return self.generate(session.session, ids, {max_tokens, sampling}, report);
 }
 
 py::array_t<float> as_logits(const Model& model, const std::vector<float>& logits) {
@@ -135,9 +140,20 @@ void bind_results(py::module_& module) {
 }
 
 void bind_config(py::module_& module) {
+  py::class_<SamplingOptions>(module, "SamplingOptions", "How the next token is chosen.")
+      .def_readonly("temperature", &SamplingOptions::temperature, "0: greedy.")
+      .def_readonly("top_k", &SamplingOptions::top_k, "0: off.")
+      .def_readonly("top_p", &SamplingOptions::top_p)
+      .def("__repr__", [](const SamplingOptions& self) {
+        return fmt::format("SamplingOptions(temperature={:g}, top_k={}, top_p={:g})",
+                           self.temperature, self.top_k, self.top_p);
+      });
+
   py::class_<ModelConfig>(module, "ModelConfig",
                           "config.json, reduced to what changes the forward pass.")
-      .def_static("load", &load_config, py::arg("directory"))
+      .def_static("load", &load_config, py::arg("directory"), py::arg("length") = 0,
+                  "length: the most tokens that contexts and sessions are meant to hold, 0 for all "
+                  "that the model was made for; LongRoPE and dynamic NTK turn keys by it.")
       .def_readonly("model_type", &ModelConfig::model_type)
       .def_readonly("attention", &ModelConfig::attention)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)
@@ -153,13 +169,19 @@ void bind_config(py::module_& module) {
       .def_readonly("tied_embeddings", &ModelConfig::tied_embeddings)
       .def_readonly("bos", &ModelConfig::bos, "-1: none.")
       .def_readonly("eos", &ModelConfig::eos, "Any of them ends generation.")
+      .def_readonly("rotary_dim", &ModelConfig::rotary_dim, "Elements of a head that RoPE turns.")
+      .def_readonly("length", &ModelConfig::length,
+                    "Most tokens that contexts and sessions are meant to hold.")
+      .def_readonly("sampling", &ModelConfig::sampling, "By generation_config.json; else greedy.")
+      .def_readonly("sampling_warning", &ModelConfig::sampling_warning,
+                    "What that file asks for and topkv's sampler does not have.")
       .def_readonly("warnings", &ModelConfig::warnings,
                     "What the file says that topkv, like transformers, does not do.")
       .def_property_readonly("reach", &ModelConfig::reach, "Positions that the model was made for.")
       .def(
           "kv_bytes_per_token",
           [](const ModelConfig& self, const std::string& dtype) {
-            return self.kv_bytes_per_token(parse_dtype(dtype));
+            return self.kv_bytes_per_token(KvDType::parse(dtype));
           },
           py::arg("dtype") = "bf16", "Bytes of K and V of one token over all layers.")
       .def("__repr__", [](const ModelConfig& self) {
@@ -176,23 +198,23 @@ void bind_model(py::module_& module) {
   bind_results(module);
   py::class_<Model, std::shared_ptr<Model>>(
       module, "Model",
-      "A loaded checkpoint (Llama, Mistral, Qwen2, Qwen3) in Hugging Face layout. Safe from many "
-      "threads, each with its own session.",
+      "A loaded checkpoint in Hugging Face layout, of one of the families that the README lists. "
+      "Safe from many threads, each with its own session.",
       py::release_gil_before_calling_cpp_dtor())
       .def_static(
           "load",
           [](const std::filesystem::path& directory, const py::object& device,
-             const std::string& weights, const py::object& progress) {
+             const std::string& weights, const py::object& progress, std::int64_t length) {
             const Device where = device_of(device);
-            const LoadOptions options{parse_weight_format(weights), progress_of(progress)};
+            const LoadOptions options{parse_weight_format(weights), length, progress_of(progress)};
             const py::gil_scoped_release release;
             return std::make_shared<Model>(Model::load(directory, where, &warn, options));
           },
           py::arg("directory"), py::arg("device") = py::none(), py::kw_only(),
-          py::arg("weights") = "stored", py::arg("progress") = py::none(),
+          py::arg("weights") = "stored", py::arg("progress") = py::none(), py::arg("length") = 0,
           "weights: held as they are \"stored\", or rounded to \"int8\" or \"int4\" while they are "
-          "loaded; progress is called with a Progress. Warns (warnings.warn) of what the "
-          "configuration says and the network does not do, and, "
+          "loaded; progress is called with a Progress; length: as of ModelConfig.load. Warns "
+          "(warnings.warn) of what the configuration says and the network does not do, and, "
           "once, when tokens go beyond the positions that the model was made for.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
       .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
@@ -209,9 +231,11 @@ void bind_model(py::module_& module) {
           "memory_budget: as of ContextBuilder. chunk: tokens per step, 0 for what suits. indices: "
           "specs that the context shall have. progress is called with a Progress.")
       .def("generate", &generate, py::arg("session"), py::arg("prompt"),
-           py::arg("max_tokens") = 128, py::arg("temperature") = 0.0, py::arg("top_k") = 0,
-           py::arg("top_p") = 1.0, py::arg("seed") = 0, py::arg("on_token") = py::none(),
-           "Feeds the prompt's token ids to the session, then generates. temperature 0: greedy. "
+           py::arg("max_tokens") = 128, py::arg("temperature") = py::none(),
+           py::arg("top_k") = py::none(), py::arg("top_p") = py::none(), py::arg("seed") = 0,
+           py::arg("on_token") = py::none(),
+           "Feeds the prompt's token ids to the session, then generates. temperature (0: greedy), "
+           "top_k, top_p: config.sampling's unless given. "
            "on_token(token) may return False to stop.")
       .def("logits", &logits, py::arg("tokens"),
            "float32 [tokens, vocab_size] of a dense forward pass.")

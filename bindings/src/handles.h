@@ -114,6 +114,7 @@ void bind_builder(py::module_& module);
 void bind_context(py::module_& module);
 void bind_session(py::module_& module);
 void bind_tokenizer(py::module_& module);
+void bind_chat_template(py::module_& module);
 void bind_model(py::module_& module);
 
 }  // namespace topkv::python

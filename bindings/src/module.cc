@@ -20,5 +20,6 @@ PYBIND11_MODULE(_core, module) {
   bind_context(module);
   bind_session(module);
   bind_tokenizer(module);
+  bind_chat_template(module);
   bind_model(module);
 }

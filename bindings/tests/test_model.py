@@ -130,6 +130,64 @@ def test_sampling_is_fixed_by_its_seed(model, tokens):
     assert sample(5) != sample(6)
 
 
+@pytest.fixture
+def like_needle(needle_14m, tmp_path):
+    """Makes a folder of the bundled model with another generation_config.json, and loads it."""
+
+    def make(generation):
+        for file in needle_14m.iterdir():
+            link = tmp_path / file.name
+            if file.name != "generation_config.json" and not link.exists():
+                link.symlink_to(file)
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        return topkv.Model.load(tmp_path)
+
+    return make
+
+
+def test_any_of_several_end_tokens_ends_generation(model, tokens, like_needle):
+    context = model.prefill(tokens)
+    greedy = model.generate(topkv.Session(context), [20], max_tokens=6).tokens
+    end = next(i for i in range(1, 6) if greedy[i] not in greedy[:i])
+    for ends in ([1, greedy[end]], [greedy[end], 1, 0]):
+        other = like_needle({"eos_token_id": ends})
+        assert other.config.eos == ends
+        result = other.generate(topkv.Session(context), [20], max_tokens=6)
+        assert result.ended and result.tokens == greedy[:end]
+
+
+def test_the_models_sampling_is_used_unless_arguments_say_otherwise(model, tokens, like_needle):
+    assert model.config.sampling.temperature == 0
+    context = model.prefill(tokens)
+
+    def sample(model, **how):
+        return model.generate(topkv.Session(context), [20], 12, seed=5, **how).tokens
+
+    hot = like_needle({"do_sample": True, "temperature": 3.0, "top_k": 40, "top_p": 0.9})
+    assert repr(hot.config.sampling) == "SamplingOptions(temperature=3, top_k=40, top_p=0.9)"
+    assert sample(hot) == sample(model, temperature=3.0, top_k=40, top_p=0.9) != sample(model)
+    assert sample(hot, top_k=0) == sample(model, temperature=3.0, top_k=0, top_p=0.9)
+    assert sample(hot, temperature=0) == sample(model)
+
+
+def test_sampling_that_topkv_does_not_have_is_warned_of_where_it_is_used(tokens, like_needle):
+    penalised = like_needle({"do_sample": True, "repetition_penalty": 1.1})
+    session = topkv.Session(penalised.prefill(tokens))
+    with pytest.warns(UserWarning, match="repetition_penalty is 1.1"):
+        penalised.generate(session, [20], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        penalised.generate(session, [20], 1, temperature=0)
+
+
+def test_the_length_that_is_meant_is_kept(needle_14m):
+    assert topkv.Model.load(needle_14m, length=5000).config.length == 5000
+    config = topkv.ModelConfig.load(needle_14m)
+    assert (config.length, config.rotary_dim) == (config.reach, 64)
+    with pytest.raises(topkv.InvalidArgument, match="-1 tokens"):
+        topkv.ModelConfig.load(needle_14m, length=-1)
+
+
 def test_prefill_options_reach_the_context(model, tokens):
     reports = []
     context = model.prefill(

@@ -11,6 +11,7 @@ attention is taken, under one exact softmax, over the first tokens (*sinks*), th
     KeyIndex         an index over keys by itself
     IndexSpec        the name of an index, and whether one can be built
     Partial, merge, attend_rows   attention as a merge of partials
+    ChatTemplate     a conversation to the text that a checkpoint was trained on
     Device           the host's cores, or a CUDA device under a memory ceiling
 
 Arrays in: whatever has the buffer protocol or __dlpack__ (NumPy, PyTorch on CPU and CUDA); they are
@@ -26,6 +27,7 @@ import importlib as _importlib
 try:
     from topkv._core import (
         AttentionShape,
+        ChatTemplate,
         Context,
         ContextBuilder,
         ContextMemory,
@@ -44,6 +46,7 @@ try:
         OutOfMemory,
         Partial,
         Progress,
+        SamplingOptions,
         SearchResult,
         Session,
         SessionStats,
@@ -70,6 +73,7 @@ _ON_DEMAND = ("hf", "plot", "mass")
 
 __all__ = [
     "AttentionShape",
+    "ChatTemplate",
     "Context",
     "ContextBuilder",
     "ContextMemory",
@@ -88,6 +92,7 @@ __all__ = [
     "OutOfMemory",
     "Partial",
     "Progress",
+    "SamplingOptions",
     "SearchResult",
     "Session",
     "SessionStats",

@@ -1,7 +1,7 @@
 """The C++ library as topkv re-exports it. The module's own docstrings say more."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -452,11 +452,34 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int: ...
 
+class ChatTemplate:
+    """The chat template of a model directory, rendered as transformers' apply_chat_template does."""
+
+    @staticmethod
+    def load(directory: _Path) -> ChatTemplate: ...
+    def render(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
+    ) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+class SamplingOptions:
+    """How the next token is chosen."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+
 class ModelConfig:
     """config.json, reduced to what changes the forward pass."""
 
     @staticmethod
-    def load(directory: _Path) -> ModelConfig: ...
+    def load(directory: _Path, length: int = 0) -> ModelConfig:
+        """length: the most tokens that contexts and sessions are meant to hold."""
+
     @property
     def model_type(self) -> str: ...
     @property
@@ -487,6 +510,14 @@ class ModelConfig:
     def bos(self) -> int: ...
     @property
     def eos(self) -> list[int]: ...
+    @property
+    def rotary_dim(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def sampling(self) -> SamplingOptions: ...
+    @property
+    def sampling_warning(self) -> str: ...
     @property
     def warnings(self) -> list[str]: ...
     @property
@@ -540,7 +571,7 @@ class DevicePlan:
     def fits(self) -> bool: ...
 
 class Model:
-    """A loaded checkpoint (Llama, Mistral, Qwen2, Qwen3) in Hugging Face layout."""
+    """A loaded checkpoint in Hugging Face layout."""
 
     @staticmethod
     def load(
@@ -549,6 +580,7 @@ class Model:
         *,
         weights: str = "stored",
         progress: Callable[[Progress], object] | None = None,
+        length: int = 0,
     ) -> Model:
         """weights: held as they are "stored", or rounded to "int8" or "int4" while they are loaded."""
 
@@ -580,13 +612,13 @@ class Model:
         session: Session,
         prompt: _Ints,
         max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
         seed: int = 0,
         on_token: Callable[[int], object] | None = None,
     ) -> GenerateResult:
-        """Feeds the prompt to the session, then generates."""
+        """Feeds the prompt to the session, then generates. None: as config.sampling."""
 
     @overload
     def logits(self, tokens: _Ints) -> NDArray[np.float32]:

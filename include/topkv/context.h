@@ -39,8 +39,8 @@ struct PrefillAttention {
 struct ContextOptions {
   /// Tokens to reserve rows for; more are refused until reserve() makes room.
   std::int64_t capacity = 0;
-  /// Element type of the stored rows; a CUDA device takes bf16 only.
-  DType dtype = DType::bf16;
+  /// How rows are stored; a CUDA device takes bf16, q8 and q4.
+  KvDType dtype = {};
   /// What attend() lets tokens see.
   PrefillAttention attention = {};
   /// Bytes the rows may take; 0: what the machine has free. Checked before anything is reserved.
@@ -60,7 +60,7 @@ class Context {
 
   const AttentionShape& shape() const { return shape_; }
   std::int64_t tokens() const;
-  DType dtype() const;
+  KvDType dtype() const;
   ContextMemory memory() const;
   /// Of one of its indices, its tail included; keys' codes that a tail shares with an index are
   /// counted for each of them, and in memory() once. Throws InvalidArgument when it has none of

@@ -1,7 +1,8 @@
 // The model runner: a checkpoint in Hugging Face layout, its tokenizer, prefill and generation.
 //
-// Families: Llama 2/3.x, Mistral, Qwen2/2.5, Qwen3 (dense decoders with RMSNorm, RoPE, GQA and a
-// gated MLP); see ModelConfig for what may differ between them.
+// Families, by model_type: llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2,
+// gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP); see ModelConfig for what
+// may differ between them, and docs/models.md.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +22,57 @@
 
 namespace topkv {
 
-/// How rotary frequencies are stretched beyond the trained context.
+/// How rotary frequencies are stretched beyond the length that a model was first trained with, as
+/// transformers 5 computes it. d: ModelConfig::rotary_dim; pair i turns by position * frequency(i),
+/// which without scaling is theta^(-2i/d).
 struct RopeScaling {
-  enum class Kind : std::uint8_t { none, linear, llama3 };
+  enum class Kind : std::uint8_t {
+    none,
+    linear,    ///< all divided by factor (position interpolation; Chen et al. 2023, eq. 4)
+    llama3,    ///< long wavelengths divided by factor, short ones kept (Llama 3.1)
+    dynamic,   ///< theta grown to `theta_factor` times itself (NTK-aware; Peng et al. 2023,
+               ///< sec. 3.1)
+    yarn,      ///< by the turns a pair makes in the original length (Peng et al. 2023, sec. 3.2)
+    longrope,  ///< divided pair by pair by `pair_factors` (Ding et al. 2024, eq. 3)
+  };
   Kind kind = Kind::none;
   double factor = 1;
-  // llama3 only
+  double original_max_position = 8192;  ///< the length that is stretched
+  // llama3
   double low_freq_factor = 1;
   double high_freq_factor = 4;
-  double original_max_position = 8192;  ///< what is stretched; linear has it too
+  // dynamic
+  double theta_factor = 1;  ///< for the length that is meant; see ModelConfig::load
+  // yarn
+  double beta_fast = 32;  ///< turns from which a pair is kept
+  double beta_slow = 1;   ///< turns up to which a pair is divided by factor
+  bool truncate = true;   ///< the borders between are rounded outwards to whole pairs
+  // yarn and longrope
+  double attention_factor = 1;  ///< on cos and sin, so that scores grow by its square
+  // longrope
+  std::vector<double> pair_factors = {};  ///< [d / 2]: the short or the long ones of the file
+};
+
+/// Which rotary angles a layer's queries and keys are turned by.
+enum class LayerRope : std::uint8_t {
+  model,    ///< rope_theta and rope_scaling
+  sliding,  ///< sliding_rope_theta, not scaled (windowed layers of Gemma 3)
+  none,     ///< none: the layer does not know positions (SmolLM3)
+};
+
+/// Applied in this order, as transformers does: temperature, top_k, top_p.
+struct SamplingOptions {
+  double temperature = 0;  ///< 0: greedy
+  std::int64_t top_k = 0;  ///< 0: off
+  double top_p = 1;
+  std::uint64_t seed = 0;
 };
 
 /// config.json, reduced to what changes the forward pass. All sizes checked.
 struct ModelConfig {
-  std::string model_type;  ///< "llama", "mistral", "qwen2", "qwen3"
+  enum class Activation : std::uint8_t { silu, gelu_tanh };
+
+  std::string model_type;  ///< "llama", "qwen3", …: see the families above
   AttentionShape attention;
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;
@@ -43,31 +81,59 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
+  std::int64_t rotary_dim = 0;    ///< the first so many elements of a head are turned; even
+  bool rope_interleaved = false;  ///< pairs are elements (2i, 2i + 1), not (i, i + rotary_dim / 2)
+  double sliding_rope_theta = 0;  ///< LayerRope::sliding; 0: no layer has it
+  std::vector<LayerRope> layer_rope = {};  ///< per layer; empty: every layer has the model's
+  /// Most tokens that contexts and sessions are meant to hold: what load was told, else reach().
+  std::int64_t length = 0;
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;  ///< RMSNorm over head_dim on q and k before RoPE (Qwen3)
+  bool norm_inputs = true;     ///< RMSNorm of what attention and MLP read
+  bool norm_outputs = false;   ///< RMSNorm of what they give, before it is added to the residual
+  bool qk_norm = false;        ///< RMSNorm on q and k before RoPE, over each head (Qwen3)
+  bool qk_norm_whole = false;  ///< that norm is over all heads of a token at once (OLMo 2)
+  Activation activation = Activation::silu;
+  double embedding_scale = 1;  ///< on the embedding's rows as they enter the network
+  double final_softcap = 0;    ///< logits x become c tanh(x / c) (Gemma 2); 0: as they are
   bool tied_embeddings = false;
   Token bos = -1;               ///< -1: none
   std::vector<Token> eos = {};  ///< any of them ends generation
+  /// How the model's makers would have it sampled: generation_config.json with do_sample, read as
+  /// transformers does; greedy without. For callers that are not told otherwise.
+  SamplingOptions sampling = {};
+  /// What that file asks for and topkv's sampler does not have (repetition_penalty, min_p, …), on
+  /// one line for those who sample so; empty: nothing.
+  std::string sampling_warning = {};
   /// What the file says that topkv, like transformers, does not do: one line each.
   std::vector<std::string> warnings = {};
 
-  /// Positions that the model was made for: max_position; with a linear scaling, which leaves that
-  /// as it was, what it is stretched to.
+  /// Positions that the model was made for: max_position, or what a scaling stretches that leaves
+  /// it as it was (linear, dynamic, yarn). With LongRoPE's short factors: the original length.
   std::int64_t reach() const;
   /// When that many tokens go beyond the reach: one line that says so, with both numbers. Else
   /// empty.
   std::string beyond_reach(std::int64_t tokens) const;
   /// Bytes of K and V of one token over all layers.
-  std::int64_t kv_bytes_per_token(DType dtype) const;
+  std::int64_t kv_bytes_per_token(KvDType dtype) const;
+  LayerRope rope_of(std::int64_t layer) const {
+    return layer_rope.empty() ? LayerRope::model : layer_rope[static_cast<std::size_t>(layer)];
+  }
 
-  /// Reads config.json (and generation_config.json, when there, for the end tokens) of a model
-  /// directory. Accepts rope_theta/rope_scaling and rope_parameters.
+  /// Reads config.json (and generation_config.json, when there, for the end tokens and sampling) of
+  /// a model directory. Accepts rope_theta/rope_scaling and rope_parameters.
+  /// length: the most tokens that contexts and sessions of this model are meant to hold; 0: all of
+  /// the model's reach. LongRoPE and dynamic NTK turn keys otherwise for long texts than for short
+  /// ones, and rows that are stored cannot be turned again: so it is decided here, once.
+  /// LongRoPE takes its long factors when length is above the original one, else the short ones;
+  /// dynamic NTK takes the theta of that length. For a text of just that length both are what
+  /// transformers does. Nothing else depends on it.
   /// Keys that the family's network does not read are left aside, as transformers does, and told in
   /// warnings unless they are known to change nothing.
-  /// Throws FileError, or Unsupported naming the key and the value.
-  static ModelConfig load(const std::filesystem::path& directory);
+  /// Throws FileError, Unsupported naming the key and the value, or InvalidArgument for a length
+  /// below 0.
+  static ModelConfig load(const std::filesystem::path& directory, std::int64_t length = 0);
 };
 
 /// What the network's matrices are held as while it runs. Norms and biases stay float32.
@@ -85,15 +151,11 @@ WeightFormat parse_weight_format(std::string_view name);
 
 struct LoadOptions {
   WeightFormat weights = WeightFormat::stored;
+  /// The most tokens that contexts and sessions are meant to hold, 0 for the model's reach: see
+  /// ModelConfig::load.
+  std::int64_t length = 0;
   /// Stage "weights", in bytes; many times a second while they are quantised.
   ProgressFn progress = {};
-};
-
-struct SamplingOptions {
-  double temperature = 0;  ///< 0: greedy
-  std::int64_t top_k = 0;  ///< 0: off
-  double top_p = 1;
-  std::uint64_t seed = 0;
 };
 
 struct GenerateOptions {
@@ -106,7 +168,7 @@ struct PrefillOptions {
   /// Tokens per step; bounds the activations. Does not change results beyond rounding. 0: what
   /// suits the device and its memory.
   std::int64_t chunk = 0;
-  DType kv_dtype = DType::bf16;    ///< a CUDA device takes bf16 only
+  KvDType kv_dtype = {};           ///< of the rows; a CUDA device takes bf16, q8 and q4
   std::int64_t memory_budget = 0;  ///< bytes for the rows; 0: what the machine has free
   /// Specs of indices that the context shall have. On a CUDA device those that grow key by key
   /// (hnsw) are built by the host's cores while the device computes; others at the end.

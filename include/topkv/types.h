@@ -2,22 +2,58 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace topkv {
 
-/// Element type of stored rows and of tensors handed in.
-enum class DType : std::uint8_t { f32, f16, bf16 };
+/// How vectors are stored. Tensors handed in are f32, f16 or bf16, an element behind the other;
+/// rows may also be q8 or q4, which hold blocks of 32 elements (the last one padded with zeros) in
+/// the manner of GGML's q8_0 and q4_1:
+///   q8  34 bytes: a scale s (f16) and 32 codes c (int8); an element is s * c
+///   q4  20 bytes: a scale s and a least value m (f16), 32 codes c of 4 bits (byte i has those of
+///       elements i, low, and i + 16, high); an element is m + s * c
+/// Elements of keys are those times the scales of their channels (KeyView::channels), if any.
+enum class DType : std::uint8_t { f32, f16, bf16, q8, q4 };
 
-/// Bytes of one element.
+/// Whether elements are stored in blocks: q8 and q4.
+constexpr bool in_blocks(DType dtype) { return dtype == DType::q8 || dtype == DType::q4; }
+
+/// Bytes of one element. REQUIRES: not in_blocks.
 std::int64_t bytes_of(DType dtype);
 
-/// "f32", "f16" or "bf16".
+/// Bytes of a stored vector of `dim` elements.
+std::int64_t vector_bytes(DType dtype, std::int64_t dim);
+
+/// "f32", "f16", "bf16", "q8" or "q4".
 std::string_view name_of(DType dtype);
 
 /// The inverse of name_of. Throws InvalidArgument naming the choices.
 DType parse_dtype(std::string_view name);
+
+/// How the two halves of rows are stored.
+struct KvDType {
+  DType keys = DType::bf16;
+  DType values = DType::bf16;
+
+  KvDType() = default;
+  KvDType(DType both) : keys(both), values(both) {}  // NOLINT: one for both is the usual case
+  KvDType(DType of_keys, DType of_values) : keys(of_keys), values(of_values) {}
+
+  bool operator==(const KvDType& other) const {
+    return keys == other.keys && values == other.values;
+  }
+
+  /// "q8" where both are the same, else "q8/q4": keys, then values.
+  std::string name() const;
+  /// The inverse of name. Throws InvalidArgument naming the choices.
+  static KvDType parse(std::string_view name);
+  /// Bytes of K and V of one token and KV head.
+  std::int64_t row_bytes(std::int64_t head_dim) const {
+    return vector_bytes(keys, head_dim) + vector_bytes(values, head_dim);
+  }
+};
 
 /// A token id of a model's vocabulary.
 using Token = std::int32_t;

@@ -37,37 +37,35 @@ struct TensorView {
   }
 };
 
-/// Keys of one (layer, KV head): count vectors of dim elements, each stride_bytes after the last.
-/// The position of a key is its number in the view.
+/// Keys (or values) of one (layer, KV head): count vectors of dim elements, each stride_bytes after
+/// the last. The position of a key is its number in the view.
 struct KeyView {
   const std::byte* data = nullptr;
   DType dtype = DType::bf16;
   std::int64_t count = 0;
   std::int64_t dim = 0;
   std::int64_t stride_bytes = 0;
+  /// Of q8 and q4: what each element is stored in parts of, [dim], powers of two; null: all 1.
+  const float* channels = nullptr;
 
   const std::byte* key(std::int64_t position) const { return data + position * stride_bytes; }
+  /// Those of a range of positions, which become 0 and on. REQUIRES: within the view.
+  KeyView part(PositionRange range) const {
+    return {key(range.begin), dtype, range.size(), dim, stride_bytes, channels};
+  }
 };
 
-/// Rows of one (layer, KV head): K and V of the same positions, in two arrays of equal stride.
+/// Rows of one (layer, KV head): K and V of the same positions.
 struct RowsView {
-  const std::byte* key_data = nullptr;
-  const std::byte* value_data = nullptr;
-  DType dtype = DType::bf16;
-  std::int64_t count = 0;
-  std::int64_t dim = 0;
-  std::int64_t stride_bytes = 0;
+  KeyView keys;
+  KeyView values;
 
-  const std::byte* key(std::int64_t position) const { return key_data + position * stride_bytes; }
-  const std::byte* value(std::int64_t position) const {
-    return value_data + position * stride_bytes;
-  }
-  KeyView keys() const { return {key_data, dtype, count, dim, stride_bytes}; }
-  KeyView values() const { return {value_data, dtype, count, dim, stride_bytes}; }
+  std::int64_t count() const { return keys.count; }
+  std::int64_t dim() const { return keys.dim; }
+  const std::byte* key(std::int64_t position) const { return keys.key(position); }
+  const std::byte* value(std::int64_t position) const { return values.key(position); }
   /// Those of a range of positions, which become 0 and on. REQUIRES: within the rows.
-  RowsView part(PositionRange range) const {
-    return {key(range.begin), value(range.begin), dtype, range.size(), dim, stride_bytes};
-  }
+  RowsView part(PositionRange range) const { return {keys.part(range), values.part(range)}; }
 };
 
 }  // namespace topkv

@@ -42,8 +42,7 @@ void ArrivingRows::score_quad(const std::int64_t* positions) {
   if (scores_.size() < at + quad * static_cast<std::size_t>(heads_)) {
     scores_.resize(2 * at + quad * static_cast<std::size_t>(heads_));
   }
-  dot_gather(queries_, heads_, rows_.dim, rows_.key_data, rows_.dtype, rows_.stride_bytes,
-             positions, quad, &scores_[at], quad);
+  dot_gather(queries_, heads_, rows_.keys, positions, quad, &scores_[at], quad);
   scored_ += quad;
 }
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "src/core/convert.h"
 #include "src/core/matrix_product.h"
+#include "src/core/row_format.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 
@@ -54,8 +54,8 @@ void add_key_tile(const Tile& tile, const RowSpan& span, std::int64_t from, std:
   const std::int64_t n = to - from;
   const std::int64_t d = tile.dim;
   for (std::int64_t i = 0; i < n; ++i) {
-    to_float(span.rows.key(from + i - span.first), span.rows.dtype, d, &s.keys[i * d]);
-    to_float(span.rows.value(from + i - span.first), span.rows.dtype, d, &s.values[i * d]);
+    decode(span.rows.keys, from + i - span.first, &s.keys[i * d]);
+    decode(span.rows.values, from + i - span.first, &s.values[i * d]);
   }
   matrix_product(Transposed::yes, m, n, d, s.queries.data(), d, s.keys.data(), d, 0,
                  s.scores.data(), key_tile);
@@ -135,7 +135,7 @@ void attend_tokens(const AttentionShape& shape, const TokenQueries& queries,
   const std::int64_t d = shape.head_dim;
   const std::int64_t tile_tokens = std::max<std::int64_t>(1, query_tile / group);
   const std::int64_t tiles = (queries.tokens + tile_tokens - 1) / tile_tokens;
-  const std::int64_t rows = spans[0].rows.count;
+  const std::int64_t rows = spans[0].rows.count();
   const std::int64_t splits =
       visible.window == 0 ? std::max<std::int64_t>(1, (rows + rows_per_task - 1) / rows_per_task)
                           : 1;

@@ -27,7 +27,7 @@ struct RowSpan {
   RowsView rows;
   std::int64_t first = 0;
 
-  std::int64_t end() const { return first + rows.count; }
+  std::int64_t end() const { return first + rows.count(); }
 };
 
 /// Queries of consecutive tokens.

@@ -34,10 +34,9 @@ void merge_parts(PartialView into, PartialView parts) {
     } else {
       std::fill_n(into.out + h * d, d, 0.0F);
     }
-    add_weighted(
-        {reinterpret_cast<const std::byte*>(parts.out + h * d), DType::f32,
-         into.heads * d * bytes_of(DType::f32), d, numbers.data(), n, weights.data(), n, 1},
-        into.out + h * d);
+    const KeyView of_head{reinterpret_cast<const std::byte*>(parts.out + h * d), DType::f32, n, d,
+                          into.heads * d * bytes_of(DType::f32)};
+    add_weighted({of_head, numbers.data(), n, weights.data(), n, 1}, into.out + h * d);
     into.lse[h] = high + std::log(sum);
   }
 }

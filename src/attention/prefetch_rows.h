@@ -14,9 +14,8 @@ inline void prefetch_half_row(const std::byte* half, std::int64_t bytes) {
 }
 
 inline void prefetch_row(const RowsView& rows, std::int64_t position) {
-  const std::int64_t bytes = rows.dim * bytes_of(rows.dtype);
-  prefetch_half_row(rows.key(position), bytes);
-  prefetch_half_row(rows.value(position), bytes);
+  prefetch_half_row(rows.key(position), rows.keys.stride_bytes);
+  prefetch_half_row(rows.value(position), rows.values.stride_bytes);
 }
 
 }  // namespace topkv

@@ -37,21 +37,21 @@ void attend_tiles(const RowsView& rows, std::span<const std::int64_t> positions,
       if (softcap > 0) soft_cap(s, n, softcap);
       const float new_high = std::max(high[static_cast<std::size_t>(h)], max_of(s, n));
       const float shrink = std::exp(high[static_cast<std::size_t>(h)] - new_high);
-      if (begin > 0) scale_by(out.out + h * rows.dim, rows.dim, shrink);
+      if (begin > 0) scale_by(out.out + h * rows.dim(), rows.dim(), shrink);
       out.lse[h] = out.lse[h] * shrink + exp_shifted(s, n, new_high);
       high[static_cast<std::size_t>(h)] = new_high;
     }
-    add_weighted({rows.value_data, rows.dtype, rows.stride_bytes, rows.dim,
-                  &positions[static_cast<std::size_t>(begin)], n, scores.data(), tile, out.heads},
+    add_weighted({rows.values, &positions[static_cast<std::size_t>(begin)], n, scores.data(), tile,
+                  out.heads},
                  out.out);
   }
   for (std::int64_t h = 0; h < out.heads; ++h) {
-    float* of_head = out.out + h * rows.dim;
+    float* of_head = out.out + h * rows.dim();
     if (out.lse[h] > 0) {
-      scale_by(of_head, rows.dim, 1.0F / out.lse[h]);
+      scale_by(of_head, rows.dim(), 1.0F / out.lse[h]);
       out.lse[h] = high[static_cast<std::size_t>(h)] + std::log(out.lse[h]);
     } else {  // no rows, or scores beyond float32
-      std::fill_n(of_head, rows.dim, 0.0F);
+      std::fill_n(of_head, rows.dim(), 0.0F);
       out.lse[h] = empty_lse;
     }
   }

@@ -106,6 +106,7 @@ int run_app(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);
   const Commands commands = {{"needle", add_needle(app)},
                              {"generate", add_generate(app)},
+                             {"chat", add_chat(app)},
                              {"info", add_info(app)},
                              {"fidelity", add_fidelity(app)},
                              {"bench", add_bench(app)}};

@@ -78,18 +78,19 @@ bool retrieves(const AttentionShape& shape, const RetrievalOptions& options, std
 void count_bytes(const Context& context, const RetrievalOptions& options, std::int64_t retrieved,
                  DecodeResult& result) {
   const AttentionShape& shape = context.shape();
-  const std::int64_t half = shape.head_dim * bytes_of(context.dtype());
+  const std::int64_t row = context.dtype().row_bytes(shape.head_dim);
+  const std::int64_t key = vector_bytes(context.dtype().keys, shape.head_dim);
   const std::int64_t n = context.tokens();
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     const std::int64_t window = shape.window_of(layer);
     std::int64_t rows = window > 0 ? std::min(window, n) : n;
     if (retrieves(shape, options, layer)) {
       rows = std::min(n, options.window + options.sinks);
-      if (options.index == "exact") result.key_bytes += shape.kv_heads * (n - rows) * half;
+      if (options.index == "exact") result.key_bytes += shape.kv_heads * (n - rows) * key;
     }
-    result.row_bytes += shape.kv_heads * rows * 2 * half;
+    result.row_bytes += shape.kv_heads * rows * row;
   }
-  result.row_bytes += retrieved * 2 * half;
+  result.row_bytes += retrieved * row;
 }
 
 DecodeResult measure(const std::shared_ptr<const Context>& context,

@@ -18,6 +18,7 @@ using Run = std::function<int()>;
 
 Run add_needle(CLI::App& app);
 Run add_generate(CLI::App& app);
+Run add_chat(CLI::App& app);
 Run add_info(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_fidelity(CLI::App& app);

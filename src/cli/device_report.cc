@@ -32,7 +32,7 @@ void check_plan(const DevicePlan& plan, const Device& device) {
 }  // namespace
 
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval, ProgressBar& progress) {
+                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length) {
   const WeightFormat weights = parse_weight_format(flags.weights);
   if (device.is_cuda()) {
     const std::int64_t layers = ModelConfig::load(flags.directory).attention.layers;
@@ -40,7 +40,7 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
                            retrieval_options(retrieval, layers, "exact", 1), weights),
                device);
   }
-  LoadOptions options{.weights = weights};
+  LoadOptions options{.weights = weights, .length = length};
   if (weights != WeightFormat::stored) options.progress = progress.callback("weights");
   Model model = Model::load(
       flags.directory, device,

@@ -17,7 +17,7 @@ std::string plan_table(const DevicePlan& plan);
 /// plan does not fit, with the smallest change that would. The model tells its warnings through
 /// `progress`, which must outlive it, as lines of their own.
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
-                 const RetrievalFlags& retrieval, ProgressBar& progress);
+                 const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0);
 
 /// Throws OutOfMemory when the device has no room for the codes of a context of so many tokens: now
 /// rather than when the context has been read.

@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
@@ -41,6 +42,7 @@ struct FidelityFlags {
   std::vector<std::string> tails = {""};
   std::vector<std::string> masses = {"none"};
   std::vector<std::string> errors = {"none"};
+  std::vector<std::string> dtypes = {"bf16"};
   bool json = false;
   std::string csv;  ///< empty: none
   std::string svg;  ///< empty: none
@@ -65,6 +67,8 @@ void add_flags(CLI::App& command, FidelityFlags& flags) {
       ->take_all();
   flags.prefill.mode = "window";
   add_flags(command, flags.prefill);
+  command.remove_option(command.get_option("--kv-dtype"));
+  one_of(command.add_option("--kv-dtype", flags.dtypes), kv_dtypes)->expected(1)->take_all();
   command.add_option("-c,--ctx", flags.context, "a count of tokens such as 64K");
   command.add_option("--questions", flags.questions, "a count such as 4");
   command.add_option("--haystack", flags.haystack, "generated, noise, needles or a directory");
@@ -137,8 +141,16 @@ bool ruled(const FidelityReport& report) {
                              [](const Fidelity& of) { return !rule_text(of.options).empty(); });
 }
 
+/// Whether settings read rows that are stored in several ways.
+bool several_dtypes(const FidelityReport& report) {
+  return std::ranges::any_of(report.settings, [&](const Fidelity& of) {
+    return !(of.kv_dtype == report.settings.front().kv_dtype);
+  });
+}
+
 std::string table(const FidelityReport& report, std::size_t width) {
   const bool rules = ruled(report);
+  const bool dtypes = several_dtypes(report);
   std::vector<std::vector<std::string>> rows;
   for (const Fidelity& of : report.settings) {
     const std::string rule = rule_text(of.options);
@@ -151,6 +163,7 @@ std::string table(const FidelityReport& report, std::size_t width) {
          of.recall ? fmt::format("{:.3f}", *of.recall) : "-", fmt::format("{:.3f}", of.perplexity),
          of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
          byte_text(of.bytes_held_host + of.bytes_held_device)});
+    if (dtypes) rows.back().insert(rows.back().begin() + 3, of.kv_dtype.name());
     if (!rules) continue;
     rows.back().insert(rows.back().begin() + 3, rule.empty() ? "-" : rule);
     const auto share = [&](double x) { return rule.empty() ? "-" : fmt::format("{:.3f}", x); };
@@ -163,13 +176,18 @@ std::string table(const FidelityReport& report, std::size_t width) {
   std::vector<bool> right(14, true);
   right[0] = false;
   right[2] = false;
+  if (dtypes) {
+    headings.insert(headings.begin() + 3, "rows in");
+    right.insert(right.begin() + 3, false);
+  }
   if (rules) {
     headings.insert(headings.begin() + 3, "rule");
     right.insert(right.begin() + 3, false);
     for (const char* heading : {"rows", "more", "dense"}) headings.emplace_back(heading);
     right.insert(right.end(), 3, true);
   }
-  return format_table(headings, rows, right, {.width = width, .keys = rules ? 4U : 3U});
+  return format_table(headings, rows, right,
+                      {.width = width, .keys = 3U + (rules ? 1U : 0U) + (dtypes ? 1U : 0U)});
 }
 
 void print_report(const FidelityReport& report, std::int64_t tokens, const std::string& prefill) {
@@ -191,6 +209,20 @@ void print_report(const FidelityReport& report, std::int64_t tokens, const std::
                             width, 0));
 }
 
+/// The dtypes of rows, once each, behind that of the rows that dense attention reads: the most
+/// exact of them, bf16 at least.
+std::vector<std::string> with_reference(const std::vector<std::string>& dtypes) {
+  std::vector<std::string> all;
+  const auto given = [&](const char* one) {
+    return std::ranges::find(dtypes, one) != dtypes.end();
+  };
+  all.emplace_back(given("f32") ? "f32" : given("f16") && !given("bf16") ? "f16" : "bf16");
+  for (const std::string& one : dtypes) {
+    if (std::ranges::find(all, one) == all.end()) all.push_back(one);
+  }
+  return all;
+}
+
 int run_fidelity(FidelityFlags flags) {
   catch_interrupts();
   const std::int64_t length = parse_count("-c", flags.context);
@@ -207,8 +239,10 @@ int run_fidelity(FidelityFlags flags) {
     check_model(flags.model, retrieval);
   }
   constexpr std::int64_t probe_room = 512;  // tokens, with those of the sessions beside
-  check_rows(config.attention,
-             length + 2 * probe_room * static_cast<std::int64_t>(chosen.size() + 1),
+  const std::vector<std::string> dtypes = with_reference(flags.dtypes);
+  flags.prefill.dtype = dtypes.front();
+  const auto sessions = static_cast<std::int64_t>(dtypes.size() * (chosen.size() + 1));
+  check_rows(config.attention, length * std::ssize(dtypes) + 2 * probe_room * sessions,
              prefill_options(flags.prefill, flags.retrieval));
   check_output(flags);
   const ThreadLimit threads(flags.model);
@@ -219,20 +253,30 @@ int run_fidelity(FidelityFlags flags) {
   const FidelityText text = make_fidelity_text(
       model.tokenizer(), beginning_tokens(model.tokenizer()), length, depths, flags.haystack, seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
-  std::shared_ptr<const Context> context = model.prefill(
-      text.context, prefill_options(flags.prefill, flags.retrieval), progress.callback("prefill"));
+  std::shared_ptr<const Context> dense;  // what all are compared with
   std::vector<Fidelity> settings;
-  for (const RetrievalFlags& retrieval : chosen) {
-    check_indices(retrieval, config, tokens);
-    const std::string& index = retrieval.indices.front();
-    if (!context->has_index(index))
-      context = context->with_index(index, progress.callback(index), device);
-    context =
-        with_tail(context, tail_beside(retrieval.tail, index), progress.callback("tail"), device);
-    settings.push_back({.options = retrieval_options(retrieval, config.attention.layers, index, 1),
-                        .k = retrieval.k});
+  for (const std::string& dtype : dtypes) {
+    flags.prefill.dtype = dtype;
+    std::shared_ptr<const Context> context =
+        model.prefill(text.context, prefill_options(flags.prefill, flags.retrieval),
+                      progress.callback("prefill"));
+    if (!dense) dense = context;
+    if (std::ranges::find(flags.dtypes, dtype) == flags.dtypes.end()) continue;
+    const std::size_t first = settings.size();
+    for (const RetrievalFlags& retrieval : chosen) {
+      check_indices(retrieval, config, tokens);
+      const std::string& index = retrieval.indices.front();
+      if (!context->has_index(index))
+        context = context->with_index(index, progress.callback(index), device);
+      context =
+          with_tail(context, tail_beside(retrieval.tail, index), progress.callback("tail"), device);
+      settings.push_back(
+          {.options = retrieval_options(retrieval, config.attention.layers, index, 1),
+           .k = retrieval.k});
+    }
+    for (std::size_t s = first; s < settings.size(); ++s) settings[s].context = context;
   }
-  const FidelityReport report = measure_fidelity(model, context, text.probes, std::move(settings),
+  const FidelityReport report = measure_fidelity(model, dense, text.probes, std::move(settings),
                                                  progress.callback("compare"));
   progress.finish();
   const std::vector<Json> lines = fidelity_json(report, {.context_tokens = tokens,

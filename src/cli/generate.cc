@@ -7,13 +7,16 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "src/cli/commands.h"
+#include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
+#include "src/cli/prefilled.h"
 #include "src/cli/profile.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
@@ -22,7 +25,6 @@
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
-#include "src/core/stopwatch.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -35,14 +37,11 @@ struct GenerateFlags {
   SamplingFlags sampling;
   std::string prompt;
   std::vector<std::string> files;
+  bool chat = false;
+  std::string system;
+  std::string length;  // empty: the model's reach
   bool profile = false;
   bool json = false;
-};
-
-struct Prefilled {
-  std::shared_ptr<const Context> context;
-  double seconds = 0;
-  ForwardTimes times = {};
 };
 
 /// A text as the model reads it: the context's tokens, and those of the prompt behind it.
@@ -57,12 +56,21 @@ void check_flags(const GenerateFlags& flags) {
   check_flags(flags.prefill);
   check_flags(flags.sampling);
   check_utf8("--prompt", flags.prompt);
+  check_utf8("--system", flags.system);
+  if (!flags.system.empty() && !flags.chat) {
+    throw UsageError("--system: a plain prompt has no system message; add --chat");
+  }
   if (flags.retrieval.indices.size() > 1) {
     throw UsageError("--kv-index: generate takes one index; several are for topkv needle");
   }
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1) {
     throw UsageError("--file: '-' is given twice; standard input can be read once");
   }
+}
+
+/// Whether the model has a say in how it is sampled.
+bool follows_model(const SamplingFlags& flags) {
+  return flags.temperature.empty() && flags.top_k.empty() && flags.top_p.empty();
 }
 
 std::string context_text(const std::vector<std::string>& files) {
@@ -96,27 +104,17 @@ Reading read(const Tokenizer& tokenizer, const std::string& text, const std::str
   return reading;
 }
 
-Prefilled make_context(const Model& model, const GenerateFlags& flags,
-                       const std::vector<Token>& tokens, ProgressBar& progress) {
-  PrefillOptions options = prefill_options(flags.prefill, flags.retrieval);
-  if (flags.retrieval.indices.front() != "exact") options.indices = flags.retrieval.indices;
-  Prefilled prefilled;
-  if (tokens.empty()) {
-    prefilled.context =
-        ContextBuilder(
-            model.config().attention,
-            {.capacity = 1, .dtype = options.kv_dtype, .memory_budget = options.memory_budget})
-            .freeze();
-    return prefilled;
-  }
-  const Stopwatch watch;
-  prefilled.context = model.prefill(
-      tokens, options,
-      [&, prefill = progress.callback("prefill"), index = progress.callback("index")](
-          const Progress& done) { (done.stage == "index" ? index : prefill)(done); },
-      &prefilled.times);
-  prefilled.seconds = watch.seconds() - prefilled.times.indexing;
-  return prefilled;
+// The files are in the question: the context ends where a question may begin.
+Reading read(Conversation conversation, const std::string& prompt) {
+  const std::vector<Token> before = conversation.before_questions();
+  Reading reading;
+  reading.prompt = conversation.ask(prompt);
+  const std::size_t same =
+      std::min(common_tokens(before, reading.prompt), reading.prompt.size() - 1);
+  const auto border = reading.prompt.begin() + static_cast<std::ptrdiff_t>(same);
+  reading.context.assign(reading.prompt.begin(), border);
+  reading.prompt.erase(reading.prompt.begin(), border);
+  return reading;
 }
 
 double rate(std::int64_t count, double seconds) {
@@ -129,6 +127,7 @@ Json json_rate(std::int64_t count, double seconds) {
 }
 
 struct Figures {
+  SamplingOptions sampling;
   std::string index, tail_spec;  // of the session
   std::int64_t prompt_tokens = 0;
   double rows_per_head = 0;
@@ -156,6 +155,10 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["generated_tokens"] = generated;
   json["decode_seconds"] = result.decode_seconds;
   json["decode_tokens_per_second"] = json_rate(result.steps, result.decode_seconds);
+  json["temperature"] = figures.sampling.temperature;
+  json["top_k"] = figures.sampling.top_k;
+  json["top_p"] = figures.sampling.top_p;
+  json["seed"] = figures.sampling.seed;
   json["rows_per_head"] = figures.rows_per_head;
   json["retrieved_more"] = figures.ruled ? Json(figures.retrieved_more) : Json(nullptr);
   json["went_dense"] = figures.ruled ? Json(figures.went_dense) : Json(nullptr);
@@ -191,6 +194,7 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
   fmt::print(stderr, "generated  {} tokens, {}/s{}\n", format_grouped(generated),
              format_rate(rate(result.steps, result.decode_seconds)),
              result.ended ? ", ended by the model" : "");
+  fmt::print(stderr, "sampling   {}\n", sampling_text(figures.sampling));
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
              figures.rows_per_head);
@@ -212,18 +216,28 @@ int run_generate(GenerateFlags flags) {
   const std::int64_t predict =
       flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
 
+  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+
   for (const std::string& file : flags.files) {
     if (file != "-") check_readable(file);
   }
+  std::optional<ChatTemplate> chat;
+  if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
   const Device device = open_device(flags.model);
 
   const std::string text = context_text(flags.files);
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
-  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
+  const SamplingOptions sampling = sampling_options(flags.sampling, model.config().sampling);
+  if (follows_model(flags.sampling) && !model.config().sampling_warning.empty())
+    progress.note(warning_line(model.config().sampling_warning));
   const Tokenizer& tokenizer = model.tokenizer();
-  const Reading reading = read(tokenizer, text, flags.prompt);
+  const Reading reading =
+      chat ? read({*std::move(chat), tokenizer, flags.system, text}, flags.prompt)
+           : read(tokenizer, text, flags.prompt);
   const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
   check_rows(model.config().attention, given + predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
@@ -231,17 +245,11 @@ int run_generate(GenerateFlags flags) {
   model.check_reach(given + predict);  // now rather than when it gets there
   check_codes(device, model.config().attention, flags.retrieval,
               static_cast<std::int64_t>(reading.context.size()));
-  Prefilled prefilled = make_context(model, flags, reading.context, progress);
-  const Stopwatch indexing;
-  if (index != "exact") {  // an empty context has none yet
-    prefilled.context = prefilled.context->with_index(index, progress.callback("index"), device);
-  }
-  prefilled.context = with_tail(prefilled.context, tail_beside(flags.retrieval.tail, index),
-                                progress.callback("tail"), device);
-  prefilled.times.indexing += indexing.seconds();
-  progress.finish();
+  const Prefilled prefilled =
+      prefill(model, flags.retrieval, flags.prefill, reading.context, progress);
 
   Figures figures;
+  figures.sampling = sampling;
   figures.prompt_tokens = static_cast<std::int64_t>(reading.prompt.size());
   const AttentionShape& shape = model.config().attention;
   Session session(
@@ -261,7 +269,7 @@ int run_generate(GenerateFlags flags) {
     return !interrupted();
   };
   const GenerateResult result = model.generate(
-      session, reading.prompt, {predict, sampling_options(flags.sampling)}, on_token);
+      session, reading.prompt, {.max_tokens = predict, .sampling = sampling}, on_token);
   show(stream.finish() + "\n");
 
   const SessionStats& stats = session.stats();
@@ -300,6 +308,7 @@ Run add_generate(CLI::App& app) {
   CLI::App* command = add_command(app, "generate", generate_help);
   const auto flags = std::make_shared<GenerateFlags>();
   flags->prefill.mode = "dense";
+  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
   add_flags(*command, flags->model);
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->prefill);
@@ -308,6 +317,9 @@ Run add_generate(CLI::App& app) {
   command->add_option("-f,--file", flags->files, "a file, or - for standard input")
       ->expected(1)
       ->take_all();
+  command->add_flag("--chat", flags->chat);
+  command->add_option("--system", flags->system, "the text of a system message");
+  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
   command->add_flag("--profile", flags->profile);
   command->add_flag("--json", flags->json);
   return [flags] { return run_generate(*flags); };

@@ -10,6 +10,7 @@ and each step attends only the rows that an index finds.
 
   needle     hide facts in a long text and ask for them
   generate   continue a prompt, over files as context if you like
+  chat       a conversation over files, for models with a chat template
   info       what a model is and how much memory its contexts take
   fidelity   how near retrieval is to dense attention, over a text of your choice
   bench      time attention over generated rows, without a model
@@ -41,7 +42,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
-  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   -n, --predict N        answer's tokens at most [32; 64 for uuid]
@@ -62,9 +63,41 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
-  -p, --prompt TEXT      what to continue
+  -p, --prompt TEXT      what to continue; with --chat what to ask
   -f, --file FILE        text of the context; repeat for several, - is standard input
-  -n, --predict N        tokens to generate at most [128]
+  --chat                 files and prompt are a message in the model's chat template
+  --system TEXT          with --chat: a system message before it
+  -n, --predict N        tokens to generate at most [128]                        --seed N [42]
+  --temp X --top-k N --top-p X   sampling; --temp 0 is greedy [by generation_config.json, else 0]
+  --length N             tokens that LongRoPE, dynamic NTK turn keys for [all the model can]
+  --kv-index SPEC        codes, exact, hnsw:M=16, faiss:IVF1024,SQ8 [codes, k by dim]
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
+  --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
+  --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
+  --prefill HOW          dense, or window: time grows with the length, not its square [dense]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
+  --profile              where the time of a step went, layer by layer
+  --json                 one JSON object at the end instead of text as it comes
+examples:
+  topkv generate -m models/needle-14m -p "Once upon a time" -n 40
+  cat book.txt | topkv generate -m models/needle-14m -f - -p "The hero's name is" --prefill window
+)";
+
+const char* const chat_help =
+    R"(usage: topkv chat -m DIR [-f FILE]... [flags]                          [default] in brackets
+A conversation in the model's chat template: each line of standard input is a question, answers go
+to standard output. Files are read once, before the first question. Ctrl-C ends an answer, and at
+the prompt the program, as the end of input (Ctrl-D) does.
+  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  -f, --file FILE        text to talk about; repeat for several
+  --system TEXT          a system message before all
+  -n, --predict N        tokens of an answer at most [1024]
+  --room N               tokens of questions and answers together at most, beside the files [64K]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
   --kv-index SPEC        codes, exact, hnsw:M=16, faiss:IVF1024,SQ8 [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
@@ -75,11 +108,9 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
-  --profile              where the time of a step went, layer by layer
-  --json                 one JSON object at the end instead of text as it comes
 examples:
-  topkv generate -m models/needle-14m -p "Once upon a time" -n 40
-  cat book.txt | topkv generate -m models/needle-14m -f - -p "The hero's name is" --prefill window
+  topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt
+  printf 'Who is the hero?\nWhy?\n' | topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt
 )";
 
 const char* const info_help =
@@ -87,12 +118,12 @@ const char* const info_help =
 Tells a model's shape and the memory that its contexts take, and whether this machine has it. Checks
 that the configuration is one that topkv runs and that the weights are there in full.
   -m, --model DIR        model in Hugging Face layout; the same as DIR without it
-  --kv-dtype TYPE        of the rows: bf16, f16 or f32 [bf16]
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
+  --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
   --json                 print one JSON object
 examples:
   topkv info models/needle-14m
-  topkv info models/needle-14m --kv-dtype f32 --json
+  topkv info models/needle-14m --kv-dtype q8 --json
 )";
 
 const char* const fidelity_help =
@@ -115,11 +146,11 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   --kv-error X           with a tail: more rows, up to all, where the expected error is above X;
                          repeat to compare [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
-  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4, f16, f32; repeat to compare [bf16]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --seed N [42]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
-  --seed N [42]          --json   a JSON line per setting
-  --csv FILE             the same as CSV, without errors by layer
+  --json                 a JSON line per setting   --csv FILE   the same, without errors by layer
   --svg FILE             error and KL against the bytes read per token, as a picture
 examples:
   topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail mean --kv-tail codes

@@ -7,6 +7,7 @@ namespace topkv::cli {
 extern const char* const main_help;
 extern const char* const needle_help;
 extern const char* const generate_help;
+extern const char* const chat_help;
 extern const char* const info_help;
 extern const char* const bench_help;
 extern const char* const fidelity_help;

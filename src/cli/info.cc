@@ -48,13 +48,21 @@ std::int64_t parameters(const ModelConfig& config) {
   const std::int64_t hidden = config.hidden_size;
   std::int64_t layer = hidden * (q + 2 * kv) + q * hidden;  // q, k, v and output projections
   layer += 3 * hidden * config.intermediate_size;           // gate, up and down
-  layer += 2 * hidden;                                      // two norms
+  layer += 2 * hidden * (config.norm_inputs + config.norm_outputs);
   if (config.qkv_bias) layer += q + 2 * kv;
   if (config.o_bias) layer += hidden;
   if (config.mlp_bias) layer += 2 * config.intermediate_size + hidden;
-  if (config.qk_norm) layer += 2 * shape.head_dim;
+  if (config.qk_norm) layer += config.qk_norm_whole ? q + kv : 2 * shape.head_dim;
   const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
   return shape.layers * layer + embeddings + hidden;
+}
+
+std::string scaling_text(const RopeScaling& scaling) {
+  constexpr std::array<const char*, 6> names = {"",        "linear", "llama3",
+                                                "dynamic", "yarn",   "longrope"};
+  if (scaling.kind == RopeScaling::Kind::none) return {};
+  return fmt::format(" scaled by {} from {}", names[static_cast<std::size_t>(scaling.kind)],
+                     format_grouped(static_cast<std::int64_t>(scaling.original_max_position)));
 }
 
 bool has_weights(const std::filesystem::path& directory) {
@@ -70,7 +78,7 @@ std::int64_t weights_bytes(const std::filesystem::path& directory, WeightFormat 
 }
 
 // What the library itself says when asked to reserve them.
-Need need_of(const ModelConfig& config, DType dtype, std::int64_t tokens) {
+Need need_of(const ModelConfig& config, KvDType dtype, std::int64_t tokens) {
   Need need{tokens, config.kv_bytes_per_token(dtype) * tokens, true};
   try {
     ContextBuilder(config.attention, {.capacity = tokens, .dtype = dtype});
@@ -80,7 +88,7 @@ Need need_of(const ModelConfig& config, DType dtype, std::int64_t tokens) {
   return need;
 }
 
-void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
+void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
                 std::int64_t bytes) {
   Json json;
   json["model_type"] = config.model_type;
@@ -97,6 +105,10 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
   json["max_position"] = config.max_position;
   json["reach"] = config.reach();
   json["rope_theta"] = config.rope_theta;
+  json["rotary_dim"] = config.rotary_dim;
+  json["temperature"] = config.sampling.temperature;
+  json["top_k"] = config.sampling.top_k;
+  json["top_p"] = config.sampling.top_p;
   json["kv_dtype"] = flags.dtype;
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
   json["kv_index"] = IndexSpec::default_for(config.attention.head_dim).text();
@@ -109,7 +121,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, DType dtype,
   fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
-void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
+void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
                 std::int64_t bytes) {
   const AttentionShape& shape = config.attention;
   fmt::print("model       {}: {}, {} parameters, {}\n", printable(flags.directory),
@@ -121,8 +133,9 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
              config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
              shape.kv_heads, shape.head_dim);
-  fmt::print("positions   made for {}, RoPE theta {:g}\n", format_grouped(config.reach()),
-             config.rope_theta);
+  fmt::print("positions   made for {}, RoPE theta {:g}{}\n", format_grouped(config.reach()),
+             config.rope_theta, scaling_text(config.rope_scaling));
+  fmt::print("sampling    {} unless flags say otherwise\n", sampling_text(config.sampling));
   fmt::print("rows        {}, {} per token\n", flags.dtype,
              byte_text(config.kv_bytes_per_token(dtype)));
   fmt::print("index       {} unless --kv-index names another\n\n",
@@ -139,7 +152,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, DType dtype,
 int run_info(const InfoFlags& flags) {
   const ModelConfig config = ModelConfig::load(flags.directory);
   for (const std::string& warning : config.warnings) print_warning(warning);
-  const DType dtype = parse_dtype(flags.dtype);
+  const KvDType dtype = KvDType::parse(flags.dtype);
   const std::int64_t bytes = weights_bytes(flags.directory, parse_weight_format(flags.weights));
   if (flags.json) {
     print_json(config, flags, dtype, bytes);
@@ -156,7 +169,7 @@ Run add_info(CLI::App& app) {
   const auto flags = std::make_shared<InfoFlags>();
   command->add_option("-m,--model", flags->directory);
   command->add_option("DIR", flags->argument);
-  one_of(command->add_option("--kv-dtype", flags->dtype), {"bf16", "f16", "f32"});
+  one_of(command->add_option("--kv-dtype", flags->dtype), kv_dtypes);
   one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
   command->add_flag("--json", flags->json);
   return [flags] {

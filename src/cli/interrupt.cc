@@ -11,10 +11,11 @@ namespace topkv::cli {
 namespace {
 
 std::atomic<int> arrived = 0;
+std::atomic<bool> waits = false;
 static_assert(std::atomic<int>::is_always_lock_free);  // the handler may use it
 
 void on_signal(int signal) {
-  if (arrived.exchange(signal) != 0) ::_exit(128 + signal);
+  if (waits || arrived.exchange(signal) != 0) ::_exit(128 + signal);
 }
 
 void handle(int signal) {
@@ -50,6 +51,14 @@ bool interrupted() { return arrived != 0; }
 void stop_if_interrupted() {
   if (interrupted()) throw Interrupted();
 }
+
+void forget_interrupt() {
+  int was = SIGINT;
+  arrived.compare_exchange_strong(was, 0);
+}
+
+WaitsForPerson::WaitsForPerson() { waits = true; }
+WaitsForPerson::~WaitsForPerson() { waits = false; }
 
 int interrupted_status() { return 128 + arrived; }
 

@@ -27,6 +27,19 @@ bool interrupted();
 /// Throws Interrupted when one has arrived.
 void stop_if_interrupted();
 
+/// Forgets a Ctrl-C that has ended what it was to end. A request to end the program (SIGTERM)
+/// stays.
+void forget_interrupt();
+
+/// While it lives, one signal ends the program at once: it waits for a person.
+class WaitsForPerson {
+ public:
+  WaitsForPerson();
+  ~WaitsForPerson();
+  WaitsForPerson(const WaitsForPerson&) = delete;  // a scope
+  WaitsForPerson& operator=(const WaitsForPerson&) = delete;
+};
+
 /// The exit status of an interrupted program, as shells have it: 128 + the signal's number.
 int interrupted_status();
 

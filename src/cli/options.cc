@@ -93,7 +93,7 @@ void add_flags(CLI::App& command, PrefillFlags& flags) {
   one_of(command.add_option("--prefill", flags.mode), {"dense", "window"});
   command.add_option("--prefill-window", flags.window, a_count);
   command.add_option("--chunk", flags.chunk, "a number of tokens, or auto");
-  one_of(command.add_option("--kv-dtype", flags.dtype), {"bf16", "f16", "f32"});
+  one_of(command.add_option("--kv-dtype", flags.dtype), kv_dtypes);
   command.add_option("--mem", flags.memory, a_size);
 }
 
@@ -147,7 +147,7 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
   options.attention.window = parse_count("--prefill-window", flags.window);
   options.attention.sinks = parse_count("--kv-sinks", retrieval.sinks, 0);
   options.chunk = flags.chunk == "auto" ? 0 : parse_count("--chunk", flags.chunk);
-  options.kv_dtype = parse_dtype(flags.dtype);
+  options.kv_dtype = KvDType::parse(flags.dtype);
   options.memory_budget = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
   return options;
 }
@@ -162,9 +162,14 @@ Device open_device(const ModelFlags& flags) {
   }
 }
 
-SamplingOptions sampling_options(const SamplingFlags& flags) {
-  return {parse_real("--temp", flags.temperature, 0, 100), parse_count("--top-k", flags.top_k, 0),
-          parse_real("--top-p", flags.top_p, 0, 1, true), parse_seed("--seed", flags.seed)};
+SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own) {
+  SamplingOptions options = own;
+  if (!flags.temperature.empty())
+    options.temperature = parse_real("--temp", flags.temperature, 0, 100);
+  if (!flags.top_k.empty()) options.top_k = parse_count("--top-k", flags.top_k, 0);
+  if (!flags.top_p.empty()) options.top_p = parse_real("--top-p", flags.top_p, 0, 1, true);
+  options.seed = parse_seed("--seed", flags.seed);
+  return options;
 }
 
 void check_rows(const AttentionShape& shape, std::int64_t tokens, const PrefillOptions& options) {

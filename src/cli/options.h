@@ -42,6 +42,9 @@ struct RetrievalFlags {
   std::string dense_layers = "0";
 };
 
+/// What --kv-dtype may be: of keys and values, or of keys / of values.
+inline const std::vector<std::string> kv_dtypes = {"bf16", "q8", "q4", "q8/q4", "f16", "f32"};
+
 struct PrefillFlags {
   std::string mode;
   std::string window = "1024";
@@ -52,6 +55,7 @@ struct PrefillFlags {
 
 struct SamplingFlags {
   std::string predict;  ///< empty: the command's default
+  // Empty: the model's own.
   std::string temperature = "0";
   std::string top_p = "1";
   std::string top_k = "0";
@@ -71,7 +75,8 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
 std::optional<double> mass_of(const RetrievalFlags& flags);
 std::optional<double> error_of(const RetrievalFlags& flags);
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
-SamplingOptions sampling_options(const SamplingFlags& flags);
+/// own: the model's, for flags that are empty.
+SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own = {});
 
 /// Throws OutOfMemory when the rows of so many tokens, of context and session together, would not
 /// fit into --mem or the machine. Reserving is how the library tells; nothing is written.

@@ -152,6 +152,14 @@ std::string summary_table(const std::vector<Summary>& summaries, std::size_t wid
                       {.width = width, .keys = 2, .cut = {}});
 }
 
+std::string sampling_text(const SamplingOptions& sampling) {
+  if (sampling.temperature == 0) return "greedy";
+  std::string text = fmt::format("temperature {:g}", sampling.temperature);
+  if (sampling.top_k > 0) text += fmt::format(", top-k {}", sampling.top_k);
+  if (sampling.top_p < 1) text += fmt::format(", top-p {:g}", sampling.top_p);
+  return text;
+}
+
 std::string time_shares(const ForwardTimes& times) {
   const double total = times.total();
   if (!(total > 0)) return "not measured";

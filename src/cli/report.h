@@ -30,6 +30,9 @@ std::string answers_table(const std::vector<Cell>& cells, std::size_t width);
 
 std::string summary_table(const std::vector<Summary>& summaries, std::size_t width);
 
+/// "greedy", or "temperature 0.6, top-k 20, top-p 0.95".
+std::string sampling_text(const SamplingOptions& sampling);
+
 /// "matmul 61 %  attention 30 %  search 0 %  other 9 %".
 std::string time_shares(const ForwardTimes& times);
 

@@ -49,16 +49,16 @@ std::shared_ptr<const DeviceCodes> codes_on_host(const AttentionShape& shape,
 }  // namespace
 
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows) {
-  const auto size = [&](std::int64_t count) { return static_cast<std::size_t>(count * rows.dim); };
+  const auto size = [&](std::int64_t count) { return static_cast<std::size_t>(count * rows.dim()); };
   HeadCodes head;
   head.rows = rows;
-  if (rows.count == 0) return head;
+  if (rows.count() == 0) return head;
   head.keys = index.codes();
   head.key_bytes = index.coder().bytes();
   head.rare = index.rare();
   head.slots.resize(size(4 * head.key_bytes));
   head.middle.resize(size(1));
-  head.errors.resize(size(rows.dim));
+  head.errors.resize(size(rows.dim()));
   index.coder().linear(head.slots.data(), head.middle.data(), head.errors.data());
   if (tail == nullptr) return head;
   const ValueCoder& values = tail->coder();

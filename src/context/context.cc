@@ -15,7 +15,7 @@ Context::Context(AttentionShape shape, Segment segment)
 
 std::int64_t Context::tokens() const { return segment_->store->size(0); }
 
-DType Context::dtype() const { return segment_->store->dtype(); }
+KvDType Context::dtype() const { return segment_->store->dtype(); }
 
 ContextMemory Context::memory() const {
   ContextMemory memory;

@@ -18,9 +18,10 @@ struct ContextBuilder::State {
       : shape(std::move(s)), options(std::move(o)), device(where) {
     shape.check();
     visible = prefill_visibility(shape, options.attention);
-    if (device.is_cuda() && options.dtype != DType::bf16) {
-      throw InvalidArgument(fmt::format("a context on a CUDA device keeps its rows in bf16, not {}",
-                                        name_of(options.dtype)));
+    if (!device.compute()->takes_rows(options.dtype)) {
+      throw InvalidArgument(
+          fmt::format("a context on a CUDA device keeps its rows in bf16, q8 or q4, not {}",
+                      options.dtype.name()));
     }
     store = make_store(options.capacity);
   }

@@ -49,7 +49,7 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
         if (layer.heads.empty()) continue;
         KeyIndex& index = *layer.heads[head];
         const RowsView rows = segment.rows(i / shape.kv_heads, i % shape.kv_heads);
-        if (!built->shared) spec.kind().build(index, rows.keys(), encoder.get(), stop);
+        if (!built->shared) spec.kind().build(index, rows.keys, encoder.get(), stop);
         layer.tails[head] = spec.kind().make_tail(index, rows, encoder.get(), stop);
       }
     });

@@ -112,8 +112,8 @@ bool IndexGrowth::insert(std::int64_t at_least) {
       for (std::int64_t head = 0; head < std::ssize(heads); ++head) {
         KeyIndex* index = heads[static_cast<std::size_t>(head)].get();
         const RowsView rows = store_->rows(layer, head);
-        if (rows.count - index->size() < at_least) continue;
-        pieces.push_back({index, rows.part({index->size(), rows.count}).keys()});
+        if (rows.count() - index->size() < at_least) continue;
+        pieces.push_back({index, rows.part({index->size(), rows.count()}).keys});
       }
     }
   }

@@ -129,9 +129,8 @@ void Selector::score_candidates(const Groups& groups, std::int64_t first) {
     }
     if (positions_.empty()) continue;
     const RowsView rows = segments_[s].rows(groups.layer, groups.kv_head);
-    dot_gather(groups.queries + first * rows.dim, groups.heads, rows.dim, rows.key(0), rows.dtype,
-               rows.stride_bytes, positions_.data(), std::ssize(positions_), scores_.data() + at,
-               count);
+    dot_gather(groups.queries + first * rows.dim(), groups.heads, rows.keys, positions_.data(),
+               std::ssize(positions_), scores_.data() + at, count);
     at += std::ssize(positions_);
   }
   for (Candidate& candidate : candidates_) candidate.score = 0;

@@ -75,7 +75,7 @@ void Segment::search(const SegmentIndex* index, std::int64_t layer, std::int64_t
   }
   ExactIndex in_place;  // holds nothing but where the keys are
   in_place.build({});
-  in_place.add(rows(layer, kv_head).keys(), {});
+  in_place.add(rows(layer, kv_head).keys, {});
   in_place.search(queries, k, result);
 }
 

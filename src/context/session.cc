@@ -11,6 +11,7 @@
 #include "src/context/codes_on_device.h"
 #include "src/context/session_ahead.h"
 #include "src/context/session_state.h"
+#include "src/core/row_format.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -85,10 +86,13 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       step_times(static_cast<std::size_t>(shape.layers)),
       figures_before(static_cast<std::size_t>(shape.layers)),
       heads(static_cast<std::size_t>(shape.kv_heads), HeadStep(segments)) {
-  if (device.is_cuda() && context->dtype() != DType::bf16) {
-    throw InvalidArgument("a session on a CUDA device reads rows in bf16; the context holds " +
-                          std::string(name_of(context->dtype())) +
-                          ": prefill it with kv_dtype bf16");
+  own->use_channels(*segments[0].store);
+  seen.rows = context->dtype();
+  if (!device.compute()->takes_rows(context->dtype())) {
+    throw InvalidArgument(
+        "a session on a CUDA device reads rows in bf16, q8 and q4; the context "
+        "holds " +
+        context->dtype().name() + ": prefill it with kv_dtype bf16");
   }
   // With another tail, or when a group shares its rows, the host searches. For itself it does where
   // the index can have no tail: that takes no longer, and ranks rows by their keys.

@@ -261,7 +261,7 @@ void Session::State::attend_all(std::int64_t layer, const TokenQueries& queries,
         return step.numbers[static_cast<std::size_t>(i)] / shape.group();
       };
       const RowsView rows = context->rows(layer, head);
-      const RowSpan between{rows.part({std::min(window.sinks, rows.count), rows.count}),
+      const RowSpan between{rows.part({std::min(window.sinks, rows.count()), rows.count()}),
                             window.sinks};
       step.retrieved.reset(count, d);
       for (std::int64_t i = 0, same = 0; i < count; i += same) {

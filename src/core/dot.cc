@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/core/row_format.h"
+
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/core/dot.cc"
@@ -53,11 +55,10 @@ HWY_INLINE void store_sums(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Ve
 /// scores of `queries` (1 to 4) queries with four keys; scores[q * stride + 0..3].
 template <DType dtype, int queries>
 HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* const* keys,
-                         float* scores, std::int64_t stride) {
+                         const float* channels, float* scores, std::int64_t stride) {
   const Floats d;
   using V = hn::Vec<Floats>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  constexpr std::int64_t size = dtype == DType::f32 ? 4 : 2;
   V sums[queries][quad];
   // The pragmas matter: at -O2 GCC alone would keep the sums in memory, which is four times slower.
 #pragma GCC unroll 4
@@ -69,7 +70,7 @@ HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* 
   for (; i + lanes <= dim; i += lanes) {
     V key[quad];
 #pragma GCC unroll 4
-    for (int r = 0; r < quad; ++r) key[r] = load_float<dtype>(d, keys[r] + i * size);
+    for (int r = 0; r < quad; ++r) key[r] = load_at<dtype>(d, keys[r], i, channels);
 #pragma GCC unroll 4
     for (int q = 0; q < queries; ++q) {
       const V x = hn::LoadU(d, query + q * dim + i);
@@ -83,7 +84,7 @@ HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* 
   }
   for (; i < dim; ++i) {
     for (int r = 0; r < quad; ++r) {
-      const float key = load_float_1<dtype>(keys[r] + i * size);
+      const float key = load_at_1<dtype>(keys[r], i, channels);
       for (int q = 0; q < queries; ++q) scores[q * stride + r] += query[q * dim + i] * key;
     }
   }
@@ -91,20 +92,21 @@ HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* 
 
 template <DType dtype>
 HWY_INLINE void dot_quad_any(const float* queries, std::int64_t count, std::int64_t dim,
-                             const std::byte* const* keys, float* scores, std::int64_t stride) {
+                             const std::byte* const* keys, const float* channels, float* scores,
+                             std::int64_t stride) {
   std::int64_t q = 0;
   for (; q + 4 <= count; q += 4) {
-    dot_quad<dtype, 4>(queries + q * dim, dim, keys, scores + q * stride, stride);
+    dot_quad<dtype, 4>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
   }
   switch (count - q) {
     case 3:
-      dot_quad<dtype, 3>(queries + q * dim, dim, keys, scores + q * stride, stride);
+      dot_quad<dtype, 3>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
       break;
     case 2:
-      dot_quad<dtype, 2>(queries + q * dim, dim, keys, scores + q * stride, stride);
+      dot_quad<dtype, 2>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
       break;
     case 1:
-      dot_quad<dtype, 1>(queries + q * dim, dim, keys, scores + q * stride, stride);
+      dot_quad<dtype, 1>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
       break;
     default:
       break;
@@ -124,9 +126,11 @@ HWY_INLINE void prefetch(const std::byte* key, std::int64_t bytes) {
 
 /// key_of(r) gives the address of key r, for r below `known`.
 template <DType dtype, class KeyOf>
-void dot_many(const float* queries, std::int64_t query_count, std::int64_t dim, KeyOf key_of,
+void dot_many(const float* queries, std::int64_t query_count, const KeyView& all, KeyOf key_of,
               std::int64_t key_count, std::int64_t known, float* scores, std::int64_t stride) {
-  const std::int64_t key_bytes = dim * (dtype == DType::f32 ? 4 : 2);
+  const std::int64_t dim = all.dim;
+  const std::int64_t key_bytes = vector_bytes(dtype, dim);
+  const float* channels = channels_of(all);
   std::int64_t r = 0;
   for (; r + quad <= key_count; r += quad) {
     const std::byte* keys[quad];
@@ -134,76 +138,78 @@ void dot_many(const float* queries, std::int64_t query_count, std::int64_t dim, 
       keys[j] = key_of(r + j);
       if (r + j + ahead < known) prefetch(key_of(r + j + ahead), key_bytes);
     }
-    dot_quad_any<dtype>(queries, query_count, dim, keys, scores + r, stride);
+    dot_quad_any<dtype>(queries, query_count, dim, keys, channels, scores + r, stride);
   }
   if (r < key_count) {  // the last quad repeats its last key into a scratch row
     const std::byte* keys[quad];
     for (std::int64_t j = 0; j < quad; ++j) keys[j] = key_of(std::min(r + j, key_count - 1));
     for (std::int64_t q = 0; q < query_count; ++q) {
       float four[quad];
-      dot_quad<dtype, 1>(queries + q * dim, dim, keys, four, quad);
+      dot_quad<dtype, 1>(queries + q * dim, dim, keys, channels, four, quad);
       std::copy(four, four + (key_count - r), scores + q * stride + r);
     }
   }
 }
 
-void dot_block_any(const float* queries, std::int64_t query_count, std::int64_t dim,
-                   const std::byte* keys, DType dtype, std::int64_t key_stride_bytes,
-                   std::int64_t key_count, float* scores, std::int64_t stride) {
-  with_dtype(dtype, [&]<DType t>() {
+void dot_block_any(const float* queries, std::int64_t query_count, const KeyView& keys,
+                   float* scores, std::int64_t stride) {
+  with_stored(keys.dtype, [&]<DType t>() {
     dot_many<t>(
-        queries, query_count, dim, [=](std::int64_t r) { return keys + r * key_stride_bytes; },
-        key_count, key_count + ahead,  // the keys behind a block are likely to be asked for next
+        queries, query_count, keys, [&](std::int64_t r) { return keys.key(r); }, keys.count,
+        keys.count + ahead,  // the keys behind a block are likely to be asked for next
         scores, stride);
   });
 }
 
-void dot_gather_any(const float* queries, std::int64_t query_count, std::int64_t dim,
-                    const std::byte* keys, DType dtype, std::int64_t key_stride_bytes,
+void dot_gather_any(const float* queries, std::int64_t query_count, const KeyView& keys,
                     const std::int64_t* positions, std::int64_t key_count, float* scores,
                     std::int64_t stride) {
-  with_dtype(dtype, [&]<DType t>() {
+  with_stored(keys.dtype, [&]<DType t>() {
     dot_many<t>(
-        queries, query_count, dim,
-        [=](std::int64_t r) { return keys + positions[r] * key_stride_bytes; }, key_count,
-        key_count, scores, stride);
+        queries, query_count, keys, [&](std::int64_t r) { return keys.key(positions[r]); },
+        key_count, key_count, scores, stride);
   });
 }
 
-float dot_any(const float* query, const std::byte* key, DType dtype, std::int64_t dim) {
+float dot_any(const float* query, const KeyView& keys, std::int64_t position) {
   const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  return with_dtype(dtype, [&]<DType t>() {
-    constexpr std::int64_t size = t == DType::f32 ? 4 : 2;
+  const std::byte* key = keys.key(position);
+  const std::int64_t dim = keys.dim;
+  const float* channels = channels_of(keys);
+  return with_stored(keys.dtype, [&]<DType t>() {
     auto even = hn::Zero(d);
     auto odd = hn::Zero(d);
     std::int64_t i = 0;
     for (; i + 2 * lanes <= dim; i += 2 * lanes) {
-      even = hn::MulAdd(hn::LoadU(d, query + i), load_float<t>(d, key + i * size), even);
-      odd = hn::MulAdd(hn::LoadU(d, query + i + lanes), load_float<t>(d, key + (i + lanes) * size),
-                       odd);
+      even = hn::MulAdd(hn::LoadU(d, query + i), load_at<t>(d, key, i, channels), even);
+      odd =
+          hn::MulAdd(hn::LoadU(d, query + i + lanes), load_at<t>(d, key, i + lanes, channels), odd);
     }
     for (; i + lanes <= dim; i += lanes) {
-      even = hn::MulAdd(hn::LoadU(d, query + i), load_float<t>(d, key + i * size), even);
+      even = hn::MulAdd(hn::LoadU(d, query + i), load_at<t>(d, key, i, channels), even);
     }
     float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
-    for (; i < dim; ++i) sum += query[i] * load_float_1<t>(key + i * size);
+    for (; i < dim; ++i) sum += query[i] * load_at_1<t>(key, i, channels);
     return sum;
   });
 }
 
-float dot_stored_any(const std::byte* a, const std::byte* b, DType dtype, std::int64_t dim) {
+float dot_stored_any(const KeyView& keys, std::int64_t first, std::int64_t second) {
   const Floats d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  return with_dtype(dtype, [&]<DType t>() {
-    constexpr std::int64_t size = t == DType::f32 ? 4 : 2;
+  const std::byte* a = keys.key(first);
+  const std::byte* b = keys.key(second);
+  const std::int64_t dim = keys.dim;
+  const float* channels = channels_of(keys);
+  return with_stored(keys.dtype, [&]<DType t>() {
     auto total = hn::Zero(d);
     std::int64_t i = 0;
     for (; i + lanes <= dim; i += lanes) {
-      total = hn::MulAdd(load_float<t>(d, a + i * size), load_float<t>(d, b + i * size), total);
+      total = hn::MulAdd(load_at<t>(d, a, i, channels), load_at<t>(d, b, i, channels), total);
     }
     float sum = hn::GetLane(hn::SumOfLanes(d, total));
-    for (; i < dim; ++i) sum += load_float_1<t>(a + i * size) * load_float_1<t>(b + i * size);
+    for (; i < dim; ++i) sum += load_at_1<t>(a, i, channels) * load_at_1<t>(b, i, channels);
     return sum;
   });
 }
@@ -220,28 +226,24 @@ HWY_EXPORT(dot_gather_any);
 HWY_EXPORT(dot_any);
 HWY_EXPORT(dot_stored_any);
 
-float dot(const float* query, const std::byte* key, DType dtype, std::int64_t dim) {
-  return HWY_DYNAMIC_DISPATCH(dot_any)(query, key, dtype, dim);
+float dot(const float* query, const KeyView& keys, std::int64_t position) {
+  return HWY_DYNAMIC_DISPATCH(dot_any)(query, keys, position);
 }
 
-float dot_stored(const std::byte* a, const std::byte* b, DType dtype, std::int64_t dim) {
-  return HWY_DYNAMIC_DISPATCH(dot_stored_any)(a, b, dtype, dim);
+float dot_stored(const KeyView& keys, std::int64_t a, std::int64_t b) {
+  return HWY_DYNAMIC_DISPATCH(dot_stored_any)(keys, a, b);
 }
 
-void dot_block(const float* queries, std::int64_t query_count, std::int64_t dim,
-               const std::byte* keys, DType dtype, std::int64_t key_stride_bytes,
-               std::int64_t key_count, float* scores, std::int64_t scores_stride) {
-  HWY_DYNAMIC_DISPATCH(dot_block_any)
-  (queries, query_count, dim, keys, dtype, key_stride_bytes, key_count, scores, scores_stride);
+void dot_block(const float* queries, std::int64_t query_count, const KeyView& keys, float* scores,
+               std::int64_t scores_stride) {
+  HWY_DYNAMIC_DISPATCH(dot_block_any)(queries, query_count, keys, scores, scores_stride);
 }
 
-void dot_gather(const float* queries, std::int64_t query_count, std::int64_t dim,
-                const std::byte* keys, DType dtype, std::int64_t key_stride_bytes,
+void dot_gather(const float* queries, std::int64_t query_count, const KeyView& keys,
                 const std::int64_t* positions, std::int64_t key_count, float* scores,
                 std::int64_t scores_stride) {
   HWY_DYNAMIC_DISPATCH(dot_gather_any)
-  (queries, query_count, dim, keys, dtype, key_stride_bytes, positions, key_count, scores,
-   scores_stride);
+  (queries, query_count, keys, positions, key_count, scores, scores_stride);
 }
 
 }  // namespace topkv

@@ -3,29 +3,26 @@
 // (Highway). Products and sums are float32; a key element is widened exactly.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
-#include "topkv/types.h"
+#include "topkv/view.h"
 
 namespace topkv {
 
-/// Query · key, one of each.
-float dot(const float* query, const std::byte* key, DType dtype, std::int64_t dim);
+/// Query · key at a position.
+float dot(const float* query, const KeyView& keys, std::int64_t position);
 
-/// Key · key, both stored.
-float dot_stored(const std::byte* a, const std::byte* b, DType dtype, std::int64_t dim);
+/// Key · key, those at two positions.
+float dot_stored(const KeyView& keys, std::int64_t a, std::int64_t b);
 
-/// scores[q * scores_stride + r] = query q · key r, for consecutive keys.
+/// scores[q * scores_stride + r] = query q · key r, for all keys of the view.
 /// queries: [query_count, dim], contiguous. The result for a pair does not depend on what else is
 /// in the block.
-void dot_block(const float* queries, std::int64_t query_count, std::int64_t dim,
-               const std::byte* keys, DType dtype, std::int64_t key_stride_bytes,
-               std::int64_t key_count, float* scores, std::int64_t scores_stride);
+void dot_block(const float* queries, std::int64_t query_count, const KeyView& keys, float* scores,
+               std::int64_t scores_stride);
 
-/// The same for the keys at keys + positions[r] * key_stride_bytes.
-void dot_gather(const float* queries, std::int64_t query_count, std::int64_t dim,
-                const std::byte* keys, DType dtype, std::int64_t key_stride_bytes,
+/// The same for the keys at positions[r], r below key_count.
+void dot_gather(const float* queries, std::int64_t query_count, const KeyView& keys,
                 const std::int64_t* positions, std::int64_t key_count, float* scores,
                 std::int64_t scores_stride);
 

@@ -8,7 +8,20 @@
 
 namespace topkv {
 
+namespace {
+
+constexpr std::int64_t block = 32;  // elements of q8 and q4
+constexpr std::int64_t q8_block = 34;
+constexpr std::int64_t q4_block = 20;
+
+}  // namespace
+
 std::int64_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+
+std::int64_t vector_bytes(DType dtype, std::int64_t dim) {
+  if (!in_blocks(dtype)) return dim * bytes_of(dtype);
+  return (dim + block - 1) / block * (dtype == DType::q8 ? q8_block : q4_block);
+}
 
 std::string_view name_of(DType dtype) {
   switch (dtype) {
@@ -18,16 +31,31 @@ std::string_view name_of(DType dtype) {
       return "f16";
     case DType::bf16:
       return "bf16";
+    case DType::q8:
+      return "q8";
+    case DType::q4:
+      return "q4";
   }
   return "unknown";
 }
 
 DType parse_dtype(std::string_view name) {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::q8, DType::q4}) {
     if (name == name_of(dtype)) return dtype;
   }
   throw InvalidArgument(
-      fmt::format("unknown element type '{}'; known are f32, f16 and bf16", name));
+      fmt::format("unknown element type '{}'; known are f32, f16, bf16, q8 and q4", name));
+}
+
+std::string KvDType::name() const {
+  if (keys == values) return std::string(name_of(keys));
+  return fmt::format("{}/{}", name_of(keys), name_of(values));
+}
+
+KvDType KvDType::parse(std::string_view name) {
+  const std::size_t slash = name.find('/');
+  if (slash == std::string_view::npos) return parse_dtype(name);
+  return {parse_dtype(name.substr(0, slash)), parse_dtype(name.substr(slash + 1))};
 }
 
 float AttentionShape::softmax_scale() const {

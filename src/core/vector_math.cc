@@ -123,6 +123,47 @@ void silu_multiply_any(float* gate, const float* up, std::int64_t count) {
       [&](std::int64_t i) { gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i]; });
 }
 
+void gelu_multiply_any(float* gate, const float* up, std::int64_t count) {
+  constexpr float root = 0.7978845608028654F;  // sqrt(2 / pi)
+  constexpr float cubic = 0.044715F;
+  const Floats d;
+  const auto half = hn::Set(d, 0.5F);
+  each(
+      count,
+      [&](std::int64_t i) {
+        const auto g = hn::LoadU(d, gate + i);
+        const auto bent = hn::MulAdd(hn::Mul(hn::Set(d, cubic), g), hn::Mul(g, g), g);
+        const auto tanh = hn::Tanh(d, hn::Mul(hn::Set(d, root), bent));
+        const auto halved = hn::Mul(half, g);
+        hn::StoreU(hn::Mul(hn::MulAdd(halved, tanh, halved), hn::LoadU(d, up + i)), d, gate + i);
+      },
+      [&](std::int64_t i) {
+        const float g = gate[i];
+        gate[i] = 0.5F * g * (1.0F + std::tanh(root * (g + cubic * g * g * g))) * up[i];
+      });
+}
+
+void rotate_pairs_any(float* head, std::int64_t head_dim, const float* cos, const float* sin) {
+  const Floats d;
+  each(
+      head_dim / 2,
+      [&](std::int64_t i) {
+        const auto c = hn::LoadU(d, cos + i);
+        const auto s = hn::LoadU(d, sin + i);
+        auto x1 = hn::Zero(d);
+        auto x2 = hn::Zero(d);
+        hn::LoadInterleaved2(d, head + 2 * i, x1, x2);
+        hn::StoreInterleaved2(hn::Sub(hn::Mul(x1, c), hn::Mul(x2, s)),
+                              hn::MulAdd(x1, s, hn::Mul(x2, c)), d, head + 2 * i);
+      },
+      [&](std::int64_t i) {
+        const float x1 = head[2 * i];
+        const float x2 = head[2 * i + 1];
+        head[2 * i] = x1 * cos[i] - x2 * sin[i];
+        head[2 * i + 1] = x2 * cos[i] + x1 * sin[i];
+      });
+}
+
 void rotate_half_any(float* head, std::int64_t head_dim, const float* cos, const float* sin) {
   const Floats d;
   const std::int64_t half = head_dim / 2;
@@ -158,6 +199,8 @@ HWY_EXPORT(scale_by_any);
 HWY_EXPORT(add_scaled_any);
 HWY_EXPORT(rms_norm_any);
 HWY_EXPORT(silu_multiply_any);
+HWY_EXPORT(gelu_multiply_any);
+HWY_EXPORT(rotate_pairs_any);
 HWY_EXPORT(rotate_half_any);
 
 float max_of(const float* x, std::int64_t count) {
@@ -184,6 +227,14 @@ void add_to(float* out, const float* x, std::int64_t count) { add_scaled(out, 1.
 
 void rms_norm(const float* x, const float* weight, std::int64_t count, float epsilon, float* out) {
   HWY_DYNAMIC_DISPATCH(rms_norm_any)(x, weight, count, epsilon, out);
+}
+
+void gelu_multiply(float* gate, const float* up, std::int64_t count) {
+  HWY_DYNAMIC_DISPATCH(gelu_multiply_any)(gate, up, count);
+}
+
+void rotate_pairs(float* head, std::int64_t head_dim, const float* cos, const float* sin) {
+  HWY_DYNAMIC_DISPATCH(rotate_pairs_any)(head, head_dim, cos, sin);
 }
 
 void silu_multiply(float* gate, const float* up, std::int64_t count) {

@@ -32,9 +32,16 @@ void rms_norm(const float* x, const float* weight, std::int64_t count, float eps
 /// gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i] (the gate of a SwiGLU MLP).
 void silu_multiply(float* gate, const float* up, std::int64_t count);
 
+/// gate[i] = 0.5 gate[i] (1 + tanh(sqrt(2/pi) (gate[i] + 0.044715 gate[i]^3))) * up[i] (the gate of
+/// a GeGLU MLP, with the tanh form of GELU).
+void gelu_multiply(float* gate, const float* up, std::int64_t count);
+
 /// Rotates the halves of one head: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), where x1 is the
 /// first half of the head and x2 the second (the layout of Hugging Face checkpoints).
 /// cos, sin: [head_dim / 2].
 void rotate_half(float* head, std::int64_t head_dim, const float* cos, const float* sin);
+
+/// The same for elements that lie beside each other: x1 is element 2i, x2 element 2i + 1.
+void rotate_pairs(float* head, std::int64_t head_dim, const float* cos, const float* sin);
 
 }  // namespace topkv

@@ -1,5 +1,7 @@
 #include "src/core/weighted_sum.h"
 
+#include "src/core/row_format.h"
+
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/core/weighted_sum.cc"
@@ -16,25 +18,25 @@ using Floats = hn::ScalableTag<float>;
 /// `vectors` vectors of elements from i on, of `sums` sums from `first` on: these stay in registers
 /// while the stored vectors pass by.
 template <DType dtype, int sums, int vectors>
-HWY_INLINE void add_block(const WeightedVectors& of, std::int64_t first, std::int64_t i,
-                          float* all) {
+HWY_INLINE void add_block(const WeightedVectors& of, const float* channels, std::int64_t first,
+                          std::int64_t i, float* all) {
   const Floats d;
   using V = hn::Vec<Floats>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  constexpr std::int64_t size = dtype == DType::f32 ? 4 : 2;
+  const std::int64_t dim = of.stored.dim;
   const float* weights = of.weights + first * of.weights_stride;
-  float* out = all + first * of.dim + i;
+  float* out = all + first * dim + i;
   V total[sums][vectors];
 #pragma GCC unroll 4
   for (int s = 0; s < sums; ++s) {
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) total[s][v] = hn::LoadU(d, out + s * of.dim + v * lanes);
+    for (int v = 0; v < vectors; ++v) total[s][v] = hn::LoadU(d, out + s * dim + v * lanes);
   }
   for (std::int64_t r = 0; r < of.count; ++r) {
-    const std::byte* from = of.stored + of.positions[r] * of.stride_bytes + i * size;
+    const std::byte* from = of.stored.key(of.positions[r]);
     V x[vectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) x[v] = load_float<dtype>(d, from + v * lanes * size);
+    for (int v = 0; v < vectors; ++v) x[v] = load_at<dtype>(d, from, i + v * lanes, channels);
 #pragma GCC unroll 4
     for (int s = 0; s < sums; ++s) {
       const V weight = hn::Set(d, weights[s * of.weights_stride + r]);
@@ -45,35 +47,38 @@ HWY_INLINE void add_block(const WeightedVectors& of, std::int64_t first, std::in
 #pragma GCC unroll 4
   for (int s = 0; s < sums; ++s) {
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) hn::StoreU(total[s][v], d, out + s * of.dim + v * lanes);
+    for (int v = 0; v < vectors; ++v) hn::StoreU(total[s][v], d, out + s * dim + v * lanes);
   }
 }
 
 template <DType dtype, int sums>
-HWY_INLINE void add_sums(const WeightedVectors& of, std::int64_t first, float* all) {
+HWY_INLINE void add_sums(const WeightedVectors& of, const float* channels, std::int64_t first,
+                         float* all) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(Floats()));
-  constexpr std::int64_t size = dtype == DType::f32 ? 4 : 2;
+  const std::int64_t dim = of.stored.dim;
   std::int64_t i = 0;
-  for (; i + 2 * lanes <= of.dim; i += 2 * lanes) add_block<dtype, sums, 2>(of, first, i, all);
-  for (; i + lanes <= of.dim; i += lanes) add_block<dtype, sums, 1>(of, first, i, all);
-  for (; i < of.dim; ++i) {
+  for (; i + 2 * lanes <= dim; i += 2 * lanes)
+    add_block<dtype, sums, 2>(of, channels, first, i, all);
+  for (; i + lanes <= dim; i += lanes) add_block<dtype, sums, 1>(of, channels, first, i, all);
+  for (; i < dim; ++i) {
     for (int s = 0; s < sums; ++s) {
-      float& out = all[(first + s) * of.dim + i];
+      float& out = all[(first + s) * dim + i];
       for (std::int64_t r = 0; r < of.count; ++r) {
         out += of.weights[(first + s) * of.weights_stride + r] *
-               load_float_1<dtype>(of.stored + of.positions[r] * of.stride_bytes + i * size);
+               load_at_1<dtype>(of.stored.key(of.positions[r]), i, channels);
       }
     }
   }
 }
 
 void add_weighted_any(const WeightedVectors& of, float* out) {
-  with_dtype(of.dtype, [&]<DType t>() {
+  const float* channels = channels_of(of.stored);
+  with_stored(of.stored.dtype, [&]<DType t>() {
     std::int64_t s = 0;
-    for (; s + 4 <= of.sums; s += 4) add_sums<t, 4>(of, s, out);
-    if (of.sums - s == 3) add_sums<t, 3>(of, s, out);
-    if (of.sums - s == 2) add_sums<t, 2>(of, s, out);
-    if (of.sums - s == 1) add_sums<t, 1>(of, s, out);
+    for (; s + 4 <= of.sums; s += 4) add_sums<t, 4>(of, channels, s, out);
+    if (of.sums - s == 3) add_sums<t, 3>(of, channels, s, out);
+    if (of.sums - s == 2) add_sums<t, 2>(of, channels, s, out);
+    if (of.sums - s == 1) add_sums<t, 1>(of, channels, s, out);
   });
 }
 

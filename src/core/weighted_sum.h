@@ -1,19 +1,15 @@
 // Weighted sums of stored vectors: what attention does with values.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
-#include "topkv/types.h"
+#include "topkv/view.h"
 
 namespace topkv {
 
 /// Some of the stored vectors, and what each weighs in each sum.
 struct WeightedVectors {
-  const std::byte* stored;  ///< vector p begins at stored + p * stride_bytes
-  DType dtype;
-  std::int64_t stride_bytes;
-  std::int64_t dim;
+  const KeyView& stored;
   const std::int64_t* positions;  ///< [count]
   std::int64_t count;
   const float* weights;  ///< [sums], weights_stride apart, of [count]
@@ -22,7 +18,7 @@ struct WeightedVectors {
 };
 
 /// out[s, i] += Σ_r weights[s, r] * element i of vector positions[r], in the order of r, in
-/// float32. out: [sums, dim]. SIMD, chosen at run time.
+/// float32. out: [sums, stored.dim]. SIMD, chosen at run time.
 void add_weighted(const WeightedVectors& vectors, float* out);
 
 }  // namespace topkv

@@ -3,7 +3,7 @@
 //
 // Layout: activations are float32, row-major [tokens, features], in the device's memory. What a
 // matrix product reads is an *operand*: the same values in the device's operand type (float32 on
-// the host, bf16 on CUDA), which rms_norm, silu_multiply and to_operand write.
+// the host, bf16 on CUDA), which rms_norm, the gates and to_operand write.
 // Order: operations happen as if in the order of the calls; on CUDA they are only begun when a call
 // returns, and copy_out waits for all before it.
 // Threads: one thread at a time per device on CUDA (callers hold `lock`); the host's operations are
@@ -31,10 +31,13 @@
 
 namespace topkv {
 
-/// cos and sin of the rotary angles of consecutive positions: [tokens, head_dim / 2].
+/// cos and sin of the rotary angles of consecutive positions: [tokens, rotary_dim / 2]; and which
+/// elements of a head they turn.
 struct RopeAngles {
   const float* cos = nullptr;
   const float* sin = nullptr;
+  std::int64_t rotary_dim = 0;  ///< the first so many elements, an even number; 0: the whole head
+  bool interleaved = false;     ///< pairs (2i, 2i + 1), not (i, i + rotary_dim / 2)
 };
 
 /// Memory of a device, given back when it goes. At least 256-byte aligned; not initialised.
@@ -145,7 +148,12 @@ class ComputeDevice {
   virtual void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
                         float epsilon, std::byte* out) = 0;
 
-  /// RMSNorm in place, in float32: q/k-norm over the heads' width.
+  /// x[row] += RMSNorm of from[row] over width, in float32: what a layer's part gives, normalised
+  /// before it is added.
+  virtual void add_norm(const float* from, const float* weight, std::int64_t rows,
+                        std::int64_t width, float epsilon, float* x) = 0;
+
+  /// RMSNorm in place, in float32: q/k-norm over the heads' width or a token's.
   virtual void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
                          float* x) = 0;
 
@@ -157,11 +165,22 @@ class ComputeDevice {
   virtual void silu_multiply(const float* gate, const float* up, std::int64_t count,
                              std::byte* out) = 0;
 
+  /// out = gelu(gate) * up with the tanh form of GELU (Hendrycks & Gimpel 2016, section 2), as an
+  /// operand.
+  virtual void gelu_multiply(const float* gate, const float* up, std::int64_t count,
+                             std::byte* out) = 0;
+
+  /// x *= factor.
+  virtual void scale(float factor, std::int64_t count, float* x) = 0;
+
   /// out = x as an operand.
   virtual void to_operand(const float* x, std::int64_t count, std::byte* out) = 0;
 
   /// Index of the largest of `count` logits; of equal ones the first. Waits for it.
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
+
+  /// Whether contexts and sessions may keep rows so.
+  virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
 
   /// Attention of a prefill into the store, which outlives what is made.
   /// REQUIRES: the store has as many rows in every layer, and room for the whole prefill. Throws
@@ -172,7 +191,7 @@ class ComputeDevice {
 
   /// Device memory that it takes.
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
-                                               const PrefillVisibility& visible,
+                                               const PrefillVisibility& visible, KvDType rows,
                                                std::int64_t chunk) const = 0;
 
   /// What codes vectors of so many elements that lie in page-locked memory; null: nothing, it is

@@ -23,6 +23,7 @@ inline constexpr std::int64_t most_step_tokens = 256;
 /// What a session attends, layer by layer.
 struct SessionShape {
   AttentionShape attention;
+  KvDType rows = {};
   std::int64_t window = 1024;
   std::int64_t sinks = 4;
   std::int64_t dense_layers = 0;

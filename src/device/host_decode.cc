@@ -77,7 +77,7 @@ class HostDecode final : public DecodeBackend {
   }
 
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
-    if (rows[0].rows.count == 0) return;
+    if (rows[0].rows.count() == 0) return;
     reach_fault("session.window");
     part_.reset(queries_.tokens * shape_.attention.q_heads, shape_.attention.head_dim);
     attend_tokens(shape_.attention, queries_, shape_.exact(layer), rows.data(), part_.view());
@@ -154,7 +154,7 @@ class HostDecode final : public DecodeBackend {
         // Those that want the same, together.
         for (std::size_t first = 0; first < parts.size();) {
           const auto wanted = [&](const ScanOf& part) {
-            return listed_per_row * std::min(part.scan.rows, of.rows.count);
+            return listed_per_row * std::min(part.scan.rows, of.rows.count());
           };
           pass.wanted = wanted(parts[first]);
           const auto tail = [&](const ScanOf& part) { return part.scan.tail ? of.tail : nullptr; };

@@ -81,6 +81,19 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
+  void add_norm(const float* from, const float* weight, std::int64_t rows, std::int64_t width,
+                float epsilon, float* x) override {
+    parallel_for(rows, std::max<std::int64_t>(1, element_grain / width),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   thread_local std::vector<float> normed;
+                   normed.resize(static_cast<std::size_t>(width));
+                   for (std::int64_t row = begin; row < end; ++row) {
+                     topkv::rms_norm(from + row * width, weight, width, epsilon, normed.data());
+                     add_to(x + row * width, normed.data(), width);
+                   }
+                 });
+  }
+
   void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
                  float* x) override {
     each_row(rows, width, [&](std::int64_t row) {
@@ -90,10 +103,12 @@ class HostDevice final : public ComputeDevice {
 
   void rope(const RopeAngles& angles, std::int64_t tokens, std::int64_t heads,
             std::int64_t head_dim, float* x) override {
+    const std::int64_t turned = angles.rotary_dim > 0 ? angles.rotary_dim : head_dim;
+    const auto rotate = angles.interleaved ? rotate_pairs : rotate_half;
     each_row(tokens, heads * head_dim, [&](std::int64_t token) {
       for (std::int64_t head = 0; head < heads; ++head) {
-        rotate_half(x + (token * heads + head) * head_dim, head_dim,
-                    angles.cos + token * head_dim / 2, angles.sin + token * head_dim / 2);
+        rotate(x + (token * heads + head) * head_dim, turned, angles.cos + token * turned / 2,
+               angles.sin + token * turned / 2);
       }
     });
   }
@@ -105,6 +120,16 @@ class HostDevice final : public ComputeDevice {
       topkv::silu_multiply(floats(out) + begin, up + begin, end - begin);
     });
   }
+
+  void gelu_multiply(const float* gate, const float* up, std::int64_t count,
+                     std::byte* out) override {
+    parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
+      std::copy(gate + begin, gate + end, floats(out) + begin);
+      topkv::gelu_multiply(floats(out) + begin, up + begin, end - begin);
+    });
+  }
+
+  void scale(float factor, std::int64_t count, float* x) override { scale_by(x, count, factor); }
 
   void to_operand(const float* x, std::int64_t count, std::byte* out) override {
     std::copy(x, x + count, floats(out));
@@ -121,7 +146,7 @@ class HostDevice final : public ComputeDevice {
     return make_host_prefill(shape, visible, store);
   }
   std::int64_t prefill_attention_bytes(const AttentionShape& /*shape*/,
-                                       const PrefillVisibility& /*visible*/,
+                                       const PrefillVisibility& /*visible*/, KvDType /*rows*/,
                                        std::int64_t /*chunk*/) const override {
     return 0;
   }
@@ -174,8 +199,10 @@ class HostDevice final : public ComputeDevice {
           if (weight.packed()) {
             packed_dot(weight, begin, n, inputs, tokens, scores.data(), n);
           } else {
-            dot_block(x, tokens, weight.in_features, weight.data + begin * weight.row_bytes(),
-                      weight.dtype, weight.row_bytes(), n, scores.data(), n);
+            dot_block(x, tokens,
+                      {weight.data + begin * weight.row_bytes(), weight.dtype, n,
+                       weight.in_features, weight.row_bytes()},
+                      scores.data(), n);
           }
           for (std::int64_t t = 0; t < tokens; ++t) {
             float* to = out + t * weight.out_features + begin;

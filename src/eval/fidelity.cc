@@ -107,7 +107,7 @@ class Comparison {
     dense_predicted_ += std::ssize(probe) - 1;
     for (std::size_t s = 0; s < settings_.size(); ++s) {
       before_run();
-      Session session(context_, options_of(s, probe), model_.device());
+      Session session(settings_[s].context, options_of(s, probe), model_.device());
       const std::vector<float> logits = model_.logits(session, probe);
       score(probe, logits, sums_[s].log_likelihood);
       compare(dense, logits, sums_[s]);
@@ -151,11 +151,12 @@ class Comparison {
     for (std::size_t s = 0; s < settings_.size(); ++s) {
       RetrievalOptions options = options_of(s, probe);
       options.measure_recall = options.index != "exact";
-      Compared compared{Session(context_, options, model_.device()), {}};
+      Compared compared{Session(settings_[s].context, options, model_.device()), {}};
       if (compared.with.options().tail != "none") {
         options.measure_recall = false;
         options.tail = "none";
-        if (!has_rule(options)) compared.rows.emplace(context_, options, model_.device());
+        if (!has_rule(options))
+          compared.rows.emplace(settings_[s].context, options, model_.device());
       }
       sessions.push_back(std::move(compared));
     }
@@ -286,36 +287,39 @@ class Comparison {
   }
 
   /// Of an index in a layer, without a tail.
-  std::int64_t index_bytes(const std::string& spec, std::int64_t layer) const {
+  std::int64_t index_bytes(const Context& context, const std::string& spec,
+                           std::int64_t layer) const {
     std::int64_t bytes = 0;
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      bytes += context_->index(spec, layer, head).memory();
+      bytes += context.index(spec, layer, head).memory();
     }
     return bytes;
   }
 
   /// Those of them that are the tail's as well.
-  std::int64_t shared_bytes(const RetrievalOptions& options, std::int64_t layer) const {
+  std::int64_t shared_bytes(const Fidelity& of, std::int64_t layer) const {
+    const RetrievalOptions& options = of.options;
     if (options.tail == "none" ||
-        &context_->index(options.index, layer, 0) != &context_->index(options.tail, layer, 0)) {
+        &of.context->index(options.index, layer, 0) != &of.context->index(options.tail, layer, 0)) {
       return 0;
     }
-    return index_bytes(options.index, layer);
+    return index_bytes(*of.context, options.index, layer);
   }
 
   /// rows: per token, over all layers and query heads.
   void count_bytes(Fidelity& of, double rows) const {
-    const std::int64_t half = shape_.head_dim * bytes_of(context_->dtype());
+    const Context& context = *of.context;
+    const std::int64_t row = context.dtype().row_bytes(shape_.head_dim);
     const std::string& index = of.options.index;
     const std::string& tail = of.options.tail;
-    of.bytes_held_host = context_->memory().rows_bytes + context_->index_bytes(index);
-    if (tail != "none" && tail != index) of.bytes_held_host += context_->index_bytes(tail);
-    std::int64_t read = static_cast<std::int64_t>(rows * 2 * static_cast<double>(half));
+    of.bytes_held_host = context.memory().rows_bytes + context.index_bytes(index);
+    if (tail != "none" && tail != index) of.bytes_held_host += context.index_bytes(tail);
+    std::int64_t read = static_cast<std::int64_t>(rows * static_cast<double>(row));
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      const std::int64_t all = shape_.kv_heads * context_->tokens() * half;
-      if (layer < of.options.dense_layers && shape_.window_of(layer) == 0) read += 2 * all;
+      const std::int64_t all = shape_.kv_heads * context.tokens() * row;
+      if (layer < of.options.dense_layers && shape_.window_of(layer) == 0) read += all;
       if (shape_.window_of(layer) > 0) continue;
-      const std::int64_t both = shared_bytes(of.options, layer);
+      const std::int64_t both = shared_bytes(of, layer);
       if (tail != index) of.bytes_held_host -= both;
       if (layer < of.options.dense_layers) continue;
       if (index == "exact") {
@@ -323,10 +327,10 @@ class Comparison {
       } else if (!index.starts_with("codes")) {
         return;  // a graph or lists: how much is not known
       } else {
-        read += index_bytes(index, layer) - both;
+        read += index_bytes(context, index, layer) - both;
       }
     }
-    if (tail != "none") read += context_->index_bytes(tail);
+    if (tail != "none") read += context.index_bytes(tail);
     if (!has_rule(of.options)) of.bytes_read = read;  // how often is not known
   }
 
@@ -345,7 +349,9 @@ FidelityReport measure_fidelity(const Model& model, const std::shared_ptr<const 
                                 std::span<const Probe> probes, std::vector<Fidelity> settings,
                                 const ProgressFn& progress) {
   for (Fidelity& setting : settings) {
-    setting.options = Session(context, setting.options, model.device()).options();
+    if (!setting.context) setting.context = context;
+    setting.kv_dtype = setting.context->dtype();
+    setting.options = Session(setting.context, setting.options, model.device()).options();
   }
   Comparison comparison(model, context, std::move(settings));
   const std::int64_t total = std::ssize(probes);

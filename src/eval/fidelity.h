@@ -14,10 +14,14 @@
 
 namespace topkv {
 
-/// What is measured of one choice of options. Distances are from dense attention over the same
-/// context.
+/// What is measured of one choice of options. Distances are from dense attention over the context
+/// that measure_fidelity is given.
 struct Fidelity {
   RetrievalOptions options = {};
+  /// Whose rows it reads: of the same tokens, stored otherwise; null: the same. It has all indices
+  /// that the options name.
+  std::shared_ptr<const Context> context = {};
+  KvDType kv_dtype = {};                 ///< of these rows
   std::string k = {};                    ///< as given
   std::vector<double> layer_error = {};  ///< per layer, mean of |out - dense| / |dense| over tokens
   double error_mean = 0;                 ///< over tokens and layers that retrieve
@@ -53,7 +57,7 @@ using Probe = std::vector<Token>;
 
 /// Compares options with dense attention: each probe is run once with dense attention, where every
 /// layer's queries are also attended with each of the options, and once with each of the options
-/// through the whole network. The context has all indices that the options name. Progress is told
+/// through the whole network. Progress is told
 /// before each of these runs.
 FidelityReport measure_fidelity(const Model& model, const std::shared_ptr<const Context>& context,
                                 std::span<const Probe> probes, std::vector<Fidelity> settings,

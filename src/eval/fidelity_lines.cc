@@ -20,6 +20,11 @@ std::string field(const Json& value) {
 
 Json or_null(const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); }
 
+/// How rows are stored, where that is not what most expect.
+std::string rows_text(const Fidelity& setting) {
+  return setting.kv_dtype == DType::bf16 ? "" : setting.kv_dtype.name();
+}
+
 }  // namespace
 
 std::string rule_text(const RetrievalOptions& options) {
@@ -31,8 +36,9 @@ std::string rule_text(const RetrievalOptions& options) {
 
 std::string setting_text(const Fidelity& setting) {
   const std::string rule = rule_text(setting.options);
-  return fmt::format("{}, top {}, tail {}{}{}", setting.options.index, setting.k,
-                     setting.options.tail, rule.empty() ? "" : ", ", rule);
+  return fmt::format("{}, top {}, tail {}{}{}{}", setting.options.index, setting.k,
+                     setting.options.tail, rule.empty() ? "" : ", ", rule,
+                     rows_text(setting).empty() ? "" : ", rows " + rows_text(setting));
 }
 
 std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun& run) {
@@ -49,6 +55,7 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["kv_window"] = setting.options.window;
     json["kv_sinks"] = setting.options.sinks;
     json["kv_dense_layers"] = setting.options.dense_layers;
+    json["kv_dtype"] = setting.kv_dtype.name();
     json["context_tokens"] = run.context_tokens;
     json["haystack"] = run.haystack;
     json["prefill"] = run.prefill;

@@ -20,10 +20,10 @@ using Json = nlohmann::json;
 using Keys = std::span<const std::string_view>;
 
 bool contains(Keys keys, std::string_view key) {
-  return std::find(keys.begin(), keys.end(), key) != keys.end();
+  return !key.empty() && std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
-// Read for every family.
+// Read for every family; Family::own_keys are read for one.
 constexpr std::string_view read_keys[] = {"model_type",
                                           "vocab_size",
                                           "hidden_size",
@@ -44,19 +44,6 @@ constexpr std::string_view read_keys[] = {"model_type",
                                           "eos_token_id",
                                           "original_max_position_embeddings"};
 
-// Read for some. Elsewhere transformers' networks do not look at them.
-struct FamilyKeys {
-  std::string_view family;
-  std::array<std::string_view, 5> keys;
-};
-constexpr FamilyKeys family_keys[] = {
-    {"llama", {"attention_bias", "mlp_bias"}},
-    {"mistral", {"sliding_window"}},
-    {"qwen2", {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}},
-    {"qwen3",
-     {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
-      "attention_bias"}}};
-
 // Whatever their value, they change no logit of these families: training, other tasks, how to run
 // or to generate, notes of those who wrote the file. Keys that begin with _ are such notes too.
 constexpr std::string_view harmless_keys[] = {
@@ -64,7 +51,7 @@ constexpr std::string_view harmless_keys[] = {
     "transformers_version", "dtype", "torch_dtype", "use_bfloat16", "torchscript", "name_or_path",
     "tokenizer_class", "transformers.js_config", "unsloth_fixed", "unsloth_version",
     "is_llama_config", "initializer_range", "initializer_factor", "pretraining_tp",
-    "tf_legacy_loss",
+    "cache_implementation", "tf_legacy_loss",
     // training
     "attention_dropout", "attn_dropout", "attn_pdrop", "attention_probs_dropout_prob",
     "hidden_dropout", "hidden_dropout_prob", "resid_dropout", "resid_pdrop", "residual_dropout",
@@ -101,7 +88,7 @@ struct OtherNetwork {
 };
 constexpr std::string_view full_precision = "F32, F16 and BF16 weights";
 constexpr std::string_view dense = "dense models";
-constexpr std::string_view plain_rope = "RoPE over the whole head, its halves turned as pairs";
+constexpr std::string_view plain_rope = "RoPE as this family of models has it";
 constexpr std::string_view unscaled = "networks that scale nothing besides attention by 1/sqrt(d)";
 constexpr std::string_view uncapped = "scores and logits without a cap";
 constexpr std::string_view all_positions = "layers that attend all positions or a sliding window";
@@ -139,6 +126,10 @@ constexpr OtherNetwork other_networks[] = {
     {"attention_chunk_size", all_positions},
     {"no_rope_layers", all_positions},
     {"no_rope_layer_interval", all_positions},
+    {"full_attn_mod", all_positions, 1},
+    {"interpolate_factor", unscaled, 1},
+    {"lm_head_bias", "output layers without biases"},
+    {"use_bidirectional_attention", "attention to a token itself and to earlier ones"},
     {"use_parallel_residual", "attention and MLP one behind the other"},
     {"parallel_attn", "attention and MLP one behind the other"},
     {"is_encoder_decoder", "decoders"},
@@ -153,30 +144,28 @@ bool says_nothing(const Json& value) {
 }
 
 /// ["LlamaForCausalLM"], or the network without its output layer.
-bool is_own_architecture(const Json& value, std::string_view model_type) {
+bool is_own_architecture(const Json& value, const Family& family) {
+  const std::string_view class_name = family.class_name.empty() ? family.name : family.class_name;
   return value.is_array() && std::all_of(value.begin(), value.end(), [&](const Json& item) {
            if (!item.is_string()) return false;
            std::string name = item.get<std::string>();  // old files have "LLaMAForCausalLM"
            std::transform(name.begin(), name.end(), name.begin(), [](char c) {
              return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
            });
-           if (!name.starts_with(model_type)) return false;
-           name.erase(0, model_type.size());
+           if (!name.starts_with(class_name)) return false;
+           name.erase(0, class_name.size());
            return name == "forcausallm" || name == "model";
          });
 }
 
-bool is_read(std::string_view key, std::string_view model_type) {
-  if (contains(read_keys, key)) return true;
-  const auto* family = std::find_if(std::begin(family_keys), std::end(family_keys),
-                                    [&](const FamilyKeys& f) { return f.family == model_type; });
-  return family != std::end(family_keys) && contains(family->keys, key);
+bool is_read(std::string_view key, const Family& family) {
+  return contains(read_keys, key) || contains(family.own_keys, key);
 }
 
 bool is_harmless(const Json& config, std::string_view key, const Json& value,
-                 std::string_view model_type) {
+                 const Family& family) {
   if (key.starts_with('_') || contains(harmless_keys, key)) return true;
-  if (key == "architectures") return is_own_architecture(value, model_type);
+  if (key == "architectures") return is_own_architecture(value, family);
   if (key == "sliding_window") {  // switched off
     const auto use = config.find("use_sliding_window");
     return use != config.end() && *use == false;
@@ -195,41 +184,69 @@ std::string key_and_value(std::string_view key, const Json& value) {
   return fmt::format("{} is {}", plain ? key : std::string_view(quoted), shown(value));
 }
 
-/// Of the object that RoPE is read from, and of the one that it is not read from.
-void add_unread_rope_keys(const Json& config, std::vector<std::string>& unread) {
+struct ScalingKeys {
+  std::string_view type;
+  std::array<std::string_view, 8> keys;
+};
+constexpr std::string_view original_length = "original_max_position_embeddings";
+constexpr ScalingKeys scaling_keys[] = {
+    {"linear", {"factor", original_length}},
+    {"dynamic", {"factor"}},
+    {"llama3", {"factor", original_length, "low_freq_factor", "high_freq_factor"}},
+    {"yarn",
+     {"factor", original_length, "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
+      "beta_slow", "truncate"}},
+    {"longrope", {"factor", original_length, "attention_factor", "short_factor", "long_factor"}}};
+
+/// Of one object that RoPE is read from; name: the keys that lead to it.
+void add_unread_of_rope(const std::string& name, const Json& rope, const Family& family,
+                        std::vector<std::string>& unread) {
+  const std::string type_key = rope.contains("rope_type") ? "rope_type" : "type";
+  const std::string said = rope.value(type_key, Json("default")).dump();
+  const std::string type = family.longrope_only && said != R"("default")" ? R"("longrope")" : said;
+  const auto is_read_rope_key = [&](std::string_view key, const Json& value) {
+    if (key == type_key || key == "rope_theta" || key == "partial_rotary_factor") return true;
+    if (key == "type") return value == rope["rope_type"];
+    const auto* keys = std::find_if(std::begin(scaling_keys), std::end(scaling_keys),
+                                    [&](const ScalingKeys& k) { return shown(k.type) == type; });
+    return keys != std::end(scaling_keys) && contains(keys->keys, key);
+  };
+  for (const auto& [key, value] : rope.items()) {
+    if (says_nothing(value) || is_read_rope_key(key, value)) continue;
+    unread.push_back(fmt::format("{}.{}", name, key_and_value(key, value)));
+  }
+}
+
+/// Of the object that RoPE is read from, and of the one that it is not read from. Families whose
+/// layers differ in theta read both.
+void add_unread_rope_keys(const Json& config, const Family& family,
+                          std::vector<std::string>& unread) {
+  const bool by_kind = family.sliding_rope_theta > 0;
   bool read = false;
-  for (const char* name : {"rope_scaling", "rope_parameters"}) {  // the first of the two is read
+  for (const std::string name : {"rope_scaling", "rope_parameters"}) {  // the first is read
     const auto found = config.find(name);
     if (found == config.end() || !found->is_object() || found->empty()) continue;
-    if (read) {
-      if (*found != config["rope_scaling"]) unread.push_back(key_and_value(name, *found));
-      continue;
+    if (by_kind && name == "rope_parameters") {
+      for (const auto& [kind, rope] : found->items()) {
+        if (rope.is_object()) add_unread_of_rope(name + "." + kind, rope, family, unread);
+      }
+    } else if (!read) {
+      add_unread_of_rope(name, *found, family, unread);
+    } else if (*found != config["rope_scaling"]) {
+      unread.push_back(key_and_value(name, *found));
     }
     read = true;
-    const std::string type_key = found->contains("rope_type") ? "rope_type" : "type";
-    const std::string type = found->value(type_key, Json("default")).dump();
-    const auto is_read_rope_key = [&](std::string_view key, const Json& value) {
-      if (key == type_key || key == "rope_theta" || key == "partial_rotary_factor") return true;
-      if (key == "type") return value == (*found)["rope_type"];
-      if (key == "factor") return type != "\"default\"";
-      if (key == "original_max_position_embeddings") return type != "\"default\"";
-      return type == "\"llama3\"" && (key == "low_freq_factor" || key == "high_freq_factor");
-    };
-    for (const auto& [key, value] : found->items()) {
-      if (says_nothing(value) || is_read_rope_key(key, value)) continue;
-      unread.push_back(fmt::format("{}.{}", name, key_and_value(key, value)));
-    }
   }
 }
 
 }  // namespace
 
 std::vector<std::string> unread_keys(const Json& config, const std::filesystem::path& file,
-                                     std::string_view model_type) {
+                                     const Family& family) {
   const JsonObject root(config, file);
   for (const OtherNetwork& other : other_networks) {
     const Json* value = root.find(other.key);
-    if (value == nullptr || says_nothing(*value)) continue;
+    if (value == nullptr || says_nothing(*value) || is_read(other.key, family)) continue;
     if (other.without && value->is_number() && value->get<double>() == *other.without) continue;
     root.unsupported(other.key, other.topkv_runs);
   }
@@ -238,10 +255,10 @@ std::vector<std::string> unread_keys(const Json& config, const std::filesystem::
     const bool refused_else =
         std::any_of(std::begin(other_networks), std::end(other_networks),
                     [&, &key = key](const OtherNetwork& other) { return other.key == key; });
-    if (says_nothing(value) || refused_else || is_read(key, model_type)) continue;
-    if (!is_harmless(config, key, value, model_type)) unread.push_back(key_and_value(key, value));
+    if (says_nothing(value) || refused_else || is_read(key, family)) continue;
+    if (!is_harmless(config, key, value, family)) unread.push_back(key_and_value(key, value));
   }
-  add_unread_rope_keys(config, unread);
+  add_unread_rope_keys(config, family, unread);
   return unread;
 }
 

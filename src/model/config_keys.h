@@ -8,15 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "src/model/families.h"
+
 namespace topkv {
 
 /// Keys of the file that say something and are neither read by the family's network nor known as
 /// harmless, each as "key is value". Keys that are null, false, 0 or empty say nothing.
 /// Throws Unsupported naming the key and its value when a key means another network than the
-/// family's. REQUIRES: config is an object, model_type one of topkv's families.
+/// family's. REQUIRES: config is an object.
 std::vector<std::string> unread_keys(const nlohmann::json& config,
-                                     const std::filesystem::path& file,
-                                     std::string_view model_type);
+                                     const std::filesystem::path& file, const Family& family);
 
 /// What to tell of such keys, on one line; empty for none.
 std::string unread_keys_warning(const std::vector<std::string>& keys,

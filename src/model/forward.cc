@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "src/core/threads.h"
+#include "src/core/vector_math.h"
 #include "src/device/pieces.h"
 
 namespace topkv {
@@ -10,6 +12,7 @@ namespace {
 
 constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the widest activations
 constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
+constexpr std::int64_t cap_grain = 1 << 14;
 
 }  // namespace
 
@@ -35,8 +38,13 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.gate, mlp, f32);
   place(out.up, mlp, f32);
   place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
-  place(out.cos, chunk * shape.head_dim / 2, f32);
-  place(out.sin, chunk * shape.head_dim / 2, f32);
+  if (config.norm_outputs) place(out.branch, chunk * config.hidden_size, f32);
+  place(out.cos, chunk * config.rotary_dim / 2, f32);
+  place(out.sin, chunk * config.rotary_dim / 2, f32);
+  if (config.sliding_rope_theta > 0) {
+    place(out.sliding_cos, chunk * config.rotary_dim / 2, f32);
+    place(out.sliding_sin, chunk * config.rotary_dim / 2, f32);
+  }
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
   place(out.mlp, mlp, op);
@@ -45,7 +53,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
 
 std::int64_t Forward::bytes(const ModelConfig& config, const ComputeDevice& device,
                             std::int64_t chunk) {
-  Activations unused;
+  Activations unused{};
   return lay_out(config, device.operand_dtype(), chunk, nullptr, unused);
 }
 
@@ -56,7 +64,8 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
       device_(device),
       chunk_(chunk),
       memory_(device->allocate(bytes(config, *device, chunk), "activations")),
-      rope_(config),
+      rope_(RopeTable::of_model(config)),
+      sliding_rope_(RopeTable::of_sliding(config)),
       clock_(device->phase_clock()),
       steps_(static_cast<std::size_t>(config.attention.layers + 1)) {
   lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
@@ -67,11 +76,11 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, const Atten
   auto lock = device_->lock();
   recording_ = false;
   clock_->begin(Phase::other);
-  const RopeAngles angles = rope_.angles(first, count);
-  const std::int64_t angle_bytes = count * config_.attention.head_dim / 2 * bytes_of(DType::f32);
-  device_->copy_in(angles.cos, angle_bytes, reinterpret_cast<std::byte*>(a_.cos));
-  device_->copy_in(angles.sin, angle_bytes, reinterpret_cast<std::byte*>(a_.sin));
+  place_angles(first, count);
   device_->embed(weights_.embedding, tokens, a_.x);
+  if (config_.embedding_scale != 1) {
+    device_->scale(static_cast<float>(config_.embedding_scale), count * config_.hidden_size, a_.x);
+  }
   for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
     between(l, count);
     clock_->begin(Phase::attention);
@@ -83,6 +92,17 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, const Atten
   clock_->end();
 }
 
+void Forward::place_angles(std::int64_t first, std::int64_t tokens) {
+  const std::int64_t bytes = tokens * config_.rotary_dim / 2 * bytes_of(DType::f32);
+  const auto copy = [&](RopeTable& table, float* cos, float* sin) {
+    const RopeAngles angles = table.angles(first, tokens);
+    device_->copy_in(angles.cos, bytes, reinterpret_cast<std::byte*>(cos));
+    device_->copy_in(angles.sin, bytes, reinterpret_cast<std::byte*>(sin));
+  };
+  copy(rope_, a_.cos, a_.sin);
+  if (config_.sliding_rope_theta > 0) copy(sliding_rope_, a_.sliding_cos, a_.sliding_sin);
+}
+
 void Forward::between(std::int64_t l, std::int64_t tokens) {
   const auto work = [&] {
     if (l > 0) {
@@ -90,7 +110,7 @@ void Forward::between(std::int64_t l, std::int64_t tokens) {
       mlp(weights_.layers[static_cast<std::size_t>(l - 1)], tokens);
     }
     if (l < config_.attention.layers) {
-      queries_keys_values(weights_.layers[static_cast<std::size_t>(l)], tokens);
+      queries_keys_values(l, tokens);
     } else {
       norm(weights_.final_norm, tokens);
     }
@@ -108,42 +128,84 @@ void Forward::between(std::int64_t l, std::int64_t tokens) {
   });
 }
 
-void Forward::queries_keys_values(const LayerWeights& w, std::int64_t tokens) {
+void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   const AttentionShape& shape = config_.attention;
-  norm(w.input_norm, tokens);
+  read_residual(w.input_norm, tokens);
   project(w.q, w.q_bias, a_.hidden, tokens, a_.q);
   project(w.k, w.k_bias, a_.hidden, tokens, a_.k);
   project(w.v, w.v_bias, a_.hidden, tokens, a_.v);
   begin(Phase::other);
   if (config_.qk_norm) {
-    const auto epsilon = static_cast<float>(config_.rms_norm_eps);
-    device_->head_norm(w.q_norm.data, tokens * shape.q_heads, shape.head_dim, epsilon, a_.q);
-    device_->head_norm(w.k_norm.data, tokens * shape.kv_heads, shape.head_dim, epsilon, a_.k);
+    const auto norm = [&](const Vector& weight, std::int64_t heads, float* x) {
+      const std::int64_t rows = tokens * heads * shape.head_dim / weight.size;
+      device_->head_norm(weight.data, rows, weight.size, static_cast<float>(config_.rms_norm_eps),
+                         x);
+    };
+    norm(w.q_norm, shape.q_heads, a_.q);
+    norm(w.k_norm, shape.kv_heads, a_.k);
   }
-  device_->rope({a_.cos, a_.sin}, tokens, shape.q_heads, shape.head_dim, a_.q);
-  device_->rope({a_.cos, a_.sin}, tokens, shape.kv_heads, shape.head_dim, a_.k);
+  rope(config_.rope_of(l), tokens);
+}
+
+void Forward::rope(LayerRope which, std::int64_t tokens) {
+  if (which == LayerRope::none) return;
+  const AttentionShape& shape = config_.attention;
+  const bool sliding = which == LayerRope::sliding;
+  const RopeAngles angles{.cos = sliding ? a_.sliding_cos : a_.cos,
+                          .sin = sliding ? a_.sliding_sin : a_.sin,
+                          .rotary_dim = config_.rotary_dim,
+                          .interleaved = config_.rope_interleaved};
+  device_->rope(angles, tokens, shape.q_heads, shape.head_dim, a_.q);
+  device_->rope(angles, tokens, shape.kv_heads, shape.head_dim, a_.k);
 }
 
 void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
   const AttentionShape& shape = config_.attention;
   begin(Phase::other);
   device_->to_operand(a_.attended, tokens * shape.q_heads * shape.head_dim, a_.heads);
-  project(w.o, w.o_bias, a_.heads, tokens, a_.x, true);
+  add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
 }
 
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
-  norm(w.mlp_norm, tokens);
+  read_residual(w.mlp_norm, tokens);
   for (std::int64_t first = 0; first < tokens; first += mlp_tokens) {
     const std::int64_t count = std::min(mlp_tokens, tokens - first);
+    const std::int64_t values = count * config_.intermediate_size;
     const std::byte* x = a_.hidden + first * hidden * operand;
     project(w.gate, w.gate_bias, x, count, a_.gate);
     project(w.up, w.up_bias, x, count, a_.up);
     begin(Phase::other);
-    device_->silu_multiply(a_.gate, a_.up, count * config_.intermediate_size, a_.mlp);
-    project(w.down, w.down_bias, a_.mlp, count, a_.x + first * hidden, true);
+    if (config_.activation == ModelConfig::Activation::gelu_tanh) {
+      device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
+    } else {
+      device_->silu_multiply(a_.gate, a_.up, values, a_.mlp);
+    }
+    add_to_residual(w.down, w.down_bias, w.mlp_output_norm, a_.mlp, count, a_.x + first * hidden);
   }
+}
+
+void Forward::read_residual(const Vector& weight, std::int64_t tokens) {
+  if (config_.norm_inputs) {
+    norm(weight, tokens);
+  } else {
+    begin(Phase::other);
+    device_->to_operand(a_.x, tokens * config_.hidden_size, a_.hidden);
+  }
+}
+
+void Forward::add_to_residual(const Matrix& weight, const Vector& bias, const Vector& norm,
+                              const std::byte* operand, std::int64_t tokens, float* x) {
+  if (!config_.norm_outputs) {
+    project(weight, bias, operand, tokens, x, true);
+    return;
+  }
+  project(weight, bias, operand, tokens, a_.branch);
+  begin(Phase::other);
+  device_->add_norm(a_.branch, norm.data, tokens, config_.hidden_size,
+                    static_cast<float>(config_.rms_norm_eps), x);
 }
 
 void Forward::norm(const Vector& weight, std::int64_t tokens) {
@@ -174,8 +236,13 @@ void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
                       rows * config_.vocab_size * bytes_of(DType::f32),
                       out + done * config_.vocab_size);
   }
+  if (config_.final_softcap == 0) return;
+  parallel_for(count * config_.vocab_size, cap_grain, [&](std::int64_t first, std::int64_t end) {
+    soft_cap(out + first, end - first, static_cast<float>(config_.final_softcap));
+  });
 }
 
+// The cap keeps the order of logits.
 Token Forward::best(std::int64_t at) {
   const auto lock = device_->lock();
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());

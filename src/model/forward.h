@@ -1,4 +1,5 @@
-// The forward pass of a Llama-line decoder, written once for prefill, sessions and every device.
+// The forward pass of a decoder, written once for prefill, sessions, every family and every device.
+// What tells families apart are the flags of ModelConfig and which weights there are.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +43,10 @@ class Forward {
  private:
   /// The activations, one behind the other in a buffer.
   struct Activations {
-    float *x, *q, *k, *v, *attended, *gate, *up, *logits, *cos, *sin;
-    std::byte *hidden, *heads, *mlp;  // operands
+    float *x, *q, *k, *v, *attended, *gate, *up, *logits;
+    float* branch;  // what a part of a layer gives, where that is normalised before it is added
+    float *cos, *sin, *sliding_cos, *sliding_sin;  // LayerRope::model's, and sliding's
+    std::byte *hidden, *heads, *mlp;               // operands
   };
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
@@ -51,7 +54,16 @@ class Forward {
   /// What lies between the attention of layer l - 1 and that of layer l (the beginning and the end
   /// of the network for the first and the last).
   void between(std::int64_t l, std::int64_t tokens);
-  void queries_keys_values(const LayerWeights& w, std::int64_t tokens);
+  void queries_keys_values(std::int64_t l, std::int64_t tokens);
+  /// Writes the angles of positions first and on to where layers find them.
+  void place_angles(std::int64_t first, std::int64_t tokens);
+  /// Rotates a layer's queries and keys, unless it has no RoPE.
+  void rope(LayerRope which, std::int64_t tokens);
+  /// hidden = what a part of a layer reads of x.
+  void read_residual(const Vector& norm, std::int64_t tokens);
+  /// x += what a part of a layer gives: [tokens, hidden], normalised where the family does so.
+  void add_to_residual(const Matrix& weight, const Vector& bias, const Vector& norm,
+                       const std::byte* operand, std::int64_t tokens, float* x);
   void attention_output(const LayerWeights& w, std::int64_t tokens);
   void mlp(const LayerWeights& w, std::int64_t tokens);
   void project(const Matrix& weight, const Vector& bias, const std::byte* x, std::int64_t tokens,
@@ -69,6 +81,7 @@ class Forward {
   Buffer memory_;
   Activations a_{};
   RopeTable rope_;
+  RopeTable sliding_rope_;
   std::unique_ptr<PhaseClock> clock_;
   std::vector<std::unique_ptr<Recording>> steps_;  // of one token: [layers + 1]
   bool recording_ = false;

@@ -32,6 +32,7 @@ struct Quantise {
   Matrix plain;
   Matrix form;
   std::string what;
+  std::int64_t first_row;  // of the matrix, in the tensor
 
   void check(std::int64_t row, const std::vector<float>& values) const {
     const auto wrong =
@@ -40,7 +41,7 @@ struct Quantise {
     throw FileError(
         fmt::format("{} has {} at [{}, {}]; expected finite weights of at most {:g} to "
                     "quantise: load the model with its weights as they are stored",
-                    what, *wrong, row, wrong - values.begin(), largest_to_quantise));
+                    what, *wrong, first_row + row, wrong - values.begin(), largest_to_quantise));
   }
 
   void operator()(std::int64_t first, std::int64_t count, const PackedRows& to) const {
@@ -61,13 +62,14 @@ struct Quantise {
 
 }  // namespace
 
-MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, std::int64_t out,
+MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, MatrixRows rows,
                          std::int64_t in, WeightFormat format) {
-  const std::array<std::int64_t, 2> shape = {out, in};
+  const std::array<std::int64_t, 2> shape = {rows.of, in};
   const SafeTensors::Tensor tensor = tensors.get(name, shape);
-  const Matrix plain{tensor.data, tensor.dtype, out, in};
+  const Matrix plain{tensor.data + rows.first * in * bytes_of(tensor.dtype), tensor.dtype,
+                     rows.count, in};
   if (format == WeightFormat::stored) return {plain, plain.bytes(), {}};
-  Matrix form{nullptr, tensor.dtype, out, in};
+  Matrix form{nullptr, tensor.dtype, rows.count, in};
   if (format == WeightFormat::int8) {
     form.packing = Packing::int8;
     form.group = in;
@@ -77,7 +79,8 @@ MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, st
     form.has_offsets = true;
   }
   return {form, plain.bytes(),
-          Quantise{plain, form, fmt::format("{}: tensor {}", path_text(tensors.source()), name)}};
+          Quantise{plain, form, fmt::format("{}: tensor {}", path_text(tensors.source()), name),
+                   rows.first}};
 }
 
 }  // namespace topkv

@@ -23,10 +23,17 @@ struct MatrixSource {
   std::function<void(std::int64_t first, std::int64_t count, const PackedRows& to)> make;
 };
 
-/// The matrix of this name in the file, [out, in], in the form that is asked for. The tensors
-/// outlive it. Throws FileError for one that is missing or of another shape, Unsupported for one
+/// Which rows of a tensor are a matrix: several matrices may lie in one behind each other.
+struct MatrixRows {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  std::int64_t of = 0;  ///< rows of the tensor
+};
+
+/// The matrix of these rows of the tensor of this name in the file, [rows.count, in], in the form
+/// that is asked for. The tensors outlive it. Throws FileError for one that is missing or of another shape, Unsupported for one
 /// that this format cannot hold; reads only headers.
-MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, std::int64_t out,
+MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, MatrixRows rows,
                          std::int64_t in, WeightFormat format);
 
 }  // namespace topkv

@@ -15,7 +15,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
                   const LoadOptions& options)
     : directory(dir),
       device(on),
-      config(ModelConfig::load(dir)),
+      config(ModelConfig::load(dir, options.length)),
       tensors(SafeTensors::open(dir)),
       format(options.weights),
       on_warning(std::move(warning)) {

@@ -12,7 +12,8 @@ namespace topkv {
 std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& device,
                            const PrefillOptions& options, std::int64_t chunk) {
   const std::int64_t attention = device.prefill_attention_bytes(
-      config.attention, prefill_visibility(config.attention, options.attention), chunk);
+      config.attention, prefill_visibility(config.attention, options.attention), options.kv_dtype,
+      chunk);
   return device.allocation_bytes(Forward::bytes(config, device, chunk)) +
          device.allocation_bytes(attention);
 }
@@ -54,8 +55,9 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
   plan.ceiling = memory.ceiling;
   plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, memory.ceiling - always);
   const std::int64_t prefilling = prefill_bytes(config, compute, prefill, plan.chunk);
-  const std::int64_t session = compute.allocation_bytes(
-      compute.decode_backend_bytes(session_shape(config.attention, retrieval, any_tokens)));
+  SessionShape shape = session_shape(config.attention, retrieval, any_tokens);
+  shape.rows = prefill.kv_dtype;
+  const std::int64_t session = compute.allocation_bytes(compute.decode_backend_bytes(shape));
   plan.items = {{"CUDA context, libraries, workspaces", memory.used},
                 {"weights", weights},
                 {"activations of a step", step},

@@ -31,9 +31,10 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
     IndexSpec(spec).check(config.attention.head_dim, total);
   }
   // A builder calls it a wrong argument; of a model's prefill it is what the device cannot do.
-  if (device->is_cuda() && options.kv_dtype != DType::bf16) {
-    throw Unsupported(fmt::format("rows in {} on a CUDA device; it takes bf16, the host others too",
-                                  name_of(options.kv_dtype)));
+  if (!device->takes_rows(options.kv_dtype)) {
+    throw Unsupported(
+        fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
+                    options.kv_dtype.name()));
   }
   ContextBuilder builder(config.attention,
                          {.capacity = total,

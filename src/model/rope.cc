@@ -1,5 +1,6 @@
 #include "src/model/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -20,17 +21,58 @@ double llama3_scaled(double frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / scaling.factor + smooth * frequency;
 }
 
+/// Where pairs begin and end to be stretched: the pairs that make beta_fast and beta_slow turns in
+/// the original length (Peng et al. 2023, eq. 17 solved for the pair), as transformers bounds them.
+struct YarnRamp {
+  double low, high;
+
+  YarnRamp(double theta, double dim, const RopeScaling& scaling) {
+    const auto pair_of = [&](double turns) {
+      return dim * std::log(scaling.original_max_position / (turns * 2 * std::numbers::pi)) /
+             (2 * std::log(theta));
+    };
+    low = pair_of(scaling.beta_fast);
+    high = pair_of(scaling.beta_slow);
+    if (scaling.truncate) {
+      low = std::floor(low);
+      high = std::ceil(high);
+    }
+    low = std::max(low, 0.0);
+    high = std::min(high, dim - 1);
+    if (low == high) high += 0.001;
+  }
+  /// 0: the pair is kept; 1: its frequency is divided by factor.
+  double at(double pair) const { return std::clamp((pair - low) / (high - low), 0.0, 1.0); }
+};
+
 }  // namespace
 
-RopeTable::RopeTable(const ModelConfig& config) {
-  const std::int64_t dim = config.attention.head_dim;
-  for (std::int64_t i = 0; i < dim / 2; ++i) {
-    double frequency =
-        std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
-    if (config.rope_scaling.kind == RopeScaling::Kind::linear)
-      frequency /= config.rope_scaling.factor;
-    if (config.rope_scaling.kind == RopeScaling::Kind::llama3) {
-      frequency = llama3_scaled(frequency, config.rope_scaling);
+RopeTable::RopeTable(double theta, std::int64_t rotary_dim, const RopeScaling& scaling)
+    : attention_factor_(static_cast<float>(scaling.attention_factor)) {
+  using Kind = RopeScaling::Kind;
+  const auto dim = static_cast<double>(rotary_dim);
+  if (scaling.kind == Kind::dynamic) theta *= scaling.theta_factor;
+  for (std::int64_t i = 0; i < rotary_dim / 2; ++i) {
+    const auto pair = static_cast<double>(i);
+    double frequency = std::pow(theta, -2.0 * pair / dim);
+    switch (scaling.kind) {
+      case Kind::none:
+      case Kind::dynamic:
+        break;
+      case Kind::linear:
+        frequency /= scaling.factor;
+        break;
+      case Kind::llama3:
+        frequency = llama3_scaled(frequency, scaling);
+        break;
+      case Kind::yarn: {
+        const double stretched = YarnRamp(theta, dim, scaling).at(pair);
+        frequency *= stretched / scaling.factor + (1 - stretched);
+        break;
+      }
+      case Kind::longrope:
+        frequency /= scaling.pair_factors[static_cast<std::size_t>(i)];
+        break;
     }
     frequencies_.push_back(static_cast<float>(frequency));
   }
@@ -46,8 +88,9 @@ RopeAngles RopeTable::angles(std::int64_t first, std::int64_t tokens) {
         // The product is rounded to float32, as transformers does and so as models are trained.
         const float angle =
             static_cast<float>(first + t) * frequencies_[static_cast<std::size_t>(i)];
-        cos_[static_cast<std::size_t>(t * half + i)] = static_cast<float>(std::cos(double{angle}));
-        sin_[static_cast<std::size_t>(t * half + i)] = static_cast<float>(std::sin(double{angle}));
+        const auto at = static_cast<std::size_t>(t * half + i);
+        cos_[at] = static_cast<float>(std::cos(double{angle})) * attention_factor_;
+        sin_[at] = static_cast<float>(std::sin(double{angle})) * attention_factor_;
       }
     }
   });

@@ -1,4 +1,4 @@
-// Rotary position embedding: the angles (Su et al. 2021, eq. 34; scaling as Llama 3.1 has it).
+// Rotary position embedding: the angles (Su et al. 2021, eq. 34), scaled as RopeScaling says.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,23 @@ namespace topkv {
 /// Angles of consecutive positions; keeps its buffers between calls.
 class RopeTable {
  public:
-  explicit RopeTable(const ModelConfig& config);
+  RopeTable(double theta, std::int64_t rotary_dim, const RopeScaling& scaling);
 
-  /// cos and sin for positions first .. first + tokens - 1; valid until the next call.
+  /// Those of layers with LayerRope::model, and with LayerRope::sliding.
+  static RopeTable of_model(const ModelConfig& config) {
+    return {config.rope_theta, config.rotary_dim, config.rope_scaling};
+  }
+  static RopeTable of_sliding(const ModelConfig& config) {
+    return {config.sliding_rope_theta, config.rotary_dim, {}};
+  }
+
+  /// cos and sin for positions first .. first + tokens - 1, times the scaling's attention factor;
+  /// valid until the next call.
   RopeAngles angles(std::int64_t first, std::int64_t tokens);
 
  private:
-  std::vector<float> frequencies_;  // [head_dim / 2], radians per position
+  std::vector<float> frequencies_;  // [rotary_dim / 2], radians per position
+  float attention_factor_;
   std::vector<float> cos_, sin_;
 };
 

@@ -11,6 +11,7 @@
 #include "src/core/convert.h"
 #include "src/core/printable.h"
 #include "src/device/pieces.h"
+#include "src/model/families.h"
 #include "src/model/matrix_source.h"
 #include "topkv/error.h"
 
@@ -84,13 +85,21 @@ class Placer {
   WeightsSize size() const { return {pieces_.used(), held_, packed_}; }
 
   Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) {
-    return place(find_matrix(tensors_, name_in(tensors_, name), out, in, format_));
+    return rows(name, 0, out, out, in);
+  }
+
+  /// Rows first .. first + out of a matrix of `of` rows: several lie in one tensor behind each
+  /// other.
+  Matrix rows(const std::string& name, std::int64_t first, std::int64_t out, std::int64_t of,
+              std::int64_t in) {
+    return place(find_matrix(tensors_, name_in(tensors_, name), {first, out, of}, in, format_));
   }
 
   /// The embedding or the output layer: int8 where other matrices are int4.
   Matrix table(const std::string& name, const ModelConfig& config) {
     const WeightFormat format = format_ == WeightFormat::int4 ? WeightFormat::int8 : format_;
-    return place(find_matrix(tensors_, name_in(tensors_, name), config.vocab_size,
+    const std::int64_t rows = config.vocab_size;
+    return place(find_matrix(tensors_, name_in(tensors_, name), {0, rows, rows},
                              config.hidden_size, format));
   }
 
@@ -101,7 +110,8 @@ class Placer {
     return table(as_head ? head_name : embedding_name, config);
   }
 
-  Vector vector(const std::string& name, std::int64_t size) {
+  /// offset: added to each value.
+  Vector vector(const std::string& name, std::int64_t size, float offset = 0) {
     const std::array<std::int64_t, 1> shape = {size};
     const SafeTensors::Tensor tensor = tensors_.get(name_in(tensors_, name), shape);
     count(size * bytes_of(tensor.dtype));
@@ -110,6 +120,7 @@ class Placer {
     if (device_ == nullptr) return {nullptr, size};
     values_.resize(static_cast<std::size_t>(size));
     to_float(tensor.data, tensor.dtype, size, values_.data());
+    for (float& value : values_) value += offset;
     device_->copy_in(values_.data(), bytes, storage_ + at);
     return {reinterpret_cast<const float*>(storage_ + at), size};
   }
@@ -179,8 +190,14 @@ class Placer {
 };
 
 Weights place(Placer& placer, const ModelConfig& config) {
+  const Family& family = family_of(config);
   const auto optional_vector = [&](bool wanted, const std::string& name, std::int64_t size) {
     return wanted ? placer.vector(name, size) : Vector();
+  };
+  const auto norm = [&](std::string_view at, std::string_view name, std::int64_t size) {
+    if (name.empty()) return Vector();
+    return placer.vector(fmt::format("{}{}.weight", at, name), size,
+                         static_cast<float>(family.norm_offset));
   };
 
   const std::int64_t hidden = config.hidden_size;
@@ -195,27 +212,44 @@ Weights place(Placer& placer, const ModelConfig& config) {
     const std::string at = fmt::format("model.layers.{}.", l);
     const std::string attn = at + "self_attn.";
     LayerWeights layer;
-    layer.input_norm = placer.vector(at + "input_layernorm.weight", hidden);
-    layer.q = placer.matrix(attn + "q_proj.weight", q_size, hidden);
-    layer.k = placer.matrix(attn + "k_proj.weight", kv_size, hidden);
-    layer.v = placer.matrix(attn + "v_proj.weight", kv_size, hidden);
+    layer.input_norm = norm(at, family.norms.before_attention, hidden);
+    layer.attention_norm = norm(at, family.norms.after_attention, hidden);
+    layer.mlp_norm = norm(at, family.norms.before_mlp, hidden);
+    layer.mlp_output_norm = norm(at, family.norms.after_mlp, hidden);
+    if (family.fused_qkv) {
+      const std::int64_t all = q_size + 2 * kv_size;
+      const std::string name = attn + "qkv_proj.weight";
+      layer.q = placer.rows(name, 0, q_size, all, hidden);
+      layer.k = placer.rows(name, q_size, kv_size, all, hidden);
+      layer.v = placer.rows(name, q_size + kv_size, kv_size, all, hidden);
+    } else {
+      layer.q = placer.matrix(attn + "q_proj.weight", q_size, hidden);
+      layer.k = placer.matrix(attn + "k_proj.weight", kv_size, hidden);
+      layer.v = placer.matrix(attn + "v_proj.weight", kv_size, hidden);
+    }
     layer.o = placer.matrix(attn + "o_proj.weight", hidden, q_size);
     layer.q_bias = optional_vector(config.qkv_bias, attn + "q_proj.bias", q_size);
     layer.k_bias = optional_vector(config.qkv_bias, attn + "k_proj.bias", kv_size);
     layer.v_bias = optional_vector(config.qkv_bias, attn + "v_proj.bias", kv_size);
     layer.o_bias = optional_vector(config.o_bias, attn + "o_proj.bias", hidden);
-    layer.q_norm = optional_vector(config.qk_norm, attn + "q_norm.weight", head);
-    layer.k_norm = optional_vector(config.qk_norm, attn + "k_norm.weight", head);
-    layer.mlp_norm = placer.vector(at + "post_attention_layernorm.weight", hidden);
-    layer.gate = placer.matrix(at + "mlp.gate_proj.weight", mlp, hidden);
-    layer.up = placer.matrix(at + "mlp.up_proj.weight", mlp, hidden);
+    if (config.qk_norm) {
+      layer.q_norm = norm(attn, "q_norm", config.qk_norm_whole ? q_size : head);
+      layer.k_norm = norm(attn, "k_norm", config.qk_norm_whole ? kv_size : head);
+    }
+    if (family.fused_gate_up) {
+      layer.gate = placer.rows(at + "mlp.gate_up_proj.weight", 0, mlp, 2 * mlp, hidden);
+      layer.up = placer.rows(at + "mlp.gate_up_proj.weight", mlp, mlp, 2 * mlp, hidden);
+    } else {
+      layer.gate = placer.matrix(at + "mlp.gate_proj.weight", mlp, hidden);
+      layer.up = placer.matrix(at + "mlp.up_proj.weight", mlp, hidden);
+    }
     layer.down = placer.matrix(at + "mlp.down_proj.weight", hidden, mlp);
     layer.gate_bias = optional_vector(config.mlp_bias, at + "mlp.gate_proj.bias", mlp);
     layer.up_bias = optional_vector(config.mlp_bias, at + "mlp.up_proj.bias", mlp);
     layer.down_bias = optional_vector(config.mlp_bias, at + "mlp.down_proj.bias", hidden);
     weights.layers.push_back(std::move(layer));
   }
-  weights.final_norm = placer.vector("model.norm.weight", hidden);
+  weights.final_norm = norm("model.", "norm", hidden);
   weights.lm_head = config.tied_embeddings ? weights.embedding : placer.table(head_name, config);
   return weights;
 }

@@ -1,7 +1,7 @@
-// The weights of a decoder, by name and shape, as Hugging Face checkpoints of the Llama line name
-// them, with or without the "model." that their base model stands under. On the host matrices stay
-// in the mapped file, unless they are quantised; on another device they are copied to it. The small
-// vectors are widened to float32.
+// The weights of a decoder, by name and shape, as Hugging Face checkpoints name them (families.h
+// has what differs), with or without the "model." that their base model stands under. On the host
+// matrices stay in the mapped file, unless they are quantised; on another device they are copied to
+// it. The small vectors are widened to float32.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,11 @@ struct Vector {
 };
 
 struct LayerWeights {
-  Vector input_norm;  // [hidden]
+  // [hidden]; empty: none. What attention and MLP read, and what they give.
+  Vector input_norm, attention_norm, mlp_norm, mlp_output_norm;
   Matrix q, k, v, o;
   Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
-  Vector q_norm, k_norm;                  // [head_dim]; empty: none
-  Vector mlp_norm;                        // [hidden]
+  Vector q_norm, k_norm;                  // [head_dim], or the width of q and of k; empty: none
   Matrix gate, up, down;
   Vector gate_bias, up_bias, down_bias;  // empty: none
 };

@@ -8,6 +8,7 @@
 
 #include "src/core/convert.h"
 #include "src/core/faults.h"
+#include "src/core/row_format.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
@@ -40,6 +41,11 @@ void check_tensor(const TensorView& tensor, const char* name, std::int64_t token
                                       name, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
                                       heads, head_dim));
   }
+  if (in_blocks(tensor.dtype)) {
+    throw InvalidArgument(
+        fmt::format("{} is given in {}; rows are stored so, but taken in f32, f16 or bf16", name,
+                    name_of(tensor.dtype)));
+  }
   if (tensor.data == nullptr && tokens > 0) {
     throw InvalidArgument(fmt::format("{} has no data for {} tokens", name, tokens));
   }
@@ -47,32 +53,36 @@ void check_tensor(const TensorView& tensor, const char* name, std::int64_t token
 
 /// One half row: widened, checked, rounded. Gives the index of the first value that cannot be
 /// stored, or -1.
-std::int64_t store_half(const std::byte* in, DType in_dtype, std::int64_t count, float* scratch,
-                        DType dtype, std::byte* out) {
-  to_float(in, in_dtype, count, scratch);
-  std::int64_t bad = first_not_finite(scratch, count);
+std::int64_t store_half(const std::byte* in, DType in_dtype, const KeyView& half, float* scratch,
+                        std::byte* out) {
+  to_float(in, in_dtype, half.dim, scratch);
+  std::int64_t bad = first_not_finite(scratch, half.dim);
   if (bad >= 0) return bad;
-  from_float(scratch, count, dtype, out);
-  if (dtype == DType::f32) return -1;
-  to_float(out, dtype, count, scratch);  // values beyond the type's largest became infinite
-  return first_not_finite(scratch, count);
+  encode(scratch, half.dim, half.dtype, half.channels, out);
+  if (half.dtype == DType::f32) return -1;
+  KeyView stored = half;
+  stored.data = out;
+  decode(stored, 0, scratch);  // values beyond the type's largest became infinite, or no number
+  return first_not_finite(scratch, half.dim);
 }
 
 }  // namespace
 
-std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, DType dtype) {
+std::int64_t RowStore::bytes_per_token(const AttentionShape& shape, KvDType dtype) {
+  checked_product(shape.head_dim, 8);  // more than an element takes
   return checked_product(checked_product(shape.layers, shape.kv_heads),
-                         checked_product(shape.head_dim, 2 * bytes_of(dtype)));
+                         dtype.row_bytes(shape.head_dim));
 }
 
-RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capacity,
+RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity,
                    std::int64_t budget, std::string owner)
     : kv_heads_(shape.kv_heads),
       head_dim_(shape.head_dim),
       dtype_(dtype),
       capacity_(capacity),
       owner_(std::move(owner)),
-      half_bytes_(shape.head_dim * bytes_of(dtype)),
+      half_bytes_{vector_bytes(dtype.keys, shape.head_dim),
+                  vector_bytes(dtype.values, shape.head_dim)},
       sizes_(static_cast<std::size_t>(shape.layers)) {
   if (capacity < 0) {
     throw InvalidArgument(
@@ -87,15 +97,57 @@ RowStore::RowStore(const AttentionShape& shape, DType dtype, std::int64_t capaci
         budget > 0 ? "raise the memory budget or ask for fewer tokens"
                    : "free memory or ask for fewer tokens");
   }
-  const std::int64_t array = checked_product(half_bytes_, capacity);
-  array_bytes_ = round_up(array, array >= huge_page ? huge_page : small_page);
-  region_ =
-      Region(checked_product(array_bytes_, checked_product(2 * shape.layers, shape.kv_heads)));
+  for (const int half : {0, 1}) {
+    const std::int64_t array = checked_product(half_bytes_[half], capacity);
+    array_bytes_[half] = round_up(array, array >= huge_page ? huge_page : small_page);
+  }
+  region_ = Region(checked_product(array_bytes_[0] + array_bytes_[1],
+                                   checked_product(shape.layers, shape.kv_heads)));
+  if (in_blocks(dtype.keys)) {
+    channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
+                     1.0F);
+  }
 }
 
 std::byte* RowStore::array(std::int64_t layer, std::int64_t kv_head, Half half) const {
-  return region_.data() +
-         ((layer * kv_heads_ + kv_head) * 2 + static_cast<std::int64_t>(half)) * array_bytes_;
+  return region_.data() + (layer * kv_heads_ + kv_head) * (array_bytes_[0] + array_bytes_[1]) +
+         (half == Half::values ? array_bytes_[0] : 0);
+}
+
+KeyView RowStore::view(std::int64_t layer, std::int64_t kv_head, Half half) const {
+  const bool keys = half == Half::keys;
+  const float* channels =
+      keys && !channels_.empty() ? this->channels(layer) + kv_head * head_dim_ : nullptr;
+  return {array(layer, kv_head, half),
+          keys ? dtype_.keys : dtype_.values,
+          size(layer),
+          head_dim_,
+          half_bytes_[keys ? 0 : 1],
+          channels};
+}
+
+float* RowStore::channels(std::int64_t layer) const {
+  if (channels_.empty()) return nullptr;
+  return const_cast<float*>(channels_.data()) + layer * kv_heads_ * head_dim_;
+}
+
+void RowStore::use_channels(const RowStore& other) {
+  channels_ = other.channels_;
+  channels_chosen_ = true;
+}
+
+void RowStore::choose_channels_by(std::int64_t layer, const TensorView& keys) {
+  constexpr std::int64_t most = 1024;  // tokens that are enough
+  const std::int64_t tokens = std::min(keys.tokens, most);
+  parallel_for(kv_heads_, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> first(static_cast<std::size_t>(tokens * head_dim_));
+    for (std::int64_t head = begin; head < end; ++head) {
+      for (std::int64_t t = 0; t < tokens; ++t)
+        to_float(keys.at(t, head), keys.dtype, head_dim_, first.data() + t * head_dim_);
+      if (first_not_finite(first.data(), tokens * head_dim_) >= 0) continue;  // told below
+      choose_channels(first.data(), tokens, head_dim_, channels(layer) + head * head_dim_);
+    }
+  });
 }
 
 void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorView& values) {
@@ -115,6 +167,9 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   }
   reach_fault("store.append");
   choose_pages(start + tokens);
+  if (start == 0 && tokens >= least_for_channels && !channels_.empty() && !channels_chosen_) {
+    choose_channels_by(layer, keys);
+  }
   parallel_for(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
     thread_local std::vector<float> scratch;  // appending one token must not allocate
     scratch.resize(static_cast<std::size_t>(head_dim_));
@@ -122,17 +177,17 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
       const std::int64_t head = i / tokens;
       const std::int64_t token = i % tokens;
       for (const auto* tensor : {&keys, &values}) {
-        std::byte* half = array(layer, head, tensor == &keys ? Half::keys : Half::values) +
-                          (start + token) * half_bytes_;
-        const std::int64_t bad = store_half(tensor->at(token, head), tensor->dtype, head_dim_,
-                                            scratch.data(), dtype_, half);
+        const KeyView half = view(layer, head, tensor == &keys ? Half::keys : Half::values);
+        std::byte* to = const_cast<std::byte*>(half.key(start + token));
+        const std::int64_t bad =
+            store_half(tensor->at(token, head), tensor->dtype, half, scratch.data(), to);
         if (bad >= 0) {
           throw InvalidArgument(
               fmt::format("{} of layer {}, KV head {}, position {} holds {} at element {}; values "
                           "must be finite "
                           "in {}",
                           tensor == &keys ? "K" : "V", layer, head, start + token,
-                          scratch[static_cast<std::size_t>(bad)], bad, name_of(dtype_)));
+                          scratch[static_cast<std::size_t>(bad)], bad, name_of(half.dtype)));
         }
       }
     }
@@ -141,7 +196,7 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
 }
 
 void RowStore::choose_pages(std::int64_t tokens) {
-  if (huge_pages_ || tokens * half_bytes_ < huge_page) return;
+  if (huge_pages_ || tokens * std::max(half_bytes_[0], half_bytes_[1]) < huge_page) return;
   region_.use_huge_pages();
   huge_pages_ = true;
 }
@@ -166,30 +221,31 @@ void RowStore::copy_from(const RowStore& other) {
   for (std::int64_t layer = 0; layer < layers; ++layer) choose_pages(other.size(layer));
   const auto copy = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const std::byte* from = other.region_.data() + i * other.array_bytes_;
-      const std::int64_t bytes = other.size(i / (kv_heads_ * 2)) * half_bytes_;
-      parallel_for(bytes, copy_grain, [&](std::int64_t first, std::int64_t last) {
-        std::copy(from + first, from + last, region_.data() + i * array_bytes_ + first);
-      });
+      const std::int64_t layer = i / (kv_heads_ * 2);
+      const std::int64_t head = i / 2 % kv_heads_;
+      const Half half = i % 2 == 0 ? Half::keys : Half::values;
+      const std::byte* from = other.array(layer, head, half);
+      std::byte* to = array(layer, head, half);
+      parallel_for(other.size(layer) * half_bytes_[i % 2], copy_grain,
+                   [&](std::int64_t first, std::int64_t last) {
+                     std::copy(from + first, from + last, to + first);
+                   });
     }
   };
   parallel_for_alone(layers * kv_heads_ * 2, 1, copy);  // a caller may hold a device's lock
+  channels_ = other.channels_;
+  channels_chosen_ = other.channels_chosen_;
   for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 
 std::int64_t RowStore::bytes() const {
   std::int64_t tokens = 0;
   for (const auto& size : sizes_) tokens += size;
-  return tokens * kv_heads_ * 2 * half_bytes_;
+  return tokens * kv_heads_ * (half_bytes_[0] + half_bytes_[1]);
 }
 
 RowsView RowStore::rows(std::int64_t layer, std::int64_t kv_head) const {
-  return {array(layer, kv_head, Half::keys),
-          array(layer, kv_head, Half::values),
-          dtype_,
-          size(layer),
-          head_dim_,
-          half_bytes_};
+  return {view(layer, kv_head, Half::keys), view(layer, kv_head, Half::values)};
 }
 
 }  // namespace topkv

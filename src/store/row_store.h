@@ -1,5 +1,7 @@
 // The rows of a context or a session in host memory, append-only: for every (layer, KV head) one
-// array of keys and one of values, both [tokens, head_dim].
+// array of keys and one of values, both [tokens, head_dim], each stored in its own dtype (types.h).
+// Keys in q8 and q4 have scales of channels (core/row_format.h), chosen by the first tokens that a
+// layer gets, if these are enough, or taken over from another store; they never change later.
 //
 // Keys lie together, apart from the values: exact search reads every key once, at the speed of
 // memory. (With K and V of a row side by side the prefetchers fetched the values too: half the
@@ -30,16 +32,16 @@ class RowStore {
   /// owner: what the rows are for, in error messages ("context", "session").
   /// budget: bytes the rows of `capacity` tokens may take; 0: what the machine has available.
   /// Throws OutOfMemory, before anything is reserved, when they need more.
-  RowStore(const AttentionShape& shape, DType dtype, std::int64_t capacity, std::int64_t budget,
+  RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity, std::int64_t budget,
            std::string owner);
 
   /// Bytes of K and V of one token over all layers.
-  static std::int64_t bytes_per_token(const AttentionShape& shape, DType dtype);
+  static std::int64_t bytes_per_token(const AttentionShape& shape, KvDType dtype);
 
-  /// Appends K and V of the next tokens of one layer, rounded to the store's dtype.
+  /// Appends K and V of the next tokens of one layer, rounded to the store's dtypes.
   /// Throws InvalidArgument (the layer then stays as it was) when shapes differ, the number of
-  /// tokens is negative, capacity is exceeded, or a value is NaN, infinite or beyond the dtype's
-  /// range.
+  /// tokens is negative, capacity is exceeded, tensors are q8 or q4, or a value is NaN, infinite or
+  /// beyond the dtype's range.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
 
   /// Where rows of one (layer, KV head) lie: [capacity, head_dim] each. For a writer that puts rows
@@ -49,6 +51,11 @@ class RowStore {
     std::byte* values = nullptr;
   };
   Arrays arrays(std::int64_t layer, std::int64_t kv_head) const;
+  /// Where the scales of a layer's channels lie, [kv_heads, head_dim], all 1 before the first
+  /// tokens; for such a writer to choose before it puts any there. Null: keys have none.
+  float* channels(std::int64_t layer) const;
+  /// Takes the scales of channels over, for good. REQUIRES: same shape and dtype, this empty.
+  void use_channels(const RowStore& other);
   /// The layer's next tokens have been put in its arrays. REQUIRES: room for them.
   void extend(std::int64_t layer, std::int64_t tokens);
   /// Forgets the layer's tokens from number `tokens` on.
@@ -68,7 +75,7 @@ class RowStore {
     return sizes_[static_cast<std::size_t>(layer)].load(std::memory_order_acquire);
   }
   std::int64_t capacity() const { return capacity_; }
-  DType dtype() const { return dtype_; }
+  KvDType dtype() const { return dtype_; }
   /// Bytes of all rows that are there.
   std::int64_t bytes() const;
   /// The rows of one (layer, KV head); the address stays for the store's life.
@@ -77,6 +84,9 @@ class RowStore {
  private:
   enum class Half : std::int64_t { keys, values };
   std::byte* array(std::int64_t layer, std::int64_t kv_head, Half half) const;
+  KeyView view(std::int64_t layer, std::int64_t kv_head, Half half) const;
+  /// Of a layer's first tokens.
+  void choose_channels_by(std::int64_t layer, const TensorView& keys);
   void set_size(std::int64_t layer, std::int64_t tokens) {
     sizes_[static_cast<std::size_t>(layer)].store(tokens, std::memory_order_release);
   }
@@ -85,12 +95,14 @@ class RowStore {
 
   std::int64_t kv_heads_;
   std::int64_t head_dim_;
-  DType dtype_;
+  KvDType dtype_;
   std::int64_t capacity_;
   std::string owner_;
-  std::int64_t half_bytes_;                       // of one K or V
-  std::int64_t array_bytes_;                      // of one array, padded to whole pages
-  Region region_;                                 // [layers, kv_heads, 2, array_bytes]
+  std::int64_t half_bytes_[2];                    // of one K, one V
+  std::int64_t array_bytes_[2];                   // of one array of each, padded to whole pages
+  Region region_;                                 // [layers, kv_heads, keys then values]
+  std::vector<float> channels_;                   // [layers, kv_heads, head_dim], or none
+  bool channels_chosen_ = false;                  // for good
   bool huge_pages_ = false;                       // what region_ commits by now
   std::shared_ptr<void> kept_;                    // goes before region_
   std::vector<std::atomic<std::int64_t>> sizes_;  // per layer, tokens

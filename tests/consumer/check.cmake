@@ -19,7 +19,7 @@ file(REMOVE_RECURSE ${WORK})
 step(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/installed)
 file(RENAME ${WORK}/installed ${WORK}/moved)  # nothing in it may know where it was built
 
-foreach(file IN ITEMS bin/topkv include/topkv/session.h share/doc/topkv/LICENSE)
+foreach(file IN ITEMS bin/topkv include/topkv/session.h include/topkv/chat_template.h share/doc/topkv/LICENSE)
   if(NOT EXISTS ${WORK}/moved/${file})
     message(FATAL_ERROR "not installed: ${file}")
   endif()

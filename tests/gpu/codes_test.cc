@@ -54,13 +54,9 @@ struct Head {
         keys(to_bf16_bits(vectors(count, dim, seed))),
         values(to_bf16_bits(vectors(count, dim, seed + 1))),
         index(bytes) {
-    rows = {reinterpret_cast<const std::byte*>(keys.data()),
-            reinterpret_cast<const std::byte*>(values.data()),
-            DType::bf16,
-            count,
-            dim,
-            dim * 2};
-    index.add(rows.keys(), {});
+    rows = {{reinterpret_cast<const std::byte*>(keys.data()), DType::bf16, count, dim, dim * 2},
+            {reinterpret_cast<const std::byte*>(values.data()), DType::bf16, count, dim, dim * 2}};
+    index.add(rows.keys, {});
     index.build({});
     rare.assign(index.rare().begin(), index.rare().end());
     if (rare_count >= 0) {

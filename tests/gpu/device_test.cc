@@ -220,6 +220,24 @@ TEST(CudaDevice, EveryOperationIsWhatItsNameSays) {
     ASSERT_NEAR(got[i], expected, std::abs(expected) * rounded) << i;
   }
 
+  device.gelu_multiply(device_x.floats(), device_other.floats(), rows * width, out.data());
+  got = bench.get_operand(out, rows * width);
+  for (std::int64_t i = 0; i < rows * width; ++i) {
+    const double g = x[i];
+    const double bent = std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
+    const double expected = 0.5 * g * (1 + std::tanh(bent)) * other[i];
+    ASSERT_NEAR(got[i], expected, std::abs(expected) * v + 16 * u * std::abs(g * other[i])) << i;
+  }
+
+  const Buffer scaled = bench.put(x);
+  device.scale(3.0F, rows * width, scaled.floats());
+  const auto tripled = bench.get(scaled, rows * width);
+  for (std::int64_t i = 0; i < rows * width; ++i) ASSERT_EQ(tripled[i], 3 * x[i]);
+
+  const Buffer grown = bench.put(other);
+  device.add_norm(device_x.floats(), device_weight.floats(), rows, width, epsilon, grown.floats());
+  const auto with_norm = bench.get(grown, rows * width);
+
   device.rms_norm(device_x.floats(), device_weight.floats(), rows, width, epsilon, out.data());
   got = bench.get_operand(out, rows * width);
   device.head_norm(device_weight.floats(), rows, width, epsilon, device_x.floats());
@@ -231,6 +249,9 @@ TEST(CudaDevice, EveryOperationIsWhatItsNameSays) {
     const double expected = x[i] / std::sqrt(squares / width + epsilon) * weight[i % width];
     ASSERT_NEAR(got[i], expected, std::abs(expected) * rounded) << i;
     ASSERT_NEAR(in_place[i], expected, std::abs(expected) * 16 * u) << i;
+    ASSERT_NEAR(with_norm[i], other[i] + expected,
+                (std::abs(expected) + std::abs(other[i])) * 18 * u)
+        << i;
   }
 
   // Two heads of width / 2 for each of the rows; angles: any numbers do.

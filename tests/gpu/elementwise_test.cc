@@ -228,8 +228,82 @@ TEST(RowKernels, ArgmaxFindsTheLargest) {
   });
 }
 
+// As of rms_norm, and one more rounding for the sum, relative to it.
+TEST(RowKernels, AddNormAddsWhatRmsNormGives) {
+  TOPKV_NEEDS_GPU();
+  each_shape([](const Shape& shape, std::int64_t count, const Stream& stream) {
+    constexpr float epsilon = 1e-5F;
+    const auto weight = reference::random_floats(shape.width, 4);
+    const auto from = reference::random_floats(count, 5, 3.0F);
+    const auto x = reference::random_floats(count, 12);
+    const DeviceArray<float> device_weight(weight, shape.skew);
+    const DeviceArray<float> device_from(from, shape.skew);
+    const DeviceArray<float> device_x(x, shape.skew);
+    add_norm(device_from.data(), device_weight.data(), shape.rows, shape.width, epsilon,
+             device_x.data(), stream);
+    const auto got = device_x.read();
+    EXPECT_EQ(device_from.read(), from);
+    for (std::int64_t row = 0; row < shape.rows; ++row) {
+      double squares = 0;
+      for (std::int64_t i = 0; i < shape.width; ++i)
+        squares += std::pow(double{from[row * shape.width + i]}, 2);
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(shape.width) + epsilon);
+      for (std::int64_t i = 0; i < shape.width; ++i) {
+        const std::int64_t at = row * shape.width + i;
+        const double normed = from[at] * scale * weight[i];
+        const double tolerance =
+            std::abs(normed) * (static_cast<double>(shape.width) / 2 + 8) * u +
+            (std::abs(x[at] + normed) + std::abs(normed)) * u;
+        ASSERT_NEAR(got[at], x[at] + normed, tolerance) << at;
+      }
+    }
+  });
+}
+
+// tanh errs by 2 ulp (CUDA's bound) of at most 1, and its argument by some 5 roundings, which tanh
+// does not enlarge where it is not flat: near -1 the sum cancels, so that the error is relative to
+// the gate itself.
+TEST(RowKernels, GeluMultiplyGatesUp) {
+  TOPKV_NEEDS_GPU();
+  each_shape([](const Shape& shape, std::int64_t count, const Stream& stream) {
+    auto gate = reference::random_floats(count, 6, 8.0F);
+    const auto up = reference::random_floats(count, 7);
+    if (count > 3) {
+      gate[0] = -1e20F;
+      gate[1] = 1e20F;
+      gate[2] = 0.0F;
+    }
+    const DeviceArray<float> device_gate(gate, shape.skew);
+    const DeviceArray<float> device_up(up, shape.skew);
+    const DeviceArray<Bf16> out(count, shape.skew);
+    gelu_multiply(device_gate.data(), device_up.data(), count, bf16(out), stream);
+    const auto got = out.read();
+    const double root = std::sqrt(2 / 3.14159265358979323846);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double g = gate[i];
+      const double expected = 0.5 * g * (1 + std::tanh(root * (g + 0.044715 * g * g * g))) * up[i];
+      const double size = std::abs(g * up[i]);
+      ASSERT_NEAR(value_of(got[i]), expected,
+                  std::abs(expected) * v + (std::abs(g) < 1e10 ? 16 * u * size : size * u) +
+                      std::ldexp(1.0, -133))
+          << i;
+    }
+  });
+}
+
+TEST(RowKernels, ScaleMultipliesEveryElement) {
+  TOPKV_NEEDS_GPU();
+  each_shape([](const Shape& shape, std::int64_t count, const Stream& stream) {
+    const auto x = reference::random_floats(count, 13);
+    const DeviceArray<float> device_x(x, shape.skew);
+    scale(48.5F, count, device_x.data(), stream);
+    const auto got = device_x.read();
+    for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(got[i], x[i] * 48.5F) << i;
+  });
+}
+
 // Each result is two products and their sum: three roundings of at most |a| + |b|, as no cosine or
-// sine is beyond 1.
+// sine is beyond 1. rest: elements of a head behind those that are turned.
 TEST(RowKernels, RopeTurnsThePairsOfEveryHead) {
   TOPKV_NEEDS_GPU();
   each_shape([](const Shape& shape, std::int64_t, const Stream& stream) {
@@ -242,22 +316,32 @@ TEST(RowKernels, RopeTurnsThePairsOfEveryHead) {
       cosines[i] = std::cos(angles[i]);
       sines[i] = std::sin(angles[i]);
     }
-    const auto x = reference::random_floats(shape.rows * heads * 2 * half, 11);
     const DeviceArray<float> device_cos(cosines, shape.skew);
     const DeviceArray<float> device_sin(sines, shape.skew);
-    const DeviceArray<float> device_x(x, shape.skew);
-    rope(device_cos.data(), device_sin.data(), shape.rows, heads, 2 * half, device_x.data(),
-         stream);
-    const auto got = device_x.read();
-    for (std::int64_t row = 0; row < shape.rows * heads; ++row) {
-      for (std::int64_t i = 0; i < half; ++i) {
-        const double a = x[row * 2 * half + i];
-        const double b = x[row * 2 * half + half + i];
-        const double c = cosines[row / heads * half + i];
-        const double s = sines[row / heads * half + i];
-        const double tolerance = 3 * u * (std::abs(a) + std::abs(b));
-        ASSERT_NEAR(got[row * 2 * half + i], a * c - b * s, tolerance) << row << ", " << i;
-        ASSERT_NEAR(got[row * 2 * half + half + i], b * c + a * s, tolerance) << row << ", " << i;
+    for (const bool interleaved : {false, true}) {
+      for (const std::int64_t rest : {std::int64_t{0}, std::int64_t{2}, 2 * half}) {
+        SCOPED_TRACE(testing::Message() << "interleaved " << interleaved << ", rest " << rest);
+        const std::int64_t dim = 2 * half + rest;
+        const auto x = reference::random_floats(shape.rows * heads * dim, 11);
+        const DeviceArray<float> device_x(x, shape.skew);
+        rope(device_cos.data(), device_sin.data(), shape.rows, heads, {dim, 2 * half, interleaved},
+             device_x.data(), stream);
+        const auto got = device_x.read();
+        for (std::int64_t row = 0; row < shape.rows * heads; ++row) {
+          for (std::int64_t i = 0; i < half; ++i) {
+            const std::int64_t low = row * dim + (interleaved ? 2 * i : i);
+            const std::int64_t high = row * dim + (interleaved ? 2 * i + 1 : half + i);
+            const double a = x[low];
+            const double b = x[high];
+            const double c = cosines[row / heads * half + i];
+            const double s = sines[row / heads * half + i];
+            const double tolerance = 3 * u * (std::abs(a) + std::abs(b));
+            ASSERT_NEAR(got[low], a * c - b * s, tolerance) << row << ", " << i;
+            ASSERT_NEAR(got[high], b * c + a * s, tolerance) << row << ", " << i;
+          }
+          for (std::int64_t i = 2 * half; i < dim; ++i)
+            ASSERT_EQ(got[row * dim + i], x[row * dim + i]) << row << ", " << i;
+        }
       }
     }
   });

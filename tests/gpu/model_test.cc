@@ -145,7 +145,8 @@ TEST_P(ModelParity, LogitsThroughASessionThatRetrievesEveryRowAreTheSame) {
 std::vector<Variant> variants() {
   std::vector<Variant> all;
   for (const char* name : {"llama-bias-head64", "llama3-head80", "qwen2-head96", "qwen3-head128",
-                           "mistral-window-head256", "needle-14m"}) {
+                           "mistral-window-head256", "phi3-head64", "glm", "glm4", "olmo2",
+                           "smollm3", "gemma2", "gemma3", "needle-14m"}) {
     for (const char* device : {"cpu", "cuda"}) all.push_back({device, name});
   }
   return all;
@@ -233,10 +234,10 @@ TEST(CudaModel, RoundedWeightsTakeWhatWasPlanned) {
 
 /// K and V of all tokens of a (layer, KV head), as float32.
 void append_rows(const RowsView& rows, std::vector<float>& out) {
-  const std::int64_t count = rows.count * rows.dim;
-  for (const std::byte* data : {rows.key_data, rows.value_data}) {
+  const std::int64_t count = rows.count() * rows.dim();
+  for (const std::byte* data : {rows.keys.data, rows.values.data}) {
     out.resize(out.size() + static_cast<std::size_t>(count));
-    to_float(data, rows.dtype, count, out.data() + out.size() - count);
+    to_float(data, rows.keys.dtype, count, out.data() + out.size() - count);
   }
 }
 

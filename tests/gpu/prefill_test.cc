@@ -308,7 +308,7 @@ TEST(CudaPrefill, TakesTheMemoryThatItSaysAndGivesItBack) {
   {
     const PrefillRun run(place, stream, same(2, {}), 512);
     const std::int64_t said =
-        place.compute().prefill_attention_bytes(stream.shape, same(2, {}), 512);
+        place.compute().prefill_attention_bytes(stream.shape, same(2, {}), {}, 512);
     const std::int64_t taken = place.device().memory().used - before;
     EXPECT_GE(taken, said);
     EXPECT_LE(taken, said + (2 << 20)) << "a page of the driver's at most is lost";

@@ -94,6 +94,16 @@ class TokenStream {
     }
   }
 
+  /// Other keys and values, exact in bf16.
+  void replace_rows(std::vector<std::vector<float>> keys, std::vector<std::vector<float>> values) {
+    k = std::move(keys);
+    v = std::move(values);
+    rows_.clear();
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      for (std::int64_t head = 0; head < shape.kv_heads; ++head) rows_.push_back(rounded(l, head));
+    }
+  }
+
   std::int64_t q_width() const { return shape.q_heads * shape.head_dim; }
   std::int64_t kv_width() const { return shape.kv_heads * shape.head_dim; }
   const float* query(std::int64_t layer, std::int64_t token, std::int64_t head) const {
@@ -106,7 +116,7 @@ class TokenStream {
 
   /// The first tokens as a context in bf16, whose rows no device knows of.
   std::shared_ptr<const topkv::Context> context(std::int64_t tokens,
-                                                topkv::DType dtype = topkv::DType::bf16) const {
+                                                topkv::KvDType dtype = {}) const {
     topkv::ContextBuilder builder(shape, {.capacity = tokens, .dtype = dtype});
     const auto view = [&](const std::vector<float>& values) {
       return topkv::TensorView::tokens_first(values.data(), topkv::DType::f32, tokens,

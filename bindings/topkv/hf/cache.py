@@ -66,7 +66,8 @@ class TopkCache(Cache):
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
       prefill: "dense", or "window": while reading, tokens attend `sinks` and `window` only.
-      kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; None: the model's dtype, and bf16
+      kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; "q8", "q4" or "q8/q4" (keys/values)
+        for rows of half the size and less; None: the model's dtype, and bf16
         on a CUDA device.
       max_cache_len: tokens of the text, to reserve rows once; 0: grown as it comes.
       session_capacity: tokens that can follow the text.

@@ -118,8 +118,8 @@ def session_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def row_dtype_name(kv_dtype: Any) -> str | None:
-    """"f32", "f16" or "bf16" for these and for PyTorch's dtypes; None: not given."""
-    names = tuple(ROW_DTYPES.values())
+    """"f32", "f16" or "bf16" for these and for PyTorch's dtypes; rows in blocks; None: not given."""
+    names = (*ROW_DTYPES.values(), "q8", "q4", "q8/q4")
     name = ROW_DTYPES.get(kv_dtype, kv_dtype) if isinstance(kv_dtype, torch.dtype) else kv_dtype
     if name is not None and name not in names:
         raise InvalidArgument(

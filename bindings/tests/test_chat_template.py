@@ -1,0 +1,64 @@
+"""Chat templates through Python; tests/chat_template_test.cc compares them with transformers."""
+
+import json
+
+import pytest
+
+import topkv
+
+
+@pytest.fixture(scope="module")
+def fixtures(repository):
+    return repository / "tests" / "fixtures" / "chat"
+
+
+@pytest.fixture(scope="module")
+def qwen3(fixtures):
+    try:
+        return topkv.ChatTemplate.load(fixtures / "qwen3")
+    except topkv.Unsupported as error:  # a build without the engine says what to do
+        assert "TOPKV_JINJA_DIR" in str(error)
+        pytest.skip(str(error))
+
+
+def test_a_conversation_is_rendered_as_transformers_renders_it(fixtures, qwen3):
+    data = json.loads((fixtures / "cases.json").read_text())
+    cases = [case for case in data["cases"] if case["template"] == "qwen3"]
+    assert cases
+    for case in cases:
+        messages = data["conversations"][case["conversation"]]
+        assert qwen3.render(messages, case["add_generation_prompt"]) == case["text"]
+
+
+def test_source_and_repr(fixtures, qwen3):
+    source = (fixtures / "qwen3" / "chat_template.jinja").read_text()
+    assert qwen3.source == source
+    assert repr(qwen3) == f"<ChatTemplate of {len(source)} bytes>"
+
+
+def test_a_model_without_a_template_is_refused(needle_14m):
+    with pytest.raises(topkv.FileError, match="no chat template here"):
+        topkv.ChatTemplate.load(needle_14m)
+
+
+@pytest.mark.parametrize("message", ["text", {"role": "user"}, {"role": "user", "content": 1}, None])
+def test_what_is_no_message_is_named(qwen3, message):
+    with pytest.raises(topkv.InvalidArgument, match=r"messages\[1\] is .*; expected a dict"):
+        qwen3.render([{"role": "user", "content": "a"}, message])
+
+
+def test_what_a_template_refuses_is_an_invalid_argument(tmp_path, qwen3):
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no ' + messages[0].role) }}")
+    template = topkv.ChatTemplate.load(tmp_path)
+    with pytest.raises(topkv.InvalidArgument, match="refuses this conversation: no system"):
+        template.render([{"role": "system", "content": "a"}])
+    with pytest.raises(topkv.InvalidArgument, match="no messages"):
+        template.render([])
+
+
+def test_a_template_that_never_ends_is_refused(tmp_path, qwen3):
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(topkv.FileError, match="line 1: it "):
+        topkv.ChatTemplate.load(tmp_path).render([{"role": "user", "content": "a"}])

@@ -1,0 +1,213 @@
+#include <cuda_fp16.h>
+
+#include "gpu/kernel_parts.cuh"
+#include "gpu/row_blocks.h"
+
+namespace topkv::gpu {
+namespace {
+
+constexpr int block_elements = 32;  // one for each lane of a warp
+constexpr int warps = block / warp;
+constexpr std::int64_t learned_tokens = 1024;  // as RowStore has it
+constexpr std::int64_t least_learned = 256;
+constexpr int most_dims = 256;
+
+__host__ __device__ constexpr int block_bytes(DType dtype) { return dtype == DType::q8 ? 34 : 20; }
+
+__device__ __half half_at(const std::byte* at) {
+  __half value;
+  value = *reinterpret_cast<const __half*>(at);  // blocks and vectors lie at even addresses
+  return value;
+}
+
+/// This lane's element of a block: written (where `to` is not null), and read back. All lanes of a
+/// warp call it.
+template <DType dtype>
+__device__ float round_element(float x, std::byte* to) {
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  if constexpr (dtype == DType::q8) {
+    const __half scale = __float2half_rn(__fdiv_rn(warp_max(fabsf(x)), 127.0F));
+    const float by = __half2float(scale);
+    const float code = by == 0 ? 0.0F : rintf(fmaxf(fminf(__fdiv_rn(x, by), 127.0F), -127.0F));
+    if (to != nullptr) {
+      if (lane == 0) *reinterpret_cast<__half*>(to) = scale;
+      reinterpret_cast<signed char*>(to)[2 + lane] = static_cast<signed char>(code);
+    }
+    return __fmul_rn(static_cast<float>(static_cast<int>(code)), by);  // no zero with a sign
+  } else {
+    const __half low = __float2half_rn(-warp_max(-x));
+    const float least = __half2float(low);
+    const __half scale = __float2half_rn(__fdiv_rn(__fsub_rn(warp_max(x), least), 15.0F));
+    const float by = __half2float(scale);
+    float code = 0;
+    if (by > 0 && !isinf(by))
+      code = rintf(fminf(fmaxf(__fdiv_rn(__fsub_rn(x, least), by), 0.0F), 15.0F));
+    const int own = static_cast<int>(code);
+    const int other = __shfl_down_sync(all_lanes, own, 16);
+    if (to != nullptr) {
+      if (lane == 0) {
+        reinterpret_cast<__half*>(to)[0] = scale;
+        reinterpret_cast<__half*>(to)[1] = low;
+      }
+      if (lane < 16)
+        reinterpret_cast<unsigned char*>(to)[4 + lane] =
+            static_cast<unsigned char>(own | other << 4);
+    }
+    return __fmaf_rn(code, by, least);
+  }
+}
+
+/// This lane's element of a block as it is stored.
+template <DType dtype>
+__device__ float read_element(const std::byte* from) {
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  const float by = __half2float(half_at(from));
+  if constexpr (dtype == DType::q8) {
+    return __fmul_rn(static_cast<float>(reinterpret_cast<const signed char*>(from)[2 + lane]), by);
+  } else {
+    const int pair = reinterpret_cast<const unsigned char*>(from)[4 + lane % 16];
+    const int code = lane < 16 ? pair & 15 : pair >> 4;
+    return __fmaf_rn(static_cast<float>(code), by, __half2float(half_at(from + 2)));
+  }
+}
+
+struct Half {
+  const float* x;
+  const float* channels;    // null: all 1
+  std::byte* bytes;         // null: not wanted
+  std::int64_t head_bytes;  // between heads
+  __nv_bfloat16* rows;
+  bool values;
+};
+
+/// A warp for each block of each vector.
+template <DType dtype>
+__global__ void pack_kernel(Half half, std::int64_t tokens, std::int64_t kv_heads,
+                            std::int64_t head_dim, PackTarget target, unsigned long long* bad) {
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  const std::int64_t blocks = (head_dim - 1) / block_elements + 1;
+  const std::int64_t first = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp;
+  unsigned long long worst = all_finite;
+  for (std::int64_t w = first; w < tokens * kv_heads * blocks;
+       w += std::int64_t{gridDim.x} * warps) {
+    const std::int64_t b = w % blocks;
+    const std::int64_t h = w / blocks % kv_heads;
+    const std::int64_t t = w / blocks / kv_heads;
+    const std::int64_t i = b * block_elements + lane;
+    const bool inside = i < head_dim;
+    const std::int64_t from = (t * kv_heads + h) * head_dim + i;
+    const float channel = inside && half.channels != nullptr ? half.channels[h * head_dim + i] : 1;
+    const float x = inside ? __fdiv_rn(half.x[from], channel) : 0.0F;
+    std::byte* to = half.bytes == nullptr
+                        ? nullptr
+                        : half.bytes + h * half.head_bytes + (t * blocks + b) * block_bytes(dtype);
+    const float value = __fmul_rn(round_element<dtype>(x, to), channel);
+    if (!inside) continue;
+    // (The largest of some numbers and one that is none is a number.)
+    if (!isfinite(value) || !isfinite(x)) {
+      worst = min(worst, static_cast<unsigned long long>(2 * from + (half.values ? 1 : 0)));
+    }
+    std::int64_t slot = t;
+    if (target.ring > 0) {
+      slot = (t + target.first) % target.ring;
+      if (t + target.ring < tokens) continue;  // a later token takes the slot
+    }
+    half.rows[h * target.head_stride + slot * head_dim + i] = __float2bfloat16_rn(value);
+  }
+  if (worst != all_finite) atomicMin(bad, worst);
+}
+
+template <DType dtype>
+__global__ void unpack_kernel(const std::byte* from, std::int64_t head_bytes, std::int64_t count,
+                              std::int64_t heads, std::int64_t head_dim, const float* channels,
+                              __nv_bfloat16* out, std::int64_t head_stride) {
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  const std::int64_t blocks = (head_dim - 1) / block_elements + 1;
+  const std::int64_t first = std::int64_t{blockIdx.x} * warps + threadIdx.x / warp;
+  for (std::int64_t w = first; w < heads * count * blocks; w += std::int64_t{gridDim.x} * warps) {
+    const std::int64_t b = w % blocks;
+    const std::int64_t t = w / blocks % count;
+    const std::int64_t h = w / blocks / count;
+    const std::int64_t i = b * block_elements + lane;
+    const float value =
+        read_element<dtype>(from + h * head_bytes + (t * blocks + b) * block_bytes(dtype));
+    if (i >= head_dim) continue;
+    const float channel = channels != nullptr ? channels[h * head_dim + i] : 1;
+    out[h * head_stride + t * head_dim + i] = __float2bfloat16_rn(__fmul_rn(value, channel));
+  }
+}
+
+/// A block for each KV head, a thread for each channel.
+__global__ void choose_kernel(const float* keys, std::int64_t tokens, std::int64_t kv_heads,
+                              int head_dim, float* channels) {
+  __shared__ double squares[most_dims];
+  __shared__ double median;
+  const int i = static_cast<int>(threadIdx.x);
+  const std::int64_t h = blockIdx.x;
+  double sum = 0;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const double x = keys[(t * kv_heads + h) * head_dim + i];
+    sum = __dadd_rn(sum, __dmul_rn(x, x));
+  }
+  squares[i] = sum;
+  __syncthreads();
+  int below = 0;
+  for (int j = 0; j < head_dim; ++j)
+    below += squares[j] < sum || (squares[j] == sum && j < i) ? 1 : 0;
+  if (below == head_dim / 2) median = sum;
+  __syncthreads();
+  const double over = median > 0 ? sum / median : 0;
+  const bool out_lies = over > 1 && isfinite(over);
+  channels[h * head_dim + i] =
+      out_lies ? ldexpf(1.0F, static_cast<int>(min(lround(log2(over) / 2), 24L))) : 1.0F;
+}
+
+template <class Launch>
+void with_blocks(DType dtype, const Launch& launch) {
+  if (dtype == DType::q8) {
+    launch(std::integral_constant<DType, DType::q8>());
+  } else {
+    launch(std::integral_constant<DType, DType::q4>());
+  }
+}
+
+}  // namespace
+
+void pack_blocks(const float* keys, const float* values, std::int64_t tokens, std::int64_t kv_heads,
+                 std::int64_t head_dim, KvDType dtype, const float* channels,
+                 const BlockTarget& blocks, const PackTarget& rows, unsigned long long* bad,
+                 cudaStream_t stream) {
+  const std::int64_t all = tokens * kv_heads * ((head_dim + block_elements - 1) / block_elements);
+  if (all == 0) return;
+  const auto pack = [&](DType of, const Half& half) {
+    with_blocks(of, [&](auto type) {
+      pack_kernel<decltype(type)::value><<<blocks_for(all, warps), block, 0, stream>>>(
+          half, tokens, kv_heads, head_dim, rows, bad);
+    });
+    check_launch("the kernel that packs rows in blocks");
+  };
+  pack(dtype.keys, {keys, channels, blocks.keys, blocks.head_bytes, rows.keys, false});
+  pack(dtype.values, {values, nullptr, blocks.values, blocks.head_bytes, rows.values, true});
+}
+
+void unpack_blocks(const std::byte* from, std::int64_t head_bytes, std::int64_t count,
+                   std::int64_t heads, std::int64_t head_dim, DType dtype, const float* channels,
+                   __nv_bfloat16* out, std::int64_t head_stride, cudaStream_t stream) {
+  const std::int64_t all = count * heads * ((head_dim + block_elements - 1) / block_elements);
+  if (all == 0) return;
+  with_blocks(dtype, [&](auto type) {
+    unpack_kernel<decltype(type)::value><<<blocks_for(all, warps), block, 0, stream>>>(
+        from, head_bytes, count, heads, head_dim, channels, out, head_stride);
+  });
+  check_launch("the kernel that unpacks rows in blocks");
+}
+
+void choose_channels(const float* keys, std::int64_t tokens, std::int64_t kv_heads,
+                     std::int64_t head_dim, float* channels, cudaStream_t stream) {
+  if (tokens < least_learned || kv_heads == 0) return;
+  choose_kernel<<<static_cast<unsigned>(kv_heads), static_cast<unsigned>(head_dim), 0, stream>>>(
+      keys, std::min(tokens, learned_tokens), kv_heads, static_cast<int>(head_dim), channels);
+  check_launch("the kernel that chooses scales of channels");
+}
+
+}  // namespace topkv::gpu

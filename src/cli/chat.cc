@@ -1,0 +1,226 @@
+// `topkv chat`: a conversation over files, which are read once into a context. The session over it
+// holds the turns; where a template rewrites earlier ones, what is no longer so is forgotten.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "src/cli/commands.h"
+#include "src/cli/conversation.h"
+#include "src/cli/device_report.h"
+#include "src/cli/help.h"
+#include "src/cli/interrupt.h"
+#include "src/cli/numbers.h"
+#include "src/cli/options.h"
+#include "src/cli/prefilled.h"
+#include "src/cli/progress_bar.h"
+#include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/core/files.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct ChatFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  PrefillFlags prefill;
+  SamplingFlags sampling;
+  std::string system;
+  std::string room = "64K";
+  std::vector<std::string> files;
+
+  std::int64_t most_predicted() const {
+    return sampling.predict.empty() ? 1024 : parse_count("-n", sampling.predict, 1);
+  }
+  std::int64_t most_own() const { return parse_count("--room", room, 2); }
+};
+
+void check_flags(const ChatFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.prefill);
+  check_flags(flags.sampling);
+  check_utf8("--system", flags.system);
+  flags.most_predicted();
+  flags.most_own();
+  if (flags.retrieval.indices.size() > 1) {
+    throw UsageError("--kv-index: chat takes one index; several are for topkv needle");
+  }
+  for (const std::string& file : flags.files) {
+    if (file == "-") throw UsageError("--file: '-' is standard input, where questions come from");
+    check_readable(file);
+  }
+}
+
+/// The model at work: a context, and a session over it that holds the turns so far.
+class Chat {
+ public:
+  Chat(const ChatFlags& flags, const Model& model, Conversation conversation, ProgressBar& progress)
+      : flags_(flags), model_(model), conversation_(std::move(conversation)), progress_(progress) {
+    read(conversation_.before_questions());
+  }
+
+  /// Prints the answer as it comes.
+  void ask(const std::string& question) {
+    const std::vector<Token> asked = conversation_.ask(question);
+    std::size_t same = std::min(common_tokens(held_, asked), asked.size() - 1);
+    const auto frozen = static_cast<std::size_t>(session_->context().tokens());
+    if (same < frozen) {
+      read_again(asked, frozen);
+      same = held_.size();
+    }
+    session_->truncate(static_cast<std::int64_t>(same) - session_->context().tokens());
+    const std::span<const Token> prompt = std::span(asked).subspan(same);
+    const std::int64_t room =
+        flags_.most_own() - session_->own_tokens() - static_cast<std::int64_t>(prompt.size());
+    if (room < 1) {
+      throw UsageError(fmt::format(
+          "--room: the conversation takes more than {} tokens beside the files; expected "
+          "fewer, or a larger --room",
+          flags_.most_own()));
+    }
+    answer(asked, prompt, std::min(room, flags_.most_predicted()));
+  }
+
+ private:
+  void read(const std::vector<Token>& tokens) {
+    const ModelConfig& config = model_.config();
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    check_rows(config.attention, count + flags_.most_own(),
+               prefill_options(flags_.prefill, flags_.retrieval));
+    check_indices(flags_.retrieval, config, count);
+    check_codes(model_.device(), config.attention, flags_.retrieval, count);
+    session_.reset();  // and the context before it, whose rows may take all there is
+    const Prefilled prefilled =
+        prefill(model_, flags_.retrieval, flags_.prefill, tokens, progress_);
+    session_.emplace(prefilled.context,
+                     retrieval_options(flags_.retrieval, config.attention.layers,
+                                       flags_.retrieval.indices.front(), flags_.most_own()),
+                     model_.device());
+    held_ = tokens;
+    if (count == 0) return;
+    fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
+               format_seconds(prefilled.seconds + prefilled.times.indexing),
+               byte_text(prefilled.context->memory().rows_bytes));
+  }
+
+  /// A template that moves or rewrites what the context was made of.
+  void read_again(const std::vector<Token>& asked, std::size_t frozen) {
+    const std::size_t lasts = std::min(conversation_.lasting(asked), asked.size() - 1);
+    progress_.note(warning_line(fmt::format(
+        "the chat template changes the text of the files or what is before it for this question: "
+        "{} tokens are read in place of {}",
+        format_grouped(static_cast<std::int64_t>(lasts)),
+        format_grouped(static_cast<std::int64_t>(frozen)))));
+    read({asked.begin(), asked.begin() + static_cast<std::ptrdiff_t>(lasts)});
+  }
+
+  void answer(const std::vector<Token>& asked, std::span<const Token> prompt, std::int64_t most) {
+    Utf8Stream stream;
+    const auto show = [](const std::string& piece) {
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    };
+    const GenerateResult result = model_.generate(
+        *session_, prompt, {most, sampling_options(flags_.sampling, model_.config().sampling)},
+        [&](Token token) {
+          show(stream.push(model_.tokenizer().bytes_of_token(token)));
+          return !interrupted();
+        });
+    show(stream.finish() + "\n");
+    // The session has all of it but the token chosen last.
+    held_ = asked;
+    held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());
+    held_.resize(static_cast<std::size_t>(session_->tokens()));
+    conversation_.answer(model_.tokenizer().decode(result.tokens));
+    const auto count = static_cast<std::int64_t>(result.tokens.size());
+    fmt::print(stderr, "[{} tokens read, {} answered, {}/s, {} in all{}]\n",
+               format_grouped(static_cast<std::int64_t>(prompt.size())), format_grouped(count),
+               format_rate(result.decode_seconds > 0
+                               ? static_cast<double>(result.steps) / result.decode_seconds
+                               : 0),
+               format_grouped(session_->tokens()),
+               result.ended    ? ""
+               : interrupted() ? ", interrupted"
+               : count == most ? ", cut off: -n and --room allow no more"
+                               : "");
+  }
+
+  const ChatFlags& flags_;
+  const Model& model_;
+  Conversation conversation_;
+  ProgressBar& progress_;
+  std::optional<Session> session_;
+  std::vector<Token> held_;  // those of the context, then the session's own
+};
+
+/// The next line of standard input; nothing at its end.
+std::optional<std::string> next_question(bool prompts) {
+  const WaitsForPerson waiting;
+  stop_if_interrupted();
+  if (prompts) fmt::print(stderr, "> ");
+  std::string line;
+  if (std::getline(std::cin, line)) return line;
+  if (prompts) fmt::print(stderr, "\n");
+  if (std::cin.bad()) throw FileError("standard input: cannot be read");
+  return std::nullopt;
+}
+
+std::string text_of(const std::vector<std::string>& files) {
+  std::string text;
+  for (const std::string& file : files) text += read_file(file);
+  if (!files.empty() && text.empty()) {
+    throw FileError(fmt::format("{}: no text in it", printable(files.front())));
+  }
+  return text;
+}
+
+int run_chat(ChatFlags flags) {
+  check_flags(flags);
+  check_model(flags.model, flags.retrieval);
+  ChatTemplate chat_template = ChatTemplate::load(flags.model.directory);
+  const Device device = open_device(flags.model);
+  const std::string text = text_of(flags.files);
+  catch_interrupts();
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  const Model model =
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  Chat chat(flags, model,
+            Conversation(std::move(chat_template), model.tokenizer(), flags.system, text),
+            progress);
+  const bool prompts = ::isatty(STDIN_FILENO) != 0;
+  while (const std::optional<std::string> question = next_question(prompts)) {
+    if (question->find_first_not_of(" \t\r") == std::string::npos) continue;
+    chat.ask(*question);
+    forget_interrupt();
+  }
+  return 0;
+}
+
+}  // namespace
+
+Run add_chat(CLI::App& app) {
+  CLI::App* command = add_command(app, "chat", chat_help);
+  const auto flags = std::make_shared<ChatFlags>();
+  flags->prefill.mode = "dense";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->retrieval);
+  add_flags(*command, flags->prefill);
+  add_flags(*command, flags->sampling);
+  command->add_option("-f,--file", flags->files, "a file")->expected(1)->take_all();
+  command->add_option("--system", flags->system, "the text of a system message");
+  command->add_option("--room", flags->room, "a number of tokens");
+  return [flags] { return run_chat(*flags); };
+}
+
+}  // namespace topkv::cli

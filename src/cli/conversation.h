@@ -1,0 +1,45 @@
+// A conversation over files as the model reads it: the texts of its chat template, turn by turn, in
+// tokens. The files are the beginning of the first question: every template takes questions, and
+// leaves those of earlier turns where they are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "topkv/chat_template.h"
+#include "topkv/tokenizer.h"
+
+namespace topkv::cli {
+
+class Conversation {
+ public:
+  /// The tokenizer must outlive it. system: empty for no such message.
+  Conversation(ChatTemplate chat, const Tokenizer& tokenizer, const std::string& system,
+               std::string files);
+
+  /// Tokens that come before the first question, whatever it is: with files those of the files, and
+  /// what the template has before them. Empty without files.
+  std::vector<Token> before_questions() const;
+
+  /// Adds a question. The tokens of all up to where its answer begins.
+  std::vector<Token> ask(const std::string& question);
+
+  /// How many of these tokens will be there after the next question, too: a template may move a
+  /// system message to the last question.
+  std::size_t lasting(const std::vector<Token>& asked) const;
+
+  void answer(std::string text) { messages_.push_back({"assistant", std::move(text)}); }
+
+ private:
+  std::vector<Token> tokens_of(const std::vector<ChatMessage>& messages) const;
+
+  ChatTemplate template_;
+  const Tokenizer& tokenizer_;
+  std::string files_;  // until the first question has them
+  std::vector<ChatMessage> messages_;
+};
+
+/// How many tokens two texts begin with alike.
+std::size_t common_tokens(const std::vector<Token>& a, const std::vector<Token>& b);
+
+}  // namespace topkv::cli

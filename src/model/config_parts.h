@@ -1,0 +1,30 @@
+// The parts that config.json is read in, each a subject of its own. All are for ModelConfig::load,
+// throw as it does and check every number that they take.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "src/core/json_file.h"
+#include "src/model/families.h"
+#include "topkv/model.h"
+
+namespace topkv {
+
+inline constexpr std::int64_t max_positions = std::int64_t{1} << 40;
+
+/// Theta, scaling, which part of a head is turned and in which layers (config_rope.cc).
+/// length: as of ModelConfig::load. REQUIRES: attention (windows too) and max_position are read.
+void read_rope(const JsonObject& root, const std::filesystem::path& file, const Family& family,
+               std::int64_t length, ModelConfig& config);
+
+/// AttentionShape::sliding_window and the layers without RoPE (config_layers.cc).
+/// REQUIRES: attention.layers is read.
+void read_layers(const JsonObject& root, const Family& family, ModelConfig& config);
+
+/// bos, eos and sampling (config_generation.cc), of config.json and generation_config.json.
+/// REQUIRES: vocab_size is read.
+void read_generation(const JsonObject& root, const Family& family,
+                     const std::filesystem::path& generation_file, ModelConfig& config);
+
+}  // namespace topkv

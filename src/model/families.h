@@ -1,0 +1,100 @@
+// The families of decoders that the model runner knows, as data: what tells them apart in a
+// config.json (keys, and what a missing one means), in the names of a checkpoint's tensors and in
+// the network. A family is one entry of the table; nothing asks for one by its name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "topkv/model.h"
+
+namespace topkv {
+
+/// Names of a layer's norms, as they stand behind "model.layers.N." and before ".weight"; empty:
+/// the family has no such norm.
+struct NormNames {
+  std::string_view before_attention = "input_layernorm";
+  std::string_view after_attention = "";  ///< of what attention gives, before it is added
+  std::string_view before_mlp = "post_attention_layernorm";
+  std::string_view after_mlp = "";
+};
+
+struct Family {
+  std::string_view name;  ///< model_type
+
+  // What a missing key means.
+  std::int64_t vocab_size = 0;
+  std::int64_t hidden_size = 4096;
+  std::int64_t intermediate_size = 0;
+  std::int64_t layers = 32;
+  std::int64_t q_heads = 32;
+  std::int64_t kv_heads = 0;  ///< 0: as many as query heads
+  std::int64_t head_dim = 0;  ///< 0: hidden_size / num_attention_heads
+  std::int64_t max_position = 0;
+  double rms_norm_eps = 1e-6;
+  bool tied_embeddings = false;
+  Token bos = -1;               ///< -1: none
+  std::vector<Token> eos = {};  ///< empty: none
+
+  // Which projections have biases.
+  bool reads_attention_bias = false;  ///< attention_bias puts biases on q, k, v (and o, see below)
+  bool attention_bias = false;        ///< what it means when missing
+  bool always_qkv_bias = false;       ///< q, k, v have biases
+  bool never_o_bias = false;          ///< attention_bias leaves o without one
+  bool reads_mlp_bias = false;
+
+  // RoPE.
+  double rope_theta = 10000;
+  bool partial_rotary = false;       ///< reads partial_rotary_factor
+  double partial_rotary_factor = 1;  ///< what it means when missing
+  bool rope_interleaved = false;     ///< ModelConfig::rope_interleaved
+  /// original_max_position_embeddings is a key of the family itself, at the top level, with this
+  /// default; 0: it is not, and stands with the scaling.
+  std::int64_t original_max_position = 0;
+  bool longrope_only = false;     ///< all scalings are LongRoPE, whatever older files call it
+  double sliding_rope_theta = 0;  ///< > 0: windowed layers have a theta of their own, this default
+  bool reads_no_rope_layers = false;
+
+  // Which layers have a sliding window.
+  enum class Sliding : std::uint8_t {
+    never,
+    all_layers,   ///< wherever sliding_window is a number
+    last_layers,  ///< with use_sliding_window: from max_window_layers on, or by layer_types
+    no_rope,      ///< with use_sliding_window: those without RoPE, or by layer_types
+    pattern,      ///< all but each sliding_pattern-th, or by layer_types
+  } sliding = Sliding::never;
+  std::int64_t window = 0;           ///< a missing sliding_window; 0: none
+  std::int64_t sliding_pattern = 0;  ///< a missing sliding_window_pattern, where that is read
+  bool reads_sliding_pattern = false;
+
+  // The network.
+  NormNames norms = {};
+  double norm_offset = 0;  ///< weights of norms are stored less this
+  bool qk_norm = false;
+  bool qk_norm_whole = false;
+  bool gelu = false;               ///< ModelConfig::Activation, read from hidden_activation
+  bool scaled_embedding = false;   ///< by sqrt(hidden_size)
+  bool reads_query_scale = false;  ///< query_pre_attn_scalar, 256 when missing
+  // attn_logit_softcapping and final_logit_softcapping when missing, 0: none; nothing: not read.
+  std::optional<double> attention_softcap = {};
+  std::optional<double> final_softcap = {};
+  bool fused_qkv = false;      ///< self_attn.qkv_proj holds the rows of q, k and v
+  bool fused_gate_up = false;  ///< mlp.gate_up_proj holds the rows of gate and up
+
+  // Of config_keys.h.
+  std::vector<std::string_view> own_keys = {};  ///< read beside those that every family reads
+  std::string_view class_name = {};             ///< of its classes, in lower case, if not its name
+};
+
+std::span<const Family> families();
+
+/// Null: topkv does not know it.
+const Family* find_family(std::string_view model_type);
+
+/// REQUIRES: one of topkv's.
+const Family& family_of(const ModelConfig& config);
+
+}  // namespace topkv

@@ -1,0 +1,142 @@
+#include "src/text/chat_template_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "src/core/files.h"
+#include "src/core/json_file.h"
+#include "src/core/printable.h"
+#include "src/core/utf8.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+// transformers' SPECIAL_TOKENS_ATTRIBUTES. Other keys that end in _token count where they are
+// texts.
+constexpr const char* named_tokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                        "pad_token", "cls_token", "mask_token"};
+
+class Finder {
+ public:
+  explicit Finder(const std::filesystem::path& directory)
+      : directory_(directory), config_file_(directory / "tokenizer_config.json") {
+    if (std::filesystem::exists(config_file_)) config_ = read_json_file(config_file_);
+    if (!config_.is_object()) JsonObject(config_, config_file_);  // throws
+  }
+
+  ChatTemplateFiles find() {
+    ChatTemplateFiles found;
+    read_source(found);
+    if (valid_utf8_bytes(found.source) < found.source.size()) {
+      throw FileError(fmt::format("{}: the chat template is not UTF-8; convert it", found.file));
+    }
+    tokens_of(config_, found.special_tokens);
+    const std::filesystem::path legacy = directory_ / "special_tokens_map.json";
+    if (!config_.contains("added_tokens_decoder") && std::filesystem::exists(legacy)) {
+      const Json map = read_json_file(legacy);
+      if (map.is_object()) tokens_of(map, found.special_tokens);
+    }
+    return found;
+  }
+
+ private:
+  void read_source(ChatTemplateFiles& found) {
+    const std::filesystem::path more = directory_ / "additional_chat_templates";
+    for (const auto& file : {more / "default.jinja", directory_ / "chat_template.jinja"}) {
+      if (!std::filesystem::exists(file)) continue;
+      found.file = path_text(file);
+      found.source = read_file(file);
+      return;
+    }
+    const std::string names = names_in(more);
+    if (!names.empty()) no_default(path_text(more), names);
+    const JsonObject config(config_, config_file_);
+    const Json* entry = config.find("chat_template");
+    if (entry == nullptr) {
+      throw FileError(fmt::format(
+          "{}: no chat template here: expected chat_template.jinja, or chat_template in "
+          "tokenizer_config.json; a model without one is no chat model: give it a plain prompt",
+          path_text(directory_)));
+    }
+    found.file = path_text(config_file_);
+    found.source = entry->is_string() ? entry->get<std::string>() : of_several(*entry, config);
+  }
+
+  /// [{"name": "default", "template": "…"}, …]
+  std::string of_several(const Json& list, const JsonObject& config) const {
+    if (!list.is_array()) config.fail("chat_template", "a text or a list of named ones");
+    std::string names;
+    std::string source;
+    bool found = false;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const JsonObject one(list[i], config_file_, fmt::format("chat_template[{}].", i));
+      const std::string name = one.text("name");
+      names += (names.empty() ? "" : ", ") + printable(name);
+      if (name != "default") continue;
+      source = one.text("template");
+      found = true;
+    }
+    if (!found) no_default(path_text(config_file_), names);
+    return source;
+  }
+
+  [[noreturn]] static void no_default(const std::string& where, const std::string& names) {
+    throw FileError(fmt::format(
+        "{}: chat templates are there ({}), but none is called default, which is what a "
+        "conversation takes; put one into chat_template.jinja beside it",
+        where, names));
+  }
+
+  static std::string names_in(const std::filesystem::path& folder) {
+    std::string names;
+    if (!std::filesystem::is_directory(folder)) return names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() != ".jinja") continue;
+      names += (names.empty() ? "" : ", ") + path_text(entry.path().stem());
+    }
+    return names;
+  }
+
+  /// Later files replace what earlier ones say.
+  static void tokens_of(const Json& object, std::vector<std::pair<std::string, std::string>>& out) {
+    const auto add = [&](const std::string& name, const Json& value) {
+      const bool known = std::find(std::begin(named_tokens), std::end(named_tokens), name) !=
+                         std::end(named_tokens);
+      const Json* text = &value;
+      if (known && value.is_object() && value.contains("content")) text = &value["content"];
+      if (!text->is_string()) return;
+      std::erase_if(out, [&](const auto& entry) { return entry.first == name; });
+      out.emplace_back(name, text->get<std::string>());
+    };
+    for (const auto& [key, value] : object.items()) {
+      if (key.ends_with("_token")) add(key, value);
+    }
+    const auto extra = object.find("extra_special_tokens");
+    if (extra == object.end() || !extra->is_object()) return;
+    for (const auto& [key, value] : extra->items()) add(key, value);
+  }
+
+  const std::filesystem::path& directory_;
+  std::filesystem::path config_file_;
+  Json config_ = Json::object();
+};
+
+}  // namespace
+
+ChatTemplateFiles read_chat_template(const std::filesystem::path& directory) {
+  if (!std::filesystem::is_directory(directory)) {
+    throw FileError(fmt::format("{}: no such directory; expected a model's", path_text(directory)));
+  }
+  try {
+    return Finder(directory).find();
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw FileError(fmt::format("{}: {}", path_text(directory), error.code().message()));
+  }
+}
+
+}  // namespace topkv

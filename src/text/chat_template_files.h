@@ -1,0 +1,22 @@
+// Where a model directory keeps its chat template and the special tokens that it names, in the
+// order that transformers (5.17) looks for them.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace topkv {
+
+struct ChatTemplateFiles {
+  std::string file;    ///< that the template is in, for messages
+  std::string source;  ///< well-formed UTF-8
+  /// "bos_token" and the like, as they are spelled.
+  std::vector<std::pair<std::string, std::string>> special_tokens;
+};
+
+/// Throws FileError; for a directory without a template one that says so.
+ChatTemplateFiles read_chat_template(const std::filesystem::path& directory);
+
+}  // namespace topkv

@@ -1,0 +1,180 @@
+// Goes through what the engine parsed and puts topkv's nodes in place of its own.
+#include <algorithm>
+
+#include "src/text/jinja/limits.h"
+#include "src/text/jinja/nodes.h"
+
+namespace topkv {
+namespace {
+
+using jinja::statement_ptr;
+
+class Guard {
+ public:
+  explicit Guard(const std::string& source) : source_(source) {}
+
+  void body(jinja::statements& items) {
+    for (statement_ptr& item : items) {
+      const bool plain = is<jinja::string_literal>(item) || is<jinja::comment_statement>(item) ||
+                         is<jinja::noop_statement>(item) || is<jinja::break_statement>(item) ||
+                         is<jinja::continue_statement>(item);
+      if (plain) continue;
+      auto made = std::make_unique<Item>();
+      made->pos = line(item->pos);
+      made->prints = is<jinja::expression>(item);
+      if (made->prints) {
+        expression(item);
+      } else {
+        statement(item, made->pos);
+      }
+      made->inner = std::move(item);
+      item = std::move(made);
+    }
+  }
+
+ private:
+  template <class Node>
+  static bool is(const statement_ptr& node) {
+    return dynamic_cast<const Node*>(node.get()) != nullptr;
+  }
+
+  std::size_t line(std::size_t position) const {
+    const auto end =
+        source_.begin() + static_cast<std::ptrdiff_t>(std::min(position, source_.size()));
+    return static_cast<std::size_t>(std::count(source_.begin(), end, '\n')) + 1;
+  }
+
+  template <class Made, class... Arguments>
+  static void put(statement_ptr& node, Arguments&&... arguments) {
+    auto made = std::make_unique<Made>(std::forward<Arguments>(arguments)...);
+    made->pos = node->pos;
+    node = std::move(made);
+  }
+
+  void statement(statement_ptr& node, std::size_t at) {
+    if (auto* choice = dynamic_cast<jinja::if_statement*>(node.get())) {
+      expression(choice->test);
+      body(choice->body);
+      body(choice->alternate);
+    } else if (auto* loop = dynamic_cast<jinja::for_statement*>(node.get())) {
+      iterable(loop->iterable);
+      body(loop->body);
+      body(loop->default_block);
+      put<For>(node, std::move(loop->loopvar), std::move(loop->iterable), std::move(loop->body),
+               std::move(loop->default_block));
+    } else if (auto* set = dynamic_cast<jinja::set_statement*>(node.get())) {
+      if (set->val) expression(set->val);
+      // What is set by its name stays as it is.
+      if (auto* member = dynamic_cast<jinja::member_expression*>(set->assignee.get())) {
+        expression(member->object);
+      }
+      body(set->body);
+      put<Set>(node, std::move(set->assignee), std::move(set->val), std::move(set->body));
+    } else if (auto* macro = dynamic_cast<jinja::macro_statement*>(node.get())) {
+      arguments(macro->args);
+      body(macro->body);
+      put<Macro>(node, std::move(macro->name), std::move(macro->args), std::move(macro->body));
+    } else {
+      throw TemplateFailure{"it has a statement call or filter, which is not implemented",
+                            static_cast<std::int64_t>(at)};
+    }
+  }
+
+  void iterable(statement_ptr& node) {
+    if (auto* select = dynamic_cast<jinja::select_expression*>(node.get())) {
+      expression(select->lhs);
+      expression(select->test);
+    } else {
+      expression(node);
+    }
+  }
+
+  void arguments(jinja::statements& nodes) {
+    for (statement_ptr& node : nodes) {
+      if (auto* named = dynamic_cast<jinja::keyword_argument_expression*>(node.get())) {
+        expression(named->val);
+      } else {
+        expression(node);
+      }
+    }
+  }
+
+  /// A filter or a test is named, and has arguments at most.
+  void named(statement_ptr& node) {
+    if (auto* call = dynamic_cast<jinja::call_expression*>(node.get())) arguments(call->args);
+  }
+
+  void literal(statement_ptr& node, jinja::statements& items) {
+    for (statement_ptr& item : items) expression(item);
+    literal(node);
+  }
+
+  static void literal(statement_ptr& node) {
+    auto made = std::make_unique<Literal>();
+    made->pos = node->pos;
+    made->inner = std::move(node);
+    node = std::move(made);
+  }
+
+  void expression(statement_ptr& node) {
+    if (!node) return;
+    if (auto* list = dynamic_cast<jinja::array_literal*>(node.get())) {
+      literal(node, list->val);
+    } else if (auto* tuple = dynamic_cast<jinja::tuple_literal*>(node.get())) {
+      literal(node, tuple->val);
+    } else if (auto* object = dynamic_cast<jinja::object_literal*>(node.get())) {
+      for (auto& [key, value] : object->val) {
+        expression(key);
+        expression(value);
+      }
+      literal(node);
+    } else if (auto* two = dynamic_cast<jinja::binary_expression*>(node.get())) {
+      expression(two->left);
+      expression(two->right);
+      if (two->op.value != "and" && two->op.value != "or") {
+        put<Operation>(node, two->op, std::move(two->left), std::move(two->right));
+      }
+    } else if (auto* filter = dynamic_cast<jinja::filter_expression*>(node.get())) {
+      expression(filter->operand);
+      named(filter->filter);
+      put<Filter>(node, std::move(filter->operand), std::move(filter->filter));
+    } else if (auto* test = dynamic_cast<jinja::test_expression*>(node.get())) {
+      expression(test->operand);
+      named(test->test);
+      const bool negate = test->negate;
+      put<Test>(node, std::move(test->operand), negate, std::move(test->test));
+    } else if (auto* member = dynamic_cast<jinja::member_expression*>(node.get())) {
+      expression(member->object);
+      if (auto* slice = dynamic_cast<jinja::slice_expression*>(member->property.get())) {
+        expression(slice->start_expr);
+        expression(slice->stop_expr);
+        expression(slice->step_expr);
+      } else if (member->computed) {
+        expression(member->property);
+      }
+      const bool computed = member->computed;
+      put<Member>(node, std::move(member->object), std::move(member->property), computed);
+    } else if (auto* call = dynamic_cast<jinja::call_expression*>(node.get())) {
+      expression(call->callee);
+      arguments(call->args);
+      put<Call>(node, std::move(call->callee), std::move(call->args));
+    } else if (auto* unary = dynamic_cast<jinja::unary_expression*>(node.get())) {
+      expression(unary->argument);
+    } else if (auto* choice = dynamic_cast<jinja::ternary_expression*>(node.get())) {
+      expression(choice->condition);
+      expression(choice->true_expr);
+      expression(choice->false_expr);
+    } else if (auto* select = dynamic_cast<jinja::select_expression*>(node.get())) {
+      expression(select->lhs);
+      expression(select->test);
+    }
+  }
+
+  const std::string& source_;
+};
+
+}  // namespace
+
+void guard(jinja::program& program, const std::string& source) { Guard(source).body(program.body); }
+
+}  // namespace topkv

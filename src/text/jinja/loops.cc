@@ -1,0 +1,127 @@
+#include "src/text/jinja/limits.h"
+#include "src/text/jinja/nodes.h"
+
+namespace topkv {
+namespace {
+
+void name_item(const jinja::statement& names, const Value& item, jinja::context& scope) {
+  const auto set = [&](const jinja::statement& target, const Value& value) {
+    const auto* name = dynamic_cast<const jinja::identifier*>(&target);
+    if (name == nullptr) fail("a loop of it has a variable without a name");
+    scope.set_val(name->val, value);
+  };
+  const auto* tuple = dynamic_cast<const jinja::tuple_literal*>(&names);
+  if (tuple == nullptr) return set(names, item);
+  const std::vector<Value> parts = items_of(item);
+  if (parts.size() != tuple->val.size()) fail("a loop of it has too many variables, or too few");
+  for (std::size_t i = 0; i < parts.size(); ++i) set(*tuple->val[i], parts[i]);
+}
+
+Value loop_object(const std::vector<Value>& items, std::size_t i) {
+  const auto integer = [](std::size_t n) {
+    return jinja::mk_val<jinja::value_int>(static_cast<std::int64_t>(n));
+  };
+  const auto truth = [](bool value) { return jinja::mk_val<jinja::value_bool>(value); };
+  const auto neighbour = [&](std::size_t at) -> Value {
+    if (at < items.size()) return items[at];
+    return jinja::mk_val<jinja::value_undefined>();
+  };
+  auto loop = jinja::mk_val<jinja::value_object>();
+  loop->has_builtins = false;
+  loop->insert("index", integer(i + 1));
+  loop->insert("index0", integer(i));
+  loop->insert("revindex", integer(items.size() - i));
+  loop->insert("revindex0", integer(items.size() - i - 1));
+  loop->insert("first", truth(i == 0));
+  loop->insert("last", truth(i + 1 == items.size()));
+  loop->insert("length", integer(items.size()));
+  loop->insert("previtem", neighbour(i - 1));  // of the first: beyond all
+  loop->insert("nextitem", neighbour(i + 1));
+  return loop;
+}
+
+}  // namespace
+
+void run_body(const jinja::statements& body, jinja::context& context, std::string& out) {
+  for (const auto& item : body) {
+    const Value value = item->execute(context);
+    if (is_text(value)) out += value->val_str.str();
+  }
+}
+
+Value For::execute_impl(jinja::context& context) const {
+  const auto* select = dynamic_cast<const jinja::select_expression*>(iterable.get());
+  const Value over = (select == nullptr ? iterable : select->lhs)->execute(context);
+  std::vector<Value> items;
+  for (const Value& item : items_of(over)) {
+    Meter::current().step();
+    if (select != nullptr) {
+      jinja::context scope(context);
+      name_item(*loopvar, item, scope);
+      if (!select->test->execute(scope)->as_bool()) continue;
+    }
+    items.push_back(item);
+  }
+  std::string out;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    Meter::current().step();
+    jinja::context scope(context);
+    scope.set_val("loop", loop_object(items, i));
+    name_item(*loopvar, items[i], scope);
+    try {
+      run_body(body, scope, out);
+    } catch (const jinja::continue_statement::signal&) {
+    } catch (const jinja::break_statement::signal&) {
+      break;
+    }
+  }
+  if (items.empty()) run_body(default_block, context, out);
+  return text_value(out);
+}
+
+Value Macro::execute_impl(jinja::context& context) const {
+  const auto* named = dynamic_cast<const jinja::identifier*>(name.get());
+  if (named == nullptr) fail("it has a macro without a name");
+  const auto run = [this](const jinja::func_args& arguments) { return call(arguments); };
+  context.set_val(named->val, jinja::mk_val<Function>(named->val, run));
+  return jinja::mk_val<jinja::value_undefined>();
+}
+
+Value Macro::call(const jinja::func_args& arguments) const {
+  Meter::current().step();
+  jinja::context scope(arguments.ctx);
+  std::vector<Value> by_place;
+  std::size_t by_name = 0;
+  for (const Value& value : arguments.get_args()) {
+    if (jinja::is_val<jinja::value_kwarg>(value)) {
+      ++by_name;
+    } else {
+      by_place.push_back(value);
+    }
+  }
+  if (by_place.size() > args.size()) fail("it gives a macro too many arguments");
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const auto* with_default =
+        dynamic_cast<const jinja::keyword_argument_expression*>(args[i].get());
+    const auto* named = dynamic_cast<const jinja::identifier*>(
+        with_default == nullptr ? args[i].get() : with_default->key.get());
+    if (named == nullptr) fail("it has a macro whose argument has no name");
+    Value value = arguments.get_kwarg(named->val, nullptr);
+    if (value) {
+      --by_name;
+    } else if (i < by_place.size()) {
+      value = by_place[i];
+    } else if (with_default != nullptr) {
+      value = with_default->val->execute(scope);
+    } else {
+      value = jinja::mk_val<jinja::value_undefined>(named->val);
+    }
+    scope.set_val(named->val, value);
+  }
+  if (by_name != 0) fail("it gives a macro an argument that this does not have");
+  std::string out;
+  run_body(body, scope, out);
+  return text_value(out);
+}
+
+}  // namespace topkv

@@ -1,0 +1,216 @@
+#include "src/text/jinja/render.h"
+
+#include <fmt/format.h>
+#include <jinja/parser.h>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+
+#include "src/text/jinja/limits.h"
+#include "src/text/jinja/nodes.h"
+
+namespace topkv {
+namespace {
+
+// Taken from the address space as it is used. What lies between two looks at the stack (limits.h)
+// is bounded by the size of a block.
+constexpr std::size_t stack_bytes = std::size_t{128} << 20U;
+constexpr std::size_t stack_limit = std::size_t{48} << 20U;
+
+/// The engine's parser recurses: what it is given is measured first.
+void check_tokens(const std::vector<jinja::token>& tokens, const std::string& source) {
+  std::int64_t statements = 0;
+  std::int64_t brackets = 0;
+  std::int64_t in_block = 0;
+  const auto refuse = [&](const jinja::token& token, const std::string& what, std::int64_t most) {
+    const auto end =
+        source.begin() + static_cast<std::ptrdiff_t>(std::min(token.pos, source.size()));
+    throw TemplateFailure{fmt::format("it has more than {} {}", most, what),
+                          std::count(source.begin(), end, '\n') + 1};
+  };
+  for (const jinja::token& token : tokens) {
+    switch (token.t) {
+      case jinja::token::open_statement:
+        if (++statements > max_template_statements) {
+          refuse(token, "statements", max_template_statements);
+        }
+        [[fallthrough]];
+      case jinja::token::open_expression:
+        in_block = 0;
+        brackets = 0;
+        break;
+      case jinja::token::open_paren:
+      case jinja::token::open_square_bracket:
+      case jinja::token::open_curly_bracket:
+        if (++brackets > max_brackets) refuse(token, "brackets inside one another", max_brackets);
+        break;
+      case jinja::token::close_paren:
+      case jinja::token::close_square_bracket:
+      case jinja::token::close_curly_bracket:
+        --brackets;
+        break;
+      default:
+        break;
+    }
+    if (++in_block > max_block_tokens)
+      refuse(token, "signs and words in one block", max_block_tokens);
+  }
+}
+
+jinja::program parse(std::string_view given) {
+  if (given.size() > max_template_bytes) {
+    fail(fmt::format("it has {} bytes; expected at most {}", given.size(), max_template_bytes));
+  }
+  std::string source;
+  for (std::size_t i = 0; i < given.size(); ++i) {  // as Python reads text files
+    if (given[i] != '\r') {
+      source += given[i];
+    } else if (i + 1 == given.size() || given[i + 1] != '\n') {
+      source += '\n';
+    }
+  }
+  try {
+    const jinja::lexer_result read = jinja::lexer().tokenize(source);
+    check_tokens(read.tokens, source);
+    jinja::program program = jinja::parse_from_tokens(read);
+    guard(program, read.source);
+    return program;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    // Of the engine: what is wrong, then where, over several lines.
+    const std::string message = error.what();
+    fail("it is no template: " + message.substr(0, message.find('\n')));
+  }
+}
+
+template <class Work>
+void define(jinja::context& context, const char* name, const Work& work) {
+  context.set_val(name, jinja::mk_val<Function>(name, work));
+}
+
+std::int64_t whole(const Value& value) {
+  if (!is_number(value) || jinja::is_val<jinja::value_float>(value)) {
+    fail("range() is given " + kind_of(value) + "; expected a whole number");
+  }
+  return value->as_int();
+}
+
+Value range(const jinja::func_args& arguments) {
+  arguments.ensure_count(1, 3);
+  const bool one = arguments.count() == 1;
+  const std::int64_t begin = one ? 0 : whole(arguments.get_pos(0));
+  const std::int64_t end = whole(arguments.get_pos(one ? 0 : 1));
+  const std::int64_t step = arguments.count() == 3 ? whole(arguments.get_pos(2)) : 1;
+  if (step == 0) fail("range() is given a step of 0");
+  std::vector<Value> items;
+  for (std::int64_t i = begin; step > 0 ? i < end : i > end;) {
+    items.push_back(jinja::mk_val<jinja::value_int>(i));
+    if (static_cast<std::int64_t>(items.size()) > max_range) {
+      fail(fmt::format("range() has more than {} numbers", max_range));
+    }
+    if (__builtin_add_overflow(i, step, &i)) break;
+  }
+  return jinja::mk_val<jinja::value_array>(std::move(items));
+}
+
+Value name_space(const jinja::func_args& arguments) {
+  auto made = jinja::mk_val<Namespace>();
+  made->has_builtins = false;
+  for (const Value& value : arguments.get_args()) {
+    const auto* named = jinja::cast_val<jinja::value_kwarg>(value);
+    if (named == nullptr) fail("namespace() is given a value without a name");
+    if (jinja::is_val<Namespace>(named->val)) fail("it puts a namespace into another");
+    made->insert(text_value(named->key), named->val);
+  }
+  return made;
+}
+
+Value dictionary(const jinja::func_args& arguments) {
+  auto made = jinja::mk_val<jinja::value_object>();
+  for (const Value& value : arguments.get_args()) {
+    const auto* named = jinja::cast_val<jinja::value_kwarg>(value);
+    if (named == nullptr) fail("dict() is given a value without a name, which is not implemented");
+    if (jinja::is_val<Namespace>(named->val)) fail("it puts a namespace into an object");
+    made->insert(text_value(named->key), named->val);
+  }
+  go_through(made);
+  return made;
+}
+
+Value time_text(const jinja::func_args& arguments) {
+  arguments.ensure_count(1, 1);
+  const std::string format = text_of(arguments.get_pos(0));
+  std::array<char, 1024> buffer = {};
+  const std::time_t now = std::time(nullptr);
+  std::tm local = {};
+  localtime_r(&now, &local);
+  if (format.size() > 200) fail("strftime_now() is given a format of more than 200 bytes");
+  const std::size_t size = std::strftime(buffer.data(), buffer.size(), format.c_str(), &local);
+  return text_value(std::string(buffer.data(), size));
+}
+
+void define_globals(jinja::context& context) {
+  define(context, "range", range);
+  define(context, "namespace", name_space);
+  define(context, "dict", dictionary);
+  define(context, "strftime_now", time_text);
+  define(context, "raise_exception", [](const jinja::func_args& arguments) -> Value {
+    arguments.ensure_count(1, 1);
+    throw TemplateFailure{text_of(arguments.get_pos(0)), 0, true};
+  });
+}
+
+void define_input(jinja::context& context, const TemplateInput& input) {
+  auto messages = jinja::mk_val<jinja::value_array>();
+  for (const auto& message : input.messages) {
+    auto object = jinja::mk_val<jinja::value_object>();
+    for (const auto& [key, text] : message) object->insert(text_value(key), text_value(text));
+    messages->push_back(object);
+  }
+  context.set_val("messages", messages);
+  context.set_val("tools", jinja::mk_val<jinja::value_none>());
+  context.set_val("documents", jinja::mk_val<jinja::value_none>());
+  context.set_val("add_generation_prompt",
+                  jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));
+  for (const auto& [name, text] : input.texts) context.set_val(name, text_value(text));
+}
+
+std::size_t bytes_of(const TemplateInput& input) {
+  std::size_t bytes = 0;
+  for (const auto& message : input.messages) {
+    for (const auto& [key, text] : message) bytes += key.size() + text.size();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void check_template(std::string_view source) {
+  on_stack(stack_bytes, [&] {
+    const Meter meter(0, stack_limit);
+    parse(source);
+  });
+}
+
+std::string render_template(std::string_view source, const TemplateInput& input) {
+  std::string text;
+  on_stack(stack_bytes, [&] {
+    const Meter meter(bytes_of(input), stack_limit);
+    const jinja::program program = parse(source);
+    jinja::context context;
+    define_globals(context);
+    define_input(context, input);
+    try {
+      run_body(program.body, context, text);
+    } catch (const jinja::break_statement::signal&) {
+      fail("it has a break outside of a loop");
+    } catch (const jinja::continue_statement::signal&) {
+      fail("it has a continue outside of a loop");
+    }
+  });
+  return text;
+}
+
+}  // namespace topkv

@@ -1,0 +1,315 @@
+// Chat templates against transformers: tests/fixtures/chat holds what its apply_chat_template
+// (tools/make_chat_fixtures.py) made of conversations, with templates in the manner of known models.
+#include "topkv/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/temp_directory.h"
+#include "topkv/error.h"
+#include "topkv/tokenizer.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::filesystem::path fixtures =
+    std::filesystem::path(TOPKV_SOURCE_DIR) / "tests/fixtures";
+
+Json read(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  return Json::parse(in);
+}
+
+void write(const std::filesystem::path& file, const std::string& text) {
+  std::filesystem::create_directories(file.parent_path());
+  std::ofstream(file) << text;
+}
+
+std::vector<ChatMessage> conversation_of(const Json& messages) {
+  std::vector<ChatMessage> out;
+  for (const Json& message : messages) {
+    out.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
+  }
+  return out;
+}
+
+/// The tokenizer of the fixtures with the templates' special tokens behind its own.
+Tokenizer tokenizer_with(const Json& special, const std::filesystem::path& folder) {
+  Json file = read(fixtures / "tokenizer/qwen2.json");
+  std::int64_t id = file["added_tokens"].back()["id"].get<std::int64_t>();
+  for (const Json& content : special) {
+    const auto& known = file["added_tokens"];
+    const bool there = std::any_of(known.begin(), known.end(),
+                                   [&](const Json& token) { return token["content"] == content; });
+    if (there) continue;
+    file["added_tokens"].push_back({{"id", ++id},
+                                    {"content", content},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"normalized", false},
+                                    {"special", true}});
+  }
+  write(folder / "tokenizer.json", file.dump());
+  return Tokenizer::load(folder / "tokenizer.json");
+}
+
+TEST(ChatTemplate, RendersWhatTransformersRendersTextForTextAndTokenForToken) {
+  const TempDirectory work;
+  const Json all = read(fixtures / "chat/cases.json");
+  const Tokenizer tokenizer = tokenizer_with(all["special"], work.path());
+  std::map<std::string, ChatTemplate> templates;
+  for (const Json& expected : all["cases"]) {
+    const auto name = expected["template"].get<std::string>();
+    if (!templates.contains(name)) {
+      templates.emplace(name, ChatTemplate::load(fixtures / "chat" / name));
+    }
+    SCOPED_TRACE(name + " with conversation " + expected["conversation"].dump());
+    const auto messages =
+        conversation_of(all["conversations"][expected["conversation"].get<std::size_t>()]);
+    const bool prompt = expected["add_generation_prompt"].get<bool>();
+    if (expected.contains("refused")) {
+      try {
+        templates.at(name).render(messages, prompt);
+        ADD_FAILURE() << "rendered what transformers refuses";
+      } catch (const InvalidArgument& error) {
+        const auto message = expected["refused"].get<std::string>();
+        EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
+      }
+      continue;
+    }
+    const std::string text = templates.at(name).render(messages, prompt);
+    ASSERT_EQ(text, expected["text"].get<std::string>());
+    ASSERT_EQ(tokenizer.encode(text), expected["tokens"].get<std::vector<Token>>());
+  }
+  EXPECT_EQ(templates.size(), 10U);
+}
+
+TEST(ChatTemplate, IsLookedForWhereTransformersLooks) {
+  const TempDirectory work;
+  const std::vector<ChatMessage> messages = {{"user", "x"}};
+  const auto found = [&] { return ChatTemplate::load(work.path()).render(messages, false); };
+  EXPECT_THROW(found(), FileError);
+  write(work.path() / "tokenizer_config.json", R"({"chat_template": "config", "eos_token": "E"})");
+  EXPECT_EQ(found(), "config");
+  write(work.path() / "tokenizer_config.json",
+        R"({"chat_template": [{"name": "tool_use", "template": "tools"},
+                              {"name": "default", "template": "{{ eos_token }}"}],
+            "eos_token": "E", "image_token": "I", "odd_token": 3})");
+  EXPECT_EQ(found(), "E");
+  write(work.path() / "special_tokens_map.json", R"({"eos_token": {"content": "M"}})");
+  EXPECT_EQ(found(), "M");
+  write(work.path() / "additional_chat_templates/rag.jinja", "rag");
+  EXPECT_THROW(found(), FileError);
+  write(work.path() / "chat_template.jinja", "file {{ image_token }}{{ odd_token }}\n");
+  EXPECT_EQ(found(), "file I");
+  write(work.path() / "additional_chat_templates/default.jinja", "more");
+  EXPECT_EQ(found(), "more");
+}
+
+class Hostile : public ::testing::Test {
+ protected:
+  /// The message of the failure.
+  std::string refused(const std::string& source, const std::string& content = "x") {
+    write(work_.path() / "chat_template.jinja", source);
+    const std::vector<ChatMessage> messages = {{"user", content}, {"assistant", "y"}};
+    try {
+      const std::string text = ChatTemplate::load(work_.path()).render(messages, true);
+      ADD_FAILURE() << "rendered " << source.substr(0, 200) << " as " << text.substr(0, 200);
+      return "";
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+      EXPECT_TRUE(message.starts_with(work_.path().string())) << message;
+      return message;
+    }
+  }
+  void expect(const std::string& part, const std::string& source) {
+    const std::string message = refused(source);
+    EXPECT_NE(message.find(part), std::string::npos) << source.substr(0, 200) << ": " << message;
+  }
+  static std::string times(std::size_t count, const std::string& text) {
+    std::string out;
+    for (std::size_t i = 0; i < count; ++i) out += text;
+    return out;
+  }
+  TempDirectory work_;
+};
+
+TEST_F(Hostile, EndlessLoopsEnd) {
+  expect("it ",
+         "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+         "{% endfor %}{% endfor %}{% endfor %}");
+  expect("more than 100000", "{{ range(9000000000000000000)|length }}");
+  expect("more than 100000", "{{ range(0, -9000000000000000000, -1)|length }}");
+  expect("it ", "{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}"
+                           "{% endfor %}{% endfor %}");
+}
+
+TEST_F(Hostile, RecursionEnds) {
+  expect("too deeply", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}");
+  expect("too deeply",
+         "{% macro f(x) %}{{ g(x) }}{% endmacro %}{% macro g(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}");
+  expect("brackets", "{{ " + times(20000, "(") + "1" + times(20000, ")") + " }}");
+  expect("brackets", "{{ " + times(50000, "[") + "1");
+  expect("in one block", "{{ " + times(50000, "not ") + "1 }}");
+  expect("in one block", "{{ 1" + times(50000, " + 1") + " }}");
+  expect("in one block", "{{ x" + times(50000, ".x") + " }}");
+  expect("statements", times(6000, "{% if 1 %}") + times(6000, "{% endif %}"));
+  expect("statements", "{% if 0 %}" + times(20000, "{% elif 0 %}") + "{% endif %}");
+  refused("{{ " + times(5000, "-") + "1 }}");
+  refused("{% set x = [] %}{% for i in range(9999) %}{% set x = [x] %}{% endfor %}{{ x }}");
+  expect("nested", "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}"
+                   "{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}");
+  refused("{% set ns = namespace() %}{% set ns.self = ns %}{{ ns|tojson }}");
+  refused("{% set ns = namespace() %}{% set ns.list = [ns] %}{{ ns|tojson }}");
+  refused("{% set x = [] %}{{ x.append(x) }}{{ x|tojson }}");
+  refused("{{ messages.append(messages) }}");
+}
+
+TEST_F(Hostile, WhatIsNestedWithinTheLimitsRenders) {
+  const auto renders = [&](const std::string& source) {
+    write(work_.path() / "chat_template.jinja", source);
+    const std::vector<ChatMessage> messages = {{"user", "x"}};
+    EXPECT_NO_THROW(ChatTemplate::load(work_.path()).render(messages, true)) << source.substr(0, 99);
+  };
+  renders("{{ " + times(190, "(") + "1" + times(190, ")") + " }}");
+  renders("{{ 1" + times(2400, " + 1") + " }}");
+  renders(times(2400, "{% if 1 %}") + "x" + times(2400, "{% endif %}"));
+  renders("{% if 0 %}" + times(4900, "{% elif 0 %}") + "{% endif %}");
+  renders("{{ " + times(4900, "not ") + "1 }}");
+}
+
+TEST_F(Hostile, MemoryIsBounded) {
+  expect("too much text", "{{ 'x' * 100000000000 }}");
+  expect("too much text", "{{ ('x' * 100000) * 100000 }}");
+  expect("too much text", "{{ 9223372036854775807 * 'xx' }}");
+  expect("too much text", "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}"
+                          "{% set ns.s = ns.s + ns.s %}{% endfor %}");
+  expect("too much text", "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}"
+                          "{% set ns.s = ns.s|replace('x', 'xxxx') %}{% endfor %}");
+  expect("too", "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99) %}"
+                "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}");
+  expect("too", "{% set ns = namespace(x=[1, 2]) %}{% for i in range(99) %}"
+                "{% set ns.x = ns.x + ns.x %}{% endfor %}");
+  expect("indents", "{{ 'x'|indent(9000000000000000000) }}");
+  expect("indents", "{{ [1]|tojson(indent=2000000000) }}");
+  expect("too", "{% set s = '\\n' * 100000 %}{% for i in range(9999) %}{% set t = s|indent(999) %}{% endfor %}");
+  expect("too", "{% for a in range(99999) %}{% for b in range(9999) %}0123456789{% if a %}{{ 'x' * 99 }}"
+                "{% endif %}{% endfor %}{% endfor %}");
+  expect("bytes; expected at most", times(300 * 1024, "x"));
+}
+
+TEST_F(Hostile, ArithmeticEndsInMessages) {
+  expect("divides by zero", "{{ 1 % 0 }}");
+  expect("divides by zero", "{{ 1 / 0 }}");
+  expect("divisibleby", "{{ 1 is divisibleby(0) }}");
+  expect("divisibleby", "{{ [1]|select('divis' ~ 'ibleby', 0)|list }}");
+  refused("{{ test_is_divisibleby(1, 0) }}");
+  refused("{% set f = test_is_divisibleby %}{{ f(1, 0) }}");
+  refused("{% call test_is_divisibleby(1, 0) %}{% endcall %}");
+  expect("64 bits", "{{ 9223372036854775807 + 1 }}");
+  expect("64 bits", "{{ 9223372036854775807 * 2 }}");
+  refused("{{ 99999999999999999999999 }}");
+  refused("{{ (1.0 * 9223372036854775807) * 9223372036854775807 * 1.5 }}");
+  refused("{{ [1, 'a', 2.0]|sort }}");
+}
+
+TEST_F(Hostile, SyntaxErrorsAndUndefinedNamesAreOneLineWithThePlace) {
+  for (const char* source :
+       {"{{", "{%", "{#", "{{ 'x", "{{ x", "{% if %}", "{% if x %}", "{% for %}", "{% for x in %}",
+        "{% for x in y %}", "{% for 1 in [1] %}x{% endfor %}", "{% set %}", "{% set x %}",
+        "{% set 1 = 2 %}", "{% macro %}", "{% macro f( %}", "{% endif %}", "{% unknown %}",
+        "{{ 'a\\q' }}", "{{ x | }}", "{{ x is }}", "{{ [1, }}", "{{ {1: } }}", "{{ x[ }}", "{{ x[: }}",
+        "{{ x[:::] }}", "{{ ) }}", "{{ 1 1 }}", "{% break %}", "{{ f(*messages) }}",
+        "{% for a, b, c in [[1]] %}{% endfor %}", "{{ messages[0].content.nothing.more }}",
+        "{{ 1|nofilter }}", "{{ 1 is notest }}", "{{ unknown() }}", "{{ unknown.part }}",
+        "{{ 'a' + 1 }}", "{{ 'a' + none }}", "{{ 'a' < 1 }}", "{{ messages }}", "{{ range }}",
+        "{{ messages.pop() }}", "{{ {'a': 1}.update(b=2) }}", "{{ ''.__class__.__mro__ }}",
+        "{{ (1).real.imag }}", "{% set messages.x = 1 %}", "{{ 'é'|upper }}", "{{ raise_exception() }}",
+        "{{ {[]: 1} }}", "{{ {messages: 1} }}"}) {
+    SCOPED_TRACE(source);
+    refused(source);
+  }
+  expect(", line 3: it asks for a part of 'unknown', which is undefined",
+         "one\n{# two #}\n{{ unknown.part }}");
+  expect("refuses this conversation: no\\x0awords", "{{ raise_exception('no\nwords') }}");
+  expect("not UTF-8", "\xff\xfe");
+}
+
+// Whatever a template is, there is a text or one error.
+TEST_F(Hostile, MutilatedTemplatesAreRenderedOrRefused) {
+  const Json all = read(fixtures / "chat/cases.json");
+  const auto messages = conversation_of(all["conversations"][12]);
+  std::uint64_t state = 1;
+  const auto random = [&state](std::size_t below) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<std::size_t>(state >> 33U) % below;
+  };
+  const std::vector<std::string> pieces = {"{%", "%}", "{{", "}}", "(",     ")",  "[", "]",  "-", "|",
+                                           "'",  "\"", ".",  ":",  " in ", "\\", "{", "\n", "0", "\0"};
+  int rendered = 0;
+  for (const char* name : {"llama3", "qwen3", "macros", "oddities"}) {
+    std::ifstream in(fixtures / "chat" / name / "chat_template.jinja");
+    const std::string source(std::istreambuf_iterator<char>(in), {});
+    for (int round = 0; round < 100; ++round) {
+      std::string changed = source;
+      for (std::size_t edits = 1 + random(3); edits > 0; --edits) {
+        const std::size_t at = random(changed.size());
+        if (random(2) == 0) {
+          changed.erase(at, 1 + random(12));
+        } else {
+          changed.insert(at, pieces[random(pieces.size())]);
+        }
+      }
+      write(work_.path() / "chat_template.jinja", changed);
+      try {
+        ChatTemplate::load(work_.path()).render(messages, true);
+        ++rendered;
+      } catch (const Error& error) {
+        ASSERT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+      }
+    }
+  }
+  EXPECT_GT(rendered, 20);
+}
+
+TEST(ChatTemplate, LongConversationsRenderWithinTheLimits) {
+  std::vector<ChatMessage> messages;
+  for (int i = 0; i < 1000; ++i) {
+    messages.push_back({i % 2 == 0 ? "user" : "assistant", std::string(4000, 'a') + "\nb"});
+  }
+  messages.push_back({"user", "the end"});
+  messages.front().content.append(4'000'000, 'x');
+  for (const char* name : {"llama3", "qwen2.5", "qwen3", "mistral", "gemma", "glm4"}) {
+    const auto chat = ChatTemplate::load(fixtures / "chat" / name);
+    EXPECT_GT(chat.render(messages, true).size(), 8'000'000U) << name;
+  }
+}
+
+TEST(ChatTemplate, RendersFromManyThreads) {
+  const auto chat = ChatTemplate::load(fixtures / "chat/qwen3");
+  const std::vector<ChatMessage> messages = {{"user", "x"}};
+  const std::string expected = chat.render(messages, true);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) wrong += chat.render(messages, true) != expected;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(ChatTemplate, NoMessagesAreRefused) {
+  EXPECT_THROW(ChatTemplate::load(fixtures / "chat/qwen3").render({}, true), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace topkv

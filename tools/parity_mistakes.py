@@ -1,0 +1,187 @@
+"""What can go wrong with a model, done on purpose.
+
+Each mistake makes a transformers model compute one thing otherwise; make_parity_fixtures.py
+measures how far that moves the logits.
+"""
+
+import torch
+
+
+def norm_neutral(model):
+    """The weight of a norm that changes nothing."""
+    return 0.0 if model.config.model_type.startswith("gemma") else 1.0
+
+
+def with_rope(model, change):
+    """change(frequencies, attention_factor, rope_parameters): what angles are made of instead."""
+    rotary = model.model.rotary_emb
+    forward = rotary.forward
+
+    def changed(x, position_ids, layer_type=None):
+        kind = {} if layer_type is None else {"layer_type": layer_type}
+        forward(x, position_ids, **kind)  # settles the frequencies for this length
+        prefix = "" if layer_type is None else f"{layer_type}_"
+        rope = model.config.rope_parameters
+        frequencies, factor = change(getattr(rotary, f"{prefix}inv_freq"),
+                                     getattr(rotary, f"{prefix}attention_scaling"),
+                                     rope if layer_type is None else rope[layer_type])
+        angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * factor).to(x.dtype), (angles.sin() * factor).to(x.dtype)
+
+    rotary.forward = changed
+
+
+def plain_frequencies(rope, pairs):
+    return rope["rope_theta"] ** -(torch.arange(0, 2 * pairs, 2, dtype=torch.float64) / (2 * pairs))
+
+
+def without_rope(model):
+    with_rope(model, lambda frequencies, factor, rope: (torch.zeros_like(frequencies), 1.0))
+
+
+def with_plain_rope(model):
+    with_rope(model, lambda frequencies, factor, rope:
+              (plain_frequencies(rope, frequencies.numel()).float(), 1.0))
+
+
+def without_attention_factor(model):
+    with_rope(model, lambda frequencies, factor, rope: (frequencies, 1.0))
+
+
+def with_other_pair_factors(model):
+    """LongRoPE's short factors for the long ones and the other way round."""
+    def change(frequencies, factor, rope):
+        plain = plain_frequencies(rope, frequencies.numel())
+        short, long = (plain / torch.tensor(rope[f"{kind}_factor"]) for kind in ("short", "long"))
+        nearer_short = (frequencies - short).abs().max() < (frequencies - long).abs().max()
+        return (long if nearer_short else short).float(), factor
+
+    with_rope(model, change)
+
+
+def with_value(suffixes, value):
+    def change(model):
+        for name, weight in model.named_parameters():
+            if any(name.endswith(suffix) for suffix in suffixes):
+                weight.data.fill_(value)
+    return change
+
+
+def with_wider_window(model):
+    model.config.sliding_window += 1
+
+
+def with_heads_interleaved(model):
+    """Query head h reads KV head h % kv_heads instead of h / group."""
+    heads, kv = model.config.num_attention_heads, model.config.num_key_value_heads
+    order = torch.arange(heads).view(kv, heads // kv).T.reshape(-1)
+    for layer in model.model.layers:
+        o = layer.self_attn.o_proj
+        q = getattr(layer.self_attn, "q_proj", None) or layer.self_attn.qkv_proj
+        rows = o.weight.shape[1]  # of queries, the first of a fused matrix
+        weight = q.weight.data[:rows]
+        weight.copy_(weight.view(heads, -1, weight.shape[1])[order].flatten(0, 1))
+        if q.bias is not None:
+            q.bias.data = q.bias.data.view(heads, -1)[order].flatten()
+        o.weight.data = o.weight.data.view(o.weight.shape[0], heads, -1)[:, order].flatten(1)
+
+
+def mistakes(model):
+    """Name and deed of everything that can go wrong with this model."""
+    config = model.config
+    parameters = [name for name, _ in model.named_parameters()]
+    yield "no rope", without_rope
+    neutral = norm_neutral(model)
+    yield "norm weights 1", with_value(["layernorm.weight", "model.norm.weight"], neutral)
+    kind = config.rope_parameters.get("full_attention", config.rope_parameters).get("rope_type")
+    if kind != "default":
+        yield "no rope scaling", with_plain_rope
+    if kind in ("yarn", "longrope"):
+        yield "no attention factor", without_attention_factor
+    if kind == "longrope":
+        yield "other pair factors", with_other_pair_factors
+    if any(window_layers(config)):
+        yield "window + 1", with_wider_window
+    for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
+        # A bias on k shifts all scores of a query alike unless RoPE turns it: its effect is small.
+        if any(name.endswith(part + ".bias") for name in parameters):
+            yield f"no {part} bias", with_value([part + ".bias"], 0.0)
+    for norm in ("q_norm", "k_norm"):
+        if any(f".{norm}." in name for name in parameters):
+            yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
+    yield from mistakes_of_families(model)
+    if config.num_attention_heads != config.num_key_value_heads > 1:
+        yield "groups interleaved", with_heads_interleaved
+
+
+def with_parts(name, change):
+    """change(part) of every layer's module of this name."""
+    def deed(model):
+        for layer in model.model.layers:
+            change(layer.get_submodule(name))
+    return deed
+
+
+def without_output_norms(model):
+    for layer in model.model.layers:
+        for norm in output_norms(model):
+            setattr(layer, norm, torch.nn.Identity())
+
+
+def output_norms(model):
+    """Names of the norms of what attention and MLP give."""
+    names = {"glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
+             "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm")}
+    gemma = ("post_attention_layernorm", "post_feedforward_layernorm")
+    kind = model.config.model_type
+    return gemma if kind.startswith("gemma") else names.get(kind, ())
+
+
+def with_rotary_width(model):
+    """Pairs (i, i + half) for neighbours, or neighbours for halves: the other way round."""
+    def change(linear):
+        heads = linear.weight.shape[0] // model.config.head_dim
+        turned = 2 * model.model.rotary_emb.inv_freq.numel()
+        order = torch.arange(model.config.head_dim)
+        order[:turned] = torch.arange(turned).view(2, -1).T.reshape(-1)
+        for tensor in (linear.weight, linear.bias):
+            if tensor is not None:
+                shaped = tensor.data.view(heads, model.config.head_dim, -1)
+                tensor.data = shaped[:, order].reshape(tensor.shape)
+    for name in ("q_proj", "k_proj"):
+        with_parts(f"self_attn.{name}", change)(model)
+
+
+def with_one_theta(model):
+    with_rope(model, lambda frequencies, factor, rope:
+              (model.model.rotary_emb.full_attention_inv_freq, factor))
+
+
+def mistakes_of_families(model):
+    config, attention = model.config, model.model.layers[0].self_attn
+    if output_norms(model):
+        yield "no output norms", without_output_norms
+    if config.model_type.startswith("glm"):
+        yield "halves turned", with_rotary_width
+    if "no_rope_layers" in config:
+        yield "rope everywhere", with_parts("self_attn", lambda x: setattr(x, "use_rope", True))
+    if hasattr(model.get_input_embeddings(), "embed_scale"):
+        yield "embedding as it is", lambda x: setattr(x.model.embed_tokens, "embed_scale",
+                                                      torch.tensor(1.0))
+        yield "silu", with_parts("mlp", lambda x: setattr(x, "act_fn", torch.nn.SiLU()))
+        yield "scale of heads", with_parts("self_attn",
+                                           lambda x: setattr(x, "scaling", x.head_dim ** -0.5))
+    if "full_attention" in config.rope_parameters:
+        yield "one theta", with_one_theta
+    if getattr(config, "final_logit_softcapping", None):
+        yield "logits not capped", lambda x: setattr(x.config, "final_logit_softcapping", None)
+    if getattr(attention, "attn_logit_softcapping", None):
+        yield "scores not capped", with_parts(
+            "self_attn", lambda x: setattr(x, "attn_logit_softcapping", None))
+
+
+def window_layers(config):
+    if config.model_type in ("mistral", "phi3"):
+        return [config.sliding_window is not None] * config.num_hidden_layers
+    return [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []]
