@@ -94,6 +94,7 @@ the prompt the program, as the end of input (Ctrl-D) does.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   -f, --file FILE        text to talk about; repeat for several
   --system TEXT          a system message before all
   -n, --predict N        tokens of an answer at most [1024]
@@ -105,7 +106,7 @@ the prompt the program, as the end of input (Ctrl-D) does.
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
   --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
-  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
 examples:
