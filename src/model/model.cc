@@ -32,7 +32,9 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
     }
   }
   weights = Weights::load(tensors, config, *device.compute(), options);
-  if (device.is_cuda()) keep(take_forward());
+  if (!device.is_cuda()) return;
+  tensors = {};  // all is copied: the files' pages are not to count as this process's
+  keep(take_forward());
 }
 
 void Model::Impl::check_reach(std::int64_t tokens) const {

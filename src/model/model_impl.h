@@ -55,7 +55,7 @@ struct Model::Impl {
   Device device;
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
-  SafeTensors tensors;
+  SafeTensors tensors;  // on a CUDA device none, once the weights are there
   WeightFormat format;
   Weights weights;  // views into tensors, or on the device
   WarningFn on_warning;
