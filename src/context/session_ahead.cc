@@ -125,7 +125,7 @@ void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
 
 /// With one thread alone, the step's own thread does it all.
 bool Session::State::can_go_ahead(const AttentionStep& step) const {
-  return ahead && step.tokens == 1 && !options.measure_recall && thread_count() > 1 &&
+  return ahead && !meets_chunks(step) && step.tokens == 1 && !options.measure_recall && thread_count() > 1 &&
          searches(step.layer, position(step.layer) + 1);
 }
 

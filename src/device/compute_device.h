@@ -173,6 +173,9 @@ class ComputeDevice {
   virtual void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                              std::byte* out) = 0;
 
+  /// to = from.
+  virtual void copy(const float* from, std::int64_t count, float* to) = 0;
+
   /// x *= factor.
   virtual void scale(float factor, std::int64_t count, float* x) = 0;
 
@@ -181,6 +184,10 @@ class ComputeDevice {
 
   /// Index of the largest of `count` logits; of equal ones the first. Waits for it.
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
+
+  /// Merges `other` into `into`, in the device's memory (topkv::merge). stream: as that of
+  /// AttentionStep.
+  virtual void merge(PartialView into, PartialView other, void* stream) = 0;
 
   /// Whether contexts and sessions may keep rows so.
   virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
