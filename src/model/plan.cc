@@ -55,7 +55,8 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
   const std::int64_t prefilling = prefill_bytes(config, compute, prefill, plan.chunk);
   SessionShape shape = session_shape(config.attention, retrieval, any_tokens);
   shape.rows = prefill.kv_dtype;
-  const std::int64_t session = compute.allocation_bytes(compute.decode_backend_bytes(shape));
+  const std::int64_t session = compute.allocation_bytes(compute.decode_backend_bytes(shape)) +
+                               compute.allocation_bytes(joined_bytes(shape));
   plan.items = {{"CUDA context, libraries, workspaces", memory.used},
                 {"weights", weights},
                 {"activations of a step", step},
