@@ -167,20 +167,6 @@ TEST_F(ConfigKeys, FilesOfRealCheckpointsAreReadWithoutAWord) {
   }
 }
 
-TEST_F(ConfigKeys, DualChunkAttentionIsRefused) {
-  // Of Qwen2.5-7B-Instruct-1M; the rest of its file is that of Qwen2.5-7B.
-  const Json key = {{"dual_chunk_attention_config",
-                     {{"chunk_size", 262144},
-                      {"local_size", 8192},
-                      {"original_max_position_embeddings", 262144}}}};
-  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
-    expect_error<Unsupported>([&] { load(config_of(type, key)); }, file() + ": ",
-                              {"dual_chunk_attention_config is {\"chunk_size\":262144", "remove"});
-  }
-  EXPECT_TRUE(
-      load(config_of("qwen2", {{"dual_chunk_attention_config", nullptr}})).warnings.empty());
-}
-
 TEST_F(ConfigKeys, KeysOfOtherNetworksAreRefusedUnlessTheySayNothing) {
   const std::vector<std::pair<const char*, Json>> keys = {
       {"compression_config", {{"format", "int-quantized"}}},
