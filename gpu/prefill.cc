@@ -171,8 +171,7 @@ class CudaPrefill final : public DevicePrefill {
     each_chunk(shape_, step, first,
                [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
                  const std::int64_t heads = begin * shape_.q_heads;
-                 const DevicePartial to{partial.out + heads * shape_.head_dim,
-                                        partial.lse + heads};
+                 const DevicePartial to{partial.out + heads * shape_.head_dim, partial.lse + heads};
                  for (const ChunkPass& pass : passes) {
                    attend_pass(step.layer, queries_of(pass, first, begin, count), pass.sees, own,
                                first, to, &pass == passes.begin() ? Into::overwrite : Into::merge);

@@ -59,8 +59,8 @@ enum class LayerRope : std::uint8_t {
 };
 
 /// Dual chunk attention (An et al. 2024, arXiv 2402.17463), as Qwen2.5-1M's and Qwen3-2507's files
-/// ask for it and vLLM computes it: positions are counted within chunks, so that no query is further
-/// from a key than chunk_size, and AttentionShape::chunk_len is chunk_len().
+/// ask for it and vLLM computes it: positions are counted within chunks, so that no query is
+/// further from a key than chunk_size, and AttentionShape::chunk_len is chunk_len().
 struct DualChunk {
   std::int64_t chunk_size = 0;  ///< furthest position of a query; 0: the model has none of this
   std::int64_t local_size = 0;  ///< below chunk_size: how near the chunk before is seen as it is

@@ -65,8 +65,7 @@ void each_chunk(const AttentionShape& shape, const AttentionStep& step, std::int
   for (std::int64_t begin = 0, count = 0; begin < step.tokens; begin += count) {
     const std::int64_t position = first + begin;
     count = step.tokens - begin;
-    if (shape.chunk_len > 0)
-      count = std::min(count, shape.chunk_len - position % shape.chunk_len);
+    if (shape.chunk_len > 0) count = std::min(count, shape.chunk_len - position % shape.chunk_len);
     use(begin, count, ChunkPasses(shape, step, position));
   }
 }

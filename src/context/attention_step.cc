@@ -50,7 +50,8 @@ void check_overlaps(const AttentionShape& shape, const AttentionStep& step) {
   if (step.out != step.q) check(out, q);
   check(lse, q);
   check(lse, out);
-  for (const Floats& other : {Floats{"q_next", step.q_next, q_count}, {"q_far", step.q_far, q_count}}) {
+  for (const Floats& other :
+       {Floats{"q_next", step.q_next, q_count}, {"q_far", step.q_far, q_count}}) {
     check(out, other);
     check(lse, other);
   }

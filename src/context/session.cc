@@ -111,8 +111,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   if (seen.codes) stats.device_code_bytes = seen.codes->memory();
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
-  if (shape.chunk_len > 0)
-    joined = device.compute()->allocate(joined_bytes(seen), "session");
+  if (shape.chunk_len > 0) joined = device.compute()->allocate(joined_bytes(seen), "session");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
   if (seen.codes && !seen.judged && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
 }
@@ -322,9 +321,8 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
     // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
     for (std::int64_t t = 0; t < step.tokens; t += most_step_tokens) {
       for (std::int64_t i = 0; i < std::ssize(parts); ++i) {
-        parts[static_cast<std::size_t>(i)].step =
-            step_part(shape, step, i * step.tokens + t,
-                      std::min(most_step_tokens, step.tokens - t));
+        parts[static_cast<std::size_t>(i)].step = step_part(
+            shape, step, i * step.tokens + t, std::min(most_step_tokens, step.tokens - t));
       }
       if (ahead) {
         one.step_ahead(parts[0]);

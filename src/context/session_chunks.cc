@@ -1,6 +1,6 @@
-// A session's step by chunks: dual chunk attention (chunk_passes.h), whose queries each meet a range
-// of the positions. Each is a step of its own over its range: what meets earlier chunks only reads,
-// before the step's rows join the session's, and what all of them give is merged.
+// A session's step by chunks: dual chunk attention (chunk_passes.h), whose queries each meet a
+// range of the positions. Each is a step of its own over its range: what meets earlier chunks only
+// reads, before the step's rows join the session's, and what all of them give is merged.
 #include <algorithm>
 
 #include "src/attention/chunk_passes.h"
@@ -78,8 +78,7 @@ void Session::State::step_in_passes(Part part, const ChunkPasses& passes) {
   sees = passes[0].sees;
   if (reads) sees = sees.within({0, end});
   Session::State::step({&part, 1});
-  if (passes.size() > 1)
-    merge({part.step.out, part.step.lse, heads, shape.head_dim}, room.earlier);
+  if (passes.size() > 1) merge({part.step.out, part.step.lse, heads, shape.head_dim}, room.earlier);
 }
 
 }  // namespace topkv

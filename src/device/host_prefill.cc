@@ -109,7 +109,7 @@ class HostPrefill final : public DevicePrefill {
   RowStore& store_;
   std::vector<RowSpan> spans_;  // per KV head
   Partial lse_;                 // where the step wants none
-  Partial part_;  // of some rows, before it is merged
+  Partial part_;                // of some rows, before it is merged
 };
 
 }  // namespace

@@ -18,7 +18,8 @@ constexpr const char* key_of_chunks = "dual_chunk_attention_config";
 void check_network(const JsonObject& root, const ModelConfig& config) {
   const auto refuse = [&](bool has, const char* what) {
     if (!has) return;
-    root.unsupported(key_of_chunks, fmt::format("it in models without {}; remove one of both", what));
+    root.unsupported(key_of_chunks,
+                     fmt::format("it in models without {}; remove one of both", what));
   };
   const auto& windows = config.attention.sliding_window;
   refuse(std::any_of(windows.begin(), windows.end(), [](auto window) { return window > 0; }),

@@ -5,7 +5,8 @@
 //
 //   key at p                          p mod chunk_len
 //   query at p, for its own chunk     p mod chunk_len: as far away as it is
-//   for the chunk before              min(p mod chunk_len + chunk_len, chunk_size): as far away as it
+//   for the chunk before              min(p mod chunk_len + chunk_len, chunk_size): as far away as
+//   it
 //                                     is where that is at most local_size
 //   for all chunks before that        min(2 chunk_len - 1, chunk_size), wherever the query is
 #pragma once

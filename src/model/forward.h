@@ -51,10 +51,10 @@ class Forward {
   struct Activations {
     float *x, *q, *k, *v, *attended, *gate, *up, *logits;
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
-    float *q_next, *q_far;  // with dual chunk attention, of which q, too, has angles of its own
-    Angles angles, sliding_angles;       // LayerRope::model's, and sliding's
-    Angles query_angles[query_forms];    // with dual chunk attention: angles are the keys'
-    std::byte *hidden, *heads, *mlp;               // operands
+    float *q_next, *q_far;             // with dual chunk attention
+    Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
+    Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
+    std::byte *hidden, *heads, *mlp;   // operands
   };
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
