@@ -1,13 +1,19 @@
-// Prefill and decode rates of a model against context length. Decoding with `exact` reads every
-// key once per token: that pass, at the machine's streaming bandwidth, is its floor.
+// Prefill and decode rates of a model against context length, and the memory it took. Decoding with
+// `exact` reads every key once per token: that pass, at the machine's streaming bandwidth, is its
+// floor. Decoding with codes reads the weights (of the embedding, unless it is tied to the output
+// layer, a row) and the codes once per token: their bytes are printed, for the data sheet's
+// bandwidth.
 //
-//   rates_bench [--device SPEC] [--gpu-mem GIB] [--index SPEC] [model directory [tokens…]]
+//   rates_bench [--device SPEC] [--gpu-mem GIB] [--mem GIB] [--index SPEC] [--weights FORMAT]
+//               [--kv-dtype TYPE] [--prefill window|dense] [model directory [tokens…]]
 //
 // The device is the host unless named. Weights may be random (tools/make_random_checkpoint.py).
 #include <fmt/format.h>
 
 #include <charconv>
 #include <cstring>
+#include <fstream>
+#include <optional>
 #include <string>
 
 #include "bench/machine.h"
@@ -23,80 +29,138 @@ std::int64_t number(const char* text) {
   throw topkv::InvalidArgument(fmt::format("'{}' is not a number from 1", text));
 }
 
+/// VmHWM and the like of this process, in GiB.
+double status_gib(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name + ":")) return std::stod(line.substr(name.size() + 1)) / (1 << 20);
+  }
+  return 0;
+}
+
+struct Flags {
+  std::string directory;
+  std::string device = "cpu";
+  std::string index = "exact";
+  std::int64_t gpu_memory = 0;
+  topkv::LoadOptions load;
+  topkv::PrefillOptions prefill;
+  std::vector<std::int64_t> lengths;
+};
+
+topkv::Prefill mode_of(const std::string& name) {
+  if (name == "window") return topkv::Prefill::window;
+  if (name == "dense") return topkv::Prefill::dense;
+  throw topkv::InvalidArgument(fmt::format("--prefill {}: expected window or dense", name));
+}
+
+Flags flags_of(int argc, char** argv) {
+  Flags flags;
+  flags.prefill.attention.mode = topkv::Prefill::window;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const auto is = [&](const char* name) { return argument == name && i + 1 < argc; };
+    if (is("--device")) {
+      flags.device = argv[++i];
+    } else if (is("--gpu-mem")) {
+      flags.gpu_memory = number(argv[++i]) << 30;
+    } else if (is("--mem")) {
+      flags.prefill.memory_budget = number(argv[++i]) << 30;
+    } else if (is("--index")) {
+      flags.index = argv[++i];
+    } else if (is("--weights")) {
+      flags.load.weights = topkv::parse_weight_format(argv[++i]);
+    } else if (is("--kv-dtype")) {
+      flags.prefill.kv_dtype = topkv::KvDType::parse(argv[++i]);
+    } else if (is("--prefill")) {
+      flags.prefill.attention.mode = mode_of(argv[++i]);
+    } else if (flags.directory.empty()) {
+      flags.directory = argument;
+    } else {
+      flags.lengths.push_back(number(argv[i]));
+    }
+  }
+  if (flags.directory.empty()) flags.directory = "models/needle-14m";
+  if (flags.lengths.empty()) flags.lengths = {4096, 16384, 65536, 262144};
+  return flags;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
-  std::string directory;
-  std::string device_spec = "cpu";
-  std::string index = "exact";
-  std::int64_t ceiling = 0;
-  std::vector<std::int64_t> lengths;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument == "--device" && i + 1 < argc) {
-      device_spec = argv[++i];
-    } else if (argument == "--gpu-mem" && i + 1 < argc) {
-      ceiling = number(argv[++i]) << 30;
-    } else if (argument == "--index" && i + 1 < argc) {
-      index = argv[++i];
-    } else if (directory.empty()) {
-      directory = argument;
-    } else {
-      lengths.push_back(number(argv[i]));
-    }
-  }
-  if (directory.empty()) directory = "models/needle-14m";
-  if (lengths.empty()) lengths = {4096, 16384, 65536, 262144};
-
-  const topkv::Device device = topkv::Device::open(device_spec, ceiling);
-  const topkv::Model model = topkv::Model::load(directory, device);
+  constexpr double gib = 1 << 30;
+  const Flags flags = flags_of(argc, argv);
+  const topkv::Device device = topkv::Device::open(flags.device, flags.gpu_memory);
+  const topkv::DevicePlan plan =
+      topkv::Model::plan(flags.directory, device, flags.prefill, {}, flags.load.weights);
+  std::optional<topkv::Model> loaded;
+  const double loading = bench::seconds_of(
+      [&] { loaded = topkv::Model::load(flags.directory, device, {}, flags.load); });
+  const topkv::Model& model = *loaded;
   const double bandwidth = bench::read_bandwidth();
-  fmt::print("{} on {}, streaming read {:.1f} GB/s, {} k = 64, window 1024\n\n", directory,
-             device.name(), bandwidth / 1e9, index);
-  fmt::print("{:>9} {:>16} {:>22} {:>8} {:>14} {:>8} {:>25} {:>20}\n", "tokens", "prefill tok/s",
-             "matmul/attend/other", "index s", "decode tok/s", "ms/token",
-             "search/attend/network ms", "of one key pass");
-  for (const std::int64_t length : lengths) {
+  fmt::print("{} on {}, streaming read {:.1f} GB/s, {} k = 64, window 1024\n", flags.directory,
+             device.name(), bandwidth / 1e9, flags.index);
+  fmt::print("weights {}: {:.2f} GiB, loaded in {:.1f} s; rows {}\n\n",
+             topkv::name_of(flags.load.weights), static_cast<double>(plan.weights_bytes) / gib,
+             loading, flags.prefill.kv_dtype.name());
+  fmt::print("{:>9} {:>14} {:>20} {:>8} {:>14} {:>13} {:>9} {:>25} {:>16} {:>10} {:>10}\n",
+             "tokens", "prefill tok/s", "matmul/attend/other", "index s", "first token s",
+             "decode tok/s", "ms/token", "search/attend/network ms", "of one key pass", "codes GiB",
+             "rows GiB");
+  for (const std::int64_t length : flags.lengths) {
     std::vector<topkv::Token> tokens(static_cast<std::size_t>(length));
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       tokens[i] = static_cast<topkv::Token>(2 + i * 2654435761U % (model.config().vocab_size - 2));
     }
     topkv::ForwardTimes times;
     std::shared_ptr<const topkv::Context> context;
-    const double prefill = bench::seconds_of([&] {
-      context = model.prefill(tokens, {.attention = {.mode = topkv::Prefill::window}}, {}, &times);
+    const double prefill =
+        bench::seconds_of([&] { context = model.prefill(tokens, flags.prefill, {}, &times); });
+    const double indexing =
+        bench::seconds_of([&] { context = context->with_index(flags.index, {}, device); });
+    constexpr std::int64_t decoded = 64;
+    std::optional<topkv::Session> opened;
+    const double first = bench::seconds_of([&] {
+      opened.emplace(context, topkv::RetrievalOptions{.index = flags.index}, device);
+      model.generate(*opened, std::vector<topkv::Token>{5}, {.max_tokens = 1});
     });
-    const double indexing = bench::seconds_of([&] { context = context->with_index(index); });
-    constexpr std::int64_t decoded = 16;
-    topkv::Session session(context, {.index = index}, device);
+    topkv::Session& session = *opened;
     model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = 2});
     const double before = session.stats().search_seconds;
     const topkv::GenerateResult result =
         model.generate(session, std::vector<topkv::Token>{5}, {.max_tokens = decoded});
     const double steps = static_cast<double>(1 + result.steps);  // the prompt is one step too
     const double searched = (session.stats().search_seconds - before) / steps;
-    const double key_bytes =
-        static_cast<double>(length * model.config().kv_bytes_per_token(topkv::DType::bf16)) / 2;
-    const double pass = key_bytes / bandwidth;
+    const topkv::AttentionShape& shape = model.config().attention;
+    const auto key_bytes =
+        static_cast<double>(length * shape.layers * shape.kv_heads *
+                            topkv::vector_bytes(flags.prefill.kv_dtype.keys, shape.head_dim));
     fmt::print(
-        "{:>9} {:>16.0f} {:>22} {:>8.1f} {:>14.1f} {:>8.2f} {:>25} {:>20}\n", length,
-        static_cast<double>(length) / prefill,
+        "{:>9} {:>14.0f} {:>20} {:>8.1f} {:>14.1f} {:>13.1f} {:>9.2f} {:>25} {:>16} {:>10.2f} "
+        "{:>10.2f}\n",
+        length, static_cast<double>(length) / prefill,
         fmt::format("{:.0f}/{:.0f}/{:.0f} %", 100 * times.matmul / times.total(),
                     100 * times.attention / times.total(), 100 * times.other / times.total()),
-        indexing, steps / (result.prompt_seconds + result.decode_seconds),
+        indexing, prefill + indexing + first,
+        steps / (result.prompt_seconds + result.decode_seconds),
         1e3 * (result.prompt_seconds + result.decode_seconds) / steps,
         fmt::format("{:.2f} / {:.2f} / {:.2f}", 1e3 * searched,
                     1e3 * result.times.attention / steps,
                     1e3 * (result.times.matmul + result.times.other) / steps),
-        index == "exact" ? fmt::format("{:.0f}%", 100 * pass / searched) : "-");
+        flags.index == "exact" ? fmt::format("{:.0f}%", 100 * key_bytes / bandwidth / searched)
+                               : "-",
+        static_cast<double>(session.stats().device_code_bytes) / gib,
+        static_cast<double>(context->memory().rows_bytes) / gib);
+    std::fflush(stdout);
   }
   if (device.is_cuda()) {
     const topkv::DeviceMemory memory = device.memory();
-    constexpr double gib = 1 << 30;
     fmt::print("\nGPU memory: {:.2f} GiB at most of {:.2f}; now {:.2f}, by the driver {:.2f}\n",
                static_cast<double>(memory.peak) / gib, static_cast<double>(memory.ceiling) / gib,
                static_cast<double>(memory.used) / gib, static_cast<double>(memory.driver) / gib);
   }
+  fmt::print("host memory: {:.2f} GiB at most by the system, of it mapped files now {:.2f}\n",
+             status_gib("VmHWM"), status_gib("RssFile"));
   fmt::print(
       "\n'of one key pass': the time to read all keys once, over the time spent searching.\n");
 } catch (const topkv::Error& error) {

@@ -42,14 +42,14 @@ void Cublas::set_workspace(Buffer workspace) {
 
 // cuBLAS counts columns first: to it these matrices are out^T [out_features, tokens] and W^T, x^T.
 void Cublas::multiply(const __nv_bfloat16* weight, std::int64_t out_features, std::int64_t in,
-                      const __nv_bfloat16* x, std::int64_t tokens, bool accumulate, float* out) {
+                      const __nv_bfloat16* x, std::int64_t tokens, bool accumulate, float* out,
+                      std::int64_t stride) {
   if (tokens == 0 || out_features == 0) return;
   const float alpha = 1.0F;
   const float beta = accumulate ? 1.0F : 0.0F;
-  const cublasStatus_t status =
-      cublasGemmEx_64(handle_, CUBLAS_OP_T, CUBLAS_OP_N, out_features, tokens, in, &alpha, weight,
-                      CUDA_R_16BF, in, x, CUDA_R_16BF, in, &beta, out, CUDA_R_32F, out_features,
-                      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  const cublasStatus_t status = cublasGemmEx_64(
+      handle_, CUBLAS_OP_T, CUBLAS_OP_N, out_features, tokens, in, &alpha, weight, CUDA_R_16BF, in,
+      x, CUDA_R_16BF, in, &beta, out, CUDA_R_32F, stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   if (status != CUBLAS_STATUS_SUCCESS) {
     throw Error(fmt::format("cuBLAS: {} ({}) in a product [{}, {}] x [{}, {}]^T",
                             cublasGetStatusString(status), cublasGetStatusName(status), tokens, in,

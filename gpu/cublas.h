@@ -25,9 +25,11 @@ class Cublas {
   void set_workspace(Buffer workspace);
 
   /// out = x W^T (+ out when accumulate). x: [tokens, in], weight: [out_features, in],
-  /// out: [tokens, out_features], all row-major. Asynchronous. Throws Error when cuBLAS refuses.
+  /// out: [tokens, out_features], all row-major, rows of out `stride` elements apart. Asynchronous.
+  /// Throws Error when cuBLAS refuses.
   void multiply(const __nv_bfloat16* weight, std::int64_t out_features, std::int64_t in,
-                const __nv_bfloat16* x, std::int64_t tokens, bool accumulate, float* out);
+                const __nv_bfloat16* x, std::int64_t tokens, bool accumulate, float* out,
+                std::int64_t stride);
 
   /// out = axes x^T, in float32 throughout. axes: [count, dim], x: [vectors, dim],
   /// out: [count, stride], stride >= vectors. Asynchronous. Throws Error when cuBLAS refuses.

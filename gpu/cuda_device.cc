@@ -9,6 +9,7 @@
 
 #include "gpu/cuda_codes.h"
 #include "gpu/elementwise.h"
+#include "gpu/packed_product.h"
 #include "gpu/phase_clock.h"
 #include "gpu/prefill.h"
 #include "gpu/recording.h"
@@ -31,6 +32,12 @@ constexpr std::int64_t unmeasured_libraries_bytes = 768 * mib;
 // More than they take anywhere: another process began to use the device in that moment.
 constexpr std::int64_t most_libraries_bytes = 1536 * mib;
 constexpr std::int64_t embed_tokens = 8192;  // token ids on their way at a time
+// Rows of packed weights that are unpacked for one product: enough of them to fill the device, few
+// enough to stay mostly in its second-level cache until they are used.
+constexpr std::int64_t unpacked_bytes = 64 * mib;
+// Up to this many tokens it takes less time to read codes again and again than to unpack them: for
+// each byte of int4 codes unpacking writes, and the product reads, four.
+constexpr std::int64_t few_tokens = 64;
 
 std::string name_of(int number) {
   cudaDeviceProp properties{};
@@ -167,15 +174,50 @@ void CudaDevice::embed(const Matrix& table, std::span<const Token> tokens, float
     const std::int64_t n = std::min(embed_tokens, count - first);
     // In the order of the stream, so after the kernel that reads the tokens before these.
     copy_in(tokens.data() + first, n * std::int64_t{sizeof(Token)}, tokens_.data());
-    gpu::embed(bf16(table.data), ids, n, table.in_features, out + first * table.in_features,
-               stream_);
+    float* to = out + first * table.in_features;
+    if (table.packed()) {
+      unpack_embedding(table, ids, n, to, stream_);
+    } else {
+      gpu::embed(bf16(table.data), ids, n, table.in_features, to, stream_);
+    }
   }
 }
 
 void CudaDevice::matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens,
                         bool accumulate, float* out) {
-  cublas_.multiply(bf16(weight.data), weight.out_features, weight.in_features, bf16(x), tokens,
-                   accumulate, out);
+  if (!weight.packed()) {
+    cublas_.multiply(bf16(weight.data), weight.out_features, weight.in_features, bf16(x), tokens,
+                     accumulate, out, weight.out_features);
+  } else if (tokens <= few_tokens) {
+    for (std::int64_t t = 0; t < tokens; t += most_packed_tokens) {
+      packed_product(weight, bf16(x) + t * weight.in_features,
+                     std::min(most_packed_tokens, tokens - t), accumulate,
+                     out + t * weight.out_features, stream_);
+    }
+  } else {
+    multiply_unpacked(weight, bf16(x), tokens, accumulate, out);
+  }
+}
+
+std::int64_t CudaDevice::packed_bytes() const {
+  return unpacked_.data() == nullptr ? unpacked_bytes : 0;
+}
+
+void CudaDevice::prepare_packed() {
+  if (unpacked_.data() == nullptr) unpacked_ = arena_->allocate(unpacked_bytes, "unpacked weights");
+}
+
+void CudaDevice::multiply_unpacked(const Matrix& weight, const __nv_bfloat16* x,
+                                   std::int64_t tokens, bool accumulate, float* out) {
+  const std::int64_t row_bytes = weight.in_features * bytes_of(DType::bf16);
+  std::int64_t most = std::max<std::int64_t>(1, unpacked_.bytes() / row_bytes);
+  if (most > 128) most = most / 128 * 128;  // whole tiles of the product
+  for (std::int64_t first = 0; first < weight.out_features; first += most) {
+    const std::int64_t rows = std::min(most, weight.out_features - first);
+    unpack_rows(weight, first, rows, bf16(unpacked_.data()), stream_);
+    cublas_.multiply(bf16(unpacked_.data()), rows, weight.in_features, x, tokens, accumulate,
+                     out + first, weight.out_features);
+  }
 }
 
 void CudaDevice::add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) {

@@ -60,6 +60,8 @@ class CudaDevice final : public ComputeDevice {
   void synchronize() override { stream_.synchronize(); }
   Matrix upload(const Matrix& host, std::byte* storage) override;
   std::int64_t upload_bytes(const Matrix& host) const override;
+  std::int64_t packed_bytes() const override;
+  void prepare_packed() override;
 
   bool replays() const override { return true; }
   void replay(std::unique_ptr<Recording>& recording, const std::function<void()>& work) override;
@@ -111,6 +113,10 @@ class CudaDevice final : public ComputeDevice {
  private:
   /// Runs one kernel, so that a device without code for it is refused now.
   void try_kernels();
+  /// A product with many tokens: rows of the weight, as many as there is room for, are unpacked at
+  /// a time.
+  void multiply_unpacked(const Matrix& weight, const __nv_bfloat16* x, std::int64_t tokens,
+                         bool accumulate, float* out);
 
   const int number_;
   const std::string name_;
@@ -124,6 +130,7 @@ class CudaDevice final : public ComputeDevice {
   Buffer argmax_scratch_;
   Buffer argmax_best_;          // one Token
   PinnedBuffer argmax_result_;  // its host copy
+  Buffer unpacked_;             // rows of packed weights in bf16; empty before prepare_packed
   Staging staging_;
 };
 

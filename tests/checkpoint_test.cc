@@ -5,16 +5,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tests/temp_directory.h"
+#include "tests/tensor_file.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 
@@ -26,49 +25,8 @@ using Json = nlohmann::json;
 
 const fs::path fixtures = fs::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity";
 
-std::string read(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-/// A tensor as its file has it.
-struct Tensor {
-  std::string dtype;
-  Json shape;
-  std::string bytes;
-};
-using Tensors = std::map<std::string, Tensor>;
-
-Tensors read_tensors(const fs::path& path) {
-  const std::string file = read(path);
-  std::uint64_t header = 0;
-  std::memcpy(&header, file.data(), 8);
-  Tensors tensors;
-  const Json json = Json::parse(file.substr(8, header));
-  for (const auto& [name, entry] : json.items()) {
-    if (name == "__metadata__") continue;
-    const std::size_t begin = entry["data_offsets"][0];
-    const std::size_t end = entry["data_offsets"][1];
-    tensors[name] = {entry["dtype"], entry["shape"], file.substr(8 + header + begin, end - begin)};
-  }
-  return tensors;
-}
-
-std::string file_of(const Tensors& tensors) {
-  Json header;
-  std::string data;
-  for (const auto& [name, tensor] : tensors) {
-    header[name] = {{"dtype", tensor.dtype},
-                    {"shape", tensor.shape},
-                    {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
-    data += tensor.bytes;
-  }
-  const std::string text = header.dump();
-  const std::uint64_t size = text.size();
-  std::string file(8, '\0');
-  std::memcpy(file.data(), &size, 8);
-  return file + text + data;
-}
+using Tensor = FileTensor;
+using Tensors = FileTensors;
 
 class Checkpoint : public testing::Test {
  protected:
@@ -78,7 +36,7 @@ class Checkpoint : public testing::Test {
     Tensors tensors = read_tensors(fixtures / fixture / "model.safetensors");
     if (change) change(tensors);
     temp_.write("model.safetensors", file_of(tensors));
-    Json config = Json::parse(read(fixtures / fixture / "config.json"));
+    Json config = Json::parse(read_file(fixtures / fixture / "config.json"));
     config.update(config_changes);
     temp_.write("config.json", config.dump());
   }
@@ -301,7 +259,7 @@ TEST_F(Reach, BundledModelRunsItsMillionTokensAndAQuestionWithoutAWord) {
 
 TEST_F(Checkpoint, WeightsCutShortAreRefusedByPlanAndLoad) {
   make("llama2", {});
-  const std::string whole = read(path("model.safetensors"));
+  const std::string whole = read_file(path("model.safetensors"));
   for (const std::size_t size :
        {whole.size() - 1, whole.size() / 2, std::size_t{100}, std::size_t{7}, std::size_t{0}}) {
     temp_.write("model.safetensors", whole.substr(0, size));

@@ -51,7 +51,7 @@ class Parity : public testing::TestWithParam<Variant> {
   Parity()
       : folder_(fixture(GetParam().name)),
         json_(description(GetParam().name)),
-        model_(Model::load(GetParam().checkpoint, {}, {}, json_.value("length", 0))),
+        model_(Model::load(GetParam().checkpoint, {}, {}, {.length = json_.value("length", 0)})),
         tokens_(json_.at("tokens").get<std::vector<Token>>()),
         greedy_(json_.at("greedy").get<std::vector<Token>>()) {}
 

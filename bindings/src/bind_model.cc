@@ -204,18 +204,21 @@ void bind_model(py::module_& module) {
       .def_static(
           "load",
           [](const std::filesystem::path& directory, const py::object& device,
-             std::int64_t length) {
+             const std::string& weights, const py::object& progress, std::int64_t length) {
             const Device where = device_of(device);
+            const LoadOptions options{parse_weight_format(weights), length, progress_of(progress)};
             const py::gil_scoped_release release;
-            return std::make_shared<Model>(Model::load(directory, where, &warn, length));
+            return std::make_shared<Model>(Model::load(directory, where, &warn, options));
           },
           py::arg("directory"), py::arg("device") = py::none(), py::kw_only(),
-          py::arg("length") = 0,
-          "Warns (warnings.warn) of what the configuration says and the network does not do, and, "
-          "once, when tokens go beyond the positions that the model was made for. length: as of "
-          "ModelConfig.load.")
+          py::arg("weights") = "stored", py::arg("progress") = py::none(), py::arg("length") = 0,
+          "weights: held as they are \"stored\", or rounded to \"int8\" or \"int4\" while they are "
+          "loaded; progress is called with a Progress; length: as of ModelConfig.load. Warns "
+          "(warnings.warn) of what the configuration says and the network does not do, and, "
+          "once, when tokens go beyond the positions that the model was made for.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
       .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
+      .def_property_readonly("weights", [](const Model& self) { return name_of(self.weights()); })
       .def("check_reach", &Model::check_reach, py::arg("tokens"),
            "Warns, unless that was done before, when so many tokens go beyond config.reach.")
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)
@@ -242,17 +245,18 @@ void bind_model(py::module_& module) {
           "plan",
           [](const std::filesystem::path& directory, const py::object& device,
              const std::string& prefill, std::int64_t window, std::int64_t sinks,
-             std::int64_t chunk, std::int64_t capacity) {
+             std::int64_t chunk, std::int64_t capacity, const std::string& weights) {
             const Device where = device_of(device);
             const PrefillOptions options =
                 prefill_options(prefill, window, sinks, chunk, "bf16", 0, {});
+            const WeightFormat format = parse_weight_format(weights);
             const py::gil_scoped_release release;
             return Model::plan(directory, where, options,
-                               {.window = window, .sinks = sinks, .capacity = capacity});
+                               {.window = window, .sinks = sinks, .capacity = capacity}, format);
           },
           py::arg("directory"), py::arg("device") = py::none(), py::arg("prefill") = "dense",
           py::kw_only(), py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
-          py::arg("capacity") = 16384,
+          py::arg("capacity") = 16384, py::arg("weights") = "stored",
           "What a prefill and a session of its context would take of the device's memory; checks "
           "the weights by their headers.")
       .def("__repr__", [](const Model& self) {

@@ -590,12 +590,21 @@ class Model:
 
     @staticmethod
     def load(
-        directory: _Path, device: Device | str | None = None, *, length: int = 0
-    ) -> Model: ...
+        directory: _Path,
+        device: Device | str | None = None,
+        *,
+        weights: str = "stored",
+        progress: Callable[[Progress], object] | None = None,
+        length: int = 0,
+    ) -> Model:
+        """weights: held as they are "stored", or rounded to "int8" or "int4" while they are loaded."""
+
     @property
     def config(self) -> ModelConfig: ...
     @property
     def device(self) -> Device: ...
+    @property
+    def weights(self) -> str: ...
     def check_reach(self, tokens: int) -> None: ...
     def tokenizer(self) -> Tokenizer: ...
     def prefill(
@@ -644,5 +653,6 @@ class Model:
         sinks: int = 4,
         chunk: int = 0,
         capacity: int = 16384,
+        weights: str = "stored",
     ) -> DevicePlan:
         """What a prefill and a session would take of the device's memory; checks the weights."""

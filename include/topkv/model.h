@@ -11,10 +11,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "topkv/context.h"
 #include "topkv/device.h"
+#include "topkv/progress.h"
 #include "topkv/session.h"
 #include "topkv/tokenizer.h"
 
@@ -147,6 +149,28 @@ struct ModelConfig {
   static ModelConfig load(const std::filesystem::path& directory, std::int64_t length = 0);
 };
 
+/// What the network's matrices are held as while it runs. Norms and biases stay float32.
+enum class WeightFormat : std::uint8_t {
+  stored,  ///< as the checkpoint has them; on a CUDA device in bf16
+  int8,    ///< rounded to 8 bits, with one scale for each output
+  int4,    ///< rounded to 4 bits, with a scale for each group of inputs; embedding and output layer
+           ///< int8
+};
+
+/// "stored", "int8" or "int4".
+std::string_view name_of(WeightFormat format);
+/// The inverse of name_of. Throws InvalidArgument naming the choices.
+WeightFormat parse_weight_format(std::string_view name);
+
+struct LoadOptions {
+  WeightFormat weights = WeightFormat::stored;
+  /// The most tokens that contexts and sessions are meant to hold, 0 for the model's reach: see
+  /// ModelConfig::load.
+  std::int64_t length = 0;
+  /// Stage "weights", in bytes; many times a second while they are quantised.
+  ProgressFn progress = {};
+};
+
 struct GenerateOptions {
   std::int64_t max_tokens = 128;
   SamplingOptions sampling = {};
@@ -194,8 +218,9 @@ struct DevicePlan {
   std::vector<MemoryItem> items;  ///< in the order of a run; empty for the host
   std::int64_t peak = 0;          ///< the most that is taken at a time
   std::int64_t ceiling = 0;
-  std::int64_t chunk = 0;          ///< tokens of a prefill chunk: the largest that fits
-  std::int64_t weights_bytes = 0;  ///< of the model's weights as the checkpoint holds them
+  std::int64_t chunk = 0;  ///< tokens of a prefill chunk: the largest that fits
+  /// Of the model's weights in the format asked for: if that is stored, as in the checkpoint.
+  std::int64_t weights_bytes = 0;
   bool fits() const { return peak <= ceiling; }
 };
 
@@ -219,25 +244,25 @@ struct GenerateResult {
 };
 
 /// A loaded checkpoint. On the host weights stay in the checkpoint's dtype, memory-mapped; on a
-/// CUDA device they are copied to it in bf16. Const members are safe from many threads, each with
-/// its own session.
+/// CUDA device they are copied to it in bf16; or they are quantised on the way, on either (see
+/// WeightFormat). Const members are safe from many threads, each with its own session.
 class Model {
  public:
   /// Loads config.json, tokenizer.json and the safetensors of a directory. Without tokenizer.json
-  /// the model takes token ids only. Throws FileError, Unsupported or OutOfMemory.
+  /// the model takes token ids only. Throws FileError, Unsupported or OutOfMemory; Unsupported also
+  /// where a matrix cannot be held in options.weights (int4: inputs that are no multiple of 32).
   /// on_warning is told the warnings of the configuration, of an output layer in the file that
   /// differs from the embedding that config.json ties it to (it is used, as transformers does),
   /// and, once in the model's life, when tokens go beyond the model's reach.
-  /// length: most tokens that contexts and sessions are meant to hold, 0 for the model's reach; see
-  /// ModelConfig::load.
   static Model load(const std::filesystem::path& directory, const Device& device = {},
-                    WarningFn on_warning = {}, std::int64_t length = 0);
+                    WarningFn on_warning = {}, const LoadOptions& options = {});
 
   /// What a prefill with these options and a session of the context would take of the device's
   /// memory. Checks the weights as load does, by their headers, and throws as it does, but not for
   /// a plan that does not fit.
   static DevicePlan plan(const std::filesystem::path& directory, const Device& device,
-                         const PrefillOptions& prefill, const RetrievalOptions& retrieval);
+                         const PrefillOptions& prefill, const RetrievalOptions& retrieval,
+                         WeightFormat weights = WeightFormat::stored);
   ~Model();
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
@@ -245,6 +270,7 @@ class Model {
   /// tied_embeddings is as the weights are used; see load.
   const ModelConfig& config() const;
   const Device& device() const;
+  WeightFormat weights() const;
   /// Throws FileError when the directory has no tokenizer.json.
   const Tokenizer& tokenizer() const;
 

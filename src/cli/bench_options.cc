@@ -93,6 +93,7 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
   command.add_option("--layers", flags.layers, "a number of layers");
   add_flags(command, flags.model);
   command.remove_option(command.get_option("--model"));  // a shape stands in for it
+  command.remove_option(command.get_option("--weights"));
   add_flags(command, flags.retrieval);
   command.remove_option(command.get_option("--kv-topk"));  // here several may be given
   command.add_option("--kv-topk", flags.ks, "rows per layer such as 64")->expected(1)->take_all();

@@ -194,7 +194,7 @@ int run_chat(ChatFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   const Model model =
-      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress);
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   Chat chat(flags, model,
             Conversation(std::move(chat_template), model.tokenizer(), flags.system, text),
             progress);

@@ -25,24 +25,28 @@ void check_plan(const DevicePlan& plan, const Device& device) {
   throw OutOfMemory(fmt::format("memory of {} for this model and these flags", device.name()),
                     plan.peak, plan.ceiling,
                     fmt::format("raise --gpu-mem by {}, shrink what the table above shows as "
-                                "largest (--kv-window, --chunk), or use --device cpu",
+                                "largest (--weights, --kv-window, --chunk), or use --device cpu",
                                 byte_text(plan.peak - plan.ceiling)));
 }
 
 }  // namespace
 
-Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
+Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
                  const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length) {
+  const WeightFormat weights = parse_weight_format(flags.weights);
   if (device.is_cuda()) {
-    const std::int64_t layers = ModelConfig::load(directory).attention.layers;
-    check_plan(Model::plan(directory, device, prefill_options(prefill, retrieval),
-                           retrieval_options(retrieval, layers, "exact", 1)),
+    const std::int64_t layers = ModelConfig::load(flags.directory).attention.layers;
+    check_plan(Model::plan(flags.directory, device, prefill_options(prefill, retrieval),
+                           retrieval_options(retrieval, layers, "exact", 1), weights),
                device);
   }
-  const auto warn = [&progress](const std::string& warning) {
-    progress.note(warning_line(warning));
-  };
-  return Model::load(directory, device, warn, length);
+  LoadOptions options{.weights = weights, .length = length};
+  if (weights != WeightFormat::stored) options.progress = progress.callback("weights");
+  Model model = Model::load(
+      flags.directory, device,
+      [&progress](const std::string& warning) { progress.note(warning_line(warning)); }, options);
+  progress.finish();
+  return model;
 }
 
 void check_codes(const Device& device, const AttentionShape& shape, const RetrievalFlags& retrieval,

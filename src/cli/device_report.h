@@ -16,7 +16,7 @@ std::string plan_table(const DevicePlan& plan);
 /// standard error, and loads the model. Throws OutOfMemory, before anything is loaded, when the
 /// plan does not fit, with the smallest change that would. The model tells its warnings through
 /// `progress`, which must outlive it, as lines of their own.
-Model load_model(const std::string& directory, const Device& device, const PrefillFlags& prefill,
+Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
                  const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0);
 
 /// Throws OutOfMemory when the device has no room for the codes of a context of so many tokens: now

@@ -248,8 +248,7 @@ int run_fidelity(FidelityFlags flags) {
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
-  const Model model =
-      load_model(flags.model.directory, device, flags.prefill, chosen.front(), progress);
+  const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
   check_codes(device, config.attention, flags.retrieval, length);
   const FidelityText text = make_fidelity_text(
       model.tokenizer(), beginning_tokens(model.tokenizer()), length, depths, flags.haystack, seed);
@@ -283,6 +282,7 @@ int run_fidelity(FidelityFlags flags) {
   const std::vector<Json> lines = fidelity_json(report, {.context_tokens = tokens,
                                                          .haystack = printable(flags.haystack),
                                                          .prefill = flags.prefill.mode,
+                                                         .weights = flags.model.weights,
                                                          .device = device.name(),
                                                          .version = version()});
   if (flags.json) {

@@ -172,6 +172,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["index_bytes"] = figures.memory.index_bytes;
   json["peak_memory_bytes"] = peak_memory_bytes();
   json["device"] = model.device().name();
+  json["weights"] = name_of(model.weights());
   json["version"] = version();
   fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
@@ -229,7 +230,7 @@ int run_generate(GenerateFlags flags) {
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
   const Model model =
-      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress, length);
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
   const SamplingOptions sampling = sampling_options(flags.sampling, model.config().sampling);
   if (follows_model(flags.sampling) && !model.config().sampling_warning.empty())
     progress.note(warning_line(model.config().sampling_warning));

@@ -28,7 +28,7 @@ const char* const needle_help =
     R"(usage: topkv needle -m DIR [-c 128K,1M] [flags]                       [default] in brackets
 Hides facts at several depths of a long text, prefills it once and asks for each in its own session.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
-  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx LIST         tokens of the context alone; K = Ki = 1024, M = Mi = 1024²: 4096,1M [128K]
   --ruler-length         -c counts the question and 128 tokens of answer too, as RULER does
@@ -62,6 +62,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   -p, --prompt TEXT      what to continue; with --chat what to ask
   -f, --file FILE        text of the context; repeat for several, - is standard input
   --chat                 files and prompt are a message in the model's chat template
@@ -93,6 +94,7 @@ the prompt the program, as the end of input (Ctrl-D) does.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   -f, --file FILE        text to talk about; repeat for several
   --system TEXT          a system message before all
   -n, --predict N        tokens of an answer at most [1024]
@@ -104,7 +106,7 @@ the prompt the program, as the end of input (Ctrl-D) does.
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
   --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]
-  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype bf16|f16|f32
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
 examples:
@@ -117,6 +119,7 @@ const char* const info_help =
 Tells a model's shape and the memory that its contexts take, and whether this machine has it. Checks
 that the configuration is one that topkv runs and that the weights are there in full.
   -m, --model DIR        model in Hugging Face layout; the same as DIR without it
+  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
   --json                 print one JSON object
 examples:
@@ -130,7 +133,7 @@ Compares decoding with retrieval with dense attention over the same context, tok
 error of every layer's output, and what it does to the next token. Each --kv-index with each
 --kv-tail, --kv-topk, --kv-mass and --kv-error is one setting.
   -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
-  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024² [64K]
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]

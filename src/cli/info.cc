@@ -27,6 +27,7 @@ struct InfoFlags {
   std::string directory;
   std::string argument;  // the same, without -m
   std::string dtype = "bf16";
+  std::string weights = "stored";
   bool json = false;
 };
 
@@ -76,8 +77,9 @@ bool has_weights(const std::filesystem::path& directory) {
 }
 
 // Checked against the headers of the files, which must be there in full; 0 when there are none.
-std::int64_t weights_bytes(const std::filesystem::path& directory) {
-  return has_weights(directory) ? Model::plan(directory, Device(), {}, {}).weights_bytes : 0;
+std::int64_t weights_bytes(const std::filesystem::path& directory, WeightFormat format) {
+  return has_weights(directory) ? Model::plan(directory, Device(), {}, {}, format).weights_bytes
+                                : 0;
 }
 
 // What the library itself says when asked to reserve them.
@@ -96,6 +98,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   Json json;
   json["model_type"] = config.model_type;
   json["parameters"] = parameters(config);
+  json["weights"] = flags.weights;
   json["weights_bytes"] = bytes;
   json["layers"] = config.attention.layers;
   json["q_heads"] = config.attention.q_heads;
@@ -129,7 +132,9 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   const AttentionShape& shape = config.attention;
   fmt::print("model       {}: {}, {} parameters, {}\n", printable(flags.directory),
              config.model_type, format_grouped(parameters(config)),
-             bytes > 0 ? fmt::format("weights {}", byte_text(bytes)) : "no weights here");
+             bytes > 0 ? fmt::format("weights {}{}", byte_text(bytes),
+                                     flags.weights == "stored" ? "" : " in " + flags.weights)
+                       : "no weights here");
   fmt::print("network     {} layers, hidden {}, MLP {}, vocabulary {}\n", shape.layers,
              config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
@@ -154,7 +159,7 @@ int run_info(const InfoFlags& flags) {
   const ModelConfig config = ModelConfig::load(flags.directory);
   for (const std::string& warning : config.warnings) print_warning(warning);
   const KvDType dtype = KvDType::parse(flags.dtype);
-  const std::int64_t bytes = weights_bytes(flags.directory);
+  const std::int64_t bytes = weights_bytes(flags.directory, parse_weight_format(flags.weights));
   if (flags.json) {
     print_json(config, flags, dtype, bytes);
   } else {
@@ -171,6 +176,7 @@ Run add_info(CLI::App& app) {
   command->add_option("-m,--model", flags->directory);
   command->add_option("DIR", flags->argument);
   one_of(command->add_option("--kv-dtype", flags->dtype), kv_dtypes);
+  one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
   command->add_flag("--json", flags->json);
   return [flags] {
     if (flags->directory.empty()) {

@@ -127,7 +127,7 @@ int run_needle(NeedleFlags flags) {
   }
   ProgressBar progress = stderr_progress();
   const Model model =
-      load_model(flags.model.directory, device, flags.prefill, flags.retrieval, progress);
+      load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   check_codes(device, config.attention, flags.retrieval, plan.lengths.back());
   int status = 0;
   try {

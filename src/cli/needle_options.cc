@@ -150,6 +150,7 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
   json["top_p"] = sampling.top_p;
   json["top_k"] = sampling.top_k;
   json["seed"] = sampling.seed;
+  if (flags.model.weights != "stored") json["weights"] = flags.model.weights;
   json["threads"] = threads;
   json["device"] = device;
   json["gpu_mem"] = flags.model.gpu_memory.empty()

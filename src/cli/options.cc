@@ -70,6 +70,7 @@ void add_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("-t,--threads", flags.threads, "a number of threads");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N");
   command.add_option("--gpu-mem", flags.gpu_memory, a_size);
+  one_of(command.add_option("--weights", flags.weights), {"stored", "int8", "int4"});
 }
 
 void add_flags(CLI::App& command, RetrievalFlags& flags) {

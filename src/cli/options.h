@@ -27,6 +27,7 @@ struct ModelFlags {
   std::string threads;  ///< empty: all cores
   std::string device = "auto";
   std::string gpu_memory;  ///< empty: nine tenths of what is free
+  std::string weights = "stored";
 };
 
 struct RetrievalFlags {

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "index/code_encoder.h"
+#include "src/core/matrix.h"
 #include "src/device/decode_backend.h"
 #include "src/device/device_codes.h"
 #include "src/device/device_prefill.h"
@@ -29,17 +30,6 @@
 #include "topkv/types.h"
 
 namespace topkv {
-
-/// A weight matrix [out_features, in_features], row-major; not owned. On the host as the checkpoint
-/// holds it (elements may be unaligned), on CUDA in bf16.
-struct Matrix {
-  const std::byte* data = nullptr;
-  DType dtype = DType::bf16;
-  std::int64_t out_features = 0;
-  std::int64_t in_features = 0;
-
-  std::int64_t bytes() const { return out_features * in_features * bytes_of(dtype); }
-};
 
 /// cos and sin of the rotary angles of consecutive positions: [tokens, rotary_dim / 2]; and which
 /// elements of a head they turn.
@@ -120,10 +110,17 @@ class ComputeDevice {
   virtual void copy_out(const std::byte* from, std::int64_t bytes, void* host) = 0;
   virtual void synchronize() = 0;
 
-  /// The matrix as this device multiplies it: itself on the host; on CUDA a copy in bf16, in
-  /// upload_bytes(host) bytes of device memory at `storage`.
+  /// A plain matrix as this device multiplies it: itself on the host; on CUDA a copy in bf16, in
+  /// upload_bytes(host) bytes of device memory at `storage`. Packed ones are the same on every
+  /// device: copy_in puts them there.
   virtual Matrix upload(const Matrix& host, std::byte* storage) = 0;
   virtual std::int64_t upload_bytes(const Matrix& host) const = 0;
+
+  /// Device memory that products with packed weights still need beside them, whatever the number of
+  /// these: 0 on the host, and once prepare_packed, before the first product, has taken it. Throws
+  /// OutOfMemory.
+  virtual std::int64_t packed_bytes() const { return 0; }
+  virtual void prepare_packed() {}
 
   /// Whether replay is worth its while here.
   virtual bool replays() const { return false; }

@@ -8,6 +8,7 @@
 #include "src/core/convert.h"
 #include "src/core/dot.h"
 #include "src/core/matrix_product.h"
+#include "src/core/packed_product.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/compute_device.h"
@@ -55,11 +56,8 @@ class HostDevice final : public ComputeDevice {
   std::int64_t upload_bytes(const Matrix& /*host*/) const override { return 0; }
 
   void embed(const Matrix& table, std::span<const Token> tokens, float* out) override {
-    const std::int64_t width = table.in_features;
-    for (std::size_t t = 0; t < tokens.size(); ++t) {
-      to_float(table.data + tokens[t] * width * bytes_of(table.dtype), table.dtype, width,
-               out + static_cast<std::int64_t>(t) * width);
-    }
+    for (std::size_t t = 0; t < tokens.size(); ++t)
+      widen_rows(table, tokens[t], 1, out + static_cast<std::int64_t>(t) * table.in_features);
   }
 
   void matmul(const Matrix& weight, const std::byte* operand, std::int64_t tokens, bool accumulate,
@@ -179,31 +177,51 @@ class HostDevice final : public ComputeDevice {
                  });
   }
 
-  /// A product with few tokens is many inner products with the rows of the weight: the same kernel
-  /// that scores keys.
+  /// Rows [first, first + rows) as float32.
+  static void widen_rows(const Matrix& weight, std::int64_t first, std::int64_t rows, float* out) {
+    if (weight.packed()) {
+      unpack_rows(weight, first, rows, out);
+    } else {
+      to_float(weight.data + first * weight.row_bytes(), weight.dtype, rows * weight.in_features,
+               out);
+    }
+  }
+
+  /// A product with few tokens is many inner products with the rows of the weight: of plain ones by
+  /// the same kernel that scores keys.
   static void stream_weights(const Matrix& weight, const float* x, std::int64_t tokens,
                              bool accumulate, float* out) {
-    const std::int64_t row_bytes = weight.in_features * bytes_of(weight.dtype);
-    parallel_for(weight.out_features,
-                 std::max<std::int64_t>(64, element_grain * 4 / weight.in_features),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   thread_local std::vector<float> scores;
-                   const std::int64_t n = end - begin;
-                   scores.resize(static_cast<std::size_t>(n * tokens));
-                   dot_block(x, tokens,
-                             {weight.data + begin * row_bytes, weight.dtype, n, weight.in_features,
-                              row_bytes},
-                             scores.data(), n);
-                   for (std::int64_t t = 0; t < tokens; ++t) {
-                     float* to = out + t * weight.out_features + begin;
-                     const float* from = scores.data() + t * n;
-                     if (accumulate) {
-                       add_to(to, from, n);
-                     } else {
-                       std::copy(from, from + n, to);
-                     }
-                   }
-                 });
+    thread_local std::vector<float> arranged;
+    if (weight.packed()) {
+      arranged.resize(static_cast<std::size_t>(tokens * arranged_size(weight)));
+      arrange_inputs(weight, x, tokens, arranged.data());
+    }
+    const float* inputs = arranged.data();
+    // Alone: work taken up while waiting might be another product, which would arrange its own.
+    parallel_for_alone(
+        weight.out_features, std::max<std::int64_t>(64, element_grain * 4 / weight.in_features),
+        [&](std::int64_t begin, std::int64_t end) {
+          thread_local std::vector<float> scores;
+          const std::int64_t n = end - begin;
+          scores.resize(static_cast<std::size_t>(n * tokens));
+          if (weight.packed()) {
+            packed_dot(weight, begin, n, inputs, tokens, scores.data(), n);
+          } else {
+            dot_block(x, tokens,
+                      {weight.data + begin * weight.row_bytes(), weight.dtype, n,
+                       weight.in_features, weight.row_bytes()},
+                      scores.data(), n);
+          }
+          for (std::int64_t t = 0; t < tokens; ++t) {
+            float* to = out + t * weight.out_features + begin;
+            const float* from = scores.data() + t * n;
+            if (accumulate) {
+              add_to(to, from, n);
+            } else {
+              std::copy(from, from + n, to);
+            }
+          }
+        });
   }
 
   static void multiply_tiles(const Matrix& weight, const float* x, std::int64_t tokens,
@@ -218,8 +236,7 @@ class HostDevice final : public ComputeDevice {
         const std::int64_t first = tile / token_tiles * feature_tile;
         const std::int64_t features = std::min(feature_tile, weight.out_features - first);
         const std::int64_t token = tile % token_tiles * token_tile;
-        to_float(weight.data + first * in * bytes_of(weight.dtype), weight.dtype, features * in,
-                 widened.data());
+        widen_rows(weight, first, features, widened.data());
         matrix_product(Transposed::yes, std::min(token_tile, tokens - token), features, in,
                        x + token * in, in, widened.data(), in, accumulate ? 1.0F : 0.0F,
                        out + token * weight.out_features + first, weight.out_features);

@@ -78,6 +78,7 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["bytes_read"] = setting.bytes_read > 0 ? Json(setting.bytes_read) : Json(nullptr);
     json["bytes_held_device"] = setting.bytes_held_device;
     json["bytes_held_host"] = setting.bytes_held_host;
+    json["weights"] = run.weights;
     json["device"] = run.device;
     json["version"] = run.version;
     lines.push_back(std::move(json));

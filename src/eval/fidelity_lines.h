@@ -15,6 +15,7 @@ struct FidelityRun {
   std::int64_t context_tokens = 0;
   std::string haystack;
   std::string prefill;
+  std::string weights;
   std::string device;
   std::string version;
 };

@@ -12,11 +12,12 @@
 namespace topkv {
 
 Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn warning,
-                  std::int64_t length)
+                  const LoadOptions& options)
     : directory(dir),
       device(on),
-      config(ModelConfig::load(dir, length)),
+      config(ModelConfig::load(dir, options.length)),
       tensors(SafeTensors::open(dir)),
+      format(options.weights),
       on_warning(std::move(warning)) {
   for (const std::string& line : config.warnings) warn(line);
   if (const std::string line = Weights::settle_tie(tensors, config); !line.empty()) warn(line);
@@ -30,8 +31,10 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
                       path_text(path), tokenizer->vocab_size(), config.vocab_size));
     }
   }
-  weights = Weights::load(tensors, config, *device.compute());
-  if (device.is_cuda()) keep(take_forward());
+  weights = Weights::load(tensors, config, *device.compute(), options);
+  if (!device.is_cuda()) return;
+  tensors = {};  // all is copied: the files' pages are not to count as this process's
+  keep(take_forward());
 }
 
 void Model::Impl::check_reach(std::int64_t tokens) const {
@@ -95,8 +98,27 @@ void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
 }
 
 Model Model::load(const std::filesystem::path& directory, const Device& device,
-                  WarningFn on_warning, std::int64_t length) {
-  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning), length));
+                  WarningFn on_warning, const LoadOptions& options) {
+  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning), options));
+}
+
+std::string_view name_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::int8:
+      return "int8";
+    case WeightFormat::int4:
+      return "int4";
+    default:
+      return "stored";
+  }
+}
+
+WeightFormat parse_weight_format(std::string_view name) {
+  for (const auto format : {WeightFormat::stored, WeightFormat::int8, WeightFormat::int4}) {
+    if (name == name_of(format)) return format;
+  }
+  throw InvalidArgument(
+      fmt::format("unknown weight format \"{}\"; expected stored, int8 or int4", name));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -106,6 +128,7 @@ Model& Model::operator=(Model&&) noexcept = default;
 
 const ModelConfig& Model::config() const { return impl_->config; }
 const Device& Model::device() const { return impl_->device; }
+WeightFormat Model::weights() const { return impl_->format; }
 void Model::check_reach(std::int64_t tokens) const { impl_->check_reach(tokens); }
 
 const Tokenizer& Model::tokenizer() const {

@@ -31,7 +31,7 @@ std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& devic
 
 struct Model::Impl {
   Impl(const std::filesystem::path& directory, const Device& device, WarningFn on_warning,
-       std::int64_t length);
+       const LoadOptions& options);
 
   void warn(const std::string& warning) const {
     if (on_warning) on_warning(warning);
@@ -55,7 +55,8 @@ struct Model::Impl {
   Device device;
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
-  SafeTensors tensors;
+  SafeTensors tensors;  // on a CUDA device none, once the weights are there
+  WeightFormat format;
   Weights weights;  // views into tensors, or on the device
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;

@@ -32,21 +32,23 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice
 }
 
 DevicePlan Model::plan(const std::filesystem::path& directory, const Device& device,
-                       const PrefillOptions& prefill, const RetrievalOptions& retrieval) {
+                       const PrefillOptions& prefill, const RetrievalOptions& retrieval,
+                       WeightFormat format) {
   ModelConfig config = ModelConfig::load(directory);
   const SafeTensors tensors = SafeTensors::open(directory);
   Weights::settle_tie(tensors, config);
   const ComputeDevice& compute = *device.compute();
-  const WeightsSize size = Weights::size(tensors, config, compute);
+  const WeightsSize size = Weights::size(tensors, config, compute, format);
   DevicePlan plan;
-  plan.weights_bytes = size.stored;
+  plan.weights_bytes = size.held;
   constexpr std::int64_t any_tokens = std::int64_t{1} << 60;
   if (!device.is_cuda()) {
     plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, 0);
     return plan;
   }
   const DeviceMemory memory = device.memory();
-  const std::int64_t weights = compute.allocation_bytes(size.device);
+  const std::int64_t weights = compute.allocation_bytes(size.device) +
+                               (size.packed ? compute.allocation_bytes(compute.packed_bytes()) : 0);
   const std::int64_t step =
       compute.allocation_bytes(Forward::bytes(config, compute, session_chunk));
   const std::int64_t always = memory.used + weights + step;

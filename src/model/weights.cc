@@ -12,6 +12,7 @@
 #include "src/core/printable.h"
 #include "src/device/pieces.h"
 #include "src/model/families.h"
+#include "src/model/matrix_source.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -68,13 +69,20 @@ bool same_values(const SafeTensors::Tensor& a, const SafeTensors::Tensor& b, std
 /// Lays weights out behind each other and, when there is storage, puts them there.
 class Placer {
  public:
-  Placer(const SafeTensors& tensors, const ComputeDevice& measure)
-      : tensors_(tensors), measure_(measure) {}
-  Placer(const SafeTensors& tensors, ComputeDevice& device, std::byte* storage)
-      : tensors_(tensors), measure_(device), device_(&device), storage_(storage) {}
+  Placer(const SafeTensors& tensors, const ComputeDevice& measure, WeightFormat format)
+      : tensors_(tensors), measure_(measure), format_(format) {}
+  /// size: what a Placer without storage found.
+  Placer(const SafeTensors& tensors, ComputeDevice& device, const LoadOptions& options,
+         const WeightsSize& size, std::byte* storage)
+      : tensors_(tensors),
+        measure_(device),
+        format_(options.weights),
+        device_(&device),
+        storage_(storage),
+        progress_(options.progress),
+        total_(size.held) {}
 
-  std::int64_t used() const { return pieces_.used(); }
-  std::int64_t stored() const { return stored_; }
+  WeightsSize size() const { return {pieces_.used(), held_, packed_}; }
 
   Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) {
     return rows(name, 0, out, out, in);
@@ -84,27 +92,29 @@ class Placer {
   /// other.
   Matrix rows(const std::string& name, std::int64_t first, std::int64_t out, std::int64_t of,
               std::int64_t in) {
-    const std::array<std::int64_t, 2> shape = {of, in};
-    const SafeTensors::Tensor tensor = tensors_.get(name_in(tensors_, name), shape);
-    const std::int64_t row = in * bytes_of(tensor.dtype);
-    stored_ += out * row;
-    const Matrix host{tensor.data + first * row, tensor.dtype, out, in};
-    const std::int64_t at = pieces_.place(measure_.upload_bytes(host));
-    return device_ == nullptr ? host : device_->upload(host, storage_ + at);
+    return place(find_matrix(tensors_, name_in(tensors_, name), {first, out, of}, in, format_));
+  }
+
+  /// The embedding or the output layer: int8 where other matrices are int4.
+  Matrix table(const std::string& name, const ModelConfig& config) {
+    const WeightFormat format = format_ == WeightFormat::int4 ? WeightFormat::int8 : format_;
+    const std::int64_t rows = config.vocab_size;
+    return place(find_matrix(tensors_, name_in(tensors_, name), {0, rows, rows},
+                             config.hidden_size, format));
   }
 
   /// A tied one may be in the file as the output layer alone.
   Matrix embedding(const ModelConfig& config) {
     const bool as_head = config.tied_embeddings && !find_name(tensors_, embedding_name) &&
                          find_name(tensors_, head_name);
-    return matrix(as_head ? head_name : embedding_name, config.vocab_size, config.hidden_size);
+    return table(as_head ? head_name : embedding_name, config);
   }
 
   /// offset: added to each value.
   Vector vector(const std::string& name, std::int64_t size, float offset = 0) {
     const std::array<std::int64_t, 1> shape = {size};
     const SafeTensors::Tensor tensor = tensors_.get(name_in(tensors_, name), shape);
-    stored_ += size * bytes_of(tensor.dtype);
+    count(size * bytes_of(tensor.dtype));
     const std::int64_t bytes = size * bytes_of(DType::f32);
     const std::int64_t at = pieces_.place(bytes);
     if (device_ == nullptr) return {nullptr, size};
@@ -116,13 +126,67 @@ class Placer {
   }
 
  private:
+  Matrix place(const MatrixSource& source) {
+    Matrix matrix = source.form;
+    packed_ = packed_ || matrix.packed();
+    const std::int64_t at =
+        pieces_.place(matrix.packed() ? matrix.bytes() : measure_.upload_bytes(matrix));
+    if (device_ == nullptr) {
+      count(matrix.bytes());
+      return matrix;
+    }
+    if (!matrix.packed()) {
+      matrix = device_->upload(matrix, storage_ + at);
+      count(source.form.bytes());
+      return matrix;
+    }
+    make(source, storage_ + at);
+    matrix.data = storage_ + at;
+    return matrix;
+  }
+
+  /// Makes a packed matrix at `to`, a piece of its rows at a time.
+  void make(const MatrixSource& source, std::byte* to) {
+    const Matrix& form = source.form;
+    const std::int64_t groups = form.groups();
+    const std::int64_t most = std::max<std::int64_t>(1, piece_bytes / form.row_bytes());
+    for (std::int64_t first = 0; first < form.out_features; first += most) {
+      const std::int64_t rows = std::min(most, form.out_features - first);
+      codes_.assign(static_cast<std::size_t>(rows * form.row_bytes()), std::byte{0});
+      scales_.resize(static_cast<std::size_t>(rows * groups));
+      offsets_.resize(form.has_offsets ? scales_.size() : 0);
+      source.make(first, rows,
+                  {codes_.data(), scales_.data(), form.has_offsets ? offsets_.data() : nullptr});
+      const std::int64_t factor_bytes = rows * groups * bytes_of(DType::f32);
+      const std::int64_t factors_before = first * groups * bytes_of(DType::f32);
+      device_->copy_in(codes_.data(), rows * form.row_bytes(), to + first * form.row_bytes());
+      device_->copy_in(scales_.data(), factor_bytes, to + form.scales_at() + factors_before);
+      if (form.has_offsets)
+        device_->copy_in(offsets_.data(), factor_bytes, to + form.offsets_at() + factors_before);
+      count(form.bytes() * (first + rows) / form.out_features -
+            form.bytes() * first / form.out_features);
+    }
+  }
+
+  void count(std::int64_t bytes) {
+    held_ += bytes;
+    if (progress_) progress_({"weights", "bytes", held_, total_});
+  }
+
+  static constexpr std::int64_t piece_bytes = std::int64_t{16} << 20;  // of codes
+
   const SafeTensors& tensors_;
   const ComputeDevice& measure_;
+  const WeightFormat format_;
   ComputeDevice* device_ = nullptr;  // null: only measure
   std::byte* storage_ = nullptr;
+  ProgressFn progress_;
+  std::int64_t total_ = 0;
   Pieces pieces_;
-  std::int64_t stored_ = 0;
-  std::vector<float> values_;
+  std::int64_t held_ = 0;
+  bool packed_ = false;
+  std::vector<std::byte> codes_;
+  std::vector<float> scales_, offsets_, values_;
 };
 
 Weights place(Placer& placer, const ModelConfig& config) {
@@ -186,8 +250,7 @@ Weights place(Placer& placer, const ModelConfig& config) {
     weights.layers.push_back(std::move(layer));
   }
   weights.final_norm = norm("model.", "norm", hidden);
-  weights.lm_head = config.tied_embeddings ? weights.embedding
-                                           : placer.matrix(head_name, config.vocab_size, hidden);
+  weights.lm_head = config.tied_embeddings ? weights.embedding : placer.table(head_name, config);
   return weights;
 }
 
@@ -210,16 +273,18 @@ std::string Weights::settle_tie(const SafeTensors& tensors, ModelConfig& config)
 }
 
 WeightsSize Weights::size(const SafeTensors& tensors, const ModelConfig& config,
-                          const ComputeDevice& device) {
-  Placer placer(tensors, device);
+                          const ComputeDevice& device, WeightFormat format) {
+  Placer placer(tensors, device, format);
   place(placer, config);
-  return {placer.used(), placer.stored()};
+  return placer.size();
 }
 
-Weights Weights::load(const SafeTensors& tensors, const ModelConfig& config,
-                      ComputeDevice& device) {
-  Buffer storage = device.allocate(size(tensors, config, device).device, "weights");
-  Placer placer(tensors, device, storage.data());
+Weights Weights::load(const SafeTensors& tensors, const ModelConfig& config, ComputeDevice& device,
+                      const LoadOptions& options) {
+  const WeightsSize all = size(tensors, config, device, options.weights);
+  if (all.packed) device.prepare_packed();
+  Buffer storage = device.allocate(all.device, "weights");
+  Placer placer(tensors, device, options, all, storage.data());
   Weights weights = place(placer, config);
   weights.storage = std::move(storage);
   return weights;

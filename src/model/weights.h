@@ -1,13 +1,14 @@
 // The weights of a decoder, by name and shape, as Hugging Face checkpoints name them (families.h
 // has what differs), with or without the "model." that their base model stands under. On the host
-// matrices stay in the mapped file; on another device they are copied to it. The small vectors are
-// widened to float32.
+// matrices stay in the mapped file, unless they are quantised; on another device they are copied to
+// it. The small vectors are widened to float32.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "src/core/matrix.h"
 #include "src/device/compute_device.h"
 #include "src/model/safetensors.h"
 #include "topkv/model.h"
@@ -34,7 +35,8 @@ struct LayerWeights {
 
 struct WeightsSize {
   std::int64_t device = 0;  ///< bytes of device memory that they take
-  std::int64_t stored = 0;  ///< bytes in the checkpoint
+  std::int64_t held = 0;    ///< bytes in the format asked for; if stored, as in the checkpoint
+  bool packed = false;      ///< whether the device is to prepare_packed
 };
 
 struct Weights {
@@ -45,12 +47,15 @@ struct Weights {
   Buffer storage;  // what is not in the mapped file
 
   /// Views into tensors, which must outlive the weights, or copies in the device's memory.
-  /// Throws FileError naming the tensor, OutOfMemory.
-  static Weights load(const SafeTensors& tensors, const ModelConfig& config, ComputeDevice& device);
+  /// What is quantised goes there tensor by tensor, in pieces: the host holds one piece beside.
+  /// Throws FileError naming the tensor, Unsupported for one that the format cannot hold,
+  /// OutOfMemory.
+  static Weights load(const SafeTensors& tensors, const ModelConfig& config, ComputeDevice& device,
+                      const LoadOptions& options);
 
   /// Without loading. Throws as load does.
   static WeightsSize size(const SafeTensors& tensors, const ModelConfig& config,
-                          const ComputeDevice& device);
+                          const ComputeDevice& device, WeightFormat format);
 
   /// Sets config.tied_embeddings to what the file has: an output layer that differs from the
   /// embedding it is said to be tied to is one of its own. Returns what to tell of that, else

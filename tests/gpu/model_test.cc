@@ -181,6 +181,57 @@ TEST(CudaModel, LogitsOfTheBundledModelAreThoseOfTheHost) {
   expect_close(cuda.logits(tokens), host.logits(tokens), host.config(), "needle-14m, 600 tokens");
 }
 
+// Both round the weights alike; the device rounds operands to bf16, and rows that it unpacks for many
+// tokens, which adds as much again.
+TEST(CudaModel, LogitsWithRoundedWeightsAreThoseOfTheHost) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const WeightFormat weights : {WeightFormat::int8, WeightFormat::int4}) {
+    SCOPED_TRACE(name_of(weights));
+    const std::filesystem::path bundled = root / "models/needle-14m";
+    const Model host = Model::load(bundled, {}, {}, {.weights = weights});
+    const Model cuda = Model::load(bundled, place.device(), {}, {.weights = weights});
+    const auto tokens = test::text_with_fact(host, 600);
+    const auto want = host.logits(tokens);
+    expect_close(cuda.logits(tokens), want, host.config(), "600 tokens");
+    // One token and a few, straight from the codes, recorded and replayed.
+    const std::vector<Token> first(tokens.begin(), tokens.end() - 20);
+    const auto context = cuda.prefill(first);
+    Session session(context, {.k = TopK::same(4096)}, place.device());
+    std::vector<float> got;
+    for (std::size_t i = tokens.size() - 20; i < tokens.size();) {
+      const std::size_t count = i + 10 < tokens.size() ? 1 : 10;
+      const auto piece = cuda.logits(session, std::span(tokens).subspan(i, count));
+      got.insert(got.end(), piece.begin(), piece.end());
+      i += count;
+    }
+    expect_close(got, std::span(want).last(got.size()), host.config(), "through a session");
+  }
+}
+
+TEST(CudaModel, RoundedWeightsTakeWhatWasPlanned) {
+  TOPKV_NEEDS_GPU();
+  std::int64_t stored = 0;
+  for (const WeightFormat weights :
+       {WeightFormat::stored, WeightFormat::int8, WeightFormat::int4}) {
+    const Place place("cuda");
+    const Device device = place.device();
+    const auto directory = root / "models/needle-14m";
+    const std::int64_t before = device.memory().used;
+    const DevicePlan plan = Model::plan(directory, device, {}, {}, weights);
+    const Model model = Model::load(directory, device, {}, {.weights = weights});
+    std::int64_t planned = 0;
+    for (const MemoryItem& item : plan.items) {
+      if (item.what == "weights" || item.what == "activations of a step") planned += item.bytes;
+    }
+    EXPECT_LE(device.memory().used - before, planned) << name_of(weights);
+    if (weights == WeightFormat::stored) stored = plan.weights_bytes;
+    const double share = static_cast<double>(plan.weights_bytes) / static_cast<double>(stored);
+    const double bound = weights == WeightFormat::stored ? 1.0 : weights == WeightFormat::int8 ? 0.52 : 0.36;
+    EXPECT_LE(share, bound);
+  }
+}
+
 /// K and V of all tokens of a (layer, KV head), as float32.
 void append_rows(const RowsView& rows, std::vector<float>& out) {
   const std::int64_t count = rows.count() * rows.dim();

@@ -1,0 +1,168 @@
+// Products with packed weights as a share of reading their bytes once, beside plain bf16 ones, on
+// the host or a GPU; and with many tokens, as floating-point operations.
+//
+//   packed_weights_bench [--device SPEC]
+//
+// The limit is the streaming read bandwidth of host memory, measured beside; of a GPU's memory the
+// rate alone is printed, for the data sheet's number.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "bench/machine.h"
+#include "src/core/convert.h"
+#include "src/core/quantise.h"
+#include "src/device/compute_device.h"
+#include "topkv/error.h"
+
+namespace {
+
+using namespace topkv;
+
+struct Shape {
+  const char* name;
+  std::int64_t out, in;
+};
+
+struct Weight {
+  std::vector<double> values;  // of some rows
+  Buffer storage;
+  Matrix matrix;
+};
+
+constexpr std::int64_t checked_rows = 3;
+
+Matrix form_of(const Shape& shape, Packing packing) {
+  Matrix form{nullptr, DType::bf16, shape.out, shape.in, packing};
+  form.group = packing == Packing::int4 ? 128 : shape.in;
+  form.has_offsets = packing == Packing::int4;
+  return form;
+}
+
+/// A weight with the same few rows over and over.
+Weight make(ComputeDevice& device, const Shape& shape, Packing packing,
+            std::vector<std::byte>& host) {
+  Weight weight;
+  weight.matrix = form_of(shape, packing);
+  Matrix& m = weight.matrix;
+  host.assign(static_cast<std::size_t>(m.bytes()), std::byte{0});
+  std::vector<float> row(static_cast<std::size_t>(m.in_features));
+  for (std::int64_t r = 0; r < checked_rows; ++r) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      row[i] = static_cast<float>(
+                   static_cast<int>((i + 13 * static_cast<std::size_t>(r)) * 7919 % 255) - 127) /
+               128.0F;
+    }
+    if (!m.packed()) {
+      from_float(row.data(), m.in_features, DType::bf16, host.data() + r * m.row_bytes());
+    } else {
+      const auto factors = [&](std::int64_t at) {
+        return reinterpret_cast<float*>(host.data() + at) + r * m.groups();
+      };
+      quantise_row(m, row.data(),
+                   {host.data() + r * m.row_bytes(), factors(m.scales_at()),
+                    m.has_offsets ? factors(m.offsets_at()) : nullptr});
+    }
+    for (const float x : row) weight.values.push_back(x);
+  }
+  const auto repeat = [&](std::int64_t at, std::int64_t bytes) {
+    for (std::int64_t r = checked_rows; r < m.out_features; ++r) {
+      std::memcpy(host.data() + at + r * bytes, host.data() + at + r % checked_rows * bytes,
+                  static_cast<std::size_t>(bytes));
+    }
+  };
+  repeat(0, m.row_bytes());
+  if (m.packed()) repeat(m.scales_at(), m.groups() * 4);
+  if (m.has_offsets) repeat(m.offsets_at(), m.groups() * 4);
+  weight.storage = device.allocate(m.bytes(), "weights");
+  device.copy_in(host.data(), m.bytes(), weight.storage.data());
+  m.data = weight.storage.data();
+  return weight;
+}
+
+/// Whether the product of x = 1 for all inputs is what the weights say, to their rounding.
+bool right(const Weight& weight, const std::vector<float>& out) {
+  for (std::int64_t o = 0; o < weight.matrix.out_features; ++o) {
+    double want = 0;
+    double size = 0;
+    for (std::int64_t i = 0; i < weight.matrix.in_features; ++i) {
+      const double w =
+          weight.values[static_cast<std::size_t>(o % checked_rows * weight.matrix.in_features + i)];
+      want += w;
+      size += std::abs(w);
+    }
+    if (std::abs(out[static_cast<std::size_t>(o)] - want) > 0.02 * size) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::string spec = argc == 3 && std::string(argv[1]) == "--device" ? argv[2] : "cpu";
+  const Device opened = Device::open(spec, 0);
+  ComputeDevice& device = *opened.compute();
+  const auto lock = device.lock();
+  device.prepare_packed();
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a line as soon as it is known
+  const double bandwidth = device.is_cuda() ? 0 : bench::read_bandwidth();
+  if (bandwidth > 0) fmt::print("streaming read {:.1f} GB/s\n\n", bandwidth / 1e9);
+  fmt::print("{:<26} {:>6} {:>7} {:>12} {:>14} {:>13}\n", "weight [out, in]", "held", "tokens",
+             "ms", "of its bytes", "arithmetic");
+  std::vector<std::byte> host;
+  for (const Shape& shape : {Shape{"7B q/o", 3584, 3584},
+                             {"7B k/v", 512, 3584},
+                             {"7B gate/up", 18944, 3584},
+                             {"7B down", 3584, 18944},
+                             {"7B lm_head", 152064, 3584}}) {
+    for (const Packing packing : {Packing::none, Packing::int8, Packing::int4}) {
+      // Several copies, so that none is found in a cache.
+      std::vector<Weight> copies;
+      const std::int64_t bytes = form_of(shape, packing).bytes();
+      const std::int64_t count = std::max<std::int64_t>(
+          1, ((device.is_cuda() ? std::int64_t{400} << 20 : std::int64_t{100} << 20)) / bytes);
+      for (std::int64_t i = 0; i < count; ++i) copies.push_back(make(device, shape, packing, host));
+      for (const std::int64_t tokens : {1, 4, 16, 2048}) {
+        if (tokens > 16 && !device.is_cuda() && shape.out > 4000) continue;  // minutes
+        const std::int64_t used = tokens > 16 ? 1 : count;
+        const std::vector<float> ones(static_cast<std::size_t>(tokens * shape.in), 1.0F);
+        const Buffer x = device.allocate(tokens * shape.in * 4, "x");
+        const Buffer operand = device.allocate(tokens * shape.in * 4, "operand");
+        device.copy_in(ones.data(), tokens * shape.in * 4, x.data());
+        device.to_operand(x.floats(), tokens * shape.in, operand.data());
+        const Buffer out = device.allocate(tokens * shape.out * 4, "out");
+        const auto all = [&] {
+          for (std::int64_t i = 0; i < used; ++i)
+            device.matmul(copies[static_cast<std::size_t>(i)].matrix, operand.data(), tokens, false,
+                          out.floats());
+          device.synchronize();
+        };
+        const double seconds = bench::median_seconds(5, all) / static_cast<double>(used);
+        std::vector<float> got(static_cast<std::size_t>(tokens * shape.out));
+        device.copy_out(out.data(), tokens * shape.out * 4, got.data());
+        if (!right(copies.front(), got)) {
+          fmt::print(stderr, "wrong product of {}\n", shape.name);
+          return 1;
+        }
+        const double rate = static_cast<double>(bytes) / seconds;
+        fmt::print(
+            "{:<26} {:>6} {:>7} {:>12.4f} {:>14} {:>13}\n",
+            fmt::format("{} [{}, {}]", shape.name, shape.out, shape.in),
+            packing == Packing::none   ? "bf16"
+            : packing == Packing::int8 ? "int8"
+                                       : "int4",
+            tokens, 1e3 * seconds,
+            bandwidth > 0 ? fmt::format("{:.0f} %", 100 * rate / bandwidth)
+                          : fmt::format("{:.0f} GB/s", rate / 1e9),
+            fmt::format("{:.2f} TFLOP/s",
+                        2e-12 * static_cast<double>(tokens * shape.out * shape.in) / seconds));
+      }
+    }
+  }
+} catch (const topkv::Error& error) {
+  fmt::print(stderr, "packed_weights_bench: {}\n", error.what());
+  return 1;
+}

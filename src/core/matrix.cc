@@ -1,0 +1,54 @@
+#include "src/core/matrix.h"
+
+#include <cstring>
+
+namespace topkv {
+namespace {
+
+// Vector loads of scales may go beyond the last ones.
+constexpr std::int64_t slack = 64;
+
+std::int64_t round_up(std::int64_t bytes, std::int64_t step) {
+  return (bytes + step - 1) / step * step;
+}
+
+std::int64_t factors_bytes(const Matrix& matrix) {
+  return round_up(matrix.out_features * matrix.groups() * bytes_of(DType::f32) + slack, 256);
+}
+
+}  // namespace
+
+std::int64_t Matrix::row_bytes() const {
+  switch (packing) {
+    case Packing::int8:
+      return round_up(in_features, 16);
+    case Packing::int4:
+      return round_up(in_features / 2, 16);
+    default:
+      return in_features * bytes_of(dtype);
+  }
+}
+
+std::int64_t Matrix::scales_at() const { return round_up(out_features * row_bytes(), 256); }
+
+std::int64_t Matrix::offsets_at() const { return scales_at() + factors_bytes(*this); }
+
+std::int64_t Matrix::bytes() const {
+  if (!packed()) return out_features * row_bytes();
+  return offsets_at() + (has_offsets ? factors_bytes(*this) : 0);
+}
+
+std::int64_t group_step(Packing packing) { return packing == Packing::int4 ? 32 : 16; }
+
+void pack_int4(const std::int8_t* codes, std::int64_t count, std::byte* to) {
+  for (std::int64_t i = 0; i < count; i += 8, to += 4) {
+    std::uint32_t word = 0;
+    for (std::uint32_t j = 0; j < 8; ++j) {
+      const auto code = static_cast<std::uint32_t>(codes[i + j] + 8);
+      word |= code << (j / 2 * 4 + j % 2 * 16);
+    }
+    std::memcpy(to, &word, sizeof word);
+  }
+}
+
+}  // namespace topkv

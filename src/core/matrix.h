@@ -1,0 +1,72 @@
+// A weight matrix as a device multiplies it: plain elements, or packed ones, whose codes of 8 or 4
+// bits are told apart by scales. Every quantised checkpoint, and every matrix quantised at load, is
+// brought into one of these packings, so that devices know few of them and the forward pass none.
+//
+// A packed element is
+//
+//   scale[row, input / group] * code[row, input] (+ offset[row, input / group])
+//
+// code: -128 to 127 (int8) or -8 to 7 (int4); scales and offsets are float32, so that those of any
+// checkpoint (f16, bf16, products of two) keep their value. In memory, one block:
+//
+//   codes    out_features rows of row_bytes() each, a multiple of 16: what lies behind the last
+//            input of a row is 0
+//   scales   [out_features, groups()], at scales_at()
+//   offsets  the same, at offsets_at(), when has_offsets
+//
+// int8: a byte an input, in order. int4: 4 bytes for each 8 inputs, a little-endian word that has
+// code + 8 of input 2i at bit 4i and of input 2i + 1 at bit 16 + 4i: so that masks leave pairs of
+// neighbours in the halves of a word, which is what a GPU's matrix instructions take.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "topkv/types.h"
+
+namespace topkv {
+
+enum class Packing : std::uint8_t { none, int8, int4 };
+
+/// [out_features, in_features], row-major; memory not owned. Plain elements may be unaligned; a
+/// packed block is aligned to 256 bytes.
+struct Matrix {
+  const std::byte* data = nullptr;
+  DType dtype = DType::bf16;  ///< of plain elements
+  std::int64_t out_features = 0;
+  std::int64_t in_features = 0;
+  Packing packing = Packing::none;
+  std::int64_t group = 0;  ///< packed: consecutive inputs that share a scale; divides in_features
+  bool has_offsets = false;
+
+  bool packed() const { return packing != Packing::none; }
+  /// Of the elements, or the codes, of a row.
+  std::int64_t row_bytes() const;
+  std::int64_t groups() const { return in_features / group; }
+  /// Offsets into the block, in bytes.
+  std::int64_t scales_at() const;
+  std::int64_t offsets_at() const;
+  const float* scales() const { return reinterpret_cast<const float*>(data + scales_at()); }
+  /// Null: none.
+  const float* offsets() const {
+    return has_offsets ? reinterpret_cast<const float*>(data + offsets_at()) : nullptr;
+  }
+  /// Of all of it.
+  std::int64_t bytes() const;
+};
+
+/// Inputs of a group are a multiple of this: 16 for int8 unless a row is one group, 32 for int4.
+std::int64_t group_step(Packing packing);
+
+/// Rows of a packed matrix while they are made: codes [rows, row_bytes], zeroed; scales and offsets
+/// [rows, groups], offsets null when the matrix has none.
+struct PackedRows {
+  std::byte* codes = nullptr;
+  float* scales = nullptr;
+  float* offsets = nullptr;
+};
+
+/// Puts codes of a row, -8 to 7, into int4's words. REQUIRES: count a multiple of 8.
+void pack_int4(const std::int8_t* codes, std::int64_t count, std::byte* to);
+
+}  // namespace topkv

@@ -1,0 +1,389 @@
+#include "src/core/packed_product.h"
+
+#include <algorithm>
+#include <cstring>
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/core/packed_product.cc"
+#include <hwy/foreach_target.h>
+#include "src/core/simd.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace topkv {
+namespace HWY_NAMESPACE {
+
+using Floats = hn::ScalableTag<float>;
+using Four = hn::CappedTag<float, 4>;
+
+// Codes are fetched this many bytes of a row ahead.
+constexpr std::int64_t ahead = 1024;
+
+// int4: a vector of L words has 8 L consecutive inputs. Mask p of 8 leaves the codes of inputs
+// 8 * lane + input_of(p), so activations are arranged in blocks: 8 vectors in that order, then the
+// vector of their sums, for the offsets. Inputs behind the last whole block come in blocks of
+// vectors of 4 lanes.
+constexpr int masks = 8;
+constexpr int input_of(int mask) { return mask < 4 ? 2 * mask : 2 * (mask - 4) + 1; }
+
+template <class D>
+std::int64_t block_inputs(D d) {
+  return masks * static_cast<std::int64_t>(hn::Lanes(d));
+}
+
+template <class D>
+float* arrange_block(D d, const float* x, float* to) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  float* sums = to + masks * lanes;
+  std::fill(sums, sums + lanes, 0.0F);
+  for (int p = 0; p < masks; ++p, to += lanes) {
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+      to[lane] = x[masks * lane + input_of(p)];
+      sums[lane] += to[lane];
+    }
+  }
+  return sums + lanes;
+}
+
+/// Code p of every word, as float32.
+template <int p, class D, class W>
+HWY_INLINE hn::Vec<D> code_of(D d, W words) {
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (hn::MaxLanes(d) == 16) {
+    // The permutation takes the lowest four bits of each lane.
+    alignas(64) static constexpr float codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
+                                                    0,  1,  2,  3,  4,  5,  6,  7};
+    const auto table = hn::Load(d, codes);
+    return hn::Vec<D>{_mm512_permutexvar_ps(hn::ShiftRight<4 * p>(words).raw, table.raw)};
+  }
+#endif
+  const hn::RebindToSigned<D> di;
+  const auto top = hn::BitCast(di, hn::ShiftLeft<28 - 4 * p>(words));
+  const auto flip = hn::Set(di, static_cast<std::int32_t>(0x80000000U));
+  return hn::ConvertTo(d, hn::ShiftRight<28>(hn::Xor(top, flip)));
+}
+
+/// Scales (or offsets) of the inputs of a block of words, one to a lane; lanes_of_group: words.
+template <class D>
+HWY_INLINE hn::Vec<D> factors_of(D d, const float* factors, std::int64_t input,
+                                 std::int64_t group) {
+  if (group >= block_inputs(d)) return hn::Set(d, factors[input / group]);
+  alignas(64) float lanes[hn::MaxLanes(Floats())];
+  for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane)
+    lanes[lane] = factors[(input + static_cast<std::int64_t>(masks * lane)) / group];
+  return hn::Load(d, lanes);
+}
+
+/// Whether scales of block after block are each one number: a group is made of whole blocks.
+template <int rows, int tokens, class D>
+struct Int4Rows {
+  using V = hn::Vec<D>;
+  const std::byte* codes[rows];
+  const float* scales[rows];
+  const float* offsets[rows];
+  V totals[rows][tokens];
+};
+
+/// Adds the products of the inputs [begin, end) of some rows. arranged: of token t at
+/// arranged + t * token_stride.
+template <int rows, int tokens, bool with_offsets, class D>
+HWY_INLINE const float* add_int4(D d, std::int64_t begin, std::int64_t end, std::int64_t group,
+                                 const float* arranged, std::int64_t token_stride,
+                                 Int4Rows<rows, tokens, D>& at) {
+  using V = hn::Vec<D>;
+  const hn::RebindToUnsigned<D> du;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t input = begin; input < end; input += masks * lanes) {
+    V sums[rows][tokens];
+    hn::Vec<decltype(du)> words[rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const std::byte* from = at.codes[r] + input / 2;
+      words[r] = hn::LoadU(du, reinterpret_cast<const std::uint32_t*>(from));
+      __builtin_prefetch(from + ahead);
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) sums[r][t] = hn::Zero(d);
+    }
+    const auto add = [&]<int p>() HWY_ATTR {
+      V x[tokens];
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) x[t] = hn::LoadU(d, arranged + t * token_stride + p * lanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) {
+        const V code = code_of<p>(d, words[r]);
+#pragma GCC unroll 4
+        for (int t = 0; t < tokens; ++t) sums[r][t] = hn::MulAdd(x[t], code, sums[r][t]);
+      }
+    };
+    add.template operator()<0>();
+    add.template operator()<1>();
+    add.template operator()<2>();
+    add.template operator()<3>();
+    add.template operator()<4>();
+    add.template operator()<5>();
+    add.template operator()<6>();
+    add.template operator()<7>();
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const V scale = factors_of(d, at.scales[r], input, group);
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t)
+        at.totals[r][t] = hn::MulAdd(sums[r][t], scale, at.totals[r][t]);
+      if constexpr (with_offsets) {
+        const V offset = factors_of(d, at.offsets[r], input, group);
+#pragma GCC unroll 4
+        for (int t = 0; t < tokens; ++t) {
+          const V x = hn::LoadU(d, arranged + t * token_stride + masks * lanes);
+          at.totals[r][t] = hn::MulAdd(x, offset, at.totals[r][t]);
+        }
+      }
+    }
+    arranged += (masks + 1) * lanes;
+  }
+  return arranged;
+}
+
+template <int rows, int tokens, class D>
+HWY_INLINE Int4Rows<rows, tokens, D> int4_rows(D d, const Matrix& m, std::int64_t first) {
+  Int4Rows<rows, tokens, D> at;
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+    at.codes[r] = m.data + (first + r) * m.row_bytes();
+    at.scales[r] = m.scales() + (first + r) * m.groups();
+    at.offsets[r] = m.has_offsets ? m.offsets() + (first + r) * m.groups() : nullptr;
+#pragma GCC unroll 4
+    for (int t = 0; t < tokens; ++t) at.totals[r][t] = hn::Zero(d);
+  }
+  return at;
+}
+
+template <int rows, int tokens, bool with_offsets>
+HWY_INLINE void dot_int4(const Matrix& m, std::int64_t first, const float* arranged,
+                         std::int64_t token_stride, float* out, std::int64_t stride) {
+  const Floats d;
+  const Four d4;
+  const std::int64_t whole = m.in_features / block_inputs(d) * block_inputs(d);
+  auto at = int4_rows<rows, tokens>(d, m, first);
+  const float* rest =
+      add_int4<rows, tokens, with_offsets>(d, 0, whole, m.group, arranged, token_stride, at);
+  auto behind = int4_rows<rows, tokens>(d4, m, first);
+  add_int4<rows, tokens, with_offsets>(d4, whole, m.in_features, m.group, rest, token_stride,
+                                       behind);
+  for (int r = 0; r < rows; ++r) {
+    for (int t = 0; t < tokens; ++t) {
+      out[t * stride + r] = hn::GetLane(hn::SumOfLanes(d, at.totals[r][t])) +
+                            hn::GetLane(hn::SumOfLanes(d4, behind.totals[r][t]));
+    }
+  }
+}
+
+/// Arranged activations of int8 are the activations, then their sums over each group.
+template <int rows, int tokens>
+HWY_INLINE void dot_int8(const Matrix& m, std::int64_t first, const float* x,
+                         std::int64_t token_stride, float* out, std::int64_t stride) {
+  const Floats d;
+  using V = hn::Vec<Floats>;
+  const hn::Rebind<std::int8_t, Floats> d8;
+  const hn::RebindToSigned<Floats> d32;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t groups = m.groups();
+  const std::byte* codes[rows];
+  V totals[rows][tokens];
+  float behind[rows][tokens] = {};  // of inputs behind the last whole vector, and of the offsets
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+    codes[r] = m.data + (first + r) * m.row_bytes();
+#pragma GCC unroll 4
+    for (int t = 0; t < tokens; ++t) totals[r][t] = hn::Zero(d);
+  }
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const std::int64_t end = (g + 1) * m.group;
+    std::int64_t input = g * m.group;
+    V sums[rows][tokens];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) sums[r][t] = hn::Zero(d);
+    }
+    for (; input + lanes <= end; input += lanes) {
+      V values[tokens];
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) values[t] = hn::LoadU(d, x + t * token_stride + input);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) {
+        const auto* from = reinterpret_cast<const std::int8_t*>(codes[r] + input);
+        __builtin_prefetch(from + ahead);
+        const V code = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, from)));
+#pragma GCC unroll 4
+        for (int t = 0; t < tokens; ++t) sums[r][t] = hn::MulAdd(values[t], code, sums[r][t]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const float scale = m.scales()[(first + r) * groups + g];
+      const float offset = m.has_offsets ? m.offsets()[(first + r) * groups + g] : 0.0F;
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) {
+        totals[r][t] = hn::MulAdd(sums[r][t], hn::Set(d, scale), totals[r][t]);
+        const float* mine = x + t * token_stride;
+        for (std::int64_t i = input; i < end; ++i)
+          behind[r][t] +=
+              mine[i] * static_cast<float>(std::to_integer<std::int8_t>(codes[r][i])) * scale;
+        behind[r][t] += offset * mine[m.in_features + g];
+      }
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int t = 0; t < tokens; ++t)
+      out[t * stride + r] = hn::GetLane(hn::SumOfLanes(d, totals[r][t])) + behind[r][t];
+  }
+}
+
+template <int rows, int tokens>
+void dot_rows(const Matrix& m, std::int64_t first, const float* arranged, std::int64_t token_stride,
+              float* out, std::int64_t stride) {
+  if (m.packing == Packing::int8) {
+    dot_int8<rows, tokens>(m, first, arranged, token_stride, out, stride);
+  } else if (m.has_offsets) {
+    dot_int4<rows, tokens, true>(m, first, arranged, token_stride, out, stride);
+  } else {
+    dot_int4<rows, tokens, false>(m, first, arranged, token_stride, out, stride);
+  }
+}
+
+template <int tokens>
+void dot_tokens(const Matrix& m, std::int64_t first, std::int64_t rows, const float* arranged,
+                std::int64_t token_stride, float* out, std::int64_t stride) {
+  constexpr int at_once = tokens == 1 ? 4 : 2;
+  std::int64_t r = 0;
+  for (; r + at_once <= rows; r += at_once)
+    dot_rows<at_once, tokens>(m, first + r, arranged, token_stride, out + r, stride);
+  for (; r < rows; ++r) dot_rows<1, tokens>(m, first + r, arranged, token_stride, out + r, stride);
+}
+
+void packed_dot_any(const Matrix& m, std::int64_t first, std::int64_t rows, const float* arranged,
+                    std::int64_t token_stride, std::int64_t tokens, float* out,
+                    std::int64_t stride) {
+  switch (tokens) {
+    case 1:
+      return dot_tokens<1>(m, first, rows, arranged, token_stride, out, stride);
+    case 2:
+      return dot_tokens<2>(m, first, rows, arranged, token_stride, out, stride);
+    case 3:
+      return dot_tokens<3>(m, first, rows, arranged, token_stride, out, stride);
+    default:
+      return dot_tokens<4>(m, first, rows, arranged, token_stride, out, stride);
+  }
+}
+
+std::int64_t arranged_size_any(const Matrix& m) {
+  if (m.packing == Packing::int8) return m.in_features + m.groups();
+  return m.in_features / masks * (masks + 1);
+}
+
+void arrange_any(const Matrix& m, const float* x, float* to) {
+  if (m.packing == Packing::int8) {
+    std::copy(x, x + m.in_features, to);
+    for (std::int64_t g = 0; g < m.groups(); ++g) {
+      float sum = 0;
+      for (std::int64_t i = g * m.group; i < (g + 1) * m.group; ++i) sum += x[i];
+      to[m.in_features + g] = sum;
+    }
+    return;
+  }
+  const Floats d;
+  const Four d4;
+  std::int64_t i = 0;
+  for (; i + block_inputs(d) <= m.in_features; i += block_inputs(d))
+    to = arrange_block(d, x + i, to);
+  for (; i < m.in_features; i += block_inputs(d4)) to = arrange_block(d4, x + i, to);
+}
+
+/// Codes of a row of int4 in the order of the inputs.
+void unpack_int4(const std::byte* words, std::int64_t count, std::int8_t* codes) {
+  for (std::int64_t i = 0; i < count; i += masks, words += 4) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, words, sizeof word);
+    for (int p = 0; p < masks; ++p)
+      codes[i + input_of(p)] =
+          static_cast<std::int8_t>(static_cast<int>(word >> (4 * p) & 15U) - 8);
+  }
+}
+
+/// out = codes * scale + offset.
+void widen_any(const std::int8_t* codes, std::int64_t count, float scale, float offset,
+               float* out) {
+  const Floats d;
+  const hn::Rebind<std::int8_t, Floats> d8;
+  const hn::RebindToSigned<Floats> d32;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto code = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, codes + i)));
+    hn::StoreU(hn::MulAdd(code, hn::Set(d, scale), hn::Set(d, offset)), d, out + i);
+  }
+  const hn::CappedTag<float, 1> d1;
+  for (; i < count; ++i) {
+    const auto code = hn::Set(d1, static_cast<float>(codes[i]));
+    out[i] = hn::GetLane(hn::MulAdd(code, hn::Set(d1, scale), hn::Set(d1, offset)));
+  }
+}
+
+void unpack_row_any(const Matrix& m, std::int64_t row, float* out) {
+  const std::byte* codes = m.data + row * m.row_bytes();
+  constexpr std::int64_t piece = 128;
+  std::int8_t unpacked[piece];
+  for (std::int64_t g = 0; g < m.groups(); ++g) {
+    const float scale = m.scales()[row * m.groups() + g];
+    const float offset = m.has_offsets ? m.offsets()[row * m.groups() + g] : 0.0F;
+    const std::int64_t end = (g + 1) * m.group;
+    if (m.packing == Packing::int8) {
+      widen_any(reinterpret_cast<const std::int8_t*>(codes) + g * m.group, m.group, scale, offset,
+                out + g * m.group);
+      continue;
+    }
+    for (std::int64_t i = g * m.group; i < end; i += piece) {
+      const std::int64_t count = std::min(piece, end - i);
+      unpack_int4(codes + i / 2, count, unpacked);
+      widen_any(unpacked, count, scale, offset, out + i);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace topkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace topkv {
+
+HWY_EXPORT(packed_dot_any);
+HWY_EXPORT(arranged_size_any);
+HWY_EXPORT(arrange_any);
+HWY_EXPORT(unpack_row_any);
+
+std::int64_t arranged_size(const Matrix& packed) {
+  return HWY_DYNAMIC_DISPATCH(arranged_size_any)(packed);
+}
+
+void arrange_inputs(const Matrix& packed, const float* x, std::int64_t tokens, float* arranged) {
+  const std::int64_t size = arranged_size(packed);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    HWY_DYNAMIC_DISPATCH(arrange_any)(packed, x + t * packed.in_features, arranged + t * size);
+  }
+}
+
+void packed_dot(const Matrix& packed, std::int64_t first, std::int64_t rows, const float* arranged,
+                std::int64_t tokens, float* out, std::int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(packed_dot_any)
+  (packed, first, rows, arranged, arranged_size(packed), tokens, out, stride);
+}
+
+void unpack_rows(const Matrix& packed, std::int64_t first, std::int64_t rows, float* out) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    HWY_DYNAMIC_DISPATCH(unpack_row_any)(packed, first + r, out + r * packed.in_features);
+}
+
+}  // namespace topkv
+#endif

@@ -1,0 +1,140 @@
+// Packed weights written and read by the layout that src/core/matrix.h describes, bit by bit, sharing
+// no code with what packs and multiplies them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "src/core/matrix.h"
+#include "src/device/compute_device.h"
+
+namespace packed_case {
+
+struct Case {
+  topkv::Packing packing = topkv::Packing::int8;
+  std::int64_t out = 0;
+  std::int64_t in = 0;
+  std::int64_t group = 0;
+  bool offsets = false;
+};
+
+/// Packings with groups of every kind: odd sizes, groups that take every width of load, whole rows.
+inline std::vector<Case> cases() {
+  using topkv::Packing;
+  return {{Packing::int8, 1, 1, 1, false},       {Packing::int8, 7, 13, 13, false},
+          {Packing::int8, 33, 37, 37, true},     {Packing::int8, 129, 384, 384, false},
+          {Packing::int8, 50, 1000, 1000, true}, {Packing::int8, 19, 96, 16, true},
+          {Packing::int8, 40, 224, 32, false},   {Packing::int8, 17, 256, 64, true},
+          {Packing::int4, 1, 32, 32, true},      {Packing::int4, 3, 32, 32, false},
+          {Packing::int4, 31, 160, 32, true},    {Packing::int4, 130, 192, 64, true},
+          {Packing::int4, 65, 192, 64, false},   {Packing::int4, 97, 384, 128, true},
+          {Packing::int4, 16, 1024, 128, false}, {Packing::int4, 45, 1024, 256, true},
+          {Packing::int4, 20, 96, 96, true},     {Packing::int4, 300, 512, 512, false}};
+}
+
+struct Packed {
+  topkv::Matrix matrix;   // data is the caller's to set
+  std::vector<std::byte> block;
+  std::vector<double> values;  // [out, in]
+  std::vector<double> sizes;   // |code * scale| + |offset|
+};
+
+inline std::int64_t rounded(std::int64_t bytes, std::int64_t step) {
+  return (bytes + step - 1) / step * step;
+}
+
+struct Layout {
+  std::int64_t row = 0;
+  std::int64_t scales = 0;
+  std::int64_t offsets = 0;
+};
+
+inline Layout layout_of(const Case& of) {
+  Layout at;
+  at.row = rounded(of.packing == topkv::Packing::int8 ? of.in : of.in / 2, 16);
+  at.scales = rounded(of.out * at.row, 256);
+  at.offsets = at.scales + rounded(of.out * (of.in / of.group) * 4 + 64, 256);
+  return at;
+}
+
+inline Packed random_packed(const Case& of, unsigned seed) {
+  std::mt19937 random(seed);
+  const bool int4 = of.packing == topkv::Packing::int4;
+  std::uniform_int_distribution<int> code(int4 ? -8 : -128, int4 ? 7 : 127);
+  std::normal_distribution<float> normal;
+  Packed packed;
+  packed.matrix = {nullptr, topkv::DType::bf16, of.out, of.in, of.packing, of.group, of.offsets};
+  packed.block.assign(static_cast<std::size_t>(packed.matrix.bytes()), std::byte{0});
+  const Layout at = layout_of(of);
+  const auto put = [&](std::int64_t place, float value) {
+    std::memcpy(packed.block.data() + place, &value, sizeof value);
+  };
+  for (std::int64_t r = 0; r < of.out; ++r) {
+    float scale = 0;
+    float offset = 0;
+    for (std::int64_t i = 0; i < of.in; ++i) {
+      if (i % of.group == 0) {
+        const std::int64_t factor = 4 * (r * (of.in / of.group) + i / of.group);
+        scale = normal(random) * 0.01F;
+        put(at.scales + factor, scale);
+        if (of.offsets) {
+          offset = normal(random) * 0.05F;
+          put(at.offsets + factor, offset);
+        }
+      }
+      const int c = code(random);
+      if (int4) {
+        const std::int64_t bit = i % 8 / 2 * 4 + i % 2 * 16;
+        packed.block[static_cast<std::size_t>(r * at.row + i / 8 * 4 + bit / 8)] |=
+            static_cast<std::byte>((c + 8) << (bit % 8));
+      } else {
+        packed.block[static_cast<std::size_t>(r * at.row + i)] = static_cast<std::byte>(c);
+      }
+      packed.values.push_back(double{scale} * c + offset);
+      packed.sizes.push_back(std::abs(double{scale} * c) + std::abs(double{offset}));
+    }
+  }
+  return packed;
+}
+
+/// The values of a packed matrix in host memory.
+inline std::vector<double> values_of(const topkv::Matrix& matrix) {
+  const Case of{matrix.packing, matrix.out_features, matrix.in_features, matrix.group,
+                matrix.has_offsets};
+  const Layout at = layout_of(of);
+  const auto get = [&](std::int64_t place) {
+    float value = 0;
+    std::memcpy(&value, matrix.data + place, sizeof value);
+    return double{value};
+  };
+  std::vector<double> values;
+  for (std::int64_t r = 0; r < of.out; ++r) {
+    for (std::int64_t i = 0; i < of.in; ++i) {
+      const std::int64_t factor = 4 * (r * (of.in / of.group) + i / of.group);
+      double code = 0;
+      if (of.packing == topkv::Packing::int4) {
+        const std::int64_t bit = i % 8 / 2 * 4 + i % 2 * 16;
+        const auto byte = static_cast<unsigned>(matrix.data[r * at.row + i / 8 * 4 + bit / 8]);
+        code = static_cast<int>(byte >> (bit % 8) & 15U) - 8;
+      } else {
+        code = static_cast<std::int8_t>(matrix.data[r * at.row + i]);
+      }
+      values.push_back(get(at.scales + factor) * code +
+                       (of.offsets ? get(at.offsets + factor) : 0.0));
+    }
+  }
+  return values;
+}
+
+/// The block in a device's memory.
+inline topkv::Buffer put(topkv::ComputeDevice& device, Packed& packed) {
+  const auto bytes = static_cast<std::int64_t>(packed.block.size());
+  topkv::Buffer buffer = device.allocate(bytes, "test");
+  device.copy_in(packed.block.data(), bytes, buffer.data());
+  packed.matrix.data = buffer.data();
+  return buffer;
+}
+
+}  // namespace packed_case
