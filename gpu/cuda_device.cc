@@ -265,9 +265,11 @@ void CudaDevice::merge(PartialView into, PartialView other, void* stream) {
   StepParts parts;
   parts.exact = {into.out, into.lse};
   parts.found = {other.out, other.lse};
-  const auto user = static_cast<cudaStream_t>(stream);
-  give_step(parts, into.heads, into.head_dim, into.out, into.lse,
-            user != nullptr ? user : static_cast<cudaStream_t>(stream_));
+  give_step(parts, into.heads, into.head_dim, into.out, into.lse, stream_);
+  if (const auto user = static_cast<cudaStream_t>(stream); user != nullptr) {
+    merged_.record(stream_);
+    merged_.block(user);
+  }
 }
 
 void CudaDevice::scale(float factor, std::int64_t count, float* x) {

@@ -132,6 +132,7 @@ class CudaDevice final : public ComputeDevice {
   PinnedBuffer argmax_result_;  // its host copy
   Buffer unpacked_;             // rows of packed weights in bf16; empty before prepare_packed
   Staging staging_;
+  Event merged_;  // for the stream of a caller
 };
 
 }  // namespace topkv::gpu

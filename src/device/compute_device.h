@@ -182,8 +182,8 @@ class ComputeDevice {
   /// Index of the largest of `count` logits; of equal ones the first. Waits for it.
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
 
-  /// Merges `other` into `into`, in the device's memory (topkv::merge). stream: as that of
-  /// AttentionStep.
+  /// Merges `other` into `into`, in the device's memory (topkv::merge). stream: which is to use
+  /// `into`, as that of AttentionStep.
   virtual void merge(PartialView into, PartialView other, void* stream) = 0;
 
   /// Whether contexts and sessions may keep rows so.
