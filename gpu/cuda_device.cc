@@ -14,6 +14,7 @@
 #include "gpu/prefill.h"
 #include "gpu/recording.h"
 #include "gpu/session.h"
+#include "gpu/step_io.h"
 #include "src/core/convert.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
@@ -238,6 +239,22 @@ void CudaDevice::silu_multiply(const float* gate, const float* up, std::int64_t 
 void CudaDevice::gelu_multiply(const float* gate, const float* up, std::int64_t count,
                                std::byte* out) {
   gpu::gelu_multiply(gate, up, count, bf16(out), stream_);
+}
+
+void CudaDevice::copy(const float* from, std::int64_t count, float* to) {
+  TOPKV_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(float),
+                             cudaMemcpyDeviceToDevice, stream_));
+}
+
+void CudaDevice::merge(PartialView into, PartialView other, void* stream) {
+  StepParts parts;
+  parts.exact = {into.out, into.lse};
+  parts.found = {other.out, other.lse};
+  give_step(parts, into.heads, into.head_dim, into.out, into.lse, stream_);
+  if (const auto user = static_cast<cudaStream_t>(stream); user != nullptr) {
+    merged_.record(stream_);
+    merged_.block(user);
+  }
 }
 
 void CudaDevice::scale(float factor, std::int64_t count, float* x) {

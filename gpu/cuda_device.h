@@ -76,9 +76,12 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                      std::byte* out) override;
   void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                      std::byte* out) override;
+  void copy(const float* from, std::int64_t count, float* to) override;
   void scale(float factor, std::int64_t count, float* x) override;
   void to_operand(const float* x, std::int64_t count, std::byte* out) override;
   Token argmax(const float* logits, std::int64_t count) override;
+
+  void merge(PartialView into, PartialView other, void* stream) override;
 
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                    const PrefillVisibility& visible,
@@ -112,6 +115,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   PinnedBuffer argmax_result_;  // its host copy
   Buffer unpacked_;             // rows of packed weights in bf16; empty before prepare_packed
   Staging staging_;
+  Event merged_;  // for the stream of a caller
 };
 
 }  // namespace topkv::gpu

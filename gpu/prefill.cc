@@ -14,6 +14,7 @@
 #include "gpu/page_lock.h"
 #include "gpu/row_blocks.h"
 #include "gpu/row_stream.h"
+#include "src/attention/chunk_passes.h"
 #include "src/core/faults.h"
 #include "src/core/row_format.h"
 #include "src/device/pieces.h"
@@ -43,6 +44,9 @@ bool for_cudnn(const AttentionShape& shape, std::int64_t chunk) {
   return chunk >= cudnn_chunk && shape.softcap == 0;
 }
 
+/// Queries that a token has.
+std::int64_t forms(const AttentionShape& shape) { return shape.chunk_len > 0 ? query_forms : 1; }
+
 /// What a chunk reports: a word per layer for K and V, and one for q.
 std::int64_t bad_words(const AttentionShape& shape) { return 2 * shape.layers; }
 
@@ -54,7 +58,7 @@ struct Layout {
   Layout(const AttentionShape& shape, KvDType rows, std::int64_t chunk, std::int64_t tile) {
     Pieces pieces;
     const std::int64_t row = shape.head_dim * bytes_of(DType::bf16);
-    queries = pieces.place(chunk * shape.q_heads * row);
+    queries = pieces.place(forms(shape) * chunk * shape.q_heads * row);
     lse = pieces.place(chunk * shape.q_heads * bytes_of(DType::f32));
     packed = pieces.place(in_flight * shape.kv_heads * 2 * chunk * row);
     const bool blocked = in_blocks(rows.keys);
@@ -159,26 +163,50 @@ class CudaPrefill final : public DevicePrefill {
     tiles_.after(rows_out_[l]);  // of the chunk before: earlier rows are in the store
     reach_fault("prefill.rows");
     const DeviceRows own = take_rows(step);
-    const AttentionQueries queries = take_queries(step);
+    take_queries(step);
     const DevicePartial partial{
         step.out,
         step.lse != nullptr ? step.lse : reinterpret_cast<float*>(memory_.data() + layout_.lse)};
-    const CausalWindow& visible = visible_[l];
     reach_fault("prefill.attend");
-    attend_rows(queries, own, {true, visible.window, visible.sinks}, partial, Into::overwrite);
-    for (const PositionRange& range : earlier(visible, first)) {
-      tiles_.stream(views(step.layer), range, channels(step.layer), compute_,
-                    [&](const DeviceRows& tile) {
-                      attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial,
-                                  Into::merge);
-                    });
-    }
+    each_chunk(shape_, step, first,
+               [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
+                 const std::int64_t heads = begin * shape_.q_heads;
+                 const DevicePartial to{partial.out + heads * shape_.head_dim, partial.lse + heads};
+                 for (const ChunkPass& pass : passes) {
+                   attend_pass(step.layer, queries_of(pass, first, begin, count), pass.sees, own,
+                               first, to, &pass == passes.begin() ? Into::overwrite : Into::merge);
+                 }
+               });
     if (user != nullptr) {
       handed_over_.record(compute_);
       handed_over_.block(user);
     }
     reach_fault("prefill.end");
     if (step.layer == shape_.layers - 1) end_chunk();
+  }
+
+  /// Of one query of some tokens over the positions that it meets: of the step's own rows and of
+  /// those before `first`, which were there before.
+  void attend_pass(std::int64_t layer, const AttentionQueries& queries, const PositionRange& sees,
+                   const DeviceRows& own, std::int64_t first, const DevicePartial& partial,
+                   Into into) {
+    const CausalWindow& visible = visible_[static_cast<std::size_t>(layer)];
+    const PositionRange of_own = sees.within({own.first, own.first + own.count});
+    if (of_own.size() > 0 || into == Into::overwrite) {
+      DeviceRows rows = own;
+      rows.keys += (of_own.begin - own.first) * shape_.head_dim;
+      rows.values += (of_own.begin - own.first) * shape_.head_dim;
+      rows.first = of_own.begin;
+      rows.count = of_own.size();
+      attend_rows(queries, rows, {true, visible.window, visible.sinks}, partial, into);
+    }
+    for (const PositionRange& range : earlier(visible, first)) {
+      const PositionRange met = sees.within(range);
+      if (met.size() == 0) continue;
+      tiles_.stream(views(layer), met, channels(layer), compute_, [&](const DeviceRows& tile) {
+        attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
+      });
+    }
   }
 
   /// A chunk whose rows are on their way.
@@ -286,17 +314,32 @@ class CudaPrefill final : public DevicePrefill {
                                static_cast<std::size_t>(bad_words(shape_)) * 8, compute_));
   }
 
-  AttentionQueries take_queries(const AttentionStep& step) {
-    auto* q16 = reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries);
-    to_finite_bf16(step.q, step.tokens * shape_.q_heads * shape_.head_dim, q16,
-                   bad_on_device(chunk_slot()) + shape_.layers + step.layer, compute_);
+  __nv_bfloat16* rounded(QueryForm form) const {
+    return reinterpret_cast<__nv_bfloat16*>(memory_.data() + layout_.queries) +
+           static_cast<std::int64_t>(form) * chunk_ * shape_.q_heads * shape_.head_dim;
+  }
+
+  /// All that a step has, before anything is written: out may be q.
+  void take_queries(const AttentionStep& step) {
+    for (std::int64_t i = 0; i < forms(shape_); ++i) {
+      const ChunkPass of{static_cast<QueryForm>(i)};
+      if (of.queries(step) == nullptr) continue;
+      to_finite_bf16(of.queries(step), step.tokens * shape_.q_heads * shape_.head_dim,
+                     rounded(of.form), bad_on_device(chunk_slot()) + shape_.layers + step.layer,
+                     compute_);
+    }
+  }
+
+  /// Of `count` of the step's tokens from number `begin` on; first: the position of number 0.
+  AttentionQueries queries_of(const ChunkPass& pass, std::int64_t first, std::int64_t begin,
+                              std::int64_t count) const {
     AttentionQueries queries;
-    queries.data = q16;
-    queries.tokens = step.tokens;
+    queries.data = rounded(pass.form) + begin * shape_.q_heads * shape_.head_dim;
+    queries.tokens = count;
     queries.q_heads = shape_.q_heads;
     queries.kv_heads = shape_.kv_heads;
     queries.head_dim = shape_.head_dim;
-    queries.first = given_[static_cast<std::size_t>(step.layer)];
+    queries.first = first + begin;
     queries.scale = shape_.softmax_scale();
     queries.softcap = shape_.softcap;
     return queries;

@@ -125,19 +125,22 @@ DeviceRows ResidentRows::ring(const LayerWindow& window, std::int64_t first,
 
 /// Sinks before the ring's rows, and the ring with the new ones: two disjoint sets.
 void ResidentRows::attend(std::int64_t layer, std::int64_t added, const AttentionQueries& queries,
-                          const DevicePartial& partial, cudaStream_t stream) const {
+                          const PositionRange& sees, const DevicePartial& partial,
+                          cudaStream_t stream) const {
   const LayerWindow& window = of(layer);
   const std::int64_t begin = window_begin(layer, queries.first);
-  gpu::attend(queries, ring(window, begin, queries.first + added - begin),
+  const PositionRange last = sees.within({begin, queries.first + added});
+  gpu::attend(queries, ring(window, last.begin, last.size()),
               {true, window.dense ? 0 : window.window, window.sinks}, partial, Into::overwrite,
               stream);
-  const std::int64_t sinks = std::min(window.sinks, begin);
-  if (sinks == 0) return;
+  const PositionRange sinks = sees.within({0, std::min(window.sinks, begin)});
+  if (sinks.size() == 0) return;
   DeviceRows rows;
-  rows.keys = at<__nv_bfloat16>(window.sinks_at);
+  rows.keys = at<__nv_bfloat16>(window.sinks_at) + sinks.begin * shape_.head_dim;
   rows.values = rows.keys + window.sinks * shape_.head_dim;
   rows.head_stride = 2 * window.sinks * shape_.head_dim;
-  rows.count = sinks;
+  rows.first = sinks.begin;
+  rows.count = sinks.size();
   gpu::attend(queries, rows, {}, partial, Into::merge, stream);
 }
 

@@ -41,9 +41,10 @@ class ResidentRows {
   void add(std::int64_t layer, const float* k, const float* v, std::int64_t tokens,
            std::int64_t first, cudaStream_t stream) const;
 
-  /// Writes what the rows give to `partial`; the last `added` of them begin where queries do.
+  /// Writes what the rows of the positions `sees` give to `partial`; the last `added` of all begin
+  /// where queries do.
   void attend(std::int64_t layer, std::int64_t added, const AttentionQueries& queries,
-              const DevicePartial& partial, cudaStream_t stream) const;
+              const PositionRange& sees, const DevicePartial& partial, cudaStream_t stream) const;
 
  private:
   const LayerWindow& of(std::int64_t layer) const {

@@ -91,12 +91,13 @@ class CudaDecode final : public DecodeBackend {
     compute_.synchronize();
   }
 
-  void begin(const AttentionStep& given, std::int64_t first) override {
+  void begin(const AttentionStep& given, std::int64_t first, const PositionRange& sees) override {
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
       handed_over_.record(user);
       handed_over_.block(compute_);
     }
     given_ = given;
+    sees_ = sees;
     turn_ = turn_ == std::numeric_limits<int>::max() ? 1 : turn_ + 1;
     added_ = false;
     copied_by_scan_ = false;
@@ -467,7 +468,7 @@ class CudaDecode final : public DecodeBackend {
     const std::int64_t rows = given_.kv_count();
     reach_fault("session.keep_rows");
     if (rows > 0) resident_.add(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
-    resident_.attend(given_.layer, rows, queries_, exact(), stream);
+    resident_.attend(given_.layer, rows, queries_, sees_, exact(), stream);
     exact_begun_ = true;
   }
 
@@ -484,6 +485,7 @@ class CudaDecode final : public DecodeBackend {
   std::unique_ptr<RowStream> tiles_;      // null: no dense layers
   std::vector<RowsView> views_;           // per KV head
   AttentionStep given_;                   // this step
+  PositionRange sees_;                    // of this step
   int turn_ = 0;                          // of this step
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
   bool copied_by_scan_ = false;           // the host's copies are

@@ -149,8 +149,8 @@ refuses 1 'loop/tokenizer.json: .*symbolic links' generate -m loop -p a
 odd=$(printf 'a\377b')
 refuses 1 'a\\xffb: there is no such directory' info "$odd"
 refuses 1 'a\\xffb: there is no such directory' generate -m "$odd" -p a
-sed 's/"hidden_act"/"dual_chunk_attention_config": {"chunk_size": 262144}, "hidden_act"/' "$model"/config.json >loop/config.json
-refuses 1 'dual_chunk_attention_config is' info loop
+sed 's/"hidden_act"/"dual_chunk_attention_config": {"chunk_size": 8192, "local_size": 8192}, "hidden_act"/' "$model"/config.json >loop/config.json
+refuses 1 'dual_chunk_attention_config.local_size is 8192' info loop
 touch taken
 refuses 1 'taken' needle -m "$model" -c 4K -o taken
 

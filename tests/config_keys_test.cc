@@ -22,6 +22,17 @@ struct File {
 };
 
 const File files[] = {
+    {"Qwen2.5-7B-Instruct-1M", 1010000, R"({"architectures": ["Qwen2ForCausalLM"],
+      "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
+      "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
+      "intermediate_size": 18944, "max_position_embeddings": 1010000, "max_window_layers": 28,
+      "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28,
+      "num_key_value_heads": 4, "rms_norm_eps": 1e-05, "rope_scaling": null,
+      "rope_theta": 10000000.0, "sliding_window": 1010000, "tie_word_embeddings": false,
+      "torch_dtype": "bfloat16", "transformers_version": "4.48.1", "use_cache": true,
+      "use_sliding_window": false, "vocab_size": 152064,
+      "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192,
+        "original_max_position_embeddings": 262144}})"},
     {"Llama-2-7b", 4096, R"({"_name_or_path": "meta-llama/Llama-2-7b-hf",
       "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
       "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
@@ -165,20 +176,6 @@ TEST_F(ConfigKeys, FilesOfRealCheckpointsAreReadWithoutAWord) {
     EXPECT_EQ(config.warnings, std::vector<std::string>());
     EXPECT_EQ(config.reach(), file.reach);
   }
-}
-
-TEST_F(ConfigKeys, DualChunkAttentionIsRefused) {
-  // Of Qwen2.5-7B-Instruct-1M; the rest of its file is that of Qwen2.5-7B.
-  const Json key = {{"dual_chunk_attention_config",
-                     {{"chunk_size", 262144},
-                      {"local_size", 8192},
-                      {"original_max_position_embeddings", 262144}}}};
-  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
-    expect_error<Unsupported>([&] { load(config_of(type, key)); }, file() + ": ",
-                              {"dual_chunk_attention_config is {\"chunk_size\":262144", "remove"});
-  }
-  EXPECT_TRUE(
-      load(config_of("qwen2", {{"dual_chunk_attention_config", nullptr}})).warnings.empty());
 }
 
 TEST_F(ConfigKeys, KeysOfOtherNetworksAreRefusedUnlessTheySayNothing) {

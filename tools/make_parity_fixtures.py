@@ -10,7 +10,11 @@ what this script meant), weights are upcast to float32, attention is "eager".
                                     model.safetensors (or shards and model.safetensors.index.json)
                                     tokens.json: {"tokens": [...], "greedy": [...]}, and "length"
                                         where the model is loaded for texts of that length
-                                    reference/model.safetensors: "logits", float32 [tokens, vocab]
+                                    reference/model.safetensors: "logits", float32 [tokens, vocab],
+                                        and "session", the last SESSION ones where they are others
+                                        when these tokens are read after a context of the rest
+
+transformers has no dual chunk attention: there the reference is parity_chunks.py within transformers.
 
 A variant with "of" has no weights of its own: it is another one's checkpoint, over other tokens.
 needle-14m has no weights here: its logits (the last 8 positions only) belong to models/needle-14m.
@@ -35,12 +39,14 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+import parity_chunks
 from parity_mistakes import mistakes, norm_neutral, plain_frequencies, with_rope
 from parity_variants import BASE, VARIANTS, VOCAB
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/fixtures/parity"
 GREEDY = 16
+SESSION = 8  # tokens that the test reads after a context
 MASKS_BY_KIND = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
 MISTAKE = 1e-2  # least effect of a mistake, relative to the largest logit; the test allows 1e-4
 
@@ -105,8 +111,8 @@ def write_checkpoint(folder, spec, seed):
 
 
 def load(folder, dtype=torch.float32):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager").eval()
+    return parity_chunks.install(transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager").eval())
 
 
 @torch.no_grad()
@@ -119,15 +125,35 @@ def greedy(model, tokens):
     """The next tokens, and the least lead of a chosen token over the second best."""
     chosen, lead = [], float("inf")
     for _ in range(GREEDY):
+        if is_chunked(model):  # a context of all tokens but one, then each with what is before it
+            model.lengths = [len(tokens) - 1] * (len(tokens) - 1) + [
+                len(tokens) + i for i in range(len(chosen) + 1)]
         best = logits_of(model, tokens + chosen)[-1].topk(2)
         lead = min(lead, float(best.values[0] - best.values[1]))
         chosen.append(int(best.indices[0]))
+    if is_chunked(model):
+        model.lengths = None
     return chosen, lead
+
+
+def is_chunked(model):
+    return bool(getattr(model.config, "dual_chunk_attention_config", None))
+
+
+def session_logits(model, tokens):
+    """Of the last tokens, where they depend on what text the others were read in."""
+    first = len(tokens) - SESSION
+    model.lengths = [first] * first + [len(tokens)] * SESSION
+    logits = logits_of(model, tokens)[-SESSION:]
+    model.lengths = None
+    return logits
 
 
 def in_float64(folder):
     """The model with every operation in float64, RoPE's angles too."""
     model = load(folder, torch.float64)
+    if is_chunked(model):
+        return model
 
     def change(frequencies, factor, rope):
         if rope["rope_type"] == "default":
@@ -138,9 +164,13 @@ def in_float64(folder):
     return model
 
 
-def write_reference(folder, tokens, logits, **more):
+def write_reference(folder, tokens, logits, session=None, **more):
     (folder / "reference").mkdir(parents=True, exist_ok=True)
-    save_file({"logits": logits.contiguous()}, folder / "reference/model.safetensors")
+    tensors = {"logits": logits.contiguous()}
+    if session is not None:
+        tensors["session"] = session.contiguous()
+        more["session"] = True
+    save_file(tensors, folder / "reference/model.safetensors")
     (folder / "tokens.json").write_text(json.dumps({"tokens": tokens, **more}) + "\n")
 
 
@@ -170,17 +200,18 @@ def make_variant(name, spec, seed):
     double = logits_of(load_for(checkpoint, length, torch.float64), tokens)
 
     report = {"float64": float((double - logits).abs().max()) / largest}
-    for what, deed in mistakes(model):
+    for what, deed in (parity_chunks.mistakes if is_chunked(model) else mistakes)(model):
         if what == "no rope scaling" and name == "llama-dynamic-short":
             continue  # within the original length there is none
         wrong = load_for(checkpoint, length)
         deed(wrong)
         report[what] = float((logits_of(wrong, tokens) - logits).abs().max()) / largest
-    full = torch.zeros(1, 1, len(tokens), len(tokens))
-    kinds = {"full_attention": full, "sliding_attention": full}
-    mask = kinds if model.config.model_type in MASKS_BY_KIND else full
-    report["no mask"] = float(
-        (logits_of(model, tokens, attention_mask=mask) - logits).abs().max()) / largest
+    if not is_chunked(model):
+        full = torch.zeros(1, 1, len(tokens), len(tokens))
+        kinds = {"full_attention": full, "sliding_attention": full}
+        mask = kinds if model.config.model_type in MASKS_BY_KIND else full
+        report["no mask"] = float(
+            (logits_of(model, tokens, attention_mask=mask) - logits).abs().max()) / largest
 
     print(f"{name}: {sum(f.stat().st_size for f in folder.rglob('*') if f.is_file())} bytes, "
           f"largest logit {largest:.3g}, least lead {lead:.3g}, seed {seed}")
@@ -193,6 +224,8 @@ def make_variant(name, spec, seed):
     if set(chosen) & {2, 3}:
         return "an end token was generated"
     more = {} if length is None else {"length": length}
+    if is_chunked(model) and model.chunks.get("original_max_position_embeddings", 0) > 0:
+        more["session"] = session_logits(model, tokens)
     if "of" in spec:
         more["checkpoint"] = spec["of"]
     write_reference(folder, tokens, logits, greedy=chosen, **more)

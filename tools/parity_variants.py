@@ -163,4 +163,16 @@ VARIANTS = {
                                              partial_rotary_factor=0.75,
                                              short_factor=[1 + 0.05 * i for i in range(24)],
                                              long_factor=[1 + 0.4 * i for i in range(24)])),
+    # Dual chunk attention: chunks of 10 tokens, where no query is held nearer and scores grow with the
+    # text, and of 16, where some are.
+    "qwen2-chunks": dict(model_type="qwen2", tokens=80, dtype=torch.bfloat16, hidden_size=32,
+                         intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                         rms_norm_eps=1e-6, rope_parameters=theta(1000000.0),
+                         dual_chunk_attention_config=dict(
+                             chunk_size=24, local_size=14, original_max_position_embeddings=20)),
+    "qwen3-chunks": dict(model_type="qwen3", tokens=80, dtype=torch.bfloat16,
+                         tie_word_embeddings=True, hidden_size=40, num_attention_heads=3,
+                         num_key_value_heads=1, head_dim=64, intermediate_size=48,
+                         rope_parameters=theta(1000000.0),
+                         dual_chunk_attention_config=dict(chunk_size=24, local_size=8)),
 }

@@ -34,9 +34,10 @@ void append(Builder& self, std::int64_t layer, py::handle keys, py::handle value
 
 py::object attend(Builder& self, std::int64_t layer, py::handle q, py::handle k, py::handle v,
                   const py::object& out, const py::object& lse, std::int64_t kv_first,
-                  std::int64_t kv_tokens, std::uintptr_t stream) {
+                  std::int64_t kv_tokens, std::uintptr_t stream, const py::object& q_next,
+                  const py::object& q_far) {
   const Step step(self.builder.shape(), self.device, layer, q, k, v, out, lse, kv_first, kv_tokens,
-                  stream);
+                  stream, {q_next, q_far});
   const Exclusive::Write use(self.use, busy);
   {
     const py::gil_scoped_release release;
@@ -54,7 +55,8 @@ void bind_builder(py::module_& module) {
       "time.\n\n"
       "capacity: tokens to reserve rows for. dtype: of the stored rows: \"bf16\", "
       "\"f16\", \"f32\", or \"q8\" and \"q4\", 8.5 and 5 bits an element, also as "
-      "\"q8/q4\" (keys/values); a CUDA device takes bf16, q8 and q4. memory_budget: bytes the rows may take, 0 for "
+      "\"q8/q4\" (keys/values); a CUDA device takes bf16, q8 and q4. memory_budget: bytes the rows "
+      "may take, 0 for "
       "what the machine has free. prefill: what attend lets tokens see, \"dense\" "
       "(all earlier ones) or \"window\" (the first `sinks` and the last `window`).",
       py::release_gil_before_calling_cpp_dtor())
@@ -96,7 +98,8 @@ void bind_builder(py::module_& module) {
       .def(
           "attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
           py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
-          py::arg("kv_tokens") = -1, py::arg("stream") = 0,
+          py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
+          py::arg("q_far") = py::none(),
           "Appends k and v of the next tokens of a layer and gives their causal attention, "
           "[tokens, q_heads, head_dim]. Every layer takes the same tokens in turn, layer 0 "
           "first.\n\n"
@@ -104,7 +107,10 @@ void bind_builder(py::module_& module) {
           "on the builder's device. out and, when wanted, lse [tokens, q_heads] are written "
           "to; on the host out may be left out. kv_first, kv_tokens: which of the tokens k and v "
           "are of, for contexts sharded by sequence; -1: all. stream: on a CUDA device, the handle "
-          "of the stream that makes the inputs and uses out; 0: the default stream.")
+          "of the stream that makes the inputs and uses out; 0: the default stream. q_next, q_far: "
+          "with AttentionShape.chunk_len, like q: what meets the chunk before a token's own, and "
+          "all "
+          "earlier ones.")
       .def(
           "tokens",
           [](Builder& self, std::int64_t layer) {

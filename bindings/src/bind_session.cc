@@ -47,9 +47,10 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
 
 py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::handle k, py::handle v,
                   const py::object& out, const py::object& lse, std::int64_t kv_first,
-                  std::int64_t kv_tokens, std::uintptr_t stream) {
+                  std::int64_t kv_tokens, std::uintptr_t stream, const py::object& q_next,
+                  const py::object& q_far) {
   const Step step(self.context->shape(), self.device, layer, q, k, v, out, lse, kv_first, kv_tokens,
-                  stream);
+                  stream, {q_next, q_far});
   const Exclusive::Write use(self.use, busy);
   {
     const py::gil_scoped_release release;
@@ -60,7 +61,8 @@ py::object attend(SessionHandle& self, std::int64_t layer, py::handle q, py::han
 
 py::object attend_together(const py::iterable& given, std::int64_t layer, py::handle q,
                            py::handle k, py::handle v, const py::object& out, const py::object& lse,
-                           std::int64_t kv_tokens, std::uintptr_t stream) {
+                           std::int64_t kv_tokens, std::uintptr_t stream, const py::object& q_next,
+                           const py::object& q_far) {
   const py::tuple held(given);  // keeps them while others may change the list
   if (held.empty()) throw InvalidArgument("attend_together: no sessions; give at least one");
   std::vector<SessionHandle*> handles;
@@ -80,7 +82,7 @@ py::object attend_together(const py::iterable& given, std::int64_t layer, py::ha
     sessions.push_back(&handle->session);
   }
   const Step step(handles[0]->context->shape(), handles[0]->device, layer, q, k, v, out, lse, 0,
-                  kv_tokens, stream, std::ssize(handles));
+                  kv_tokens, stream, {q_next, q_far}, std::ssize(handles));
   {
     const py::gil_scoped_release release;
     Session::attend_together(sessions, step.step());
@@ -200,13 +202,15 @@ void bind_session(py::module_& module) {
            py::arg("measure_recall") = false, py::arg("memory_budget") = 0)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
-           py::arg("kv_tokens") = -1, py::arg("stream") = 0,
+           py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
+           py::arg("q_far") = py::none(),
            "Takes q, k, v of the next tokens of a layer, at positions `tokens` and on, and gives "
            "their attention, [tokens, q_heads, head_dim]. Arrays as in ContextBuilder.attend. With "
            "kv_tokens=0 (k and v None) the step only reads.")
       .def_static("attend_together", &attend_together, py::arg("sessions"), py::arg("layer"),
                   py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out") = py::none(),
                   py::arg("lse") = py::none(), py::arg("kv_tokens") = -1, py::arg("stream") = 0,
+                  py::arg("q_next") = py::none(), py::arg("q_far") = py::none(),
                   "The same for several sessions over one context, on one device: arrays have a "
                   "first axis of the sessions, each of which takes as many tokens at its own "
                   "position. Keys and codes are read once for several.")

@@ -8,24 +8,28 @@
 namespace topkv::python {
 
 void bind_types(py::module_& module) {
-  py::class_<AttentionShape>(module, "AttentionShape",
-                             "What every layer of a model's attention has in common.\n\n"
-                             "scale: factor on q·k before the softmax; 0 means 1/sqrt(head_dim).\n"
-                             "softcap: a scaled score s becomes softcap * tanh(s / softcap); 0: it "
-                             "stays.\n"
-                             "sliding_window: per layer how many last tokens it attends, 0 for all "
-                             "of them; empty: every layer attends all.")
+  py::class_<AttentionShape>(
+      module, "AttentionShape",
+      "What every layer of a model's attention has in common.\n\n"
+      "scale: factor on q·k before the softmax; 0 means 1/sqrt(head_dim).\n"
+      "softcap: a scaled score s becomes softcap * tanh(s / softcap); 0: it "
+      "stays.\n"
+      "sliding_window: per layer how many last tokens it attends, 0 for all "
+      "of them; empty: every layer attends all.\n"
+      "chunk_len: dual chunk attention: tokens of a chunk; 0: one query meets "
+      "all keys.")
       .def(py::init([](std::int64_t layers, std::int64_t q_heads, std::int64_t kv_heads,
                        std::int64_t head_dim, float scale, float softcap,
-                       std::vector<std::int64_t> sliding_window) {
+                       std::vector<std::int64_t> sliding_window, std::int64_t chunk_len) {
              AttentionShape shape{
-                 layers, q_heads, kv_heads, head_dim, scale, softcap, std::move(sliding_window)};
+                 layers,   q_heads, kv_heads, head_dim, scale, softcap, std::move(sliding_window),
+                 chunk_len};
              shape.check();
              return shape;
            }),
            py::arg("layers"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
            py::arg("scale") = 0.0F, py::arg("softcap") = 0.0F,
-           py::arg("sliding_window") = std::vector<std::int64_t>())
+           py::arg("sliding_window") = std::vector<std::int64_t>(), py::arg("chunk_len") = 0)
       .def_readonly("layers", &AttentionShape::layers)
       .def_readonly("q_heads", &AttentionShape::q_heads)
       .def_readonly("kv_heads", &AttentionShape::kv_heads)
@@ -33,6 +37,7 @@ void bind_types(py::module_& module) {
       .def_readonly("scale", &AttentionShape::scale)
       .def_readonly("softcap", &AttentionShape::softcap)
       .def_readonly("sliding_window", &AttentionShape::sliding_window)
+      .def_readonly("chunk_len", &AttentionShape::chunk_len)
       .def_property_readonly("group", &AttentionShape::group, "Query heads per KV head.")
       .def_property_readonly("softmax_scale", &AttentionShape::softmax_scale,
                              "scale, or what 0 stands for.")
@@ -43,6 +48,7 @@ void bind_types(py::module_& module) {
         if (!s.sliding_window.empty()) {
           rest += fmt::format(", sliding_window=[{}]", fmt::join(s.sliding_window, ", "));
         }
+        if (s.chunk_len != 0) rest += fmt::format(", chunk_len={}", s.chunk_len);
         return fmt::format("AttentionShape(layers={}, q_heads={}, kv_heads={}, head_dim={}{})",
                            s.layers, s.q_heads, s.kv_heads, s.head_dim, rest);
       });

@@ -88,6 +88,11 @@ struct SessionHandle {
       : session(std::move(made)), context(std::move(of)), device(number_of(session.device())) {}
 };
 
+/// The queries that meet earlier chunks, or None.
+struct EarlierQueries {
+  py::object next, far;
+};
+
 /// The step that the arguments of an attend(...) of Python stand for. out and lse are made or
 /// checked; what the step points to lives as long as this object. sessions: arrays have a first axis
 /// of so many; 0: they have none.
@@ -95,7 +100,8 @@ class Step {
  public:
   Step(const AttentionShape& shape, int device, std::int64_t layer, py::handle q, py::handle k,
        py::handle v, const py::object& out, const py::object& lse, std::int64_t kv_first,
-       std::int64_t kv_tokens, std::uintptr_t stream, std::int64_t sessions = 0);
+       std::int64_t kv_tokens, std::uintptr_t stream, const EarlierQueries& earlier,
+       std::int64_t sessions = 0);
 
   const AttentionStep& step() const { return step_; }
   const py::object& out() const { return out_; }

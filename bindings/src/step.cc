@@ -7,20 +7,31 @@ namespace topkv::python {
 
 Step::Step(const AttentionShape& shape, int device, std::int64_t layer, py::handle q, py::handle k,
            py::handle v, const py::object& out, const py::object& lse, std::int64_t kv_first,
-           std::int64_t kv_tokens, std::uintptr_t stream, std::int64_t sessions)
+           std::int64_t kv_tokens, std::uintptr_t stream, const EarlierQueries& earlier,
+           std::int64_t sessions)
     : out_(out) {
   const auto axes = [&](std::vector<Array::Extent> of_one) {
     if (sessions > 0) of_one.insert(of_one.begin(), {"sessions", sessions});
     return of_one;
   };
   const std::size_t tokens_axis = sessions > 0 ? 1 : 0;
-  arrays_.reserve(5);  // the pointers below go into them
+  arrays_.reserve(7);  // the pointers below go into them
   const Array& queries = arrays_.emplace_back(q, "q");
   step_.layer = layer;
   step_.q = queries.floats(
       axes({{"tokens", Array::any_size}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}}),
       device);
   step_.tokens = queries.size(tokens_axis);
+  const auto query = [&](const py::object& object, const char* name) -> const float* {
+    if (object.is_none()) return nullptr;
+    return arrays_.emplace_back(object, name)
+        .floats(axes({{"tokens", step_.tokens},
+                      {"q_heads", shape.q_heads},
+                      {"head_dim", shape.head_dim}}),
+                device);
+  };
+  step_.q_next = query(earlier.next, "q_next");
+  step_.q_far = query(earlier.far, "q_far");
   step_.kv_first = kv_first;
   step_.kv_tokens = kv_tokens;
   if (k.is_none() != v.is_none() || (k.is_none() && step_.kv_count() != 0)) {

@@ -84,6 +84,38 @@ def test_prefill_in_chunks_is_causal_attention(shape, random):
     assert [builder.tokens(layer) for layer in range(LAYERS)] == [90, 90]
 
 
+def test_each_query_meets_the_chunks_that_it_is_for(random):
+    steps = Steps(random, 100, chunk_len=30)
+    forms = [steps.q, random(*steps.q.shape), random(*steps.q.shape)]
+    assert steps.shape.chunk_len == 30 and "chunk_len=30" in repr(steps.shape)
+
+    def wanted(layer, t, head):  # one softmax over all keys, each met by the query of its chunk
+        kv = head // (Q_HEADS // KV_HEADS)
+        chunks = [min(t // 30 - x // 30, 2) for x in range(t + 1)]
+        q = np.stack([forms[form][layer, t, head] for form in chunks]).astype(np.float64)
+        scores = (q * steps.k[layer, : t + 1, kv]).sum(-1) * steps.shape.softmax_scale
+        weights = np.exp(scores - scores.max())
+        return weights @ steps.v[layer, : t + 1, kv].astype(np.float64) / weights.sum()
+
+    def run(target, begin, end):
+        return np.stack([
+            target.attend(layer, *(x[layer, begin:end] for x in (steps.q, steps.k, steps.v)),
+                          q_next=forms[1][layer, begin:end], q_far=forms[2][layer, begin:end])
+            for layer in range(LAYERS)])
+
+    builder = steps.builder()
+    outs = [run(builder, 0, 70), run(builder, 70, 80)]
+    session = topkv.Session(builder.freeze(), k=1000, window=5, sinks=2)
+    outs += [run(session, 80, 81), run(session, 81, 100)]
+    got = np.concatenate(outs, axis=1)
+    for layer, t, head in itertools.product(range(LAYERS), range(0, 100, 3), range(Q_HEADS)):
+        check(got[layer, t, head], wanted(layer, t, head))
+    with pytest.raises(ValueError, match="q_next is null"):
+        session.attend(0, steps.q[0, :1], steps.k[0, :1], steps.v[0, :1])
+    with pytest.raises(ValueError, match="chunk_len is -1"):
+        topkv.AttentionShape(LAYERS, Q_HEADS, KV_HEADS, DIM, chunk_len=-1)
+
+
 def test_window_prefill_sees_sinks_and_the_last_tokens(random):
     steps = Steps(random, 60)
     builder = steps.builder(prefill="window", window=8, sinks=3)

@@ -282,7 +282,9 @@ def test_what_a_configuration_says_and_the_network_does_not_do_is_warned_about(n
             topkv.Model.load(directory)
         assert topkv.ModelConfig.load(needle_14m).warnings == []
         topkv.Model.load(needle_14m)
-    dual = copy_with(needle_14m, tmp_path / "dual", dual_chunk_attention_config={"chunk_size": 262144})
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e10}
+    dual = copy_with(needle_14m, tmp_path / "dual", dual_chunk_attention_config={"chunk_size": 262144},
+                     rope_parameters=rope)
     with pytest.raises(topkv.Unsupported, match="dual_chunk_attention_config is"):
         topkv.Model.load(dual)
 

@@ -64,6 +64,7 @@ class AttentionShape:
         scale: float = 0.0,
         softcap: float = 0.0,
         sliding_window: Sequence[int] = [],
+        chunk_len: int = 0,
     ) -> None: ...
     @property
     def layers(self) -> int: ...
@@ -79,6 +80,8 @@ class AttentionShape:
     def softcap(self) -> float: ...
     @property
     def sliding_window(self) -> list[int]: ...
+    @property
+    def chunk_len(self) -> int: ...
     @property
     def group(self) -> int:
         """Query heads per KV head."""
@@ -225,6 +228,8 @@ class ContextBuilder:
         kv_first: int = 0,
         kv_tokens: int = -1,
         stream: int = 0,
+        q_next: Array | None = None,
+        q_far: Array | None = None,
     ) -> NDArray[np.float32]: ...
     @overload
     def attend(
@@ -238,6 +243,8 @@ class ContextBuilder:
         kv_first: int = 0,
         kv_tokens: int = -1,
         stream: int = 0,
+        q_next: Array | None = None,
+        q_far: Array | None = None,
     ) -> _Out:
         """Appends k and v, and gives the causal attention of these tokens in `out`."""
 
@@ -380,6 +387,8 @@ class Session:
         kv_first: int = 0,
         kv_tokens: int = -1,
         stream: int = 0,
+        q_next: Array | None = None,
+        q_far: Array | None = None,
     ) -> NDArray[np.float32]: ...
     @overload
     def attend(
@@ -393,6 +402,8 @@ class Session:
         kv_first: int = 0,
         kv_tokens: int = -1,
         stream: int = 0,
+        q_next: Array | None = None,
+        q_far: Array | None = None,
     ) -> _Out:
         """The decode step of one layer: takes q, k, v of the next tokens, gives attention."""
 
@@ -408,6 +419,8 @@ class Session:
         lse: Array | None = None,
         kv_tokens: int = -1,
         stream: int = 0,
+        q_next: Array | None = None,
+        q_far: Array | None = None,
     ) -> NDArray[np.float32]: ...
     @overload
     @staticmethod
@@ -421,6 +434,8 @@ class Session:
         lse: Array | None = None,
         kv_tokens: int = -1,
         stream: int = 0,
+        q_next: Array | None = None,
+        q_far: Array | None = None,
     ) -> _Out:
         """The same for several sessions over one context: arrays have a first axis of these."""
 

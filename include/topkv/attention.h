@@ -79,8 +79,12 @@ void attend_rows(const float* queries, const RowsView& rows,
 /// out may be q itself, which is then overwritten; nothing else that is written may overlap what is
 /// read. When a call throws, out and lse hold nothing of use.
 ///
+/// With AttentionShape::chunk_len a token at position p, in chunk p / chunk_len, meets the keys of
+/// that chunk with q, those of the chunk before with q_next, and all before that with q_far.
+/// Rows keep what they were stored with: k is turned by p % chunk_len.
+///
 /// A context may be sharded by sequence: each rank is given all queries but the K and V of its own
-/// tokens only, and the ranks' (out, lse) are merged.
+/// tokens only, and the ranks' (out, lse) are merged. (Not with chunks.)
 struct AttentionStep {
   std::int64_t layer = 0;
   std::int64_t tokens = 1;
@@ -96,6 +100,11 @@ struct AttentionStep {
   /// On a CUDA device, the cudaStream_t that makes q, k and v and will use out and lse; null: the
   /// device's own. Ignored on the host.
   void* stream = nullptr;
+  /// With chunks, like q, and not written: what meets the chunk before a token's own, and all
+  /// earlier ones. Null where no token of the step has such a chunk. Where both are the same they
+  /// meet all of these together, which is faster.
+  const float* q_next = nullptr;
+  const float* q_far = nullptr;
 
   std::int64_t kv_count() const { return kv_tokens < 0 ? tokens - kv_first : kv_tokens; }
 };

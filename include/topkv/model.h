@@ -60,6 +60,18 @@ enum class LayerRope : std::uint8_t {
   none,     ///< none: the layer does not know positions (SmolLM3)
 };
 
+/// Dual chunk attention (An et al. 2024, arXiv 2402.17463), as Qwen2.5-1M's and Qwen3-2507's files
+/// ask for it and vLLM computes it: positions are counted within chunks, so that no query is
+/// further from a key than chunk_size, and AttentionShape::chunk_len is chunk_len().
+struct DualChunk {
+  std::int64_t chunk_size = 0;  ///< furthest position of a query; 0: the model has none of this
+  std::int64_t local_size = 0;  ///< below chunk_size: how near the chunk before is seen as it is
+  /// Above 0: in texts of more tokens n, scores grow by 0.1 ln(n / this) + 1.
+  std::int64_t original_max_position = 0;
+
+  std::int64_t chunk_len() const { return chunk_size - local_size; }
+};
+
 /// Applied in this order, as transformers does: temperature, top_k, top_p.
 struct SamplingOptions {
   double temperature = 0;  ///< 0: greedy
@@ -83,6 +95,7 @@ struct ModelConfig {
   RopeScaling rope_scaling;
   std::int64_t rotary_dim = 0;    ///< the first so many elements of a head are turned; even
   bool rope_interleaved = false;  ///< pairs are elements (2i, 2i + 1), not (i, i + rotary_dim / 2)
+  DualChunk dual_chunk;
   double sliding_rope_theta = 0;  ///< LayerRope::sliding; 0: no layer has it
   std::vector<LayerRope> layer_rope = {};  ///< per layer; empty: every layer has the model's
   /// Most tokens that contexts and sessions are meant to hold: what load was told, else reach().

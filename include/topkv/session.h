@@ -7,6 +7,11 @@
 // with both, once they are 2,048, or 12,288 without a GPU, codes stand for those that are not found
 // of them, as of the context's); the context never changes.
 //
+// With AttentionShape::chunk_len a token has up to three queries, each of which meets its own range
+// of positions: sinks, window and what is found are then each query's within its range, k rows for
+// each, and all of them are under one softmax. What is said below of a query head (the rules, the
+// tail and its figures) is so of each of a token's queries.
+//
 // What is not found is left out, or a *tail* stands for it: an estimate of the attention over all
 // other rows of the context, made of codes of a few bytes (see the README for what that changes).
 #pragma once
@@ -200,15 +205,15 @@ class Session {
   /// On a CUDA device the call returns before out is there: what reads it is to be given to the
   /// same stream, or to wait for that. Where the device scans codes for one token, a thread of the
   /// session attends the rows that it lists after the call has returned (unless there is one thread
-  /// alone, or recall is measured; the results are the same but for rounding). The device then
-  /// waits for that thread, and the thread for nothing of the caller's, who may wait for the
-  /// device, and call its driver, from anywhere. Should the thread fail (the device, memory), what
-  /// the step gives is NaN, and the next call, stats() or step_times() throws Error. Throws
-  /// InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite or
-  /// capacity is exceeded. Whatever it throws, the layer is then as it was before: give it its
-  /// tokens again, or take the others' back with truncate(). Once in 1,024 tokens, or more of many,
-  /// a step of layer 0 makes codes of the session's own (RetrievalOptions::tail), which takes 16
-  /// cores 0.2 to 0.5 s for up to 7,000 tokens of 28 layers with 4 KV heads.
+  /// alone, recall is measured, or the token meets several chunks; the results are the same but for
+  /// rounding). The device then waits for that thread, and the thread for nothing of the caller's,
+  /// who may wait for the device, and call its driver, from anywhere. Should the thread fail (the
+  /// device, memory), what the step gives is NaN, and the next call, stats() or step_times() throws
+  /// Error. Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not
+  /// finite or capacity is exceeded. Whatever it throws, the layer is then as it was before: give
+  /// it its tokens again, or take the others' back with truncate(). Once in 1,024 tokens, or more
+  /// of many, a step of layer 0 makes codes of the session's own (RetrievalOptions::tail), which
+  /// takes 16 cores 0.2 to 0.5 s for up to 7,000 tokens of 28 layers with 4 KV heads.
   void attend(const AttentionStep& step);
   void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
               std::int64_t tokens = 1) {
@@ -219,7 +224,8 @@ class Session {
   /// the other, [sessions, tokens, …] each, and every session takes as many tokens, each at its own
   /// position. Keys and codes are read once for several sessions (with the same index and k). Each
   /// gives what it would give alone, but for rounding; times and seconds are divided evenly among
-  /// them. Throws InvalidArgument, too, when there is no session, one is there twice, or contexts
+  /// them. (With chunks, once one of them is beyond the first, each is stepped by itself.) Throws
+  /// InvalidArgument, too, when there is no session, one is there twice, or contexts
   /// (or devices) differ. Whatever it throws, all of them are then as they were before, but that
   /// they may have made codes of their own tokens, each some 60 MiB of a CUDA device's memory.
   static void attend_together(std::span<Session* const> sessions, const AttentionStep& step);

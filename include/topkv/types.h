@@ -65,6 +65,10 @@ struct PositionRange {
 
   std::int64_t size() const { return end > begin ? end - begin : 0; }
   bool contains(std::int64_t position) const { return position >= begin && position < end; }
+  /// What both hold; may be empty.
+  PositionRange within(const PositionRange& other) const {
+    return {begin > other.begin ? begin : other.begin, end < other.end ? end : other.end};
+  }
 };
 
 /// What every layer of a model's attention has in common, and in which layers only a sliding
@@ -83,6 +87,10 @@ struct AttentionShape {
   /// Per layer: how many last tokens it attends (itself included), 0 for all of them.
   /// Empty: every layer attends all tokens.
   std::vector<std::int64_t> sliding_window = {};
+  /// Dual chunk attention (An et al. 2024, arXiv 2402.17463, section 3): positions are in chunks of
+  /// so many, and a token meets the keys of its own chunk, of the chunk before and of those before
+  /// that with a query of its own each (AttentionStep). 0: with one query for all.
+  std::int64_t chunk_len = 0;
 
   std::int64_t group() const { return q_heads / kv_heads; }
   float softmax_scale() const;
@@ -90,7 +98,8 @@ struct AttentionShape {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
   }
   /// Throws InvalidArgument when a size is not positive, q_heads is no multiple of kv_heads, scale
-  /// or softcap is negative or not finite, or sliding_window has another length than layers.
+  /// or softcap is negative or not finite, sliding_window has another length than layers, or
+  /// chunk_len is negative, or is given where a layer has a sliding window.
   void check() const;
 };
 

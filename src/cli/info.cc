@@ -66,6 +66,11 @@ std::string scaling_text(const RopeScaling& scaling) {
                      format_grouped(static_cast<std::int64_t>(scaling.original_max_position)));
 }
 
+std::string chunks_text(const DualChunk& chunks) {
+  if (chunks.chunk_size == 0) return {};
+  return fmt::format(", in chunks of {}", format_grouped(chunks.chunk_len()));
+}
+
 bool has_weights(const std::filesystem::path& directory) {
   std::error_code error;  // what cannot be examined is there: opening it says why it cannot be read
   return std::filesystem::exists(directory / "model.safetensors", error) || error ||
@@ -117,6 +122,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["reach"] = config.reach();
   json["rope_theta"] = config.rope_theta;
   json["rotary_dim"] = config.rotary_dim;
+  json["chunk_len"] = config.attention.chunk_len;
   json["temperature"] = config.sampling.temperature;
   json["top_k"] = config.sampling.top_k;
   json["top_p"] = config.sampling.top_p;
@@ -144,8 +150,8 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
              config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
              shape.kv_heads, shape.head_dim);
-  fmt::print("positions   made for {}, RoPE theta {:g}{}\n", format_grouped(config.reach()),
-             config.rope_theta, scaling_text(config.rope_scaling));
+  fmt::print("positions   made for {}, RoPE theta {:g}{}{}\n", format_grouped(config.reach()),
+             config.rope_theta, scaling_text(config.rope_scaling), chunks_text(config.dual_chunk));
   fmt::print("sampling    {} unless flags say otherwise\n", sampling_text(config.sampling));
   fmt::print("rows        {}, {} per token\n", flags.dtype,
              byte_text(config.kv_bytes_per_token(dtype)));

@@ -50,6 +50,11 @@ void check_overlaps(const AttentionShape& shape, const AttentionStep& step) {
   if (step.out != step.q) check(out, q);
   check(lse, q);
   check(lse, out);
+  for (const Floats& other :
+       {Floats{"q_next", step.q_next, q_count}, {"q_far", step.q_far, q_count}}) {
+    check(out, other);
+    check(lse, other);
+  }
   if (kv_count == 0) return;
   for (const Floats& row : {Floats{"k", step.k, kv_count}, Floats{"v", step.v, kv_count}}) {
     check(out, row);
@@ -80,6 +85,26 @@ void check_step(const AttentionShape& shape, const AttentionStep& step) {
         "attend: q, k, v and out must not be null; only a step with kv_tokens 0 has no k and v");
   }
   check_overlaps(shape, step);
+}
+
+void check_chunks(const AttentionShape& shape, const AttentionStep& step, std::int64_t first,
+                  std::int64_t tokens) {
+  if (shape.chunk_len == 0) {
+    if (step.q_next == nullptr && step.q_far == nullptr) return;
+    throw InvalidArgument(
+        "attend: q_next or q_far is given, and the shape has no chunks; give its chunk_len, or q "
+        "alone");
+  }
+  const std::int64_t last = first + tokens - 1;
+  const auto check = [&](const float* q, std::int64_t chunks, const char* name, const char* whom) {
+    if (q != nullptr || last / shape.chunk_len < chunks) return;
+    throw InvalidArgument(
+        fmt::format("attend: {} is null, and the step's token at position {} has keys in {}, with "
+                    "chunks of {} tokens; give it",
+                    name, last, whom, shape.chunk_len));
+  };
+  check(step.q_next, 1, "q_next", "the chunk before its own");
+  check(step.q_far, 2, "q_far", "chunks before that");
 }
 
 }  // namespace topkv

@@ -91,10 +91,17 @@ struct ContextBuilder::State {
     }
   }
 
-  /// Windows are of positions in the whole text, of which a rank sees only its own rows.
+  /// Windows and chunks are of positions in the whole text, of which a rank sees only its own rows.
   void check_visible(const AttentionStep& step) const {
     const std::int64_t window = visible[static_cast<std::size_t>(step.layer)].window;
-    if (window == 0 || step.kv_count() == step.tokens) return;
+    if (step.kv_count() == step.tokens) return;
+    if (shape.chunk_len > 0) {
+      throw InvalidArgument(fmt::format(
+          "attend: attention is by chunks of {} tokens, and a step gives K and V of {} of its {} "
+          "tokens; a context sharded by sequence is attended without chunks",
+          shape.chunk_len, step.kv_count(), step.tokens));
+    }
+    if (window == 0) return;
     throw InvalidArgument(
         fmt::format("attend: layer {} attends a window of {} tokens, and a step gives K and V of "
                     "{} of its {} tokens; a context sharded by sequence attends all tokens",
@@ -198,6 +205,7 @@ void ContextBuilder::attend(const AttentionStep& step) {
   check_step(s.shape, step);
   s.check_turn(step);
   s.check_visible(step);
+  check_chunks(s.shape, step, s.tokens(step.layer), step.tokens);
   s.check_room(step.layer, step.kv_count());
   const auto lock = s.device.compute()->lock();
   s.attend(step);

@@ -111,6 +111,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   if (seen.codes) stats.device_code_bytes = seen.codes->memory();
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
+  if (shape.chunk_len > 0) joined = device.compute()->allocate(joined_bytes(seen), "session");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
   if (seen.codes && !seen.judged && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
 }
@@ -193,6 +194,24 @@ Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
+AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
+                        std::int64_t tokens) {
+  const bool reads = step.kv_count() == 0;
+  AttentionStep part = step;
+  part.tokens = tokens;
+  for (const float** q : {&part.q, &part.q_next, &part.q_far})
+    if (*q != nullptr) *q += begin * shape.q_heads * shape.head_dim;
+  part.out += begin * shape.q_heads * shape.head_dim;
+  if (step.lse != nullptr) part.lse += begin * shape.q_heads;
+  part.kv_first = 0;
+  part.kv_tokens = reads ? 0 : tokens;
+  if (!reads) {
+    part.k += begin * shape.kv_heads * shape.head_dim;
+    part.v += begin * shape.kv_heads * shape.head_dim;
+  }
+  return part;
+}
+
 Session Session::fork() const {
   state_->settle();
   state_->check_usable();
@@ -210,26 +229,6 @@ Session Session::fork() const {
 }
 
 namespace {
-
-/// What number i of some sessions has of a step for all: `tokens` of its tokens from number `begin`
-/// on.
-AttentionStep piece_of(const AttentionShape& shape, const AttentionStep& step, std::int64_t i,
-                       std::int64_t begin, std::int64_t tokens) {
-  const std::int64_t first = i * step.tokens + begin;
-  const bool reads = step.kv_count() == 0;
-  AttentionStep piece = step;
-  piece.tokens = tokens;
-  piece.q += first * shape.q_heads * shape.head_dim;
-  piece.out += first * shape.q_heads * shape.head_dim;
-  if (step.lse != nullptr) piece.lse += first * shape.q_heads;
-  piece.kv_first = 0;
-  piece.kv_tokens = reads ? 0 : tokens;
-  if (!reads) {
-    piece.k += first * shape.kv_heads * shape.head_dim;
-    piece.v += first * shape.kv_heads * shape.head_dim;
-  }
-  return piece;
-}
 
 /// A step of so many sessions as if it were one's: for what can be checked of it so.
 AttentionStep whole_of(const AttentionStep& step, std::int64_t sessions) {
@@ -293,6 +292,10 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
            [&] { sessions[i]->state_->check_turn(step.layer, step.tokens); });
   }
   for (Session* session : sessions) {
+    check_chunks(shape, step, session->state_->position(step.layer),
+                 reads ? std::min(step.tokens, most_step_tokens) : step.tokens);
+  }
+  for (Session* session : sessions) {
     if (!reads && step.layer == 0) session->state_->code_own();
   }
   const bool ahead = sessions.size() == 1 && one.can_go_ahead(step);
@@ -301,6 +304,9 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
     session->state_->settle();
     session->state_->check_usable();
   }
+  // With chunks sessions stand at different places of theirs: each goes its own way.
+  bool chunks = false;
+  for (Session* session : sessions) chunks = chunks || session->state_->meets_chunks(step);
   std::vector<State::Part>& parts = one.parts;
   parts.clear();
   for (Session* session : sessions) {
@@ -315,11 +321,13 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
     // Reading tokens do not move the window, so where they are cut matters: alike on all devices.
     for (std::int64_t t = 0; t < step.tokens; t += most_step_tokens) {
       for (std::int64_t i = 0; i < std::ssize(parts); ++i) {
-        parts[static_cast<std::size_t>(i)].step =
-            piece_of(shape, step, i, t, std::min(most_step_tokens, step.tokens - t));
+        parts[static_cast<std::size_t>(i)].step = step_part(
+            shape, step, i * step.tokens + t, std::min(most_step_tokens, step.tokens - t));
       }
       if (ahead) {
         one.step_ahead(parts[0]);
+      } else if (chunks) {
+        for (const State::Part& part : parts) part.session->step_by_chunks(part);
       } else {
         State::step(parts);
       }

@@ -125,8 +125,8 @@ void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
 
 /// With one thread alone, the step's own thread does it all.
 bool Session::State::can_go_ahead(const AttentionStep& step) const {
-  return ahead && step.tokens == 1 && !options.measure_recall && thread_count() > 1 &&
-         searches(step.layer, position(step.layer) + 1);
+  return ahead && !meets_chunks(step) && step.tokens == 1 && !options.measure_recall &&
+         thread_count() > 1 && searches(step.layer, position(step.layer) + 1);
 }
 
 /// The way of a step that goes ahead: the device is given its scan, rows join the session's when it

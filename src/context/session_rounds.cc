@@ -261,8 +261,9 @@ void Session::State::attend_all(std::int64_t layer, const TokenQueries& queries,
         return step.numbers[static_cast<std::size_t>(i)] / shape.group();
       };
       const RowsView rows = context->rows(layer, head);
-      const RowSpan between{rows.part({std::min(window.sinks, rows.count()), rows.count()}),
-                            window.sinks};
+      const PositionRange range = seen_of(segments[0], layer);
+      const std::int64_t first = std::clamp(window.sinks, range.begin, range.end);
+      const RowSpan between{rows.part({first, range.end}), first};
       step.retrieved.reset(count, d);
       for (std::int64_t i = 0, same = 0; i < count; i += same) {
         for (same = 1; i + same < count && token(i + same) == token(i);) ++same;

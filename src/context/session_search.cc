@@ -37,14 +37,17 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   }
 }
 
-/// Positions within a segment that lie between the sinks and the window of a token at a position,
-/// which may be beyond the rows that there are: of a token that only reads.
+/// Positions within a segment that the pass meets and that lie between the sinks and the window of
+/// a token at a position, which may be beyond the rows that there are: of a token that only reads.
 PositionRange Session::State::between(const Segment& segment, std::int64_t layer,
                                       std::int64_t position) const {
   const CausalWindow exact = seen.exact(layer);
   const std::int64_t end =
       std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0, segment.tokens(layer));
-  return {std::clamp<std::int64_t>(exact.sinks - segment.first, 0, end), end};
+  const PositionRange range =
+      seen_of(segment, layer)
+          .within({std::clamp<std::int64_t>(exact.sinks - segment.first, 0, end), end});
+  return {range.begin, std::max(range.begin, range.end)};
 }
 
 /// Searches for so many rows for each query of a KV head: those of several sessions, with the same

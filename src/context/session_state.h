@@ -14,6 +14,7 @@
 
 #include "src/attention/arriving_rows.h"
 #include "src/attention/block_attention.h"
+#include "src/attention/chunk_passes.h"
 #include "src/context/retrieval.h"
 #include "src/context/segment.h"
 #include "src/core/helpers.h"
@@ -29,6 +30,15 @@ namespace topkv {
 /// What a session with these options attends. Windows are no wider than it can become.
 SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
                            std::int64_t context_tokens);
+
+/// Bytes of the device's memory that such a session takes besides, for steps by chunks; 0 where it
+/// has none.
+std::int64_t joined_bytes(const SessionShape& shape);
+
+/// `tokens` of a step's tokens from number `begin` on, with their K and V if the step has those of
+/// all its tokens, else with none.
+AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
+                        std::int64_t tokens);
 
 /// work(), whose refusals say of which session it was; -1: there is one alone.
 template <class Work>
@@ -86,6 +96,7 @@ struct Session::State {
     State* session;
     std::int64_t number = -1;  // of the session, where there are several
     AttentionStep step = {};
+    std::int64_t skipped = 0;     // tokens that only read, between the session's last and the first
     std::int64_t own_before = 0;  // tokens of its own in the layer
     SessionStats stats_before = {};
     StepTimes times_before = {};  // of the layer
@@ -138,6 +149,12 @@ struct Session::State {
 
   /// Where the layer's next token stands.
   std::int64_t position(std::int64_t layer) const { return context->tokens() + own->size(layer); }
+  /// Of a segment's rows those that the queries of this pass meet.
+  PositionRange seen_of(const Segment& segment, std::int64_t layer) const {
+    const std::int64_t rows = segment.tokens(layer);
+    const std::int64_t begin = std::clamp<std::int64_t>(sees.begin - segment.first, 0, rows);
+    return {begin, std::clamp<std::int64_t>(sees.end - segment.first, begin, rows)};
+  }
   StepTimes& times(std::int64_t layer) { return step_times[static_cast<std::size_t>(layer)]; }
 
   void count_search(std::int64_t layer, double seconds) {
@@ -161,6 +178,11 @@ struct Session::State {
   /// Likewise, when a step failed: nothing is kept of what was done for it.
   void settle_without(const Part& part);
 
+  // session_chunks.cc: steps by chunks (chunk_passes.h)
+  bool meets_chunks(const AttentionStep& step) const;
+  void step_by_chunks(const Part& part);
+  void step_in_passes(Part part, const ChunkPasses& passes);
+
   // session_step.cc
   /// A step of one layer for sessions over one context, each once.
   static void step(std::span<Part> parts);
@@ -176,7 +198,7 @@ struct Session::State {
   void finish(const Part& part);
   double searching(const Part& part) const;
   void append(const Part& part);
-  void check_finite(std::int64_t layer, std::string_view what, const float* x, std::int64_t tokens,
+  void check_finite(const Part& part, std::string_view what, const float* x, std::int64_t tokens,
                     std::int64_t heads) const;
   template <class Use>
   void each_segment(std::int64_t layer, const Use& use);
@@ -270,6 +292,8 @@ struct Session::State {
   bool failed = false;                      // what its device keeps could not be put back
 
   std::vector<Part> parts;  // of the step that this session is the first of
+  PositionRange sees = all_positions;  // in this pass of a step
+  Buffer joined;                       // by chunks: partials of passes, in the device's memory
   std::vector<HeadStep> heads;
   Partial estimate;  // the tail's
   std::vector<TailNoise> noise;

@@ -38,19 +38,21 @@ class Lap {
 
 }  // namespace
 
-/// use(rows): those of each segment; one span per KV head.
+/// use(rows): those of each segment that the pass meets; one span per KV head.
 template <class Use>
 void Session::State::each_segment(std::int64_t layer, const Use& use) {
   for (const Segment& segment : segments) {
+    const PositionRange range = seen_of(segment, layer);
     spans.clear();
     for (std::int64_t head = 0; head < shape.kv_heads; ++head)
-      spans.push_back({segment.rows(layer, head), segment.first});
+      spans.push_back({segment.rows(layer, head).part(range), segment.first + range.begin});
     use(std::span<const RowSpan>(spans));
   }
 }
 
 void Session::State::load(std::int64_t layer) {
   const std::int64_t end = position(layer);
+  sees = all_positions;
   const auto lock = device.compute()->lock();
   each_segment(layer, [&](std::span<const RowSpan> rows) { backend->load(layer, rows, end); });
 }
@@ -123,11 +125,11 @@ void Session::State::begin(Part& part) {
   part.searching_before = of.stats.search_seconds + of.measuring_seconds;
   part.scanned = 0;
   part.found_rows = false;
-  const std::int64_t first = of.position(step.layer);
+  const std::int64_t first = of.position(step.layer) + part.skipped;
   part.searched = of.searches(step.layer, first + step.tokens);
   const std::int64_t d = of.shape.head_dim;
   part.queries = {nullptr, step.tokens, of.shape.q_heads * d, d, first};
-  of.backend->begin(step, first);
+  of.backend->begin(step, first, of.sees);
 }
 
 /// Waits for what a step is given.
@@ -168,15 +170,15 @@ void Session::State::attend_exact(std::int64_t layer) {
   each_segment(layer, [&](std::span<const RowSpan> rows) { backend->attend(layer, rows); });
 }
 
-/// x: [tokens, heads, head_dim], which are the next tokens of the layer.
-void Session::State::check_finite(std::int64_t layer, std::string_view what, const float* x,
+/// x: [tokens, heads, head_dim], which are the step's tokens.
+void Session::State::check_finite(const Part& part, std::string_view what, const float* x,
                                   std::int64_t tokens, std::int64_t heads) const {
   const std::int64_t d = shape.head_dim;
   const std::int64_t bad = first_not_finite(x, tokens * heads * d);
   if (bad < 0) return;
   throw InvalidArgument(fmt::format("{} of layer {}, {} head {}, position {} is not finite", what,
-                                    layer, what == "q" ? "query" : "KV", bad / d % heads,
-                                    position(layer) + bad / d / heads));
+                                    part.step.layer, what == "q" ? "query" : "KV", bad / d % heads,
+                                    part.queries.first + bad / d / heads));
 }
 
 /// Takes the next tokens of a layer, unless K and V have none.
@@ -184,10 +186,10 @@ void Session::State::append(const Part& part) {
   Lap lap;
   const std::int64_t layer = part.step.layer;
   const DecodeBackend::Step& given = part.given;
-  check_finite(layer, "q", given.q, part.step.tokens, shape.q_heads);
+  check_finite(part, "q", given.q, part.step.tokens, shape.q_heads);
   if (const std::int64_t rows = given.k.tokens; rows > 0) {
-    check_finite(layer, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
-    check_finite(layer, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
+    check_finite(part, "K", static_cast<const float*>(given.k.data), rows, shape.kv_heads);
+    check_finite(part, "V", static_cast<const float*>(given.v.data), rows, shape.kv_heads);
     own->append(layer, given.k, given.v);
   }
   lap(times(layer).append);
@@ -195,7 +197,8 @@ void Session::State::append(const Part& part) {
 
 /// Rows to find lie between the sinks and the window of the last token, which is at end - 1.
 bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
-  return seen.retrieves(layer) && end - seen.window > seen.sinks;
+  const PositionRange between{seen.sinks, end - seen.window};
+  return seen.retrieves(layer) && between.within(sees).size() > 0;
 }
 
 /// How many tokens are retrieved for at a time. What a scan gives is small; with a large k, what a

@@ -98,6 +98,19 @@ void AttentionShape::check() const {
           fmt::format("attention shape: a sliding window of {} tokens; use 0 for none", window));
     }
   }
+  if (chunk_len < 0) {
+    throw InvalidArgument(
+        fmt::format("attention shape: chunk_len is {}; it must be the tokens of a chunk, or 0 for "
+                    "attention that is not by chunks",
+                    chunk_len));
+  }
+  for (const std::int64_t window : sliding_window) {
+    if (chunk_len == 0 || window == 0) continue;
+    throw InvalidArgument(
+        fmt::format("attention shape: chunks of {} tokens and a sliding window of {}; dual chunk "
+                    "attention is for layers that attend all tokens",
+                    chunk_len, window));
+  }
 }
 
 }  // namespace topkv

@@ -156,6 +156,9 @@ class ComputeDevice : public DeviceSizes {
   virtual void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                              std::byte* out) = 0;
 
+  /// to = from.
+  virtual void copy(const float* from, std::int64_t count, float* to) = 0;
+
   /// x *= factor.
   virtual void scale(float factor, std::int64_t count, float* x) = 0;
 
@@ -164,6 +167,10 @@ class ComputeDevice : public DeviceSizes {
 
   /// Index of the largest of `count` logits; of equal ones the first. Waits for it.
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
+
+  /// Merges `other` into `into`, in the device's memory (topkv::merge). stream: which is to use
+  /// `into`, as that of AttentionStep.
+  virtual void merge(PartialView into, PartialView other, void* stream) = 0;
 
   /// Attention of a prefill into the store, which outlives what is made.
   /// REQUIRES: the store has as many rows in every layer, and room for the whole prefill. Throws

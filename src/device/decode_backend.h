@@ -70,8 +70,10 @@ class DecodeBackend {
   virtual void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) = 0;
 
   /// Takes q, k, v (the device's memory, float32) of tokens at position `first` and on. Without K
-  /// and V (kv_count 0) the window keeps its rows, and the step's k and v have no tokens.
-  virtual void begin(const AttentionStep& step, std::int64_t first) = 0;
+  /// and V (kv_count 0) the window keeps its rows, and the step's k and v have no tokens. sees: the
+  /// positions that its queries meet (chunk_passes.h), which what the caller gives to attend and
+  /// scan keeps to as well.
+  virtual void begin(const AttentionStep& step, std::int64_t first, const PositionRange& sees) = 0;
 
   /// Waits for it.
   virtual Step given() = 0;

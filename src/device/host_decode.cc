@@ -24,7 +24,8 @@ class HostDecode final : public DecodeBackend {
   void load(std::int64_t /*layer*/, std::span<const RowSpan> /*rows*/,
             std::int64_t /*end*/) override {}
 
-  void begin(const AttentionStep& step, std::int64_t first) override {
+  void begin(const AttentionStep& step, std::int64_t first,
+             const PositionRange& /*sees*/) override {
     const AttentionShape& a = shape_.attention;
     const std::int64_t d = a.head_dim;
     queries_ = {step.q, step.tokens, a.q_heads * d, d, first};

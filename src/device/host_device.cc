@@ -129,6 +129,10 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
+  void copy(const float* from, std::int64_t count, float* to) override {
+    std::copy(from, from + count, to);
+  }
+
   void scale(float factor, std::int64_t count, float* x) override { scale_by(x, count, factor); }
 
   void to_operand(const float* x, std::int64_t count, std::byte* out) override {
@@ -137,6 +141,10 @@ class HostDevice final : public ComputeDevice {
 
   Token argmax(const float* logits, std::int64_t count) override {
     return static_cast<Token>(std::max_element(logits, logits + count) - logits);
+  }
+
+  void merge(PartialView into, PartialView other, void* /*stream*/) override {
+    topkv::merge(into, other);
   }
 
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "src/attention/chunk_passes.h"
 #include "src/core/convert.h"
 #include "src/core/faults.h"
 #include "src/store/row_store.h"
@@ -33,11 +34,14 @@ class HostPrefill final : public DevicePrefill {
  private:
   void check_queries(const AttentionStep& step, std::int64_t first) const {
     const std::int64_t d = shape_.head_dim;
-    const std::int64_t bad = first_not_finite(step.q, step.tokens * shape_.q_heads * d);
-    if (bad < 0) return;
-    throw InvalidArgument(fmt::format("q of layer {}, query head {}, position {} is not finite",
-                                      step.layer, bad / d % shape_.q_heads,
-                                      first + bad / d / shape_.q_heads));
+    for (const float* q : {step.q, step.q_next, step.q_far}) {
+      if (q == nullptr) continue;
+      const std::int64_t bad = first_not_finite(q, step.tokens * shape_.q_heads * d);
+      if (bad < 0) continue;
+      throw InvalidArgument(fmt::format("q of layer {}, query head {}, position {} is not finite",
+                                        step.layer, bad / d % shape_.q_heads,
+                                        first + bad / d / shape_.q_heads));
+    }
   }
 
   void append_and_attend(const AttentionStep& step, std::int64_t first) {
@@ -54,18 +58,40 @@ class HostPrefill final : public DevicePrefill {
     const PartialView out{step.out, step.lse != nullptr ? step.lse : lse_.view().lse, heads, d};
     reach_fault("prefill.attend");
     if (step.kv_first == 0 && kept == step.tokens) {
-      attend_span(step.layer, queries, {0, first + kept}, 0, out);
+      each_chunk(shape_, step, first,
+                 [&](std::int64_t begin, std::int64_t count, const ChunkPasses& passes) {
+                   attend_chunk(step, passes, queries.part(begin, count), first + kept,
+                                out.part(begin * shape_.q_heads, count * shape_.q_heads));
+                 });
       return;
     }
     // Rows of some of the tokens: those before lie where all tokens see them, the new ones where
     // the tokens are that they belong to. out may be q, so it is written last.
     if (kept > 0) {
-      new_rows_.reset(heads, d);
-      attend_span(step.layer, queries, {first, first + kept}, first + step.kv_first,
-                  new_rows_.view());
+      part_.reset(heads, d);
+      attend_span(step.layer, queries, {first, first + kept}, first + step.kv_first, part_.view());
     }
     attend_span(step.layer, queries, {0, first}, 0, out);
-    if (kept > 0) merge(out, new_rows_.view());
+    if (kept > 0) merge(out, part_.view());
+  }
+
+  /// Tokens of one chunk, whose q `queries` has, over all rows before `end` and themselves. What
+  /// their own chunk gives is written first: out may be q.
+  void attend_chunk(const AttentionStep& step, const ChunkPasses& passes,
+                    const TokenQueries& queries, std::int64_t end, PartialView out) {
+    const std::int64_t skipped = queries.data - step.q;
+    for (const ChunkPass& pass : passes) {
+      TokenQueries with = queries;
+      with.data = pass.queries(step) + skipped;
+      const PositionRange rows = pass.sees.within({0, end});
+      if (&pass == passes.begin()) {
+        attend_span(step.layer, with, rows, rows.begin, out);
+        continue;
+      }
+      part_.reset(out.heads, out.head_dim);
+      attend_span(step.layer, with, rows, rows.begin, part_.view());
+      merge(out, part_.view());
+    }
   }
 
   /// Attends rows `range` of a layer as those of positions from `position` on.
@@ -83,7 +109,7 @@ class HostPrefill final : public DevicePrefill {
   RowStore& store_;
   std::vector<RowSpan> spans_;  // per KV head
   Partial lse_;                 // where the step wants none
-  Partial new_rows_;
+  Partial part_;                // of some rows, before it is merged
 };
 
 }  // namespace

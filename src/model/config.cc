@@ -160,6 +160,7 @@ ModelConfig ModelConfig::load(const std::filesystem::path& directory, std::int64
   read_layers(root, family, config);
   read_rope(root, file, family, length, config);
   read_scales(root, family, config);
+  read_dual_chunk(root, file, config);
 
   config.rms_norm_eps = root.number("rms_norm_eps", tiny, 1, family.rms_norm_eps);
   const bool attention_bias =

@@ -37,6 +37,7 @@ constexpr std::string_view read_keys[] = {"model_type",
                                           "rms_norm_eps",
                                           "tie_word_embeddings",
                                           "rope_theta",
+                                          "dual_chunk_attention_config",
                                           "rope_scaling",
                                           "rope_parameters",
                                           "partial_rotary_factor",
@@ -93,10 +94,6 @@ constexpr std::string_view unscaled = "networks that scale nothing besides atten
 constexpr std::string_view uncapped = "scores and logits without a cap";
 constexpr std::string_view all_positions = "layers that attend all positions or a sliding window";
 constexpr OtherNetwork other_networks[] = {
-    {"dual_chunk_attention_config",
-     "attention with the positions as they are; remove the key to run the model so, as "
-     "transformers "
-     "does, within original_max_position_embeddings"},
     {"quantization_config", full_precision},
     {"compression_config", full_precision},
     {"quantization", full_precision},

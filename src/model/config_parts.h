@@ -18,6 +18,11 @@ inline constexpr std::int64_t max_positions = std::int64_t{1} << 40;
 void read_rope(const JsonObject& root, const std::filesystem::path& file, const Family& family,
                std::int64_t length, ModelConfig& config);
 
+/// ModelConfig::dual_chunk and AttentionShape::chunk_len (config_chunks.cc).
+/// REQUIRES: all of the attention but these, and RoPE, are read.
+void read_dual_chunk(const JsonObject& root, const std::filesystem::path& file,
+                     ModelConfig& config);
+
 /// AttentionShape::sliding_window and the layers without RoPE (config_layers.cc).
 /// REQUIRES: attention.layers is read.
 void read_layers(const JsonObject& root, const Family& family, ModelConfig& config);

@@ -6,6 +6,7 @@
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/pieces.h"
+#include "src/model/dual_chunk.h"
 
 namespace topkv {
 namespace {
@@ -39,11 +40,16 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.up, mlp, f32);
   place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
   if (config.norm_outputs) place(out.branch, chunk * config.hidden_size, f32);
-  place(out.cos, chunk * config.rotary_dim / 2, f32);
-  place(out.sin, chunk * config.rotary_dim / 2, f32);
-  if (config.sliding_rope_theta > 0) {
-    place(out.sliding_cos, chunk * config.rotary_dim / 2, f32);
-    place(out.sliding_sin, chunk * config.rotary_dim / 2, f32);
+  const auto place_angles = [&](Angles& angles) {
+    place(angles.cos, chunk * config.rotary_dim / 2, f32);
+    place(angles.sin, chunk * config.rotary_dim / 2, f32);
+  };
+  place_angles(out.angles);
+  if (config.sliding_rope_theta > 0) place_angles(out.sliding_angles);
+  if (config.dual_chunk.chunk_size > 0) {
+    place(out.q_next, chunk * q_width, f32);
+    place(out.q_far, chunk * q_width, f32);
+    for (Angles& angles : out.query_angles) place_angles(angles);
   }
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
@@ -71,12 +77,13 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
   lay_out(config, device->operand_dtype(), chunk, memory_.data(), a_);
 }
 
-void Forward::run(std::span<const Token> tokens, std::int64_t first, const AttendFn& attend) {
+void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
+                  const AttendFn& attend) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   auto lock = device_->lock();
   recording_ = false;
   clock_->begin(Phase::other);
-  place_angles(first, count);
+  place_angles(first, count, length);
   device_->embed(weights_.embedding, tokens, a_.x);
   if (config_.embedding_scale != 1) {
     device_->scale(static_cast<float>(config_.embedding_scale), count * config_.hidden_size, a_.x);
@@ -85,22 +92,46 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, const Atten
     between(l, count);
     clock_->begin(Phase::attention);
     lock = {};  // others may use the device while this one waits for what the host does
-    attend({.layer = l, .tokens = count, .q = a_.q, .k = a_.k, .v = a_.v, .out = a_.attended});
+    AttentionStep step{
+        .layer = l, .tokens = count, .q = a_.q, .k = a_.k, .v = a_.v, .out = a_.attended};
+    if (const DualChunk& chunks = config_.dual_chunk; chunks.chunk_size > 0) {
+      step.q_far = a_.q_far;
+      step.q_next = ChunkPositions(chunks).next_is_far(first, count) ? a_.q_far : a_.q_next;
+    }
+    attend(step);
     lock = device_->lock();
   }
   between(config_.attention.layers, count);
   clock_->end();
 }
 
-void Forward::place_angles(std::int64_t first, std::int64_t tokens) {
-  const std::int64_t bytes = tokens * config_.rotary_dim / 2 * bytes_of(DType::f32);
-  const auto copy = [&](RopeTable& table, float* cos, float* sin) {
-    const RopeAngles angles = table.angles(first, tokens);
-    device_->copy_in(angles.cos, bytes, reinterpret_cast<std::byte*>(cos));
-    device_->copy_in(angles.sin, bytes, reinterpret_cast<std::byte*>(sin));
+void Forward::place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length) {
+  if (config_.sliding_rope_theta > 0)
+    place(sliding_rope_.angles(first, tokens), tokens, a_.sliding_angles);
+  if (config_.dual_chunk.chunk_size > 0) return place_chunk_angles(first, tokens, length);
+  place(rope_.angles(first, tokens), tokens, a_.angles);
+}
+
+void Forward::place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length) {
+  const ChunkPositions chunks(config_.dual_chunk);
+  const double temperature = chunks.temperature(length);
+  positions_.resize(static_cast<std::size_t>(tokens));
+  const auto with = [&](double factor, const Angles& to, const auto& position_of) {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      positions_[static_cast<std::size_t>(t)] = position_of(first + t);
+    place(rope_.angles(positions_, factor), tokens, to);
   };
-  copy(rope_, a_.cos, a_.sin);
-  if (config_.sliding_rope_theta > 0) copy(sliding_rope_, a_.sliding_cos, a_.sliding_sin);
+  const auto within = [&](std::int64_t p) { return chunks.within(p); };
+  with(1, a_.angles, within);
+  with(temperature, a_.query_angles[0], within);
+  with(temperature, a_.query_angles[1], [&](std::int64_t p) { return chunks.next(p); });
+  with(temperature, a_.query_angles[2], [&](std::int64_t) { return chunks.far(); });
+}
+
+void Forward::place(const RopeAngles& angles, std::int64_t tokens, const Angles& to) {
+  const std::int64_t bytes = tokens * config_.rotary_dim / 2 * bytes_of(DType::f32);
+  device_->copy_in(angles.cos, bytes, reinterpret_cast<std::byte*>(to.cos));
+  device_->copy_in(angles.sin, bytes, reinterpret_cast<std::byte*>(to.sin));
 }
 
 void Forward::between(std::int64_t l, std::int64_t tokens) {
@@ -151,13 +182,21 @@ void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
 void Forward::rope(LayerRope which, std::int64_t tokens) {
   if (which == LayerRope::none) return;
   const AttentionShape& shape = config_.attention;
-  const bool sliding = which == LayerRope::sliding;
-  const RopeAngles angles{.cos = sliding ? a_.sliding_cos : a_.cos,
-                          .sin = sliding ? a_.sliding_sin : a_.sin,
-                          .rotary_dim = config_.rotary_dim,
-                          .interleaved = config_.rope_interleaved};
-  device_->rope(angles, tokens, shape.q_heads, shape.head_dim, a_.q);
-  device_->rope(angles, tokens, shape.kv_heads, shape.head_dim, a_.k);
+  const auto rotate = [&](const Angles& angles, std::int64_t heads, float* x) {
+    device_->rope({.cos = angles.cos,
+                   .sin = angles.sin,
+                   .rotary_dim = config_.rotary_dim,
+                   .interleaved = config_.rope_interleaved},
+                  tokens, heads, shape.head_dim, x);
+  };
+  const Angles& angles = which == LayerRope::sliding ? a_.sliding_angles : a_.angles;
+  rotate(angles, shape.kv_heads, a_.k);
+  if (config_.dual_chunk.chunk_size == 0) return rotate(angles, shape.q_heads, a_.q);
+  float* const forms[query_forms] = {a_.q, a_.q_next, a_.q_far};
+  for (std::int64_t i = 1; i < query_forms; ++i)
+    device_->copy(a_.q, tokens * shape.q_heads * shape.head_dim, forms[i]);
+  for (std::int64_t i = 0; i < query_forms; ++i)
+    rotate(a_.query_angles[i], shape.q_heads, forms[i]);
 }
 
 void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {

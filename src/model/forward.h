@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "src/attention/chunk_passes.h"
 #include "src/device/compute_device.h"
 #include "src/model/rope.h"
 #include "src/model/weights.h"
@@ -28,9 +29,11 @@ class Forward {
 
   std::int64_t chunk() const { return chunk_; }
 
-  /// Takes tokens at positions first and on; their final states stay until the next call.
-  /// REQUIRES: tokens within the vocabulary, at most chunk of them.
-  void run(std::span<const Token> tokens, std::int64_t first, const AttendFn& attend);
+  /// Takes tokens at positions first and on; their final states stay until the next call. length:
+  /// of the text that is read with them, for DualChunk::original_max_position.
+  /// REQUIRES: tokens within the vocabulary, at most chunk of them, within the length.
+  void run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
+           const AttendFn& attend);
 
   /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
   void logits(std::int64_t begin, std::int64_t count, float* out);
@@ -41,12 +44,17 @@ class Forward {
   ForwardTimes times() const;
 
  private:
+  struct Angles {
+    float *cos, *sin;
+  };
   /// The activations, one behind the other in a buffer.
   struct Activations {
     float *x, *q, *k, *v, *attended, *gate, *up, *logits;
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
-    float *cos, *sin, *sliding_cos, *sliding_sin;  // LayerRope::model's, and sliding's
-    std::byte *hidden, *heads, *mlp;               // operands
+    float *q_next, *q_far;             // with dual chunk attention
+    Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
+    Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
+    std::byte *hidden, *heads, *mlp;   // operands
   };
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
@@ -56,7 +64,9 @@ class Forward {
   void between(std::int64_t l, std::int64_t tokens);
   void queries_keys_values(std::int64_t l, std::int64_t tokens);
   /// Writes the angles of positions first and on to where layers find them.
-  void place_angles(std::int64_t first, std::int64_t tokens);
+  void place_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
+  void place_chunk_angles(std::int64_t first, std::int64_t tokens, std::int64_t length);
+  void place(const RopeAngles& angles, std::int64_t tokens, const Angles& to);
   /// Rotates a layer's queries and keys, unless it has no RoPE.
   void rope(LayerRope which, std::int64_t tokens);
   /// hidden = what a part of a layer reads of x.
@@ -82,6 +92,7 @@ class Forward {
   Activations a_{};
   RopeTable rope_;
   RopeTable sliding_rope_;
+  std::vector<std::int64_t> positions_;  // of a chunk, for angles
   std::unique_ptr<PhaseClock> clock_;
   std::vector<std::unique_ptr<Recording>> steps_;  // of one token: [layers + 1]
   bool recording_ = false;

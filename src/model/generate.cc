@@ -57,7 +57,8 @@ void feed(Forward& forward, std::span<const Token> tokens, std::int64_t first,
   const auto chunk = static_cast<std::size_t>(session_chunk);
   for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
     const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
-    forward.run(piece, first + static_cast<std::int64_t>(begin), attend);
+    forward.run(piece, first + static_cast<std::int64_t>(begin),
+                first + static_cast<std::int64_t>(tokens.size()), attend);
     take(static_cast<std::int64_t>(piece.size()));
   }
 }

@@ -50,7 +50,8 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   const std::int64_t prefilling = prefill_bytes(config, device, prefill, plan.chunk);
   SessionShape shape = session_shape(config.attention, retrieval, any_tokens);
   shape.rows = prefill.kv_dtype;
-  const std::int64_t session = device.allocation_bytes(device.decode_backend_bytes(shape));
+  const std::int64_t session = device.allocation_bytes(device.decode_backend_bytes(shape)) +
+                               device.allocation_bytes(joined_bytes(shape));
   plan.items = {{"CUDA context, libraries, workspaces", memory.used},
                 {"weights", weights},
                 {"activations of a step", step},

@@ -79,7 +79,18 @@ RopeTable::RopeTable(double theta, std::int64_t rotary_dim, const RopeScaling& s
 }
 
 RopeAngles RopeTable::angles(std::int64_t first, std::int64_t tokens) {
+  return angles_of(tokens, 1, [first](std::int64_t t) { return first + t; });
+}
+
+RopeAngles RopeTable::angles(std::span<const std::int64_t> positions, double factor) {
+  return angles_of(std::ssize(positions), factor,
+                   [&](std::int64_t t) { return positions[static_cast<std::size_t>(t)]; });
+}
+
+template <class PositionOf>
+RopeAngles RopeTable::angles_of(std::int64_t tokens, double factor, const PositionOf& position_of) {
   const auto half = static_cast<std::int64_t>(frequencies_.size());
+  const float on_both = attention_factor_ * static_cast<float>(factor);
   cos_.resize(static_cast<std::size_t>(tokens * half));
   sin_.resize(static_cast<std::size_t>(tokens * half));
   parallel_for(tokens, 64, [&](std::int64_t begin, std::int64_t end) {
@@ -87,10 +98,10 @@ RopeAngles RopeTable::angles(std::int64_t first, std::int64_t tokens) {
       for (std::int64_t i = 0; i < half; ++i) {
         // The product is rounded to float32, as transformers does and so as models are trained.
         const float angle =
-            static_cast<float>(first + t) * frequencies_[static_cast<std::size_t>(i)];
+            static_cast<float>(position_of(t)) * frequencies_[static_cast<std::size_t>(i)];
         const auto at = static_cast<std::size_t>(t * half + i);
-        cos_[at] = static_cast<float>(std::cos(double{angle})) * attention_factor_;
-        sin_[at] = static_cast<float>(std::sin(double{angle})) * attention_factor_;
+        cos_[at] = static_cast<float>(std::cos(double{angle})) * on_both;
+        sin_[at] = static_cast<float>(std::sin(double{angle})) * on_both;
       }
     }
   });

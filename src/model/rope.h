@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "src/device/compute_device.h"
@@ -25,8 +26,14 @@ class RopeTable {
   /// cos and sin for positions first .. first + tokens - 1, times the scaling's attention factor;
   /// valid until the next call.
   RopeAngles angles(std::int64_t first, std::int64_t tokens);
+  /// Likewise for positions in any order, times another factor.
+  RopeAngles angles(std::span<const std::int64_t> positions, double factor = 1);
 
  private:
+  /// position_of(t): of token t.
+  template <class PositionOf>
+  RopeAngles angles_of(std::int64_t tokens, double factor, const PositionOf& position_of);
+
   std::vector<float> frequencies_;  // [rotary_dim / 2], radians per position
   float attention_factor_;
   std::vector<float> cos_, sin_;

@@ -27,6 +27,10 @@ class Feed {
     for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
       const auto at = static_cast<std::size_t>(l);
       q_.push_back(put(stream.q[at], stream.q_width()));
+      if (stream.shape.chunk_len > 0) {
+        q_next_.push_back(put(stream.q_next[at], stream.q_width()));
+        q_far_.push_back(put(stream.q_far[at], stream.q_width()));
+      }
       k_.push_back(put(stream.k[at], stream.kv_width()));
       v_.push_back(put(stream.v[at], stream.kv_width()));
       const auto elements = static_cast<std::size_t>((end - first) * stream.q_width());
@@ -49,13 +53,26 @@ class Feed {
   topkv::AttentionStep step(std::int64_t layer, std::int64_t t, std::int64_t tokens) const {
     const auto at = static_cast<std::size_t>(layer);
     const std::int64_t skip = t - first_;
-    return {.layer = layer,
-            .tokens = tokens,
-            .q = q_[at].floats() + skip * stream_.q_width(),
-            .k = k_[at].floats() + skip * stream_.kv_width(),
-            .v = v_[at].floats() + skip * stream_.kv_width(),
-            .out = out_[at].floats() + skip * stream_.q_width(),
-            .lse = layer == 0 ? nullptr : lse_[at].floats() + skip * stream_.shape.q_heads};
+    topkv::AttentionStep step{
+        .layer = layer,
+        .tokens = tokens,
+        .q = q_[at].floats() + skip * stream_.q_width(),
+        .k = k_[at].floats() + skip * stream_.kv_width(),
+        .v = v_[at].floats() + skip * stream_.kv_width(),
+        .out = out_[at].floats() + skip * stream_.q_width(),
+        .lse = layer == 0 ? nullptr : lse_[at].floats() + skip * stream_.shape.q_heads};
+    if (stream_.shape.chunk_len > 0) {
+      step.q_next = q_next_[at].floats() + skip * stream_.q_width();
+      step.q_far = q_far_[at].floats() + skip * stream_.q_width();
+    }
+    return step;
+  }
+  /// The same without K and V.
+  topkv::AttentionStep reading(std::int64_t layer, std::int64_t t, std::int64_t tokens) const {
+    topkv::AttentionStep step = this->step(layer, t, tokens);
+    step.k = step.v = nullptr;
+    step.kv_tokens = 0;
+    return step;
   }
   void attend(topkv::Session& session, std::int64_t layer, std::int64_t t, std::int64_t tokens) {
     session.attend(step(layer, t, tokens));
@@ -83,24 +100,36 @@ class Feed {
   const TokenStream& stream_;
   std::int64_t first_, end_;
   std::vector<topkv::Buffer> q_, k_, v_, out_, lse_;  // per layer
+  std::vector<topkv::Buffer> q_next_, q_far_;         // likewise, with chunks
 };
 
-/// The rows below `end` that a session with an exact index finds for a token at p.
+/// The rows below `end` that a session with an exact index finds for a token at p: with chunks, for
+/// each of its queries among the rows that this one meets.
 inline std::set<std::int64_t> found_rows(const TokenStream& stream,
                                          const topkv::RetrievalOptions& options, std::int64_t layer,
                                          std::int64_t p, std::int64_t head,
                                          std::int64_t end = no_end) {
   const std::int64_t group = stream.shape.group();
   const std::int64_t k = options.k.resolve(stream.shape.layers)[static_cast<std::size_t>(layer)];
-  std::vector<const float*> choosers = {stream.query(layer, p, head)};
-  if (options.select_by == topkv::SelectBy::group) {
-    choosers.clear();
-    for (std::int64_t g = 0; g < group; ++g)
-      choosers.push_back(stream.query(layer, p, head / group * group + g));
+  const std::int64_t last = std::clamp<std::int64_t>(p - options.window + 1, 0, end);
+  const std::int64_t len = stream.shape.chunk_len;
+  const std::int64_t own = len > 0 ? p / len * len : 0;
+  const std::int64_t next = std::max<std::int64_t>(0, own - len);
+  std::set<std::int64_t> found;
+  for (const auto& [first, stop] : {std::pair{own, last}, {next, own}, {std::int64_t{0}, next}}) {
+    const std::int64_t from = std::max(first, options.sinks);
+    if (from >= std::min(stop, last)) continue;
+    std::vector<const float*> choosers = {stream.query(layer, p, head, from)};
+    if (options.select_by == topkv::SelectBy::group) {
+      choosers.clear();
+      for (std::int64_t g = 0; g < group; ++g)
+        choosers.push_back(stream.query(layer, p, head / group * group + g, from));
+    }
+    found.merge(reference::best_rows(stream.rows(layer, head / group), choosers, from,
+                                     std::min(stop, last), k, stream.shape.softmax_scale(),
+                                     stream.shape.softcap));
   }
-  return reference::best_rows(stream.rows(layer, head / group), choosers, options.sinks,
-                              std::clamp<std::int64_t>(p - options.window + 1, 0, end), k,
-                              stream.shape.softmax_scale(), stream.shape.softcap);
+  return found;
 }
 
 inline double Feed::worst(const topkv::RetrievalOptions& options,

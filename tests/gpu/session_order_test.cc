@@ -36,11 +36,13 @@ TEST(CudaSessionOrder, LatePartialsAndTilesChangeNothing) {
 }
 
 /// Largest error of tokens 200 and on whose tensors are made late on the caller's stream.
-double worst_on_a_stream(std::int64_t tokens, bool drop_waits) {
+double worst_on_a_stream(std::int64_t tokens, bool drop_waits, std::int64_t chunk_len = 0) {
   const RetrievalOptions options = with_dense_layers(0);
   constexpr std::int64_t first = 200;
   const Place place("cuda");
-  const TokenStream stream(shape, first + tokens);
+  AttentionShape by_chunks = shape;
+  by_chunks.chunk_len = chunk_len;
+  const TokenStream stream(by_chunks, first + tokens);
   Session session(stream.context(first), options, place.device());
   return test::UserStream(place, stream, first)
       .worst([&](const AttentionStep& step) { session.attend(step); },
@@ -57,6 +59,13 @@ TEST(CudaSessionOrder, TensorsOfAnotherStreamAreWaitedForAndResultsWait) {
   TOPKV_NEEDS_GPU();
   for (const std::int64_t tokens : {1, 7, 300}) {
     EXPECT_LE(worst_on_a_stream(tokens, false), 1.0) << tokens;
+  }
+}
+
+TEST(CudaSessionOrder, PassesOfChunksWaitAndResultsWaitForTheirMerge) {
+  TOPKV_NEEDS_GPU();
+  for (const std::int64_t tokens : {1, 7, 300}) {
+    EXPECT_LE(worst_on_a_stream(tokens, false, 60), 1.0) << tokens;
   }
 }
 

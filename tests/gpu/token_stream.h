@@ -78,7 +78,8 @@ class Place {
 };
 
 /// q, k and v of `total` tokens in every layer. Queries are exact in bf16, in which a device takes
-/// them; keys and values are not. Queries are large, so that single rows weigh much.
+/// them; keys and values are not. Queries are large, so that single rows weigh much. With chunks
+/// q_next and q_far have nothing to do with q: who takes the wrong one is far off.
 class TokenStream {
  public:
   using Visible = std::function<bool(std::int64_t row)>;
@@ -88,6 +89,10 @@ class TokenStream {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       const unsigned at = seed + static_cast<unsigned>(l) * 10;
       q.push_back(reference::random_bf16(total * q_width(), at, 2.0F));
+      if (shape.chunk_len > 0) {
+        q_next.push_back(reference::random_bf16(total * q_width(), at + 1000, 2.0F));
+        q_far.push_back(reference::random_bf16(total * q_width(), at + 1001, 2.0F));
+      }
       k.push_back(reference::random_floats(total * kv_width(), at + 1));
       v.push_back(reference::random_floats(total * kv_width(), at + 2));
       for (std::int64_t head = 0; head < shape.kv_heads; ++head) rows_.push_back(rounded(l, head));
@@ -108,6 +113,14 @@ class TokenStream {
   std::int64_t kv_width() const { return shape.kv_heads * shape.head_dim; }
   const float* query(std::int64_t layer, std::int64_t token, std::int64_t head) const {
     return &q[at(layer)][at(token * q_width() + head * shape.head_dim)];
+  }
+  /// Likewise, what the token meets a row with.
+  const float* query(std::int64_t layer, std::int64_t token, std::int64_t head,
+                     std::int64_t row) const {
+    const std::int64_t len = shape.chunk_len;
+    const std::int64_t chunks = len > 0 ? token / len - row / len : 0;
+    const auto& from = chunks == 0 ? q : chunks == 1 ? q_next : q_far;
+    return &from[at(layer)][at(token * q_width() + head * shape.head_dim)];
   }
   /// K and V of one (layer, KV head), rounded to bf16 as a store keeps them.
   const reference::Rows& rows(std::int64_t layer, std::int64_t kv_head) const {
@@ -160,7 +173,6 @@ class TokenStream {
   Truth truth(std::int64_t layer, std::int64_t p, std::int64_t head, bool on_device,
               const Visible& visible) const {
     const reference::Rows& all = rows(layer, head / shape.group());
-    const float* from = query(layer, p, head);
     const std::int64_t dim = shape.head_dim;
     const double scale = shape.softmax_scale();
     const double cap = shape.softcap;
@@ -171,6 +183,7 @@ class TokenStream {
     double value_size = 0;
     for (std::int64_t row = 0; row <= p; ++row) {
       if (!visible(row)) continue;
+      const float* from = query(layer, p, head, row);
       double sum = 0;
       double size = 0;
       for (std::int64_t j = 0; j < dim; ++j) {
@@ -211,7 +224,8 @@ class TokenStream {
 
   topkv::AttentionShape shape;
   std::int64_t total;
-  std::vector<std::vector<float>> q, k, v;  // [layers][total x width]
+  std::vector<std::vector<float>> q, k, v;        // [layers][total x width]
+  std::vector<std::vector<float>> q_next, q_far;  // likewise, with chunks
 
  private:
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }

@@ -39,12 +39,13 @@ class UserStream {
   /// too.
   double worst(const Attend& attend, const Visible& visible, bool drop_waits) {
     // Zeros, which are taken as well as any other values, where the tensors will be.
-    const topkv::Buffer q = zeros(q_count_);
+    const std::int64_t forms = stream_.shape.chunk_len > 0 ? 3 : 1;  // of a token's query
+    const topkv::Buffer q = zeros(forms * q_count_);
     const topkv::Buffer k = zeros(kv_count_);
     const topkv::Buffer v = zeros(kv_count_);
     const topkv::Buffer out = zeros(q_count_);
     const topkv::Buffer lse = zeros(lse_count_);
-    const topkv::gpu::PinnedBuffer made((q_count_ + 2 * kv_count_) * 4);
+    const topkv::gpu::PinnedBuffer made((forms * q_count_ + 2 * kv_count_) * 4);
     const topkv::gpu::PinnedBuffer read((q_count_ + lse_count_) * 4);
     place_.compute().synchronize();
     const InjectedFaults late(delay_us, drop_waits);
@@ -52,21 +53,31 @@ class UserStream {
     for (std::int64_t l = 0; l < stream_.shape.layers; ++l) {
       const auto at = static_cast<std::size_t>(l);
       auto* from = made.as<float>();
+      float* rows = from + forms * q_count_;
       std::copy_n(stream_.q[at].end() - q_count_, q_count_, from);
-      std::copy_n(stream_.k[at].end() - kv_count_, kv_count_, from + q_count_);
-      std::copy_n(stream_.v[at].end() - kv_count_, kv_count_, from + q_count_ + kv_count_);
+      if (forms > 1) {
+        std::copy_n(stream_.q_next[at].end() - q_count_, q_count_, from + q_count_);
+        std::copy_n(stream_.q_far[at].end() - q_count_, q_count_, from + 2 * q_count_);
+      }
+      std::copy_n(stream_.k[at].end() - kv_count_, kv_count_, rows);
+      std::copy_n(stream_.v[at].end() - kv_count_, kv_count_, rows + kv_count_);
       topkv::gpu::inject_copy_delay(user_);
-      copy(q.floats(), from, q_count_, cudaMemcpyHostToDevice);
-      copy(k.floats(), from + q_count_, kv_count_, cudaMemcpyHostToDevice);
-      copy(v.floats(), from + q_count_ + kv_count_, kv_count_, cudaMemcpyHostToDevice);
-      attend({.layer = l,
-              .tokens = tokens_,
-              .q = q.floats(),
-              .k = k.floats(),
-              .v = v.floats(),
-              .out = out.floats(),
-              .lse = lse.floats(),
-              .stream = static_cast<cudaStream_t>(user_)});
+      copy(q.floats(), from, forms * q_count_, cudaMemcpyHostToDevice);
+      copy(k.floats(), rows, kv_count_, cudaMemcpyHostToDevice);
+      copy(v.floats(), rows + kv_count_, kv_count_, cudaMemcpyHostToDevice);
+      topkv::AttentionStep step{.layer = l,
+                                .tokens = tokens_,
+                                .q = q.floats(),
+                                .k = k.floats(),
+                                .v = v.floats(),
+                                .out = out.floats(),
+                                .lse = lse.floats(),
+                                .stream = static_cast<cudaStream_t>(user_)};
+      if (forms > 1) {
+        step.q_next = q.floats() + q_count_;
+        step.q_far = q.floats() + 2 * q_count_;
+      }
+      attend(step);
       auto* to = read.as<float>();
       copy(to, out.floats(), q_count_, cudaMemcpyDeviceToHost);
       copy(to + q_count_, lse.floats(), lse_count_, cudaMemcpyDeviceToHost);
