@@ -167,7 +167,10 @@ std::int64_t CudaCodes::bytes(const AttentionShape& shape, std::int64_t tokens,
   for (std::int64_t l = 0; l < shape.layers; ++l) has_codes.push_back(shape.window_of(l) == 0);
   const int of_key = key_bytes_for(key_bytes);
   const int of_value = value_bytes_for(value_bits);
-  const int splits = scan_splits(scan_of(shape, of_key, of_value));
+  // Of a large device: this one need not be there, and they take little.
+  constexpr std::int64_t many_blocks = 1024;
+  const auto splits =
+      static_cast<int>(std::clamp<std::int64_t>(many_blocks / shape.kv_heads, 1, most_splits));
   return Layout(shape, has_codes, tokens, rare, of_key, of_value, scan_tokens_for(shape), splits)
       .bytes;
 }

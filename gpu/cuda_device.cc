@@ -22,19 +22,8 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr std::int64_t mib = 1 << 20;
-// Code that CUDA and cuBLAS load when a kernel is first used, and pages that small allocations
-// leave unfilled: nothing counts these as they come, so room is kept for them.
-constexpr std::int64_t lazy_code_bytes = 192 * mib;
-// The CUDA context and cuBLAS's handle where the driver cannot be asked what they take: about what
-// they took on devices where it can, rounded up.
-constexpr std::int64_t unmeasured_libraries_bytes = 768 * mib;
 // More than they take anywhere: another process began to use the device in that moment.
 constexpr std::int64_t most_libraries_bytes = 1536 * mib;
-constexpr std::int64_t embed_tokens = 8192;  // token ids on their way at a time
-// Rows of packed weights that are unpacked for one product: enough of them to fill the device, few
-// enough to stay mostly in its second-level cache until they are used.
-constexpr std::int64_t unpacked_bytes = 64 * mib;
 // Up to this many tokens it takes less time to read codes again and again than to unpack them: for
 // each byte of int4 codes unpacking writes, and the product reads, four.
 constexpr std::int64_t few_tokens = 64;
@@ -148,10 +137,6 @@ void CudaDevice::copy_out(const std::byte* from, std::int64_t bytes, void* host)
   TOPKV_CUDA(cudaMemcpyAsync(host, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost,
                              stream_));
   stream_.synchronize();
-}
-
-std::int64_t CudaDevice::upload_bytes(const Matrix& host) const {
-  return host.out_features * host.in_features * bytes_of(DType::bf16);
 }
 
 Matrix CudaDevice::upload(const Matrix& host, std::byte* storage) {
@@ -307,33 +292,13 @@ std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShap
   return make_prefill_attention(*this, shape, visible, chunk, store);
 }
 
-std::int64_t CudaDevice::prefill_attention_bytes(const AttentionShape& shape,
-                                                 const PrefillVisibility& visible, KvDType rows,
-                                                 std::int64_t chunk) const {
-  return gpu::prefill_attention_bytes(shape, visible, rows, chunk);
-}
-
-bool CudaDevice::scans_codes(const AttentionShape& shape) const {
-  return CudaCodes::supports(shape);
-}
-
 std::shared_ptr<const DeviceCodes> CudaDevice::keep_codes(const AttentionShape& shape,
                                                           std::span<const HeadCodes> heads) {
   return std::make_shared<const CudaCodes>(*this, shape, heads);
 }
 
-std::int64_t CudaDevice::codes_bytes(const AttentionShape& shape, std::int64_t tokens,
-                                     std::int64_t key_bytes, std::int64_t value_bits,
-                                     std::int64_t rare) const {
-  return CudaCodes::bytes(shape, tokens, key_bytes, value_bits, rare);
-}
-
 std::unique_ptr<DecodeBackend> CudaDevice::decode_backend(const SessionShape& shape) {
   return make_decode_backend(*this, shape);
-}
-
-std::int64_t CudaDevice::decode_backend_bytes(const SessionShape& shape) const {
-  return gpu::decode_backend_bytes(shape);
 }
 
 }  // namespace topkv::gpu

@@ -18,6 +18,7 @@
 #include "gpu/arena.h"
 #include "gpu/code_encoder.h"
 #include "gpu/cublas.h"
+#include "gpu/cuda_sizes.h"
 #include "gpu/cudnn_attention.h"
 #include "gpu/driver_memory.h"
 #include "gpu/handles.h"
@@ -26,7 +27,7 @@
 
 namespace topkv::gpu {
 
-class CudaDevice final : public ComputeDevice {
+class CudaDevice final : public WithCudaSizes<ComputeDevice> {
  public:
   /// Opens the calling thread's current device, whose number this is. ceiling: bytes, the CUDA
   /// context included; 0: nine tenths of what is free. driver: made before the context was.
@@ -41,25 +42,18 @@ class CudaDevice final : public ComputeDevice {
   /// cuDNN, looked for at the first call; null when this process cannot use it.
   CudnnAttention* cudnn();
 
-  bool is_cuda() const override { return true; }
   std::string name() const override { return name_; }
   DeviceMemory memory() const override { return arena_->memory(); }
   DeviceLock lock() override;
-  DType operand_dtype() const override { return DType::bf16; }
-  std::int64_t prefill_chunk() const override { return 8192; }
   std::unique_ptr<PhaseClock> phase_clock() override;
 
   Buffer allocate(std::int64_t bytes, std::string_view what) override {
     return arena_->allocate(bytes, what);
   }
-  std::int64_t allocation_bytes(std::int64_t bytes) const override {
-    return Arena::most_counted(bytes);
-  }
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) override;
   void copy_out(const std::byte* from, std::int64_t bytes, void* host) override;
   void synchronize() override { stream_.synchronize(); }
   Matrix upload(const Matrix& host, std::byte* storage) override;
-  std::int64_t upload_bytes(const Matrix& host) const override;
   std::int64_t packed_bytes() const override;
   void prepare_packed() override;
 
@@ -92,23 +86,12 @@ class CudaDevice final : public ComputeDevice {
   std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                    const PrefillVisibility& visible,
                                                    std::int64_t chunk, RowStore& store) override;
-  /// In bf16, or both halves in blocks.
-  bool takes_rows(KvDType dtype) const override {
-    return dtype == DType::bf16 || (in_blocks(dtype.keys) && in_blocks(dtype.values));
-  }
-  std::int64_t prefill_attention_bytes(const AttentionShape& shape,
-                                       const PrefillVisibility& visible, KvDType rows,
-                                       std::int64_t chunk) const override;
   std::unique_ptr<CodeEncoder> code_encoder(std::int64_t dim) override {
     return make_code_encoder(*this, dim);
   }
-  bool scans_codes(const AttentionShape& shape) const override;
   std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
                                                 std::span<const HeadCodes> heads) override;
-  std::int64_t codes_bytes(const AttentionShape& shape, std::int64_t tokens, std::int64_t key_bytes,
-                           std::int64_t value_bits, std::int64_t rare) const override;
   std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override;
-  std::int64_t decode_backend_bytes(const SessionShape& shape) const override;
 
  private:
   /// Runs one kernel, so that a device without code for it is refused now.

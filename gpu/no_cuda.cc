@@ -14,4 +14,10 @@ std::shared_ptr<ComputeDevice> open_gpu(int /*number*/, std::int64_t /*memory_ce
   throw Unsupported(gpu_reason());
 }
 
+std::shared_ptr<const DeviceSizes> gpu_sizes() {
+  throw Unsupported(
+      "this topkv was built without CUDA, and cannot tell what a GPU would take; plan with a build "
+      "that has it (-D TOPKV_CUDA=ON; it needs no GPU), or for the host alone");
+}
+
 }  // namespace topkv

@@ -82,6 +82,10 @@ std::string gpu_reason() {
   return device_count(reason) > 0 ? unusable(0) : reason;
 }
 
+std::shared_ptr<const DeviceSizes> gpu_sizes() {
+  return std::make_shared<gpu::WithCudaSizes<DeviceSizes>>();
+}
+
 std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling) {
   std::string reason;
   const int count = device_count(reason);

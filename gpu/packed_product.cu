@@ -110,7 +110,8 @@ __device__ __forceinline__ void multiply(const Load<words>& upper, const Load<wo
 /// row_tiles: of a warp; token_tiles: of 8 tokens; words: a lane's load. Loads of `ahead` chunks
 /// are on their way at a time.
 template <Packing packing, int words, int row_tiles, int token_tiles, bool offsets>
-__global__ void __launch_bounds__(most_warps* warp, 2) product_kernel(const Job job) {
+__global__ void __launch_bounds__(most_warps* warp, token_tiles == 1 ? 2 : 1)
+    product_kernel(const Job job) {  // so that nothing spills
   using C = Codes<packing>;
   constexpr int lane_inputs = words * C::per_word;
   constexpr int ahead = row_tiles == 1 ? 4 : 2;

@@ -120,6 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Commands, Help,
                                          Command{"generate", add_generate, generate_help},
                                          Command{"chat", add_chat, chat_help},
                                          Command{"info", add_info, info_help},
+                                         Command{"plan", add_plan, plan_help},
                                          Command{"fidelity", add_fidelity, fidelity_help},
                                          Command{"bench", add_bench, bench_help}),
                          [](const auto& info) { return std::string(info.param.name); });

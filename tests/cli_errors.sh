@@ -55,6 +55,11 @@ refuses 2 'unknown flag -C; did you mean -c?' needle -m "$model" -C 4K
 refuses 2 'unknown flag -c (see' generate -m "$model" -c 4K
 refuses 2 "unexpected argument 'stray'" info -m "$model" stray
 refuses 2 'no model given: topkv info DIR' info
+refuses 2 'no model given: topkv plan DIR' plan
+refuses 2 '--gpu-mem beside --device cpu; expected one' plan "$model" --device cpu --gpu-mem 4GiB
+refuses 2 '-c: .*expected a count' plan "$model" -c many
+refuses 2 'no plan for the index hnsw.*expected exact or codes' plan "$model" --kv-index hnsw:M=16
+refuses 1 'no-such-model' plan no-such-model
 refuses 2 '--model is missing; expected the directory' needle
 refuses 2 '--prompt is missing; expected a text' generate -m "$model"
 refuses 2 '--temp' generate -m "$model" -p a --temp hot
@@ -241,7 +246,7 @@ sed 's/"hidden_act"/"attention_magic": 3, "hidden_act"/' "$model"/config.json >s
 tells 'attention_magic is 3' info short
 tells 'attention_magic is 3' generate -m short -p a -n 1
 
-for command in needle generate info fidelity bench; do
+for command in needle generate info plan fidelity bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {
     failures=$((failures + 1))
     echo "FAILED: topkv $command --help"

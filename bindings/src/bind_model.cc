@@ -5,6 +5,7 @@
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
 #include "bindings/src/progress.h"
+#include "topkv/memory_plan.h"
 #include "topkv/model.h"
 
 namespace topkv::python {
@@ -191,9 +192,64 @@ void bind_config(py::module_& module) {
       });
 }
 
+void bind_memory_plan(py::module_& module) {
+  const auto items = [](const PlacePlan& place) {
+    std::vector<std::pair<std::string, std::int64_t>> pairs;
+    for (const MemoryItem& item : place.items) pairs.emplace_back(item.what, item.bytes);
+    return pairs;
+  };
+  py::class_<PlacePlan>(module, "PlacePlan", "What one memory has to hold. items: (what, bytes).")
+      .def_property_readonly("items", items)
+      .def_readonly("peak", &PlacePlan::peak, "The most at a time.")
+      .def_readonly("limit", &PlacePlan::limit)
+      .def_property_readonly("fits", &PlacePlan::fits)
+      .def("__repr__", [](const PlacePlan& place) {
+        return fmt::format("PlacePlan(peak={}, limit={})", place.peak, place.limit);
+      });
+  py::class_<MemoryPlan>(module, "MemoryPlan", "One way of holding a model and a context.")
+      .def_property_readonly("weights",
+                             [](const MemoryPlan& plan) { return name_of(plan.weights); })
+      .def_property_readonly("kv_dtype", [](const MemoryPlan& plan) { return plan.rows.name(); })
+      .def_readonly("kv_index", &MemoryPlan::index)
+      .def_readonly("gpu", &MemoryPlan::gpu, "Without items: the host computes.")
+      .def_readonly("host", &MemoryPlan::host)
+      .def_readonly("bytes_per_token", &MemoryPlan::bytes_per_token,
+                    "Weights and codes that are read for each token by whichever computes.")
+      .def_readonly("loss", &MemoryPlan::loss,
+                    "KL of the next token that this cost a small model; plans are in its order.")
+      .def_property_readonly("fits", &MemoryPlan::fits)
+      .def_property_readonly("missing", &MemoryPlan::missing,
+                             "Bytes that GPU and host lack together.")
+      .def_property_readonly("flags", &MemoryPlan::flags, "Those of the topkv command.")
+      .def("__repr__", [](const MemoryPlan& plan) {
+        return fmt::format("<MemoryPlan {}, fits: {}>", plan.flags(),
+                           plan.fits() ? "True" : "False");
+      });
+  module.def(
+      "memory_plans",
+      [](const std::filesystem::path& directory, std::int64_t tokens, std::int64_t gpu_memory,
+         std::int64_t memory, const std::string& prefill, const std::optional<std::string>& weights,
+         const std::optional<std::string>& kv_dtype, const std::optional<std::string>& kv_index) {
+        PlanRequest request{.tokens = tokens, .gpu_memory = gpu_memory, .memory = memory};
+        request.prefill = prefill_options(prefill, 1024, 4, 0, "bf16", 0, {}).attention;
+        if (weights) request.weights = parse_weight_format(*weights);
+        if (kv_dtype) request.rows = KvDType::parse(*kv_dtype);
+        request.index = kv_index;
+        const py::gil_scoped_release release;
+        return memory_plans(directory, request);
+      },
+      py::arg("directory"), py::arg("tokens"), py::kw_only(), py::arg("gpu_memory") = 0,
+      py::arg("memory") = 0, py::arg("prefill") = "dense", py::arg("weights") = py::none(),
+      py::arg("kv_dtype") = py::none(), py::arg("kv_index") = py::none(),
+      "Every way of holding a model and a context of so many tokens in these memories (bytes; "
+      "gpu_memory 0: the host computes; memory 0: what is free), the most exact first. What is "
+      "given is settled. There need be no GPU.");
+}
+
 }  // namespace
 
 void bind_model(py::module_& module) {
+  bind_memory_plan(module);
   bind_config(module);
   bind_results(module);
   py::class_<Model, std::shared_ptr<Model>>(

@@ -585,6 +585,55 @@ class DevicePlan:
     @property
     def fits(self) -> bool: ...
 
+class PlacePlan:
+    """What one memory has to hold, in bytes."""
+
+    @property
+    def items(self) -> list[tuple[str, int]]: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def fits(self) -> bool: ...
+
+class MemoryPlan:
+    """One way of holding a model and a context."""
+
+    @property
+    def weights(self) -> str: ...
+    @property
+    def kv_dtype(self) -> str: ...
+    @property
+    def kv_index(self) -> str: ...
+    @property
+    def gpu(self) -> PlacePlan: ...
+    @property
+    def host(self) -> PlacePlan: ...
+    @property
+    def bytes_per_token(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def missing(self) -> int: ...
+    @property
+    def flags(self) -> str: ...
+
+def memory_plans(
+    directory: _Path,
+    tokens: int,
+    *,
+    gpu_memory: int = 0,
+    memory: int = 0,
+    prefill: str = "dense",
+    weights: str | None = None,
+    kv_dtype: str | None = None,
+    kv_index: str | None = None,
+) -> list[MemoryPlan]:
+    """Every way of holding a model and a context, the most exact first."""
+
 class Model:
     """A loaded checkpoint in Hugging Face layout."""
 

@@ -108,6 +108,7 @@ int run_app(int argc, const char* const* argv) {
                              {"generate", add_generate(app)},
                              {"chat", add_chat(app)},
                              {"info", add_info(app)},
+                             {"plan", add_plan(app)},
                              {"fidelity", add_fidelity(app)},
                              {"bench", add_bench(app)}};
   const std::span<const char* const> words(argv + std::min(argc, 1), argv + argc);

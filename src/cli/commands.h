@@ -20,6 +20,7 @@ Run add_needle(CLI::App& app);
 Run add_generate(CLI::App& app);
 Run add_chat(CLI::App& app);
 Run add_info(CLI::App& app);
+Run add_plan(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_fidelity(CLI::App& app);
 

@@ -6,6 +6,7 @@
 
 #include "src/core/byte_text.h"
 #include "topkv/error.h"
+#include "topkv/memory_plan.h"
 
 namespace topkv::cli {
 
@@ -19,14 +20,24 @@ std::string plan_table(const DevicePlan& plan) {
 
 namespace {
 
-void check_plan(const DevicePlan& plan, const Device& device) {
+/// "--weights int8 --kv-dtype q8 …, which fits, ": what the planner would take within a GPU's
+/// ceiling; nothing where nothing fits.
+std::string what_fits(const std::string& directory, std::int64_t tokens, std::int64_t ceiling) {
+  const std::vector<MemoryPlan> plans =
+      memory_plans(directory, {.tokens = tokens, .gpu_memory = ceiling});
+  const MemoryPlan* plan = most_exact(plans);
+  return plan == nullptr ? "" : fmt::format("take {}, which fits; ", plan->flags());
+}
+
+void check_plan(const std::string& directory, const DevicePlan& plan, const Device& device) {
   std::fputs(plan_table(plan).c_str(), stderr);
   if (plan.fits()) return;
-  throw OutOfMemory(fmt::format("memory of {} for this model and these flags", device.name()),
-                    plan.peak, plan.ceiling,
-                    fmt::format("raise --gpu-mem by {}, shrink what the table above shows as "
-                                "largest (--weights, --kv-window, --chunk), or use --device cpu",
-                                byte_text(plan.peak - plan.ceiling)));
+  throw OutOfMemory(
+      fmt::format("memory of {} for this model and these flags", device.name()), plan.peak,
+      plan.ceiling,
+      fmt::format("{}raise --gpu-mem by {}, shrink what the table above shows as "
+                  "largest (--weights, --kv-window, --chunk), or use --device cpu",
+                  what_fits(directory, 1, plan.ceiling), byte_text(plan.peak - plan.ceiling)));
 }
 
 }  // namespace
@@ -36,7 +47,8 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
   const WeightFormat weights = parse_weight_format(flags.weights);
   if (device.is_cuda()) {
     const std::int64_t layers = ModelConfig::load(flags.directory).attention.layers;
-    check_plan(Model::plan(flags.directory, device, prefill_options(prefill, retrieval),
+    check_plan(flags.directory,
+               Model::plan(flags.directory, device, prefill_options(prefill, retrieval),
                            retrieval_options(retrieval, layers, "exact", 1), weights),
                device);
   }
@@ -59,9 +71,11 @@ void check_codes(const Device& device, const AttentionShape& shape, const Retrie
   }
   const DeviceMemory memory = device.memory();
   if (bytes <= memory.ceiling - memory.used) return;
-  throw OutOfMemory(fmt::format("GPU memory for the codes of {} tokens", tokens), bytes,
-                    memory.ceiling - memory.used,
-                    "raise --gpu-mem, use fewer tokens, or --kv-index exact, which keeps none");
+  throw OutOfMemory(
+      fmt::format("GPU memory for the codes of {} tokens", tokens), bytes,
+      memory.ceiling - memory.used,
+      "raise --gpu-mem, use fewer tokens, or --kv-index exact, which keeps none; topkv "
+      "plan says what fits");
 }
 
 std::string warning_line(const std::string& warning) {

@@ -12,6 +12,7 @@ and each step attends only the rows that an index finds.
   generate   continue a prompt, over files as context if you like
   chat       a conversation over files, for models with a chat template
   info       what a model is and how much memory its contexts take
+  plan       what of a model and a context fits which memory, and the flags for it
   fidelity   how near retrieval is to dense attention, over a text of your choice
   bench      time attention over generated rows, without a model
 
@@ -156,6 +157,26 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
 examples:
   topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail mean --kv-tail codes
   topkv fidelity -m models/needle-14m --kv-index codes --kv-topk 64 --kv-topk 256 --svg codes.svg
+)";
+
+const char* const plan_help =
+    R"(usage: topkv plan DIR [-c 1M] [--gpu-mem 16GiB] [--mem 64GiB] [flags]  [default] in brackets
+Says how a model and a context of so many tokens fit the memory there is: the most exact way of
+holding weights, rows and codes that does, the flags for it, and what the next better one would
+need. Reads headers alone. Ends with status 1 when nothing fits. The GPU need not be here.
+  -m, --model DIR        model in Hugging Face layout; the same as DIR without it
+  -c, --ctx N            tokens of the context and of what is generated, together [1M]
+  --gpu-mem SIZE         of the GPU, what may be taken [of the GPU here: 9/10 of what is free]
+  --device WHERE         without --gpu-mem: cpu, cuda, cuda:N or auto: the GPU if one is here [auto]
+  --mem SIZE             of the host, what may be taken [what is free here]
+  --weights FORMAT       settled: stored, int8 or int4 [what fits]
+  --kv-dtype TYPE        settled: bf16, q8, q8/q4, q4, f16 or f32 [what fits]
+  --kv-index SPEC        settled: codes:k=16,v=8 or exact [codes, k by dim, or half of it]
+  --prefill HOW          dense or window: what the prefill's buffers are for [dense]
+  --json                 one JSON object, with every way there is
+examples:
+  topkv plan models/needle-14m
+  topkv plan Qwen2.5-7B-Instruct-1M -c 1M --gpu-mem 16GiB --mem 64GiB
 )";
 
 const char* const bench_help =

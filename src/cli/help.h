@@ -9,6 +9,7 @@ extern const char* const needle_help;
 extern const char* const generate_help;
 extern const char* const chat_help;
 extern const char* const info_help;
+extern const char* const plan_help;
 extern const char* const bench_help;
 extern const char* const fidelity_help;
 

@@ -19,6 +19,7 @@
 #include "src/core/figures.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
+#include "topkv/memory_plan.h"
 
 namespace topkv::cli {
 namespace {
@@ -82,9 +83,19 @@ std::int64_t weights_bytes(const std::filesystem::path& directory, WeightFormat 
                                 : 0;
 }
 
-// What the library itself says when asked to reserve them.
-Need need_of(const ModelConfig& config, KvDType dtype, std::int64_t tokens) {
+// Where the weights are here: by the planner, with them and the default index. Without: what the
+// library itself says when asked to reserve the rows alone.
+Need need_of(const ModelConfig& config, const InfoFlags& flags, bool weights, std::int64_t tokens) {
+  const KvDType dtype = KvDType::parse(flags.dtype);
   Need need{tokens, config.kv_bytes_per_token(dtype) * tokens, true};
+  if (weights) {
+    const PlanRequest request{.tokens = tokens,
+                              .weights = parse_weight_format(flags.weights),
+                              .rows = dtype,
+                              .index = IndexSpec::default_for(config.attention.head_dim).text()};
+    need.fits = memory_plans(flags.directory, request).front().fits();
+    return need;
+  }
   try {
     ContextBuilder(config.attention, {.capacity = tokens, .dtype = dtype});
   } catch (const OutOfMemory&) {
@@ -119,7 +130,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
   json["kv_index"] = IndexSpec::default_for(config.attention.head_dim).text();
   for (const std::int64_t tokens : lengths) {
-    const Need need = need_of(config, dtype, tokens);
+    const Need need = need_of(config, flags, bytes > 0, tokens);
     json["contexts"].push_back(
         {{"tokens", need.tokens}, {"rows_bytes", need.bytes}, {"fits", need.fits}});
   }
@@ -148,11 +159,10 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
              IndexSpec::default_for(shape.head_dim).text());
   std::vector<std::vector<std::string>> rows;
   for (const std::int64_t tokens : lengths) {
-    const Need need = need_of(config, dtype, tokens);
+    const Need need = need_of(config, flags, bytes > 0, tokens);
     rows.push_back({format_count(tokens), byte_text(need.bytes), need.fits ? "yes" : "no"});
   }
-  fmt::print(
-      "{}", format_table({"context", "KV rows", "fits in free memory"}, rows, {true, true, false}));
+  fmt::print("{}", format_table({"context", "KV rows", "fits here"}, rows, {true, true, false}));
 }
 
 int run_info(const InfoFlags& flags) {
@@ -179,12 +189,7 @@ Run add_info(CLI::App& app) {
   one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
   command->add_flag("--json", flags->json);
   return [flags] {
-    if (flags->directory.empty()) {
-      if (flags->argument.empty()) throw UsageError("no model given: topkv info DIR");
-      flags->directory = flags->argument;
-    } else if (!flags->argument.empty()) {
-      throw UsageError(fmt::format("unexpected argument '{}' beside -m", flags->argument));
-    }
+    take_model(flags->directory, flags->argument, "info");
     return run_info(*flags);
   };
 }

@@ -152,6 +152,15 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
   return options;
 }
 
+void take_model(std::string& directory, const std::string& argument, const char* command) {
+  if (directory.empty()) {
+    if (argument.empty()) throw UsageError(fmt::format("no model given: topkv {} DIR", command));
+    directory = argument;
+  } else if (!argument.empty()) {
+    throw UsageError(fmt::format("unexpected argument '{}' beside -m", argument));
+  }
+}
+
 Device open_device(const ModelFlags& flags) {
   const std::int64_t ceiling =
       flags.gpu_memory.empty() ? 0 : parse_bytes("--gpu-mem", flags.gpu_memory);

@@ -92,6 +92,10 @@ void check_flags(const SamplingFlags& flags);
 /// layer is dense.
 void name_index(RetrievalFlags& flags, const AttentionShape& shape);
 
+/// Of a command that takes its model with -m or without: puts it into `directory`. Throws
+/// UsageError when there is none, or both.
+void take_model(std::string& directory, const std::string& argument, const char* command);
+
 /// What is wrong with them for this model; names an index. Reads config.json alone, throws what
 /// ModelConfig::load throws too.
 ModelConfig check_model(const ModelFlags& flags, RetrievalFlags& retrieval);

@@ -49,7 +49,9 @@ std::shared_ptr<const DeviceCodes> codes_on_host(const AttentionShape& shape,
 }  // namespace
 
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows) {
-  const auto size = [&](std::int64_t count) { return static_cast<std::size_t>(count * rows.dim()); };
+  const auto size = [&](std::int64_t count) {
+    return static_cast<std::size_t>(count * rows.dim());
+  };
   HeadCodes head;
   head.rows = rows;
   if (rows.count() == 0) return head;
@@ -105,18 +107,22 @@ bool chooses_by_scan(const RetrievalOptions& options) {
 
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                std::int64_t tokens, const Device& device) {
+  const DeviceSizes& sizes = *device.compute();
+  return device_code_bytes(shape, options, tokens, sizes);
+}
+
+std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
+                               std::int64_t tokens, const DeviceSizes& device) {
   const auto index = IndexSpec(options.index).make();
   const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
-  const ComputeDevice& compute = *device.compute();
-  if (codes == nullptr || !chooses_by_scan(options) || !compute.scans_codes(shape) ||
+  if (codes == nullptr || !chooses_by_scan(options) || !device.scans_codes(shape) ||
       options.dense_layers >= shape.layers || tokens > most_scanned) {
     return 0;
   }
   const std::int64_t key_bytes = codes->params().bytes_of_key(shape.head_dim);
   if (key_bytes > most_code_bytes) return 0;
-  return compute.codes_bytes(shape, tokens, key_bytes,
-                             codes->params().bits_of_value(shape.head_dim),
-                             (tokens - 1) / CodesIndex::keys_per_rare + 1);
+  return device.codes_bytes(shape, tokens, key_bytes, codes->params().bits_of_value(shape.head_dim),
+                            (tokens - 1) / CodesIndex::keys_per_rare + 1);
 }
 
 }  // namespace topkv

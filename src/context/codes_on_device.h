@@ -7,6 +7,7 @@
 #include "index/code_tail.h"
 #include "index/codes_index.h"
 #include "src/context/segment.h"
+#include "src/device/device_sizes.h"
 #include "topkv/device.h"
 #include "topkv/session.h"
 
@@ -28,5 +29,9 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
 /// Whether rows are chosen, and a tail made, as scans do it: no other tail, each query head for
 /// itself.
 bool chooses_by_scan(const RetrievalOptions& options);
+
+/// What the public function of this name tells, of a device that need not be there.
+std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
+                               std::int64_t tokens, const DeviceSizes& device);
 
 }  // namespace topkv

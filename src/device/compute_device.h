@@ -25,6 +25,7 @@
 #include "src/device/decode_backend.h"
 #include "src/device/device_codes.h"
 #include "src/device/device_prefill.h"
+#include "src/device/device_sizes.h"
 #include "src/device/phase_clock.h"
 #include "topkv/device.h"
 #include "topkv/types.h"
@@ -83,27 +84,17 @@ class Recording {
 /// Empty on the host.
 using DeviceLock = std::unique_lock<std::recursive_mutex>;
 
-class ComputeDevice {
+class ComputeDevice : public DeviceSizes {
  public:
-  virtual ~ComputeDevice() = default;
-
-  virtual bool is_cuda() const = 0;
   virtual std::string name() const = 0;
   virtual DeviceMemory memory() const = 0;
   /// Held by whoever gives a CUDA device work; owns no mutex on the host.
   virtual DeviceLock lock() = 0;
 
-  /// Type of operands.
-  virtual DType operand_dtype() const = 0;
-  /// Tokens of a prefill chunk that suit the device when the caller has no wish.
-  virtual std::int64_t prefill_chunk() const = 0;
-
   virtual std::unique_ptr<PhaseClock> phase_clock() = 0;
 
   /// what: for the account of memory ("weights"). Throws OutOfMemory.
   virtual Buffer allocate(std::int64_t bytes, std::string_view what) = 0;
-  /// The most by which allocate(bytes) raises memory().used, for plans.
-  virtual std::int64_t allocation_bytes(std::int64_t bytes) const { return bytes; }
   /// Host to device; the host memory may be changed on return.
   virtual void copy_in(const void* host, std::int64_t bytes, std::byte* to) = 0;
   /// Device to host; waits for all earlier work and the copy.
@@ -114,12 +105,7 @@ class ComputeDevice {
   /// upload_bytes(host) bytes of device memory at `storage`. Packed ones are the same on every
   /// device: copy_in puts them there.
   virtual Matrix upload(const Matrix& host, std::byte* storage) = 0;
-  virtual std::int64_t upload_bytes(const Matrix& host) const = 0;
-
-  /// Device memory that products with packed weights still need beside them, whatever the number of
-  /// these: 0 on the host, and once prepare_packed, before the first product, has taken it. Throws
-  /// OutOfMemory.
-  virtual std::int64_t packed_bytes() const { return 0; }
+  /// Before the first product with packed weights: takes packed_bytes(). Throws OutOfMemory.
   virtual void prepare_packed() {}
 
   /// Whether replay is worth its while here.
@@ -186,20 +172,12 @@ class ComputeDevice {
   /// `into`, as that of AttentionStep.
   virtual void merge(PartialView into, PartialView other, void* stream) = 0;
 
-  /// Whether contexts and sessions may keep rows so.
-  virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
-
   /// Attention of a prefill into the store, which outlives what is made.
   /// REQUIRES: the store has as many rows in every layer, and room for the whole prefill. Throws
   /// OutOfMemory, and Unsupported for a head_dim or row dtype that the device does not know.
   virtual std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                            const PrefillVisibility& visible,
                                                            std::int64_t chunk, RowStore& store) = 0;
-
-  /// Device memory that it takes.
-  virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
-                                               const PrefillVisibility& visible, KvDType rows,
-                                               std::int64_t chunk) const = 0;
 
   /// What codes vectors of so many elements that lie in page-locked memory; null: nothing, it is
   /// for the host's threads. The device outlives it. Throws OutOfMemory.
@@ -211,20 +189,9 @@ class ComputeDevice {
                                                         std::span<const HeadCodes> /*heads*/) {
     return nullptr;
   }
-  /// Device memory that they take: of so many tokens, `rare` of them in each head, with
-  /// HeadCodes' bytes and bits.
-  virtual std::int64_t codes_bytes(const AttentionShape& /*shape*/, std::int64_t /*tokens*/,
-                                   std::int64_t /*key_bytes*/, std::int64_t /*value_bits*/,
-                                   std::int64_t /*rare*/) const {
-    return 0;
-  }
-  /// Whether it scans codes of such a shape.
-  virtual bool scans_codes(const AttentionShape& /*shape*/) const { return false; }
 
   /// The decode step of a session.
   virtual std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) = 0;
-  /// Device memory that it takes.
-  virtual std::int64_t decode_backend_bytes(const SessionShape& shape) const = 0;
 };
 
 /// The host's cores. Lives as long as the program.
@@ -235,5 +202,8 @@ const std::shared_ptr<ComputeDevice>& host_device();
 std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling);
 int gpu_count();
 std::string gpu_reason();
+/// What a CUDA device would take, whether or not there is one. Throws Unsupported in a build
+/// without CUDA.
+std::shared_ptr<const DeviceSizes> gpu_sizes();
 
 }  // namespace topkv

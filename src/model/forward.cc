@@ -57,7 +57,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   return pieces.used();
 }
 
-std::int64_t Forward::bytes(const ModelConfig& config, const ComputeDevice& device,
+std::int64_t Forward::bytes(const ModelConfig& config, const DeviceSizes& device,
                             std::int64_t chunk) {
   Activations unused{};
   return lay_out(config, device.operand_dtype(), chunk, nullptr, unused);

@@ -24,7 +24,7 @@ class Forward {
           const std::shared_ptr<ComputeDevice>& device, std::int64_t chunk);
 
   /// Device memory of the activations of a chunk.
-  static std::int64_t bytes(const ModelConfig& config, const ComputeDevice& device,
+  static std::int64_t bytes(const ModelConfig& config, const DeviceSizes& device,
                             std::int64_t chunk);
 
   std::int64_t chunk() const { return chunk_; }

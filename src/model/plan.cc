@@ -9,7 +9,7 @@
 
 namespace topkv {
 
-std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& device,
+std::int64_t prefill_bytes(const ModelConfig& config, const DeviceSizes& device,
                            const PrefillOptions& options, std::int64_t chunk) {
   const std::int64_t attention = device.prefill_attention_bytes(
       config.attention, prefill_visibility(config.attention, options.attention), options.kv_dtype,
@@ -18,7 +18,7 @@ std::int64_t prefill_bytes(const ModelConfig& config, const ComputeDevice& devic
          device.allocation_bytes(attention);
 }
 
-std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice& device,
+std::int64_t choose_prefill_chunk(const ModelConfig& config, const DeviceSizes& device,
                                   const PrefillOptions& options, std::int64_t tokens,
                                   std::int64_t room) {
   if (options.chunk > 0) return std::min(options.chunk, tokens);
@@ -31,34 +31,27 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice
   return std::min(chunk, tokens);
 }
 
-DevicePlan Model::plan(const std::filesystem::path& directory, const Device& device,
-                       const PrefillOptions& prefill, const RetrievalOptions& retrieval,
-                       WeightFormat format) {
-  ModelConfig config = ModelConfig::load(directory);
-  const SafeTensors tensors = SafeTensors::open(directory);
-  Weights::settle_tie(tensors, config);
-  const ComputeDevice& compute = *device.compute();
-  const WeightsSize size = Weights::size(tensors, config, compute, format);
+DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
+                       const DeviceSizes& device, const DeviceMemory& memory,
+                       const PrefillOptions& prefill, const RetrievalOptions& retrieval) {
   DevicePlan plan;
   plan.weights_bytes = size.held;
   constexpr std::int64_t any_tokens = std::int64_t{1} << 60;
   if (!device.is_cuda()) {
-    plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, 0);
+    plan.chunk = choose_prefill_chunk(config, device, prefill, any_tokens, 0);
     return plan;
   }
-  const DeviceMemory memory = device.memory();
-  const std::int64_t weights = compute.allocation_bytes(size.device) +
-                               (size.packed ? compute.allocation_bytes(compute.packed_bytes()) : 0);
-  const std::int64_t step =
-      compute.allocation_bytes(Forward::bytes(config, compute, session_chunk));
+  const std::int64_t weights = device.allocation_bytes(size.device) +
+                               (size.packed ? device.allocation_bytes(device.packed_bytes()) : 0);
+  const std::int64_t step = device.allocation_bytes(Forward::bytes(config, device, session_chunk));
   const std::int64_t always = memory.used + weights + step;
   plan.ceiling = memory.ceiling;
-  plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, memory.ceiling - always);
-  const std::int64_t prefilling = prefill_bytes(config, compute, prefill, plan.chunk);
+  plan.chunk = choose_prefill_chunk(config, device, prefill, any_tokens, memory.ceiling - always);
+  const std::int64_t prefilling = prefill_bytes(config, device, prefill, plan.chunk);
   SessionShape shape = session_shape(config.attention, retrieval, any_tokens);
   shape.rows = prefill.kv_dtype;
-  const std::int64_t session = compute.allocation_bytes(compute.decode_backend_bytes(shape)) +
-                               compute.allocation_bytes(joined_bytes(shape));
+  const std::int64_t session = device.allocation_bytes(device.decode_backend_bytes(shape)) +
+                               device.allocation_bytes(joined_bytes(shape));
   plan.items = {{"CUDA context, libraries, workspaces", memory.used},
                 {"weights", weights},
                 {"activations of a step", step},
@@ -66,6 +59,17 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
                 {"session: window and sinks", session}};
   plan.peak = always + std::max(prefilling, session);
   return plan;
+}
+
+DevicePlan Model::plan(const std::filesystem::path& directory, const Device& device,
+                       const PrefillOptions& prefill, const RetrievalOptions& retrieval,
+                       WeightFormat format) {
+  ModelConfig config = ModelConfig::load(directory);
+  const SafeTensors tensors = SafeTensors::open(directory);
+  Weights::settle_tie(tensors, config);
+  const ComputeDevice& compute = *device.compute();
+  return plan_device(config, Weights::size(tensors, config, compute, format), compute,
+                     device.memory(), prefill, retrieval);
 }
 
 }  // namespace topkv

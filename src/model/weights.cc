@@ -69,7 +69,7 @@ bool same_values(const SafeTensors::Tensor& a, const SafeTensors::Tensor& b, std
 /// Lays weights out behind each other and, when there is storage, puts them there.
 class Placer {
  public:
-  Placer(const SafeTensors& tensors, const ComputeDevice& measure, WeightFormat format)
+  Placer(const SafeTensors& tensors, const DeviceSizes& measure, WeightFormat format)
       : tensors_(tensors), measure_(measure), format_(format) {}
   /// size: what a Placer without storage found.
   Placer(const SafeTensors& tensors, ComputeDevice& device, const LoadOptions& options,
@@ -82,7 +82,7 @@ class Placer {
         progress_(options.progress),
         total_(size.held) {}
 
-  WeightsSize size() const { return {pieces_.used(), held_, packed_}; }
+  WeightsSize size() const { return {pieces_.used(), held_, packed_, embedding_}; }
 
   Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) {
     return rows(name, 0, out, out, in);
@@ -99,15 +99,18 @@ class Placer {
   Matrix table(const std::string& name, const ModelConfig& config) {
     const WeightFormat format = format_ == WeightFormat::int4 ? WeightFormat::int8 : format_;
     const std::int64_t rows = config.vocab_size;
-    return place(find_matrix(tensors_, name_in(tensors_, name), {0, rows, rows},
-                             config.hidden_size, format));
+    return place(find_matrix(tensors_, name_in(tensors_, name), {0, rows, rows}, config.hidden_size,
+                             format));
   }
 
   /// A tied one may be in the file as the output layer alone.
   Matrix embedding(const ModelConfig& config) {
     const bool as_head = config.tied_embeddings && !find_name(tensors_, embedding_name) &&
                          find_name(tensors_, head_name);
-    return table(as_head ? head_name : embedding_name, config);
+    const std::int64_t before = held_;
+    Matrix matrix = table(as_head ? head_name : embedding_name, config);
+    embedding_ = held_ - before;
+    return matrix;
   }
 
   /// offset: added to each value.
@@ -176,7 +179,7 @@ class Placer {
   static constexpr std::int64_t piece_bytes = std::int64_t{16} << 20;  // of codes
 
   const SafeTensors& tensors_;
-  const ComputeDevice& measure_;
+  const DeviceSizes& measure_;
   const WeightFormat format_;
   ComputeDevice* device_ = nullptr;  // null: only measure
   std::byte* storage_ = nullptr;
@@ -185,6 +188,7 @@ class Placer {
   Pieces pieces_;
   std::int64_t held_ = 0;
   bool packed_ = false;
+  std::int64_t embedding_ = 0;
   std::vector<std::byte> codes_;
   std::vector<float> scales_, offsets_, values_;
 };
@@ -273,7 +277,7 @@ std::string Weights::settle_tie(const SafeTensors& tensors, ModelConfig& config)
 }
 
 WeightsSize Weights::size(const SafeTensors& tensors, const ModelConfig& config,
-                          const ComputeDevice& device, WeightFormat format) {
+                          const DeviceSizes& device, WeightFormat format) {
   Placer placer(tensors, device, format);
   place(placer, config);
   return placer.size();

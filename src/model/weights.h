@@ -34,9 +34,10 @@ struct LayerWeights {
 };
 
 struct WeightsSize {
-  std::int64_t device = 0;  ///< bytes of device memory that they take
-  std::int64_t held = 0;    ///< bytes in the format asked for; if stored, as in the checkpoint
-  bool packed = false;      ///< whether the device is to prepare_packed
+  std::int64_t device = 0;     ///< bytes of device memory that they take
+  std::int64_t held = 0;       ///< bytes in the format asked for; if stored, as in the checkpoint
+  bool packed = false;         ///< whether the device is to prepare_packed
+  std::int64_t embedding = 0;  ///< of held, the embedding's
 };
 
 struct Weights {
@@ -55,7 +56,7 @@ struct Weights {
 
   /// Without loading. Throws as load does.
   static WeightsSize size(const SafeTensors& tensors, const ModelConfig& config,
-                          const ComputeDevice& device, WeightFormat format);
+                          const DeviceSizes& device, WeightFormat format);
 
   /// Sets config.tied_embeddings to what the file has: an output layer that differs from the
   /// embedding it is said to be tied to is one of its own. Returns what to tell of that, else

@@ -8,6 +8,7 @@
 #include "tests/gpu/bundled_model.h"
 #include "tests/gpu/needs_gpu.h"
 #include "topkv/error.h"
+#include "topkv/memory_plan.h"
 
 namespace topkv {
 namespace {
@@ -86,6 +87,38 @@ TEST(CudaMemory, ARunTakesWhatThePlanSaid) {
   EXPECT_GE(static_cast<double>(memory.peak - before),
             0.8 * static_cast<double>(plan.peak - before));
   EXPECT_EQ(memory.used, before) << "the model gave its memory back";
+}
+
+// The planner needs no device, and knows what this one takes but for CUDA itself.
+TEST(CudaMemory, APlanWithoutTheDeviceIsWhatTheDeviceTakes) {
+  TOPKV_NEEDS_GPU();
+  load_all_code();
+  constexpr std::int64_t tokens = 65536;
+  for (const auto& [weights, rows] :
+       {std::pair(WeightFormat::stored, KvDType(DType::bf16)),
+        {WeightFormat::int8, KvDType(DType::q8)}, {WeightFormat::int4, KvDType(DType::q4)}}) {
+    SCOPED_TRACE(std::string(name_of(weights)));
+    const Device device = Device::open("cuda", ample);
+    const std::int64_t before = device.memory().used;
+    const auto plans = memory_plans(
+        directory(), {.tokens = tokens, .gpu_memory = ample, .weights = weights, .rows = rows});
+    const MemoryPlan& plan = plans.front();
+    const std::int64_t planned = plan.gpu.peak - plan.gpu.items.front().bytes;
+    {
+      const Model model = Model::load(directory(), device, {}, {.weights = weights});
+      PrefillOptions options;
+      options.kv_dtype = rows;
+      const auto context = model.prefill(test::text_with_fact(model, tokens - 1024), options)
+                               ->with_index(plan.index, {}, device);
+      Session session(context, {.index = plan.index, .capacity = 1024}, device);
+      model.generate(session, test::question(model), {.max_tokens = 4});
+      EXPECT_LE(session.stats().device_code_bytes, plan.gpu.items.back().bytes);
+    }
+    const std::int64_t taken = device.memory().peak - before;
+    std::cout << "planned " << planned << " bytes besides CUDA, taken " << taken << '\n';
+    EXPECT_LE(taken, planned);
+    EXPECT_GE(static_cast<double>(taken), 0.8 * static_cast<double>(planned));
+  }
 }
 
 TEST(CudaMemory, APlanFitsIfAndOnlyIfTheRunDoes) {

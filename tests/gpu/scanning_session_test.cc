@@ -120,10 +120,11 @@ TEST(ScanningSession, CodesTakeTheMemoryThatIsTold) {
     Session session(stream.context(30000)->with_index(index), options, place.device());
     const auto taken = static_cast<double>(session.stats().device_code_bytes);
     EXPECT_GT(taken, 0);
-    EXPECT_NEAR(
-        static_cast<double>(device_code_bytes(shape, options, 30000, place.device())) / taken, 1,
-        0.01)
-        << index << " of " << shape.head_dim << " dims";
+    const auto told =
+        static_cast<double>(device_code_bytes(shape, options, 30000, place.device()));
+    EXPECT_GE(told, taken) << index << " of " << shape.head_dim << " dims";
+    // Partial sums of as many blocks as any device has, not of this one's.
+    EXPECT_LE(told, 1.01 * taken + (8 << 20)) << index << " of " << shape.head_dim << " dims";
   }
   EXPECT_EQ(device_code_bytes(wide, {.index = "codes:k=33"}, 30000, place.device()), 0);
   EXPECT_EQ(device_code_bytes(small, {.index = "exact"}, 30000, place.device()), 0);

@@ -1,0 +1,69 @@
+// What work takes of a CUDA device's memory: the same for a device that is open and for one that is
+// only planned for.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/arena.h"
+#include "gpu/cublas.h"
+#include "gpu/cuda_codes.h"
+#include "gpu/elementwise.h"
+#include "gpu/prefill.h"
+#include "gpu/session.h"
+#include "src/device/device_sizes.h"
+
+namespace topkv::gpu {
+
+inline constexpr std::int64_t mib = 1 << 20;
+/// Code that CUDA and cuBLAS load when a kernel is first used, and pages that small allocations
+/// leave unfilled: nothing counts these as they come, so room is kept for them.
+inline constexpr std::int64_t lazy_code_bytes = 192 * mib;
+/// The CUDA context and cuBLAS's handle where the driver cannot be asked what they take: about what
+/// they took on devices where it can, rounded up.
+inline constexpr std::int64_t unmeasured_libraries_bytes = 768 * mib;
+/// Token ids on their way at a time.
+inline constexpr std::int64_t embed_tokens = 8192;
+/// Rows of packed weights that are unpacked for one product: enough of them to fill the device, few
+/// enough to stay mostly in its second-level cache until they are used.
+inline constexpr std::int64_t unpacked_bytes = 64 * mib;
+
+/// Base: DeviceSizes, or ComputeDevice.
+template <class Base>
+class WithCudaSizes : public Base {
+ public:
+  bool is_cuda() const final { return true; }
+  DType operand_dtype() const final { return DType::bf16; }
+  std::int64_t prefill_chunk() const final { return 8192; }
+  std::int64_t base_bytes() const final {
+    return unmeasured_libraries_bytes + lazy_code_bytes +
+           allocation_bytes(Cublas::workspace_bytes) +
+           allocation_bytes(embed_tokens * std::int64_t{sizeof(Token)}) +
+           allocation_bytes(argmax_scratch_bytes()) + allocation_bytes(sizeof(Token));
+  }
+  std::int64_t allocation_bytes(std::int64_t bytes) const final {
+    return Arena::most_counted(bytes);
+  }
+  std::int64_t upload_bytes(const Matrix& host) const final {
+    return host.out_features * host.in_features * bytes_of(DType::bf16);
+  }
+  std::int64_t packed_bytes() const override { return unpacked_bytes; }
+  /// In bf16, or both halves in blocks.
+  bool takes_rows(KvDType dtype) const final {
+    return dtype == DType::bf16 || (in_blocks(dtype.keys) && in_blocks(dtype.values));
+  }
+  std::int64_t prefill_attention_bytes(const AttentionShape& shape,
+                                       const PrefillVisibility& visible, KvDType rows,
+                                       std::int64_t chunk) const final {
+    return gpu::prefill_attention_bytes(shape, visible, rows, chunk);
+  }
+  bool scans_codes(const AttentionShape& shape) const final { return CudaCodes::supports(shape); }
+  std::int64_t codes_bytes(const AttentionShape& shape, std::int64_t tokens, std::int64_t key_bytes,
+                           std::int64_t value_bits, std::int64_t rare) const final {
+    return CudaCodes::bytes(shape, tokens, key_bytes, value_bits, rare);
+  }
+  std::int64_t decode_backend_bytes(const SessionShape& shape) const final {
+    return gpu::decode_backend_bytes(shape);
+  }
+};
+
+}  // namespace topkv::gpu

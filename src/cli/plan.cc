@@ -1,0 +1,183 @@
+// `topkv plan`: what of a model and a context fits which memory, and how.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "src/cli/arguments.h"
+#include "src/cli/commands.h"
+#include "src/cli/device_report.h"
+#include "src/cli/help.h"
+#include "src/cli/numbers.h"
+#include "src/cli/options.h"
+#include "src/cli/report.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/core/printable.h"
+#include "topkv/error.h"
+#include "topkv/memory_plan.h"
+
+namespace topkv::cli {
+namespace {
+
+struct PlanFlags {
+  std::string directory;
+  std::string argument;  // the same, without -m
+  std::string tokens = "1M";
+  std::string device = "auto";
+  // Empty: what is here.
+  std::string gpu_memory;
+  std::string memory;
+  // Empty: the plan chooses.
+  std::string weights;
+  std::string dtype;
+  std::string index;
+  std::string prefill = "dense";
+  bool json = false;
+};
+
+PlanRequest request_of(const PlanFlags& flags) {
+  PlanRequest request;
+  request.tokens = parse_count("-c", flags.tokens);
+  if (!flags.memory.empty()) request.memory = parse_bytes("--mem", flags.memory);
+  if (!flags.weights.empty()) request.weights = parse_weight_format(flags.weights);
+  if (!flags.dtype.empty()) request.rows = KvDType::parse(flags.dtype);
+  if (!flags.index.empty()) request.index = flags.index;
+  request.prefill.mode = flags.prefill == "dense" ? Prefill::dense : Prefill::window;
+  if (!flags.gpu_memory.empty()) {
+    if (flags.device == "cpu") throw UsageError("--gpu-mem beside --device cpu; expected one");
+    request.gpu_memory = parse_bytes("--gpu-mem", flags.gpu_memory);
+  } else if (flags.device != "cpu") {
+    request.gpu_memory = Device::open(flags.device).memory().ceiling;
+  }
+  return request;
+}
+
+Json json_of(const PlacePlan& place) {
+  Json json;
+  for (const MemoryItem& item : place.items)
+    json["items"].push_back({{"what", item.what}, {"bytes", item.bytes}});
+  json["peak"] = place.peak;
+  json["limit"] = place.limit;
+  json["fits"] = place.fits();
+  return json;
+}
+
+Json json_of(const MemoryPlan& plan) {
+  Json json;
+  json["weights"] = name_of(plan.weights);
+  json["kv_dtype"] = plan.rows.name();
+  json["kv_index"] = plan.index;
+  json["flags"] = plan.flags();
+  json["fits"] = plan.fits();
+  json["missing_bytes"] = plan.missing();
+  json["loss"] = plan.loss;
+  json["bytes_per_token"] = plan.bytes_per_token;
+  if (!plan.gpu.items.empty()) json["gpu"] = json_of(plan.gpu);
+  json["host"] = json_of(plan.host);
+  return json;
+}
+
+void print_place(const char* name, const PlacePlan& place) {
+  fmt::print("{} memory, {}\n", name, byte_text(place.limit));
+  for (const MemoryItem& item : place.items)
+    fmt::print("  {:<44} {:>10}\n", item.what, byte_text(item.bytes));
+  fmt::print("  {:<44} {:>10}\n\n", "at most at a time", byte_text(place.peak));
+}
+
+/// "2.1GiB more of the GPU's memory and 3GiB more of the host's"
+std::string missing_text(const MemoryPlan& plan) {
+  std::string text;
+  if (!plan.gpu.fits()) {
+    text = fmt::format("{} more of the GPU's memory", byte_text(plan.gpu.peak - plan.gpu.limit));
+  }
+  if (!plan.host.fits()) {
+    text += fmt::format("{}{} more of the host's memory", text.empty() ? "" : " and ",
+                        byte_text(plan.host.peak - plan.host.limit));
+  }
+  return text;
+}
+
+void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
+                const MemoryPlan* up, const PlanFlags& flags, std::int64_t tokens) {
+  const MemoryPlan& shown = chosen != nullptr ? *chosen : *up;
+  if (chosen != nullptr) {
+    fmt::print("{} tokens: the most exact of {} ways that fits\n\n  {}\n\n", format_grouped(tokens),
+               plans.size(), shown.flags());
+  } else {
+    fmt::print("{} tokens: none of {} ways fits; the one that lacks least\n\n  {}\n\n",
+               format_grouped(tokens), plans.size(), shown.flags());
+  }
+  if (!shown.gpu.items.empty()) print_place("GPU", shown.gpu);
+  print_place("host", shown.host);
+  constexpr double gb = 1e9;
+  const double read = static_cast<double>(shown.bytes_per_token) / gb;
+  fmt::print(
+      "speed     a token reads {:.2f} GB of {} memory: at most {:.3g} tokens/s for each 100 "
+      "GB/s it has\n",
+      read, shown.gpu.items.empty() ? "host" : "GPU", 100 / read);
+  if (chosen == nullptr) {
+    fmt::print("missing   {}\n", missing_text(shown));
+    return;
+  }
+  if (up != nullptr) {
+    fmt::print("better    {} needs {}\n", up->flags(), missing_text(*up));
+  } else {
+    fmt::print("better    nothing: this is the most exact there is\n");
+  }
+  fmt::print("run       topkv generate -m {} {}{}{} -f FILE -p QUESTION\n",
+             printable(flags.directory), shown.flags(),
+             flags.prefill == "dense" ? "" : " --prefill window",
+             shown.gpu.items.empty()    ? " --device cpu"
+             : flags.gpu_memory.empty() ? ""
+                                        : " --gpu-mem " + flags.gpu_memory);
+}
+
+int run_plan(const PlanFlags& flags) {
+  const PlanRequest request = request_of(flags);
+  const ModelConfig config = ModelConfig::load(flags.directory);
+  for (const std::string& warning : config.warnings) print_warning(warning);
+  if (const std::string line = config.beyond_reach(request.tokens); !line.empty())
+    print_warning(line);
+  const std::vector<MemoryPlan> plans = memory_plans(flags.directory, request);
+  const MemoryPlan* chosen = most_exact(plans);
+  const MemoryPlan* up = one_step_up(plans, chosen);
+  if (flags.json) {
+    Json json;
+    json["tokens"] = request.tokens;
+    json["chosen"] = chosen == nullptr ? Json() : json_of(*chosen);
+    json["one_step_up"] = up == nullptr ? Json() : json_of(*up);
+    for (const MemoryPlan& plan : plans) json["plans"].push_back(json_of(plan));
+    json["version"] = version();
+    fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+  } else {
+    print_text(plans, chosen, up, flags, request.tokens);
+  }
+  return chosen == nullptr ? exit_error : 0;
+}
+
+}  // namespace
+
+Run add_plan(CLI::App& app) {
+  CLI::App* command = add_command(app, "plan", plan_help);
+  const auto flags = std::make_shared<PlanFlags>();
+  command->add_option("-m,--model", flags->directory);
+  command->add_option("DIR", flags->argument);
+  command->add_option("-c,--ctx", flags->tokens, "a count of tokens such as 128K");
+  command->add_option("--device", flags->device, "auto, cpu, cuda or cuda:N");
+  command->add_option("--gpu-mem", flags->gpu_memory, "a size such as 16GiB");
+  command->add_option("--mem", flags->memory, "a size such as 64GiB");
+  one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
+  one_of(command->add_option("--kv-dtype", flags->dtype), kv_dtypes);
+  command->add_option("--kv-index", flags->index, "exact, or codes such as codes:k=16,v=8");
+  one_of(command->add_option("--prefill", flags->prefill), {"dense", "window"});
+  command->add_flag("--json", flags->json);
+  return [flags] {
+    take_model(flags->directory, flags->argument, "plan");
+    return run_plan(*flags);
+  };
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,237 @@
+#include "topkv/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "index/codes_index.h"
+#include "src/context/codes_on_device.h"
+#include "src/core/memory.h"
+#include "src/device/compute_device.h"
+#include "src/model/forward.h"
+#include "src/model/model_impl.h"
+#include "src/store/row_store.h"
+#include "topkv/error.h"
+#include "topkv/index_spec.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t mib = 1 << 20;
+// What a process takes of the host beside what is listed: its code, heap and threads; with CUDA the
+// driver's part too, page-locked buffers and tables. Measured, rounded up.
+constexpr std::int64_t host_program_bytes = 256 * mib;
+constexpr std::int64_t cuda_program_bytes = 1024 * mib;
+
+// KL of the next token that each costs, measured with the bundled model (docs/planning.md).
+constexpr std::array<std::pair<WeightFormat, double>, 3> weight_losses = {
+    {{WeightFormat::stored, 0.0}, {WeightFormat::int8, 0.0026}, {WeightFormat::int4, 0.33}}};
+const std::array<std::pair<KvDType, double>, 4> row_losses = {{{KvDType(DType::bf16), 0.0},
+                                                               {KvDType(DType::q8), 0.0005},
+                                                               {{DType::q8, DType::q4}, 0.0018},
+                                                               {KvDType(DType::q4), 0.055}}};
+constexpr double smaller_codes_loss = 0.02;
+
+template <class Value>
+struct Choice {
+  Value value;
+  double loss = 0;
+};
+
+template <class Value, class Losses>
+std::vector<Choice<Value>> choices(const std::optional<Value>& settled, const Losses& losses) {
+  if (settled) return {{*settled, 0}};
+  std::vector<Choice<Value>> all;
+  for (const auto& [value, loss] : losses) all.push_back({value, loss});
+  return all;
+}
+
+CodesParams params_of(const IndexSpec& spec) {
+  const auto index = spec.make();
+  return static_cast<const CodesIndex&>(*index).params();
+}
+
+std::vector<Choice<std::string>> index_choices(const PlanRequest& request, std::int64_t dim) {
+  if (request.index) {
+    const IndexSpec spec(*request.index);
+    const auto index = spec.make();
+    if (spec.text() != "exact" && dynamic_cast<const CodesIndex*>(index.get()) == nullptr) {
+      throw InvalidArgument(
+          fmt::format("no plan for the index {}: its memory is known only when it is built; "
+                      "expected exact or codes",
+                      spec.text()));
+    }
+    return {{spec.text(), 0}};
+  }
+  const IndexSpec standard = IndexSpec::default_for(dim);
+  const CodesParams params = params_of(standard);
+  const IndexSpec smaller(fmt::format("codes:k={},v={}", params.key_bytes / 2, params.value_bytes));
+  return {{standard.text(), 0}, {smaller.text(), smaller_codes_loss}};
+}
+
+/// What an index takes of the host, and of the GPU where that scans it.
+struct IndexBytes {
+  std::int64_t host = 0;
+  std::int64_t gpu = 0;
+};
+
+IndexBytes index_bytes(const AttentionShape& shape, const std::string& text, std::int64_t tokens,
+                       const DeviceSizes& device) {
+  const IndexSpec spec(text);
+  if (spec.text() == "exact") return {};
+  const CodesParams params = params_of(spec);
+  const std::int64_t of_row =
+      params.bytes_of_key(shape.head_dim) + (params.bits_of_value(shape.head_dim) + 7) / 8;
+  std::int64_t heads = 0;  // windowed layers have no index
+  for (std::int64_t l = 0; l < shape.layers; ++l)
+    heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
+  RetrievalOptions retrieval;
+  retrieval.index = text;
+  return {heads * tokens * of_row, device_code_bytes(shape, retrieval, tokens, device)};
+}
+
+class Planner {
+ public:
+  Planner(const std::filesystem::path& directory, const PlanRequest& request)
+      : request_(request),
+        config_(ModelConfig::load(directory)),
+        tensors_(SafeTensors::open(directory)),
+        device_(request.gpu_memory > 0 ? gpu_sizes()
+                                       : std::shared_ptr<const DeviceSizes>(host_device())),
+        memory_(request.memory > 0 ? request.memory : available_host_memory()) {
+    Weights::settle_tie(tensors_, config_);
+  }
+
+  std::vector<MemoryPlan> plans() const {
+    std::vector<MemoryPlan> plans;
+    std::string why;
+    for (const auto& weights : choices(request_.weights, weight_losses)) {
+      WeightsSize size;
+      try {
+        size = Weights::size(tensors_, config_, *device_, weights.value);
+      } catch (const Unsupported& error) {  // a matrix that this format cannot hold
+        why = error.what();
+        continue;
+      }
+      for (const auto& rows : choices(request_.rows, row_losses)) {
+        if (!device_->takes_rows(rows.value)) {
+          why = fmt::format("a CUDA device does not take rows in {}", rows.value.name());
+          continue;
+        }
+        for (const auto& index : index_choices(request_, config_.attention.head_dim)) {
+          MemoryPlan plan = one(weights.value, size, rows.value, index.value);
+          plan.loss = weights.loss + rows.loss + index.loss;
+          plans.push_back(std::move(plan));
+        }
+      }
+    }
+    if (plans.empty()) throw Unsupported(why);
+    std::ranges::stable_sort(plans, [](const MemoryPlan& a, const MemoryPlan& b) {
+      return std::pair(a.loss, -(a.gpu.peak + a.host.peak)) <
+             std::pair(b.loss, -(b.gpu.peak + b.host.peak));
+    });
+    return plans;
+  }
+
+ private:
+  MemoryPlan one(WeightFormat weights, const WeightsSize& size, KvDType rows,
+                 const std::string& index) const {
+    MemoryPlan plan;
+    plan.weights = weights;
+    plan.rows = rows;
+    plan.index = index;
+    const AttentionShape& shape = config_.attention;
+    const std::int64_t tokens = request_.tokens;
+    const IndexBytes of_index = index_bytes(shape, index, tokens, *device_);
+    const std::int64_t of_rows = RowStore::bytes_per_token(shape, rows) * tokens;
+    const bool cuda = device_->is_cuda();
+
+    PrefillOptions prefill;
+    prefill.attention = request_.prefill;
+    prefill.kv_dtype = rows;
+    if (cuda) {
+      DeviceMemory memory;
+      memory.ceiling = request_.gpu_memory;
+      memory.used = device_->base_bytes();
+      const DevicePlan on = plan_device(config_, size, *device_, memory, prefill, {});
+      const std::int64_t prefilling = on.items[3].bytes;
+      const std::int64_t session = on.items[4].bytes + of_index.gpu;
+      plan.gpu = {on.items, 0, request_.gpu_memory};
+      plan.gpu.items.push_back({"codes of the context", of_index.gpu});
+      plan.gpu.peak =
+          on.peak - std::max(prefilling, on.items[4].bytes) + std::max(prefilling, session);
+    } else {
+      const std::int64_t chunk = choose_prefill_chunk(config_, *device_, prefill, tokens, 0);
+      plan.host.items = {{"weights", size.held},
+                         {fmt::format("activations of {} tokens", chunk),
+                          Forward::bytes(config_, *device_, chunk) +
+                              Forward::bytes(config_, *device_, session_chunk)}};
+    }
+    plan.host.items.push_back({"rows", of_rows});
+    if (of_index.host > 0) plan.host.items.push_back({"codes", of_index.host});
+    plan.host.items.push_back({"the program", cuda ? cuda_program_bytes : host_program_bytes});
+    for (const MemoryItem& item : plan.host.items) plan.host.peak += item.bytes;
+    plan.host.limit = memory_;
+
+    std::int64_t table = 0;  // of the embedding, unless it is the output layer
+    if (!config_.tied_embeddings) table = size.embedding;
+    const std::int64_t keys =
+        vector_bytes(rows.keys, shape.head_dim) * shape.layers * shape.kv_heads * tokens;
+    plan.bytes_per_token = size.held - table + (of_index.host > 0 ? of_index.host : keys);
+    return plan;
+  }
+
+  const PlanRequest& request_;
+  ModelConfig config_;
+  SafeTensors tensors_;
+  std::shared_ptr<const DeviceSizes> device_;
+  std::int64_t memory_;
+};
+
+}  // namespace
+
+std::int64_t MemoryPlan::missing() const {
+  return std::max<std::int64_t>(0, gpu.peak - gpu.limit) +
+         std::max<std::int64_t>(0, host.peak - host.limit);
+}
+
+std::string MemoryPlan::flags() const {
+  return fmt::format("--weights {} --kv-dtype {} --kv-index {}", name_of(weights), rows.name(),
+                     index);
+}
+
+std::vector<MemoryPlan> memory_plans(const std::filesystem::path& directory,
+                                     const PlanRequest& request) {
+  if (request.tokens < 1)
+    throw InvalidArgument(fmt::format("a plan for {} tokens; expected 1 or more", request.tokens));
+  constexpr std::int64_t most_tokens = std::int64_t{1} << 36;  // so that products fit
+  if (request.tokens > most_tokens) {
+    throw InvalidArgument(
+        fmt::format("a plan for {} tokens; expected {} at most", request.tokens, most_tokens));
+  }
+  for (const auto& [what, bytes] :
+       {std::pair("GPU", request.gpu_memory), {"host", request.memory}}) {
+    if (bytes < 0)
+      throw InvalidArgument(
+          fmt::format("a plan for {} bytes of {} memory; expected 0 or more", bytes, what));
+  }
+  return Planner(directory, request).plans();
+}
+
+const MemoryPlan* most_exact(const std::vector<MemoryPlan>& plans) {
+  const auto found = std::ranges::find_if(plans, &MemoryPlan::fits);
+  return found == plans.end() ? nullptr : &*found;
+}
+
+const MemoryPlan* one_step_up(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen) {
+  const MemoryPlan* best = nullptr;
+  for (const MemoryPlan& plan : plans) {
+    if (&plan == chosen) break;
+    if (best == nullptr || plan.missing() < best->missing()) best = &plan;
+  }
+  return best;
+}
+
+}  // namespace topkv
