@@ -25,12 +25,13 @@ using test::Feed;
 using test::Place;
 using test::TokenStream;
 
-AttentionShape stack(std::vector<std::int64_t> sliding = {}) {
+AttentionShape stack(std::vector<std::int64_t> sliding = {}, std::int64_t chunk_len = 0) {
   return {.layers = 3,
           .q_heads = 4,
           .kv_heads = 2,
           .head_dim = 64,
-          .sliding_window = std::move(sliding)};
+          .sliding_window = std::move(sliding),
+          .chunk_len = chunk_len};
 }
 
 /// What the caller does after a failure.
@@ -83,6 +84,7 @@ struct SessionCase {
   std::vector<std::int64_t> sliding = {};
   std::vector<std::int64_t> steps = {1, 5, 1};
   std::int64_t context = 150;
+  std::int64_t chunk_len = 0;
 };
 
 TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
@@ -109,11 +111,15 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
            SessionCase{"all rows by error",
                        with([](auto& o) { o.index = "codes", o.error = 1e-6; })},
            SessionCase{"codes for many tokens", with([](auto& o) { o.index = "codes"; }), {}, {300}},
+           SessionCase{"by chunks", base, {}, {1, 5, 1}, 150, 51},
+           SessionCase{"codes by chunks", with([](auto& o) { o.index = "codes"; }), {}, {1, 5}, 150, 51},
+           SessionCase{"all rows by error, by chunks",
+                       with([](auto& o) { o.index = "codes", o.error = 1e-6; }), {}, {4}, 150, 51},
        }) {
     SCOPED_TRACE(c.name);
     std::int64_t total = c.context;
     for (const std::int64_t tokens : c.steps) total += tokens;
-    const TokenStream stream(stack(c.sliding), total);
+    const TokenStream stream(stack(c.sliding, c.chunk_len), total);
     const auto context = stream.context(c.context)->with_index(c.options.index);
 
     Feed clean_feed(place, stream, c.context, total);
