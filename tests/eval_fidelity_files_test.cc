@@ -77,7 +77,7 @@ TEST(FidelityCsv, HasTheFieldsOfJsonButLists) {
   FidelityReport report{1.9, some_settings()};
   report.settings[0].recall = 0.25;
   const std::vector<Json> json =
-      fidelity_json(report, {8169, "a \"b\", c", "window", "NVIDIA H200", "0.1.0"});
+      fidelity_json(report, {8169, "a \"b\", c", "window", "NVIDIA H200", "stored", "0.1.0"});
   const std::vector<std::string> lines = lines_of(fidelity_csv(json));
   ASSERT_EQ(lines.size(), 4U);
   std::vector<std::string> names;
@@ -104,7 +104,7 @@ TEST(FidelityCsv, HasTheFieldsOfJsonButLists) {
 TEST(FidelityCsv, QuotesWhatNeedsItAndLeavesEmptyWhatIsNotKnown) {
   FidelityReport report{1, {setting("hnsw:M=16,ef=64", "none", "64", 0.1, 0.1, 0)}};
   report.settings[0].kl_mean = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<Json> json = fidelity_json(report, {1, "x\"y", "dense", "host", "0.1.0"});
+  const std::vector<Json> json = fidelity_json(report, {1, "x\"y", "dense", "host", "stored", "0.1.0"});
   const std::string line = lines_of(fidelity_csv(json)).at(1);
   EXPECT_TRUE(line.starts_with("\"hnsw:M=16,ef=64, top 64, tail none\",\"hnsw:M=16,ef=64\",64,"))
       << line;
