@@ -14,6 +14,7 @@
 #include "src/core/printable.h"
 #include "src/model/config_keys.h"
 #include "src/model/config_parts.h"
+#include "src/model/quantisation.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 
@@ -141,6 +142,7 @@ ModelConfig ModelConfig::load(const std::filesystem::path& directory, std::int64
   const Family& family = read_family(root);
   const std::vector<std::string> unread = unread_keys(json, file, family);
   check_activation(root, family);
+  Quantisation::parse(json, file);  // what is unknown is refused now
 
   ModelConfig config;
   config.model_type = family.name;

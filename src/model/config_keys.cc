@@ -42,7 +42,8 @@ constexpr std::string_view read_keys[] = {"model_type",
                                           "partial_rotary_factor",
                                           "bos_token_id",
                                           "eos_token_id",
-                                          "original_max_position_embeddings"};
+                                          "original_max_position_embeddings",
+                                          "quantization_config"};
 
 // Whatever their value, they change no logit of these families: training, other tasks, how to run
 // or to generate, notes of those who wrote the file. Keys that begin with _ are such notes too.
@@ -97,7 +98,6 @@ constexpr OtherNetwork other_networks[] = {
      "attention with the positions as they are; remove the key to run the model so, as "
      "transformers "
      "does, within original_max_position_embeddings"},
-    {"quantization_config", full_precision},
     {"compression_config", full_precision},
     {"quantization", full_precision},
     {"num_experts", dense},

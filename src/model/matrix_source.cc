@@ -68,7 +68,7 @@ MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, Ma
   const SafeTensors::Tensor tensor = tensors.get(name, shape);
   const Matrix plain{tensor.data + rows.first * in * bytes_of(tensor.dtype), tensor.dtype,
                      rows.count, in};
-  if (format == WeightFormat::stored) return {plain, plain.bytes(), {}};
+  if (format == WeightFormat::stored) return {plain, {}, {}};
   Matrix form{nullptr, tensor.dtype, rows.count, in};
   if (format == WeightFormat::int8) {
     form.packing = Packing::int8;
@@ -78,9 +78,10 @@ MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, Ma
     form.group = int4_group(tensors, name, in);
     form.has_offsets = true;
   }
-  return {form, plain.bytes(),
+  return {form,
           Quantise{plain, form, fmt::format("{}: tensor {}", path_text(tensors.source()), name),
-                   rows.first}};
+                   rows.first},
+          {}};
 }
 
 }  // namespace topkv

@@ -16,11 +16,11 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
     : directory(dir),
       device(on),
       config(ModelConfig::load(dir, options.length)),
-      tensors(SafeTensors::open(dir)),
+      checkpoint(Checkpoint::open(dir)),
       format(options.weights),
       on_warning(std::move(warning)) {
   for (const std::string& line : config.warnings) warn(line);
-  if (const std::string line = Weights::settle_tie(tensors, config); !line.empty()) warn(line);
+  if (const std::string line = Weights::settle_tie(*checkpoint, config); !line.empty()) warn(line);
   const auto path = dir / "tokenizer.json";
   if (file_exists(path)) {
     tokenizer = Tokenizer::load(path);
@@ -31,7 +31,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
                       path_text(path), tokenizer->vocab_size(), config.vocab_size));
     }
   }
-  weights = Weights::load(tensors, config, *device.compute(), options);
+  weights = Weights::load(*checkpoint, config, *device.compute(), options);
   if (device.is_cuda()) keep(take_forward());
 }
 

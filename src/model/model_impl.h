@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "src/device/compute_device.h"
+#include "src/model/checkpoint.h"
 #include "src/model/forward.h"
-#include "src/model/safetensors.h"
 #include "src/model/weights.h"
 #include "topkv/model.h"
 
@@ -55,9 +55,9 @@ struct Model::Impl {
   Device device;
   ModelConfig config;
   std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
-  SafeTensors tensors;
+  std::unique_ptr<Checkpoint> checkpoint;
   WeightFormat format;
-  Weights weights;  // views into tensors, or on the device
+  Weights weights;  // views into the checkpoint, or on the device
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
 

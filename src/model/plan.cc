@@ -35,10 +35,10 @@ DevicePlan Model::plan(const std::filesystem::path& directory, const Device& dev
                        const PrefillOptions& prefill, const RetrievalOptions& retrieval,
                        WeightFormat format) {
   ModelConfig config = ModelConfig::load(directory);
-  const SafeTensors tensors = SafeTensors::open(directory);
-  Weights::settle_tie(tensors, config);
+  const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open(directory);
+  Weights::settle_tie(*checkpoint, config);
   const ComputeDevice& compute = *device.compute();
-  const WeightsSize size = Weights::size(tensors, config, compute, format);
+  const WeightsSize size = Weights::size(*checkpoint, config, compute, format);
   DevicePlan plan;
   plan.weights_bytes = size.held;
   constexpr std::int64_t any_tokens = std::int64_t{1} << 60;
