@@ -146,7 +146,8 @@ std::vector<Variant> variants() {
   std::vector<Variant> all;
   for (const char* name : {"llama-bias-head64", "llama3-head80", "qwen2-head96", "qwen3-head128",
                            "mistral-window-head256", "phi3-head64", "glm", "glm4", "olmo2",
-                           "smollm3", "gemma2", "gemma3", "needle-14m"}) {
+                           "smollm3", "gemma2", "gemma3", "gptq-llama", "gptq-phi3", "awq-qwen2",
+                           "w4a16-llama", "w8-qwen3", "fp8-qwen3", "needle-14m"}) {
     for (const char* device : {"cpu", "cuda"}) all.push_back({device, name});
   }
   return all;
