@@ -50,8 +50,8 @@ VARIANTS = {
     "awq-qwen2": (COMMON | dict(model_type="qwen2", hidden_size=128, use_sliding_window=False,
                                 num_hidden_layers=1, rope_parameters=theta(1000000.0)),
                   dict(method="awq", group=32)),
-    "w4a16-llama": (llama(attention_bias=True), dict(method="packed", group=32)),
-    "w8-qwen3": (qwen3(), dict(method="int8", group=0, symmetric=True)),
+    "w4a16-llama": (llama(attention_bias=True, num_hidden_layers=1), dict(method="packed", group=32)),
+    "w8-qwen3": (qwen3(num_hidden_layers=1), dict(method="int8", group=0, symmetric=True)),
     "fp8-qwen3": (qwen3(), dict(method="fp8", block=(64, 32))),
 }
 

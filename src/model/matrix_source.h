@@ -30,6 +30,11 @@ struct MatrixRows {
   std::int64_t of = 0;  ///< rows of the tensor
 };
 
+/// A matrix of plain elements in the form that is asked for. what: "file: tensor name", and where
+/// its first row is in that, for messages. Throws Unsupported for one that the format cannot hold.
+MatrixSource plain_matrix(const Matrix& plain, WeightFormat format, const std::string& what,
+                          std::int64_t first_row);
+
 /// The matrix of these rows of the tensor of this name in the file, [rows.count, in], in the form
 /// that is asked for. The tensors outlive it. Throws FileError for one that is missing or of
 /// another shape, Unsupported for one that this format cannot hold; reads only headers.

@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/files.h"
+#include "src/core/gguf_file.h"
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
+#include "src/text/gguf_tokenizer.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -129,8 +131,10 @@ class Finder {
 }  // namespace
 
 ChatTemplateFiles read_chat_template(const std::filesystem::path& directory) {
+  if (is_model_file(directory)) return chat_template_of_gguf(GgufFile::open(directory));
   if (!std::filesystem::is_directory(directory)) {
-    throw FileError(fmt::format("{}: no such directory; expected a model's", path_text(directory)));
+    throw FileError(fmt::format("{}: no such directory; expected a model's, or a GGUF file",
+                                path_text(directory)));
   }
   try {
     return Finder(directory).find();

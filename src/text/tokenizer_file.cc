@@ -6,8 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "src/core/gguf_file.h"
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
+#include "src/text/gguf_tokenizer.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -20,8 +22,8 @@ constexpr std::size_t max_added_bytes = 1'000'000;  // all together; each takes 
 
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& file)
-      : file_(file), json_(read_json_file(file)), root_(json_, file) {}
+  Reader(const std::filesystem::path& file, Json json)
+      : file_(file), json_(std::move(json)), root_(json_, file) {}
 
   TokenizerParts read() {
     for (const char* key : {"truncation", "padding"}) {
@@ -225,7 +227,8 @@ class Reader {
 }  // namespace
 
 TokenizerParts read_tokenizer_file(const std::filesystem::path& file) {
-  return Reader(file).read();
+  if (begins_as_gguf(file)) return Reader(file, tokenizer_of_gguf(GgufFile::open(file))).read();
+  return Reader(file, read_json_file(file)).read();
 }
 
 }  // namespace topkv

@@ -1,5 +1,5 @@
-// Reads tokenizer.json, as the `tokenizers` library (0.2x) writes it, into the parts of a
-// Tokenizer.
+// Reads tokenizer.json, as the `tokenizers` library (0.2x) writes it, or a GGUF file's metadata into
+// the parts of a Tokenizer.
 #pragma once
 
 #include <filesystem>
