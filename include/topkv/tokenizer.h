@@ -13,11 +13,11 @@
 
 namespace topkv {
 
-/// Byte-level BPE of a tokenizer.json. Immutable; safe from many threads.
+/// Byte-level BPE of a tokenizer.json, or of a GGUF file. Immutable; safe from many threads.
 class Tokenizer {
  public:
   /// Throws FileError, or Unsupported naming the component.
-  static Tokenizer load(const std::filesystem::path& tokenizer_json);
+  static Tokenizer load(const std::filesystem::path& file);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;

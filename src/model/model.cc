@@ -109,9 +109,9 @@ void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
   idle.push_back(std::move(forward));
 }
 
-Model Model::load(const std::filesystem::path& directory, const Device& device,
-                  WarningFn on_warning, const LoadOptions& options) {
-  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning), options));
+Model Model::load(const std::filesystem::path& model, const Device& device, WarningFn on_warning,
+                  const LoadOptions& options) {
+  return Model(std::make_unique<Impl>(model, device, std::move(on_warning), options));
 }
 
 std::string_view name_of(WeightFormat format) {

@@ -54,7 +54,7 @@ struct Model::Impl {
   std::filesystem::path directory;
   Device device;
   ModelConfig config;
-  std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
+  std::optional<Tokenizer> tokenizer;  // none: the checkpoint has none
   std::unique_ptr<Checkpoint> checkpoint;
   WeightFormat format;
   Weights weights;  // views into the checkpoint, or on the device

@@ -31,16 +31,17 @@ std::int64_t choose_prefill_chunk(const ModelConfig& config, const ComputeDevice
   return std::min(chunk, tokens);
 }
 
-DevicePlan Model::plan(const std::filesystem::path& directory, const Device& device,
+DevicePlan Model::plan(const std::filesystem::path& model, const Device& device,
                        const PrefillOptions& prefill, const RetrievalOptions& retrieval,
                        WeightFormat format) {
-  ModelConfig config = ModelConfig::load(directory);
-  const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open(directory);
+  ModelConfig config = ModelConfig::load(model);
+  const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open(model);
   Weights::settle_tie(*checkpoint, config);
   const ComputeDevice& compute = *device.compute();
   const WeightsSize size = Weights::size(*checkpoint, config, compute, format);
   DevicePlan plan;
   plan.weights_bytes = size.held;
+  plan.quantised = checkpoint->quantised();
   constexpr std::int64_t any_tokens = std::int64_t{1} << 60;
   if (!device.is_cuda()) {
     plan.chunk = choose_prefill_chunk(config, compute, prefill, any_tokens, 0);
