@@ -163,6 +163,84 @@ TEST_F(Gguf, TokenizersAreThoseOfTheirTokenizerJson) {
   }
 }
 
+/// A file with SentencePiece's pieces as tokenizers' library was given them (pieces.json).
+gguf::File with_pieces(gguf::File file, const Json& json) {
+  gguf::add_tokenizer(file, json, "default");
+  const std::size_t count = json["model"]["vocab"].size() + 1;  // <tool_call>
+  std::vector<std::int32_t> types(count, 1);
+  std::string scores =
+      gguf::bytes(gguf::array) + gguf::bytes(gguf::f32) + gguf::bytes(std::uint64_t{count});
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i < 259) types[i] = i == 0 ? 2 : i < 3 ? 3 : 6;
+    scores += gguf::bytes(-static_cast<float>(i));
+  }
+  types.back() = 4;
+  file.set(gguf::words("tokenizer.ggml.model", "llama"));
+  file.set(gguf::integers("tokenizer.ggml.token_type", types));
+  file.set({"tokenizer.ggml.scores", scores});
+  file.set(gguf::number("tokenizer.ggml.bos_token_id", 1));
+  file.erase("tokenizer.ggml.merges");
+  return file;
+}
+
+TEST_F(Gguf, PiecesAreMergedByTheirScores) {
+  const fs::path path = root / "tests/fixtures/tokenizer/pieces.json";
+  const Tokenizer same = Tokenizer::load(path);
+  gguf::File file = with_pieces(small(), json_of(path));
+  const Tokenizer tokenizer = Tokenizer::load(write(file));
+  const Json cases = json_of(root / "tests/fixtures/tokenizer/cases.json");
+  for (const Json& text : cases["texts"]) {
+    if (!text.is_string()) continue;
+    const auto ids = same.encode(text.get<std::string>(), true);
+    ASSERT_EQ(tokenizer.encode(text.get<std::string>(), true), ids) << text;
+    ASSERT_EQ(tokenizer.decode(ids), same.decode(ids)) << text;
+  }
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("kato mi\n\xF0\x9F\x98\x80")),
+            "kato mi\n\xF0\x9F\x98\x80");
+  // Without a space in front.
+  file.set(gguf::flag("tokenizer.ggml.add_space_prefix", false));
+  const Tokenizer bare = Tokenizer::load(write(file));
+  EXPECT_EQ(bare.encode(" kato"), same.encode("kato"));
+  EXPECT_EQ(bare.decode(bare.encode(" kato")), " kato");
+
+  const auto expect = [&](const std::function<void(gguf::File&)>& change, auto error,
+                          const std::vector<std::string_view>& says) {
+    gguf::File changed = with_pieces(small(), json_of(path));
+    change(changed);
+    write(changed);
+    expect_error<decltype(error)>([&] { Tokenizer::load(temp_.path() / "model.gguf"); }, begins(),
+                                  says);
+  };
+  expect([](auto& f) { f.erase("tokenizer.ggml.scores"); }, FileError(""), {"scores is missing"});
+  expect([](auto& f) { f.set(gguf::integers("tokenizer.ggml.scores", {1})); }, FileError(""),
+         {"scores is an array of 1 int32s", "numbers"});
+  expect([](auto& f) { f.set(gguf::flag("tokenizer.ggml.remove_extra_whitespaces", true)); },
+         Unsupported(""), {"remove_extra_whitespaces is true"});
+  expect(
+      [](auto& f) {
+        f.set({"tokenizer.ggml.scores", gguf::bytes(gguf::array) + gguf::bytes(gguf::f32) +
+                                            gguf::bytes(std::uint64_t{1}) + gguf::bytes(0.0F)});
+      },
+      FileError(""), {"scores is an array of 1 float32s", "one for each"});
+  expect(
+      [](auto& f) {
+        for (gguf::Value& value : f.values) {
+          if (value.key == "tokenizer.ggml.scores")
+            value.content.replace(value.content.size() - 8, 4,
+                                  gguf::bytes(std::numeric_limits<float>::infinity()));
+        }
+      },
+      FileError(""), {"is inf; expected finite ones"});
+  expect(
+      [](auto& f) {
+        for (gguf::Value& value : f.values) {
+          if (value.key == "tokenizer.ggml.tokens")
+            value.content.replace(value.content.find("<0x41>"), 6, "<0x4!>");
+        }
+      },
+      Unsupported(""), {"no token for the byte 0x41", "byte_fallback"});
+}
+
 TEST_F(Gguf, EveryNameOfAPreTokenizerThatIsKnownCutsText) {
   const Json json = json_of(root / "models/needle-14m/tokenizer.json");
   for (const char* pre : {"llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken",
@@ -275,8 +353,8 @@ TEST_F(Gguf, TokenizersThatCannotBeAreNamed) {
   };
   const FileError broken("");
   const Unsupported unknown("");
-  expect([](auto& f) { f.set(gguf::words("tokenizer.ggml.model", "llama")); }, unknown,
-         {"tokenizer.ggml.model is \"llama\"", "tokenizer.json"});
+  expect([](auto& f) { f.set(gguf::words("tokenizer.ggml.model", "t5")); }, unknown,
+         {"tokenizer.ggml.model is \"t5\"", "tokenizer.json"});
   expect([](auto& f) { f.set(gguf::words("tokenizer.ggml.pre", "hunyuan")); }, unknown,
          {"tokenizer.ggml.pre is \"hunyuan\"", "llama-bpe"});
   expect([](auto& f) { f.erase("tokenizer.ggml.pre"); }, broken,

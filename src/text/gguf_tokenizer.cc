@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -24,6 +25,7 @@ constexpr const char* types_key = "tokenizer.ggml.token_type";
 constexpr const char* pre_key = "tokenizer.ggml.pre";
 
 // Kinds of tokens, as the format numbers them.
+constexpr std::int64_t plain_token = 1;
 constexpr std::int64_t unknown_token = 2;
 constexpr std::int64_t control_token = 3;
 constexpr std::int64_t user_token = 4;
@@ -97,23 +99,25 @@ class Translator {
  public:
   explicit Translator(const GgufFile& file) : file_(file) {}
 
-  Json read() {
+  GgufTokenizer read() {
     constexpr const char* model_key = "tokenizer.ggml.model";
-    if (file_.text(model_key) != "gpt2") {
+    const std::string kind = file_.text(model_key);
+    if (kind == "llama") return read_pieces();
+    if (kind != "gpt2") {
       file_.unsupported(model_key,
-                        "byte-level BPE (\"gpt2\"): of this model take a directory with "
-                        "safetensors and a tokenizer.json of that kind");
+                        "\"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece): of this model "
+                        "take a directory with safetensors and a tokenizer.json of these kinds");
     }
     const Style& style = style_of(file_);
     read_tokens();
     Json model = {{"type", "BPE"}, {"ignore_merges", style.ignore_merges}};
     model["vocab"] = std::move(vocabulary_);
     model["merges"] = merges();
-    Json json = {{"added_tokens", std::move(added_)}, {"post_processor", around(style)}};
+    Json json = {{"added_tokens", std::move(added_)}, {"post_processor", around(style.add_bos)}};
     if (style.nfc) json["normalizer"] = {{"type", "NFC"}};
     json["pre_tokenizer"] = cut(style);
     json["model"] = std::move(model);
-    return json;
+    return {json, {}};
   }
 
  private:
@@ -143,6 +147,7 @@ class Translator {
                                     path_text(file_.path()), tokens_key, i, shown(Json(text)),
                                     place->second.get<std::uint64_t>()));
       }
+      if (types[i] == plain_token) plain_.push_back(i);
       if (types[i] != control_token && types[i] != user_token && types[i] != unknown_token)
         continue;
       added_.push_back({{"content", text},
@@ -153,6 +158,41 @@ class Translator {
                         {"normalized", false},
                         {"single_word", false}});
     }
+  }
+
+  GgufTokenizer read_pieces() {
+    constexpr const char* scores_key = "tokenizer.ggml.scores";
+    constexpr const char* extra_key = "tokenizer.ggml.remove_extra_whitespaces";
+    if (file_.flag(extra_key, false)) file_.unsupported(extra_key, "spaces as they are");
+    read_tokens();
+    const auto scores = file_.numbers(scores_key);
+    if (scores.size() != texts_.size()) {
+      file_.fail(scores_key, fmt::format("one for each of the {} tokens", texts_.size()));
+    }
+    GgufTokenizer found;
+    for (const std::size_t i : plain_) {
+      if (!std::isfinite(scores[i])) {
+        throw FileError(fmt::format("{}: {}[{}] is {}; expected finite ones",
+                                    path_text(file_.path()), scores_key, i, scores[i]));
+      }
+      found.scores[static_cast<Token>(i)] = static_cast<float>(scores[i]);
+    }
+    Json normalizers = Json::array();
+    const bool prefix = file_.flag("tokenizer.ggml.add_space_prefix", true);
+    if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", piece_space}});
+    normalizers.push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", piece_space}});
+    Json decoders = Json::array({{{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
+    if (prefix) {
+      decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    }
+    found.json = {{"added_tokens", std::move(added_)},
+                  {"post_processor", around(true)},
+                  {"normalizer", {{"type", "Sequence"}, {"normalizers", normalizers}}},
+                  {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
+                  {"model", {{"type", "BPE"}, {"byte_fallback", true}, {"merges", Json::array()}}}};
+    found.json["model"]["vocab"] = std::move(vocabulary_);
+    return found;
   }
 
   Json merges() const {
@@ -172,10 +212,10 @@ class Translator {
     return {{"SpecialToken", {{"id", name}}}};
   }
 
-  Json around(const Style& style) const {
+  Json around(bool add_bos) const {
     Json tokens = Json::object();
     Json single = Json::array();
-    if (file_.flag("tokenizer.ggml.add_bos_token", style.add_bos)) {
+    if (file_.flag("tokenizer.ggml.add_bos_token", add_bos)) {
       single.push_back(piece("tokenizer.ggml.bos_token_id", tokens));
     }
     single.push_back({{"Sequence", {{"id", "A"}}}});
@@ -199,13 +239,14 @@ class Translator {
 
   const GgufFile& file_;
   std::vector<std::string_view> texts_;
+  std::vector<std::size_t> plain_;  // tokens that are neither bytes nor added
   Json vocabulary_ = Json::object();
   Json added_ = Json::array();
 };
 
 }  // namespace
 
-Json tokenizer_of_gguf(const GgufFile& file) { return Translator(file).read(); }
+GgufTokenizer tokenizer_of_gguf(const GgufFile& file) { return Translator(file).read(); }
 
 ChatTemplateFiles chat_template_of_gguf(const GgufFile& file) {
   constexpr const char* key = "tokenizer.chat_template";

@@ -78,6 +78,7 @@ std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tok
 std::string Tokenizer::decode(std::span<const Token> tokens) const {
   std::string bytes;
   for (const Token token : tokens) bytes += impl_->parts.vocabulary.bytes(token);
+  if (impl_->parts.drops_first_space && bytes.starts_with(' ')) bytes.erase(0, 1);
   return valid_utf8_bytes(bytes) < bytes.size() ? replace_invalid_utf8(bytes) : bytes;
 }
 
