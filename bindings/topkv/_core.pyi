@@ -441,7 +441,7 @@ class Session:
     def tail_figures(self) -> list[TailFigures]: ...
 
 class Tokenizer:
-    """Byte-level BPE of a tokenizer.json, or of a GGUF file."""
+    """BPE, byte-level or SentencePiece's, of a tokenizer.json or a GGUF file."""
 
     @staticmethod
     def load(tokenizer_json: _Path) -> Tokenizer: ...

@@ -13,7 +13,8 @@
 
 namespace topkv {
 
-/// Byte-level BPE of a tokenizer.json, or of a GGUF file. Immutable; safe from many threads.
+/// Byte-level BPE, or SentencePiece's BPE with a token for each byte, of a tokenizer.json or a GGUF
+/// file. Immutable; safe from many threads.
 class Tokenizer {
  public:
   /// Throws FileError, or Unsupported naming the component.

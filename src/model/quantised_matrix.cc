@@ -32,13 +32,10 @@ using Method = Quantisation::Method;
 /// awq.
 constexpr std::int64_t outputs_at_once = 64;
 
-/// Nibble i of a word of awq is of output awq_order[i] of 8.
-constexpr std::array<int, 8> awq_order = {0, 2, 4, 6, 1, 3, 5, 7};
+/// Which nibble of a word of awq output i of 8 is in.
+constexpr std::array<int, 8> awq_nibble = {0, 4, 1, 5, 2, 6, 3, 7};
 
-int awq_shift(std::int64_t output) {
-  const auto at = std::ranges::find(awq_order, static_cast<int>(output % 8));
-  return static_cast<int>(at - awq_order.begin()) * 4;
-}
+int awq_shift(std::int64_t output) { return 4 * awq_nibble[static_cast<std::size_t>(output % 8)]; }
 
 std::uint32_t word_at(const std::byte* words, std::int64_t at) {
   std::uint32_t word = 0;

@@ -1,7 +1,6 @@
 #include "src/text/post_processor.h"
 
 #include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 
 #include "src/core/json_file.h"

@@ -2,12 +2,12 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <pcre2.h>
 
 #include <array>
 #include <cstdint>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "src/core/json_file.h"
