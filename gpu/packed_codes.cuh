@@ -53,4 +53,23 @@ struct Codes<Packing::int8> {
   }
 };
 
+/// A word has 4 inputs, a byte each: sign, 4 bits of exponent and 3 of mantissa. Moved to where a
+/// bf16 has those, they are 2^-112 times the code; where the exponent is 0 as well, for subnormal
+/// factors of this product keep their value.
+template <>
+struct Codes<Packing::fp8> {
+  static constexpr int per_word = 4;
+  static constexpr int pairs = 2;
+  template <int i>
+  static __device__ __forceinline__ unsigned pair(unsigned word) {
+    const unsigned high = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
+    const unsigned bits = masked(high >> 4, 0x07f007f0U, high & 0x80008000U);
+    unsigned out;  // bits * 2^112 + (-0)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+        : "=r"(out)
+        : "r"(bits), "r"(0x77807780U), "r"(0x80008000U));
+    return out;
+  }
+};
+
 }  // namespace topkv::gpu

@@ -33,8 +33,9 @@ struct Job {
   int groups;
   int chunks;  // of a row
   int chunks_of_group;
+  const std::int32_t* order;  // of the inputs; null: their own
   const __nv_bfloat16* x;
-  bool vectors;  // rows of x are aligned to 16 bytes
+  bool vectors;  // rows of x are aligned to 16 bytes and read in their own order
   int tokens;
   bool accumulate;
   float* out;
@@ -61,11 +62,15 @@ __device__ __forceinline__ Load<words> load_codes(const std::byte* from) {
   return load;
 }
 
-/// `count` inputs of x as pairs; 0 for those behind the first `left`.
+/// `count` inputs of a token, from `input` on in the order of the codes, as pairs; 0 for those
+/// behind the last.
 template <int count>
-__device__ __forceinline__ void load_inputs(const __nv_bfloat16* from, int left, bool vectors,
+__device__ __forceinline__ void load_inputs(const Job& job, int token, int input,
                                             unsigned (&to)[count / 2]) {
-  if (vectors && left >= count) {
+  const __nv_bfloat16* const x = job.x + std::int64_t{token} * job.in_features;
+  const __nv_bfloat16* const from = x + input;
+  const int left = job.in_features - input;
+  if (job.vectors && left >= count) {
     if constexpr (count % 8 == 0) {
 #pragma unroll
       for (int i = 0; i < count / 8; ++i) {
@@ -82,7 +87,9 @@ __device__ __forceinline__ void load_inputs(const __nv_bfloat16* from, int left,
 #pragma unroll
   for (int i = 0; i < count / 2; ++i) {
     const auto bits = [&](int at) -> unsigned {
-      return at < left ? unsigned{__bfloat16_as_ushort(from[at])} : 0U;
+      if (at >= left) return 0U;
+      return unsigned{
+          __bfloat16_as_ushort(job.order == nullptr ? from[at] : x[job.order[input + at]])};
     };
     to[i] = bits(2 * i) | bits(2 * i + 1) << 16;
   }
@@ -173,8 +180,7 @@ __global__ void __launch_bounds__(most_warps* warp, token_tiles == 1 ? 2 : 1)
         const int token = n * tile_tokens + in_row;
         unsigned x[lane_inputs / 2] = {};
         if (token < job.tokens) {
-          load_inputs<lane_inputs>(job.x + std::int64_t{token} * job.in_features + input,
-                                   job.in_features - input, job.vectors, x);
+          load_inputs<lane_inputs>(job, token, input, x);
         }
 #pragma unroll
         for (int r = 0; r < row_tiles; ++r)
@@ -287,12 +293,15 @@ void packed_product(const Matrix& weight, const __nv_bfloat16* x, std::int64_t t
   job.in_features = static_cast<int>(weight.in_features);
   job.groups = static_cast<int>(weight.groups());
   job.x = x;
-  job.vectors = weight.in_features % 8 == 0 && aligned({x}, 16);
+  job.order = weight.order();
+  job.vectors = !weight.has_order && weight.in_features % 8 == 0 && aligned({x}, 16);
   job.tokens = static_cast<int>(tokens);
   job.accumulate = accumulate;
   job.out = out;
   if (weight.packing == Packing::int8) {
     launch_packing<Packing::int8>(job, weight.group, stream);
+  } else if (weight.packing == Packing::fp8) {
+    launch_packing<Packing::fp8>(job, weight.group, stream);
   } else {
     launch_packing<Packing::int4>(job, weight.group, stream);
   }

@@ -15,6 +15,7 @@ struct Rows {
   std::int64_t row_bytes;
   int in_features;
   int group;
+  const std::int32_t* order;  // of the inputs; null: their own
   std::int64_t first;
   const std::int32_t* tokens;  // rows to take; null: first and on
   std::int64_t count;
@@ -25,8 +26,8 @@ __device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pa
 
 /// Inputs of a word. Groups are made of whole words, but for a group that is a whole row.
 template <Packing packing, class Out>
-__device__ __forceinline__ void write_word(unsigned word, float scale, float offset, int left,
-                                           bool vectors, Out* to) {
+__device__ __forceinline__ void write_word(unsigned word, float scale, float offset, int input,
+                                           const Rows& rows, bool vectors, Out* row) {
   using C = Codes<packing>;
   float values[C::per_word];
   const auto widen = [&](int i, unsigned pair) {
@@ -42,11 +43,12 @@ __device__ __forceinline__ void write_word(unsigned word, float scale, float off
 #pragma unroll
   for (int i = 0; i < C::per_word; i += 4) {
     if (vectors) {
-      store4(to + i, {values[i], values[i + 1], values[i + 2], values[i + 3]});
+      store4(row + input + i, {values[i], values[i + 1], values[i + 2], values[i + 3]});
     } else {
 #pragma unroll
       for (int j = i; j < i + 4; ++j) {
-        if (j < left) store(to + j, values[j]);
+        if (input + j >= rows.in_features) break;
+        store(row + (rows.order == nullptr ? input + j : rows.order[input + j]), values[j]);
       }
     }
   }
@@ -64,8 +66,8 @@ __global__ void unpack_kernel(const Rows rows, bool vectors, Out* out) {
          input += static_cast<int>(blockDim.x) * per_word) {
       const std::int64_t factor = row * groups + input / rows.group;
       write_word<packing>(__ldg(words + input / per_word), __ldg(rows.scales + factor),
-                          rows.offsets == nullptr ? 0.0F : __ldg(rows.offsets + factor),
-                          rows.in_features - input, vectors, to + input);
+                          rows.offsets == nullptr ? 0.0F : __ldg(rows.offsets + factor), input,
+                          rows, vectors, to);
     }
   }
 }
@@ -80,14 +82,19 @@ void launch(const Matrix& weight, Rows rows, Out* out, cudaStream_t stream) {
   rows.in_features = static_cast<int>(weight.in_features);
   rows.group = static_cast<int>(weight.group);
   const bool int4 = weight.packing == Packing::int4;
-  const bool vectors = weight.in_features % (int4 ? 8 : 4) == 0 && aligned({out}, 4 * sizeof(Out));
+  rows.order = weight.order();
+  const bool vectors = !weight.has_order && weight.in_features % (int4 ? 8 : 4) == 0 &&
+                       aligned({out}, 4 * sizeof(Out));
   const unsigned threads = threads_for((weight.in_features - 1) / (int4 ? 8 : 4) + 1);
+  const auto run = [&](auto kernel) {
+    kernel<<<blocks_for(rows.count, 1), threads, 0, stream>>>(rows, vectors, out);
+  };
   if (int4) {
-    unpack_kernel<Packing::int4>
-        <<<blocks_for(rows.count, 1), threads, 0, stream>>>(rows, vectors, out);
+    run(unpack_kernel<Packing::int4, Out>);
+  } else if (weight.packing == Packing::fp8) {
+    run(unpack_kernel<Packing::fp8, Out>);
   } else {
-    unpack_kernel<Packing::int8>
-        <<<blocks_for(rows.count, 1), threads, 0, stream>>>(rows, vectors, out);
+    run(unpack_kernel<Packing::int8, Out>);
   }
   check_launch("the unpacking kernel");
 }

@@ -2,8 +2,11 @@
 // no code with what packs and multiplies them.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -18,6 +21,7 @@ struct Case {
   std::int64_t in = 0;
   std::int64_t group = 0;
   bool offsets = false;
+  bool order = false;
 };
 
 /// Packings with groups of every kind: odd sizes, groups that take every width of load, whole rows.
@@ -31,7 +35,23 @@ inline std::vector<Case> cases() {
           {Packing::int4, 31, 160, 32, true},    {Packing::int4, 130, 192, 64, true},
           {Packing::int4, 65, 192, 64, false},   {Packing::int4, 97, 384, 128, true},
           {Packing::int4, 16, 1024, 128, false}, {Packing::int4, 45, 1024, 256, true},
-          {Packing::int4, 20, 96, 96, true},     {Packing::int4, 300, 512, 512, false}};
+          {Packing::int4, 20, 96, 96, true},     {Packing::int4, 300, 512, 512, false},
+          {Packing::int4, 40, 384, 128, true, true}, {Packing::int4, 33, 160, 32, false, true},
+          {Packing::int8, 24, 192, 64, true, true}, {Packing::fp8, 33, 37, 37, false},
+          {Packing::fp8, 129, 384, 128, false},  {Packing::fp8, 19, 96, 16, true},
+          {Packing::fp8, 40, 224, 32, false},    {Packing::fp8, 17, 256, 64, true},
+          {Packing::fp8, 50, 1000, 1000, false}, {Packing::fp8, 24, 192, 64, false, true}};
+}
+
+inline const char* name_of(topkv::Packing packing) {
+  switch (packing) {
+    case topkv::Packing::int4:
+      return "int4";
+    case topkv::Packing::fp8:
+      return "fp8";
+    default:
+      return "int8";
+  }
 }
 
 struct Packed {
@@ -49,28 +69,50 @@ struct Layout {
   std::int64_t row = 0;
   std::int64_t scales = 0;
   std::int64_t offsets = 0;
+  std::int64_t order = 0;
 };
 
 inline Layout layout_of(const Case& of) {
   Layout at;
-  at.row = rounded(of.packing == topkv::Packing::int8 ? of.in : of.in / 2, 16);
+  at.row = rounded(of.packing == topkv::Packing::int4 ? of.in / 2 : of.in, 16);
   at.scales = rounded(of.out * at.row, 256);
-  at.offsets = at.scales + rounded(of.out * (of.in / of.group) * 4 + 64, 256);
+  const std::int64_t factors = rounded(of.out * (of.in / of.group) * 4 + 64, 256);
+  at.offsets = at.scales + factors;
+  at.order = at.offsets + (of.offsets ? factors : 0);
   return at;
+}
+
+/// What topkv::Packing::fp8 has for a byte: 1/256 of OCP's E4M3 (FP8 formats, table 1).
+inline double fp8_code(unsigned byte) {
+  const unsigned exponent = byte >> 3 & 15U;
+  const double fraction = (byte & 7U) / 8.0;
+  const double size = exponent == 0 ? std::ldexp(fraction, -6)
+                                    : std::ldexp(1 + fraction, static_cast<int>(exponent) - 7);
+  return (byte >= 128 ? -size : size) / 256;
 }
 
 inline Packed random_packed(const Case& of, unsigned seed) {
   std::mt19937 random(seed);
   const bool int4 = of.packing == topkv::Packing::int4;
+  const bool fp8 = of.packing == topkv::Packing::fp8;
   std::uniform_int_distribution<int> code(int4 ? -8 : -128, int4 ? 7 : 127);
   std::normal_distribution<float> normal;
   Packed packed;
-  packed.matrix = {nullptr, topkv::DType::bf16, of.out, of.in, of.packing, of.group, of.offsets};
+  packed.matrix = {nullptr, topkv::DType::bf16, of.out, of.in, of.packing, of.group, of.offsets,
+                   of.order};
   packed.block.assign(static_cast<std::size_t>(packed.matrix.bytes()), std::byte{0});
   const Layout at = layout_of(of);
   const auto put = [&](std::int64_t place, float value) {
     std::memcpy(packed.block.data() + place, &value, sizeof value);
   };
+  std::vector<std::int32_t> order(static_cast<std::size_t>(of.in));
+  std::iota(order.begin(), order.end(), 0);
+  if (of.order) {
+    std::ranges::shuffle(order, random);
+    std::memcpy(packed.block.data() + at.order, order.data(), order.size() * 4);
+  }
+  packed.values.resize(static_cast<std::size_t>(of.out * of.in));
+  packed.sizes.resize(packed.values.size());
   for (std::int64_t r = 0; r < of.out; ++r) {
     float scale = 0;
     float offset = 0;
@@ -84,7 +126,9 @@ inline Packed random_packed(const Case& of, unsigned seed) {
           put(at.offsets + factor, offset);
         }
       }
-      const int c = code(random);
+      int c = code(random);
+      if (fp8 && (c & 127) == 127) c ^= 1;  // 127 and 255 are no numbers
+      const double value = fp8 ? fp8_code(static_cast<unsigned>(c) & 255U) : c;
       if (int4) {
         const std::int64_t bit = i % 8 / 2 * 4 + i % 2 * 16;
         packed.block[static_cast<std::size_t>(r * at.row + i / 8 * 4 + bit / 8)] |=
@@ -92,14 +136,15 @@ inline Packed random_packed(const Case& of, unsigned seed) {
       } else {
         packed.block[static_cast<std::size_t>(r * at.row + i)] = static_cast<std::byte>(c);
       }
-      packed.values.push_back(double{scale} * c + offset);
-      packed.sizes.push_back(std::abs(double{scale} * c) + std::abs(double{offset}));
+      const auto place = static_cast<std::size_t>(r * of.in + order[static_cast<std::size_t>(i)]);
+      packed.values[place] = double{scale} * value + offset;
+      packed.sizes[place] = std::abs(double{scale} * value) + std::abs(double{offset});
     }
   }
   return packed;
 }
 
-/// The values of a packed matrix in host memory.
+/// The values of a packed matrix in host memory whose inputs are in their own order.
 inline std::vector<double> values_of(const topkv::Matrix& matrix) {
   const Case of{matrix.packing, matrix.out_features, matrix.in_features, matrix.group,
                 matrix.has_offsets};
@@ -118,6 +163,8 @@ inline std::vector<double> values_of(const topkv::Matrix& matrix) {
         const std::int64_t bit = i % 8 / 2 * 4 + i % 2 * 16;
         const auto byte = static_cast<unsigned>(matrix.data[r * at.row + i / 8 * 4 + bit / 8]);
         code = static_cast<int>(byte >> (bit % 8) & 15U) - 8;
+      } else if (of.packing == topkv::Packing::fp8) {
+        code = fp8_code(static_cast<unsigned>(matrix.data[r * at.row + i]));
       } else {
         code = static_cast<std::int8_t>(matrix.data[r * at.row + i]);
       }

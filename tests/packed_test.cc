@@ -46,7 +46,7 @@ TEST(PackedProduct, MatchesFloat64ForEveryPackingSizeAndNumberOfTokens) {
         for (const bool accumulate : {false, true}) {
           SCOPED_TRACE(testing::Message()
                        << tokens << " tokens, [" << of.out << ", " << of.in << "], "
-                       << (of.packing == Packing::int4 ? "int4" : "int8") << " in groups of "
+                       << packed_case::name_of(of.packing) << " in groups of "
                        << of.group << (accumulate ? ", added" : ""));
           const auto x = reference::random_floats(tokens * of.in, 2);
           const auto before = reference::random_floats(tokens * of.out, 3);

@@ -143,7 +143,10 @@ std::vector<Variant> variants() {
     const std::filesystem::path bundled =
         std::filesystem::path(TOPKV_SOURCE_DIR) / "models" / name;
     const auto of = description(name).value("checkpoint", name);
-    all.push_back({name, name == "needle-14m" ? bundled : fixture(of)});
+    const std::filesystem::path gguf = fixture(name) / "model.gguf";
+    all.push_back({name, name == "needle-14m"            ? bundled
+                         : std::filesystem::exists(gguf) ? gguf
+                                                         : fixture(of)});
   }
   std::ranges::sort(all, {}, &Variant::name);
   return all;

@@ -8,15 +8,15 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "src/model/weights.h"
 #include "tests/packed_case.h"
+#include "tests/small_llama.h"
 #include "tests/temp_directory.h"
-#include "tests/tensor_file.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 
@@ -28,72 +28,8 @@ using Json = nlohmann::json;
 
 const fs::path bundled = fs::path(TOPKV_SOURCE_DIR) / "models/needle-14m";
 
-std::string bytes_of_floats(const std::vector<double>& values) {
-  std::string bytes;
-  for (const double value : values) {
-    const auto narrow = static_cast<float>(value);
-    bytes.append(reinterpret_cast<const char*>(&narrow), sizeof narrow);
-  }
-  return bytes;
-}
-
-/// Sizes of a Llama with an output layer of its own.
-struct Sizes {
-  std::int64_t hidden = 96;
-  std::int64_t mlp = 320;
-  std::int64_t vocab = 101;
-};
-
 class RoundedWeights : public testing::Test {
  protected:
-  static constexpr std::int64_t heads = 2;
-
-  /// A checkpoint with random weights in float32.
-  static FileTensors random_tensors(const Sizes& of, std::int64_t head) {
-    std::mt19937 random(7);
-    std::normal_distribution<double> normal;
-    FileTensors tensors;
-    const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in) {
-      std::vector<double> values(static_cast<std::size_t>(out * in));
-      for (double& x : values) x = normal(random) / std::sqrt(static_cast<double>(in));
-      tensors[name] = {"F32", {out, in}, bytes_of_floats(values)};
-    };
-    const auto ones = [&](const std::string& name) {
-      tensors[name] = {
-          "F32", {of.hidden}, bytes_of_floats(std::vector<double>(static_cast<std::size_t>(of.hidden), 1))};
-    };
-    matrix("model.embed_tokens.weight", of.vocab, of.hidden);
-    for (const std::string at : {"model.layers.0.", "model.layers.1."}) {
-      ones(at + "input_layernorm.weight");
-      ones(at + "post_attention_layernorm.weight");
-      matrix(at + "self_attn.q_proj.weight", heads * head, of.hidden);
-      matrix(at + "self_attn.k_proj.weight", head, of.hidden);
-      matrix(at + "self_attn.v_proj.weight", head, of.hidden);
-      matrix(at + "self_attn.o_proj.weight", of.hidden, heads * head);
-      matrix(at + "mlp.gate_proj.weight", of.mlp, of.hidden);
-      matrix(at + "mlp.up_proj.weight", of.mlp, of.hidden);
-      matrix(at + "mlp.down_proj.weight", of.hidden, of.mlp);
-    }
-    ones("model.norm.weight");
-    matrix("lm_head.weight", of.vocab, of.hidden);
-    return tensors;
-  }
-
-  static Json config_of(const Sizes& of, std::int64_t head) {
-    return {{"model_type", "llama"},
-            {"hidden_size", of.hidden},
-            {"intermediate_size", of.mlp},
-            {"num_hidden_layers", 2},
-            {"num_attention_heads", heads},
-            {"num_key_value_heads", 1},
-            {"head_dim", head},
-            {"vocab_size", of.vocab},
-            {"rms_norm_eps", 1e-6},
-            {"rope_theta", 10000.0},
-            {"max_position_embeddings", 512},
-            {"tie_word_embeddings", false}};
-  }
-
   void write(const FileTensors& tensors, const Json& config) const {
     temp_.write("model.safetensors", file_of(tensors));
     temp_.write("config.json", config.dump());
@@ -105,9 +41,9 @@ class RoundedWeights : public testing::Test {
   static FileTensors rounded(const fs::path& directory, WeightFormat format,
                              const FileTensors& tensors) {
     ModelConfig config = ModelConfig::load(directory);
-    const SafeTensors file = SafeTensors::open(directory);
-    Weights::settle_tie(file, config);
-    const Weights weights = Weights::load(file, config, *host_device(), {.weights = format});
+    const auto file = Checkpoint::open(directory);
+    Weights::settle_tie(*file, config);
+    const Weights weights = Weights::load(*file, config, *host_device(), {.weights = format});
     FileTensors out = tensors;
     const auto put = [&](const std::string& name, const Matrix& matrix) {
       EXPECT_TRUE(matrix.packed()) << name;
@@ -132,27 +68,6 @@ class RoundedWeights : public testing::Test {
   TempDirectory temp_;
 };
 
-std::vector<Token> some_tokens(std::int64_t count, std::int64_t vocab) {
-  std::vector<Token> tokens;
-  for (std::int64_t i = 0; i < count; ++i)
-    tokens.push_back(static_cast<Token>((5 + i * i * 31 + i * 7) % vocab));
-  return tokens;
-}
-
-/// Both sides compute in float32 with weights that are equal but for a rounding each, in another
-/// order: as far apart as the runner may be from transformers (parity_test.cc).
-void expect_same(const std::vector<float>& got, const std::vector<float>& want) {
-  ASSERT_EQ(got.size(), want.size());
-  double largest = 0;
-  double worst = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    largest = std::max(largest, std::abs(double{want[i]}));
-    worst = std::max(worst, std::abs(double{got[i]} - want[i]));
-  }
-  EXPECT_GT(largest, 0);
-  EXPECT_LE(worst, 2e-5 * largest);
-}
-
 TEST_F(RoundedWeights, LogitsAreThoseOfTheModelWithTheRoundedWeightsInFloat) {
   for (const WeightFormat format : {WeightFormat::int8, WeightFormat::int4}) {
     // Groups of 32 (96 and 160), 64 (320), and of needle-14m 128.
@@ -160,31 +75,19 @@ TEST_F(RoundedWeights, LogitsAreThoseOfTheModelWithTheRoundedWeightsInFloat) {
       SCOPED_TRACE(std::string(name_of(format)) + (small ? ", random weights" : ", needle-14m"));
       const Sizes sizes;
       const FileTensors tensors =
-          small ? random_tensors(sizes, 80) : read_tensors(bundled / "model.safetensors");
-      if (small) write(tensors, config_of(sizes, 80));
+          small ? random_tensors(sizes) : read_tensors(bundled / "model.safetensors");
+      if (small) write(tensors, config_of(sizes));
       const fs::path from = small ? path() : bundled;
       const FileTensors floats = rounded(from, format, tensors);
       const Model packed = Model::load(from, {}, {}, {.weights = format});
       EXPECT_EQ(packed.weights(), format);
       const auto tokens = some_tokens(40, packed.config().vocab_size);
-      const auto all = packed.logits(tokens);  // many tokens: unpacked tiles
-      // One by one: straight from the codes.
-      const auto context = packed.prefill(std::vector<Token>(tokens.begin(), tokens.end() - 3),
-                                          {.kv_dtype = DType::f32});
-      Session session(context, {.k = TopK::same(4096)});
-      std::vector<float> singly;
-      for (std::size_t i = tokens.size() - 3; i < tokens.size(); ++i) {
-        const auto one = packed.logits(session, std::vector<Token>{tokens[i]});
-        singly.insert(singly.end(), one.begin(), one.end());
-      }
       TempDirectory other;
       other.write("model.safetensors", file_of(floats));
       other.write("config.json", read_file(from / "config.json"));
       const Model plain = Model::load(other.path());
       EXPECT_EQ(plain.weights(), WeightFormat::stored);
-      const auto want = plain.logits(tokens);
-      expect_same(all, want);
-      expect_same(singly, {want.end() - static_cast<std::ptrdiff_t>(singly.size()), want.end()});
+      expect_same(logits_both_ways(packed, tokens), logits_both_ways(plain, tokens));
     }
   }
 }
@@ -232,7 +135,7 @@ TEST_F(RoundedWeights, NextTokensAreNearlyThoseOfTheModelItself) {
 
 TEST_F(RoundedWeights, PlanCountsWhatTheyTake) {
   const Sizes sizes;
-  write(random_tensors(sizes, 80), config_of(sizes, 80));
+  write(random_tensors(sizes), config_of(sizes));
   const auto planned = [&](WeightFormat format) {
     return Model::plan(path(), {}, {}, {}, format).weights_bytes;
   };
@@ -289,8 +192,8 @@ TEST_F(RoundedWeights, ProgressIsToldUpToWhatWasPlanned) {
 }
 
 TEST_F(RoundedWeights, InputsThatInt4CannotGroupAreRefusedAndInt8TakesThem) {
-  const Sizes odd{.hidden = 48, .mlp = 83, .vocab = 37};
-  write(random_tensors(odd, 10), config_of(odd, 10));
+  const Sizes odd{.hidden = 48, .mlp = 83, .vocab = 37, .head = 10};
+  write(random_tensors(odd), config_of(odd));
   const std::string beginning = (path() / "model.safetensors").string() + ": ";
   for (const auto& call : {std::function<void()>([&] {
                              Model::load(path(), {}, {}, {.weights = WeightFormat::int4});
@@ -304,8 +207,8 @@ TEST_F(RoundedWeights, InputsThatInt4CannotGroupAreRefusedAndInt8TakesThem) {
   const auto tokens = some_tokens(9, odd.vocab);
   TempDirectory other;
   other.write("model.safetensors", file_of(rounded(path(), WeightFormat::int8,
-                                                   random_tensors(odd, 10))));
-  other.write("config.json", config_of(odd, 10).dump());
+                                                   random_tensors(odd))));
+  other.write("config.json", config_of(odd).dump());
   expect_same(Model::load(path(), {}, {}, {.weights = WeightFormat::int8}).logits(tokens),
               Model::load(other.path()).logits(tokens));
 }
@@ -314,10 +217,10 @@ TEST_F(RoundedWeights, WeightsThatCannotBeRoundedAreNamed) {
   const Sizes sizes;
   for (const float wrong : {std::numeric_limits<float>::quiet_NaN(),
                             -std::numeric_limits<float>::infinity(), 1e16F}) {
-    FileTensors tensors = random_tensors(sizes, 80);
+    FileTensors tensors = random_tensors(sizes);
     const std::string name = "model.layers.1.mlp.down_proj.weight";
     std::memcpy(tensors[name].bytes.data() + 4 * (7 * 320 + 5), &wrong, 4);
-    write(tensors, config_of(sizes, 80));
+    write(tensors, config_of(sizes));
     for (const WeightFormat format : {WeightFormat::int8, WeightFormat::int4}) {
       expect_error<FileError>([&] { Model::load(path(), {}, {}, {.weights = format}); },
                               (path() / "model.safetensors").string() + ": ",

@@ -120,6 +120,32 @@ def cased() -> str:
     return trained(pre_tokenizers.Sequence([digits, split, literal, byte_level]), 500).to_str()
 
 
+def pieces() -> str:
+    """As Llama 2's: SentencePiece's BPE, with a token for each byte."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?=▁)"), "isolated")  # for training alone
+    tokenizer.train_from_iterator(training_text(), trainers.BpeTrainer(vocab_size=500, show_progress=False))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    data = json.loads(tokenizer.to_str())
+    data["pre_tokenizer"] = None
+    learnt = sorted(data["model"]["vocab"], key=data["model"]["vocab"].get)
+    contents = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    contents += [content for content in learnt if content not in contents and content not in "kZ語"]
+    known = set(contents[259:])
+    data["model"]["vocab"] = {content: i for i, content in enumerate(contents)}
+    # SentencePiece has scores, here the less the later a piece was learnt: any two pieces merge that
+    # make another.
+    cuts = [(content[:at], content[at:]) for content in contents[259:] for at in range(1, len(content))]
+    data["model"]["merges"] = [pair for pair in cuts if known.issuperset(pair)]
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.add_special_tokens([special("<unk>"), special("<s>"), special("</s>")])
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    return tokenizer.to_str()
+
+
 def texts() -> list:
     spaces = "\t\n\v\f\r \u0085\u00a0\u1680\u180e\u2000\u2003\u200a\u200b\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
     rng = random.Random(11)
@@ -180,7 +206,9 @@ def cases(file: str, all_texts: list) -> dict:
     rng = random.Random(13)
     decoded = []
     for length in [0, 1, 1, 1, 2, 2, 5, 10, 40]:
-        ids = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(length)]
+        # Runs of bytes that are no characters become other numbers of U+FFFD here.
+        first = 259 if "pieces" in file else 0
+        ids = [rng.randrange(first, tokenizer.get_vocab_size()) for _ in range(length)]
         decoded.append({"ids": ids, "text": tokenizer.decode(ids)})
     return {"file": file, "encoded": encoded, "hello_with_special": tokenizer.encode("Hello").ids, "decoded": decoded}
 
@@ -188,7 +216,7 @@ def cases(file: str, all_texts: list) -> dict:
 def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     files = []
-    for make in [gpt2, llama3, qwen2, symbols, cased]:
+    for make in [gpt2, llama3, qwen2, symbols, cased, pieces]:
         file = OUT / f"{make.__name__}.json"
         file.write_text(json.dumps(json.loads(make()), ensure_ascii=False, separators=(",", ":")) + "\n")
         files.append(str(file))

@@ -18,9 +18,9 @@ ChatMessage message_of(const py::handle& given, std::size_t index) {
         return message[key].cast<std::string>();
       }
     }
-    throw InvalidArgument(fmt::format(
-        "messages[{}] is {}; expected a dict with the texts \"role\" and \"content\"", index,
-        py::repr(given).cast<std::string>().substr(0, 100)));
+    throw InvalidArgument(
+        fmt::format("messages[{}] is {}; expected a dict with the texts \"role\" and \"content\"",
+                    index, py::repr(given).cast<std::string>().substr(0, 100)));
   };
   return {text("role"), text("content")};
 }
@@ -28,9 +28,10 @@ ChatMessage message_of(const py::handle& given, std::size_t index) {
 }  // namespace
 
 void bind_chat_template(py::module_& module) {
-  py::class_<ChatTemplate>(module, "ChatTemplate",
-                           "The chat template of a model directory, rendered as transformers' "
-                           "apply_chat_template does. Immutable; safe from many threads.")
+  py::class_<ChatTemplate>(
+      module, "ChatTemplate",
+      "The chat template of a model directory or a GGUF file, rendered as transformers' "
+      "apply_chat_template does. Immutable; safe from many threads.")
       .def_static("load", &ChatTemplate::load, py::arg("directory"), WithoutGil())
       .def(
           "render",

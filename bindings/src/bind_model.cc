@@ -132,7 +132,9 @@ void bind_results(py::module_& module) {
       .def_readonly("ceiling", &DevicePlan::ceiling)
       .def_readonly("chunk", &DevicePlan::chunk, "Tokens of the largest prefill chunk that fits.")
       .def_readonly("weights_bytes", &DevicePlan::weights_bytes,
-                    "Of the model's weights as the checkpoint holds them.")
+                    "Of the model's weights in the format asked for.")
+      .def_readonly("quantised", &DevicePlan::quantised,
+                    "What the checkpoint's matrices are quantised as already; empty: plain.")
       .def_property_readonly("fits", &DevicePlan::fits)
       .def("__repr__", [](const DevicePlan& plan) {
         return fmt::format("DevicePlan(peak={}, ceiling={}, chunk={}, fits={})", plan.peak,
@@ -150,8 +152,9 @@ void bind_config(py::module_& module) {
                            self.temperature, self.top_k, self.top_p);
       });
 
-  py::class_<ModelConfig>(module, "ModelConfig",
-                          "config.json, reduced to what changes the forward pass.")
+  py::class_<ModelConfig>(
+      module, "ModelConfig",
+      "config.json, or a GGUF file's metadata, reduced to what changes the forward pass.")
       .def_static("load", &load_config, py::arg("directory"), py::arg("length") = 0,
                   "length: the most tokens that contexts and sessions are meant to hold, 0 for all "
                   "that the model was made for; LongRoPE and dynamic NTK turn keys by it.")
@@ -254,7 +257,8 @@ void bind_model(py::module_& module) {
   bind_results(module);
   py::class_<Model, std::shared_ptr<Model>>(
       module, "Model",
-      "A loaded checkpoint in Hugging Face layout, of one of the families that the README lists. "
+      "A loaded checkpoint in Hugging Face layout (directory), or a GGUF file, of one of the "
+      "families that the README lists. "
       "Safe from many threads, each with its own session.",
       py::release_gil_before_calling_cpp_dtor())
       .def_static(
@@ -268,8 +272,9 @@ void bind_model(py::module_& module) {
           },
           py::arg("directory"), py::arg("device") = py::none(), py::kw_only(),
           py::arg("weights") = "stored", py::arg("progress") = py::none(), py::arg("length") = 0,
-          "weights: held as they are \"stored\", or rounded to \"int8\" or \"int4\" while they are "
-          "loaded; progress is called with a Progress; length: as of ModelConfig.load. Warns "
+          "weights: held as they are \"stored\" (by their codes where they are quantised already), "
+          "or rounded to \"int8\" or \"int4\" while they are loaded; progress is called with a "
+          "Progress; length: as of ModelConfig.load. Warns "
           "(warnings.warn) of what the configuration says and the network does not do, and, "
           "once, when tokens go beyond the positions that the model was made for.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)

@@ -456,7 +456,7 @@ class Session:
     def tail_figures(self) -> list[TailFigures]: ...
 
 class Tokenizer:
-    """Byte-level BPE of a tokenizer.json."""
+    """BPE, byte-level or SentencePiece's, of a tokenizer.json or a GGUF file."""
 
     @staticmethod
     def load(tokenizer_json: _Path) -> Tokenizer: ...
@@ -468,7 +468,7 @@ class Tokenizer:
     def vocab_size(self) -> int: ...
 
 class ChatTemplate:
-    """The chat template of a model directory, rendered as transformers' apply_chat_template does."""
+    """The chat template of a model directory or a GGUF file, rendered as transformers' apply_chat_template does."""
 
     @staticmethod
     def load(directory: _Path) -> ChatTemplate: ...
@@ -583,6 +583,10 @@ class DevicePlan:
     @property
     def weights_bytes(self) -> int: ...
     @property
+    def quantised(self) -> str:
+        """What the checkpoint's matrices are quantised as already; empty: plain."""
+
+    @property
     def fits(self) -> bool: ...
 
 class PlacePlan:
@@ -635,7 +639,7 @@ def memory_plans(
     """Every way of holding a model and a context, the most exact first."""
 
 class Model:
-    """A loaded checkpoint in Hugging Face layout."""
+    """A loaded checkpoint in Hugging Face layout (directory), or a GGUF file."""
 
     @staticmethod
     def load(
@@ -646,7 +650,8 @@ class Model:
         progress: Callable[[Progress], object] | None = None,
         length: int = 0,
     ) -> Model:
-        """weights: held as they are "stored", or rounded to "int8" or "int4" while they are loaded."""
+        """weights: held as they are "stored" (those that are quantised already, by their codes), or rounded to
+        "int8" or "int4" while they are loaded."""
 
     @property
     def config(self) -> ModelConfig: ...

@@ -23,12 +23,13 @@ struct ChatMessage {
 /// trust before it gets here.
 class ChatTemplate {
  public:
-  /// Looks where transformers' tokenizers do: additional_chat_templates/default.jinja,
+  /// Of a GGUF file: tokenizer.chat_template and the special tokens of its metadata. In a directory
+  /// looks where transformers' tokenizers do: additional_chat_templates/default.jinja,
   /// chat_template.jinja, then "chat_template" of tokenizer_config.json, a text or a list of named
   /// ones with "default". bos_token and other special tokens are those of tokenizer_config.json and
   /// special_tokens_map.json. Throws FileError when there is none, or it is broken; Unsupported in
   /// a build without Jinja.
-  static ChatTemplate load(const std::filesystem::path& directory);
+  static ChatTemplate load(const std::filesystem::path& model);
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;

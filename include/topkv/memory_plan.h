@@ -62,11 +62,11 @@ struct MemoryPlan {
 };
 
 /// Every way, those with the least loss first; of equal ones those that take more memory. Reads
-/// config.json and the headers of the weights. What a GPU takes is what topkv allocates, to the
-/// byte, but for CUDA itself, which is guessed. Throws as Model::load does for what it reads;
+/// the configuration and the headers of the weights. What a GPU takes is what topkv allocates, to
+/// the byte, but for CUDA itself, which is guessed. Throws as Model::load does for what it reads;
 /// InvalidArgument for sizes below 0 and indices whose memory nobody knows before they are built;
 /// Unsupported where no way is left, and for a GPU when this topkv was built without CUDA.
-std::vector<MemoryPlan> memory_plans(const std::filesystem::path& directory,
+std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,
                                      const PlanRequest& request);
 
 /// The first that fits; null: none does.

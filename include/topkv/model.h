@@ -1,4 +1,5 @@
-// The model runner: a checkpoint in Hugging Face layout, its tokenizer, prefill and generation.
+// The model runner: a checkpoint in Hugging Face layout or a GGUF file, its tokenizer, prefill and
+// generation.
 //
 // Families, by model_type: llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2,
 // gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP); see ModelConfig for what
@@ -135,7 +136,8 @@ struct ModelConfig {
   }
 
   /// Reads config.json (and generation_config.json, when there, for the end tokens and sampling) of
-  /// a model directory. Accepts rope_theta/rope_scaling and rope_parameters.
+  /// a model directory, or the metadata of a GGUF file. Accepts rope_theta/rope_scaling and
+  /// rope_parameters.
   /// length: the most tokens that contexts and sessions of this model are meant to hold; 0: all of
   /// the model's reach. LongRoPE and dynamic NTK turn keys otherwise for long texts than for short
   /// ones, and rows that are stored cannot be turned again: so it is decided here, once.
@@ -146,12 +148,12 @@ struct ModelConfig {
   /// warnings unless they are known to change nothing.
   /// Throws FileError, Unsupported naming the key and the value, or InvalidArgument for a length
   /// below 0.
-  static ModelConfig load(const std::filesystem::path& directory, std::int64_t length = 0);
+  static ModelConfig load(const std::filesystem::path& model, std::int64_t length = 0);
 };
 
 /// What the network's matrices are held as while it runs. Norms and biases stay float32.
 enum class WeightFormat : std::uint8_t {
-  stored,  ///< as the checkpoint has them; on a CUDA device in bf16
+  stored,  ///< as the checkpoint has them, quantised ones too; plain ones on a CUDA device in bf16
   int8,    ///< rounded to 8 bits, with one scale for each output
   int4,    ///< rounded to 4 bits, with a scale for each group of inputs; embedding and output layer
            ///< int8
@@ -219,8 +221,11 @@ struct DevicePlan {
   std::int64_t peak = 0;          ///< the most that is taken at a time
   std::int64_t ceiling = 0;
   std::int64_t chunk = 0;  ///< tokens of a prefill chunk: the largest that fits
-  /// Of the model's weights in the format asked for: if that is stored, as in the checkpoint.
+  /// Of the model's weights in the format asked for: if that is stored, as they are held.
   std::int64_t weights_bytes = 0;
+  /// What the checkpoint's matrices are quantised as already ("gptq, 4 bits, groups of 128");
+  /// empty: they are plain.
+  std::string quantised;
   bool fits() const { return peak <= ceiling; }
 };
 
@@ -243,24 +248,26 @@ struct GenerateResult {
   ForwardTimes times;
 };
 
-/// A loaded checkpoint. On the host weights stay in the checkpoint's dtype, memory-mapped; on a
-/// CUDA device they are copied to it in bf16; or they are quantised on the way, on either (see
-/// WeightFormat). Const members are safe from many threads, each with its own session.
+/// A loaded checkpoint. On the host plain weights stay in the checkpoint's dtype, memory-mapped; on
+/// a CUDA device they are copied to it in bf16; or they are quantised on the way, on either (see
+/// WeightFormat). Those that are quantised already are held by their codes and scales, whose values
+/// are kept (docs/weights.md). Const members are safe from many threads, each with its own session.
 class Model {
  public:
-  /// Loads config.json, tokenizer.json and the safetensors of a directory. Without tokenizer.json
-  /// the model takes token ids only. Throws FileError, Unsupported or OutOfMemory; Unsupported also
-  /// where a matrix cannot be held in options.weights (int4: inputs that are no multiple of 32).
-  /// on_warning is told the warnings of the configuration, of an output layer in the file that
-  /// differs from the embedding that config.json ties it to (it is used, as transformers does),
-  /// and, once in the model's life, when tokens go beyond the model's reach.
-  static Model load(const std::filesystem::path& directory, const Device& device = {},
+  /// Loads config.json, tokenizer.json and the safetensors of a directory, or a GGUF file, which
+  /// has all of them. Without a tokenizer the model takes token ids only. Throws FileError,
+  /// Unsupported or OutOfMemory; Unsupported also where a matrix cannot be held in options.weights
+  /// (int4: inputs that are no multiple of 32; int8 and int4: a checkpoint that is quantised
+  /// already). on_warning is told the warnings of the configuration, of an output layer in the file
+  /// that differs from the embedding that config.json ties it to (it is used, as transformers
+  /// does), and, once in the model's life, when tokens go beyond the model's reach.
+  static Model load(const std::filesystem::path& model, const Device& device = {},
                     WarningFn on_warning = {}, const LoadOptions& options = {});
 
   /// What a prefill with these options and a session of the context would take of the device's
   /// memory. Checks the weights as load does, by their headers, and throws as it does, but not for
   /// a plan that does not fit.
-  static DevicePlan plan(const std::filesystem::path& directory, const Device& device,
+  static DevicePlan plan(const std::filesystem::path& model, const Device& device,
                          const PrefillOptions& prefill, const RetrievalOptions& retrieval,
                          WeightFormat weights = WeightFormat::stored);
   ~Model();
@@ -271,7 +278,7 @@ class Model {
   const ModelConfig& config() const;
   const Device& device() const;
   WeightFormat weights() const;
-  /// Throws FileError when the directory has no tokenizer.json.
+  /// Throws FileError when the checkpoint has none.
   const Tokenizer& tokenizer() const;
 
   /// Tells on_warning when that many tokens, context and all, go beyond the model's reach, unless

@@ -13,11 +13,12 @@
 
 namespace topkv {
 
-/// Byte-level BPE of a tokenizer.json. Immutable; safe from many threads.
+/// Byte-level BPE, or SentencePiece's BPE with a token for each byte, of a tokenizer.json or a GGUF
+/// file. Immutable; safe from many threads.
 class Tokenizer {
  public:
   /// Throws FileError, or Unsupported naming the component.
-  static Tokenizer load(const std::filesystem::path& tokenizer_json);
+  static Tokenizer load(const std::filesystem::path& file);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;

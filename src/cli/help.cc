@@ -28,7 +28,7 @@ examples:
 const char* const needle_help =
     R"(usage: topkv needle -m DIR [-c 128K,1M] [flags]                       [default] in brackets
 Hides facts at several depths of a long text, prefills it once and asks for each in its own session.
-  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx LIST         tokens of the context alone; K = Ki = 1024, M = Mi = 1024²: 4096,1M [128K]
@@ -60,7 +60,7 @@ const char* const generate_help =
     R"(usage: topkv generate -m DIR -p PROMPT [-f FILE]... [flags]           [default] in brackets
 Continues a prompt. Files become a frozen context before it, of which each step retrieves rows;
 the tokens are those of files and prompt as one text: end a file's last line before a question.
-  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
@@ -92,7 +92,7 @@ const char* const chat_help =
 A conversation in the model's chat template: each line of standard input is a question, answers go
 to standard output. Files are read once, before the first question. Ctrl-C ends an answer, and at
 the prompt the program, as the end of input (Ctrl-D) does.
-  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
@@ -119,7 +119,7 @@ const char* const info_help =
     R"(usage: topkv info DIR [flags]
 Tells a model's shape and the memory that its contexts take, and whether this machine has it. Checks
 that the configuration is one that topkv runs and that the weights are there in full.
-  -m, --model DIR        model in Hugging Face layout; the same as DIR without it
+  -m, --model DIR        model in Hugging Face layout, or a *.gguf; the same as DIR without it
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
   --json                 print one JSON object
@@ -133,7 +133,7 @@ const char* const fidelity_help =
 Compares decoding with retrieval with dense attention over the same context, token by token: the
 error of every layer's output, and what it does to the next token. Each --kv-index with each
 --kv-tail, --kv-topk, --kv-mass and --kv-error is one setting.
-  -m, --model DIR        model in Hugging Face layout      -t, --threads N       [all cores]
+  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024² [64K]

@@ -72,15 +72,31 @@ std::string chunks_text(const DualChunk& chunks) {
 }
 
 bool has_weights(const std::filesystem::path& directory) {
-  std::error_code error;  // what cannot be examined is there: opening it says why it cannot be read
+  std::error_code error;
+  if (std::filesystem::is_regular_file(directory, error)) return true;  // GGUF
+  // What cannot be examined is there: opening it says why it cannot be read.
   return std::filesystem::exists(directory / "model.safetensors", error) || error ||
          std::filesystem::exists(directory / "model.safetensors.index.json", error) || error;
 }
 
-// Checked against the headers of the files, which must be there in full; 0 when there are none.
-std::int64_t weights_bytes(const std::filesystem::path& directory, WeightFormat format) {
-  return has_weights(directory) ? Model::plan(directory, Device(), {}, {}, format).weights_bytes
-                                : 0;
+struct WeightsSize {
+  std::int64_t bytes = 0;  // 0: there are none
+  std::string quantised;   // as what, in the checkpoint
+};
+
+// Checked against the headers of the files, which must be there in full.
+WeightsSize weights_size(const std::filesystem::path& directory, WeightFormat format) {
+  if (!has_weights(directory)) return {};
+  const DevicePlan plan = Model::plan(directory, Device(), {}, {}, format);
+  return {plan.weights_bytes, plan.quantised};
+}
+
+// "weights 4.4 GiB, quantised (awq, 4 bits, groups of 128)"
+std::string weights_text(const WeightsSize& weights, const std::string& format) {
+  if (weights.bytes == 0) return "no weights here";
+  return fmt::format("weights {}{}{}", byte_text(weights.bytes),
+                     format == "stored" ? "" : " in " + format,
+                     weights.quantised.empty() ? "" : ", quantised (" + weights.quantised + ")");
 }
 
 // Where the weights are here: by the planner, with them and the default index. Without: what the
@@ -105,12 +121,13 @@ Need need_of(const ModelConfig& config, const InfoFlags& flags, bool weights, st
 }
 
 void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
-                std::int64_t bytes) {
+                const WeightsSize& weights) {
   Json json;
   json["model_type"] = config.model_type;
   json["parameters"] = parameters(config);
   json["weights"] = flags.weights;
-  json["weights_bytes"] = bytes;
+  json["weights_bytes"] = weights.bytes;
+  json["quantised"] = weights.quantised;
   json["layers"] = config.attention.layers;
   json["q_heads"] = config.attention.q_heads;
   json["kv_heads"] = config.attention.kv_heads;
@@ -130,7 +147,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
   json["kv_index"] = IndexSpec::default_for(config.attention.head_dim).text();
   for (const std::int64_t tokens : lengths) {
-    const Need need = need_of(config, flags, bytes > 0, tokens);
+    const Need need = need_of(config, flags, weights.bytes > 0, tokens);
     json["contexts"].push_back(
         {{"tokens", need.tokens}, {"rows_bytes", need.bytes}, {"fits", need.fits}});
   }
@@ -139,13 +156,11 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
 }
 
 void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
-                std::int64_t bytes) {
+                const WeightsSize& weights) {
   const AttentionShape& shape = config.attention;
   fmt::print("model       {}: {}, {} parameters, {}\n", printable(flags.directory),
              config.model_type, format_grouped(parameters(config)),
-             bytes > 0 ? fmt::format("weights {}{}", byte_text(bytes),
-                                     flags.weights == "stored" ? "" : " in " + flags.weights)
-                       : "no weights here");
+             weights_text(weights, flags.weights));
   fmt::print("network     {} layers, hidden {}, MLP {}, vocabulary {}\n", shape.layers,
              config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
@@ -159,7 +174,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
              IndexSpec::default_for(shape.head_dim).text());
   std::vector<std::vector<std::string>> rows;
   for (const std::int64_t tokens : lengths) {
-    const Need need = need_of(config, flags, bytes > 0, tokens);
+    const Need need = need_of(config, flags, weights.bytes > 0, tokens);
     rows.push_back({format_count(tokens), byte_text(need.bytes), need.fits ? "yes" : "no"});
   }
   fmt::print("{}", format_table({"context", "KV rows", "fits here"}, rows, {true, true, false}));
@@ -169,11 +184,11 @@ int run_info(const InfoFlags& flags) {
   const ModelConfig config = ModelConfig::load(flags.directory);
   for (const std::string& warning : config.warnings) print_warning(warning);
   const KvDType dtype = KvDType::parse(flags.dtype);
-  const std::int64_t bytes = weights_bytes(flags.directory, parse_weight_format(flags.weights));
+  const WeightsSize weights = weights_size(flags.directory, parse_weight_format(flags.weights));
   if (flags.json) {
-    print_json(config, flags, dtype, bytes);
+    print_json(config, flags, dtype, weights);
   } else {
-    print_text(config, flags, dtype, bytes);
+    print_text(config, flags, dtype, weights);
   }
   return 0;
 }

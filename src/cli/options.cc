@@ -65,7 +65,7 @@ bool names_index(const std::string& tail) { return !tail.empty() && tail != "non
 void add_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("-m,--model", flags.directory,
-                  "the directory of a model, such as models/needle-14m")
+                  "the directory of a model, such as models/needle-14m, or a GGUF file")
       ->required();
   command.add_option("-t,--threads", flags.threads, "a number of threads");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N");

@@ -21,6 +21,7 @@ std::int64_t factors_bytes(const Matrix& matrix) {
 std::int64_t Matrix::row_bytes() const {
   switch (packing) {
     case Packing::int8:
+    case Packing::fp8:
       return round_up(in_features, 16);
     case Packing::int4:
       return round_up(in_features / 2, 16);
@@ -33,9 +34,13 @@ std::int64_t Matrix::scales_at() const { return round_up(out_features * row_byte
 
 std::int64_t Matrix::offsets_at() const { return scales_at() + factors_bytes(*this); }
 
+std::int64_t Matrix::order_at() const {
+  return offsets_at() + (has_offsets ? factors_bytes(*this) : 0);
+}
+
 std::int64_t Matrix::bytes() const {
   if (!packed()) return out_features * row_bytes();
-  return offsets_at() + (has_offsets ? factors_bytes(*this) : 0);
+  return order_at() + (has_order ? round_up(in_features * std::int64_t{4}, 256) : 0);
 }
 
 std::int64_t group_step(Packing packing) { return packing == Packing::int4 ? 32 : 16; }

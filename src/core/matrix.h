@@ -1,22 +1,26 @@
-// A weight matrix as a device multiplies it: plain elements, or packed ones, whose codes of 8 or 4
-// bits are told apart by scales. Every quantised checkpoint, and every matrix quantised at load, is
+// A weight matrix as a device multiplies it: plain elements, or packed ones, codes of 8 or 4 bits
+// with scales. Every quantised checkpoint, and every matrix quantised at load, is
 // brought into one of these packings, so that devices know few of them and the forward pass none.
 //
 // A packed element is
 //
 //   scale[row, input / group] * code[row, input] (+ offset[row, input / group])
 //
-// code: -128 to 127 (int8) or -8 to 7 (int4); scales and offsets are float32, so that those of any
-// checkpoint (f16, bf16, products of two) keep their value. In memory, one block:
+// code: -128 to 127 (int8), -8 to 7 (int4), or the float of 8 bits that is 1/256 of what e4m3 has
+// for the same bits (fp8): those of a float16 but for its last seven, so that widening is a shift;
+// scales and offsets are float32, so that those of any checkpoint (f16, bf16, products of two) keep
+// their value. In memory, one block:
 //
 //   codes    out_features rows of row_bytes() each, a multiple of 16: what lies behind the last
 //            input of a row is 0
 //   scales   [out_features, groups()], at scales_at()
 //   offsets  the same, at offsets_at(), when has_offsets
+//   order    int32 [in_features], at order_at(), when has_order: column k of the codes is that of
+//            input order[k], so that inputs which share scales lie together
 //
-// int8: a byte an input, in order. int4: 4 bytes for each 8 inputs, a little-endian word that has
-// code + 8 of input 2i at bit 4i and of input 2i + 1 at bit 16 + 4i: so that masks leave pairs of
-// neighbours in the halves of a word, which is what a GPU's matrix instructions take.
+// int8 and fp8: a byte an input, in order. int4: 4 bytes for each 8 inputs, a little-endian word
+// that has code + 8 of input 2i at bit 4i and of input 2i + 1 at bit 16 + 4i: so that masks leave
+// pairs of neighbours in the halves of a word, which is what a GPU's matrix instructions take.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +30,7 @@
 
 namespace topkv {
 
-enum class Packing : std::uint8_t { none, int8, int4 };
+enum class Packing : std::uint8_t { none, int8, int4, fp8 };
 
 /// [out_features, in_features], row-major; memory not owned. Plain elements may be unaligned; a
 /// packed block is aligned to 256 bytes.
@@ -38,6 +42,7 @@ struct Matrix {
   Packing packing = Packing::none;
   std::int64_t group = 0;  ///< packed: consecutive inputs that share a scale; divides in_features
   bool has_offsets = false;
+  bool has_order = false;
 
   bool packed() const { return packing != Packing::none; }
   /// Of the elements, or the codes, of a row.
@@ -46,16 +51,21 @@ struct Matrix {
   /// Offsets into the block, in bytes.
   std::int64_t scales_at() const;
   std::int64_t offsets_at() const;
+  std::int64_t order_at() const;
   const float* scales() const { return reinterpret_cast<const float*>(data + scales_at()); }
   /// Null: none.
   const float* offsets() const {
     return has_offsets ? reinterpret_cast<const float*>(data + offsets_at()) : nullptr;
   }
+  /// Null: inputs are in their own order.
+  const std::int32_t* order() const {
+    return has_order ? reinterpret_cast<const std::int32_t*>(data + order_at()) : nullptr;
+  }
   /// Of all of it.
   std::int64_t bytes() const;
 };
 
-/// Inputs of a group are a multiple of this: 16 for int8 unless a row is one group, 32 for int4.
+/// Inputs of a group are a multiple of this: 32 for int4, else 16 unless a row is one group.
 std::int64_t group_step(Packing packing);
 
 /// Rows of a packed matrix while they are made: codes [rows, row_bytes], zeroed; scales and offsets

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -17,8 +18,13 @@ namespace HWY_NAMESPACE {
 using Floats = hn::ScalableTag<float>;
 using Four = hn::CappedTag<float, 4>;
 
-// Codes are fetched this many bytes of a row ahead.
-constexpr std::int64_t ahead = 1024;
+/// How far ahead codes are fetched, in bytes, where so many rows are read side by side: within a
+/// long row, else as far on in the next rows.
+std::int64_t fetch_ahead(std::int64_t row_bytes, std::int64_t rows) {
+  constexpr std::int64_t enough = 4096;
+  if (row_bytes > enough) return 1024;
+  return (enough / (rows * row_bytes) + 1) * rows * row_bytes;
+}
 
 // int4: a vector of L words has 8 L consecutive inputs. Mask p of 8 leaves the codes of inputs
 // 8 * lane + input_of(p), so activations are arranged in blocks: 8 vectors in that order, then the
@@ -75,7 +81,7 @@ HWY_INLINE hn::Vec<D> factors_of(D d, const float* factors, std::int64_t input,
   return hn::Load(d, lanes);
 }
 
-/// Whether scales of block after block are each one number: a group is made of whole blocks.
+/// Rows that are multiplied side by side.
 template <int rows, int tokens, class D>
 struct Int4Rows {
   using V = hn::Vec<D>;
@@ -90,7 +96,7 @@ struct Int4Rows {
 template <int rows, int tokens, bool with_offsets, class D>
 HWY_INLINE const float* add_int4(D d, std::int64_t begin, std::int64_t end, std::int64_t group,
                                  const float* arranged, std::int64_t token_stride,
-                                 Int4Rows<rows, tokens, D>& at) {
+                                 std::int64_t ahead, Int4Rows<rows, tokens, D>& at) {
   using V = hn::Vec<D>;
   const hn::RebindToUnsigned<D> du;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -105,7 +111,7 @@ HWY_INLINE const float* add_int4(D d, std::int64_t begin, std::int64_t end, std:
 #pragma GCC unroll 4
       for (int t = 0; t < tokens; ++t) sums[r][t] = hn::Zero(d);
     }
-    const auto add = [&]<int p>() HWY_ATTR {
+    const auto add = [&]<int p>() HWY_ATTR __attribute__((always_inline)) {
       V x[tokens];
 #pragma GCC unroll 4
       for (int t = 0; t < tokens; ++t) x[t] = hn::LoadU(d, arranged + t * token_stride + p * lanes);
@@ -164,11 +170,12 @@ HWY_INLINE void dot_int4(const Matrix& m, std::int64_t first, const float* arran
   const Floats d;
   const Four d4;
   const std::int64_t whole = m.in_features / block_inputs(d) * block_inputs(d);
+  const std::int64_t ahead = fetch_ahead(m.row_bytes(), rows);
   auto at = int4_rows<rows, tokens>(d, m, first);
   const float* rest =
-      add_int4<rows, tokens, with_offsets>(d, 0, whole, m.group, arranged, token_stride, at);
+      add_int4<rows, tokens, with_offsets>(d, 0, whole, m.group, arranged, token_stride, ahead, at);
   auto behind = int4_rows<rows, tokens>(d4, m, first);
-  add_int4<rows, tokens, with_offsets>(d4, whole, m.in_features, m.group, rest, token_stride,
+  add_int4<rows, tokens, with_offsets>(d4, whole, m.in_features, m.group, rest, token_stride, ahead,
                                        behind);
   for (int r = 0; r < rows; ++r) {
     for (int t = 0; t < tokens; ++t) {
@@ -178,16 +185,36 @@ HWY_INLINE void dot_int4(const Matrix& m, std::int64_t first, const float* arran
   }
 }
 
-/// Arranged activations of int8 are the activations, then their sums over each group.
-template <int rows, int tokens>
-HWY_INLINE void dot_int8(const Matrix& m, std::int64_t first, const float* x,
-                         std::int64_t token_stride, float* out, std::int64_t stride) {
+/// Codes of a byte as float32: those at `from`, as many as d has lanes.
+template <Packing packing, class D>
+HWY_INLINE hn::Vec<D> byte_codes(D d, const std::byte* from) {
+  if constexpr (packing == Packing::int8) {
+    const hn::Rebind<std::int8_t, D> d8;
+    const hn::RebindToSigned<D> d32;
+    const auto codes = hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(from));
+    return hn::ConvertTo(d, hn::PromoteTo(d32, codes));
+  } else {
+    const hn::Rebind<std::uint8_t, D> d8;
+    const hn::Rebind<std::uint16_t, D> d16;
+    const hn::Rebind<hwy::float16_t, D> half;
+    const auto bits =
+        hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from)));
+    const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(d16, 0x80)));
+    const auto rest = hn::ShiftLeft<7>(hn::And(bits, hn::Set(d16, 0x7f)));
+    return hn::PromoteTo(d, hn::BitCast(half, hn::Or(sign, rest)));
+  }
+}
+
+/// Arranged activations of int8 and fp8 are the activations, then their sums over each group.
+template <Packing packing, int rows, int tokens>
+HWY_INLINE void dot_bytes(const Matrix& m, std::int64_t first, const float* x,
+                          std::int64_t token_stride, float* out, std::int64_t stride) {
   const Floats d;
   using V = hn::Vec<Floats>;
-  const hn::Rebind<std::int8_t, Floats> d8;
-  const hn::RebindToSigned<Floats> d32;
+  const hn::CappedTag<float, 1> d1;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t groups = m.groups();
+  const std::int64_t ahead = fetch_ahead(m.row_bytes(), rows);
   const std::byte* codes[rows];
   V totals[rows][tokens];
   float behind[rows][tokens] = {};  // of inputs behind the last whole vector, and of the offsets
@@ -212,9 +239,9 @@ HWY_INLINE void dot_int8(const Matrix& m, std::int64_t first, const float* x,
       for (int t = 0; t < tokens; ++t) values[t] = hn::LoadU(d, x + t * token_stride + input);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
-        const auto* from = reinterpret_cast<const std::int8_t*>(codes[r] + input);
+        const std::byte* from = codes[r] + input;
         __builtin_prefetch(from + ahead);
-        const V code = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, from)));
+        const V code = byte_codes<packing>(d, from);
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; ++t) sums[r][t] = hn::MulAdd(values[t], code, sums[r][t]);
       }
@@ -228,8 +255,7 @@ HWY_INLINE void dot_int8(const Matrix& m, std::int64_t first, const float* x,
         totals[r][t] = hn::MulAdd(sums[r][t], hn::Set(d, scale), totals[r][t]);
         const float* mine = x + t * token_stride;
         for (std::int64_t i = input; i < end; ++i)
-          behind[r][t] +=
-              mine[i] * static_cast<float>(std::to_integer<std::int8_t>(codes[r][i])) * scale;
+          behind[r][t] += mine[i] * hn::GetLane(byte_codes<packing>(d1, codes[r] + i)) * scale;
         behind[r][t] += offset * mine[m.in_features + g];
       }
     }
@@ -244,7 +270,9 @@ template <int rows, int tokens>
 void dot_rows(const Matrix& m, std::int64_t first, const float* arranged, std::int64_t token_stride,
               float* out, std::int64_t stride) {
   if (m.packing == Packing::int8) {
-    dot_int8<rows, tokens>(m, first, arranged, token_stride, out, stride);
+    dot_bytes<Packing::int8, rows, tokens>(m, first, arranged, token_stride, out, stride);
+  } else if (m.packing == Packing::fp8) {
+    dot_bytes<Packing::fp8, rows, tokens>(m, first, arranged, token_stride, out, stride);
   } else if (m.has_offsets) {
     dot_int4<rows, tokens, true>(m, first, arranged, token_stride, out, stride);
   } else {
@@ -255,7 +283,7 @@ void dot_rows(const Matrix& m, std::int64_t first, const float* arranged, std::i
 template <int tokens>
 void dot_tokens(const Matrix& m, std::int64_t first, std::int64_t rows, const float* arranged,
                 std::int64_t token_stride, float* out, std::int64_t stride) {
-  constexpr int at_once = tokens == 1 ? 4 : 2;
+  constexpr int at_once = 4;  // activations of several tokens come from the second-level cache
   std::int64_t r = 0;
   for (; r + at_once <= rows; r += at_once)
     dot_rows<at_once, tokens>(m, first + r, arranged, token_stride, out + r, stride);
@@ -278,12 +306,12 @@ void packed_dot_any(const Matrix& m, std::int64_t first, std::int64_t rows, cons
 }
 
 std::int64_t arranged_size_any(const Matrix& m) {
-  if (m.packing == Packing::int8) return m.in_features + m.groups();
+  if (m.packing != Packing::int4) return m.in_features + m.groups();
   return m.in_features / masks * (masks + 1);
 }
 
 void arrange_any(const Matrix& m, const float* x, float* to) {
-  if (m.packing == Packing::int8) {
+  if (m.packing != Packing::int4) {
     std::copy(x, x + m.in_features, to);
     for (std::int64_t g = 0; g < m.groups(); ++g) {
       float sum = 0;
@@ -301,31 +329,28 @@ void arrange_any(const Matrix& m, const float* x, float* to) {
 }
 
 /// Codes of a row of int4 in the order of the inputs.
-void unpack_int4(const std::byte* words, std::int64_t count, std::int8_t* codes) {
+void unpack_int4(const std::byte* words, std::int64_t count, std::byte* codes) {
   for (std::int64_t i = 0; i < count; i += masks, words += 4) {
     std::uint32_t word = 0;
     std::memcpy(&word, words, sizeof word);
     for (int p = 0; p < masks; ++p)
-      codes[i + input_of(p)] =
-          static_cast<std::int8_t>(static_cast<int>(word >> (4 * p) & 15U) - 8);
+      codes[i + input_of(p)] = static_cast<std::byte>(static_cast<int>(word >> (4 * p) & 15U) - 8);
   }
 }
 
 /// out = codes * scale + offset.
-void widen_any(const std::int8_t* codes, std::int64_t count, float scale, float offset,
-               float* out) {
+template <Packing packing>
+void widen(const std::byte* codes, std::int64_t count, float scale, float offset, float* out) {
   const Floats d;
-  const hn::Rebind<std::int8_t, Floats> d8;
-  const hn::RebindToSigned<Floats> d32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const auto code = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, codes + i)));
+    const auto code = byte_codes<packing>(d, codes + i);
     hn::StoreU(hn::MulAdd(code, hn::Set(d, scale), hn::Set(d, offset)), d, out + i);
   }
   const hn::CappedTag<float, 1> d1;
   for (; i < count; ++i) {
-    const auto code = hn::Set(d1, static_cast<float>(codes[i]));
+    const auto code = byte_codes<packing>(d1, codes + i);
     out[i] = hn::GetLane(hn::MulAdd(code, hn::Set(d1, scale), hn::Set(d1, offset)));
   }
 }
@@ -333,20 +358,21 @@ void widen_any(const std::int8_t* codes, std::int64_t count, float scale, float 
 void unpack_row_any(const Matrix& m, std::int64_t row, float* out) {
   const std::byte* codes = m.data + row * m.row_bytes();
   constexpr std::int64_t piece = 128;
-  std::int8_t unpacked[piece];
+  std::byte unpacked[piece];
   for (std::int64_t g = 0; g < m.groups(); ++g) {
     const float scale = m.scales()[row * m.groups() + g];
     const float offset = m.has_offsets ? m.offsets()[row * m.groups() + g] : 0.0F;
     const std::int64_t end = (g + 1) * m.group;
-    if (m.packing == Packing::int8) {
-      widen_any(reinterpret_cast<const std::int8_t*>(codes) + g * m.group, m.group, scale, offset,
-                out + g * m.group);
+    if (m.packing != Packing::int4) {
+      const auto widen_group =
+          m.packing == Packing::fp8 ? widen<Packing::fp8> : widen<Packing::int8>;
+      widen_group(codes + g * m.group, m.group, scale, offset, out + g * m.group);
       continue;
     }
     for (std::int64_t i = g * m.group; i < end; i += piece) {
       const std::int64_t count = std::min(piece, end - i);
       unpack_int4(codes + i / 2, count, unpacked);
-      widen_any(unpacked, count, scale, offset, out + i);
+      widen<Packing::int8>(unpacked, count, scale, offset, out + i);
     }
   }
 }
@@ -369,8 +395,16 @@ std::int64_t arranged_size(const Matrix& packed) {
 
 void arrange_inputs(const Matrix& packed, const float* x, std::int64_t tokens, float* arranged) {
   const std::int64_t size = arranged_size(packed);
+  thread_local std::vector<float> ordered;
   for (std::int64_t t = 0; t < tokens; ++t) {
-    HWY_DYNAMIC_DISPATCH(arrange_any)(packed, x + t * packed.in_features, arranged + t * size);
+    const float* inputs = x + t * packed.in_features;
+    if (packed.has_order) {
+      ordered.resize(static_cast<std::size_t>(packed.in_features));
+      for (std::int64_t k = 0; k < packed.in_features; ++k)
+        ordered[static_cast<std::size_t>(k)] = inputs[packed.order()[k]];
+      inputs = ordered.data();
+    }
+    HWY_DYNAMIC_DISPATCH(arrange_any)(packed, inputs, arranged + t * size);
   }
 }
 
@@ -381,8 +415,15 @@ void packed_dot(const Matrix& packed, std::int64_t first, std::int64_t rows, con
 }
 
 void unpack_rows(const Matrix& packed, std::int64_t first, std::int64_t rows, float* out) {
-  for (std::int64_t r = 0; r < rows; ++r)
-    HWY_DYNAMIC_DISPATCH(unpack_row_any)(packed, first + r, out + r * packed.in_features);
+  thread_local std::vector<float> ordered;
+  ordered.resize(packed.has_order ? static_cast<std::size_t>(packed.in_features) : 0);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* row = out + r * packed.in_features;
+    HWY_DYNAMIC_DISPATCH(unpack_row_any)
+    (packed, first + r, packed.has_order ? ordered.data() : row);
+    for (std::int64_t k = 0; packed.has_order && k < packed.in_features; ++k)
+      row[packed.order()[k]] = ordered[static_cast<std::size_t>(k)];
+  }
 }
 
 }  // namespace topkv

@@ -10,10 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "src/core/gguf_file.h"
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
 #include "src/model/config_keys.h"
 #include "src/model/config_parts.h"
+#include "src/model/gguf_config.h"
+#include "src/model/quantisation.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 
@@ -109,8 +112,6 @@ void check_model_directory(const std::filesystem::path& directory) {
   const char* problem = nullptr;
   if (type_of(directory) == std::filesystem::file_type::not_found) {
     problem = "there is no such directory";
-  } else if (type_of(directory) == std::filesystem::file_type::regular) {
-    problem = "is not a directory";
   } else if (type_of(directory / "config.json") == std::filesystem::file_type::not_found) {
     problem = "has no config.json";
   } else {
@@ -118,25 +119,13 @@ void check_model_directory(const std::filesystem::path& directory) {
   }
   throw FileError(
       fmt::format("{}: {}; expected the directory of a model in Hugging Face layout, with its "
-                  "config.json",
+                  "config.json, or a GGUF file",
                   path_text(directory), problem));
 }
 
-}  // namespace
-
-std::int64_t ModelConfig::kv_bytes_per_token(KvDType dtype) const {
-  return attention.layers * attention.kv_heads * dtype.row_bytes(attention.head_dim);
-}
-
-ModelConfig ModelConfig::load(const std::filesystem::path& directory, std::int64_t length) {
-  if (length < 0 || length > max_positions) {
-    throw InvalidArgument(fmt::format(
-        "a model for texts of {} tokens; expected 1 to {}, or 0 for as many as it was made for",
-        length, max_positions));
-  }
-  check_model_directory(directory);
-  const std::filesystem::path file = directory / "config.json";
-  const Json json = read_json_file(file);
+/// Of a config.json, or what says the same. generation_file: empty for none.
+ModelConfig read_config(const Json& json, const std::filesystem::path& file,
+                        const std::filesystem::path& generation_file, std::int64_t length) {
   const JsonObject root(json, file);
   const Family& family = read_family(root);
   const std::vector<std::string> unread = unread_keys(json, file, family);
@@ -173,8 +162,36 @@ ModelConfig ModelConfig::load(const std::filesystem::path& directory, std::int64
   config.qk_norm = family.qk_norm;
   config.qk_norm_whole = family.qk_norm_whole;
   config.tied_embeddings = root.flag("tie_word_embeddings", family.tied_embeddings);
-  read_generation(root, family, directory / "generation_config.json", config);
+  read_generation(root, family, generation_file, config);
   return config;
+}
+
+}  // namespace
+
+std::int64_t ModelConfig::kv_bytes_per_token(KvDType dtype) const {
+  return attention.layers * attention.kv_heads * dtype.row_bytes(attention.head_dim);
+}
+
+ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t length) {
+  if (length < 0 || length > max_positions) {
+    throw InvalidArgument(fmt::format(
+        "a model for texts of {} tokens; expected 1 to {}, or 0 for as many as it was made for",
+        length, max_positions));
+  }
+  if (is_model_file(model)) {
+    const GgufFile file = GgufFile::open(model);
+    ModelConfig config = read_config(config_of_gguf(file), model, {}, length);
+    config.rope_interleaved = architecture_of(file).interleaved;
+    if (std::string line = unread_gguf_warning(file); !line.empty()) {
+      config.warnings.push_back(std::move(line));
+    }
+    return config;
+  }
+  check_model_directory(model);
+  const std::filesystem::path file = model / "config.json";
+  const Json json = read_json_file(file);
+  Quantisation::parse(json, file);  // what is unknown is refused now
+  return read_config(json, file, model / "generation_config.json", length);
 }
 
 }  // namespace topkv

@@ -92,7 +92,7 @@ void read_generation(const JsonObject& root, const Family& family,
                      const std::filesystem::path& generation_file, ModelConfig& config) {
   config.bos = read_bos(root, config.vocab_size, family.bos);
   config.eos = read_eos(root, config.vocab_size, family.eos);
-  if (!file_exists(generation_file)) return;
+  if (generation_file.empty() || !file_exists(generation_file)) return;
   // What generation_config.json says holds for generation.
   const Json json = read_json_file(generation_file);
   const JsonObject generation(json, generation_file);

@@ -43,7 +43,8 @@ constexpr std::string_view read_keys[] = {"model_type",
                                           "partial_rotary_factor",
                                           "bos_token_id",
                                           "eos_token_id",
-                                          "original_max_position_embeddings"};
+                                          "original_max_position_embeddings",
+                                          "quantization_config"};
 
 // Whatever their value, they change no logit of these families: training, other tasks, how to run
 // or to generate, notes of those who wrote the file. Keys that begin with _ are such notes too.
@@ -94,7 +95,6 @@ constexpr std::string_view unscaled = "networks that scale nothing besides atten
 constexpr std::string_view uncapped = "scores and logits without a cap";
 constexpr std::string_view all_positions = "layers that attend all positions or a sliding window";
 constexpr OtherNetwork other_networks[] = {
-    {"quantization_config", full_precision},
     {"compression_config", full_precision},
     {"quantization", full_precision},
     {"num_experts", dense},

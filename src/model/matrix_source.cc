@@ -17,14 +17,14 @@ namespace topkv {
 namespace {
 
 /// Inputs that share a scale in int4.
-std::int64_t int4_group(const SafeTensors& tensors, const std::string& name, std::int64_t in) {
+std::int64_t int4_group(const std::string& what, std::int64_t in) {
   for (const std::int64_t group : {128, 64, 32}) {
     if (in % group == 0) return group;
   }
   throw Unsupported(
-      fmt::format("{}: tensor {} has {} inputs; int4 weights take a multiple of 32: load the model "
-                  "with int8 weights, or as they are stored",
-                  path_text(tensors.source()), name, in));
+      fmt::format("{} has {} inputs; int4 weights take a multiple of 32: load the model with int8 "
+                  "weights, or as they are stored",
+                  what, in));
 }
 
 /// Rows of plain elements, quantised.
@@ -62,25 +62,29 @@ struct Quantise {
 
 }  // namespace
 
+MatrixSource plain_matrix(const Matrix& plain, WeightFormat format, const std::string& what,
+                          std::int64_t first_row) {
+  if (format == WeightFormat::stored) return {plain, {}, {}};
+  Matrix form{nullptr, plain.dtype, plain.out_features, plain.in_features};
+  if (format == WeightFormat::int8) {
+    form.packing = Packing::int8;
+    form.group = plain.in_features;
+  } else {
+    form.packing = Packing::int4;
+    form.group = int4_group(what, plain.in_features);
+    form.has_offsets = true;
+  }
+  return {form, Quantise{plain, form, what, first_row}, {}};
+}
+
 MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, MatrixRows rows,
                          std::int64_t in, WeightFormat format) {
   const std::array<std::int64_t, 2> shape = {rows.of, in};
   const SafeTensors::Tensor tensor = tensors.get(name, shape);
   const Matrix plain{tensor.data + rows.first * in * bytes_of(tensor.dtype), tensor.dtype,
                      rows.count, in};
-  if (format == WeightFormat::stored) return {plain, plain.bytes(), {}};
-  Matrix form{nullptr, tensor.dtype, rows.count, in};
-  if (format == WeightFormat::int8) {
-    form.packing = Packing::int8;
-    form.group = in;
-  } else {
-    form.packing = Packing::int4;
-    form.group = int4_group(tensors, name, in);
-    form.has_offsets = true;
-  }
-  return {form, plain.bytes(),
-          Quantise{plain, form, fmt::format("{}: tensor {}", path_text(tensors.source()), name),
-                   rows.first}};
+  return plain_matrix(plain, format,
+                      fmt::format("{}: tensor {}", path_text(tensors.source()), name), rows.first);
 }
 
 }  // namespace topkv

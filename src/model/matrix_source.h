@@ -1,11 +1,11 @@
 // A weight matrix as a checkpoint gives it: in the mapped file as it is, or made from what is
-// there. The one place that knows how checkpoints hold matrices; a kind of checkpoint is one more
-// way to make a MatrixSource.
+// there.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "src/core/matrix.h"
 #include "src/model/safetensors.h"
@@ -16,11 +16,11 @@ namespace topkv {
 struct MatrixSource {
   /// What the matrix is. data: where it lies in the mapped file; null for one that make makes.
   Matrix form;
-  /// Bytes in the checkpoint.
-  std::int64_t stored = 0;
   /// Makes rows [first, first + count) of a packed matrix, on all threads. Throws FileError naming
   /// the tensor.
   std::function<void(std::int64_t first, std::int64_t count, const PackedRows& to)> make;
+  /// Of the inputs, when the form has one; else empty.
+  std::vector<std::int32_t> order = {};
 };
 
 /// Which rows of a tensor are a matrix: several matrices may lie in one behind each other.
@@ -30,9 +30,14 @@ struct MatrixRows {
   std::int64_t of = 0;  ///< rows of the tensor
 };
 
+/// A matrix of plain elements in the form that is asked for. what: "file: tensor name", and where
+/// its first row is in that, for messages. Throws Unsupported for one that the format cannot hold.
+MatrixSource plain_matrix(const Matrix& plain, WeightFormat format, const std::string& what,
+                          std::int64_t first_row);
+
 /// The matrix of these rows of the tensor of this name in the file, [rows.count, in], in the form
-/// that is asked for. The tensors outlive it. Throws FileError for one that is missing or of another shape, Unsupported for one
-/// that this format cannot hold; reads only headers.
+/// that is asked for. The tensors outlive it. Throws FileError for one that is missing or of
+/// another shape, Unsupported for one that this format cannot hold; reads only headers.
 MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, MatrixRows rows,
                          std::int64_t in, WeightFormat format);
 

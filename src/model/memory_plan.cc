@@ -94,14 +94,14 @@ IndexBytes index_bytes(const AttentionShape& shape, const std::string& text, std
 
 class Planner {
  public:
-  Planner(const std::filesystem::path& directory, const PlanRequest& request)
+  Planner(const std::filesystem::path& model, const PlanRequest& request)
       : request_(request),
-        config_(ModelConfig::load(directory)),
-        tensors_(SafeTensors::open(directory)),
+        config_(ModelConfig::load(model)),
+        checkpoint_(Checkpoint::open(model)),
         device_(request.gpu_memory > 0 ? gpu_sizes()
                                        : std::shared_ptr<const DeviceSizes>(host_device())),
         memory_(request.memory > 0 ? request.memory : available_host_memory()) {
-    Weights::settle_tie(tensors_, config_);
+    Weights::settle_tie(*checkpoint_, config_);
   }
 
   std::vector<MemoryPlan> plans() const {
@@ -110,7 +110,7 @@ class Planner {
     for (const auto& weights : choices(request_.weights, weight_losses)) {
       WeightsSize size;
       try {
-        size = Weights::size(tensors_, config_, *device_, weights.value);
+        size = Weights::size(*checkpoint_, config_, *device_, weights.value);
       } catch (const Unsupported& error) {  // a matrix that this format cannot hold
         why = error.what();
         continue;
@@ -185,7 +185,7 @@ class Planner {
 
   const PlanRequest& request_;
   ModelConfig config_;
-  SafeTensors tensors_;
+  std::unique_ptr<Checkpoint> checkpoint_;
   std::shared_ptr<const DeviceSizes> device_;
   std::int64_t memory_;
 };
@@ -202,7 +202,7 @@ std::string MemoryPlan::flags() const {
                      index);
 }
 
-std::vector<MemoryPlan> memory_plans(const std::filesystem::path& directory,
+std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,
                                      const PlanRequest& request) {
   if (request.tokens < 1)
     throw InvalidArgument(fmt::format("a plan for {} tokens; expected 1 or more", request.tokens));
@@ -217,7 +217,7 @@ std::vector<MemoryPlan> memory_plans(const std::filesystem::path& directory,
       throw InvalidArgument(
           fmt::format("a plan for {} bytes of {} memory; expected 0 or more", bytes, what));
   }
-  return Planner(directory, request).plans();
+  return Planner(model, request).plans();
 }
 
 const MemoryPlan* most_exact(const std::vector<MemoryPlan>& plans) {

@@ -4,36 +4,51 @@
 
 #include <utility>
 
+#include "src/core/gguf_file.h"
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
 #include "src/model/model_impl.h"
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+/// What the tokenizer is in; nothing where there is none.
+std::optional<std::filesystem::path> tokenizer_path(const std::filesystem::path& model) {
+  if (is_model_file(model)) {
+    const GgufFile file = GgufFile::open(model);
+    const bool there = file.has("tokenizer.ggml.tokens");
+    return there ? std::optional(model) : std::nullopt;
+  }
+  const std::filesystem::path path = model / "tokenizer.json";
+  return file_exists(path) ? std::optional(path) : std::nullopt;
+}
+
+}  // namespace
 
 Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn warning,
                   const LoadOptions& options)
     : directory(dir),
       device(on),
       config(ModelConfig::load(dir, options.length)),
-      tensors(SafeTensors::open(dir)),
+      checkpoint(Checkpoint::open(dir)),
       format(options.weights),
       on_warning(std::move(warning)) {
   for (const std::string& line : config.warnings) warn(line);
-  if (const std::string line = Weights::settle_tie(tensors, config); !line.empty()) warn(line);
-  const auto path = dir / "tokenizer.json";
-  if (file_exists(path)) {
-    tokenizer = Tokenizer::load(path);
+  if (const std::string line = Weights::settle_tie(*checkpoint, config); !line.empty()) warn(line);
+  const auto path = tokenizer_path(dir);
+  if (path) {
+    tokenizer = Tokenizer::load(*path);
     if (tokenizer->vocab_size() > config.vocab_size) {
       throw FileError(
           fmt::format("{}: the tokenizer has {} tokens, the model's vocabulary {}; they do not "
                       "belong together",
-                      path_text(path), tokenizer->vocab_size(), config.vocab_size));
+                      path_text(*path), tokenizer->vocab_size(), config.vocab_size));
     }
   }
-  weights = Weights::load(tensors, config, *device.compute(), options);
+  weights = Weights::load(*checkpoint, config, *device.compute(), options);
   if (!device.is_cuda()) return;
-  tensors = {};  // all is copied: the files' pages are not to count as this process's
+  checkpoint.reset();  // all is copied: the files' pages are not to count as this process's
   keep(take_forward());
 }
 
@@ -97,9 +112,9 @@ void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
   idle.push_back(std::move(forward));
 }
 
-Model Model::load(const std::filesystem::path& directory, const Device& device,
-                  WarningFn on_warning, const LoadOptions& options) {
-  return Model(std::make_unique<Impl>(directory, device, std::move(on_warning), options));
+Model Model::load(const std::filesystem::path& model, const Device& device, WarningFn on_warning,
+                  const LoadOptions& options) {
+  return Model(std::make_unique<Impl>(model, device, std::move(on_warning), options));
 }
 
 std::string_view name_of(WeightFormat format) {
@@ -133,8 +148,9 @@ void Model::check_reach(std::int64_t tokens) const { impl_->check_reach(tokens);
 
 const Tokenizer& Model::tokenizer() const {
   if (!impl_->tokenizer) {
-    throw FileError(fmt::format("{}: no tokenizer.json there, so text cannot be encoded",
-                                path_text(impl_->directory)));
+    throw FileError(fmt::format("{}: no {} there, so text cannot be encoded",
+                                path_text(impl_->directory),
+                                is_model_file(impl_->directory) ? "tokenizer" : "tokenizer.json"));
   }
   return *impl_->tokenizer;
 }

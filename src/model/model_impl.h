@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "src/device/compute_device.h"
+#include "src/model/checkpoint.h"
 #include "src/model/forward.h"
-#include "src/model/safetensors.h"
 #include "src/model/weights.h"
 #include "topkv/model.h"
 
@@ -59,10 +59,10 @@ struct Model::Impl {
   std::filesystem::path directory;
   Device device;
   ModelConfig config;
-  std::optional<Tokenizer> tokenizer;  // none: the directory has no tokenizer.json
-  SafeTensors tensors;  // on a CUDA device none, once the weights are there
+  std::optional<Tokenizer> tokenizer;      // none: the checkpoint has none
+  std::unique_ptr<Checkpoint> checkpoint;  // on a CUDA device null, once the weights are there
   WeightFormat format;
-  Weights weights;  // views into tensors, or on the device
+  Weights weights;  // views into the checkpoint, or on the device
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
 

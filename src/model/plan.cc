@@ -61,15 +61,17 @@ DevicePlan plan_device(const ModelConfig& config, const WeightsSize& size,
   return plan;
 }
 
-DevicePlan Model::plan(const std::filesystem::path& directory, const Device& device,
+DevicePlan Model::plan(const std::filesystem::path& model, const Device& device,
                        const PrefillOptions& prefill, const RetrievalOptions& retrieval,
                        WeightFormat format) {
-  ModelConfig config = ModelConfig::load(directory);
-  const SafeTensors tensors = SafeTensors::open(directory);
-  Weights::settle_tie(tensors, config);
+  ModelConfig config = ModelConfig::load(model);
+  const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open(model);
+  Weights::settle_tie(*checkpoint, config);
   const ComputeDevice& compute = *device.compute();
-  return plan_device(config, Weights::size(tensors, config, compute, format), compute,
-                     device.memory(), prefill, retrieval);
+  DevicePlan plan = plan_device(config, Weights::size(*checkpoint, config, compute, format),
+                                compute, device.memory(), prefill, retrieval);
+  plan.quantised = checkpoint->quantised();
+  return plan;
 }
 
 }  // namespace topkv

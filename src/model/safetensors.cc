@@ -75,8 +75,8 @@ void SafeTensors::open_shards() {
 
 bool SafeTensors::has(std::string_view name) const { return file_of_.find(name) != file_of_.end(); }
 
-SafeTensors::Tensor SafeTensors::get(std::string_view name,
-                                     std::span<const std::int64_t> expected_shape) const {
+const SafeTensorsFile::Entry& SafeTensors::entry(
+    std::string_view name, std::span<const std::int64_t> expected_shape) const {
   const auto it = file_of_.find(name);
   if (it == file_of_.end()) {
     throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}",
@@ -89,11 +89,40 @@ SafeTensors::Tensor SafeTensors::get(std::string_view name,
                                 shown(name), shown_shape(entry.shape),
                                 shown_shape(expected_shape)));
   }
-  if (!entry.dtype.dtype) {
+  return entry;
+}
+
+SafeTensors::Tensor SafeTensors::get(std::string_view name,
+                                     std::span<const std::int64_t> expected_shape) const {
+  const SafeTensorsFile::Entry& found = entry(name, expected_shape);
+  if (!found.dtype.dtype) {
     throw Unsupported(fmt::format("{}: tensor {} has dtype {}; topkv reads F32, F16 and BF16",
-                                  path_text(file.path()), shown(name), entry.dtype.name));
+                                  path_text(files_[file_of_.find(name)->second].path()),
+                                  shown(name), found.dtype.name));
   }
-  return {entry.bytes.data(), *entry.dtype.dtype, entry.shape};
+  return {found.bytes.data(), *found.dtype.dtype, found.shape};
+}
+
+std::span<const std::byte> SafeTensors::raw(std::string_view name,
+                                            std::span<const std::int64_t> expected_shape,
+                                            std::string_view dtype) const {
+  const SafeTensorsFile::Entry& found = entry(name, expected_shape);
+  if (found.dtype.name != dtype) {
+    throw FileError(fmt::format("{}: tensor {} has dtype {}; expected {}",
+                                path_text(files_[file_of_.find(name)->second].path()), shown(name),
+                                found.dtype.name, dtype));
+  }
+  return found.bytes;
+}
+
+bool SafeTensors::is_float(std::string_view name) const {
+  const auto it = file_of_.find(name);
+  return files_[it->second].entries().find(name)->second.dtype.dtype.has_value();
+}
+
+std::string_view SafeTensors::dtype(std::string_view name) const {
+  const auto it = file_of_.find(name);
+  return files_[it->second].entries().find(name)->second.dtype.name;
 }
 
 std::vector<std::string> SafeTensors::names() const {

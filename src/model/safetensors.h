@@ -46,11 +46,24 @@ class SafeTensors {
   /// elements are not F32, F16 or BF16.
   Tensor get(std::string_view name, std::span<const std::int64_t> expected_shape) const;
 
+  /// The bytes of a tensor whose elements topkv has no type for. dtype: as the file names it
+  /// ("I32"). Throws FileError when there is no such tensor, or it has another shape or dtype.
+  std::span<const std::byte> raw(std::string_view name,
+                                 std::span<const std::int64_t> expected_shape,
+                                 std::string_view dtype) const;
+  /// Whether its elements are F32, F16 or BF16. REQUIRES: has(name).
+  bool is_float(std::string_view name) const;
+  /// As the file names it. REQUIRES: has(name).
+  std::string_view dtype(std::string_view name) const;
+
   /// Names of all tensors, ascending.
   std::vector<std::string> names() const;
 
  private:
   void open_shards();
+  /// Throws FileError.
+  const SafeTensorsFile::Entry& entry(std::string_view name,
+                                      std::span<const std::int64_t> expected_shape) const;
 
   std::filesystem::path source_;  // what lists the tensors: file or index
   std::vector<SafeTensorsFile> files_;

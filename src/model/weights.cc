@@ -3,16 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "src/core/convert.h"
 #include "src/core/printable.h"
 #include "src/device/pieces.h"
 #include "src/model/families.h"
-#include "src/model/matrix_source.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -21,47 +19,29 @@ namespace {
 constexpr const char* embedding_name = "model.embed_tokens.weight";
 constexpr const char* head_name = "lm_head.weight";
 
-/// A weight's name in the file. A file may be of the base model, without "model." in front, or of a
-/// model within another, with one more; transformers loads both.
-std::optional<std::string> find_name(const SafeTensors& tensors, const std::string& name) {
-  constexpr std::string_view prefix = "model.";
-  std::vector<std::string> names = {name, std::string(prefix) + name};
-  if (name.starts_with(prefix)) names.push_back(name.substr(prefix.size()));
-  std::erase_if(names, [&](const std::string& one) { return !tensors.has(one); });
-  if (names.size() > 1) {
-    throw FileError(
-        fmt::format("{}: has tensors {} and {}, which are the same weight; expected one",
-                    path_text(tensors.source()), names[0], names[1]));
-  }
-  if (names.empty()) return {};
-  return names.front();
+/// Rows of a matrix as float32, wherever they are.
+void rows_of(const MatrixSource& source, std::int64_t first, std::int64_t rows,
+             std::vector<float>& out) {
+  const Matrix& form = source.form;
+  out.resize(static_cast<std::size_t>(rows * form.in_features));
+  to_float(form.data + first * form.row_bytes(), form.dtype, rows * form.in_features, out.data());
 }
 
-std::string name_in(const SafeTensors& tensors, const std::string& name) {
-  if (auto found = find_name(tensors, name)) return *std::move(found);
-  if (name == head_name && find_name(tensors, embedding_name)) {
-    throw FileError(fmt::format(
-        "{}: has no tensor lm_head.weight, and config.json does not tie it to the embedding: these "
-        "are the weights of a model without its output layer; expected those of the whole model "
-        "(saved from AutoModelForCausalLM), or tie_word_embeddings true if that is how it is made",
-        path_text(tensors.source())));
-  }
-  return name;  // to be missed under the name that it should have
-}
-
-bool same_values(const SafeTensors::Tensor& a, const SafeTensors::Tensor& b, std::int64_t count) {
-  if (a.dtype == b.dtype &&
-      std::memcmp(a.data, b.data, static_cast<std::size_t>(count * bytes_of(a.dtype))) == 0) {
+bool same_values(const MatrixSource& a, const MatrixSource& b) {
+  if (a.form.packed() || b.form.packed()) return false;
+  const std::int64_t count = a.form.out_features;
+  if (a.form.dtype == b.form.dtype &&
+      std::memcmp(a.form.data, b.form.data, static_cast<std::size_t>(a.form.bytes())) == 0) {
     return true;
   }
-  constexpr std::int64_t block = 4096;
-  std::array<float, block> left;
-  std::array<float, block> right;
+  std::vector<float> left;
+  std::vector<float> right;
+  constexpr std::int64_t block = 16;
   for (std::int64_t at = 0; at < count; at += block) {
-    const std::int64_t size = std::min(block, count - at);
-    to_float(a.data + at * bytes_of(a.dtype), a.dtype, size, left.data());
-    to_float(b.data + at * bytes_of(b.dtype), b.dtype, size, right.data());
-    if (!std::equal(left.begin(), left.begin() + size, right.begin())) return false;
+    const std::int64_t rows = std::min(block, count - at);
+    rows_of(a, at, rows, left);
+    rows_of(b, at, rows, right);
+    if (left != right) return false;
   }
   return true;
 }
@@ -69,12 +49,12 @@ bool same_values(const SafeTensors::Tensor& a, const SafeTensors::Tensor& b, std
 /// Lays weights out behind each other and, when there is storage, puts them there.
 class Placer {
  public:
-  Placer(const SafeTensors& tensors, const DeviceSizes& measure, WeightFormat format)
-      : tensors_(tensors), measure_(measure), format_(format) {}
+  Placer(const Checkpoint& from, const DeviceSizes& measure, WeightFormat format)
+      : from_(from), measure_(measure), format_(format) {}
   /// size: what a Placer without storage found.
-  Placer(const SafeTensors& tensors, ComputeDevice& device, const LoadOptions& options,
+  Placer(const Checkpoint& from, ComputeDevice& device, const LoadOptions& options,
          const WeightsSize& size, std::byte* storage)
-      : tensors_(tensors),
+      : from_(from),
         measure_(device),
         format_(options.weights),
         device_(&device),
@@ -92,21 +72,20 @@ class Placer {
   /// other.
   Matrix rows(const std::string& name, std::int64_t first, std::int64_t out, std::int64_t of,
               std::int64_t in) {
-    return place(find_matrix(tensors_, name_in(tensors_, name), {first, out, of}, in, format_));
+    return place(from_.matrix(name, {first, out, of}, in, format_));
   }
 
   /// The embedding or the output layer: int8 where other matrices are int4.
   Matrix table(const std::string& name, const ModelConfig& config) {
     const WeightFormat format = format_ == WeightFormat::int4 ? WeightFormat::int8 : format_;
     const std::int64_t rows = config.vocab_size;
-    return place(find_matrix(tensors_, name_in(tensors_, name), {0, rows, rows}, config.hidden_size,
-                             format));
+    return place(from_.matrix(name, {0, rows, rows}, config.hidden_size, format));
   }
 
   /// A tied one may be in the file as the output layer alone.
   Matrix embedding(const ModelConfig& config) {
-    const bool as_head = config.tied_embeddings && !find_name(tensors_, embedding_name) &&
-                         find_name(tensors_, head_name);
+    const bool as_head =
+        config.tied_embeddings && !from_.has(embedding_name) && from_.has(head_name);
     const std::int64_t before = held_;
     Matrix matrix = table(as_head ? head_name : embedding_name, config);
     embedding_ = held_ - before;
@@ -115,14 +94,11 @@ class Placer {
 
   /// offset: added to each value.
   Vector vector(const std::string& name, std::int64_t size, float offset = 0) {
-    const std::array<std::int64_t, 1> shape = {size};
-    const SafeTensors::Tensor tensor = tensors_.get(name_in(tensors_, name), shape);
-    count(size * bytes_of(tensor.dtype));
+    values_.resize(static_cast<std::size_t>(size));
+    count(from_.vector(name, values_));
     const std::int64_t bytes = size * bytes_of(DType::f32);
     const std::int64_t at = pieces_.place(bytes);
     if (device_ == nullptr) return {nullptr, size};
-    values_.resize(static_cast<std::size_t>(size));
-    to_float(tensor.data, tensor.dtype, size, values_.data());
     for (float& value : values_) value += offset;
     device_->copy_in(values_.data(), bytes, storage_ + at);
     return {reinterpret_cast<const float*>(storage_ + at), size};
@@ -144,6 +120,10 @@ class Placer {
       return matrix;
     }
     make(source, storage_ + at);
+    if (matrix.has_order) {
+      device_->copy_in(source.order.data(), matrix.in_features * std::int64_t{4},
+                       storage_ + at + matrix.order_at());
+    }
     matrix.data = storage_ + at;
     return matrix;
   }
@@ -178,7 +158,7 @@ class Placer {
 
   static constexpr std::int64_t piece_bytes = std::int64_t{16} << 20;  // of codes
 
-  const SafeTensors& tensors_;
+  const Checkpoint& from_;
   const DeviceSizes& measure_;
   const WeightFormat format_;
   ComputeDevice* device_ = nullptr;  // null: only measure
@@ -260,35 +240,40 @@ Weights place(Placer& placer, const ModelConfig& config) {
 
 }  // namespace
 
-std::string Weights::settle_tie(const SafeTensors& tensors, ModelConfig& config) {
+std::string Weights::settle_tie(const Checkpoint& from, ModelConfig& config) {
   if (!config.tied_embeddings) return {};
-  const auto embedding = find_name(tensors, embedding_name);
-  const auto head = find_name(tensors, head_name);
-  if (!embedding || !head) return {};
-  const std::array<std::int64_t, 2> shape = {config.vocab_size, config.hidden_size};
-  if (same_values(tensors.get(*embedding, shape), tensors.get(*head, shape), shape[0] * shape[1])) {
-    return {};
-  }
+  if (!from.has(embedding_name) || !from.has(head_name)) return {};
+  const MatrixRows all{0, config.vocab_size, config.vocab_size};
+  const auto stored = [&](const char* name) {
+    return from.matrix(name, all, config.hidden_size, WeightFormat::stored);
+  };
+  if (same_values(stored(embedding_name), stored(head_name))) return {};
   config.tied_embeddings = false;
   return fmt::format(
       "{}: tensors {} and {} differ, though config.json ties them (tie_word_embeddings); each is "
       "used as it is, as in transformers: set tie_word_embeddings to false if that is right",
-      path_text(tensors.source()), *embedding, *head);
+      path_text(from.source()), embedding_name, head_name);
 }
 
-WeightsSize Weights::size(const SafeTensors& tensors, const ModelConfig& config,
+WeightsSize Weights::size(const Checkpoint& from, const ModelConfig& config,
                           const DeviceSizes& device, WeightFormat format) {
-  Placer placer(tensors, device, format);
+  if (format != WeightFormat::stored && !from.quantised().empty()) {
+    throw Unsupported(fmt::format(
+        "{}: the weights are quantised already ({}) and are not rounded once more to {}; load them "
+        "as they are stored (--weights stored), or a checkpoint of this model in bf16",
+        path_text(from.source()), from.quantised(), name_of(format)));
+  }
+  Placer placer(from, device, format);
   place(placer, config);
   return placer.size();
 }
 
-Weights Weights::load(const SafeTensors& tensors, const ModelConfig& config, ComputeDevice& device,
+Weights Weights::load(const Checkpoint& from, const ModelConfig& config, ComputeDevice& device,
                       const LoadOptions& options) {
-  const WeightsSize all = size(tensors, config, device, options.weights);
+  const WeightsSize all = size(from, config, device, options.weights);
   if (all.packed) device.prepare_packed();
   Buffer storage = device.allocate(all.device, "weights");
-  Placer placer(tensors, device, options, all, storage.data());
+  Placer placer(from, device, options, all, storage.data());
   Weights weights = place(placer, config);
   weights.storage = std::move(storage);
   return weights;

@@ -1,7 +1,6 @@
-// The weights of a decoder, by name and shape, as Hugging Face checkpoints name them (families.h
-// has what differs), with or without the "model." that their base model stands under. On the host
-// matrices stay in the mapped file, unless they are quantised; on another device they are copied to
-// it. The small vectors are widened to float32.
+// The weights of a decoder, by name and shape. On the host matrices stay in the mapped file, unless
+// they are packed; on another device they are copied to it. The small vectors are widened to
+// float32.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 #include "src/core/matrix.h"
 #include "src/device/compute_device.h"
-#include "src/model/safetensors.h"
+#include "src/model/checkpoint.h"
 #include "topkv/model.h"
 
 namespace topkv {
@@ -47,21 +46,21 @@ struct Weights {
   Matrix lm_head;  // [vocab, hidden]; the embedding when tied
   Buffer storage;  // what is not in the mapped file
 
-  /// Views into tensors, which must outlive the weights, or copies in the device's memory.
-  /// What is quantised goes there tensor by tensor, in pieces: the host holds one piece beside.
-  /// Throws FileError naming the tensor, Unsupported for one that the format cannot hold,
-  /// OutOfMemory.
-  static Weights load(const SafeTensors& tensors, const ModelConfig& config, ComputeDevice& device,
+  /// Views into the checkpoint, which must outlive the weights, or copies in the device's memory.
+  /// What is packed goes there tensor by tensor, in pieces: the host holds one piece beside.
+  /// Throws FileError naming the tensor, Unsupported for one that the format cannot hold and for a
+  /// format that rounds what is quantised already, OutOfMemory.
+  static Weights load(const Checkpoint& from, const ModelConfig& config, ComputeDevice& device,
                       const LoadOptions& options);
 
   /// Without loading. Throws as load does.
-  static WeightsSize size(const SafeTensors& tensors, const ModelConfig& config,
+  static WeightsSize size(const Checkpoint& from, const ModelConfig& config,
                           const DeviceSizes& device, WeightFormat format);
 
   /// Sets config.tied_embeddings to what the file has: an output layer that differs from the
   /// embedding it is said to be tied to is one of its own. Returns what to tell of that, else
   /// nothing. Reads both when both are there.
-  static std::string settle_tie(const SafeTensors& tensors, ModelConfig& config);
+  static std::string settle_tie(const Checkpoint& from, ModelConfig& config);
 };
 
 }  // namespace topkv

@@ -5,6 +5,7 @@
 #include <queue>
 #include <utility>
 
+#include "src/core/utf8.h"
 #include "src/text/byte_level.h"
 #include "src/text/keyed_hash.h"
 #include "topkv/error.h"
@@ -25,29 +26,56 @@ std::uint64_t pair_of(Token left, Token right) {
 
 }  // namespace
 
-Bpe::Bpe(const Vocabulary& vocabulary, bool ignore_merges) : merges_(256) {
+Bpe::Bpe(const Vocabulary& vocabulary, bool ignore_merges)
+    : pieces_(vocabulary.spelling() == Vocabulary::Spelling::pieces), merges_(256) {
   byte_tokens_.fill(-1);
   for (const auto& [content, token] : vocabulary.ids()) {
+    if (pieces_) {
+      const Utf8Char first = first_utf8_char(content);
+      if (first.bytes == content.size()) characters_.emplace(first.code_point, token);
+      if (ignore_merges) whole_words_.emplace(content, token);
+      continue;
+    }
     auto bytes = bytes_from_byte_level(content);
     if (!bytes) continue;
     if (bytes->size() == 1) byte_tokens_[static_cast<unsigned char>(bytes->front())] = token;
     if (ignore_merges) whole_words_.emplace(*std::move(bytes), token);
   }
   for (int byte = 0; byte < 256; ++byte) {
-    if (byte_tokens_[static_cast<std::size_t>(byte)] < 0 && !never_in_utf8(byte)) {
+    Token& token = byte_tokens_[static_cast<std::size_t>(byte)];
+    if (pieces_) token = vocabulary.find(byte_piece(static_cast<unsigned char>(byte)));
+    if (token < 0 && !never_in_utf8(byte)) {
       throw Unsupported(fmt::format(
-          "model.vocab has no token for the byte 0x{:02x}; topkv runs byte-level vocabularies, "
-          "which have one for each",
-          byte));
+          "model.vocab has no token for the byte 0x{:02x}; topkv runs {} vocabularies, which have "
+          "one for each",
+          byte, pieces_ ? "byte_fallback" : "byte-level"));
     }
   }
 }
 
-void Bpe::add_merge(Token left, Token right, Token merged) {
+void Bpe::add_merge(Token left, Token right, Token merged, std::int32_t rank) {
   if (2 * (static_cast<std::size_t>(merge_count_) + 1) > merges_.size()) grow();
   Merge& merge = merges_[slot_of(pair_of(left, right))];
   if (merge.merged < 0) ++merge_count_;
-  merge = {pair_of(left, right), next_rank_++, merged};
+  merge = {pair_of(left, right), rank, merged};
+}
+
+template <class Put>
+void Bpe::start(std::string_view piece, const Put& put) const {
+  for (std::size_t at = 0; at < piece.size();) {
+    std::size_t bytes = 1;
+    if (pieces_) {
+      const Utf8Char next = first_utf8_char(piece.substr(at));
+      bytes = next.bytes;
+      const auto known = characters_.find(next.code_point);
+      if (known != characters_.end()) {
+        put(at, known->second);
+        at += bytes;
+        continue;
+      }
+    }
+    for (; bytes > 0; --bytes, ++at) put(at, byte_tokens_[static_cast<unsigned char>(piece[at])]);
+  }
 }
 
 void Bpe::grow() {
@@ -70,7 +98,7 @@ const Bpe::Merge& Bpe::find_merge(Token left, Token right) const {
 }
 
 void Bpe::encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const {
-  if (piece.size() == 1) {
+  if (piece.size() == 1 && !pieces_) {
     out.push_back(byte_tokens_[static_cast<unsigned char>(piece[0])]);
     return;
   }
@@ -101,15 +129,13 @@ void Bpe::merge_short(std::string_view piece, std::vector<Token>& out) const {
     Token merged = -1;
   };
   std::array<Symbol, max_scanned_bytes> symbols;
-  std::size_t count = piece.size();
+  std::size_t count = 0;
   const auto look_up = [&](std::size_t i) {
     const Merge& merge = find_merge(symbols[i].token, symbols[i + 1].token);
     symbols[i].rank = merge.rank;
     symbols[i].merged = merge.merged;
   };
-  for (std::size_t i = 0; i < count; ++i) {
-    symbols[i].token = byte_tokens_[static_cast<unsigned char>(piece[i])];
-  }
+  start(piece, [&](std::size_t, Token token) { symbols[count++].token = token; });
   for (std::size_t i = 0; i + 1 < count; ++i) look_up(i);
   while (count > 1) {
     std::size_t best = 0;
@@ -141,7 +167,6 @@ void Bpe::merge_long(std::string_view piece, std::vector<Token>& out) const {
       return rank != other.rank ? rank > other.rank : place > other.place;
     }
   };
-  const auto count = static_cast<std::int32_t>(piece.size());
   std::vector<Symbol> symbols(piece.size());
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
   const auto symbol = [&](std::int32_t place) -> Symbol& {
@@ -155,11 +180,14 @@ void Bpe::merge_long(std::string_view piece, std::vector<Token>& out) const {
     const std::int32_t rank = merge_at(place).rank;
     if (rank != no_merge) heap.push({rank, place});
   };
-  for (std::int32_t i = 0; i < count; ++i) {
-    const auto byte = static_cast<unsigned char>(piece[static_cast<std::size_t>(i)]);
-    symbol(i) = {byte_tokens_[byte], i - 1, i + 1 < count ? i + 1 : -1};
-  }
-  for (std::int32_t i = 0; i < count; ++i) propose(i);
+  std::int32_t last = -1;
+  start(piece, [&](std::size_t at, Token token) {
+    const auto place = static_cast<std::int32_t>(at);
+    symbol(place) = {token, last, -1};
+    if (last >= 0) symbol(last).next = place;
+    last = place;
+  });
+  for (std::int32_t i = 0; i >= 0; i = symbol(i).next) propose(i);
   while (!heap.empty()) {
     const auto [rank, place] = heap.top();
     heap.pop();

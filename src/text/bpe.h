@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "src/text/vocabulary.h"
@@ -20,12 +21,18 @@ namespace topkv {
 class Bpe {
  public:
   /// ignore_merges: a piece that is a token as a whole becomes that token (Llama 3).
+  /// What merges start from are bytes; where the vocabulary is spelled in pieces, characters, and
+  /// the bytes of those that are no token.
   /// Throws Unsupported when a byte that UTF-8 uses is no token: the `tokenizers` library would
   /// drop it from the text.
   Bpe(const Vocabulary& vocabulary, bool ignore_merges);
 
   /// The next merge to be learnt. A pair given again counts from its last place.
-  void add_merge(Token left, Token right, Token merged);
+  void add_merge(Token left, Token right, Token merged) {
+    add_merge(left, right, merged, next_rank_++);
+  }
+  /// A merge before those of higher rank; of the same, those further left come first.
+  void add_merge(Token left, Token right, Token merged, std::int32_t rank);
 
   /// Appends the tokens of one piece.
   void encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const;
@@ -41,10 +48,15 @@ class Bpe {
   std::size_t slot_of(std::uint64_t pair) const;
   const Merge& find_merge(Token left, Token right) const;
   void grow();
+  /// Gives put the place and the token of each symbol that merges start from.
+  template <class Put>
+  void start(std::string_view piece, const Put& put) const;
   void merge_short(std::string_view piece, std::vector<Token>& out) const;
   void merge_long(std::string_view piece, std::vector<Token>& out) const;
 
   std::array<Token, 256> byte_tokens_ = {};
+  bool pieces_ = false;
+  std::unordered_map<char32_t, Token> characters_;  // that are tokens; of pieces
   std::vector<Merge> merges_;  // open addressing, a power of two in size, at most half full
   std::int32_t merge_count_ = 0;
   std::int32_t next_rank_ = 0;

@@ -39,8 +39,8 @@ ChatTemplate::~ChatTemplate() = default;
 ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 
-ChatTemplate ChatTemplate::load(const std::filesystem::path& directory) {
-  auto impl = std::make_unique<Impl>(Impl{read_chat_template(directory)});
+ChatTemplate ChatTemplate::load(const std::filesystem::path& model) {
+  auto impl = std::make_unique<Impl>(Impl{read_chat_template(model)});
   try {
     check_template(impl->files.source);
   } catch (const TemplateFailure& failure) {

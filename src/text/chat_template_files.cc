@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/files.h"
+#include "src/core/gguf_file.h"
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
+#include "src/text/gguf_tokenizer.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -128,14 +130,16 @@ class Finder {
 
 }  // namespace
 
-ChatTemplateFiles read_chat_template(const std::filesystem::path& directory) {
-  if (!std::filesystem::is_directory(directory)) {
-    throw FileError(fmt::format("{}: no such directory; expected a model's", path_text(directory)));
+ChatTemplateFiles read_chat_template(const std::filesystem::path& model) {
+  if (is_model_file(model)) return chat_template_of_gguf(GgufFile::open(model));
+  if (!std::filesystem::is_directory(model)) {
+    throw FileError(
+        fmt::format("{}: no such directory; expected a model's, or a GGUF file", path_text(model)));
   }
   try {
-    return Finder(directory).find();
+    return Finder(model).find();
   } catch (const std::filesystem::filesystem_error& error) {
-    throw FileError(fmt::format("{}: {}", path_text(directory), error.code().message()));
+    throw FileError(fmt::format("{}: {}", path_text(model), error.code().message()));
   }
 }
 

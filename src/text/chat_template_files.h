@@ -1,5 +1,5 @@
 // Where a model directory keeps its chat template and the special tokens that it names, in the
-// order that transformers (5.17) looks for them.
+// order that transformers (5.17) looks for them; or a GGUF file.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +16,7 @@ struct ChatTemplateFiles {
   std::vector<std::pair<std::string, std::string>> special_tokens;
 };
 
-/// Throws FileError; for a directory without a template one that says so.
-ChatTemplateFiles read_chat_template(const std::filesystem::path& directory);
+/// Throws FileError; for a model without a template one that says so.
+ChatTemplateFiles read_chat_template(const std::filesystem::path& model);
 
 }  // namespace topkv

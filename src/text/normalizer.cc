@@ -1,39 +1,25 @@
 #include "src/text/normalizer.h"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "src/core/json_file.h"
 #include "src/core/utf8.h"
 #include "src/text/unicode_additions.h"
+#include "src/text/vocabulary.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
 using Json = nlohmann::json;
-
-bool is_nfc(const Json& description, const std::filesystem::path& file, const std::string& where) {
-  if (description.is_null()) return false;
-  const JsonObject object(description, file, where);
-  const std::string type = object.text("type");
-  if (type == "NFC") return true;
-  if (type != "Sequence") object.unsupported("type", "NFC and Sequence");
-  const Json* list = object.find("normalizers");
-  if (list == nullptr || !list->is_array()) object.fail("normalizers", "an array");
-  bool nfc = false;
-  for (std::size_t i = 0; i < list->size(); ++i) {
-    nfc |= is_nfc((*list)[i], file, fmt::format("{}normalizers[{}].", where, i));
-  }
-  return nfc;
-}
 
 // The `tokenizers` library normalizes by Unicode 9. What came later neither composes nor moves
 // there; of that, these are the characters of Unicode 10 to 14 that otherwise would. U+11A7, a
@@ -120,11 +106,62 @@ void append_nfc(std::string_view text, std::string& out) {
 
 Normalizer Normalizer::parse(const Json& description, const std::filesystem::path& file) {
   Normalizer result;
-  result.nfc_ = is_nfc(description, file, "normalizer.");
+  result.read(description, file, "normalizer.");
+  if (result.prepends_ && !result.replaces_spaces_) {
+    JsonObject(description, file, "normalizer.")
+        .unsupported("type", "Prepend with a Replace of spaces only");
+  }
   return result;
 }
 
+void Normalizer::read(const Json& description, const std::filesystem::path& file,
+                      const std::string& where) {
+  if (description.is_null()) return;
+  const JsonObject object(description, file, where);
+  const std::string type = object.text("type");
+  if (type == "NFC") {
+    nfc_ = true;
+  } else if (type == "Prepend") {
+    if (object.text("prepend") != piece_space) object.unsupported("prepend", "\"\u2581\"");
+    prepends_ = true;
+  } else if (type == "Replace") {
+    const Json* pattern = object.find("pattern");
+    if (pattern == nullptr) object.fail("pattern", "an object");
+    const JsonObject choice(*pattern, file, where + "pattern.");
+    if (!choice.contains("String") || choice.text("String") != " ") {
+      object.unsupported("pattern", "{\"String\": \" \"}");
+    }
+    if (object.text("content") != piece_space) object.unsupported("content", "\"\u2581\"");
+    replaces_spaces_ = true;
+  } else if (type == "Sequence") {
+    const Json* list = object.find("normalizers");
+    if (list == nullptr || !list->is_array()) object.fail("normalizers", "an array");
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      read((*list)[i], file, fmt::format("{}normalizers[{}].", where, i));
+    }
+  } else {
+    object.unsupported("type", "NFC, Prepend, Replace and Sequence");
+  }
+}
+
 std::string_view Normalizer::apply(std::string_view text, std::string& buffer) const {
+  if (!replaces_spaces_) return apply_nfc(text, buffer);
+  if (text.empty()) return text;
+  std::string composed;
+  const std::string_view from = apply_nfc(text, composed);
+  buffer.clear();
+  if (prepends_) buffer += piece_space;
+  for (const char c : from) {
+    if (c == ' ') {
+      buffer += piece_space;
+    } else {
+      buffer += c;
+    }
+  }
+  return buffer;
+}
+
+std::string_view Normalizer::apply_nfc(std::string_view text, std::string& buffer) const {
   if (!nfc_ || std::none_of(text.begin(), text.end(), may_change)) return text;
   buffer.clear();
   // An ASCII character never composes with what stands before it, so text may be cut there: a run

@@ -1,4 +1,5 @@
-// Unicode normalization before tokenization: none, or form NFC.
+// What is done to a text before tokenization: nothing, Unicode's form NFC, and spaces made
+// SentencePiece's, with or without one in front.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +12,8 @@ namespace topkv {
 /// Immutable; safe from many threads.
 class Normalizer {
  public:
-  /// Reads null, NFC and Sequences of them. Throws FileError, or Unsupported naming the component;
+  /// Reads null, NFC, Prepend and Replace (of U+2581, in front and for spaces) and Sequences of
+  /// them. Throws FileError, or Unsupported naming the component;
   /// both begin with `file`.
   static Normalizer parse(const nlohmann::json& description, const std::filesystem::path& file);
 
@@ -19,8 +21,17 @@ class Normalizer {
   /// REQUIRES: text is well-formed UTF-8.
   std::string_view apply(std::string_view text, std::string& buffer) const;
 
+  /// Whether spaces become U+2581.
+  bool replaces_spaces() const { return replaces_spaces_; }
+
  private:
+  std::string_view apply_nfc(std::string_view text, std::string& buffer) const;
+  void read(const nlohmann::json& description, const std::filesystem::path& file,
+            const std::string& where);
+
   bool nfc_ = false;
+  bool prepends_ = false;         // a space in front of what is not empty
+  bool replaces_spaces_ = false;  // by U+2581
 };
 
 }  // namespace topkv

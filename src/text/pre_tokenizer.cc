@@ -26,6 +26,18 @@ constexpr std::size_t max_stages = 32;  // and as many calls of run within each 
 /// all of it from every place takes as many as the text has bytes.
 constexpr std::size_t steps_per_byte = 200;
 
+void check_uncut(const Json& description, const std::filesystem::path& file) {
+  if (description.is_null()) return;
+  const JsonObject object(description, file, "pre_tokenizer.");
+  constexpr std::string_view runs = "null, or a Split at spaces, with SentencePiece's pieces";
+  if (object.text("type") != "Split") object.unsupported("type", runs);
+  const Json* pattern = object.find("pattern");
+  if (pattern == nullptr) object.fail("pattern", "an object");
+  const JsonObject choice(*pattern, file, "pre_tokenizer.pattern.");
+  if (!choice.contains("String") || choice.text("String") != " ")
+    object.unsupported("pattern", runs);
+}
+
 }  // namespace
 
 class PreTokenizer::Parser {
@@ -112,8 +124,13 @@ class PreTokenizer::Parser {
   bool byte_level_ = false;
 };
 
-PreTokenizer PreTokenizer::parse(const Json& description, const std::filesystem::path& file) {
+PreTokenizer PreTokenizer::parse(const Json& description, const std::filesystem::path& file,
+                                 bool pieces) {
   PreTokenizer result;
+  if (pieces) {
+    check_uncut(description, file);
+    return result;
+  }
   result.stages_ = Parser(file).parse(description);
   return result;
 }

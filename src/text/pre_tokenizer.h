@@ -26,8 +26,11 @@ class PreTokenizer {
   using PieceFn = std::function<void(std::string_view piece)>;
 
   /// Reads ByteLevel, Split (Isolated or Removed), Digits and Sequences of them, which must end
-  /// with ByteLevel. Throws FileError, or Unsupported naming the component; both begin with `file`.
-  static PreTokenizer parse(const nlohmann::json& description, const std::filesystem::path& file);
+  /// with ByteLevel. pieces: of a text whose spaces are U+2581, and which is not cut: null, or a
+  /// Split at spaces, of which there are none. Throws FileError, or Unsupported naming the
+  /// component; both begin with `file`.
+  static PreTokenizer parse(const nlohmann::json& description, const std::filesystem::path& file,
+                            bool pieces = false);
 
   /// Gives the pieces of the text in order; none is empty. REQUIRES: text is well-formed UTF-8.
   /// Throws FileError, with no path in front, when the regular expressions take too many steps: the

@@ -46,9 +46,8 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
-Tokenizer Tokenizer::load(const std::filesystem::path& tokenizer_json) {
-  return Tokenizer(
-      std::make_unique<Impl>(Impl{path_text(tokenizer_json), read_tokenizer_file(tokenizer_json)}));
+Tokenizer Tokenizer::load(const std::filesystem::path& file) {
+  return Tokenizer(std::make_unique<Impl>(Impl{path_text(file), read_tokenizer_file(file)}));
 }
 
 std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
@@ -79,6 +78,7 @@ std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tok
 std::string Tokenizer::decode(std::span<const Token> tokens) const {
   std::string bytes;
   for (const Token token : tokens) bytes += impl_->parts.vocabulary.bytes(token);
+  if (impl_->parts.drops_first_space && bytes.starts_with(' ')) bytes.erase(0, 1);
   return valid_utf8_bytes(bytes) < bytes.size() ? replace_invalid_utf8(bytes) : bytes;
 }
 

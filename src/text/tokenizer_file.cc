@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "src/core/gguf_file.h"
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
+#include "src/core/utf8.h"
+#include "src/text/gguf_tokenizer.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -20,24 +24,33 @@ constexpr std::size_t max_added_bytes = 1'000'000;  // all together; each takes 
 
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& file)
-      : file_(file), json_(read_json_file(file)), root_(json_, file) {}
+  /// scores: of the tokens, which say what is merged first instead of model.merges; null: none.
+  Reader(const std::filesystem::path& file, Json json, const PieceScores* scores = nullptr)
+      : file_(file), json_(std::move(json)), root_(json_, file), scores_(scores) {}
 
   TokenizerParts read() {
     for (const char* key : {"truncation", "padding"}) {
       if (root_.find(key) != nullptr) root_.unsupported(key, "null: set it to null in the file");
     }
     Normalizer normalizer = Normalizer::parse(value("normalizer"), file_);
-    PreTokenizer pre_tokenizer = PreTokenizer::parse(value("pre_tokenizer"), file_);
-    check_decoder();
+    const bool pieces = normalizer.replaces_spaces();
+    PreTokenizer pre_tokenizer = PreTokenizer::parse(value("pre_tokenizer"), file_, pieces);
+    const bool drops_first_space = check_decoder(pieces);
     const Json* model_json = root_.find("model");
     if (model_json == nullptr) root_.fail("model", "an object");
     const JsonObject model(*model_json, file_, "model.");
-    check_model(model);
+    check_model(model, pieces);
+    if (pieces) vocabulary_ = Vocabulary(Vocabulary::Spelling::pieces);
     read_vocabulary(model);
     Bpe bpe = make_bpe(model);
-    read_merges(model, bpe);
-    TokenizerParts parts{{}, normalizer, {}, std::move(pre_tokenizer), std::move(bpe), {}, {}};
+    if (scores_ != nullptr) {
+      merge_by_scores(bpe);
+    } else {
+      read_merges(model, bpe);
+    }
+    TokenizerParts parts{
+        {},           normalizer,       {}, std::move(pre_tokenizer), std::move(bpe), {},
+        Vocabulary(), drops_first_space};
     read_added_tokens(parts);
     parts.around = TokenTemplate::parse(value("post_processor"), vocabulary_, file_);
     parts.vocabulary = std::move(vocabulary_);
@@ -73,13 +86,33 @@ class Reader {
                                 content.size(), shown(content), max_token_bytes));
   }
 
-  void check_decoder() const {
-    if (root_.find("decoder") == nullptr) return;  // bytes are put together all the same
+  /// Whether the first space is dropped. Bytes are put together whatever the decoder.
+  bool check_decoder(bool pieces) const {
+    if (root_.find("decoder") == nullptr) return false;
     const JsonObject decoder(value("decoder"), file_, "decoder.");
-    if (decoder.text("type") != "ByteLevel") decoder.unsupported("type", "ByteLevel");
+    if (!pieces) {
+      if (decoder.text("type") != "ByteLevel") decoder.unsupported("type", "ByteLevel");
+      return false;
+    }
+    if (decoder.text("type") != "Sequence") decoder.unsupported("type", "Sequence there");
+    const Json* list = decoder.find("decoders");
+    if (list == nullptr || !list->is_array()) decoder.fail("decoders", "an array");
+    bool drops = false;
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const JsonObject one((*list)[i], file_, fmt::format("decoder.decoders[{}].", i));
+      const std::string type = one.text("type");
+      if (type == "Strip") {
+        if (one.text("content") != " ") one.unsupported("content", "\" \"");
+        drops = one.integer("start", 0, 1) == 1;
+        one.integer("stop", 0, 0);
+      } else if (type != "Replace" && type != "ByteFallback" && type != "Fuse") {
+        one.unsupported("type", "Replace, ByteFallback, Fuse and Strip");
+      }
+    }
+    return drops;
   }
 
-  static void check_model(const JsonObject& model) {
+  static void check_model(const JsonObject& model, bool pieces) {
     // Files of before 2021 do not say the type.
     if (model.text("type", "BPE") != "BPE") model.unsupported("type", "BPE");
     const Json* dropout = model.find("dropout");
@@ -89,8 +122,12 @@ class Reader {
       if (affix != nullptr && *affix != "") model.unsupported(key, "none");
     }
     // unk_token and fuse_unk never matter: Bpe makes sure that each byte of a text has a token.
-    if (model.find("byte_fallback") != nullptr && model.flag("byte_fallback")) {
+    const bool fallback = model.find("byte_fallback") != nullptr && model.flag("byte_fallback");
+    if (fallback && !pieces) {
       model.unsupported("byte_fallback", "byte-level vocabularies, which need none");
+    }
+    if (pieces && !fallback) {
+      model.unsupported("byte_fallback", "true with SentencePiece's pieces");
     }
   }
 
@@ -158,6 +195,33 @@ class Reader {
     }
   }
 
+  /// As SentencePiece merges: whichever pair of pieces makes the piece of the highest score.
+  void merge_by_scores(Bpe& bpe) const {
+    constexpr std::size_t longest = 1024;  // every way to cut a piece in two is tried
+    std::vector<float> order;              // distinct scores, the highest first
+    for (const auto& [token, score] : *scores_) order.push_back(score);
+    std::ranges::sort(order, std::greater<>());
+    order.erase(std::ranges::unique(order).begin(), order.end());
+    for (const auto& [content, token] : vocabulary_.ids()) {
+      const auto found = scores_->find(token);
+      if (found == scores_->end()) continue;
+      const std::string_view whole = content;
+      if (whole.size() > longest) {
+        fail<Unsupported>(fmt::format("token {} has {} bytes; topkv merges pieces of at most {}",
+                                      token, whole.size(), longest));
+      }
+      const auto rank = static_cast<std::int32_t>(
+          std::ranges::lower_bound(order, found->second, std::greater<>()) - order.begin());
+      for (std::size_t at = first_utf8_char(whole).bytes; at < whole.size();
+           at += first_utf8_char(whole.substr(at)).bytes) {
+        const Token left = vocabulary_.find(whole.substr(0, at));
+        if (left < 0 || !scores_->contains(left)) continue;
+        const Token right = vocabulary_.find(whole.substr(at));
+        if (right >= 0 && scores_->contains(right)) bpe.add_merge(left, right, token, rank);
+      }
+    }
+  }
+
   Added added_token(const Json& entry, std::size_t index) const {
     const JsonObject object(entry, file_, fmt::format("added_tokens[{}].", index));
     Added added{.content = object.text("content"),
@@ -219,13 +283,18 @@ class Reader {
   const std::filesystem::path& file_;
   Json json_;
   JsonObject root_;
+  const PieceScores* scores_;
   Vocabulary vocabulary_;
 };
 
 }  // namespace
 
 TokenizerParts read_tokenizer_file(const std::filesystem::path& file) {
-  return Reader(file).read();
+  if (begins_as_gguf(file)) {
+    const GgufTokenizer found = tokenizer_of_gguf(GgufFile::open(file));
+    return Reader(file, found.json, found.scores.empty() ? nullptr : &found.scores).read();
+  }
+  return Reader(file, read_json_file(file)).read();
 }
 
 }  // namespace topkv

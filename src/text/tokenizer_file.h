@@ -1,5 +1,5 @@
-// Reads tokenizer.json, as the `tokenizers` library (0.2x) writes it, into the parts of a
-// Tokenizer.
+// Reads tokenizer.json, as the `tokenizers` library (0.2x) writes it, or a GGUF file's metadata
+// into the parts of a Tokenizer.
 #pragma once
 
 #include <filesystem>
@@ -21,7 +21,8 @@ struct TokenizerParts {
   PreTokenizer pre_tokenizer;
   Bpe bpe;
   TokenTemplate around;
-  Vocabulary vocabulary;  // model.vocab and the added tokens
+  Vocabulary vocabulary;           // model.vocab and the added tokens
+  bool drops_first_space = false;  // of decoded text
 };
 
 /// Throws FileError for what is broken or contradicts itself, Unsupported naming the component for

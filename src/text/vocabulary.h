@@ -23,8 +23,21 @@ struct StringHash {
 };
 using TokenMap = std::unordered_map<std::string, Token, StringHash, std::equal_to<>>;
 
+/// What SentencePiece has for a space.
+inline constexpr std::string_view piece_space = "\u2581";
+
+/// The content that a byte has among SentencePiece's pieces: "<0x41>".
+std::string byte_piece(unsigned char byte);
+
 class Vocabulary {
  public:
+  /// How contents stand for bytes.
+  enum class Spelling : std::uint8_t {
+    byte_level,  ///< in the byte-level alphabet of GPT-2; what cannot be read so stands for itself
+    pieces,      ///< as SentencePiece does: U+2581 is a space, "<0x41>" a byte
+  };
+  explicit Vocabulary(Spelling spelling = Spelling::byte_level) : spelling_(spelling) {}
+
   /// Ids are below this; memory grows with the largest one.
   static constexpr Token max_tokens = 1 << 20;
 
@@ -37,8 +50,7 @@ class Vocabulary {
   /// -1 when there is none.
   Token find(std::string_view content) const;
   bool contains(Token token) const;
-  /// Bytes that the token stands for: its content read in the byte-level alphabet, or, when that
-  /// cannot be, the content itself. Empty for special tokens and for ids without a token.
+  /// Bytes that the token stands for. Empty for special tokens and for ids without a token.
   const std::string& bytes(Token token) const;
 
   /// Number of tokens.
@@ -46,12 +58,14 @@ class Vocabulary {
   /// One more than the largest id.
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
   const TokenMap& ids() const { return ids_; }
+  Spelling spelling() const { return spelling_; }
 
  private:
   struct Entry {
     bool used = false;
     std::string bytes;
   };
+  Spelling spelling_;
   TokenMap ids_;
   std::vector<Entry> tokens_;  // by id
 };

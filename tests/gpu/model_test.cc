@@ -96,7 +96,9 @@ class ModelParity : public testing::TestWithParam<Variant> {
   }
   std::filesystem::path folder() const { return root / "tests/fixtures/parity" / GetParam().name; }
   std::filesystem::path checkpoint() const {
-    return GetParam().name == "needle-14m" ? root / "models/needle-14m" : folder();
+    if (GetParam().name == "needle-14m") return root / "models/needle-14m";
+    const auto gguf = folder() / "model.gguf";
+    return std::filesystem::exists(gguf) ? gguf : folder();
   }
   /// transformers' logits of the last tokens.
   std::vector<float> reference(std::int64_t vocab) const {
@@ -146,7 +148,9 @@ std::vector<Variant> variants() {
   std::vector<Variant> all;
   for (const char* name : {"llama-bias-head64", "llama3-head80", "qwen2-head96", "qwen3-head128",
                            "mistral-window-head256", "phi3-head64", "glm", "glm4", "olmo2",
-                           "smollm3", "gemma2", "gemma3", "qwen3-chunks", "needle-14m"}) {
+                           "smollm3", "gemma2", "gemma3", "qwen3-chunks", "gptq-llama", "gptq-phi3", "awq-qwen2",
+                           "w4a16-llama", "w8-qwen3", "fp8-qwen3", "gguf-llama", "gguf-llama-small",
+                           "gguf-qwen2", "gguf-qwen3", "needle-14m"}) {
     for (const char* device : {"cpu", "cuda"}) all.push_back({device, name});
   }
   return all;

@@ -51,7 +51,7 @@ class PackedOnCuda : public testing::Test {
   /// out = x W^T (+ before) for random values; rounded: weights may be rounded to bf16 on the way.
   void expect_product(const packed_case::Case& of, std::int64_t tokens, bool accumulate) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens, [" << of.out << ", " << of.in << "], "
-                                    << (of.packing == Packing::int4 ? "int4" : "int8")
+                                    << packed_case::name_of(of.packing)
                                     << " in groups of " << of.group
                                     << (of.offsets ? " with offsets" : "")
                                     << (accumulate ? ", added" : ""));
@@ -108,7 +108,8 @@ TEST_F(PackedOnCuda, ProductsOfLargeWeightsMatchFloat64) {
   const std::vector<packed_case::Case> large = {
       {Packing::int4, 20011, 256, 128, true},  {Packing::int8, 20011, 256, 256, false},
       {Packing::int4, 24, 18944, 128, true},   {Packing::int8, 24, 18944, 18944, false},
-      {Packing::int4, 2500, 18944, 128, true},
+      {Packing::int4, 2500, 18944, 128, true}, {Packing::fp8, 20011, 256, 128, false},
+      {Packing::fp8, 24, 18944, 128, false},
   };
   for (const packed_case::Case& of : large) {
     for (const std::int64_t tokens : {1, 5, 16, 66}) {

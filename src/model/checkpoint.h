@@ -1,0 +1,45 @@
+// Where the weights of a model come from, by the names that Hugging Face checkpoints of its family
+// have for them ("model.layers.0.mlp.up_proj.weight"; families.h has what differs). A kind of file
+// is one more Checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "src/model/matrix_source.h"
+#include "topkv/model.h"
+
+namespace topkv {
+
+/// Owns the mapped files. Threads: const members are safe from many threads.
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+
+  /// Of a model directory: its safetensors, quantised as its config.json says. Of a file: a GGUF
+  /// file. Throws FileError and Unsupported.
+  static std::unique_ptr<Checkpoint> open(const std::filesystem::path& model);
+
+  /// What lists the tensors, for messages.
+  virtual const std::filesystem::path& source() const = 0;
+  /// What its matrices are quantised as already, in a few words ("gptq, 4 bits in groups of 128");
+  /// empty: they are plain.
+  virtual std::string quantised() const = 0;
+  /// Whether there is a matrix or vector of this name. Throws FileError when there are two.
+  virtual bool has(const std::string& name) const = 0;
+
+  /// The matrix [rows.count, in] of these rows of a tensor, in the form that is asked for; the
+  /// checkpoint outlives it. Throws FileError for one that is missing, of another shape or damaged,
+  /// Unsupported for one that the format cannot hold; reads headers, and what says how the inputs
+  /// are ordered.
+  virtual MatrixSource matrix(const std::string& name, MatrixRows rows, std::int64_t in,
+                              WeightFormat format) const = 0;
+  /// Widens a vector of that many elements. Returns the bytes that it has in the file. Throws as
+  /// matrix does.
+  virtual std::int64_t vector(const std::string& name, std::span<float> to) const = 0;
+};
+
+}  // namespace topkv

@@ -1,0 +1,289 @@
+#include "src/model/gguf_config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "src/core/printable.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::array<GgufArchitecture, 3> architectures = {
+    {{"llama", "llama", true}, {"qwen2", "qwen2", false}, {"qwen3", "qwen3", false}}};
+
+constexpr std::int64_t most = std::int64_t{1} << 40;
+constexpr double most_factor = 1e9;
+
+// Keys of an architecture that are read, or say nothing about the network.
+constexpr std::array<std::string_view, 24> known_keys = {
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scale_linear",
+    "vocab_size",
+    "expert_count",
+    "expert_used_count",
+    "tensor_data_layout",
+    "rope.scaling.attn_factor",
+};
+
+// Of control tokens that end a turn, whatever the metadata says (llama.cpp's list, but for tokens
+// of models that topkv does not run).
+constexpr std::array<std::string_view, 7> end_texts = {
+    "<|eot_id|>",    "<|im_end|>",      "<|end|>",   "<end_of_turn>",
+    "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"};
+
+constexpr std::int64_t control_token = 3;
+
+class Translator {
+ public:
+  explicit Translator(const GgufFile& file)
+      : file_(file),
+        architecture_(architecture_of(file)),
+        prefix_(std::string(architecture_.name) + ".") {}
+
+  Json read() {
+    refuse_other_networks();
+    const std::int64_t hidden = size("embedding_length");
+    const std::int64_t heads = size("attention.head_count");
+    const std::int64_t kv_heads =
+        file_.integer(prefix_ + "attention.head_count_kv", 1, heads, heads);
+    if (heads % kv_heads != 0) {
+      file_.fail(prefix_ + "attention.head_count_kv",
+                 fmt::format("a divisor of the {} heads (attention.head_count)", heads));
+    }
+    const std::string key_length = prefix_ + "attention.key_length";
+    if (!file_.has(key_length) && hidden % (2 * heads) != 0) {
+      file_.fail(
+          prefix_ + "embedding_length",
+          fmt::format("an even multiple of the {} heads, for there is no {}", heads, key_length));
+    }
+    head_dim_ = file_.integer(key_length, 2, most, hidden / heads);
+    same("attention.value_length", "heads of keys and values of the same length");
+    same("rope.dimension_count", "RoPE over the whole head");
+
+    config_["model_type"] = architecture_.model_type;
+    config_["hidden_size"] = hidden;
+    config_["num_attention_heads"] = heads;
+    config_["num_key_value_heads"] = kv_heads;
+    config_["head_dim"] = head_dim_;
+    config_["num_hidden_layers"] = size("block_count");
+    config_["intermediate_size"] = size("feed_forward_length");
+    context_length_ = size("context_length");
+    config_["max_position_embeddings"] = context_length_;
+    config_["rms_norm_eps"] = file_.number(prefix_ + "attention.layer_norm_rms_epsilon", 0, 1);
+    config_["vocab_size"] = vocabulary();
+    config_["tie_word_embeddings"] = !has_tensor("output.weight");
+    if (architecture_.model_type != "qwen2") {
+      config_["attention_bias"] = has_tensor("blk.0.attn_q.bias");
+    }
+    if (architecture_.model_type == "llama") config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
+    read_rope();
+    read_tokens();
+    return std::move(config_);
+  }
+
+ private:
+  std::int64_t size(const char* key) const { return file_.integer(prefix_ + key, 1, most); }
+  bool has_tensor(std::string_view name) const {
+    return file_.tensors().find(name) != file_.tensors().end();
+  }
+
+  void refuse_other_networks() const {
+    if (file_.integer(prefix_ + "expert_count", 0, most, 0) > 0) {
+      file_.unsupported(prefix_ + "expert_count", "dense models");
+    }
+    const std::string causal = prefix_ + "attention.causal";
+    if (!file_.flag(causal, true)) file_.unsupported(causal, "models that read forwards");
+  }
+
+  void same(const char* key, std::string_view supported) const {
+    if (file_.integer(prefix_ + key, 1, most, head_dim_) != head_dim_) {
+      file_.unsupported(prefix_ + key, fmt::format("{} ({})", supported, head_dim_));
+    }
+  }
+
+  std::int64_t vocabulary() const {
+    const auto found = file_.tensors().find(std::string_view("token_embd.weight"));
+    if (found == file_.tensors().end() || found->second.shape.size() != 2) {
+      throw FileError(fmt::format(
+          "{}: has no matrix token_embd.weight; expected the embedding of a model: a file with a "
+          "part of one, such as an adapter or an encoder of images, cannot be run by itself",
+          path_text(file_.path())));
+    }
+    return found->second.shape[0];
+  }
+
+  void read_rope() {
+    const std::string at = prefix_ + "rope.";
+    Json rope = {{"rope_type", "default"},
+                 {"rope_theta", file_.number(at + "freq_base", 1, 1e30, 10000)}};
+    const std::string type_key = at + "scaling.type";
+    const std::string type = file_.text(type_key, "none");
+    const auto factor = [&] {
+      return file_.number(at + "scaling.factor", 1 / most_factor, most_factor);
+    };
+    const auto only_one = [&](const char* key, double one) {
+      if (file_.number(at + key, 0, most_factor, one) != one) {
+        file_.unsupported(at + key, fmt::format("{:g}", one));
+      }
+    };
+    only_one("scale_linear", 1);  // of files from before 2024
+    only_one("scaling.attn_factor", 1);
+    only_one("scaling.yarn_attn_factor", 1);
+    only_one("scaling.yarn_ext_factor", 1);
+    only_one("scaling.yarn_log_multiplier", 0);
+    if (has_tensor("rope_freqs.weight")) {
+      if (type != "none") file_.unsupported(type_key, "\"none\" beside rope_freqs.weight");
+      rope["rope_type"] = "longrope";
+      rope["factor"] = 1.0;
+      rope["attention_factor"] = 1.0;
+      rope["original_max_position_embeddings"] = std::max<std::int64_t>(2, context_length_);
+      rope["short_factor"] = rope["long_factor"] = pair_factors();
+    } else if (type == "linear" || type == "yarn") {
+      rope["rope_type"] = type;
+      rope["factor"] = factor();
+      if (type == "yarn") read_yarn(at + "scaling.", rope);
+    } else if (type != "none") {
+      file_.unsupported(type_key, "\"none\", \"linear\" and \"yarn\"");
+    }
+    config_["rope_parameters"] = rope;
+  }
+
+  void read_yarn(const std::string& at, Json& rope) const {
+    const auto take = [&](const char* key, const char* name) {
+      if (file_.has(at + key)) rope[name] = file_.number(at + key, 0, most_factor);
+    };
+    take("yarn_beta_fast", "beta_fast");
+    take("yarn_beta_slow", "beta_slow");
+    const std::string original = at + "original_context_length";
+    if (file_.has(original)) {
+      rope["original_max_position_embeddings"] = file_.integer(original, 1, most);
+    }
+  }
+
+  Json pair_factors() const {
+    const GgufFile::Tensor& tensor =
+        file_.tensors().find(std::string_view("rope_freqs.weight"))->second;
+    const std::vector<std::int64_t> shape = {head_dim_ / 2};
+    const auto wrong = [&](const std::string& found) {
+      throw FileError(fmt::format(
+          "{}: tensor rope_freqs.weight has {}; expected f32, shape [{}], factors from {} to {}",
+          path_text(file_.path()), found, head_dim_ / 2, 1 / most_factor, most_factor));
+    };
+    if (tensor.shape != shape) wrong(fmt::format("shape [{}]", fmt::join(tensor.shape, ", ")));
+    if (tensor.type->name != "f32") wrong(fmt::format("type {}", tensor.type->name));
+    Json factors = Json::array();
+    for (std::int64_t i = 0; i < head_dim_ / 2; ++i) {
+      float value = 0;
+      std::memcpy(&value, tensor.bytes.data() + 4 * i, sizeof value);
+      if (!(value >= 1 / most_factor && value <= most_factor))
+        wrong(fmt::format("a factor {}", value));
+      factors.push_back(value);
+    }
+    return factors;
+  }
+
+  void read_tokens() {
+    constexpr const char* bos = "tokenizer.ggml.bos_token_id";
+    const auto last = config_["vocab_size"].get<std::int64_t>() - 1;
+    config_["bos_token_id"] = nullptr;
+    if (file_.has(bos)) config_["bos_token_id"] = file_.integer(bos, 0, last);
+    Json ends = Json::array();
+    for (const std::int64_t token : end_tokens(file_)) {
+      ends.push_back(static_cast<std::uint64_t>(token));
+    }
+    config_["eos_token_id"] = ends;
+  }
+
+  const GgufFile& file_;
+  const GgufArchitecture& architecture_;
+  std::string prefix_;
+  std::int64_t head_dim_ = 0;
+  std::int64_t context_length_ = 0;
+  Json config_ = Json::object();
+};
+
+}  // namespace
+
+const GgufArchitecture& architecture_of(const GgufFile& file) {
+  constexpr const char* key = "general.architecture";
+  const std::string name = file.text(key);
+  const auto* const found = std::ranges::find(architectures, name, &GgufArchitecture::name);
+  if (found != architectures.end()) return *found;
+  std::vector<std::string_view> names;
+  for (const GgufArchitecture& known : architectures) names.push_back(known.name);
+  file.unsupported(key, fmt::format("{} in GGUF files: of other families a directory with "
+                                    "safetensors",
+                                    fmt::join(names, ", ")));
+}
+
+Json config_of_gguf(const GgufFile& file) { return Translator(file).read(); }
+
+std::string unread_gguf_warning(const GgufFile& file) {
+  const std::string prefix = std::string(architecture_of(file).name) + ".";
+  std::vector<std::string> unread;
+  for (const std::string_view key : file.keys()) {
+    const bool sampling = key.starts_with("general.sampling.");
+    if (!sampling && !key.starts_with(prefix)) continue;
+    const std::string_view name = key.substr(std::min(prefix.size(), key.size()));
+    if (!sampling && std::ranges::find(known_keys, name) != known_keys.end()) continue;
+    if (!sampling && name.starts_with("rope.scaling.yarn_")) continue;
+    unread.push_back(fmt::format("{} is {}", printable(key), file.shown_value(key)));
+  }
+  if (unread.empty()) return {};
+  constexpr std::size_t told = 6;
+  const std::size_t all = unread.size();
+  if (all > told) unread.resize(told);
+  return fmt::format(
+      "{}: {}{}: not read by topkv; a model that needs it will answer otherwise "
+      "than its makers meant",
+      path_text(file.path()), fmt::join(unread, ", "),
+      all > told ? fmt::format(" and {} more", all - told) : "");
+}
+
+std::vector<std::int64_t> end_tokens(const GgufFile& file) {
+  std::vector<std::int64_t> tokens;
+  const auto add = [&](std::int64_t token) {
+    if (std::ranges::find(tokens, token) == tokens.end()) tokens.push_back(token);
+  };
+  for (const char* name : {"eos", "eot", "eom"}) {
+    const std::string key = fmt::format("tokenizer.ggml.{}_token_id", name);
+    if (file.has(key)) add(file.integer(key, 0, INT32_MAX));
+  }
+  constexpr const char* texts_key = "tokenizer.ggml.tokens";
+  constexpr const char* types_key = "tokenizer.ggml.token_type";
+  if (!file.has(texts_key) || !file.has(types_key)) return tokens;
+  const auto texts = file.texts(texts_key);
+  const auto types = file.integers(types_key);
+  for (std::size_t i = 0; i < std::min(texts.size(), types.size()); ++i) {
+    const bool ends = std::ranges::find(end_texts, texts[i]) != end_texts.end();
+    if (ends && types[i] == control_token) add(static_cast<std::int64_t>(i));
+  }
+  return tokens;
+}
+
+}  // namespace topkv

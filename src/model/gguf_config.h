@@ -1,0 +1,36 @@
+// The configuration of a model in a GGUF file: its metadata, said as the config.json of the same
+// model says it, so that one reader checks both (config.cc).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/core/gguf_file.h"
+
+namespace topkv {
+
+struct GgufArchitecture {
+  std::string_view name;        ///< general.architecture
+  std::string_view model_type;  ///< of Hugging Face
+  /// Rows of q and k are in the order that turns neighbours (llama.cpp's converter puts them so):
+  /// pairs of RoPE are elements (2i, 2i + 1). Scores do not depend on the order.
+  bool interleaved = false;
+};
+
+/// Throws FileError, Unsupported naming those that topkv runs.
+const GgufArchitecture& architecture_of(const GgufFile& file);
+
+/// Throws FileError and Unsupported naming the key of the metadata. rope_freqs.weight, which has
+/// what RoPE's frequencies are divided by pair by pair (Llama 3.1), becomes LongRoPE's factors.
+nlohmann::json config_of_gguf(const GgufFile& file);
+
+/// What to tell of metadata of the architecture that is not read, on one line; empty: nothing.
+std::string unread_gguf_warning(const GgufFile& file);
+
+/// Tokens that end generation: eos_token_id, eot_token_id and eom_token_id of the metadata, and, as
+/// in llama.cpp, control tokens that are known to end a turn by their text ("<|im_end|>").
+std::vector<std::int64_t> end_tokens(const GgufFile& file);
+
+}  // namespace topkv

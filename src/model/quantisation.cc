@@ -1,0 +1,208 @@
+#include "src/model/quantisation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "src/core/json_file.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* key = "quantization_config";
+
+constexpr std::int64_t most_group = std::int64_t{1} << 20;
+
+/// Inputs that share a scale; -1 in the file: all.
+std::int64_t group_of(const JsonObject& object, const char* name) {
+  const std::int64_t group = object.integer(name, -1, most_group);
+  if (group == 0) object.fail(name, "-1 or a number of inputs");
+  return group < 0 ? 0 : group;
+}
+
+int bits_of(const JsonObject& object, const char* name, bool four_only) {
+  const std::int64_t bits = object.integer(name, 1, 64);
+  if (bits != 4 && (four_only || bits != 8)) {
+    object.unsupported(name, four_only ? "4 bits" : "4 and 8 bits");
+  }
+  return static_cast<int>(bits);
+}
+
+Quantisation read_gptq(const JsonObject& object) {
+  Quantisation how;
+  how.method = Quantisation::Method::gptq;
+  how.bits = bits_of(object, "bits", false);
+  how.group = group_of(object, "group_size");
+  how.symmetric = object.flag("sym", true);
+  const std::string format = object.text("checkpoint_format", "gptq");
+  if (format != "gptq" && format != "gptq_v2") {
+    object.unsupported("checkpoint_format", "gptq and gptq_v2");
+  }
+  how.zeros_less_one = format == "gptq";
+  how.needs_order = object.find("desc_act") != nullptr && object.flag("desc_act");
+  // Modules with settings of their own; those behind "-:" were left out.
+  if (const Json* dynamic = object.find("dynamic"); dynamic != nullptr && !dynamic->empty()) {
+    if (!dynamic->is_object()) object.fail("dynamic", "an object");
+    for (const auto& [module, settings] : dynamic->items()) {
+      if (!module.starts_with("-:")) object.unsupported("dynamic", "one setting for all modules");
+    }
+  }
+  return how;
+}
+
+Quantisation read_awq(const JsonObject& object) {
+  Quantisation how;
+  how.method = Quantisation::Method::awq;
+  how.bits = bits_of(object, "bits", true);
+  how.group = group_of(object, "group_size");
+  how.symmetric = false;
+  if (!object.flag("zero_point", true)) object.unsupported("zero_point", "true");
+  const std::string version = object.text("version", "gemm");
+  if (version != "gemm" && version != "GEMM") object.unsupported("version", "gemm");
+  return how;
+}
+
+Quantisation read_fp8(const JsonObject& object) {
+  Quantisation how;
+  how.method = Quantisation::Method::block_fp8;
+  how.bits = 8;
+  if (object.text("fmt", "e4m3") != "e4m3") object.unsupported("fmt", "e4m3");
+  constexpr const char* block = "weight_block_size";
+  const Json* sizes = object.find(block);
+  if (sizes == nullptr) object.unsupported(block, "blocks such as [128, 128]");
+  const auto size = [&](std::size_t at) {
+    const Json& one = sizes->at(at);
+    if (!one.is_number_integer() || one < 1 || one > most_group) {
+      object.fail(block, fmt::format("two numbers from 1 to {}", most_group));
+    }
+    return one.get<std::int64_t>();
+  };
+  if (!sizes->is_array() || sizes->size() != 2) object.fail(block, "two numbers");
+  how.block_rows = size(0);
+  how.group = size(1);
+  return how;
+}
+
+/// What compressed-tensors say of the weights of a group of modules.
+void read_scheme(const JsonObject& weights, Quantisation& how) {
+  how.bits = bits_of(weights, "num_bits", false);
+  const char* type = how.fp8() ? "float" : "int";
+  if (weights.text("type", "int") != type) weights.unsupported("type", fmt::format("\"{}\"", type));
+  if (how.method != Quantisation::Method::packed_int && how.bits != 8) {
+    weights.unsupported("num_bits", "8 bits in that format");
+  }
+  how.symmetric = weights.flag("symmetric", true);
+  if (how.fp8() && !how.symmetric) weights.unsupported("symmetric", "true for floats");
+  if (weights.find("actorder") != nullptr) {
+    const std::string order = weights.text("actorder");
+    how.needs_order = order == "group" || order == "dynamic";
+    if (!how.needs_order && order != "weight" && order != "static") {
+      weights.unsupported("actorder", "\"group\" and \"weight\"");
+    }
+  }
+  const std::string strategy = weights.text("strategy");
+  if (strategy == "group" && !how.fp8()) {
+    how.group = group_of(weights, "group_size");
+  } else if (strategy == "tensor" && how.fp8()) {
+    how.block_rows = 0;
+  } else if (strategy != "channel") {
+    weights.unsupported("strategy", how.fp8() ? "\"channel\" and \"tensor\" for floats"
+                                              : "\"group\" and \"channel\" for integers");
+  }
+}
+
+Quantisation read_compressed(const JsonObject& object, const Json& json,
+                             const std::filesystem::path& file) {
+  const std::string where = std::string(key) + ".";
+  Quantisation how;
+  const std::string format = object.text("format");
+  if (format == "pack-quantized") {
+    how.method = Quantisation::Method::packed_int;
+  } else if (format == "int-quantized") {
+    how.method = Quantisation::Method::plain_int8;
+  } else if (format == "float-quantized") {
+    how.method = Quantisation::Method::plain_fp8;
+  } else {
+    object.unsupported("format", "pack-quantized, int-quantized and float-quantized");
+  }
+  if (const Json* sparsity = object.find("sparsity_config");
+      sparsity != nullptr && !sparsity->empty()) {
+    const JsonObject checked(*sparsity, file, where + "sparsity_config.");
+    if (checked.text("format", "dense") != "dense") {
+      object.unsupported("sparsity_config", "dense weights");
+    }
+  }
+  if (object.find("kv_cache_scheme") != nullptr) {
+    object.unsupported("kv_cache_scheme", "rows as --kv-dtype says");
+  }
+  if (object.find("config_groups") == nullptr) object.fail("config_groups", "an object");
+  const Json& groups = json.at("config_groups");
+  const JsonObject checked(groups, file, where + "config_groups.");
+  if (groups.size() != 1) object.unsupported("config_groups", "one setting for all modules");
+  const std::string in_group = where + "config_groups." + groups.begin().key() + ".";
+  const JsonObject group(groups.begin().value(), file, in_group);
+  if (group.find("weights") == nullptr) group.fail("weights", "an object");
+  read_scheme(JsonObject(*group.find("weights"), file, in_group + "weights."), how);
+  return how;
+}
+
+}  // namespace
+
+Quantisation Quantisation::parse(const Json& config, const std::filesystem::path& file) {
+  const auto it = config.find(key);
+  if (it == config.end() || it->is_null()) return {};
+  const JsonObject object(*it, file, std::string(key) + ".");
+  const std::string method = object.text("quant_method");
+  if (method == "gptq") return read_gptq(object);
+  if (method == "awq") return read_awq(object);
+  if (method == "fp8") return read_fp8(object);
+  if (method == "compressed-tensors") return read_compressed(object, *it, file);
+  object.unsupported("quant_method", "gptq, awq, fp8 and compressed-tensors");
+}
+
+Quantisation Quantisation::load(const std::filesystem::path& directory) {
+  const std::filesystem::path file = directory / "config.json";
+  return parse(read_json_file(file), file);
+}
+
+std::string_view Quantisation::codes_name() const {
+  switch (method) {
+    case Method::gptq:
+    case Method::awq:
+      return "qweight";
+    case Method::packed_int:
+      return "weight_packed";
+    default:
+      return "weight";
+  }
+}
+
+std::string Quantisation::text() const {
+  const auto grouped = [&](const char* name) {
+    const std::string scales =
+        group == 0 ? "a scale for each output" : fmt::format("groups of {}", group);
+    return fmt::format("{}, {} bits, {}{}", name, bits, scales, symmetric ? "" : ", zero points");
+  };
+  switch (method) {
+    case Method::none:
+      return {};
+    case Method::gptq:
+      return grouped("gptq");
+    case Method::awq:
+      return grouped("awq");
+    case Method::packed_int:
+    case Method::plain_int8:
+      return grouped("compressed-tensors");
+    case Method::block_fp8:
+      return fmt::format("fp8 (e4m3), blocks of {} x {}", block_rows, group);
+    case Method::plain_fp8:
+      return fmt::format("compressed-tensors, fp8 (e4m3), a scale for each {}",
+                         block_rows == 0 ? "matrix" : "output");
+  }
+  return {};
+}
+
+}  // namespace topkv

@@ -1,0 +1,96 @@
+#include "src/model/safetensors_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "src/core/convert.h"
+#include "src/core/printable.h"
+#include "src/model/quantisation.h"
+#include "src/model/safetensors.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::string_view weight = "weight";
+
+class SafeTensorsCheckpoint : public Checkpoint {
+ public:
+  explicit SafeTensorsCheckpoint(const std::filesystem::path& directory)
+      : tensors_(SafeTensors::open(directory)), how_(Quantisation::load(directory)) {}
+
+  const std::filesystem::path& source() const override { return tensors_.source(); }
+  std::string quantised() const override { return how_.text(); }
+
+  bool has(const std::string& name) const override { return find(name) || find(codes_of(name)); }
+
+  MatrixSource matrix(const std::string& name, MatrixRows rows, std::int64_t in,
+                      WeightFormat format) const override {
+    const auto plain = find(name);
+    const std::string codes = codes_of(name);
+    if (codes.empty() || (plain && tensors_.is_float(*plain))) {
+      return find_matrix(tensors_, name_in(name), rows, in, format);
+    }
+    const std::string found = find(codes).value_or(codes);
+    const std::string module = found.substr(0, found.size() - how_.codes_name().size());
+    return find_quantised(tensors_, module, rows, in, how_);
+  }
+
+  std::int64_t vector(const std::string& name, std::span<float> to) const override {
+    const std::array<std::int64_t, 1> shape = {static_cast<std::int64_t>(to.size())};
+    const SafeTensors::Tensor tensor = tensors_.get(name_in(name), shape);
+    to_float(tensor.data, tensor.dtype, shape[0], to.data());
+    return shape[0] * bytes_of(tensor.dtype);
+  }
+
+ private:
+  /// Of a matrix in a checkpoint that is quantised, the name of what has its codes; else empty.
+  std::string codes_of(const std::string& name) const {
+    if (how_.method == Quantisation::Method::none || !name.ends_with(weight)) return {};
+    return name.substr(0, name.size() - weight.size()) + std::string(how_.codes_name());
+  }
+
+  /// A weight's name in the file. A file may be of the base model, without "model." in front, or of
+  /// a model within another, with one more; transformers loads both.
+  std::optional<std::string> find(const std::string& name) const {
+    constexpr std::string_view prefix = "model.";
+    std::vector<std::string> names = {name, std::string(prefix) + name};
+    if (name.starts_with(prefix)) names.push_back(name.substr(prefix.size()));
+    std::erase_if(names, [&](const std::string& one) { return !tensors_.has(one); });
+    if (names.size() > 1) {
+      throw FileError(
+          fmt::format("{}: has tensors {} and {}, which are the same weight; expected one",
+                      path_text(source()), names[0], names[1]));
+    }
+    if (names.empty()) return {};
+    return names.front();
+  }
+
+  std::string name_in(const std::string& name) const {
+    if (auto found = find(name)) return *std::move(found);
+    if (name == "lm_head.weight" && find("model.embed_tokens.weight")) {
+      throw FileError(fmt::format(
+          "{}: has no tensor lm_head.weight, and config.json does not tie it to the embedding: "
+          "these are the weights of a model without its output layer; expected those of the whole "
+          "model (saved from AutoModelForCausalLM), or tie_word_embeddings true if that is how it "
+          "is made",
+          path_text(source())));
+    }
+    return name;  // to be missed under the name that it should have
+  }
+
+  SafeTensors tensors_;
+  Quantisation how_;
+};
+
+}  // namespace
+
+std::unique_ptr<Checkpoint> open_safetensors(const std::filesystem::path& directory) {
+  return std::make_unique<SafeTensorsCheckpoint>(directory);
+}
+
+}  // namespace topkv
