@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,18 +17,19 @@ TEXT = "The special magic number for quiet-river is: 7128354. A quick brown fox.
 
 
 def load_tensors(path):
-    """The bf16 tensors of a safetensors file, as float64."""
+    """The bf16 and f32 tensors of a safetensors file, as float64."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     tensors = {}
     for name, entry in json.loads(data[8 : 8 + length]).items():
         if name == "__metadata__":
             continue
-        assert entry["dtype"] == "BF16"
+        assert entry["dtype"] in ("BF16", "F32")
         begin, end = entry["data_offsets"]
-        bits = np.frombuffer(data[8 + length + begin : 8 + length + end], np.uint16)
-        values = (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        tensors[name] = values.reshape(entry["shape"])
+        values = data[8 + length + begin : 8 + length + end]
+        if entry["dtype"] == "BF16":
+            values = (np.frombuffer(values, np.uint16).astype(np.uint32) << 16).tobytes()
+        tensors[name] = np.frombuffer(values, np.float32).astype(np.float64).reshape(entry["shape"])
     return tensors
 
 
@@ -310,3 +312,22 @@ def test_plan_checks_the_weights(needle_14m, tmp_path):
     os.truncate(directory / "model.safetensors", 10**6)
     with pytest.raises(topkv.FileError, match="model.safetensors: "):
         topkv.Model.plan(directory)
+
+
+@pytest.mark.parametrize("name", ["gptq-llama", "fp8-qwen3", "gguf-llama/model.gguf"])
+def test_checkpoints_that_are_quantised_already_are_models(name):
+    path = Path(__file__).parents[2] / "tests/fixtures/parity" / name
+    folder = path.parent if path.is_file() else path
+    model = topkv.Model.load(path)
+    tokens = json.loads((folder / "tokens.json").read_text())["tokens"]
+    expected = load_tensors(folder / "reference/model.safetensors")["logits"]
+    assert np.abs(model.logits(tokens) - expected).max() < 2e-5 * np.abs(expected).max()
+    plan = topkv.Model.plan(path)
+    assert plan.quantised.split()[0].rstrip(",") == name.split("-")[0]
+    assert topkv.ModelConfig.load(path).model_type in ("llama", "qwen3")
+    with pytest.raises(topkv.Unsupported, match="quantised already"):
+        topkv.Model.load(path, weights="int4")
+
+
+def test_a_plain_checkpoint_is_quantised_as_nothing(needle_14m):
+    assert topkv.Model.plan(needle_14m).quantised == ""
