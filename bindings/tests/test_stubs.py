@@ -88,7 +88,7 @@ def test_classes_have_the_members_the_stub_says(stub):
 
 def test_functions_have_the_parameters_the_stub_says(stub):
     functions = [item for item in stub.body if isinstance(item, ast.FunctionDef)]
-    assert {f.name for f in functions} == {"merge", "merge_into", "attend_rows"}
+    assert {f.name for f in functions} == {"merge", "merge_into", "attend_rows", "memory_plans"}
     for function in functions:
         check_function([function], getattr(_core, function.name), function.name)
 
