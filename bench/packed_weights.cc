@@ -7,6 +7,7 @@
 // rate alone is printed, for the data sheet's number.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -37,7 +38,8 @@ constexpr std::int64_t checked_rows = 3;
 
 Matrix form_of(const Shape& shape, Packing packing) {
   Matrix form{nullptr, DType::bf16, shape.out, shape.in, packing};
-  form.group = packing == Packing::int4 ? 128 : shape.in;
+  const bool grouped = packing == Packing::int4 || packing == Packing::fp8;
+  form.group = grouped ? 128 : shape.in;
   form.has_offsets = packing == Packing::int4;
   return form;
 }
@@ -56,7 +58,21 @@ Weight make(ComputeDevice& device, const Shape& shape, Packing packing,
                    static_cast<int>((i + 13 * static_cast<std::size_t>(r)) * 7919 % 255) - 127) /
                128.0F;
     }
-    if (!m.packed()) {
+    if (m.packing == Packing::fp8) {
+      // Bytes of e4m3, up to 0.9375; the scale makes up for codes that are 1/256 of that.
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        const auto hash = (i + 13 * static_cast<std::size_t>(r)) * 7919;
+        const auto byte = static_cast<unsigned>(hash % 0x38 + (hash / 0x38 % 2) * 0x80);
+        const int exponent = static_cast<int>(byte >> 3U & 15U);
+        const float fraction = static_cast<float>(byte & 7U) / 8;
+        const float size = exponent == 0 ? std::ldexp(fraction, -6)
+                                         : std::ldexp(1 + fraction, exponent - 7);
+        row[i] = byte >= 128 ? -size : size;
+        host[static_cast<std::size_t>(r * m.row_bytes()) + i] = static_cast<std::byte>(byte);
+      }
+      auto* scales = reinterpret_cast<float*>(host.data() + m.scales_at()) + r * m.groups();
+      std::fill(scales, scales + m.groups(), 256.0F);
+    } else if (!m.packed()) {
       from_float(row.data(), m.in_features, DType::bf16, host.data() + r * m.row_bytes());
     } else {
       const auto factors = [&](std::int64_t at) {
@@ -118,7 +134,7 @@ int main(int argc, char** argv) try {
                              {"7B gate/up", 18944, 3584},
                              {"7B down", 3584, 18944},
                              {"7B lm_head", 152064, 3584}}) {
-    for (const Packing packing : {Packing::none, Packing::int8, Packing::int4}) {
+    for (const Packing packing : {Packing::none, Packing::int8, Packing::int4, Packing::fp8}) {
       // Several copies, so that none is found in a cache.
       std::vector<Weight> copies;
       const std::int64_t bytes = form_of(shape, packing).bytes();
@@ -153,7 +169,8 @@ int main(int argc, char** argv) try {
             fmt::format("{} [{}, {}]", shape.name, shape.out, shape.in),
             packing == Packing::none   ? "bf16"
             : packing == Packing::int8 ? "int8"
-                                       : "int4",
+            : packing == Packing::int4 ? "int4"
+                                       : "fp8",
             tokens, 1e3 * seconds,
             bandwidth > 0 ? fmt::format("{:.0f} %", 100 * rate / bandwidth)
                           : fmt::format("{:.0f} GB/s", rate / 1e9),
