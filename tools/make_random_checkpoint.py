@@ -25,6 +25,12 @@ SHAPES = {
         model_type="qwen2", hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
         num_attention_heads=28, num_key_value_heads=4, vocab_size=152064, rms_norm_eps=1e-5,
         rope_theta=10000000.0, max_position_embeddings=1048576, tie_word_embeddings=False),
+    "qwen2.5-7b-1m": dict(
+        model_type="qwen2", hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
+        num_attention_heads=28, num_key_value_heads=4, vocab_size=152064, rms_norm_eps=1e-5,
+        rope_theta=10000000.0, max_position_embeddings=1048576, tie_word_embeddings=False,
+        dual_chunk_attention_config=dict(
+            chunk_size=262144, local_size=8192, original_max_position_embeddings=262144)),
     "llama3-8b": dict(
         model_type="llama", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
         num_attention_heads=32, num_key_value_heads=8, vocab_size=128256, rms_norm_eps=1e-5,

@@ -115,7 +115,7 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
   constexpr double gb = 1e9;
   const double read = static_cast<double>(shown.bytes_per_token) / gb;
   fmt::print(
-      "speed     a token reads {:.2f} GB of {} memory: at most {:.3g} tokens/s for each 100 "
+      "speed     a token reads {:.3g} GB of {} memory: at most {:.3g} tokens/s for each 100 "
       "GB/s it has\n",
       read, shown.gpu.items.empty() ? "host" : "GPU", 100 / read);
   if (chosen == nullptr) {
