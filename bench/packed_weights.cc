@@ -65,8 +65,8 @@ Weight make(ComputeDevice& device, const Shape& shape, Packing packing,
         const auto byte = static_cast<unsigned>(hash % 0x38 + (hash / 0x38 % 2) * 0x80);
         const int exponent = static_cast<int>(byte >> 3U & 15U);
         const float fraction = static_cast<float>(byte & 7U) / 8;
-        const float size = exponent == 0 ? std::ldexp(fraction, -6)
-                                         : std::ldexp(1 + fraction, exponent - 7);
+        const float size =
+            exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
         row[i] = byte >= 128 ? -size : size;
         host[static_cast<std::size_t>(r * m.row_bytes()) + i] = static_cast<std::byte>(byte);
       }

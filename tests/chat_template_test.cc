@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tests/gguf_writer.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/tokenizer.h"
@@ -88,6 +89,42 @@ TEST(ChatTemplate, RendersWhatTransformersRendersTextForTextAndTokenForToken) {
     ASSERT_EQ(tokenizer.encode(text), expected["tokens"].get<std::vector<Token>>());
   }
   EXPECT_EQ(templates.size(), 10U);
+}
+
+TEST(ChatTemplate, OfAGgufFileIsThatOfTheDirectory) {
+  const TempDirectory work;
+  const std::vector<ChatMessage> messages = {{"user", "Who?"}, {"assistant", "She."}, {"user", "?"}};
+  for (const std::string name : {"llama3", "qwen2.5", "mistral", "chatml"}) {
+    SCOPED_TRACE(name);
+    const std::filesystem::path folder = fixtures / "chat" / name;
+    const Json config = read(folder / "tokenizer_config.json");
+    const auto text_of = [&](const char* key) {
+      const Json token = config.value(key, Json());
+      return token.is_object() ? token["content"].get<std::string>()
+                               : token.is_string() ? token.get<std::string>() : std::string();
+    };
+    gguf::File file;
+    const std::string source = read_file(folder / "chat_template.jinja");
+    file.set(gguf::words("tokenizer.chat_template", source));
+    file.set(gguf::texts("tokenizer.ggml.tokens", {"a", text_of("bos_token"), text_of("eos_token")}));
+    if (!text_of("bos_token").empty()) file.set(gguf::number("tokenizer.ggml.bos_token_id", 1));
+    if (!text_of("eos_token").empty()) file.set(gguf::number("tokenizer.ggml.eos_token_id", 2));
+    const auto path = work.write("model.gguf", file.content());
+    EXPECT_EQ(ChatTemplate::load(path).source(), source);
+    EXPECT_EQ(ChatTemplate::load(path).render(messages, true),
+              ChatTemplate::load(folder).render(messages, true));
+    file.set(gguf::number("tokenizer.ggml.eos_token_id", 3));
+    work.write("model.gguf", file.content());
+    expect_error<FileError>([&] { ChatTemplate::load(path); }, path.string() + ": ",
+                            {"eos_token_id is 3", "0 to 2"});
+    file.set(gguf::words("tokenizer.chat_template", "{{ \xff }}"));
+    work.write("model.gguf", file.content());
+    expect_error<FileError>([&] { ChatTemplate::load(path); }, path.string() + ": ", {"UTF-8"});
+    file.erase("tokenizer.chat_template");
+    work.write("model.gguf", file.content());
+    expect_error<FileError>([&] { ChatTemplate::load(path); }, path.string() + ": ",
+                            {"no chat template", "plain prompt"});
+  }
 }
 
 TEST(ChatTemplate, IsLookedForWhereTransformersLooks) {

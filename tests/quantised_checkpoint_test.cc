@@ -190,6 +190,8 @@ void write_fp8(FileTensors& tensors, const std::string& module, const Quantised&
   const std::string floats = bytes_of_floats(scales);
   if (kind.method == "fp8") {
     tensors[module + "weight_scale_inv"] = {"F32", {rows, m.groups}, floats};
+  } else if (kind.group != 0) {
+    tensors[module + "weight_scale"] = {"F32", {rows, m.groups}, floats};
   } else if (kind.block_rows == 0) {
     tensors[module + "weight_scale"] = {"F32", {1}, floats};
   } else {
@@ -274,7 +276,12 @@ Json config_of_kind(const Kind& kind) {
                   {"strategy", strategy},
                   {"dynamic", false}};
   if (kind.shuffled) weights["actorder"] = "group";
-  if (kind.group != 0) weights["group_size"] = group;
+  if (kind.fp8() && kind.group != 0) {
+    weights["strategy"] = "block";
+    weights["block_structure"] = {kind.block_rows, kind.group};
+  } else if (kind.group != 0) {
+    weights["group_size"] = group;
+  }
   return {{"quant_method", "compressed-tensors"},
           {"format", kind.format},
           {"ignore", {"lm_head"}},
@@ -356,7 +363,9 @@ std::vector<Kind> kinds() {
            "int-quantized"},
           {"fp8 by channel", "compressed-tensors", 8, 0, true, false, false, "float-quantized"},
           {"fp8 by tensor", "compressed-tensors", 8, 0, true, false, false, "float-quantized", false,
-           0}};
+           0},
+          {"fp8 by block", "compressed-tensors", 8, 32, true, false, false, "float-quantized", false,
+           64}};
 }
 
 TEST_F(QuantisedCheckpoint, LogitsAreThoseOfTheModelInFloats) {
@@ -382,6 +391,22 @@ TEST_F(QuantisedCheckpoint, NamesOfTheBaseModelAreThoseOfTheModel) {
     tensors = renamed;
   });
   EXPECT_EQ(Model::load(path()).logits(tokens), want);
+}
+
+TEST_F(QuantisedCheckpoint, ModulesThatWereLeftOutAreTakenAsTheyAre) {
+  for (const std::size_t i : {0U, 9U, 12U, 13U}) {
+    const Kind kind = kinds()[i];
+    SCOPED_TRACE(kind.name);
+    const auto tokens = some_tokens(12, sizes_.vocab);
+    write(kind);
+    const auto want = Model::load(path()).logits(tokens);
+    FileTensors floats = read_tensors(floats_.path() / "model.safetensors");
+    write(kind, [&](FileTensors& tensors) {
+      std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with(up); });
+      tensors[up + "weight"] = floats[up + "weight"];
+    });
+    expect_same(Model::load(path()).logits(tokens), want);
+  }
 }
 
 TEST_F(QuantisedCheckpoint, IsNotRoundedOnceMore) {
@@ -443,6 +468,13 @@ TEST_F(QuantisedCheckpoint, WhatTheConfigurationAsksForAndIsNotKnownIsNamed) {
     SCOPED_TRACE(changes.dump());
     write(gptq, {}, changes);
     expect_refused<FileError>(file("config.json") + "quantization_config.", {says});
+  }
+  for (const Json& block : {Json(128), Json({128}), Json({0, 128}), Json({128, -1}),
+                            Json({"128", 128}), Json({128, std::int64_t{1} << 40})}) {
+    SCOPED_TRACE(block.dump());
+    write(kinds()[13], {}, {{"weight_block_size", block}});
+    expect_refused<FileError>(file("config.json") + "quantization_config.weight_block_size is ",
+                              {"two numbers"});
   }
 }
 

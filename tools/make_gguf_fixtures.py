@@ -10,8 +10,7 @@ size. As llama.cpp's converter does, rows of q and k are put into another order 
     tests/fixtures/parity/<variant>/model.gguf
                                     tokens.json, reference/: as make_parity_fixtures.py has them
 
-Needs tools/requirements.txt and gguf (pip install gguf). Run from anywhere:
-python tools/make_gguf_fixtures.py [VARIANT...]
+Needs tools/requirements.txt. Run from anywhere: python tools/make_gguf_fixtures.py [VARIANT...]
 """
 
 import copy

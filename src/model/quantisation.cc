@@ -65,24 +65,33 @@ Quantisation read_awq(const JsonObject& object) {
   return how;
 }
 
+/// Outputs and inputs that share a scale.
+void read_block(const JsonObject& object, const char* name, Quantisation& how) {
+  const Json* sizes = object.find(name);
+  const auto size = [&](std::size_t at) {
+    const Json& one = sizes->at(at);
+    if (!one.is_number_integer() || one < 1 || one > most_group) {
+      object.fail(name, fmt::format("two numbers from 1 to {}", most_group));
+    }
+    return one.get<std::int64_t>();
+  };
+  if (sizes == nullptr || !sizes->is_array() || sizes->size() != 2) {
+    object.fail(name, "two numbers");
+  }
+  how.block_rows = size(0);
+  how.group = size(1);
+}
+
 Quantisation read_fp8(const JsonObject& object) {
   Quantisation how;
   how.method = Quantisation::Method::block_fp8;
   how.bits = 8;
   if (object.text("fmt", "e4m3") != "e4m3") object.unsupported("fmt", "e4m3");
-  constexpr const char* block = "weight_block_size";
-  const Json* sizes = object.find(block);
-  if (sizes == nullptr) object.unsupported(block, "blocks such as [128, 128]");
-  const auto size = [&](std::size_t at) {
-    const Json& one = sizes->at(at);
-    if (!one.is_number_integer() || one < 1 || one > most_group) {
-      object.fail(block, fmt::format("two numbers from 1 to {}", most_group));
-    }
-    return one.get<std::int64_t>();
-  };
-  if (!sizes->is_array() || sizes->size() != 2) object.fail(block, "two numbers");
-  how.block_rows = size(0);
-  how.group = size(1);
+  constexpr const char* key_of_block = "weight_block_size";
+  if (object.find(key_of_block) == nullptr) {
+    object.unsupported(key_of_block, "blocks such as [128, 128]");
+  }
+  read_block(object, key_of_block, how);
   return how;
 }
 
@@ -108,8 +117,10 @@ void read_scheme(const JsonObject& weights, Quantisation& how) {
     how.group = group_of(weights, "group_size");
   } else if (strategy == "tensor" && how.fp8()) {
     how.block_rows = 0;
+  } else if (strategy == "block" && how.fp8()) {
+    read_block(weights, "block_structure", how);
   } else if (strategy != "channel") {
-    weights.unsupported("strategy", how.fp8() ? "\"channel\" and \"tensor\" for floats"
+    weights.unsupported("strategy", how.fp8() ? "\"channel\", \"block\" and \"tensor\" for floats"
                                               : "\"group\" and \"channel\" for integers");
   }
 }
@@ -199,6 +210,9 @@ std::string Quantisation::text() const {
     case Method::block_fp8:
       return fmt::format("fp8 (e4m3), blocks of {} x {}", block_rows, group);
     case Method::plain_fp8:
+      if (group != 0) {
+        return fmt::format("compressed-tensors, fp8 (e4m3), blocks of {} x {}", block_rows, group);
+      }
       return fmt::format("compressed-tensors, fp8 (e4m3), a scale for each {}",
                          block_rows == 0 ? "matrix" : "output");
   }

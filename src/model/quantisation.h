@@ -22,7 +22,8 @@ struct Quantisation {
     packed_int,  ///< compressed-tensors' "pack-quantized": weight_packed, weight_scale
     plain_int8,  ///< compressed-tensors' "int-quantized": weight of I8, weight_scale
     block_fp8,   ///< "fp8": weight of F8_E4M3, weight_scale_inv for each block_rows x group
-    plain_fp8,   ///< compressed-tensors' "float-quantized": weight of F8_E4M3, weight_scale
+    plain_fp8,   ///< compressed-tensors' "float-quantized": the same with weight_scale, for each
+                 ///< output, block or matrix
   };
   Method method = Method::none;
   int bits = 4;

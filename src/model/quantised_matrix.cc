@@ -112,7 +112,7 @@ struct Module {
     std::int64_t at = output * form.groups() + g;
     if (how.method == Method::gptq || how.method == Method::awq) {
       at = g * outputs + output;
-    } else if (how.method == Method::block_fp8) {
+    } else if (how.fp8() && how.group != 0) {
       at = output / how.block_rows * blocks(form.in_features, how.group) +
            g * form.group / how.group;
     } else if (how.block_rows == 0) {
@@ -255,17 +255,9 @@ class Reader {
         if (has_zeros) result_.zeros = raw("weight_zero_point", {out_, groups}, "I8");
         read_order("weight_g_idx");
         break;
-      case Method::block_fp8: {
-        const Quantisation& how = result_.how;
-        result_.codes = raw("weight", {out_, in_}, "F8_E4M3");
-        result_.scales =
-            floats("weight_scale_inv", {blocks(out_, how.block_rows), blocks(in_, how.group)});
-        break;
-      }
       default:
         result_.codes = raw("weight", {out_, in_}, "F8_E4M3");
-        result_.scales = result_.how.block_rows == 0 ? floats("weight_scale", {1})
-                                                     : floats("weight_scale", {out_, 1});
+        result_.scales = fp8_scales();
     }
     MatrixSource source{result_.form, {}, result_.order};
     source.form.has_order = !result_.order.empty();
@@ -287,6 +279,14 @@ class Reader {
 
   SafeTensors::Tensor floats(const char* name, std::vector<std::int64_t> shape) {
     return tensors_.get(module_ + name, shape);
+  }
+
+  SafeTensors::Tensor fp8_scales() {
+    const Quantisation& how = result_.how;
+    const char* name = how.method == Method::block_fp8 ? "weight_scale_inv" : "weight_scale";
+    if (how.group != 0) return floats(name, {blocks(out_, how.block_rows), blocks(in_, how.group)});
+    if (how.block_rows == 0) return floats(name, {1});
+    return floats(name, {out_, 1});
   }
 
   /// In words along the outputs, or one byte each as older files have them.
