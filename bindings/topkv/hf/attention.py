@@ -21,6 +21,9 @@ from topkv.hf.mask import mask_function, require_causal, require_described
 #: Query rows of a block of a sliding-window layer. Eager attention keeps the block's scores.
 _BLOCK = {"sdpa": 2048, "eager": 512}
 
+#: compressed-tensors' attention for checkpoints that round more than weights and the KV cache.
+_ROUNDS_QUERIES = "ct_hooked_attention"
+
 
 class Handle:
     """What a TopkCache gives a model in place of K and V; only attention "topkv" can use it.
@@ -200,6 +203,12 @@ def attention_function(base: str):
 
 def implementation_over(base: str) -> str:
     """The name of topkv's attention for a model that had `base`; registers it when it is new."""
+    if base == _ROUNDS_QUERIES:
+        raise Unsupported(
+            "compressed-tensors rounds queries, keys and values within this model's attention (its "
+            "quantization_config has a scheme for attention layers), and topkv's would take them "
+            "unrounded; use another cache. Schemes for Linear layers and for the KV cache are taken"
+        )
     name = f"topkv:{base}"
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, attention_function(base))
