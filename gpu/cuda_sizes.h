@@ -9,6 +9,7 @@
 #include "gpu/cuda_codes.h"
 #include "gpu/elementwise.h"
 #include "gpu/prefill.h"
+#include "gpu/scan_room.h"
 #include "gpu/session.h"
 #include "src/device/device_sizes.h"
 
@@ -60,6 +61,9 @@ class WithCudaSizes : public Base {
   std::int64_t codes_bytes(const AttentionShape& shape, std::int64_t tokens, std::int64_t key_bytes,
                            std::int64_t value_bits, std::int64_t rare) const final {
     return CudaCodes::bytes(shape, tokens, key_bytes, value_bits, rare);
+  }
+  std::int64_t scan_bytes(const SessionShape& shape) const final {
+    return ScanLayout(shape, 1).device_bytes;
   }
   std::int64_t decode_backend_bytes(const SessionShape& shape) const final {
     return gpu::decode_backend_bytes(shape);

@@ -178,6 +178,20 @@ TEST_P(Chunks, ReadingStepsMeetTheChunksOfTheirPositions) {
   EXPECT_LE(feed.worst(options, {430, 501, 559}), 1.0) << "after reading";
 }
 
+// What a reading step saw last must not narrow what a step of the first chunk sees.
+TEST_P(Chunks, AReadingStepOfLaterChunksLeavesNothingToOneOfTheFirst) {
+  const Place place(GetParam());
+  const TokenStream stream(by_chunks(100), 200);
+  const RetrievalOptions options{.k = TopK::same(8), .window = 20, .sinks = 4};
+  Session session(stream.context(50), options, place.device());
+  Feed read(place, stream, 50, 200);
+  for (std::int64_t l = 0; l < 2; ++l) session.attend(read.reading(l, 50, 120));
+  EXPECT_LE(read.worst(options, {50, 99, 100, 169}, 50), 1.0);
+  Feed feed(place, stream, 50, 200);
+  feed.run(session, 1);
+  EXPECT_LE(feed.worst(options, {50, 51, 99, 100, 199}), 1.0) << "after reading";
+}
+
 TEST_P(Chunks, AllRowsRetrievedEqualDenseWithEveryIndex) {
   const Place place(GetParam());
   const TokenStream stream(by_chunks(500), 2160);

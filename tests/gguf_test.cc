@@ -392,8 +392,18 @@ TEST_F(Gguf, TensorsThatDoNotFitTheModelAreNamed) {
     return file;
   };
   const char* up = "blk.1.ffn_up.weight";
-  expect_weights_refused<FileError>(changed(up, [](auto& t) { t.name = "blk.1.other.weight"; }),
-                                    {"has no tensor blk.1.ffn_up.weight", "[320, 96]"});
+  gguf::File missing = small();
+  std::erase_if(missing.tensors, [&](const gguf::Tensor& t) { return t.name == up; });
+  expect_weights_refused<FileError>(missing, {"has no tensor blk.1.ffn_up.weight", "[320, 96]"});
+  // Of other networks.
+  for (const char* other : {"blk.1.attn_output.bias", "blk.1.attn_q_norm.weight", "blk.1.ffn_up.bias",
+                            "blk.2.attn_norm.weight", "rope_factors_long.weight"}) {
+    gguf::File file = small();
+    gguf::Tensor more = file.tensor("output_norm.weight");
+    more.name = other;
+    file.tensors.push_back(more);
+    expect_refused<Unsupported>(file, {other, "does not read here"});
+  }
   expect_weights_refused<FileError>(changed(up, [](auto& t) { std::swap(t.dims[0], t.dims[1]); }),
                                     {"ffn_up.weight has shape [96, 320]", "[320, 96]"});
   expect_weights_refused<FileError>(

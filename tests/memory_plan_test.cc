@@ -85,7 +85,8 @@ TEST(MemoryPlan, SizesAreWhatWeightsAndContextsTake) {
     const double axes = 96.0 * 1024 * 16;
     EXPECT_GE(codes, static_cast<double>(item(plan.host, "codes")));
     EXPECT_LE(codes, static_cast<double>(item(plan.host, "codes")) + axes);
-    EXPECT_EQ(plan.bytes_per_token, item(plan.host, "weights") + item(plan.host, "codes"));
+    EXPECT_EQ(plan.host.reads, item(plan.host, "weights") + item(plan.host, "codes"));
+    EXPECT_EQ(plan.gpu.reads, 0);
   }
 }
 
@@ -95,7 +96,7 @@ TEST(MemoryPlan, WhatIsSettledStaysAndExactReadsKeys) {
                 .index = "exact"});
   ASSERT_EQ(plans.size(), 1U);
   EXPECT_EQ(plans[0].flags(), "--weights int4 --kv-dtype q8 --kv-index exact");
-  EXPECT_EQ(plans[0].bytes_per_token,
+  EXPECT_EQ(plans[0].host.reads,
             item(plans[0].host, "weights") + 4096 * 8 * 2 * vector_bytes(DType::q8, 64));
 }
 

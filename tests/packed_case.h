@@ -36,6 +36,8 @@ inline std::vector<Case> cases() {
           {Packing::int4, 65, 192, 64, false},   {Packing::int4, 97, 384, 128, true},
           {Packing::int4, 16, 1024, 128, false}, {Packing::int4, 45, 1024, 256, true},
           {Packing::int4, 20, 96, 96, true},     {Packing::int4, 300, 512, 512, false},
+          {Packing::int4, 33, 384, 192, true},   {Packing::int4, 9, 288, 96, false},
+          {Packing::int4, 21, 640, 160, true},   {Packing::int4, 5, 160, 160, true},
           {Packing::int4, 40, 384, 128, true, true}, {Packing::int4, 33, 160, 32, false, true},
           {Packing::int8, 24, 192, 64, true, true}, {Packing::fp8, 33, 37, 37, false},
           {Packing::fp8, 129, 384, 128, false},  {Packing::fp8, 19, 96, 16, true},

@@ -205,6 +205,7 @@ void bind_memory_plan(py::module_& module) {
       .def_property_readonly("items", items)
       .def_readonly("peak", &PlacePlan::peak, "The most at a time.")
       .def_readonly("limit", &PlacePlan::limit)
+      .def_readonly("reads", &PlacePlan::reads, "Weights, and codes or keys, read for each token.")
       .def_property_readonly("fits", &PlacePlan::fits)
       .def("__repr__", [](const PlacePlan& place) {
         return fmt::format("PlacePlan(peak={}, limit={})", place.peak, place.limit);
@@ -216,8 +217,6 @@ void bind_memory_plan(py::module_& module) {
       .def_readonly("kv_index", &MemoryPlan::index)
       .def_readonly("gpu", &MemoryPlan::gpu, "Without items: the host computes.")
       .def_readonly("host", &MemoryPlan::host)
-      .def_readonly("bytes_per_token", &MemoryPlan::bytes_per_token,
-                    "Weights and codes that are read for each token by whichever computes.")
       .def_readonly("loss", &MemoryPlan::loss,
                     "KL of the next token that this cost a small model; plans are in its order.")
       .def_property_readonly("fits", &MemoryPlan::fits)

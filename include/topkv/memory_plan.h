@@ -36,6 +36,9 @@ struct PlacePlan {
   std::vector<MemoryItem> items;
   std::int64_t peak = 0;  ///< the most at a time
   std::int64_t limit = 0;
+  /// Read of it for each token: weights (of an embedding that is not the output layer, a row), and
+  /// codes or, with "exact", keys. Over the memory's bandwidth: the least time that a token takes.
+  std::int64_t reads = 0;
   bool fits() const { return peak <= limit; }
 };
 
@@ -46,10 +49,6 @@ struct MemoryPlan {
   std::string index;
   PlacePlan gpu;  ///< no items: the host computes
   PlacePlan host;
-  /// Read for each token by whichever computes: weights (of an embedding that is not the output
-  /// layer, a row) and codes, or with "exact" keys. Over a memory's bandwidth: the least time that
-  /// a token takes.
-  std::int64_t bytes_per_token = 0;
   /// The sum of what each part took from a small model's distribution of the next token (KL; see
   /// docs/planning.md): what plans are ordered by.
   double loss = 0;
@@ -62,10 +61,11 @@ struct MemoryPlan {
 };
 
 /// Every way, those with the least loss first; of equal ones those that take more memory. Reads
-/// the configuration and the headers of the weights. What a GPU takes is what topkv allocates, to
-/// the byte, but for CUDA itself, which is guessed. Throws as Model::load does for what it reads;
-/// InvalidArgument for sizes below 0 and indices whose memory nobody knows before they are built;
-/// Unsupported where no way is left, and for a GPU when this topkv was built without CUDA.
+/// the configuration and the headers of the weights. What a GPU takes is what topkv allocates, but
+/// for CUDA itself, which is guessed, and codes, which are told for the largest of GPUs. Throws as
+/// Model::load does for what it reads; InvalidArgument for sizes below 0 and indices whose memory
+/// nobody knows before they are built; Unsupported where no way is left, and for a GPU when this
+/// topkv was built without CUDA.
 std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,
                                      const PlanRequest& request);
 

@@ -20,13 +20,15 @@ std::string plan_table(const DevicePlan& plan) {
 
 namespace {
 
-/// "--weights int8 --kv-dtype q8 …, which fits, ": what the planner would take within a GPU's
-/// ceiling; nothing where nothing fits.
+/// "take --weights int8 --kv-dtype q8 …, which fits with the default window and chunk; ": what the
+/// planner would do within a GPU's ceiling; nothing where nothing fits.
 std::string what_fits(const std::string& directory, std::int64_t tokens, std::int64_t ceiling) {
   const std::vector<MemoryPlan> plans =
       memory_plans(directory, {.tokens = tokens, .gpu_memory = ceiling});
   const MemoryPlan* plan = most_exact(plans);
-  return plan == nullptr ? "" : fmt::format("take {}, which fits; ", plan->flags());
+  return plan == nullptr ? ""
+                         : fmt::format("take {}, which fits with the default window and chunk; ",
+                                       plan->flags());
 }
 
 void check_plan(const std::string& directory, const DevicePlan& plan, const Device& device) {

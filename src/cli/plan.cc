@@ -61,6 +61,7 @@ Json json_of(const PlacePlan& place) {
     json["items"].push_back({{"what", item.what}, {"bytes", item.bytes}});
   json["peak"] = place.peak;
   json["limit"] = place.limit;
+  json["reads_per_token"] = place.reads;
   json["fits"] = place.fits();
   return json;
 }
@@ -74,7 +75,6 @@ Json json_of(const MemoryPlan& plan) {
   json["fits"] = plan.fits();
   json["missing_bytes"] = plan.missing();
   json["loss"] = plan.loss;
-  json["bytes_per_token"] = plan.bytes_per_token;
   if (!plan.gpu.items.empty()) json["gpu"] = json_of(plan.gpu);
   json["host"] = json_of(plan.host);
   return json;
@@ -85,6 +85,15 @@ void print_place(const char* name, const PlacePlan& place) {
   for (const MemoryItem& item : place.items)
     fmt::print("  {:<44} {:>10}\n", item.what, byte_text(item.bytes));
   fmt::print("  {:<44} {:>10}\n\n", "at most at a time", byte_text(place.peak));
+}
+
+void print_speed(const char* name, const PlacePlan& place) {
+  if (place.reads == 0) return;
+  const double gb = static_cast<double>(place.reads) / 1e9;
+  fmt::print(
+      "speed     a token reads {:.3g} GB of {} memory: at most {:.3g} tokens/s for each 100 "
+      "GB/s it has\n",
+      gb, name, 100 / gb);
 }
 
 /// "2.1GiB more of the GPU's memory and 3GiB more of the host's"
@@ -112,12 +121,8 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
   }
   if (!shown.gpu.items.empty()) print_place("GPU", shown.gpu);
   print_place("host", shown.host);
-  constexpr double gb = 1e9;
-  const double read = static_cast<double>(shown.bytes_per_token) / gb;
-  fmt::print(
-      "speed     a token reads {:.3g} GB of {} memory: at most {:.3g} tokens/s for each 100 "
-      "GB/s it has\n",
-      read, shown.gpu.items.empty() ? "host" : "GPU", 100 / read);
+  if (!shown.gpu.items.empty()) print_speed("GPU", shown.gpu);
+  print_speed("host", shown.host);
   if (chosen == nullptr) {
     fmt::print("missing   {}\n", missing_text(shown));
     return;

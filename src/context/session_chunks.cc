@@ -49,6 +49,7 @@ void Session::State::step_by_chunks(const Part& part) {
                step_in_passes(some, passes);
              });
   stats.steps = steps + step.tokens;
+  sees = all_positions;  // a later step may be of tokens that meet no earlier chunk
 }
 
 void Session::State::step_in_passes(Part part, const ChunkPasses& passes) {

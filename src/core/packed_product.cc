@@ -74,7 +74,7 @@ HWY_INLINE hn::Vec<D> code_of(D d, W words) {
 template <class D>
 HWY_INLINE hn::Vec<D> factors_of(D d, const float* factors, std::int64_t input,
                                  std::int64_t group) {
-  if (group >= block_inputs(d)) return hn::Set(d, factors[input / group]);
+  if (group % block_inputs(d) == 0) return hn::Set(d, factors[input / group]);
   alignas(64) float lanes[hn::MaxLanes(Floats())];
   for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane)
     lanes[lane] = factors[(input + static_cast<std::int64_t>(masks * lane)) / group];

@@ -49,6 +49,8 @@ class DeviceSizes {
                                    std::int64_t /*rare*/) const {
     return 0;
   }
+  /// What scans of codes give a session.
+  virtual std::int64_t scan_bytes(const SessionShape& /*shape*/) const { return 0; }
   /// Of ComputeDevice::decode_backend.
   virtual std::int64_t decode_backend_bytes(const SessionShape& shape) const = 0;
 };

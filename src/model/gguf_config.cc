@@ -7,6 +7,8 @@
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
 #include "src/core/printable.h"
 #include "topkv/error.h"
@@ -103,6 +105,7 @@ class Translator {
     if (architecture_.model_type == "llama") config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
     read_rope();
     read_tokens();
+    refuse_other_tensors();
     return std::move(config_);
   }
 
@@ -118,6 +121,42 @@ class Translator {
     }
     const std::string causal = prefix_ + "attention.causal";
     if (!file_.flag(causal, true)) file_.unsupported(causal, "models that read forwards");
+  }
+
+  /// What the network would not read belongs to another one: a bias, a norm, more layers.
+  void refuse_other_tensors() const {
+    std::set<std::string> known = {"token_embd.weight", "output_norm.weight", "output.weight",
+                                   "rope_freqs.weight"};
+    const bool qwen2 = architecture_.model_type == "qwen2";
+    const bool biased = qwen2 || config_.value("attention_bias", false);
+    const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
+    for (std::int64_t l = 0; l < layers && known.size() <= 2 * file_.tensors().size() + 64; ++l) {
+      const std::string at = fmt::format("blk.{}.", l);
+      for (const char* name : {"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output",
+                               "ffn_gate", "ffn_up", "ffn_down"}) {
+        known.insert(at + name + ".weight");
+      }
+      if (architecture_.model_type == "qwen3") {
+        known.insert(at + "attn_q_norm.weight");
+        known.insert(at + "attn_k_norm.weight");
+      }
+      if (biased) {
+        for (const char* name : {"attn_q", "attn_k", "attn_v"}) known.insert(at + name + ".bias");
+        if (!qwen2) known.insert(at + "attn_output.bias");
+      }
+      if (config_.value("mlp_bias", false)) {
+        for (const char* name : {"ffn_gate", "ffn_up", "ffn_down"})
+          known.insert(at + name + ".bias");
+      }
+    }
+    for (const auto& [name, tensor] : file_.tensors()) {
+      if (known.contains(std::string(name))) continue;
+      throw Unsupported(
+          fmt::format("{}: has tensor {}, which a network of architecture {} with {} layers does "
+                      "not read here; "
+                      "expected a model without it",
+                      path_text(file_.path()), printable(name), architecture_.name, layers));
+    }
   }
 
   void same(const char* key, std::string_view supported) const {
@@ -142,7 +181,9 @@ class Translator {
     Json rope = {{"rope_type", "default"},
                  {"rope_theta", file_.number(at + "freq_base", 1, 1e30, 10000)}};
     const std::string type_key = at + "scaling.type";
-    const std::string type = file_.text(type_key, "none");
+    // Without a type a factor is a linear one, as in llama.cpp.
+    const bool factor_alone = file_.has(at + "scaling.factor");
+    const std::string type = file_.text(type_key, factor_alone ? "linear" : "none");
     const auto factor = [&] {
       return file_.number(at + "scaling.factor", 1 / most_factor, most_factor);
     };

@@ -8,6 +8,7 @@
 
 #include "index/codes_index.h"
 #include "src/context/codes_on_device.h"
+#include "src/context/session_state.h"
 #include "src/core/memory.h"
 #include "src/device/compute_device.h"
 #include "src/model/forward.h"
@@ -112,12 +113,13 @@ class Planner {
       try {
         size = Weights::size(*checkpoint_, config_, *device_, weights.value);
       } catch (const Unsupported& error) {  // a matrix that this format cannot hold
-        why = error.what();
+        if (why.empty()) why = error.what();
         continue;
       }
       for (const auto& rows : choices(request_.rows, row_losses)) {
         if (!device_->takes_rows(rows.value)) {
-          why = fmt::format("a CUDA device does not take rows in {}", rows.value.name());
+          if (why.empty())
+            why = fmt::format("a CUDA device does not take rows in {}", rows.value.name());
           continue;
         }
         for (const auto& index : index_choices(request_, config_.attention.head_dim)) {
@@ -157,9 +159,14 @@ class Planner {
       memory.used = device_->base_bytes();
       const DevicePlan on = plan_device(config_, size, *device_, memory, prefill, {});
       const std::int64_t prefilling = on.items[3].bytes;
-      const std::int64_t session = on.items[4].bytes + of_index.gpu;
+      SessionShape scans = session_shape(shape, {}, tokens);
+      const std::int64_t codes = of_index.gpu == 0
+                                     ? 0
+                                     : device_->allocation_bytes(of_index.gpu) +
+                                           device_->allocation_bytes(device_->scan_bytes(scans));
+      const std::int64_t session = on.items[4].bytes + codes;
       plan.gpu = {on.items, 0, request_.gpu_memory};
-      plan.gpu.items.push_back({"codes of the context", of_index.gpu});
+      plan.gpu.items.push_back({"codes of the context", codes});
       plan.gpu.peak =
           on.peak - std::max(prefilling, on.items[4].bytes) + std::max(prefilling, session);
     } else {
@@ -175,12 +182,25 @@ class Planner {
     for (const MemoryItem& item : plan.host.items) plan.host.peak += item.bytes;
     plan.host.limit = memory_;
 
-    std::int64_t table = 0;  // of the embedding, unless it is the output layer
-    if (!config_.tied_embeddings) table = size.embedding;
-    const std::int64_t keys =
-        vector_bytes(rows.keys, shape.head_dim) * shape.layers * shape.kv_heads * tokens;
-    plan.bytes_per_token = size.held - table + (of_index.host > 0 ? of_index.host : keys);
+    PlacePlan& computes = cuda ? plan.gpu : plan.host;
+    computes.reads = size.held - (config_.tied_embeddings ? 0 : size.embedding);
+    if (index == "exact") {
+      plan.host.reads += keys_bytes(rows, tokens);
+    } else if (of_index.gpu > 0) {
+      plan.gpu.reads += of_index.gpu;
+    } else {
+      plan.host.reads += of_index.host;
+    }
     return plan;
+  }
+
+  /// Of the layers that search.
+  std::int64_t keys_bytes(KvDType rows, std::int64_t tokens) const {
+    const AttentionShape& shape = config_.attention;
+    std::int64_t heads = 0;
+    for (std::int64_t l = 0; l < shape.layers; ++l)
+      heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
+    return heads * tokens * vector_bytes(rows.keys, shape.head_dim);
   }
 
   const PlanRequest& request_;

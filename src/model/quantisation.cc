@@ -146,6 +146,10 @@ Quantisation read_compressed(const JsonObject& object, const Json& json,
       object.unsupported("sparsity_config", "dense weights");
     }
   }
+  if (const Json* transforms = object.find("transform_config");
+      transforms != nullptr && !transforms->empty()) {
+    object.unsupported("transform_config", "weights for activations that are not rotated");
+  }
   if (object.find("kv_cache_scheme") != nullptr) {
     object.unsupported("kv_cache_scheme", "rows as --kv-dtype says");
   }
