@@ -29,9 +29,11 @@ def _config(family: str):
     return config
 
 
-def _random(family: str, dtype: torch.dtype):
+def random_model(family: str, device, dtype: torch.dtype):
+    """The one that is quantised, as it was."""
     torch.manual_seed(1)
-    return AutoModelForCausalLM.from_config(_config(family), **EAGER).to(dtype).eval()
+    model = AutoModelForCausalLM.from_config(_config(family), **EAGER)
+    return model.to(device=device, dtype=dtype).eval()
 
 
 def _torchao(scheme: str):
@@ -86,7 +88,7 @@ def _save_compressed(model, scheme: str, directory) -> None:
     how = preset_name_to_scheme(_PRESETS[scheme], ["Linear"])
     if how.weights.group_size:
         how.weights.group_size = _GROUP
-    ignored = ["lm_head", "re:.*gate$", "re:.*router.*"]
+    ignored = ["lm_head", "re:.*gate$", "re:.*router.*", "re:.*experts.*"]
     apply_quantization_config(
         model, QuantizationConfig(config_groups={"linear": how}, ignore=ignored)
     )
@@ -105,23 +107,19 @@ def _save_compressed(model, scheme: str, directory) -> None:
 
 def load(scheme: str, family: str, device, dtype: torch.dtype, directory, **how):
     """A random model of this family, saved to `directory` and loaded from it, quantised."""
-    quantisation = None
     if scheme.startswith("torchao"):
-        quantisation = _torchao(scheme)
+        how["quantization_config"] = _torchao(scheme)
     elif scheme.startswith("bitsandbytes"):
-        quantisation = _bitsandbytes(scheme, dtype)
+        how["quantization_config"] = _bitsandbytes(scheme, dtype)
     # With parameters made where gradients are, as from_pretrained's callers have them.
     with torch.inference_mode(False), torch.no_grad():
-        model = _random(family, dtype)
+        model = random_model(family, "cpu", dtype)
         if scheme in _PRESETS:
             _save_compressed(model, scheme, directory)
         else:
             model.save_pretrained(directory)
-        loaded = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            device_map=str(device),
-            quantization_config=quantisation,
-            **EAGER | how,
-        )
+        how = EAGER | {"dtype": dtype, "device_map": str(device), "output_loading_info": True} | how
+        loaded, report = AutoModelForCausalLM.from_pretrained(directory, **how)
+    assert not any(report.values()), report
+    assert loaded.config.quantization_config is not None
     return loaded.eval()

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from quantised_models import EXACT, ROUNDING, SCHEMES, load
+from quantised_models import EXACT, ROUNDING, SCHEMES, load, random_model
 from small_models import dtype_of, dynamic_logits, logits_by_pieces, make_ids, make_model
 from topkv import Unsupported, hf
 from topkv.hf import TopkCache
@@ -48,13 +48,22 @@ def test_logits_are_those_of_dynamic_cache(scheme, family, device, tmp_path):
     found = logits_by_pieces(model, cache, ids, PIECES)
     expected = dynamic_logits(model, ids, PIECES)
     assert difference(found, expected) <= allowed(scheme, device)
-    # And the weights are other ones, or nothing was quantised.
-    plain = dynamic_logits(make_model(family, device, dtype_of(device)), ids, PIECES)
-    assert difference(plain, expected) > 1e-3
+    # And the weights are other ones, or nothing was quantised, but nearly the same, or all is noise.
+    plain = dynamic_logits(random_model(family, device, dtype_of(device)), ids, PIECES)
+    assert 1e-3 < difference(plain, expected) < 0.6
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", "gpt_oss"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+# transformers takes Mixtral from compressed-tensors only with its experts compressed one by one,
+# a layout that nothing here writes.
+GENERATED = [
+    (scheme, family)
+    for scheme in SCHEMES
+    for family in ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss")
+    if not (scheme.startswith("compressed") and family in ("mixtral", "qwen3_moe"))
+]
+
+
+@pytest.mark.parametrize("scheme, family", GENERATED)
 def test_greedy_tokens_are_those_of_dynamic_cache(scheme, family, tmp_path):
     model = load(scheme, family, CPU, torch.float32, tmp_path)
     ids = make_ids(69, CPU)
