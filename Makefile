@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 ARGS ?= -c 1M --kv-topk 64 --prefill window -o out/needle
-PYTHON_EXTRAS ?= test,hf,plot
+PYTHON_EXTRAS ?= test,hf,plot,quantised
 jobs := $(shell nproc)
 # pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it.
 lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)

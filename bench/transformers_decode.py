@@ -3,6 +3,7 @@
     python bench/transformers_decode.py --model models/needle-14m --contexts 32Ki,128Ki,512Ki
     python bench/transformers_decode.py --shape qwen2.5-7b-1m --contexts 256Ki --random-rows
     python bench/transformers_decode.py --model models/needle-14m --contexts 128Ki,1Mi --needles
+    python bench/transformers_decode.py --shape qwen2.5-7b-1m --weights int4 --random-rows --own-process
 
 Without --needles: a context is read (or, with --random-rows, filled with random K and V: what
 decoding costs does not depend on them being a text's), then tokens are decoded one by one with
@@ -13,7 +14,9 @@ A cache may name the attention kernels that PyTorch chooses from, as in dynamic:
 that it has). cuDNN's make a plan for every new length, so each cache gets lengths that no other had.
 
 GPU bytes are beyond those of the model: torch's peak while decoding plus what topkv took, and the
-difference of what the driver says is free, which includes what the allocators keep.
+difference of what the driver says is free, which includes what the allocators keep. gpu_peak is all
+that torch had allocated at most since the model was loaded, weights and all; host_peak the most of
+the process, of each cache only with --own-process.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import resource
 import statistics
+import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -29,6 +34,7 @@ from pathlib import Path
 
 import torch
 import topkv
+from quantised_weights import quantise
 from topkv import hf
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config
@@ -65,11 +71,14 @@ def tokens_of(text: str) -> int:
 
 
 def load(args):
+    """The model, and what its weights are."""
     if args.model:
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
-        return model.to(args.device).eval()
-    with torch.device(args.device):
-        return AutoModelForCausalLM.from_config(SHAPES[args.shape], dtype=torch.bfloat16).eval()
+        model = model.to(args.device)
+    else:
+        with torch.device(args.device):
+            model = AutoModelForCausalLM.from_config(SHAPES[args.shape], dtype=torch.bfloat16)
+    return model.eval(), quantise(model, args.weights)
 
 
 class Memory:
@@ -84,16 +93,27 @@ class Memory:
             self.allocated = torch.cuda.memory_allocated()
             self.free = torch.cuda.mem_get_info()[0]
             torch.cuda.reset_peak_memory_stats()
+        self.earlier = 0  # peak of the phases before this one
+
+    def peak(self) -> int:
+        """All that torch had allocated at most, in any phase."""
+        return max(self.earlier, torch.cuda.max_memory_allocated()) if self.cuda else 0
 
     def torch_peak(self) -> int:
         return torch.cuda.max_memory_allocated() - self.allocated if self.cuda else 0
 
     def begin_phase(self) -> None:
         if self.cuda:
+            self.earlier = self.peak()
             torch.cuda.reset_peak_memory_stats()
 
     def taken(self) -> int:
         return self.free - torch.cuda.mem_get_info()[0] if self.cuda else 0
+
+
+def host_peak() -> int:
+    """The most memory this process had: bytes, of kibibytes."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def wait(device: torch.device) -> None:
@@ -112,7 +132,7 @@ def device_bytes(cache) -> int:
 
 def topk_options(args) -> dict:
     return {
-        "index": args.index,
+        "index": None if args.index == "default" else args.index,
         "k": args.k,
         "window": args.window,
         "sinks": args.sinks,
@@ -213,10 +233,14 @@ def measure_decode(name: str, model, tokens: int, args) -> dict:
         "fill_seconds": filled,
         "ms_per_token": 1e3 * statistics.median(times[WARM_UP:]),
         "ms_slowest": 1e3 * max(times[WARM_UP:]),
+        "tokens_per_second": 1 / statistics.median(times[WARM_UP:]),
         "torch_peak_prefill": prefill_peak,
         "torch_peak_decode": memory.torch_peak(),
         "topkv_bytes": device_bytes(cache),
         "driver_bytes": memory.taken(),
+        "weights_bytes": memory.allocated if memory.cuda else 0,
+        "gpu_peak": memory.peak(),
+        "host_peak": host_peak(),
     }
     if kind == "topkv":
         stats = cache.stats()[0]
@@ -329,10 +353,15 @@ def show(results: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    # --own-process is taken out of the arguments by its whole name.
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--model", default=None, help="directory of a checkpoint")
     source.add_argument("--shape", choices=SHAPES, help="random bf16 weights of this shape")
+    parser.add_argument(
+        "--weights", default="bf16", choices=["bf16", "int8", "int4"], help="by torchao or bitsandbytes"
+    )
+    parser.add_argument("--own-process", action="store_true", help="for every cache")
     parser.add_argument("--contexts", default="4Ki", help="such as 32Ki,128Ki,1Mi")
     parser.add_argument(
         "--caches", default="topkv,dynamic,dynamic:flash,offloaded,offloaded:flash"
@@ -343,7 +372,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="tokens timed")
     parser.add_argument("--chunk", type=int, default=8192, help="prefill_chunk_size")
     parser.add_argument("--k", default="256")
-    parser.add_argument("--index", default="exact")
+    parser.add_argument("--index", default="exact", help='a spec, or "default": TopkCache\'s own')
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--dense-layers", type=int, default=0)
@@ -355,9 +384,37 @@ def main() -> None:
     if not args.shape and not args.model:
         args.model = str(REPOSITORY / "models" / "needle-14m")
 
+    if args.own_process and args.needles:
+        parser.error("--own-process is of --caches, and --needles asks topkv alone: leave one out")
+
+    results = in_own_processes(args) if args.own_process else measure(args)
+    show(results)
+    if args.json:
+        Path(args.json).write_text(json.dumps({"arguments": vars(args), "results": results}))
+
+
+def in_own_processes(args) -> list[dict]:
+    """Each cache and context in a process that had no other."""
     results = []
+    own = [x for x in sys.argv[1:] if x != "--own-process"]
+    for tokens in args.contexts.split(","):
+        for kind in args.caches.split(","):
+            command = [sys.executable, __file__, *own, "--contexts", tokens, "--caches", kind]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            lines = [x for x in done.stdout.splitlines() if x.startswith("{")]
+            if done.returncode:
+                error = f"the process exited with {done.returncode}"
+                lines = [json.dumps({"cache": kind, "context": tokens_of(tokens), "error": error})]
+            print("\n".join(lines), flush=True)
+            results += map(json.loads, lines)
+    return results
+
+
+def measure(args) -> list[dict]:
+    results = []
+    with torch.no_grad():  # packages replace parameters, which inference mode would freeze
+        model, weights = load(args)
     with torch.inference_mode():
-        model = load(args)
         for tokens in map(tokens_of, args.contexts.split(",")):
             caches = ["topkv"] * args.texts if args.needles else args.caches.split(",")
             for number, kind in enumerate(caches):
@@ -374,10 +431,9 @@ def main() -> None:
                 except (torch.OutOfMemoryError, topkv.OutOfMemory) as error:
                     text = str(error).splitlines()[0]
                     results.append({"cache": kind, "context": tokens, "error": text})
+                results[-1]["weights"] = weights
                 print(json.dumps(results[-1]), flush=True)
-    show(results)
-    if args.json:
-        Path(args.json).write_text(json.dumps({"arguments": vars(args), "results": results}))
+    return results
 
 
 if __name__ == "__main__":

@@ -57,3 +57,15 @@ def test_bench_finds_needles(needle_14m, tmp_path):
     run(BENCH / "transformers_decode.py", "--needles", "--contexts", "2Ki", "--json", str(found))
     (result,) = json.loads(found.read_text())["results"]
     assert result["found"] == result["of"] == 10
+
+
+def test_bench_gives_each_cache_a_process_and_says_what_the_weights_are(needle_14m, tmp_path):
+    found = tmp_path / "decode.json"
+    what = ("--contexts", "512", "--caches", "topkv,dynamic", "--tokens", "2", "--random-rows")
+    script = BENCH / "transformers_decode.py"
+    run(script, *what, "--weights", "int4", "--own-process", "--json", str(found))
+    results = json.loads(found.read_text())["results"]
+    assert [(r["cache"], r["context"]) for r in results] == [("topkv", 512), ("dynamic", 512)]
+    assert all(r["tokens_per_second"] > 0 and r["host_peak"] > 0 for r in results)
+    (weights,) = {r["weights"] for r in results}
+    assert weights.startswith(("int4", "nf4", "bf16 (for int4: pip install torchao)"))
