@@ -135,6 +135,7 @@ def load(scheme: str, family: str, device, dtype: torch.dtype, directory, **how)
 def load_mxfp4(directory):
     """A gpt-oss model whose experts are stored as its own checkpoints store them: random digits of 4
     bits and a scale for 32. transformers unpacks them to bf16 where it has no kernels for them."""
+    pytest.importorskip("accelerate")  # transformers asks for it
     config = _config("gpt_oss")
     config.num_experts_per_tok = config.num_local_experts  # no router that turns rounding into jumps
     torch.manual_seed(1)
