@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_models import EAGER, make_config
 from transformers import AutoModelForCausalLM
 
@@ -126,4 +129,30 @@ def load(scheme: str, family: str, device, dtype: torch.dtype, directory, **how)
         loaded, report = AutoModelForCausalLM.from_pretrained(directory, **how)
     assert not any(report.values()), report
     assert loaded.config.quantization_config is not None
+    return loaded.eval()
+
+
+def load_mxfp4(directory):
+    """A gpt-oss model whose experts are stored as its own checkpoints store them: random digits of 4
+    bits and a scale for 32. transformers unpacks them to bf16 where it has no kernels for them."""
+    pytest.importorskip("accelerate")  # transformers asks for it
+    config = _config("gpt_oss")
+    config.num_experts_per_tok = config.num_local_experts  # no router that turns rounding into jumps
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config, **EAGER).to(torch.bfloat16).save_pretrained(directory)
+    tensors = load_file(directory / "model.safetensors")
+    for name in [x for x in tensors if x.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = (experts, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(256, (*blocks, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(122, 125, blocks, dtype=torch.uint8)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    described = json.loads((directory / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    described["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (directory / "config.json").write_text(json.dumps(described))
+    how = EAGER | {"dtype": torch.bfloat16, "output_loading_info": True}
+    with torch.inference_mode(False), torch.no_grad():
+        loaded, report = AutoModelForCausalLM.from_pretrained(directory, **how)
+    assert not any(report.values()), report
     return loaded.eval()

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from quantised_models import EXACT, ROUNDING, SCHEMES, load, random_model
+from quantised_models import EXACT, ROUNDING, SCHEMES, load, load_mxfp4, random_model
 from small_models import dtype_of, dynamic_logits, logits_by_pieces, make_ids, make_model
 from topkv import Unsupported, hf
 from topkv.hf import TopkCache
@@ -99,6 +99,16 @@ def test_int4_weights_in_the_tiles_of_cuda(tmp_path):
     ids = make_ids(sum(PIECES), device)
     found = logits_by_pieces(model, TopkCache(model.config, **ALL), ids, PIECES)
     assert difference(found, dynamic_logits(model, ids, PIECES)) <= 0.03
+
+
+def test_gpt_oss_with_experts_in_mxfp4_as_it_ships(tmp_path):
+    model = load_mxfp4(tmp_path)
+    ids = make_ids(sum(PIECES), CPU)
+    found = logits_by_pieces(model, TopkCache(model.config, **ALL), ids, PIECES)
+    assert difference(found, dynamic_logits(model, ids, PIECES)) <= 0.03  # bf16's
+    cache = TopkCache(model.config, k=4, window=8, sinks=2)
+    assert model.generate(make_ids(69, CPU), past_key_values=cache, **GREEDY).shape == (1, 93)
+    assert cache.stats()[0].rows_retrieved > 0
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
