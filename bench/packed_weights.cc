@@ -1,10 +1,11 @@
 // Products with packed weights as a share of reading their bytes once, beside plain bf16 ones, on
-// the host or a GPU; and with many tokens, as floating-point operations.
+// the host or a GPU; and with many tokens, as floating-point operations. Then those of one token in
+// some layers, one behind the other as decoding has them (on a GPU recorded, as there), without
+// what lies between: q, k and v together, o, gate and up together, down.
 //
-//   packed_weights_bench [--device SPEC]
+//   packed_weights_bench [--device SPEC] [--layers-only]
 //
-// The limit is the streaming read bandwidth of host memory, measured beside; of a GPU's memory the
-// rate alone is printed, for the data sheet's number.
+// The limit is the streaming read bandwidth of the memory that they are in, measured beside.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <string>
 
+#include "bench/gpu_bandwidth.h"
 #include "bench/machine.h"
 #include "src/core/convert.h"
 #include "src/core/quantise.h"
@@ -35,6 +37,20 @@ struct Weight {
 };
 
 constexpr std::int64_t checked_rows = 3;
+constexpr Packing packings[] = {Packing::none, Packing::int8, Packing::int4, Packing::fp8};
+
+const char* name_of(Packing packing) {
+  switch (packing) {
+    case Packing::none:
+      return "bf16";
+    case Packing::int8:
+      return "int8";
+    case Packing::int4:
+      return "int4";
+    default:
+      return "fp8";
+  }
+}
 
 Matrix form_of(const Shape& shape, Packing packing) {
   Matrix form{nullptr, DType::bf16, shape.out, shape.in, packing};
@@ -115,17 +131,90 @@ bool right(const Weight& weight, const std::vector<float>& out) {
   return true;
 }
 
+/// The products of one token in layers of a model of 7 billion parameters.
+void time_layers(ComputeDevice& device, double bandwidth) {
+  constexpr std::int64_t hidden = 3584;
+  constexpr std::int64_t kv = 512;
+  constexpr std::int64_t mlp = 18944;
+  const std::int64_t count = device.is_cuda() ? 8 : 2;
+  fmt::print("\n{:<40} {:>6} {:>12} {:>14}\n", fmt::format("products of a token, {} layers", count),
+             "held", "us a layer", "of their bytes");
+  const std::vector<float> ones(mlp, 1.0F);
+  const Buffer x = device.allocate(mlp * 4, "x");
+  const Buffer operand = device.allocate(mlp * 4, "operand");
+  device.copy_in(ones.data(), mlp * 4, x.data());
+  device.to_operand(x.floats(), mlp, operand.data());
+  const Buffer out = device.allocate((hidden + 2 * kv + hidden + 2 * mlp + hidden) * 4, "out");
+  std::vector<std::byte> host;
+  for (const Packing packing : packings) {
+    std::vector<std::vector<Weight>> layers;
+    std::int64_t bytes = 0;
+    for (std::int64_t l = 0; l < count; ++l) {
+      layers.emplace_back();
+      for (const Shape& shape :
+           {Shape{"q", hidden, hidden}, Shape{"k", kv, hidden}, Shape{"v", kv, hidden},
+            Shape{"o", hidden, hidden}, Shape{"gate", mlp, hidden}, Shape{"up", mlp, hidden},
+            Shape{"down", hidden, mlp}}) {
+        layers.back().push_back(make(device, shape, packing, host));
+        bytes += layers.back().back().matrix.bytes();
+      }
+    }
+    std::unique_ptr<Recording> recording;
+    const auto token = [&] {
+      device.replay(recording, [&] {
+        for (const std::vector<Weight>& w : layers) {
+          float* to = out.floats();
+          const auto next = [&](const Weight& weight) {
+            const Product product{weight.matrix, nullptr, to};
+            to += weight.matrix.out_features;
+            return product;
+          };
+          const Product qkv[] = {next(w[0]), next(w[1]), next(w[2])};
+          const Product o[] = {next(w[3])};
+          const Product gate_up[] = {next(w[4]), next(w[5])};
+          const Product down[] = {next(w[6])};
+          device.products(qkv, operand.data(), 1, false);
+          device.products(o, operand.data(), 1, false);
+          device.products(gate_up, operand.data(), 1, false);
+          device.products(down, operand.data(), 1, false);
+        }
+      });
+      device.synchronize();
+    };
+    token();
+    const double seconds = bench::median_seconds(11, token);
+    fmt::print("{:<40} {:>6} {:>12.1f} {:>14}\n", "", name_of(packing),
+               1e6 * seconds / static_cast<double>(count),
+               fmt::format("{:.0f} %", 100 * static_cast<double>(bytes) / seconds / bandwidth));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const std::string spec = argc == 3 && std::string(argv[1]) == "--device" ? argv[2] : "cpu";
+  std::string spec = "cpu";
+  bool layers_only = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--device" && i + 1 < argc) {
+      spec = argv[++i];
+    } else if (flag == "--layers-only") {
+      layers_only = true;
+    } else {
+      throw InvalidArgument(fmt::format("'{}': expected --device SPEC or --layers-only", flag));
+    }
+  }
   const Device opened = Device::open(spec, 0);
   ComputeDevice& device = *opened.compute();
   const auto lock = device.lock();
   device.prepare_packed();
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a line as soon as it is known
-  const double bandwidth = device.is_cuda() ? 0 : bench::read_bandwidth();
-  if (bandwidth > 0) fmt::print("streaming read {:.1f} GB/s\n\n", bandwidth / 1e9);
+  const double bandwidth = device.is_cuda() ? bench::gpu_read_bandwidth() : bench::read_bandwidth();
+  fmt::print("{}: streaming read {:.1f} GB/s\n\n", device.name(), bandwidth / 1e9);
+  if (layers_only) {
+    time_layers(device, bandwidth);
+    return 0;
+  }
   fmt::print("{:<26} {:>6} {:>7} {:>12} {:>14} {:>13}\n", "weight [out, in]", "held", "tokens",
              "ms", "of its bytes", "arithmetic");
   std::vector<std::byte> host;
@@ -134,7 +223,7 @@ int main(int argc, char** argv) try {
                              {"7B gate/up", 18944, 3584},
                              {"7B down", 3584, 18944},
                              {"7B lm_head", 152064, 3584}}) {
-    for (const Packing packing : {Packing::none, Packing::int8, Packing::int4, Packing::fp8}) {
+    for (const Packing packing : packings) {
       // Several copies, so that none is found in a cache.
       std::vector<Weight> copies;
       const std::int64_t bytes = form_of(shape, packing).bytes();
@@ -166,19 +255,14 @@ int main(int argc, char** argv) try {
         const double rate = static_cast<double>(bytes) / seconds;
         fmt::print(
             "{:<26} {:>6} {:>7} {:>12.4f} {:>14} {:>13}\n",
-            fmt::format("{} [{}, {}]", shape.name, shape.out, shape.in),
-            packing == Packing::none   ? "bf16"
-            : packing == Packing::int8 ? "int8"
-            : packing == Packing::int4 ? "int4"
-                                       : "fp8",
-            tokens, 1e3 * seconds,
-            bandwidth > 0 ? fmt::format("{:.0f} %", 100 * rate / bandwidth)
-                          : fmt::format("{:.0f} GB/s", rate / 1e9),
+            fmt::format("{} [{}, {}]", shape.name, shape.out, shape.in), name_of(packing), tokens,
+            1e3 * seconds, fmt::format("{:.0f} %", 100 * rate / bandwidth),
             fmt::format("{:.2f} TFLOP/s",
                         2e-12 * static_cast<double>(tokens * shape.out * shape.in) / seconds));
       }
     }
   }
+  time_layers(device, bandwidth);
 } catch (const topkv::Error& error) {
   fmt::print(stderr, "packed_weights_bench: {}\n", error.what());
   return 1;

@@ -9,7 +9,6 @@
 
 #include "gpu/cuda_codes.h"
 #include "gpu/elementwise.h"
-#include "gpu/packed_product.h"
 #include "gpu/phase_clock.h"
 #include "gpu/prefill.h"
 #include "gpu/recording.h"
@@ -84,6 +83,7 @@ void convert(const std::byte* from, DType dtype, std::int64_t count, std::byte* 
 CudaDevice::CudaDevice(int number, std::int64_t ceiling, const DriverMemory& driver)
     : number_(number),
       name_(name_of(number)),
+      limits_(vector_limits(number)),
       cublas_(stream_),
       arena_(make_arena(number, ceiling, driver)),
       tokens_(arena_->allocate(embed_tokens * std::int64_t{sizeof(Token)}, "device")),
@@ -173,6 +173,9 @@ void CudaDevice::matmul(const Matrix& weight, const std::byte* x, std::int64_t t
   if (!weight.packed()) {
     cublas_.multiply(bf16(weight.data), weight.out_features, weight.in_features, bf16(x), tokens,
                      accumulate, out, weight.out_features);
+  } else if (const Product one{weight, nullptr, out};
+             packed_vectors(&one, 1, bf16(x), tokens, accumulate, limits_, stream_)) {
+    return;
   } else if (tokens <= few_tokens) {
     for (std::int64_t t = 0; t < tokens; t += most_packed_tokens) {
       packed_product(weight, bf16(x) + t * weight.in_features,
@@ -182,6 +185,14 @@ void CudaDevice::matmul(const Matrix& weight, const std::byte* x, std::int64_t t
   } else {
     multiply_unpacked(weight, bf16(x), tokens, accumulate, out);
   }
+}
+
+void CudaDevice::products(std::span<const Product> all, const std::byte* x, std::int64_t tokens,
+                          bool accumulate) {
+  if (all.empty() || tokens == 0) return;
+  if (!packed_vectors(all.data(), static_cast<std::int64_t>(all.size()), bf16(x), tokens,
+                      accumulate, limits_, stream_))
+    ComputeDevice::products(all, x, tokens, accumulate);
 }
 
 std::int64_t CudaDevice::packed_bytes() const {

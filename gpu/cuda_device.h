@@ -22,6 +22,7 @@
 #include "gpu/cudnn_attention.h"
 #include "gpu/driver_memory.h"
 #include "gpu/handles.h"
+#include "gpu/packed_product.h"
 #include "gpu/staging.h"
 #include "src/device/compute_device.h"
 
@@ -63,6 +64,8 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   void embed(const Matrix& table, std::span<const Token> tokens, float* out) override;
   void matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens, bool accumulate,
               float* out) override;
+  void products(std::span<const Product> all, const std::byte* x, std::int64_t tokens,
+                bool accumulate) override;
   void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) override;
   void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
                 float epsilon, std::byte* out) override;
@@ -103,6 +106,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
 
   const int number_;
   const std::string name_;
+  const VectorLimits limits_;
   std::recursive_mutex mutex_;
   Stream stream_;
   Cublas cublas_;

@@ -1,12 +1,14 @@
+// What a forward pass does to activations between products and attention. These kernels are short:
+// each begins while the one in front ends.
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+
 #include "gpu/elementwise.h"
 #include "gpu/kernel_parts.cuh"
 
 namespace topkv::gpu {
 namespace {
-
-#include <algorithm>
-#include <cmath>
-#include <initializer_list>
 
 /// Sum over the threads that share a row: a warp, or the whole block.
 template <int row_threads>
@@ -43,6 +45,7 @@ __global__ void embed_kernel(const __nv_bfloat16* table, const std::int32_t* tok
 
 __global__ void bias_kernel(const float* bias, std::int64_t rows, std::int64_t width,
                             std::int64_t vectors, float* x) {
+  await_previous();
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     float* to = x + row * width;
     for (std::int64_t v = threadIdx.x; v < vectors; v += blockDim.x) {
@@ -75,6 +78,7 @@ struct AddedTo {
 template <int row_threads, class Sink>
 __global__ void norm_kernel(const float* x, const float* weight, std::int64_t rows,
                             std::int64_t width, std::int64_t vectors, float epsilon, Sink out) {
+  await_previous();
   constexpr int rows_at_once = block / row_threads;
   const std::int64_t lane = threadIdx.x % row_threads;
   std::int64_t row = std::int64_t{blockIdx.x} * rows_at_once + threadIdx.x / row_threads;
@@ -106,11 +110,11 @@ void launch_norm(const float* x, const float* weight, std::int64_t rows, std::in
   const std::int64_t vectors = row_vectors(
       width, 4, aligned({x, weight}, sizeof(float4)) && aligned({out.to}, 4 * sizeof(*out.to)));
   if (width <= 1024 && rows > 1) {  // heads: a warp each
-    norm_kernel<warp><<<blocks_for(rows, block / warp), block, 0, stream>>>(x, weight, rows, width,
-                                                                            vectors, epsilon, out);
+    launch_overlapped(norm_kernel<warp, Sink>, blocks_for(rows, block / warp), block, 0, stream, x,
+                      weight, rows, width, vectors, epsilon, out);
   } else {
-    norm_kernel<block>
-        <<<blocks_for(rows, 1), block, 0, stream>>>(x, weight, rows, width, vectors, epsilon, out);
+    launch_overlapped(norm_kernel<block, Sink>, blocks_for(rows, 1), block, 0, stream, x, weight,
+                      rows, width, vectors, epsilon, out);
   }
   check_launch("the RMSNorm kernel");
 }
@@ -119,6 +123,7 @@ void launch_norm(const float* x, const float* weight, std::int64_t rows, std::in
 __global__ void rope_kernel(const float* cos, const float* sin, std::int64_t tokens,
                             std::int64_t heads, std::int64_t head_dim, std::int64_t half,
                             std::int64_t vectors, float* x) {
+  await_previous();
   for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const float* c = cos + t * half;
     const float* s = sin + t * half;
@@ -149,6 +154,7 @@ __global__ void rope_kernel(const float* cos, const float* sin, std::int64_t tok
 __global__ void rope_pairs_kernel(const float* cos, const float* sin, std::int64_t tokens,
                                   std::int64_t heads, std::int64_t head_dim, std::int64_t half,
                                   float* x) {
+  await_previous();
   for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const float* c = cos + t * half;
     const float* s = sin + t * half;
@@ -165,6 +171,7 @@ __global__ void rope_pairs_kernel(const float* cos, const float* sin, std::int64
 }
 
 __global__ void scale_kernel(float factor, std::int64_t count, float* x) {
+  await_previous();
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride)
     x[i] *= factor;
@@ -205,6 +212,7 @@ struct GatedUp {
 template <class Source>
 __global__ void write_bf16_kernel(Source source, std::int64_t count, std::int64_t vectors,
                                   __nv_bfloat16* out) {
+  await_previous();
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
   const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   for (std::int64_t v = first; v < vectors; v += stride) store4(out + 4 * v, source.four(4 * v));
@@ -216,8 +224,9 @@ void write_bf16(const Source& source, bool vector_aligned, std::int64_t count, _
                 const char* name, cudaStream_t stream) {
   if (count == 0) return;
   const std::int64_t vectors = flat_vectors(count, vector_aligned && aligned({out}, sizeof(uint2)));
-  write_bf16_kernel<<<blocks_for(vectors > 0 ? (count - 1) / 4 + 1 : count, block), block, 0,
-                      stream>>>(source, count, vectors, out);
+  launch_overlapped(write_bf16_kernel<Source>,
+                    blocks_for(vectors > 0 ? (count - 1) / 4 + 1 : count, block), block, 0, stream,
+                    source, count, vectors, out);
   check_launch(name);
 }
 
@@ -236,8 +245,8 @@ void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x
               cudaStream_t stream) {
   if (rows == 0 || width == 0) return;
   const std::int64_t vectors = row_vectors(width, 4, aligned({bias, x}, sizeof(float4)));
-  bias_kernel<<<blocks_for(rows, 1), threads_for(vectors > 0 ? vectors : width), 0, stream>>>(
-      bias, rows, width, vectors, x);
+  launch_overlapped(bias_kernel, blocks_for(rows, 1), threads_for(vectors > 0 ? vectors : width), 0,
+                    stream, bias, rows, width, vectors, x);
   check_launch("the bias kernel");
 }
 
@@ -261,13 +270,13 @@ void rope(const float* cos, const float* sin, std::int64_t tokens, std::int64_t 
   const std::int64_t half = part.rotary_dim / 2;
   if (tokens == 0 || heads == 0 || half == 0) return;
   if (part.interleaved) {
-    rope_pairs_kernel<<<blocks_for(tokens, 1), row_block(half), 0, stream>>>(
-        cos, sin, tokens, heads, part.head_dim, half, x);
+    launch_overlapped(rope_pairs_kernel, blocks_for(tokens, 1), row_block(half), 0, stream, cos,
+                      sin, tokens, heads, part.head_dim, half, x);
   } else {
     const bool vectors_fit = part.head_dim % 4 == 0 && aligned({cos, sin, x}, sizeof(float4));
     const std::int64_t vectors = row_vectors(half, 4, vectors_fit);
-    rope_kernel<<<blocks_for(tokens, 1), row_block(vectors > 0 ? vectors : half), 0, stream>>>(
-        cos, sin, tokens, heads, part.head_dim, half, vectors, x);
+    launch_overlapped(rope_kernel, blocks_for(tokens, 1), row_block(vectors > 0 ? vectors : half),
+                      0, stream, cos, sin, tokens, heads, part.head_dim, half, vectors, x);
   }
   check_launch("the RoPE kernel");
 }
@@ -286,7 +295,7 @@ void gelu_multiply(const float* gate, const float* up, std::int64_t count, __nv_
 
 void scale(float factor, std::int64_t count, float* x, cudaStream_t stream) {
   if (count == 0) return;
-  scale_kernel<<<blocks_for(count, block), block, 0, stream>>>(factor, count, x);
+  launch_overlapped(scale_kernel, blocks_for(count, block), block, 0, stream, factor, count, x);
   check_launch("the scaling kernel");
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 
 #include "gpu/handles.h"
 
@@ -56,6 +57,38 @@ inline std::int64_t flat_vectors(std::int64_t count, bool aligned) {
 /// Throws Error when the launch just made has failed.
 inline void check_launch(const char* kernel) {
   check(cudaGetLastError(), kernel, __FILE__, __LINE__);
+}
+
+/// Launches a kernel that begins with await_previous(): where the device can (compute capability
+/// 9.0 and later) its blocks start while the last ones of the kernel in front still run.
+template <class... Parameters, class... Arguments>
+void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 threads, std::size_t shared,
+                       cudaStream_t stream, Arguments&&... arguments) {
+  int device = 0;
+  int major = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  TOPKV_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+/// Lets the next kernel's blocks start, and waits for all that the kernel in front wrote. Every
+/// thread calls it, before it reads or writes what other kernels do: so that who waits for this
+/// kernel has waited for those in front of it.
+__device__ __forceinline__ void await_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
 }
 
 __device__ inline float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }

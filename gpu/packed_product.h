@@ -23,6 +23,27 @@ inline constexpr std::int64_t most_packed_tokens = 16;
 void packed_product(const Matrix& weight, const __nv_bfloat16* x, std::int64_t tokens,
                     bool accumulate, float* out, cudaStream_t stream);
 
+/// Tokens and weights that packed_vectors takes.
+inline constexpr std::int64_t most_vector_tokens = 2;
+inline constexpr std::int64_t most_products = 3;
+
+/// Of a device, what packed_vectors cuts its work by.
+struct VectorLimits {
+  int processors = 0;
+  int block_bytes = 0;  ///< of shared memory, here and below
+  int processor_bytes = 0;
+};
+VectorLimits vector_limits(int device);
+
+/// What packed_product computes, and biases added, for one or two tokens and weights of int8 or
+/// int4, faster: inputs are met as digits (packed_digits.cuh), which are off by 2^-23 of the
+/// largest of their 128 at most. False, and nothing done, for anything else, for weights of
+/// different forms, and where the device's shared memory has no room. REQUIRES: at least one
+/// product.
+bool packed_vectors(const Product* products, std::int64_t count, const __nv_bfloat16* x,
+                    std::int64_t tokens, bool accumulate, const VectorLimits& limits,
+                    cudaStream_t stream);
+
 /// out = rows [first, first + rows), rounded to bf16: [rows, in_features].
 void unpack_rows(const Matrix& weight, std::int64_t first, std::int64_t rows, __nv_bfloat16* out,
                  cudaStream_t stream);

@@ -65,6 +65,13 @@ struct Matrix {
   std::int64_t bytes() const;
 };
 
+/// A weight that meets inputs which others meet as well.
+struct Product {
+  Matrix weight;
+  const float* bias = nullptr;  ///< [out_features], added to each token's; null: none
+  float* out = nullptr;         ///< [tokens, out_features]
+};
+
 /// Inputs of a group are a multiple of this: 32 for int4, else 16 unless a row is one group.
 std::int64_t group_step(Packing packing);
 

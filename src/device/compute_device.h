@@ -127,6 +127,15 @@ class ComputeDevice : public DeviceSizes {
   virtual void matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens,
                       bool accumulate, float* out) = 0;
 
+  /// Products of the same x, in one go where the device can.
+  virtual void products(std::span<const Product> all, const std::byte* x, std::int64_t tokens,
+                        bool accumulate) {
+    for (const Product& one : all) {
+      matmul(one.weight, x, tokens, accumulate, one.out);
+      if (one.bias != nullptr) add_bias(one.bias, tokens, one.weight.out_features, one.out);
+    }
+  }
+
   /// x[row] += bias, for each of the rows. x: [rows, width].
   virtual void add_bias(const float* bias, std::int64_t rows, std::int64_t width, float* x) = 0;
 

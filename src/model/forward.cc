@@ -163,9 +163,8 @@ void Forward::queries_keys_values(std::int64_t l, std::int64_t tokens) {
   const LayerWeights& w = weights_.layers[static_cast<std::size_t>(l)];
   const AttentionShape& shape = config_.attention;
   read_residual(w.input_norm, tokens);
-  project(w.q, w.q_bias, a_.hidden, tokens, a_.q);
-  project(w.k, w.k_bias, a_.hidden, tokens, a_.k);
-  project(w.v, w.v_bias, a_.hidden, tokens, a_.v);
+  project({{w.q, w.q_bias.data, a_.q}, {w.k, w.k_bias.data, a_.k}, {w.v, w.v_bias.data, a_.v}},
+          a_.hidden, tokens);
   begin(Phase::other);
   if (config_.qk_norm) {
     const auto norm = [&](const Vector& weight, std::int64_t heads, float* x) {
@@ -214,8 +213,7 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
     const std::int64_t count = std::min(mlp_tokens, tokens - first);
     const std::int64_t values = count * config_.intermediate_size;
     const std::byte* x = a_.hidden + first * hidden * operand;
-    project(w.gate, w.gate_bias, x, count, a_.gate);
-    project(w.up, w.up_bias, x, count, a_.up);
+    project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}}, x, count);
     begin(Phase::other);
     if (config_.activation == ModelConfig::Activation::gelu_tanh) {
       device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
@@ -238,10 +236,10 @@ void Forward::read_residual(const Vector& weight, std::int64_t tokens) {
 void Forward::add_to_residual(const Matrix& weight, const Vector& bias, const Vector& norm,
                               const std::byte* operand, std::int64_t tokens, float* x) {
   if (!config_.norm_outputs) {
-    project(weight, bias, operand, tokens, x, true);
+    project({{weight, bias.data, x}}, operand, tokens, true);
     return;
   }
-  project(weight, bias, operand, tokens, a_.branch);
+  project({{weight, bias.data, a_.branch}}, operand, tokens);
   begin(Phase::other);
   device_->add_norm(a_.branch, norm.data, tokens, config_.hidden_size,
                     static_cast<float>(config_.rms_norm_eps), x);
@@ -253,13 +251,10 @@ void Forward::norm(const Vector& weight, std::int64_t tokens) {
                     static_cast<float>(config_.rms_norm_eps), a_.hidden);
 }
 
-void Forward::project(const Matrix& weight, const Vector& bias, const std::byte* x,
-                      std::int64_t tokens, float* out, bool accumulate) {
+void Forward::project(std::initializer_list<Product> products, const std::byte* x,
+                      std::int64_t tokens, bool accumulate) {
   begin(Phase::matmul);
-  device_->matmul(weight, x, tokens, accumulate, out);
-  if (bias.empty()) return;
-  begin(Phase::other);
-  device_->add_bias(bias.data, tokens, weight.out_features, out);
+  device_->products({products.begin(), products.size()}, x, tokens, accumulate);
 }
 
 void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {

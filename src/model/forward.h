@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <vector>
@@ -76,8 +77,8 @@ class Forward {
                        const std::byte* operand, std::int64_t tokens, float* x);
   void attention_output(const LayerWeights& w, std::int64_t tokens);
   void mlp(const LayerWeights& w, std::int64_t tokens);
-  void project(const Matrix& weight, const Vector& bias, const std::byte* x, std::int64_t tokens,
-               float* out, bool accumulate = false);
+  void project(std::initializer_list<Product> products, const std::byte* x, std::int64_t tokens,
+               bool accumulate = false);
   void norm(const Vector& weight, std::int64_t tokens);
   /// Begins a phase; nothing while a step is recorded, for then it is one.
   void begin(Phase phase) {
