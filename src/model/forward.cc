@@ -17,6 +17,29 @@ constexpr std::int64_t cap_grain = 1 << 14;
 
 }  // namespace
 
+template <class Place>
+void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t tokens,
+                          const Place& place, Activations& out) {
+  const ExpertMixture& mixture = config.mixture;
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const std::int64_t slots = tokens * mixture.per_token;
+  const bool only_experts = mixture.experts > 0 && mixture.layers.empty();
+  const std::int64_t values = std::max(only_experts ? 0 : tokens * config.intermediate_size,
+                                       slots * mixture.intermediate_size);
+  place(out.gate, values, f32);
+  place(out.up, values, f32);
+  place(out.mlp, values, op);
+  if (mixture.experts == 0) return;
+  place(out.scores, tokens * mixture.experts, f32);
+  place(out.shares, slots, f32);
+  place(out.chosen, slots, std::int64_t{sizeof(std::int32_t)});
+  place(out.parts, slots * config.hidden_size, f32);
+  if (slots <= mixture.experts) return;  // never sorted
+  place(out.slots, slots, std::int64_t{sizeof(std::int32_t)});
+  place(out.places, slots, std::int64_t{sizeof(std::int32_t)});
+  place(out.gathered, slots * config.hidden_size, op);
+}
+
 std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out) {
   Pieces pieces;
@@ -28,7 +51,6 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   const AttentionShape& shape = config.attention;
   const std::int64_t q_width = shape.q_heads * shape.head_dim;
   const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
-  const std::int64_t mlp = std::min(chunk, mlp_tokens) * config.intermediate_size;
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t op = bytes_of(operand);
   place(out.x, chunk * config.hidden_size, f32);
@@ -36,8 +58,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.k, chunk * kv_width, f32);
   place(out.v, chunk * kv_width, f32);
   place(out.attended, chunk * q_width, f32);
-  place(out.gate, mlp, f32);
-  place(out.up, mlp, f32);
+  if (config.attention_sinks) place(out.lse, chunk * shape.q_heads, f32);
   place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
   if (config.norm_outputs) place(out.branch, chunk * config.hidden_size, f32);
   const auto place_angles = [&](Angles& angles) {
@@ -53,7 +74,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   }
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
-  place(out.mlp, mlp, op);
+  lay_out_mlp(config, op, std::min(chunk, mlp_tokens), place, out);
   return pieces.used();
 }
 
@@ -92,8 +113,13 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_
     between(l, count);
     clock_->begin(Phase::attention);
     lock = {};  // others may use the device while this one waits for what the host does
-    AttentionStep step{
-        .layer = l, .tokens = count, .q = a_.q, .k = a_.k, .v = a_.v, .out = a_.attended};
+    AttentionStep step{.layer = l,
+                       .tokens = count,
+                       .q = a_.q,
+                       .k = a_.k,
+                       .v = a_.v,
+                       .out = a_.attended,
+                       .lse = a_.lse};
     if (const DualChunk& chunks = config_.dual_chunk; chunks.chunk_size > 0) {
       step.q_far = a_.q_far;
       step.q_next = ChunkPositions(chunks).next_is_far(first, count) ? a_.q_far : a_.q_next;
@@ -202,6 +228,9 @@ void Forward::rope(LayerRope which, std::int64_t tokens) {
 void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
   const AttentionShape& shape = config_.attention;
   begin(Phase::other);
+  if (!w.sinks.empty()) {
+    device_->attend_sinks(w.sinks.data, a_.lse, tokens, shape.q_heads, shape.head_dim, a_.attended);
+  }
   device_->to_operand(a_.attended, tokens * shape.q_heads * shape.head_dim, a_.heads);
   add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
 }
@@ -214,16 +243,70 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
     const std::int64_t count = std::min(mlp_tokens, tokens - first);
     const std::int64_t values = count * config_.intermediate_size;
     const std::byte* x = a_.hidden + first * hidden * operand;
+    if (!w.mixture.empty()) {
+      mix(w.mixture, x, count, a_.x + first * hidden);
+      continue;
+    }
     project(w.gate, w.gate_bias, x, count, a_.gate);
     project(w.up, w.up_bias, x, count, a_.up);
-    begin(Phase::other);
-    if (config_.activation == ModelConfig::Activation::gelu_tanh) {
-      device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
-    } else {
-      device_->silu_multiply(a_.gate, a_.up, values, a_.mlp);
-    }
+    activate(values);
     add_to_residual(w.down, w.down_bias, w.mlp_output_norm, a_.mlp, count, a_.x + first * hidden);
   }
+}
+
+void Forward::activate(std::int64_t values) {
+  begin(Phase::other);
+  switch (config_.activation) {
+    case ModelConfig::Activation::silu:
+      return device_->silu_multiply(a_.gate, a_.up, values, a_.mlp);
+    case ModelConfig::Activation::gelu_tanh:
+      return device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
+    case ModelConfig::Activation::clamped_silu:
+      return device_->clamped_silu_multiply(
+          a_.gate, a_.up, static_cast<float>(config_.swiglu_limit), values, a_.mlp);
+  }
+}
+
+// No family with experts normalises what they give.
+void Forward::mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
+                  float* x) {
+  const ExpertMixture& mixture = config_.mixture;
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t k = mixture.per_token;
+  project(w.router, w.router_bias, operand, tokens, a_.scores);
+  begin(Phase::other);
+  device_->route(a_.scores, tokens, {mixture.experts, k, mixture.softmax_over_all}, a_.chosen,
+                 a_.shares);
+  ExpertRows rows{a_.chosen, tokens * k, {}};
+  std::int64_t sharing = k;
+  const std::int32_t* places = nullptr;
+  // Slots one by one read as many experts' weights as there are slots; sorted, each is read once,
+  // but the host has to see who chose whom. One token's step, which may be recorded, has no more
+  // slots than there are experts.
+  if (rows.count > mixture.experts) {
+    experts_.resize(static_cast<std::size_t>(rows.count));
+    const std::int64_t bytes = rows.count * std::int64_t{sizeof(std::int32_t)};
+    device_->copy_out(reinterpret_cast<const std::byte*>(a_.chosen), bytes, experts_.data());
+    sorted_.sort(experts_, mixture.experts);
+    device_->copy_in(sorted_.slots.data(), bytes, reinterpret_cast<std::byte*>(a_.slots));
+    device_->copy_in(sorted_.places.data(), bytes, reinterpret_cast<std::byte*>(a_.places));
+    device_->gather(operand, a_.slots, rows.count, sharing, hidden, a_.gathered);
+    rows = {nullptr, rows.count, sorted_.ends};
+    operand = a_.gathered;
+    sharing = 1;
+    places = a_.places;
+  }
+  const auto product = [&](const ExpertMatrices& weights, const Vector& biases,
+                           const std::byte* from, std::int64_t rows_of_one, float* out) {
+    begin(Phase::matmul);
+    device_->expert_matmul(weights, biases.data, from, rows_of_one, rows, out);
+  };
+  product(w.gate, w.gate_biases, operand, sharing, a_.gate);
+  product(w.up, w.up_biases, operand, sharing, a_.up);
+  activate(rows.count * mixture.intermediate_size);
+  product(w.down, w.down_biases, a_.mlp, 1, a_.parts);
+  begin(Phase::other);
+  device_->add_weighted(a_.parts, a_.shares, places, tokens, k, hidden, x);
 }
 
 void Forward::read_residual(const Vector& weight, std::int64_t tokens) {
