@@ -150,7 +150,9 @@ std::vector<Variant> variants() {
                            "mistral-window-head256", "phi3-head64", "glm", "glm4", "olmo2",
                            "smollm3", "gemma2", "gemma3", "qwen3-chunks", "gptq-llama", "gptq-phi3", "awq-qwen2",
                            "w4a16-llama", "w8-qwen3", "fp8-qwen3", "gguf-llama", "gguf-llama-small",
-                           "gguf-qwen2", "gguf-qwen3", "needle-14m"}) {
+                           "gguf-qwen2", "gguf-qwen3", "qwen3-moe", "qwen3-moe-window",
+                           "qwen3-moe-chunks", "mixtral", "gpt-oss", "gptq-qwen3-moe",
+                           "fp8-qwen3-moe", "mxfp4-gpt-oss", "needle-14m"}) {
     for (const char* device : {"cpu", "cuda"}) all.push_back({device, name});
   }
   return all;
