@@ -193,9 +193,7 @@ VARIANTS = {
                              num_key_value_heads=1, head_dim=64, moe_intermediate_size=32,
                              num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
                              tie_word_embeddings=True, rope_parameters=theta(1000000.0),
-                             dual_chunk_attention_config=dict(
-                                 chunk_size=24, local_size=8,
-                                 original_max_position_embeddings=20)),
+                             dual_chunk_attention_config=dict(chunk_size=24, local_size=8)),
     "mixtral": dict(model_type="mixtral", tokens=32, dtype=torch.bfloat16, old=True, hidden_size=32,
                     intermediate_size=40, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
                     num_local_experts=4, num_experts_per_tok=2, sliding_window=16,

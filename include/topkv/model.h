@@ -84,6 +84,7 @@ struct ExpertMixture {
   /// The weights are the chosen ones' shares of a softmax over all experts, which add up to less
   /// than 1; else a softmax over those that are chosen.
   bool softmax_over_all = false;
+  bool biases = false;            ///< router and experts have some
   std::vector<bool> layers = {};  ///< which have one, the others an MLP; empty: all of them
   bool in(std::int64_t layer) const {
     return experts > 0 && (layers.empty() || layers[static_cast<std::size_t>(layer)]);

@@ -80,6 +80,7 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
                                  mixture.experts));
   }
   mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", false);
+  mixture.biases = own.fused;
   if (own.reads_layers) mixture.layers = expert_layers(root, config.attention.layers);
   if (std::ranges::none_of(mixture.layers, [](bool has) { return has; }) &&
       !mixture.layers.empty()) {
