@@ -227,6 +227,29 @@ TEST_F(RoundedExperts, OfOneTensorComputeWhatTheirRoundedWeightsDo) {
   }
 }
 
+// Experts take 2,048 tokens of a chunk at a time here; steps choose less often than there are
+// experts.
+TEST(Experts, ALongChunkGivesWhatShortOnesAndStepsDo) {
+  for (const char* name : {"mixtral", "qwen3-moe", "gpt-oss"}) {
+    SCOPED_TRACE(name);
+    const Model model = Model::load(fixture(name));
+    const auto tokens = text(2500);
+    constexpr std::size_t last = 4;
+    const auto all = model.logits(tokens);
+    const std::vector<float> want(
+        all.end() - last * static_cast<std::size_t>(model.config().vocab_size), all.end());
+    const auto first = std::span(tokens).first(tokens.size() - last);
+    const auto context = model.prefill(first, {.chunk = 700, .kv_dtype = DType::f32});
+    Session session(context, {.k = TopK::same(1 << 20)});
+    std::vector<float> got;
+    for (std::size_t i = first.size(); i < tokens.size(); ++i) {
+      const auto one = model.logits(session, std::span(tokens).subspan(i, 1));
+      got.insert(got.end(), one.begin(), one.end());
+    }
+    EXPECT_LE(error_of(got, want), 2e-5);
+  }
+}
+
 class ExpertCheckpoints : public testing::Test {
  protected:
   /// The fixture's checkpoint, changed.

@@ -15,25 +15,38 @@ constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the w
 constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
 constexpr std::int64_t cap_grain = 1 << 14;
 
+/// Likewise where a layer has experts: so many that each is read for some hundred rows, which are
+/// a product of their own.
+std::int64_t mixture_tokens(const ExpertMixture& mixture) {
+  constexpr std::int64_t rows = 512;
+  constexpr std::int64_t most = 8192;
+  return std::clamp(rows * mixture.experts / mixture.per_token, mlp_tokens, most);
+}
+
 }  // namespace
 
 template <class Place>
-void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t tokens,
+void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
                           const Place& place, Activations& out) {
   const ExpertMixture& mixture = config.mixture;
   const std::int64_t f32 = bytes_of(DType::f32);
+  const bool any = mixture.experts > 0;
+  const bool only_experts = any && mixture.layers.empty();
+  const std::int64_t tokens = any ? std::min(chunk, mixture_tokens(mixture)) : 0;
   const std::int64_t slots = tokens * mixture.per_token;
-  const bool only_experts = mixture.experts > 0 && mixture.layers.empty();
-  const std::int64_t values = std::max(only_experts ? 0 : tokens * config.intermediate_size,
-                                       slots * mixture.intermediate_size);
-  place(out.gate, values, f32);
-  place(out.up, values, f32);
+  const std::int64_t values =
+      std::max(only_experts ? 0 : std::min(chunk, mlp_tokens) * config.intermediate_size,
+               slots * mixture.intermediate_size);
+  // What experts give lies where gate and up were, which are behind each other.
+  const std::int64_t half = Pieces::rounded(values * f32) / f32;
+  place(out.gate, half, f32);
+  place(out.up, std::max(half, slots * config.hidden_size - half), f32);
   place(out.mlp, values, op);
-  if (mixture.experts == 0) return;
+  if (!any) return;
+  out.parts = out.gate;
   place(out.scores, tokens * mixture.experts, f32);
   place(out.shares, slots, f32);
   place(out.chosen, slots, std::int64_t{sizeof(std::int32_t)});
-  place(out.parts, slots * config.hidden_size, f32);
   if (slots <= mixture.experts) return;  // never sorted
   place(out.slots, slots, std::int64_t{sizeof(std::int32_t)});
   place(out.places, slots, std::int64_t{sizeof(std::int32_t)});
@@ -74,7 +87,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   }
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
-  lay_out_mlp(config, op, std::min(chunk, mlp_tokens), place, out);
+  lay_out_mlp(config, op, chunk, place, out);
   return pieces.used();
 }
 
@@ -238,9 +251,10 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
+  const std::int64_t most = w.mixture.empty() ? mlp_tokens : mixture_tokens(config_.mixture);
   read_residual(w.mlp_norm, tokens);
-  for (std::int64_t first = 0; first < tokens; first += mlp_tokens) {
-    const std::int64_t count = std::min(mlp_tokens, tokens - first);
+  for (std::int64_t first = 0; first < tokens; first += most) {
+    const std::int64_t count = std::min(most, tokens - first);
     const std::int64_t values = count * config_.intermediate_size;
     const std::byte* x = a_.hidden + first * hidden * operand;
     if (!w.mixture.empty()) {
@@ -265,48 +279,6 @@ void Forward::activate(std::int64_t values) {
       return device_->clamped_silu_multiply(
           a_.gate, a_.up, static_cast<float>(config_.swiglu_limit), values, a_.mlp);
   }
-}
-
-// No family with experts normalises what they give.
-void Forward::mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens,
-                  float* x) {
-  const ExpertMixture& mixture = config_.mixture;
-  const std::int64_t hidden = config_.hidden_size;
-  const std::int64_t k = mixture.per_token;
-  project(w.router, w.router_bias, operand, tokens, a_.scores);
-  begin(Phase::other);
-  device_->route(a_.scores, tokens, {mixture.experts, k, mixture.softmax_over_all}, a_.chosen,
-                 a_.shares);
-  ExpertRows rows{a_.chosen, tokens * k, {}};
-  std::int64_t sharing = k;
-  const std::int32_t* places = nullptr;
-  // Slots one by one read as many experts' weights as there are slots; sorted, each is read once,
-  // but the host has to see who chose whom. One token's step, which may be recorded, has no more
-  // slots than there are experts.
-  if (rows.count > mixture.experts) {
-    experts_.resize(static_cast<std::size_t>(rows.count));
-    const std::int64_t bytes = rows.count * std::int64_t{sizeof(std::int32_t)};
-    device_->copy_out(reinterpret_cast<const std::byte*>(a_.chosen), bytes, experts_.data());
-    sorted_.sort(experts_, mixture.experts);
-    device_->copy_in(sorted_.slots.data(), bytes, reinterpret_cast<std::byte*>(a_.slots));
-    device_->copy_in(sorted_.places.data(), bytes, reinterpret_cast<std::byte*>(a_.places));
-    device_->gather(operand, a_.slots, rows.count, sharing, hidden, a_.gathered);
-    rows = {nullptr, rows.count, sorted_.ends};
-    operand = a_.gathered;
-    sharing = 1;
-    places = a_.places;
-  }
-  const auto product = [&](const ExpertMatrices& weights, const Vector& biases,
-                           const std::byte* from, std::int64_t rows_of_one, float* out) {
-    begin(Phase::matmul);
-    device_->expert_matmul(weights, biases.data, from, rows_of_one, rows, out);
-  };
-  product(w.gate, w.gate_biases, operand, sharing, a_.gate);
-  product(w.up, w.up_biases, operand, sharing, a_.up);
-  activate(rows.count * mixture.intermediate_size);
-  product(w.down, w.down_biases, a_.mlp, 1, a_.parts);
-  begin(Phase::other);
-  device_->add_weighted(a_.parts, a_.shares, places, tokens, k, hidden, x);
 }
 
 void Forward::read_residual(const Vector& weight, std::int64_t tokens) {

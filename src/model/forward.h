@@ -53,7 +53,7 @@ class Forward {
     float *x, *q, *k, *v, *attended, *gate, *up, *logits;
     float* lse;                             // of attention, with sinks
     float *scores, *shares;                 // of experts: a router's, and of those that it chose
-    float* parts;                           // what each of these gives
+    float* parts;                           // what each of these gives, over gate and up
     std::int32_t *chosen, *slots, *places;  // numbers of experts; SortedSlots
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
     float *q_next, *q_far;             // with dual chunk attention
@@ -64,7 +64,7 @@ class Forward {
   };
   /// Activations of MLPs and of experts.
   template <class Place>
-  static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t tokens,
+  static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
                           const Place& place, Activations& out);
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
