@@ -9,6 +9,7 @@
 
 #include "gpu/cuda_codes.h"
 #include "gpu/elementwise.h"
+#include "gpu/experts.h"
 #include "gpu/phase_clock.h"
 #include "gpu/prefill.h"
 #include "gpu/recording.h"
@@ -16,6 +17,7 @@
 #include "gpu/step_io.h"
 #include "src/core/convert.h"
 #include "src/core/threads.h"
+#include "src/device/experts.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {
@@ -176,7 +178,7 @@ void CudaDevice::matmul(const Matrix& weight, const std::byte* x, std::int64_t t
   } else if (const Product one{weight, nullptr, out};
              packed_vectors(&one, 1, bf16(x), tokens, accumulate, limits_, stream_)) {
     return;
-  } else if (tokens <= few_tokens) {
+  } else if (tokens <= few_tokens && weight.packing != Packing::fp4) {  // see expert_product
     for (std::int64_t t = 0; t < tokens; t += most_packed_tokens) {
       packed_product(weight, bf16(x) + t * weight.in_features,
                      std::min(most_packed_tokens, tokens - t), accumulate,
@@ -250,6 +252,48 @@ void CudaDevice::silu_multiply(const float* gate, const float* up, std::int64_t 
 void CudaDevice::gelu_multiply(const float* gate, const float* up, std::int64_t count,
                                std::byte* out) {
   gpu::gelu_multiply(gate, up, count, bf16(out), stream_);
+}
+
+void CudaDevice::clamped_silu_multiply(const float* gate, const float* up, float limit,
+                                       std::int64_t count, std::byte* out) {
+  gpu::clamped_silu_multiply(gate, up, limit, count, bf16(out), stream_);
+}
+
+void CudaDevice::attend_sinks(const float* sinks, const float* lse, std::int64_t tokens,
+                              std::int64_t heads, std::int64_t head_dim, float* x) {
+  gpu::attend_sinks(sinks, lse, tokens, heads, head_dim, x, stream_);
+}
+
+void CudaDevice::route(const float* scores, std::int64_t tokens, const Routing& routing,
+                       std::int32_t* ids, float* weights) {
+  gpu::route(scores, tokens, routing.experts, routing.k, routing.over_all, ids, weights, stream_);
+}
+
+void CudaDevice::expert_matmul(const ExpertMatrices& weights, const float* biases,
+                               const std::byte* x, std::int64_t sharing, const ExpertRows& rows,
+                               float* out) {
+  if (rows.ends.empty()) {
+    expert_product(weights, biases, bf16(x), sharing, rows.experts, rows.count, out, stream_);
+    return;
+  }
+  const std::int64_t in_bytes = weights.form.in_features * bytes_of(DType::bf16);
+  const std::int64_t width = weights.form.out_features;
+  // Sorted rows have one of x each.
+  each_expert(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
+    float* to = out + first * width;
+    matmul(weights.of(expert), x + first / sharing * in_bytes, count, false, to);
+    if (biases != nullptr) add_bias(biases + expert * width, count, width, to);
+  });
+}
+
+void CudaDevice::gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,
+                        std::int64_t sharing, std::int64_t width, std::byte* out) {
+  gpu::gather(bf16(x), slots, count, sharing, width, bf16(out), stream_);
+}
+
+void CudaDevice::add_weighted(const float* from, const float* weights, const std::int32_t* places,
+                              std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) {
+  gpu::add_weighted(from, weights, places, tokens, k, width, x, stream_);
 }
 
 void CudaDevice::copy(const float* from, std::int64_t count, float* to) {

@@ -79,6 +79,18 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                      std::byte* out) override;
   void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                      std::byte* out) override;
+  void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
+                             std::byte* out) override;
+  void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens, std::int64_t heads,
+                    std::int64_t head_dim, float* x) override;
+  void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
+             float* weights) override;
+  void expert_matmul(const ExpertMatrices& weights, const float* biases, const std::byte* x,
+                     std::int64_t sharing, const ExpertRows& rows, float* out) override;
+  void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,
+              std::int64_t sharing, std::int64_t width, std::byte* out) override;
+  void add_weighted(const float* from, const float* weights, const std::int32_t* places,
+                    std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) override;
   void copy(const float* from, std::int64_t count, float* to) override;
   void scale(float factor, std::int64_t count, float* x) override;
   void to_operand(const float* x, std::int64_t count, std::byte* out) override;

@@ -209,6 +209,25 @@ struct GatedUp {
   }
 };
 
+/// As GatedUp.
+struct ClampedUp {
+  const float* gate;
+  const float* up;
+  float limit;
+  __device__ float of(float g, float u) const {
+    // Not fminf, which would make a number of NaN.
+    g = g > limit ? limit : g;
+    u = u > limit ? limit : u < -limit ? -limit : u;
+    return g / (1.0F + expf(-1.702F * g)) * (u + 1.0F);
+  }
+  __device__ float one(std::int64_t i) const { return of(gate[i], up[i]); }
+  __device__ float4 four(std::int64_t i) const {
+    const float4 g = load4(gate + i);
+    const float4 u = load4(up + i);
+    return {of(g.x, u.x), of(g.y, u.y), of(g.z, u.z), of(g.w, u.w)};
+  }
+};
+
 template <class Source>
 __global__ void write_bf16_kernel(Source source, std::int64_t count, std::int64_t vectors,
                                   __nv_bfloat16* out) {
@@ -291,6 +310,12 @@ void gelu_multiply(const float* gate, const float* up, std::int64_t count, __nv_
                    cudaStream_t stream) {
   write_bf16(GatedUp<Gelu>{gate, up}, aligned({gate, up}, sizeof(float4)), count, out,
              "the GELU kernel", stream);
+}
+
+void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
+                           __nv_bfloat16* out, cudaStream_t stream) {
+  write_bf16(ClampedUp{gate, up, limit}, aligned({gate, up}, sizeof(float4)), count, out,
+             "the clamped SiLU kernel", stream);
 }
 
 void scale(float factor, std::int64_t count, float* x, cudaStream_t stream) {

@@ -51,6 +51,10 @@ void silu_multiply(const float* gate, const float* up, std::int64_t count, __nv_
 void gelu_multiply(const float* gate, const float* up, std::int64_t count, __nv_bfloat16* out,
                    cudaStream_t stream);
 
+/// out = g / (1 + exp(-1.702 g)) * (u + 1), g = min(gate, limit), u = up between -limit and limit.
+void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
+                           __nv_bfloat16* out, cudaStream_t stream);
+
 /// x *= factor.
 void scale(float factor, std::int64_t count, float* x, cudaStream_t stream);
 

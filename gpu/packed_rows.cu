@@ -1,6 +1,7 @@
 // Rows of packed weights as plain elements: tiles of a weight for products with many tokens, and
 // the rows of an embedding that tokens name. Memory-bound: each reads codes once and writes
 // elements once.
+#include "gpu/fp4_codes.cuh"
 #include "gpu/kernel_parts.cuh"
 #include "gpu/packed_codes.cuh"
 #include "gpu/packed_product.h"
@@ -81,16 +82,18 @@ void launch(const Matrix& weight, Rows rows, Out* out, cudaStream_t stream) {
   rows.row_bytes = weight.row_bytes();
   rows.in_features = static_cast<int>(weight.in_features);
   rows.group = static_cast<int>(weight.group);
-  const bool int4 = weight.packing == Packing::int4;
+  const int per_word = in_nibbles(weight.packing) ? 8 : 4;
   rows.order = weight.order();
-  const bool vectors = !weight.has_order && weight.in_features % (int4 ? 8 : 4) == 0 &&
+  const bool vectors = !weight.has_order && weight.in_features % per_word == 0 &&
                        aligned({out}, 4 * sizeof(Out));
-  const unsigned threads = threads_for((weight.in_features - 1) / (int4 ? 8 : 4) + 1);
+  const unsigned threads = threads_for((weight.in_features - 1) / per_word + 1);
   const auto run = [&](auto kernel) {
     kernel<<<blocks_for(rows.count, 1), threads, 0, stream>>>(rows, vectors, out);
   };
-  if (int4) {
+  if (weight.packing == Packing::int4) {
     run(unpack_kernel<Packing::int4, Out>);
+  } else if (weight.packing == Packing::fp4) {
+    run(unpack_kernel<Packing::fp4, Out>);
   } else if (weight.packing == Packing::fp8) {
     run(unpack_kernel<Packing::fp8, Out>);
   } else {

@@ -42,7 +42,10 @@ inline std::vector<Case> cases() {
           {Packing::int8, 24, 192, 64, true, true}, {Packing::fp8, 33, 37, 37, false},
           {Packing::fp8, 129, 384, 128, false},  {Packing::fp8, 19, 96, 16, true},
           {Packing::fp8, 40, 224, 32, false},    {Packing::fp8, 17, 256, 64, true},
-          {Packing::fp8, 50, 1000, 1000, false}, {Packing::fp8, 24, 192, 64, false, true}};
+          {Packing::fp8, 50, 1000, 1000, false}, {Packing::fp8, 24, 192, 64, false, true},
+          {Packing::fp4, 1, 32, 32, false},      {Packing::fp4, 31, 160, 32, false},
+          {Packing::fp4, 97, 384, 32, false},    {Packing::fp4, 65, 192, 64, true},
+          {Packing::fp4, 33, 160, 32, false, true}};
 }
 
 inline const char* name_of(topkv::Packing packing) {
@@ -51,6 +54,8 @@ inline const char* name_of(topkv::Packing packing) {
       return "int4";
     case topkv::Packing::fp8:
       return "fp8";
+    case topkv::Packing::fp4:
+      return "fp4";
     default:
       return "int8";
   }
@@ -76,7 +81,8 @@ struct Layout {
 
 inline Layout layout_of(const Case& of) {
   Layout at;
-  at.row = rounded(of.packing == topkv::Packing::int4 ? of.in / 2 : of.in, 16);
+  const bool nibbles = of.packing == topkv::Packing::int4 || of.packing == topkv::Packing::fp4;
+  at.row = rounded(nibbles ? of.in / 2 : of.in, 16);
   at.scales = rounded(of.out * at.row, 256);
   const std::int64_t factors = rounded(of.out * (of.in / of.group) * 4 + 64, 256);
   at.offsets = at.scales + factors;
@@ -93,11 +99,18 @@ inline double fp8_code(unsigned byte) {
   return (byte >= 128 ? -size : size) / 256;
 }
 
+/// What topkv::Packing::fp4 has for four bits: twice OCP's E2M1.
+inline double fp4_code(unsigned nibble) {
+  constexpr double sizes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return (nibble >= 8 ? -2 : 2) * sizes[nibble & 7U];
+}
+
 inline Packed random_packed(const Case& of, unsigned seed) {
   std::mt19937 random(seed);
-  const bool int4 = of.packing == topkv::Packing::int4;
+  const bool fp4 = of.packing == topkv::Packing::fp4;
+  const bool nibbles = of.packing == topkv::Packing::int4 || fp4;
   const bool fp8 = of.packing == topkv::Packing::fp8;
-  std::uniform_int_distribution<int> code(int4 ? -8 : -128, int4 ? 7 : 127);
+  std::uniform_int_distribution<int> code(nibbles ? -8 : -128, nibbles ? 7 : 127);
   std::normal_distribution<float> normal;
   Packed packed;
   packed.matrix = {nullptr, topkv::DType::bf16, of.out, of.in, of.packing, of.group, of.offsets,
@@ -130,8 +143,10 @@ inline Packed random_packed(const Case& of, unsigned seed) {
       }
       int c = code(random);
       if (fp8 && (c & 127) == 127) c ^= 1;  // 127 and 255 are no numbers
-      const double value = fp8 ? fp8_code(static_cast<unsigned>(c) & 255U) : c;
-      if (int4) {
+      const double value = fp8   ? fp8_code(static_cast<unsigned>(c) & 255U)
+                           : fp4 ? fp4_code(static_cast<unsigned>(c + 8))
+                                 : c;
+      if (nibbles) {
         const std::int64_t bit = i % 8 / 2 * 4 + i % 2 * 16;
         packed.block[static_cast<std::size_t>(r * at.row + i / 8 * 4 + bit / 8)] |=
             static_cast<std::byte>((c + 8) << (bit % 8));
@@ -161,10 +176,11 @@ inline std::vector<double> values_of(const topkv::Matrix& matrix) {
     for (std::int64_t i = 0; i < of.in; ++i) {
       const std::int64_t factor = 4 * (r * (of.in / of.group) + i / of.group);
       double code = 0;
-      if (of.packing == topkv::Packing::int4) {
+      if (of.packing == topkv::Packing::int4 || of.packing == topkv::Packing::fp4) {
         const std::int64_t bit = i % 8 / 2 * 4 + i % 2 * 16;
         const auto byte = static_cast<unsigned>(matrix.data[r * at.row + i / 8 * 4 + bit / 8]);
-        code = static_cast<int>(byte >> (bit % 8) & 15U) - 8;
+        const unsigned nibble = byte >> (bit % 8) & 15U;
+        code = of.packing == topkv::Packing::fp4 ? fp4_code(nibble) : static_cast<int>(nibble) - 8;
       } else if (of.packing == topkv::Packing::fp8) {
         code = fp8_code(static_cast<unsigned>(matrix.data[r * at.row + i]));
       } else {

@@ -40,6 +40,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 import parity_chunks
+import parity_experts
 from parity_mistakes import mistakes, norm_neutral, plain_frequencies, with_rope
 from parity_variants import BASE, VARIANTS, VOCAB
 
@@ -47,16 +48,23 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/fixtures/parity"
 GREEDY = 16
 SESSION = 8  # tokens that the test reads after a context
-MASKS_BY_KIND = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
+MASKS_BY_KIND = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "gpt_oss")
 MISTAKE = 1e-2  # least effect of a mistake, relative to the largest logit; the test allows 1e-4
 
 def randomise(model, generator):
     gains = {"q_proj": 1.4, "k_proj": 1.4, "qkv_proj": 1.3, "lm_head": 2.0}
+    clamped = model.config.model_type == "gpt_oss"  # its experts' inputs reach the clamps
     scale = float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if name.endswith(".bias"):
-            value = 0.4 * noise
+        if name.endswith(("bias", "_bias")):
+            value = 0.4 * noise * (3 if clamped and "gate_up" in name else 1)
+        elif name.endswith("sinks"):
+            value = 3 + 1.5 * noise
+        elif weight.dim() == 3:  # experts, of [inputs, outputs] or [outputs, inputs]
+            inputs = weight.shape[1 if clamped else 2]
+            gain = (4.0 if "gate_up" in name else 0.25) if clamped else 1.0
+            value = gain * noise / inputs ** 0.5
         elif "norm" in name:
             value = 1 + 0.3 * noise.clamp(-2, 2)
             if "q_norm" in name or "k_norm" in name:
@@ -92,9 +100,13 @@ def write_checkpoint(folder, spec, seed):
 
     config = transformers.AutoConfig.for_model(model_type, **spec)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     randomise(model, generator)
+    drawn = torch.randint(3, VOCAB, (tokens,), generator=generator).tolist()
+    if parity_experts.has_experts(model):
+        parity_experts.separate_routers(model, drawn, generator)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model.save_pretrained(folder, max_shard_size=shard)
@@ -107,12 +119,12 @@ def write_checkpoint(folder, spec, seed):
     for key in drop:
         written.pop(key, None)
     path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
-    return torch.randint(3, VOCAB, (tokens,), generator=generator).tolist()
+    return drawn
 
 
 def load(folder, dtype=torch.float32):
     return parity_chunks.install(transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager").eval())
+        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager").eval())
 
 
 @torch.no_grad()
@@ -219,6 +231,11 @@ def make_variant(name, spec, seed):
     weakest = min((size, what) for what, size in report.items() if what != "float64")
     if weakest[0] < MISTAKE:
         return f"'{weakest[1]}' moves the logits by {weakest[0]:.2g} only"
+    if parity_experts.has_experts(model):
+        clear = parity_experts.router_lead(model, tokens)
+        print(f"   least lead of experts chosen {clear:.3g}")
+        if clear < parity_experts.LEAD:
+            return f"experts are chosen by a lead of {clear:.2g} only"
     if lead < MISTAKE * largest:
         return f"two tokens are within {lead:.2g} of each other"
     if set(chosen) & {2, 3}:

@@ -23,6 +23,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import parity_experts
 from make_parity_fixtures import (MISTAKE, OUT, greedy, load, logits_of, write_checkpoint,
                                   write_reference)
 from parity_variants import VOCAB, theta
@@ -39,6 +40,11 @@ def qwen3(**more):
     return COMMON | dict(model_type="qwen3", rope_parameters=theta(1000000.0)) | more
 
 
+def qwen3_moe(**more):
+    return qwen3(model_type="qwen3_moe", tokens=32, intermediate_size=64, moe_intermediate_size=32,
+                 num_experts=4, num_experts_per_tok=2, norm_topk_prob=True) | more
+
+
 VARIANTS = {
     "gptq-llama": (llama(), dict(method="gptq", group=32, order=True)),
     # One matrix for q, k and v, and one for gate and up.
@@ -53,6 +59,17 @@ VARIANTS = {
     "w4a16-llama": (llama(attention_bias=True, num_hidden_layers=1), dict(method="packed", group=32)),
     "w8-qwen3": (qwen3(num_hidden_layers=1), dict(method="int8", group=0, symmetric=True)),
     "fp8-qwen3": (qwen3(), dict(method="fp8", block=(64, 32))),
+    # Experts: each a module of its own, some of whose inputs are out of order; and in one tensor.
+    "gptq-qwen3-moe": (qwen3_moe(), dict(method="gptq", group=32, order=True)),
+    "fp8-qwen3-moe": (qwen3_moe(num_hidden_layers=1), dict(method="fp8", block=(32, 32))),
+    "mxfp4-gpt-oss": (COMMON | dict(model_type="gpt_oss", tokens=32, intermediate_size=32,
+                                    num_local_experts=4, num_experts_per_tok=2, sliding_window=12,
+                                    tie_word_embeddings=True, max_position_embeddings=64,
+                                    rope_parameters=dict(
+                                        rope_type="yarn", rope_theta=1000.0, factor=4.0,
+                                        original_max_position_embeddings=16, beta_fast=4.0,
+                                        beta_slow=1.0, truncate=False)),
+                      dict(method="mxfp4")),
 }
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -142,8 +159,43 @@ def write_fp8(module, weight, how, tensors):
     return value, codes.float() * scales.max()
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def write_mxfp4(name, weight, tensors):
+    """weight: [experts, inputs, outputs]. Blocks of 32 inputs with a power of 2 each, its exponent
+    + 127; the lower four bits of a byte first."""
+    parts = weight.float().transpose(1, 2).unflatten(-1, (-1, 32))  # [experts, outputs, groups, 32]
+    exponents = (parts.abs().amax(-1, keepdim=True) / 6).log2().ceil().clamp(-127, 127)
+    codes = (parts[..., None] / 2.0 ** exponents[..., None] - E2M1).abs().argmin(-1)
+    blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+    tensors |= {name + "_blocks": blocks.to(torch.uint8),
+                name + "_scales": (exponents[..., 0] + 127).to(torch.uint8)}
+    swapped = codes.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return tuple((E2M1[which] * 2.0 ** exponents).flatten(-2).transpose(1, 2).contiguous()
+                 for which in (codes, swapped))
+
+
+def put(model, key, value):
+    """A checkpoint's matrix into the model, where an expert's is a part of a larger one."""
+    if ".experts." not in key or not key.endswith(".weight"):
+        model.get_parameter(key).data = value
+        return
+    at, _, rest = key.partition(".experts.")
+    expert, projection, _ = rest.split(".")
+    experts = model.get_submodule(at + ".experts")
+    if projection == "down_proj":
+        experts.down_proj.data[int(expert)] = value
+    else:
+        half = experts.gate_up_proj.data[int(expert)].chunk(2)[projection == "up_proj"]
+        half.copy_(value)
+
+
 def quantization_config(how):
     method = how["method"]
+    if method == "mxfp4":
+        return dict(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn",
+                                                                  "model.layers.*.mlp.router"])
     if method == "gptq":
         return dict(quant_method="gptq", bits=4, group_size=how["group"],
                     desc_act=how.get("order", False), sym=how.get("symmetric", False),
@@ -190,6 +242,16 @@ def check_with_library(how, tensors, module, value):
     return True
 
 
+def check_with_transformers(folder, tokens, logits):
+    """transformers reads mxfp4 itself, where accelerate is installed: to bf16, which has its values."""
+    try:
+        found = logits_of(load(folder).float(), tokens)
+    except ImportError:
+        return False
+    assert torch.allclose(found, logits, rtol=0, atol=1e-5 * float(logits.abs().max())), folder
+    return True
+
+
 def make_variant(name, spec, how, seed):
     folder = OUT / name
     with tempfile.TemporaryDirectory() as temporary:
@@ -200,6 +262,14 @@ def make_variant(name, spec, how, seed):
         generator = torch.Generator().manual_seed(seed)
         tensors, model, wrong, checked = {}, load(plain), load(plain), None
         for key, weight in floats.items():
+            if how["method"] == "mxfp4":
+                if weight.dim() == 3:
+                    value, mistaken = write_mxfp4(key, weight, tensors)
+                    put(model, key, value)
+                    put(wrong, key, mistaken)
+                else:
+                    tensors[key] = weight
+                continue
             if not key.endswith("_proj.weight"):
                 tensors[key] = weight
                 continue
@@ -209,8 +279,15 @@ def make_variant(name, spec, how, seed):
             else:
                 value, mistaken = write_integers(module, weight.float(), how, tensors, generator)
             checked = check_with_library(how, tensors, module, value)
-            model.get_parameter(key).data = value
-            wrong.get_parameter(key).data = mistaken
+            put(model, key, value)
+            put(wrong, key, mistaken)
+        if parity_experts.has_experts(model):  # their inputs are others than before rounding
+            parity_experts.separate_routers(model, tokens, generator)
+            for router, module in parity_experts.routers(model):
+                for part, value in module.named_parameters():
+                    tensors[f"{router}.{part}"] = value.data.to(torch.bfloat16)
+                    for other in (before, wrong):
+                        other.get_parameter(f"{router}.{part}").data = value.data.clone()
         logits = logits_of(model, tokens)
         largest = float(logits.abs().max())
         chosen, lead = greedy(model, tokens)
@@ -223,11 +300,18 @@ def make_variant(name, spec, how, seed):
         config = json.loads((plain / "config.json").read_text())
         config["quantization_config"] = quantization_config(how)
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    if how["method"] == "mxfp4":
+        checked = check_with_transformers(folder, tokens, logits)
     print(f"{name}: largest logit {largest:.3g}, least lead {lead:.3g}, seed {seed}, "
           f"its library agrees: {checked}; "
           + ", ".join(f"{what} {size:.2g}" for what, size in report.items()))
     if min(report.values()) < MISTAKE:
         return "a mistake moves the logits by too little"
+    if parity_experts.has_experts(model):
+        clear = parity_experts.router_lead(model, tokens)
+        print(f"   least lead of experts chosen {clear:.3g}")
+        if clear < parity_experts.LEAD:
+            return f"experts are chosen by a lead of {clear:.2g} only"
     if lead < MISTAKE * largest:
         return f"two tokens are within {lead:.2g} of each other"
     if set(chosen) & {2, 3}:

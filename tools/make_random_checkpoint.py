@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Makes a checkpoint with random weights, in bf16, in the shape of a published model: for timing
-networks whose weights are not at hand. There is no tokenizer in it.
+"""Makes a checkpoint with random weights in the shape of a published model, in bf16 (gpt-oss's experts
+in MXFP4, as they are published): for timing networks whose weights are not at hand. There is no
+tokenizer in it.
 
     python make_random_checkpoint.py qwen2.5-3b DIR
 """
@@ -40,7 +41,22 @@ SHAPES = {
         num_attention_heads=32, num_key_value_heads=8, vocab_size=128256, rms_norm_eps=1e-5,
         rope_theta=500000.0, max_position_embeddings=1048576, tie_word_embeddings=True,
         head_dim=64),
+    "qwen3-30b-a3b": dict(
+        model_type="qwen3_moe", hidden_size=2048, intermediate_size=6144, num_hidden_layers=48,
+        num_attention_heads=32, num_key_value_heads=4, head_dim=128, vocab_size=151936,
+        rms_norm_eps=1e-6, rope_theta=10000000.0, max_position_embeddings=262144,
+        tie_word_embeddings=False, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=768, norm_topk_prob=True),
+    "gpt-oss-20b": dict(
+        model_type="gpt_oss", hidden_size=2880, intermediate_size=2880, num_hidden_layers=24,
+        num_attention_heads=64, num_key_value_heads=8, head_dim=64, vocab_size=201088,
+        rms_norm_eps=1e-5, rope_theta=150000.0, max_position_embeddings=131072,
+        tie_word_embeddings=False, num_local_experts=32, num_experts_per_tok=4, sliding_window=128,
+        rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0,
+                          original_max_position_embeddings=4096, truncate=False),
+        quantization_config=dict(quant_method="mxfp4")),
 }
+SHARD = 4 << 30  # bytes of a file, about
 
 
 def tensors(config, device):
@@ -56,6 +72,33 @@ def tensors(config, device):
     def ones(size):
         return torch.ones(size, dtype=torch.bfloat16)
 
+    def mxfp4(name, experts, out, inputs):
+        # Any four bits are a number; 2^-7 makes their standard deviation about 0.02.
+        blocks = torch.randint(256, (experts, out, inputs // 32, 16), generator=generator,
+                               device=device, dtype=torch.uint8)
+        yield name + "_blocks", blocks.cpu()
+        yield name + "_scales", torch.full((experts, out, inputs // 32), 120, dtype=torch.uint8)
+        yield name + "_bias", random(experts, out)
+
+    def mlp_of(at):
+        kind = config["model_type"]
+        if kind == "gpt_oss":
+            experts = config["num_local_experts"]
+            yield at + "router.weight", random(experts, hidden)
+            yield at + "router.bias", random(experts)
+            yield from mxfp4(at + "experts.gate_up_proj", experts, 2 * mlp, hidden)
+            yield from mxfp4(at + "experts.down_proj", experts, hidden, mlp)
+            return
+        modules, width = [at], mlp
+        if kind == "qwen3_moe":
+            yield at + "gate.weight", random(config["num_experts"], hidden)
+            modules = [f"{at}experts.{expert}." for expert in range(config["num_experts"])]
+            width = config["moe_intermediate_size"]
+        for module in modules:
+            yield module + "gate_proj.weight", random(width, hidden)
+            yield module + "up_proj.weight", random(width, hidden)
+            yield module + "down_proj.weight", random(hidden, width)
+
     yield "model.embed_tokens.weight", random(config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
@@ -63,15 +106,41 @@ def tensors(config, device):
         yield at + "post_attention_layernorm.weight", ones(hidden)
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             yield at + f"self_attn.{name}_proj.weight", random(count * head, hidden)
-            if config["model_type"] == "qwen2":
+            if config["model_type"] in ("qwen2", "gpt_oss"):
                 yield at + f"self_attn.{name}_proj.bias", random(count * head)
         yield at + "self_attn.o_proj.weight", random(hidden, heads * head)
-        yield at + "mlp.gate_proj.weight", random(mlp, hidden)
-        yield at + "mlp.up_proj.weight", random(mlp, hidden)
-        yield at + "mlp.down_proj.weight", random(hidden, mlp)
+        if config["model_type"] == "gpt_oss":
+            yield at + "self_attn.o_proj.bias", random(hidden)
+            yield at + "self_attn.sinks", random(heads)
+        if config["model_type"] == "qwen3_moe":
+            yield at + "self_attn.q_norm.weight", ones(head)
+            yield at + "self_attn.k_norm.weight", ones(head)
+        yield from mlp_of(at + "mlp.")
     yield "model.norm.weight", ones(hidden)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", random(config["vocab_size"], hidden)
+
+
+def write(directory, named):
+    """In one file, or in several and an index."""
+    shards, weight_map, shard, size = 0, {}, {}, 0
+
+    def save(name):
+        save_file(shard, directory / name, metadata={"format": "pt"})
+
+    for name, tensor in named:
+        if size > SHARD:
+            shards += 1
+            save(f"model-{shards:05}.safetensors")
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+        weight_map[name] = f"model-{shards + 1:05}.safetensors"
+    if shards == 0:
+        return save("model.safetensors")
+    save(f"model-{shards + 1:05}.safetensors")
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 def main():
@@ -82,8 +151,7 @@ def main():
     config = SHAPES[arguments.shape]
     arguments.directory.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    save_file(dict(tensors(config, device)), arguments.directory / "model.safetensors",
-              metadata={"format": "pt"})
+    write(arguments.directory, tensors(config, device))
     text = dict(config, hidden_act="silu", torch_dtype="bfloat16", bos_token_id=0, eos_token_id=1)
     (arguments.directory / "config.json").write_text(json.dumps(text, indent=2) + "\n")
 

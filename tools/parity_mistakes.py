@@ -6,6 +6,8 @@ measures how far that moves the logits.
 
 import torch
 
+import parity_experts
+
 
 def norm_neutral(model):
     """The weight of a norm that changes nothing."""
@@ -26,7 +28,8 @@ def with_rope(model, change):
                                      getattr(rotary, f"{prefix}attention_scaling"),
                                      rope if layer_type is None else rope[layer_type])
         angles = position_ids[..., None].to(frequencies.dtype) * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
+        if model.config.model_type != "gpt_oss":  # whose angles are those of pairs
+            angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * factor).to(x.dtype), (angles.sin() * factor).to(x.dtype)
 
     rotary.forward = changed
@@ -111,6 +114,7 @@ def mistakes(model):
         if any(f".{norm}." in name for name in parameters):
             yield f"{norm} weights 1", with_value([norm + ".weight"], neutral)
     yield from mistakes_of_families(model)
+    yield from parity_experts.mistakes(model)
     if config.num_attention_heads != config.num_key_value_heads > 1:
         yield "groups interleaved", with_heads_interleaved
 
@@ -182,6 +186,6 @@ def mistakes_of_families(model):
 
 
 def window_layers(config):
-    if config.model_type in ("mistral", "phi3"):
+    if config.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         return [config.sliding_window is not None] * config.num_hidden_layers
     return [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []]

@@ -162,6 +162,12 @@ void bind_config(py::module_& module) {
       .def_readonly("attention", &ModelConfig::attention)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)
       .def_readonly("intermediate_size", &ModelConfig::intermediate_size)
+      .def_property_readonly(
+          "experts", [](const ModelConfig& self) { return self.mixture.experts; },
+          "Of a layer with a mixture of experts; 0: the model has none.")
+      .def_property_readonly(
+          "experts_per_token", [](const ModelConfig& self) { return self.mixture.per_token; },
+          "That a token goes through.")
       .def_readonly("vocab_size", &ModelConfig::vocab_size)
       .def_readonly("max_position", &ModelConfig::max_position)
       .def_readonly("rms_norm_eps", &ModelConfig::rms_norm_eps)

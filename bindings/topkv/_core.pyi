@@ -504,6 +504,12 @@ class ModelConfig:
     @property
     def intermediate_size(self) -> int: ...
     @property
+    def experts(self) -> int:
+        """Of a layer with a mixture of experts; 0: the model has none."""
+    @property
+    def experts_per_token(self) -> int:
+        """That a token goes through."""
+    @property
     def vocab_size(self) -> int: ...
     @property
     def max_position(self) -> int: ...

@@ -2,8 +2,9 @@
 // generation.
 //
 // Families, by model_type: llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2,
-// gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP); see ModelConfig for what
-// may differ between them, and docs/models.md.
+// gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP), and mixtral, qwen3_moe,
+// gpt_oss (with a mixture of experts in place of the MLP); see ModelConfig for what may differ
+// between them, and docs/models.md.
 #pragma once
 
 #include <cstdint>
@@ -73,6 +74,23 @@ struct DualChunk {
   std::int64_t chunk_len() const { return chunk_size - local_size; }
 };
 
+/// A mixture of experts in place of an MLP (Shazeer et al. 2017, arXiv 1701.06538): a router scores
+/// all experts, each token goes through those that score highest, and what they give is summed with
+/// weights.
+struct ExpertMixture {
+  std::int64_t experts = 0;            ///< 0: the model has none
+  std::int64_t per_token = 0;          ///< from 1 to experts
+  std::int64_t intermediate_size = 0;  ///< of each
+  /// The weights are the chosen ones' shares of a softmax over all experts, which add up to less
+  /// than 1; else a softmax over those that are chosen.
+  bool softmax_over_all = false;
+  bool biases = false;            ///< router and experts have some
+  std::vector<bool> layers = {};  ///< which have one, the others an MLP; empty: all of them
+  bool in(std::int64_t layer) const {
+    return experts > 0 && (layers.empty() || layers[static_cast<std::size_t>(layer)]);
+  }
+};
+
 /// Applied in this order, as transformers does: temperature, top_k, top_p.
 struct SamplingOptions {
   double temperature = 0;  ///< 0: greedy
@@ -83,12 +101,17 @@ struct SamplingOptions {
 
 /// config.json, reduced to what changes the forward pass. All sizes checked.
 struct ModelConfig {
-  enum class Activation : std::uint8_t { silu, gelu_tanh };
+  enum class Activation : std::uint8_t {
+    silu,
+    gelu_tanh,
+    clamped_silu,  ///< min(g, c) sigmoid(1.702 min(g, c)) (clamp(u, -c, c) + 1), c: swiglu_limit
+  };
 
   std::string model_type;  ///< "llama", "qwen3", …: see the families above
   AttentionShape attention;
   std::int64_t hidden_size = 0;
-  std::int64_t intermediate_size = 0;
+  std::int64_t intermediate_size = 0;  ///< of an MLP
+  ExpertMixture mixture;
   std::int64_t vocab_size = 0;
   std::int64_t max_position = 0;  ///< max_position_embeddings
   double rms_norm_eps = 1e-6;
@@ -97,7 +120,7 @@ struct ModelConfig {
   std::int64_t rotary_dim = 0;    ///< the first so many elements of a head are turned; even
   bool rope_interleaved = false;  ///< pairs are elements (2i, 2i + 1), not (i, i + rotary_dim / 2)
   DualChunk dual_chunk;
-  double sliding_rope_theta = 0;  ///< LayerRope::sliding; 0: no layer has it
+  double sliding_rope_theta = 0;           ///< LayerRope::sliding; 0: no layer has it
   std::vector<LayerRope> layer_rope = {};  ///< per layer; empty: every layer has the model's
   /// Most tokens that contexts and sessions are meant to hold: what load was told, else reach().
   std::int64_t length = 0;
@@ -109,6 +132,10 @@ struct ModelConfig {
   bool qk_norm = false;        ///< RMSNorm on q and k before RoPE, over each head (Qwen3)
   bool qk_norm_whole = false;  ///< that norm is over all heads of a token at once (OLMo 2)
   Activation activation = Activation::silu;
+  double swiglu_limit = 0;  ///< of Activation::clamped_silu
+  /// Each query head has one more score under its softmax, learned, whose row of V is 0 (gpt-oss;
+  /// Xiao et al. 2023, arXiv 2309.17453, section 3.3).
+  bool attention_sinks = false;
   double embedding_scale = 1;  ///< on the embedding's rows as they enter the network
   double final_softcap = 0;    ///< logits x become c tanh(x / c) (Gemma 2); 0: as they are
   bool tied_embeddings = false;

@@ -41,21 +41,53 @@ struct Need {
 
 constexpr std::array<std::int64_t, 3> lengths = {4096, 131072, 1048576};
 
-// Weights of the network that the configuration describes.
-std::int64_t parameters(const ModelConfig& config) {
+// Of an MLP, or of so many experts and their router.
+std::int64_t mlp_parameters(const ModelConfig& config, std::int64_t layer, std::int64_t experts) {
+  const ExpertMixture& mixture = config.mixture;
+  const std::int64_t hidden = config.hidden_size;
+  const auto of = [&](std::int64_t width, bool biases) {  // gate, up and down
+    return 3 * hidden * width + (biases ? 2 * width + hidden : 0);
+  };
+  if (!mixture.in(layer)) return of(config.intermediate_size, config.mlp_bias);
+  return experts * of(mixture.intermediate_size, mixture.biases) +
+         mixture.experts * (hidden + mixture.biases);
+}
+
+// Weights of the network that the configuration describes, with so many of its experts.
+std::int64_t parameters(const ModelConfig& config, std::int64_t experts) {
   const AttentionShape& shape = config.attention;
   const std::int64_t q = shape.q_heads * shape.head_dim;
   const std::int64_t kv = shape.kv_heads * shape.head_dim;
   const std::int64_t hidden = config.hidden_size;
   std::int64_t layer = hidden * (q + 2 * kv) + q * hidden;  // q, k, v and output projections
-  layer += 3 * hidden * config.intermediate_size;           // gate, up and down
   layer += 2 * hidden * (config.norm_inputs + config.norm_outputs);
   if (config.qkv_bias) layer += q + 2 * kv;
   if (config.o_bias) layer += hidden;
-  if (config.mlp_bias) layer += 2 * config.intermediate_size + hidden;
+  if (config.attention_sinks) layer += shape.q_heads;
   if (config.qk_norm) layer += config.qk_norm_whole ? q + kv : 2 * shape.head_dim;
   const std::int64_t embeddings = (config.tied_embeddings ? 1 : 2) * config.vocab_size * hidden;
-  return shape.layers * layer + embeddings + hidden;
+  std::int64_t all = shape.layers * layer + embeddings + hidden;
+  for (std::int64_t l = 0; l < shape.layers; ++l) all += mlp_parameters(config, l, experts);
+  return all;
+}
+
+// "30,532,122,624 parameters, 3,353,032,704 of them for a token"
+std::string parameters_text(const ModelConfig& config) {
+  const ExpertMixture& mixture = config.mixture;
+  std::string text = format_grouped(parameters(config, mixture.experts)) + " parameters";
+  if (mixture.experts == 0) return text;
+  return text + fmt::format(", {} of them for a token",
+                            format_grouped(parameters(config, mixture.per_token)));
+}
+
+// "MLP 6,144", "128 experts of 768, 8 a token", or both.
+std::string mlp_text(const ModelConfig& config) {
+  const ExpertMixture& mixture = config.mixture;
+  const std::string mlp = fmt::format("MLP {}", config.intermediate_size);
+  if (mixture.experts == 0) return mlp;
+  const std::string experts = fmt::format("{} experts of {}, {} a token", mixture.experts,
+                                          mixture.intermediate_size, mixture.per_token);
+  return mixture.layers.empty() ? experts : fmt::format("{} ({} in other layers)", experts, mlp);
 }
 
 std::string scaling_text(const RopeScaling& scaling) {
@@ -124,7 +156,10 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
                 const WeightsSize& weights) {
   Json json;
   json["model_type"] = config.model_type;
-  json["parameters"] = parameters(config);
+  json["parameters"] = parameters(config, config.mixture.experts);
+  json["parameters_per_token"] = parameters(config, config.mixture.per_token);
+  json["experts"] = config.mixture.experts;
+  json["experts_per_token"] = config.mixture.per_token;
   json["weights"] = flags.weights;
   json["weights_bytes"] = weights.bytes;
   json["quantised"] = weights.quantised;
@@ -158,11 +193,10 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
 void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
                 const WeightsSize& weights) {
   const AttentionShape& shape = config.attention;
-  fmt::print("model       {}: {}, {} parameters, {}\n", printable(flags.directory),
-             config.model_type, format_grouped(parameters(config)),
-             weights_text(weights, flags.weights));
-  fmt::print("network     {} layers, hidden {}, MLP {}, vocabulary {}\n", shape.layers,
-             config.hidden_size, config.intermediate_size, format_grouped(config.vocab_size));
+  fmt::print("model       {}: {}, {}, {}\n", printable(flags.directory), config.model_type,
+             parameters_text(config), weights_text(weights, flags.weights));
+  fmt::print("network     {} layers, hidden {}, {}, vocabulary {}\n", shape.layers,
+             config.hidden_size, mlp_text(config), format_grouped(config.vocab_size));
   fmt::print("attention   {} query heads, {} KV heads, head dim {}\n", shape.q_heads,
              shape.kv_heads, shape.head_dim);
   fmt::print("positions   made for {}, RoPE theta {:g}{}{}\n", format_grouped(config.reach()),

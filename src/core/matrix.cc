@@ -16,6 +16,14 @@ std::int64_t factors_bytes(const Matrix& matrix) {
   return round_up(matrix.out_features * matrix.groups() * bytes_of(DType::f32) + slack, 256);
 }
 
+/// code(j): of input j of 8, without a sign.
+template <class Code>
+void put_word(const Code& code, std::byte* to) {
+  std::uint32_t word = 0;
+  for (std::uint32_t j = 0; j < 8; ++j) word |= code(j) << (j / 2 * 4 + j % 2 * 16);
+  std::memcpy(to, &word, sizeof word);
+}
+
 }  // namespace
 
 std::int64_t Matrix::row_bytes() const {
@@ -24,6 +32,7 @@ std::int64_t Matrix::row_bytes() const {
     case Packing::fp8:
       return round_up(in_features, 16);
     case Packing::int4:
+    case Packing::fp4:
       return round_up(in_features / 2, 16);
     default:
       return in_features * bytes_of(dtype);
@@ -43,17 +52,16 @@ std::int64_t Matrix::bytes() const {
   return order_at() + (has_order ? round_up(in_features * std::int64_t{4}, 256) : 0);
 }
 
-std::int64_t group_step(Packing packing) { return packing == Packing::int4 ? 32 : 16; }
+std::int64_t group_step(Packing packing) { return in_nibbles(packing) ? 32 : 16; }
 
 void pack_int4(const std::int8_t* codes, std::int64_t count, std::byte* to) {
-  for (std::int64_t i = 0; i < count; i += 8, to += 4) {
-    std::uint32_t word = 0;
-    for (std::uint32_t j = 0; j < 8; ++j) {
-      const auto code = static_cast<std::uint32_t>(codes[i + j] + 8);
-      word |= code << (j / 2 * 4 + j % 2 * 16);
-    }
-    std::memcpy(to, &word, sizeof word);
-  }
+  for (std::int64_t i = 0; i < count; i += 8, to += 4)
+    put_word([&](std::uint32_t j) { return static_cast<std::uint32_t>(codes[i + j] + 8); }, to);
+}
+
+void pack_nibbles(const std::uint8_t* codes, std::int64_t count, std::byte* to) {
+  for (std::int64_t i = 0; i < count; i += 8, to += 4)
+    put_word([&](std::uint32_t j) { return std::uint32_t{codes[i + j]}; }, to);
 }
 
 }  // namespace topkv

@@ -6,10 +6,12 @@
 //
 //   scale[row, input / group] * code[row, input] (+ offset[row, input / group])
 //
-// code: -128 to 127 (int8), -8 to 7 (int4), or the float of 8 bits that is 1/256 of what e4m3 has
-// for the same bits (fp8): those of a float16 but for its last seven, so that widening is a shift;
-// scales and offsets are float32, so that those of any checkpoint (f16, bf16, products of two) keep
-// their value. In memory, one block:
+// code: -128 to 127 (int8), -8 to 7 (int4), the float of 8 bits that is 1/256 of what e4m3 has
+// for the same bits (fp8: those of a float16 but for its last seven, so that widening is a shift),
+// or twice what e2m1 has for them (fp4: 0, 1, 2, 3, 4, 6, 8, 12 and, with the fourth bit, less
+// than 0; OCP Microscaling Formats 1.0, section 5.3.3). Scales and offsets are float32, so that
+// those of any checkpoint (f16, bf16, e8m0, products of two) keep their value. In memory, one
+// block:
 //
 //   codes    out_features rows of row_bytes() each, a multiple of 16: what lies behind the last
 //            input of a row is 0
@@ -20,17 +22,24 @@
 //
 // int8 and fp8: a byte an input, in order. int4: 4 bytes for each 8 inputs, a little-endian word
 // that has code + 8 of input 2i at bit 4i and of input 2i + 1 at bit 16 + 4i: so that masks leave
-// pairs of neighbours in the halves of a word, which is what a GPU's matrix instructions take.
+// pairs of neighbours in the halves of a word, which is what a GPU's matrix instructions take. fp4:
+// the same with its four bits as they are.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "topkv/types.h"
 
 namespace topkv {
 
-enum class Packing : std::uint8_t { none, int8, int4, fp8 };
+enum class Packing : std::uint8_t { none, int8, int4, fp8, fp4 };
+
+/// Two codes to a byte, in words of eight.
+constexpr bool in_nibbles(Packing packing) {
+  return packing == Packing::int4 || packing == Packing::fp4;
+}
 
 /// [out_features, in_features], row-major; memory not owned. Plain elements may be unaligned; a
 /// packed block is aligned to 256 bytes.
@@ -72,7 +81,24 @@ struct Product {
   float* out = nullptr;         ///< [tokens, out_features]
 };
 
-/// Inputs of a group are a multiple of this: 32 for int4, else 16 unless a row is one group.
+/// Matrices of one form, which differ in their values alone: those of experts. On a CUDA device
+/// they lie behind each other, so that kernels find one by its number; on the host some may be
+/// where they are in a mapped file. data and order are each one's own.
+struct ExpertMatrices {
+  Matrix form;  ///< of each; data: of the first
+  std::vector<const std::byte*> data;
+  std::int64_t stride = 0;  ///< bytes from one to the next; 0: there is no such number
+
+  std::int64_t count() const { return static_cast<std::int64_t>(data.size()); }
+  Matrix of(std::int64_t expert) const {
+    Matrix matrix = form;
+    matrix.data = data[static_cast<std::size_t>(expert)];
+    return matrix;
+  }
+};
+
+/// Inputs of a group are a multiple of this: 32 for codes of 4 bits, else 16 unless a row is one
+/// group.
 std::int64_t group_step(Packing packing);
 
 /// Rows of a packed matrix while they are made: codes [rows, row_bytes], zeroed; scales and offsets
@@ -85,5 +111,8 @@ struct PackedRows {
 
 /// Puts codes of a row, -8 to 7, into int4's words. REQUIRES: count a multiple of 8.
 void pack_int4(const std::int8_t* codes, std::int64_t count, std::byte* to);
+
+/// Puts codes of 4 bits, 0 to 15, into such words. REQUIRES: count a multiple of 8.
+void pack_nibbles(const std::uint8_t* codes, std::int64_t count, std::byte* to);
 
 }  // namespace topkv

@@ -1,6 +1,7 @@
 #include "src/core/packed_product.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -26,10 +27,10 @@ std::int64_t fetch_ahead(std::int64_t row_bytes, std::int64_t rows) {
   return (enough / (rows * row_bytes) + 1) * rows * row_bytes;
 }
 
-// int4: a vector of L words has 8 L consecutive inputs. Mask p of 8 leaves the codes of inputs
-// 8 * lane + input_of(p), so activations are arranged in blocks: 8 vectors in that order, then the
-// vector of their sums, for the offsets. Inputs behind the last whole block come in blocks of
-// vectors of 4 lanes.
+// int4 and fp4: a vector of L words has 8 L consecutive inputs. Mask p of 8 leaves the codes of
+// inputs 8 * lane + input_of(p), so activations are arranged in blocks: 8 vectors in that order,
+// then the vector of their sums, for the offsets. Inputs behind the last whole block come in blocks
+// of vectors of 4 lanes.
 constexpr int masks = 8;
 constexpr int input_of(int mask) { return mask < 4 ? 2 * mask : 2 * (mask - 4) + 1; }
 
@@ -52,19 +53,40 @@ float* arrange_block(D d, const float* x, float* to) {
   return sums + lanes;
 }
 
+/// What the four bits of a code stand for.
+template <Packing packing, class T>
+constexpr std::array<T, 16> nibble_codes =
+    packing == Packing::int4
+        ? std::array<T, 16>{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}
+        : std::array<T, 16>{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 /// Code p of every word, as float32.
-template <int p, class D, class W>
+template <Packing packing, int p, class D, class W>
 HWY_INLINE hn::Vec<D> code_of(D d, W words) {
 #if HWY_TARGET <= HWY_AVX3
   if constexpr (hn::MaxLanes(d) == 16) {
     // The permutation takes the lowest four bits of each lane.
-    alignas(64) static constexpr float codes[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
-                                                    0,  1,  2,  3,  4,  5,  6,  7};
-    const auto table = hn::Load(d, codes);
+    alignas(64) static constexpr std::array<float, 16> codes = nibble_codes<packing, float>;
+    const auto table = hn::Load(d, codes.data());
     return hn::Vec<D>{_mm512_permutexvar_ps(hn::ShiftRight<4 * p>(words).raw, table.raw)};
   }
 #endif
   const hn::RebindToSigned<D> di;
+  if constexpr (packing == Packing::fp4) {
+    const hn::RebindToUnsigned<D> du;
+    const auto nibbles = hn::And(hn::ShiftRight<4 * p>(words), hn::Set(du, 15));
+#if HWY_TARGET == HWY_SCALAR
+    return hn::Set(d, nibble_codes<packing, float>[hn::GetLane(nibbles)]);
+#else
+    // A byte of each lane looks its code up; the others, of index 0, find 0.
+    const hn::Repartition<std::int8_t, D> d8;
+    alignas(16) static constexpr std::array<std::int8_t, 16> codes =
+        nibble_codes<packing, std::int8_t>;
+    const auto found =
+        hn::TableLookupBytes(hn::LoadDup128(d8, codes.data()), hn::BitCast(d8, nibbles));
+    return hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(hn::BitCast(di, found))));
+#endif
+  }
   const auto top = hn::BitCast(di, hn::ShiftLeft<28 - 4 * p>(words));
   const auto flip = hn::Set(di, static_cast<std::int32_t>(0x80000000U));
   return hn::ConvertTo(d, hn::ShiftRight<28>(hn::Xor(top, flip)));
@@ -83,7 +105,7 @@ HWY_INLINE hn::Vec<D> factors_of(D d, const float* factors, std::int64_t input,
 
 /// Rows that are multiplied side by side.
 template <int rows, int tokens, class D>
-struct Int4Rows {
+struct NibbleRows {
   using V = hn::Vec<D>;
   const std::byte* codes[rows];
   const float* scales[rows];
@@ -93,10 +115,10 @@ struct Int4Rows {
 
 /// Adds the products of the inputs [begin, end) of some rows. arranged: of token t at
 /// arranged + t * token_stride.
-template <int rows, int tokens, bool with_offsets, class D>
-HWY_INLINE const float* add_int4(D d, std::int64_t begin, std::int64_t end, std::int64_t group,
-                                 const float* arranged, std::int64_t token_stride,
-                                 std::int64_t ahead, Int4Rows<rows, tokens, D>& at) {
+template <Packing packing, int rows, int tokens, bool with_offsets, class D>
+HWY_INLINE const float* add_nibbles(D d, std::int64_t begin, std::int64_t end, std::int64_t group,
+                                    const float* arranged, std::int64_t token_stride,
+                                    std::int64_t ahead, NibbleRows<rows, tokens, D>& at) {
   using V = hn::Vec<D>;
   const hn::RebindToUnsigned<D> du;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -117,7 +139,7 @@ HWY_INLINE const float* add_int4(D d, std::int64_t begin, std::int64_t end, std:
       for (int t = 0; t < tokens; ++t) x[t] = hn::LoadU(d, arranged + t * token_stride + p * lanes);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
-        const V code = code_of<p>(d, words[r]);
+        const V code = code_of<packing, p>(d, words[r]);
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; ++t) sums[r][t] = hn::MulAdd(x[t], code, sums[r][t]);
       }
@@ -151,8 +173,8 @@ HWY_INLINE const float* add_int4(D d, std::int64_t begin, std::int64_t end, std:
 }
 
 template <int rows, int tokens, class D>
-HWY_INLINE Int4Rows<rows, tokens, D> int4_rows(D d, const Matrix& m, std::int64_t first) {
-  Int4Rows<rows, tokens, D> at;
+HWY_INLINE NibbleRows<rows, tokens, D> nibble_rows(D d, const Matrix& m, std::int64_t first) {
+  NibbleRows<rows, tokens, D> at;
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) {
     at.codes[r] = m.data + (first + r) * m.row_bytes();
@@ -164,19 +186,19 @@ HWY_INLINE Int4Rows<rows, tokens, D> int4_rows(D d, const Matrix& m, std::int64_
   return at;
 }
 
-template <int rows, int tokens, bool with_offsets>
-HWY_INLINE void dot_int4(const Matrix& m, std::int64_t first, const float* arranged,
-                         std::int64_t token_stride, float* out, std::int64_t stride) {
+template <Packing packing, int rows, int tokens, bool with_offsets>
+HWY_INLINE void dot_nibbles(const Matrix& m, std::int64_t first, const float* arranged,
+                            std::int64_t token_stride, float* out, std::int64_t stride) {
   const Floats d;
   const Four d4;
   const std::int64_t whole = m.in_features / block_inputs(d) * block_inputs(d);
   const std::int64_t ahead = fetch_ahead(m.row_bytes(), rows);
-  auto at = int4_rows<rows, tokens>(d, m, first);
-  const float* rest =
-      add_int4<rows, tokens, with_offsets>(d, 0, whole, m.group, arranged, token_stride, ahead, at);
-  auto behind = int4_rows<rows, tokens>(d4, m, first);
-  add_int4<rows, tokens, with_offsets>(d4, whole, m.in_features, m.group, rest, token_stride, ahead,
-                                       behind);
+  auto at = nibble_rows<rows, tokens>(d, m, first);
+  const float* rest = add_nibbles<packing, rows, tokens, with_offsets>(
+      d, 0, whole, m.group, arranged, token_stride, ahead, at);
+  auto behind = nibble_rows<rows, tokens>(d4, m, first);
+  add_nibbles<packing, rows, tokens, with_offsets>(d4, whole, m.in_features, m.group, rest,
+                                                   token_stride, ahead, behind);
   for (int r = 0; r < rows; ++r) {
     for (int t = 0; t < tokens; ++t) {
       out[t * stride + r] = hn::GetLane(hn::SumOfLanes(d, at.totals[r][t])) +
@@ -266,6 +288,16 @@ HWY_INLINE void dot_bytes(const Matrix& m, std::int64_t first, const float* x,
   }
 }
 
+template <Packing packing, int rows, int tokens>
+void dot_nibbles_with(const Matrix& m, std::int64_t first, const float* arranged,
+                      std::int64_t token_stride, float* out, std::int64_t stride) {
+  if (m.has_offsets) {
+    dot_nibbles<packing, rows, tokens, true>(m, first, arranged, token_stride, out, stride);
+  } else {
+    dot_nibbles<packing, rows, tokens, false>(m, first, arranged, token_stride, out, stride);
+  }
+}
+
 template <int rows, int tokens>
 void dot_rows(const Matrix& m, std::int64_t first, const float* arranged, std::int64_t token_stride,
               float* out, std::int64_t stride) {
@@ -273,10 +305,10 @@ void dot_rows(const Matrix& m, std::int64_t first, const float* arranged, std::i
     dot_bytes<Packing::int8, rows, tokens>(m, first, arranged, token_stride, out, stride);
   } else if (m.packing == Packing::fp8) {
     dot_bytes<Packing::fp8, rows, tokens>(m, first, arranged, token_stride, out, stride);
-  } else if (m.has_offsets) {
-    dot_int4<rows, tokens, true>(m, first, arranged, token_stride, out, stride);
+  } else if (m.packing == Packing::fp4) {
+    dot_nibbles_with<Packing::fp4, rows, tokens>(m, first, arranged, token_stride, out, stride);
   } else {
-    dot_int4<rows, tokens, false>(m, first, arranged, token_stride, out, stride);
+    dot_nibbles_with<Packing::int4, rows, tokens>(m, first, arranged, token_stride, out, stride);
   }
 }
 
@@ -306,12 +338,12 @@ void packed_dot_any(const Matrix& m, std::int64_t first, std::int64_t rows, cons
 }
 
 std::int64_t arranged_size_any(const Matrix& m) {
-  if (m.packing != Packing::int4) return m.in_features + m.groups();
+  if (!in_nibbles(m.packing)) return m.in_features + m.groups();
   return m.in_features / masks * (masks + 1);
 }
 
 void arrange_any(const Matrix& m, const float* x, float* to) {
-  if (m.packing != Packing::int4) {
+  if (!in_nibbles(m.packing)) {
     std::copy(x, x + m.in_features, to);
     for (std::int64_t g = 0; g < m.groups(); ++g) {
       float sum = 0;
@@ -328,13 +360,15 @@ void arrange_any(const Matrix& m, const float* x, float* to) {
   for (; i < m.in_features; i += block_inputs(d4)) to = arrange_block(d4, x + i, to);
 }
 
-/// Codes of a row of int4 in the order of the inputs.
-void unpack_int4(const std::byte* words, std::int64_t count, std::byte* codes) {
+/// Codes of a row of int4 or fp4 as int8, in the order of the inputs.
+void unpack_nibbles(Packing packing, const std::byte* words, std::int64_t count, std::byte* codes) {
+  const auto& code_of_bits = packing == Packing::fp4 ? nibble_codes<Packing::fp4, std::int8_t>
+                                                     : nibble_codes<Packing::int4, std::int8_t>;
   for (std::int64_t i = 0; i < count; i += masks, words += 4) {
     std::uint32_t word = 0;
     std::memcpy(&word, words, sizeof word);
     for (int p = 0; p < masks; ++p)
-      codes[i + input_of(p)] = static_cast<std::byte>(static_cast<int>(word >> (4 * p) & 15U) - 8);
+      codes[i + input_of(p)] = static_cast<std::byte>(code_of_bits[word >> (4 * p) & 15U]);
   }
 }
 
@@ -363,7 +397,7 @@ void unpack_row_any(const Matrix& m, std::int64_t row, float* out) {
     const float scale = m.scales()[row * m.groups() + g];
     const float offset = m.has_offsets ? m.offsets()[row * m.groups() + g] : 0.0F;
     const std::int64_t end = (g + 1) * m.group;
-    if (m.packing != Packing::int4) {
+    if (!in_nibbles(m.packing)) {
       const auto widen_group =
           m.packing == Packing::fp8 ? widen<Packing::fp8> : widen<Packing::int8>;
       widen_group(codes + g * m.group, m.group, scale, offset, out + g * m.group);
@@ -371,7 +405,7 @@ void unpack_row_any(const Matrix& m, std::int64_t row, float* out) {
     }
     for (std::int64_t i = g * m.group; i < end; i += piece) {
       const std::int64_t count = std::min(piece, end - i);
-      unpack_int4(codes + i / 2, count, unpacked);
+      unpack_nibbles(m.packing, codes + i / 2, count, unpacked);
       widen<Packing::int8>(unpacked, count, scale, offset, out + i);
     }
   }

@@ -123,6 +123,33 @@ void silu_multiply_any(float* gate, const float* up, std::int64_t count) {
       [&](std::int64_t i) { gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i]; });
 }
 
+void clamped_silu_multiply_any(const float* gate, const float* up, float limit, std::int64_t count,
+                               float* out) {
+  constexpr float alpha = 1.702F;
+  constexpr float most = 88;  // whose exponential is finite; the quotient is as good as 0 there
+  const Floats d;
+  const auto one = hn::Set(d, 1.0F);
+  const auto high = hn::Set(d, limit);
+  each(
+      count,
+      [&](std::int64_t i) {
+        // Not Min and Max, which may make a number of NaN.
+        const auto no_more = [](auto x, auto than) {
+          return hn::IfThenElse(hn::Gt(x, than), than, x);
+        };
+        const auto g = no_more(hn::LoadU(d, gate + i), high);
+        const auto u = hn::Neg(no_more(hn::Neg(no_more(hn::LoadU(d, up + i), high)), high));
+        const auto bent = hn::Min(hn::Mul(g, hn::Set(d, -alpha)), hn::Set(d, most));
+        const auto gated = hn::Div(g, hn::Add(one, hn::Exp(d, bent)));
+        hn::StoreU(hn::Mul(gated, hn::Add(u, one)), d, out + i);
+      },
+      [&](std::int64_t i) {
+        const float g = std::min(gate[i], limit);
+        const float u = std::clamp(up[i], -limit, limit);
+        out[i] = g / (1.0F + std::exp(std::min(-alpha * g, most))) * (u + 1.0F);
+      });
+}
+
 void gelu_multiply_any(float* gate, const float* up, std::int64_t count) {
   constexpr float root = 0.7978845608028654F;  // sqrt(2 / pi)
   constexpr float cubic = 0.044715F;
@@ -200,6 +227,7 @@ HWY_EXPORT(add_scaled_any);
 HWY_EXPORT(rms_norm_any);
 HWY_EXPORT(silu_multiply_any);
 HWY_EXPORT(gelu_multiply_any);
+HWY_EXPORT(clamped_silu_multiply_any);
 HWY_EXPORT(rotate_pairs_any);
 HWY_EXPORT(rotate_half_any);
 
@@ -239,6 +267,11 @@ void rotate_pairs(float* head, std::int64_t head_dim, const float* cos, const fl
 
 void silu_multiply(float* gate, const float* up, std::int64_t count) {
   HWY_DYNAMIC_DISPATCH(silu_multiply_any)(gate, up, count);
+}
+
+void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
+                           float* out) {
+  HWY_DYNAMIC_DISPATCH(clamped_silu_multiply_any)(gate, up, limit, count, out);
 }
 
 void rotate_half(float* head, std::int64_t head_dim, const float* cos, const float* sin) {

@@ -36,6 +36,11 @@ void silu_multiply(float* gate, const float* up, std::int64_t count);
 /// a GeGLU MLP, with the tanh form of GELU).
 void gelu_multiply(float* gate, const float* up, std::int64_t count);
 
+/// out[i] = g sigmoid(1.702 g) (u + 1), where g is gate[i], at most limit, and u is up[i], held
+/// between -limit and limit (the gate of gpt-oss's MLPs). out may be gate or up.
+void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
+                           float* out);
+
 /// Rotates the halves of one head: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), where x1 is the
 /// first half of the head and x2 the second (the layout of Hugging Face checkpoints).
 /// cos, sin: [head_dim / 2].

@@ -75,6 +75,23 @@ class Buffer {
   Free free_;
 };
 
+/// How a router's scores choose experts for a token: the k that score highest, of equal ones the
+/// first; NaN counts as the lowest.
+struct Routing {
+  std::int64_t experts = 0;
+  std::int64_t k = 0;     ///< from 1 to experts
+  bool over_all = false;  ///< weights are of a softmax over all experts, not over those chosen
+};
+
+/// Which expert each row of a product goes through. Rows are slots: those of token t are t k and
+/// the k - 1 behind it, in the order in which route chose them; or slots sorted by expert.
+struct ExpertRows {
+  const std::int32_t* experts = nullptr;  ///< [count], in the device's memory; null: sorted
+  std::int64_t count = 0;
+  /// Sorted: rows of expert e end before ends[e], in host memory. Else empty.
+  std::span<const std::int64_t> ends = {};
+};
+
 /// What a device remembers of work that it will do again.
 class Recording {
  public:
@@ -164,6 +181,36 @@ class ComputeDevice : public DeviceSizes {
   /// operand.
   virtual void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                              std::byte* out) = 0;
+
+  /// out = g sigmoid(1.702 g) (u + 1), as an operand, where g is gate, at most `limit`, and u is
+  /// up, held between -limit and limit (gpt-oss).
+  virtual void clamped_silu_multiply(const float* gate, const float* up, float limit,
+                                     std::int64_t count, std::byte* out) = 0;
+
+  /// x[token, head] *= sigmoid(lse - sinks[head]): attention with one more score, whose row of V is
+  /// 0, is a merge with the partial (0, sink). lse: [tokens, heads]; x: [tokens, heads, head_dim].
+  virtual void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens,
+                            std::int64_t heads, std::int64_t head_dim, float* x) = 0;
+
+  /// Chooses experts by scores [tokens, experts]: ids and weights [tokens, k], those of the highest
+  /// score first. Every id is one of an expert, whatever the scores are.
+  virtual void route(const float* scores, std::int64_t tokens, const Routing& routing,
+                     std::int32_t* ids, float* weights) = 0;
+
+  /// out[r] = W x[r / sharing] + bias, where W and bias [out_features] are those of row r's expert.
+  /// x: operand; out: [rows.count, out_features]; biases: [experts, out_features], null: none.
+  /// Sorted rows are multiplied expert by expert, which replay cannot do.
+  virtual void expert_matmul(const ExpertMatrices& weights, const float* biases, const std::byte* x,
+                             std::int64_t sharing, const ExpertRows& rows, float* out) = 0;
+
+  /// out[r] = x[slots[r] / sharing], operands of so many elements.
+  virtual void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,
+                      std::int64_t sharing, std::int64_t width, std::byte* out) = 0;
+
+  /// x[t] += the sum over j in [0, k), in this order, of weights[t, j] from[place of slot t k + j].
+  /// places: [tokens, k], null: slots are where they are. x: [tokens, width].
+  virtual void add_weighted(const float* from, const float* weights, const std::int32_t* places,
+                            std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) = 0;
 
   /// to = from.
   virtual void copy(const float* from, std::int64_t count, float* to) = 0;

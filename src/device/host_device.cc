@@ -12,6 +12,7 @@
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/compute_device.h"
+#include "src/device/experts.h"
 #include "src/device/host_decode.h"
 #include "src/device/host_prefill.h"
 
@@ -129,6 +130,59 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
+  void clamped_silu_multiply(const float* gate, const float* up, float limit, std::int64_t count,
+                             std::byte* out) override {
+    parallel_for(count, element_grain, [&](std::int64_t begin, std::int64_t end) {
+      topkv::clamped_silu_multiply(gate + begin, up + begin, limit, end - begin,
+                                   floats(out) + begin);
+    });
+  }
+
+  void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens, std::int64_t heads,
+                    std::int64_t head_dim, float* x) override {
+    each_row(tokens, heads * head_dim, [&](std::int64_t token) {
+      topkv::attend_sinks(sinks, lse + token * heads, heads, head_dim,
+                          x + token * heads * head_dim);
+    });
+  }
+
+  void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
+             float* weights) override {
+    each_row(tokens, routing.experts * routing.k, [&](std::int64_t token) {
+      choose_experts(scores + token * routing.experts, routing, ids + token * routing.k,
+                     weights + token * routing.k);
+    });
+  }
+
+  void expert_matmul(const ExpertMatrices& weights, const float* biases, const std::byte* x,
+                     std::int64_t sharing, const ExpertRows& rows, float* out) override {
+    const std::int64_t in_bytes = weights.form.in_features * bytes_of(operand_dtype());
+    const std::int64_t width = weights.form.out_features;
+    // Sorted rows have one of x each.
+    each_expert(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
+      float* to = out + first * width;
+      matmul(weights.of(expert), x + first / sharing * in_bytes, count, false, to);
+      if (biases != nullptr) add_bias(biases + expert * width, count, width, to);
+    });
+  }
+
+  void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,
+              std::int64_t sharing, std::int64_t width, std::byte* out) override {
+    each_row(count, width, [&](std::int64_t row) {
+      std::copy_n(floats(x) + slots[row] / sharing * width, width, floats(out) + row * width);
+    });
+  }
+
+  void add_weighted(const float* from, const float* weights, const std::int32_t* places,
+                    std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) override {
+    each_row(tokens, width * k, [&](std::int64_t token) {
+      for (std::int64_t slot = token * k; slot < (token + 1) * k; ++slot) {
+        const std::int64_t place = places == nullptr ? slot : places[slot];
+        add_scaled(x + token * width, weights[slot], from + place * width, width);
+      }
+    });
+  }
+
   void copy(const float* from, std::int64_t count, float* to) override {
     std::copy(from, from + count, to);
   }
@@ -198,30 +252,30 @@ class HostDevice final : public ComputeDevice {
     }
     const float* inputs = arranged.data();
     // Alone: work taken up while waiting might be another product, which would arrange its own.
-    parallel_for_alone(
-        weight.out_features, std::max<std::int64_t>(64, element_grain * 4 / weight.in_features),
-        [&](std::int64_t begin, std::int64_t end) {
-          thread_local std::vector<float> scores;
-          const std::int64_t n = end - begin;
-          scores.resize(static_cast<std::size_t>(n * tokens));
-          if (weight.packed()) {
-            packed_dot(weight, begin, n, inputs, tokens, scores.data(), n);
-          } else {
-            dot_block(x, tokens,
-                      {weight.data + begin * weight.row_bytes(), weight.dtype, n,
-                       weight.in_features, weight.row_bytes()},
-                      scores.data(), n);
-          }
-          for (std::int64_t t = 0; t < tokens; ++t) {
-            float* to = out + t * weight.out_features + begin;
-            const float* from = scores.data() + t * n;
-            if (accumulate) {
-              add_to(to, from, n);
-            } else {
-              std::copy(from, from + n, to);
-            }
-          }
-        });
+    parallel_for_alone(weight.out_features,
+                       std::max<std::int64_t>(64, element_grain * 4 / weight.in_features),
+                       [&](std::int64_t begin, std::int64_t end) {
+                         thread_local std::vector<float> scores;
+                         const std::int64_t n = end - begin;
+                         scores.resize(static_cast<std::size_t>(n * tokens));
+                         if (weight.packed()) {
+                           packed_dot(weight, begin, n, inputs, tokens, scores.data(), n);
+                         } else {
+                           dot_block(x, tokens,
+                                     {weight.data + begin * weight.row_bytes(), weight.dtype, n,
+                                      weight.in_features, weight.row_bytes()},
+                                     scores.data(), n);
+                         }
+                         for (std::int64_t t = 0; t < tokens; ++t) {
+                           float* to = out + t * weight.out_features + begin;
+                           const float* from = scores.data() + t * n;
+                           if (accumulate) {
+                             add_to(to, from, n);
+                           } else {
+                             std::copy(from, from + n, to);
+                           }
+                         }
+                       });
   }
 
   static void multiply_tiles(const Matrix& weight, const float* x, std::int64_t tokens,

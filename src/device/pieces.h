@@ -10,10 +10,15 @@ class Pieces {
  public:
   static constexpr std::int64_t alignment = 256;
 
+  /// What a piece takes of the block.
+  static constexpr std::int64_t rounded(std::int64_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
+  }
+
   /// Offset of the next piece.
   std::int64_t place(std::int64_t bytes) {
     const std::int64_t at = used_;
-    used_ += (bytes + alignment - 1) / alignment * alignment;
+    used_ += rounded(bytes);
     return at;
   }
   /// Bytes of all pieces so far.

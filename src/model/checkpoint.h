@@ -37,6 +37,22 @@ class Checkpoint {
   /// are ordered.
   virtual MatrixSource matrix(const std::string& name, MatrixRows rows, std::int64_t in,
                               WeightFormat format) const = 0;
+  /// Of a tensor that has a matrix of each expert, [experts, inputs, outputs] as transformers keeps
+  /// them, or what stands for it: the matrix [out, in] of an expert whose output r is output first
+  /// + r * step of the tensor's out * step. Throws as matrix does; Unsupported in kinds of files
+  /// that have no such tensors.
+  struct FusedExpert {
+    std::int64_t expert = 0;
+    std::int64_t experts = 0;
+    std::int64_t first = 0;
+    std::int64_t step = 1;
+  };
+  virtual MatrixSource fused_expert(const std::string& name, const FusedExpert& which,
+                                    std::int64_t out, std::int64_t in, WeightFormat format) const;
+  /// Widens a tensor [experts, to.size() / experts], likewise. Returns the bytes in the file.
+  virtual std::int64_t fused_biases(const std::string& name, std::int64_t experts,
+                                    std::span<float> to) const;
+
   /// Widens a vector of that many elements. Returns the bytes that it has in the file. Throws as
   /// matrix does.
   virtual std::int64_t vector(const std::string& name, std::span<float> to) const = 0;

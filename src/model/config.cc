@@ -149,6 +149,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   read_layers(root, family, config);
   read_rope(root, file, family, length, config);
   read_scales(root, family, config);
+  read_mixture(root, family, config);
   read_dual_chunk(root, file, config);
 
   config.rms_norm_eps = root.number("rms_norm_eps", tiny, 1, family.rms_norm_eps);
@@ -157,6 +158,7 @@ ModelConfig read_config(const Json& json, const std::filesystem::path& file,
   config.qkv_bias = family.always_qkv_bias || attention_bias;
   config.o_bias = attention_bias && !family.never_o_bias;
   config.mlp_bias = family.reads_mlp_bias && root.flag("mlp_bias", false);
+  config.attention_sinks = family.attention_sinks;
   config.norm_inputs = !family.norms.before_attention.empty();
   config.norm_outputs = !family.norms.after_attention.empty();
   config.qk_norm = family.qk_norm;

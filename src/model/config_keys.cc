@@ -59,8 +59,8 @@ constexpr std::string_view harmless_keys[] = {
     "hidden_dropout", "hidden_dropout_prob", "resid_dropout", "resid_pdrop", "residual_dropout",
     "embd_pdrop", "embed_dropout", "classifier_dropout", "classifier_dropout_prob",
     "gradient_checkpointing", "use_gradient_checkpointing", "neftune_noise_alpha",
-    "router_aux_loss_coef", "output_router_logits", "max_sequence_length", "max_seq_length",
-    "max_seq_len", "seq_length", "seq_len", "model_max_length",
+    "router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "max_sequence_length",
+    "max_seq_length", "max_seq_len", "seq_length", "seq_len", "model_max_length",
     // other tasks
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
     "prefix", "is_decoder", "tie_encoder_decoder", "cross_attention_hidden_size",
@@ -90,6 +90,7 @@ struct OtherNetwork {
 };
 constexpr std::string_view full_precision = "F32, F16 and BF16 weights";
 constexpr std::string_view dense = "dense models";
+constexpr std::string_view no_shared_experts = "mixtures without an expert that all tokens share";
 constexpr std::string_view plain_rope = "RoPE as this family of models has it";
 constexpr std::string_view unscaled = "networks that scale nothing besides attention by 1/sqrt(d)";
 constexpr std::string_view uncapped = "scores and logits without a cap";
@@ -101,6 +102,10 @@ constexpr OtherNetwork other_networks[] = {
     {"num_local_experts", dense},
     {"n_routed_experts", dense},
     {"moe_num_experts", dense},
+    {"n_shared_experts", no_shared_experts},
+    {"num_shared_experts", no_shared_experts},
+    {"shared_expert_intermediate_size", no_shared_experts},
+    {"routed_scaling_factor", "experts whose weights are as the router gives them", 1},
     {"per_layer_config", "models whose layers are alike"},
     {"pruned_heads", "models whose layers are alike"},
     {"rope_interleaved", plain_rope},

@@ -59,6 +59,7 @@ std::vector<bool> default_windows(const JsonObject& root, const Family& family,
       case Sliding::never:
         break;
       case Sliding::all_layers:
+      case Sliding::all_if_on:
         windowed[l] = true;
         break;
       case Sliding::last_layers:
@@ -106,14 +107,16 @@ void read_layers(const JsonObject& root, const Family& family, ModelConfig& conf
       config.layer_rope.push_back(has ? LayerRope::model : LayerRope::none);
   }
   if (family.sliding == Sliding::never) return;
-  const bool switched =
-      family.sliding == Sliding::last_layers || family.sliding == Sliding::no_rope;
+  const bool everywhere =
+      family.sliding == Sliding::all_layers || family.sliding == Sliding::all_if_on;
+  const bool switched = family.sliding == Sliding::last_layers ||
+                        family.sliding == Sliding::all_if_on || family.sliding == Sliding::no_rope;
   const bool on = !switched || root.flag("use_sliding_window", false);
   const std::int64_t window = on ? read_window(root, family) : 0;
   if (family.sliding == Sliding::pattern && window == 0) {
     root.fail("sliding_window", "a window, as some of the layers have it");
   }
-  const Json* types = family.sliding == Sliding::all_layers ? nullptr : root.find("layer_types");
+  const Json* types = everywhere ? nullptr : root.find("layer_types");
   const std::vector<bool> windowed =
       types == nullptr ? default_windows(root, family, rope, window != 0)
                        : typed_windows(root, *types, rope.size(), window != 0, switched);

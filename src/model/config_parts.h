@@ -27,6 +27,10 @@ void read_dual_chunk(const JsonObject& root, const std::filesystem::path& file,
 /// REQUIRES: attention.layers is read.
 void read_layers(const JsonObject& root, const Family& family, ModelConfig& config);
 
+/// ModelConfig::mixture, and the activation that goes with it (config_experts.cc).
+/// REQUIRES: attention.layers, hidden_size and intermediate_size are read.
+void read_mixture(const JsonObject& root, const Family& family, ModelConfig& config);
+
 /// bos, eos and sampling (config_generation.cc), of config.json and generation_config.json.
 /// REQUIRES: vocab_size is read.
 void read_generation(const JsonObject& root, const Family& family,

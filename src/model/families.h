@@ -3,6 +3,7 @@
 // the network. A family is one entry of the table; nothing asks for one by its name.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,6 +21,23 @@ struct NormNames {
   std::string_view after_attention = "";  ///< of what attention gives, before it is added
   std::string_view before_mlp = "post_attention_layernorm";
   std::string_view after_mlp = "";
+};
+
+/// Mixtures of experts of a family: what a missing key means, and names of tensors, as they stand
+/// behind "model.layers.N.".
+struct FamilyMixture {
+  std::int64_t experts = 0;            ///< num_experts or num_local_experts; 0: no mixtures
+  std::int64_t per_token = 0;          ///< num_experts_per_tok
+  std::int64_t intermediate_size = 0;  ///< moe_intermediate_size; 0: intermediate_size is theirs
+  bool reads_softmax = false;  ///< norm_topk_prob, whose false (and missing) is softmax_over_all
+  bool reads_layers = false;   ///< decoder_sparse_step and mlp_only_layers
+  std::string_view router = "mlp.gate";
+  std::string_view experts_at = "mlp.experts";
+  /// Of each expert, behind experts_at, its number and a dot.
+  std::array<std::string_view, 3> projections = {"gate_proj", "up_proj", "down_proj"};
+  /// All experts lie in one tensor: gate_up_proj, whose outputs are gate and up in turns, and
+  /// down_proj, both with biases; the router has one too.
+  bool fused = false;
 };
 
 struct Family {
@@ -62,6 +80,7 @@ struct Family {
   enum class Sliding : std::uint8_t {
     never,
     all_layers,   ///< wherever sliding_window is a number
+    all_if_on,    ///< with use_sliding_window: all layers
     last_layers,  ///< with use_sliding_window: from max_window_layers on, or by layer_types
     no_rope,      ///< with use_sliding_window: those without RoPE, or by layer_types
     pattern,      ///< all but each sliding_pattern-th, or by layer_types
@@ -81,8 +100,11 @@ struct Family {
   // attn_logit_softcapping and final_logit_softcapping when missing, 0: none; nothing: not read.
   std::optional<double> attention_softcap = {};
   std::optional<double> final_softcap = {};
-  bool fused_qkv = false;      ///< self_attn.qkv_proj holds the rows of q, k and v
-  bool fused_gate_up = false;  ///< mlp.gate_up_proj holds the rows of gate and up
+  FamilyMixture mixture = {};
+  bool attention_sinks = false;  ///< ModelConfig::attention_sinks, in self_attn.sinks
+  bool clamped = false;          ///< Activation::clamped_silu, swiglu_limit 7
+  bool fused_qkv = false;        ///< self_attn.qkv_proj holds the rows of q, k and v
+  bool fused_gate_up = false;    ///< mlp.gate_up_proj holds the rows of gate and up
 
   // Of config_keys.h.
   std::vector<std::string_view> own_keys = {};  ///< read beside those that every family reads

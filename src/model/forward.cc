@@ -15,7 +15,43 @@ constexpr std::int64_t mlp_tokens = 2048;  // of a chunk at a time: bounds the w
 constexpr std::int64_t logit_rows = 16;    // logits at a time, likewise
 constexpr std::int64_t cap_grain = 1 << 14;
 
+/// Likewise where a layer has experts: so many that each is read for some hundred rows, which are
+/// a product of their own.
+std::int64_t mixture_tokens(const ExpertMixture& mixture) {
+  constexpr std::int64_t rows = 512;
+  constexpr std::int64_t most = 8192;
+  return std::clamp(rows * mixture.experts / mixture.per_token, mlp_tokens, most);
+}
+
 }  // namespace
+
+template <class Place>
+void Forward::lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
+                          const Place& place, Activations& out) {
+  const ExpertMixture& mixture = config.mixture;
+  const std::int64_t f32 = bytes_of(DType::f32);
+  const bool any = mixture.experts > 0;
+  const bool only_experts = any && mixture.layers.empty();
+  const std::int64_t tokens = any ? std::min(chunk, mixture_tokens(mixture)) : 0;
+  const std::int64_t slots = tokens * mixture.per_token;
+  const std::int64_t values =
+      std::max(only_experts ? 0 : std::min(chunk, mlp_tokens) * config.intermediate_size,
+               slots * mixture.intermediate_size);
+  // What experts give lies where gate and up were, which are behind each other.
+  const std::int64_t half = Pieces::rounded(values * f32) / f32;
+  place(out.gate, half, f32);
+  place(out.up, std::max(half, slots * config.hidden_size - half), f32);
+  place(out.mlp, values, op);
+  if (!any) return;
+  out.parts = out.gate;
+  place(out.scores, tokens * mixture.experts, f32);
+  place(out.shares, slots, f32);
+  place(out.chosen, slots, std::int64_t{sizeof(std::int32_t)});
+  if (slots <= mixture.experts) return;  // never sorted
+  place(out.slots, slots, std::int64_t{sizeof(std::int32_t)});
+  place(out.places, slots, std::int64_t{sizeof(std::int32_t)});
+  place(out.gathered, slots * config.hidden_size, op);
+}
 
 std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out) {
@@ -28,7 +64,6 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   const AttentionShape& shape = config.attention;
   const std::int64_t q_width = shape.q_heads * shape.head_dim;
   const std::int64_t kv_width = shape.kv_heads * shape.head_dim;
-  const std::int64_t mlp = std::min(chunk, mlp_tokens) * config.intermediate_size;
   const std::int64_t f32 = bytes_of(DType::f32);
   const std::int64_t op = bytes_of(operand);
   place(out.x, chunk * config.hidden_size, f32);
@@ -36,8 +71,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   place(out.k, chunk * kv_width, f32);
   place(out.v, chunk * kv_width, f32);
   place(out.attended, chunk * q_width, f32);
-  place(out.gate, mlp, f32);
-  place(out.up, mlp, f32);
+  if (config.attention_sinks) place(out.lse, chunk * shape.q_heads, f32);
   place(out.logits, std::min(chunk, logit_rows) * config.vocab_size, f32);
   if (config.norm_outputs) place(out.branch, chunk * config.hidden_size, f32);
   const auto place_angles = [&](Angles& angles) {
@@ -53,7 +87,7 @@ std::int64_t Forward::lay_out(const ModelConfig& config, DType operand, std::int
   }
   place(out.hidden, chunk * config.hidden_size, op);
   place(out.heads, chunk * q_width, op);
-  place(out.mlp, mlp, op);
+  lay_out_mlp(config, op, chunk, place, out);
   return pieces.used();
 }
 
@@ -92,8 +126,13 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_
     between(l, count);
     clock_->begin(Phase::attention);
     lock = {};  // others may use the device while this one waits for what the host does
-    AttentionStep step{
-        .layer = l, .tokens = count, .q = a_.q, .k = a_.k, .v = a_.v, .out = a_.attended};
+    AttentionStep step{.layer = l,
+                       .tokens = count,
+                       .q = a_.q,
+                       .k = a_.k,
+                       .v = a_.v,
+                       .out = a_.attended,
+                       .lse = a_.lse};
     if (const DualChunk& chunks = config_.dual_chunk; chunks.chunk_size > 0) {
       step.q_far = a_.q_far;
       step.q_next = ChunkPositions(chunks).next_is_far(first, count) ? a_.q_far : a_.q_next;
@@ -201,6 +240,9 @@ void Forward::rope(LayerRope which, std::int64_t tokens) {
 void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
   const AttentionShape& shape = config_.attention;
   begin(Phase::other);
+  if (!w.sinks.empty()) {
+    device_->attend_sinks(w.sinks.data, a_.lse, tokens, shape.q_heads, shape.head_dim, a_.attended);
+  }
   device_->to_operand(a_.attended, tokens * shape.q_heads * shape.head_dim, a_.heads);
   add_to_residual(w.o, w.o_bias, w.attention_norm, a_.heads, tokens, a_.x);
 }
@@ -208,19 +250,32 @@ void Forward::attention_output(const LayerWeights& w, std::int64_t tokens) {
 void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t operand = bytes_of(device_->operand_dtype());
+  const std::int64_t most = w.mixture.empty() ? mlp_tokens : mixture_tokens(config_.mixture);
   read_residual(w.mlp_norm, tokens);
-  for (std::int64_t first = 0; first < tokens; first += mlp_tokens) {
-    const std::int64_t count = std::min(mlp_tokens, tokens - first);
+  for (std::int64_t first = 0; first < tokens; first += most) {
+    const std::int64_t count = std::min(most, tokens - first);
     const std::int64_t values = count * config_.intermediate_size;
     const std::byte* x = a_.hidden + first * hidden * operand;
-    project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}}, x, count);
-    begin(Phase::other);
-    if (config_.activation == ModelConfig::Activation::gelu_tanh) {
-      device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
-    } else {
-      device_->silu_multiply(a_.gate, a_.up, values, a_.mlp);
+    if (!w.mixture.empty()) {
+      mix(w.mixture, x, count, a_.x + first * hidden);
+      continue;
     }
+    project({{w.gate, w.gate_bias.data, a_.gate}, {w.up, w.up_bias.data, a_.up}}, x, count);
+    activate(values);
     add_to_residual(w.down, w.down_bias, w.mlp_output_norm, a_.mlp, count, a_.x + first * hidden);
+  }
+}
+
+void Forward::activate(std::int64_t values) {
+  begin(Phase::other);
+  switch (config_.activation) {
+    case ModelConfig::Activation::silu:
+      return device_->silu_multiply(a_.gate, a_.up, values, a_.mlp);
+    case ModelConfig::Activation::gelu_tanh:
+      return device_->gelu_multiply(a_.gate, a_.up, values, a_.mlp);
+    case ModelConfig::Activation::clamped_silu:
+      return device_->clamped_silu_multiply(
+          a_.gate, a_.up, static_cast<float>(config_.swiglu_limit), values, a_.mlp);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "src/attention/chunk_passes.h"
 #include "src/device/compute_device.h"
+#include "src/device/experts.h"
 #include "src/model/rope.h"
 #include "src/model/weights.h"
 #include "topkv/model.h"
@@ -51,12 +52,21 @@ class Forward {
   /// The activations, one behind the other in a buffer.
   struct Activations {
     float *x, *q, *k, *v, *attended, *gate, *up, *logits;
+    float* lse;                             // of attention, with sinks
+    float *scores, *shares;                 // of experts: a router's, and of those that it chose
+    float* parts;                           // what each of these gives, over gate and up
+    std::int32_t *chosen, *slots, *places;  // numbers of experts; SortedSlots
     float* branch;  // what a part of a layer gives, where that is normalised before it is added
     float *q_next, *q_far;             // with dual chunk attention
     Angles angles, sliding_angles;     // LayerRope::model's, and sliding's
     Angles query_angles[query_forms];  // with dual chunk attention, where `angles` are the keys'
     std::byte *hidden, *heads, *mlp;   // operands
+    std::byte* gathered;               // of hidden, one for each slot
   };
+  /// Activations of MLPs and of experts.
+  template <class Place>
+  static void lay_out_mlp(const ModelConfig& config, std::int64_t op, std::int64_t chunk,
+                          const Place& place, Activations& out);
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
 
@@ -77,6 +87,10 @@ class Forward {
                        const std::byte* operand, std::int64_t tokens, float* x);
   void attention_output(const LayerWeights& w, std::int64_t tokens);
   void mlp(const LayerWeights& w, std::int64_t tokens);
+  /// x += what a mixture of experts makes of some tokens' operands.
+  void mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens, float* x);
+  /// a_.mlp = the gate of a_.gate and a_.up, so many values.
+  void activate(std::int64_t values);
   void project(std::initializer_list<Product> products, const std::byte* x, std::int64_t tokens,
                bool accumulate = false);
   void norm(const Vector& weight, std::int64_t tokens);
@@ -94,6 +108,8 @@ class Forward {
   RopeTable rope_;
   RopeTable sliding_rope_;
   std::vector<std::int64_t> positions_;  // of a chunk, for angles
+  std::vector<std::int32_t> experts_;    // chosen by tokens, in host memory
+  SortedSlots sorted_;
   std::unique_ptr<PhaseClock> clock_;
   std::vector<std::unique_ptr<Recording>> steps_;  // of one token: [layers + 1]
   bool recording_ = false;

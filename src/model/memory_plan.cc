@@ -183,7 +183,8 @@ class Planner {
     plan.host.limit = memory_;
 
     PlacePlan& computes = cuda ? plan.gpu : plan.host;
-    computes.reads = size.held - (config_.tied_embeddings ? 0 : size.embedding);
+    computes.reads =
+        size.held - size.idle - (config_.tied_embeddings ? 0 : size.embedding);
     if (index == "exact") {
       plan.host.reads += keys_bytes(rows, tokens);
     } else if (of_index.gpu > 0) {

@@ -14,6 +14,7 @@ using Json = nlohmann::json;
 
 constexpr const char* key = "quantization_config";
 
+constexpr std::int64_t mxfp4_group = 32;
 constexpr std::int64_t most_group = std::int64_t{1} << 20;
 
 /// Inputs that share a scale; -1 in the file: all.
@@ -175,7 +176,13 @@ Quantisation Quantisation::parse(const Json& config, const std::filesystem::path
   if (method == "awq") return read_awq(object);
   if (method == "fp8") return read_fp8(object);
   if (method == "compressed-tensors") return read_compressed(object, *it, file);
-  object.unsupported("quant_method", "gptq, awq, fp8 and compressed-tensors");
+  if (method == "mxfp4") {
+    Quantisation how;
+    how.method = Method::mxfp4;
+    how.group = mxfp4_group;
+    return how;
+  }
+  object.unsupported("quant_method", "gptq, awq, fp8, mxfp4 and compressed-tensors");
 }
 
 Quantisation Quantisation::load(const std::filesystem::path& directory) {
@@ -211,6 +218,8 @@ std::string Quantisation::text() const {
     case Method::packed_int:
     case Method::plain_int8:
       return grouped("compressed-tensors");
+    case Method::mxfp4:
+      return fmt::format("mxfp4 (e2m1), experts in groups of {}", group);
     case Method::block_fp8:
       return fmt::format("fp8 (e4m3), blocks of {} x {}", block_rows, group);
     case Method::plain_fp8:

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "src/model/checkpoint.h"
 #include "src/model/matrix_source.h"
 
 namespace topkv {
@@ -24,6 +25,7 @@ struct Quantisation {
     block_fp8,   ///< "fp8": weight of F8_E4M3, weight_scale_inv for each block_rows x group
     plain_fp8,   ///< compressed-tensors' "float-quantized": the same with weight_scale, for each
                  ///< output, block or matrix
+    mxfp4,       ///< experts alone: blocks of 32 inputs in e2m1, each with a scale in e8m0
   };
   Method method = Method::none;
   int bits = 4;
@@ -46,6 +48,11 @@ struct Quantisation {
   /// Of a model directory's config.json.
   static Quantisation load(const std::filesystem::path& directory);
 };
+
+/// An expert of a fused tensor of this name that is there as name + "_blocks" and "_scales"
+/// (Method::mxfp4), likewise.
+MatrixSource find_mxfp4(const SafeTensors& tensors, const std::string& name,
+                        const Checkpoint::FusedExpert& which, std::int64_t out, std::int64_t in);
 
 /// The matrix of these rows of a module ("model.layers.0.mlp.up_proj."), [rows.count, in], as such
 /// a checkpoint has it. Throws FileError and Unsupported as find_matrix does; reads headers, and

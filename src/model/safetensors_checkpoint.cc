@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -40,6 +41,37 @@ class SafeTensorsCheckpoint : public Checkpoint {
     return find_quantised(tensors_, module, rows, in, how_);
   }
 
+  MatrixSource fused_expert(const std::string& name, const FusedExpert& which, std::int64_t out,
+                            std::int64_t in, WeightFormat format) const override {
+    if (how_.method == Quantisation::Method::mxfp4 && !find(name)) {
+      const std::string blocks = name_in(name + "_blocks");
+      return find_mxfp4(tensors_, blocks.substr(0, blocks.size() - std::strlen("_blocks")), which,
+                        out, in);
+    }
+    const std::string found = name_in(name);
+    const std::int64_t outputs = out * which.step;
+    const SafeTensors::Tensor tensor = tensors_.get(found, std::array{which.experts, in, outputs});
+    const std::int64_t before = which.expert * in * outputs + which.first;
+    return stepped_matrix(
+        {.data = tensor.data + before * bytes_of(tensor.dtype),
+         .dtype = tensor.dtype,
+         .out_features = out,
+         .in_features = in,
+         .row_step = which.step,
+         .input_step = outputs},
+        format,
+        fmt::format("{}: expert {} of tensor {}", path_text(source()), which.expert, found));
+  }
+
+  std::int64_t fused_biases(const std::string& name, std::int64_t experts,
+                            std::span<float> to) const override {
+    const auto count = static_cast<std::int64_t>(to.size());
+    const SafeTensors::Tensor tensor =
+        tensors_.get(name_in(name), std::array{experts, count / experts});
+    to_float(tensor.data, tensor.dtype, count, to.data());
+    return count * bytes_of(tensor.dtype);
+  }
+
   std::int64_t vector(const std::string& name, std::span<float> to) const override {
     const std::array<std::int64_t, 1> shape = {static_cast<std::int64_t>(to.size())};
     const SafeTensors::Tensor tensor = tensors_.get(name_in(name), shape);
@@ -48,9 +80,12 @@ class SafeTensorsCheckpoint : public Checkpoint {
   }
 
  private:
-  /// Of a matrix in a checkpoint that is quantised, the name of what has its codes; else empty.
+  /// Of a matrix in a checkpoint that is quantised, the name of what has its codes; else empty (in
+  /// mxfp4 only experts have some, which are asked for otherwise).
   std::string codes_of(const std::string& name) const {
-    if (how_.method == Quantisation::Method::none || !name.ends_with(weight)) return {};
+    using Method = Quantisation::Method;
+    const bool plain = how_.method == Method::none || how_.method == Method::mxfp4;
+    if (plain || !name.ends_with(weight)) return {};
     return name.substr(0, name.size() - weight.size()) + std::string(how_.codes_name());
   }
 

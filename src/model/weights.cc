@@ -9,15 +9,12 @@
 
 #include "src/core/convert.h"
 #include "src/core/printable.h"
-#include "src/device/pieces.h"
 #include "src/model/families.h"
+#include "src/model/weight_placer.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
-
-constexpr const char* embedding_name = "model.embed_tokens.weight";
-constexpr const char* head_name = "lm_head.weight";
 
 /// Rows of a matrix as float32, wherever they are.
 void rows_of(const MatrixSource& source, std::int64_t first, std::int64_t rows,
@@ -46,132 +43,55 @@ bool same_values(const MatrixSource& a, const MatrixSource& b) {
   return true;
 }
 
-/// Lays weights out behind each other and, when there is storage, puts them there.
-class Placer {
- public:
-  Placer(const Checkpoint& from, const DeviceSizes& measure, WeightFormat format)
-      : from_(from), measure_(measure), format_(format) {}
-  /// size: what a Placer without storage found.
-  Placer(const Checkpoint& from, ComputeDevice& device, const LoadOptions& options,
-         const WeightsSize& size, std::byte* storage)
-      : from_(from),
-        measure_(device),
-        format_(options.weights),
-        device_(&device),
-        storage_(storage),
-        progress_(options.progress),
-        total_(size.held) {}
-
-  WeightsSize size() const { return {pieces_.used(), held_, packed_, embedding_}; }
-
-  Matrix matrix(const std::string& name, std::int64_t out, std::int64_t in) {
-    return rows(name, 0, out, out, in);
+/// at: "model.layers.0.mlp."
+void place_mlp(Placer& placer, const ModelConfig& config, const Family& family,
+               const std::string& at, LayerWeights& layer) {
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t mlp = config.intermediate_size;
+  if (family.fused_gate_up) {
+    layer.gate = placer.rows(at + "gate_up_proj.weight", 0, mlp, 2 * mlp, hidden);
+    layer.up = placer.rows(at + "gate_up_proj.weight", mlp, mlp, 2 * mlp, hidden);
+  } else {
+    layer.gate = placer.matrix(at + "gate_proj.weight", mlp, hidden);
+    layer.up = placer.matrix(at + "up_proj.weight", mlp, hidden);
   }
+  layer.down = placer.matrix(at + "down_proj.weight", hidden, mlp);
+  if (!config.mlp_bias) return;
+  layer.gate_bias = placer.vector(at + "gate_proj.bias", mlp);
+  layer.up_bias = placer.vector(at + "up_proj.bias", mlp);
+  layer.down_bias = placer.vector(at + "down_proj.bias", hidden);
+}
 
-  /// Rows first .. first + out of a matrix of `of` rows: several lie in one tensor behind each
-  /// other.
-  Matrix rows(const std::string& name, std::int64_t first, std::int64_t out, std::int64_t of,
-              std::int64_t in) {
-    return place(from_.matrix(name, {first, out, of}, in, format_));
+/// at: "model.layers.0."
+MixtureWeights place_mixture(Placer& placer, const ModelConfig& config, const FamilyMixture& names,
+                             const std::string& at) {
+  const ExpertMixture& mixture = config.mixture;
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t width = mixture.intermediate_size;
+  const std::string router = fmt::format("{}{}.", at, names.router);
+  const std::string experts = fmt::format("{}{}.", at, names.experts_at);
+  MixtureWeights weights;
+  weights.router = placer.unrounded(router + "weight", mixture.experts, hidden);
+  if (names.fused) {
+    weights.router_bias = placer.vector(router + "bias", mixture.experts);
+    const std::string gate_up = experts + "gate_up_proj";
+    const std::string down = experts + "down_proj";
+    weights.gate = placer.fused_experts(gate_up, mixture, width, hidden, 0, 2);
+    weights.up = placer.fused_experts(gate_up, mixture, width, hidden, 1, 2);
+    weights.down = placer.fused_experts(down, mixture, hidden, width, 0, 1);
+    weights.gate_biases = placer.expert_biases(gate_up + "_bias", mixture.experts, width, 0, 2);
+    weights.up_biases = placer.expert_biases(gate_up + "_bias", mixture.experts, width, 1, 2);
+    weights.down_biases = placer.expert_biases(down + "_bias", mixture.experts, hidden, 0, 1);
+    return weights;
   }
-
-  /// The embedding or the output layer: int8 where other matrices are int4.
-  Matrix table(const std::string& name, const ModelConfig& config) {
-    const WeightFormat format = format_ == WeightFormat::int4 ? WeightFormat::int8 : format_;
-    const std::int64_t rows = config.vocab_size;
-    return place(from_.matrix(name, {0, rows, rows}, config.hidden_size, format));
-  }
-
-  /// A tied one may be in the file as the output layer alone.
-  Matrix embedding(const ModelConfig& config) {
-    const bool as_head =
-        config.tied_embeddings && !from_.has(embedding_name) && from_.has(head_name);
-    const std::int64_t before = held_;
-    Matrix matrix = table(as_head ? head_name : embedding_name, config);
-    embedding_ = held_ - before;
-    return matrix;
-  }
-
-  /// offset: added to each value.
-  Vector vector(const std::string& name, std::int64_t size, float offset = 0) {
-    values_.resize(static_cast<std::size_t>(size));
-    count(from_.vector(name, values_));
-    const std::int64_t bytes = size * bytes_of(DType::f32);
-    const std::int64_t at = pieces_.place(bytes);
-    if (device_ == nullptr) return {nullptr, size};
-    for (float& value : values_) value += offset;
-    device_->copy_in(values_.data(), bytes, storage_ + at);
-    return {reinterpret_cast<const float*>(storage_ + at), size};
-  }
-
- private:
-  Matrix place(const MatrixSource& source) {
-    Matrix matrix = source.form;
-    packed_ = packed_ || matrix.packed();
-    const std::int64_t at =
-        pieces_.place(matrix.packed() ? matrix.bytes() : measure_.upload_bytes(matrix));
-    if (device_ == nullptr) {
-      count(matrix.bytes());
-      return matrix;
-    }
-    if (!matrix.packed()) {
-      matrix = device_->upload(matrix, storage_ + at);
-      count(source.form.bytes());
-      return matrix;
-    }
-    make(source, storage_ + at);
-    if (matrix.has_order) {
-      device_->copy_in(source.order.data(), matrix.in_features * std::int64_t{4},
-                       storage_ + at + matrix.order_at());
-    }
-    matrix.data = storage_ + at;
-    return matrix;
-  }
-
-  /// Makes a packed matrix at `to`, a piece of its rows at a time.
-  void make(const MatrixSource& source, std::byte* to) {
-    const Matrix& form = source.form;
-    const std::int64_t groups = form.groups();
-    const std::int64_t most = std::max<std::int64_t>(1, piece_bytes / form.row_bytes());
-    for (std::int64_t first = 0; first < form.out_features; first += most) {
-      const std::int64_t rows = std::min(most, form.out_features - first);
-      codes_.assign(static_cast<std::size_t>(rows * form.row_bytes()), std::byte{0});
-      scales_.resize(static_cast<std::size_t>(rows * groups));
-      offsets_.resize(form.has_offsets ? scales_.size() : 0);
-      source.make(first, rows,
-                  {codes_.data(), scales_.data(), form.has_offsets ? offsets_.data() : nullptr});
-      const std::int64_t factor_bytes = rows * groups * bytes_of(DType::f32);
-      const std::int64_t factors_before = first * groups * bytes_of(DType::f32);
-      device_->copy_in(codes_.data(), rows * form.row_bytes(), to + first * form.row_bytes());
-      device_->copy_in(scales_.data(), factor_bytes, to + form.scales_at() + factors_before);
-      if (form.has_offsets)
-        device_->copy_in(offsets_.data(), factor_bytes, to + form.offsets_at() + factors_before);
-      count(form.bytes() * (first + rows) / form.out_features -
-            form.bytes() * first / form.out_features);
-    }
-  }
-
-  void count(std::int64_t bytes) {
-    held_ += bytes;
-    if (progress_) progress_({"weights", "bytes", held_, total_});
-  }
-
-  static constexpr std::int64_t piece_bytes = std::int64_t{16} << 20;  // of codes
-
-  const Checkpoint& from_;
-  const DeviceSizes& measure_;
-  const WeightFormat format_;
-  ComputeDevice* device_ = nullptr;  // null: only measure
-  std::byte* storage_ = nullptr;
-  ProgressFn progress_;
-  std::int64_t total_ = 0;
-  Pieces pieces_;
-  std::int64_t held_ = 0;
-  bool packed_ = false;
-  std::int64_t embedding_ = 0;
-  std::vector<std::byte> codes_;
-  std::vector<float> scales_, offsets_, values_;
-};
+  const auto named = [&](std::size_t projection, std::int64_t out, std::int64_t in) {
+    return placer.named_experts(experts, names.projections[projection], mixture, out, in);
+  };
+  weights.gate = named(0, width, hidden);
+  weights.up = named(1, width, hidden);
+  weights.down = named(2, hidden, width);
+  return weights;
+}
 
 Weights place(Placer& placer, const ModelConfig& config) {
   const Family& family = family_of(config);
@@ -185,7 +105,6 @@ Weights place(Placer& placer, const ModelConfig& config) {
   };
 
   const std::int64_t hidden = config.hidden_size;
-  const std::int64_t mlp = config.intermediate_size;
   const std::int64_t head = config.attention.head_dim;
   const std::int64_t q_size = config.attention.q_heads * head;
   const std::int64_t kv_size = config.attention.kv_heads * head;
@@ -220,17 +139,14 @@ Weights place(Placer& placer, const ModelConfig& config) {
       layer.q_norm = norm(attn, "q_norm", config.qk_norm_whole ? q_size : head);
       layer.k_norm = norm(attn, "k_norm", config.qk_norm_whole ? kv_size : head);
     }
-    if (family.fused_gate_up) {
-      layer.gate = placer.rows(at + "mlp.gate_up_proj.weight", 0, mlp, 2 * mlp, hidden);
-      layer.up = placer.rows(at + "mlp.gate_up_proj.weight", mlp, mlp, 2 * mlp, hidden);
-    } else {
-      layer.gate = placer.matrix(at + "mlp.gate_proj.weight", mlp, hidden);
-      layer.up = placer.matrix(at + "mlp.up_proj.weight", mlp, hidden);
+    if (config.attention_sinks) {
+      layer.sinks = placer.vector(attn + "sinks", config.attention.q_heads);
     }
-    layer.down = placer.matrix(at + "mlp.down_proj.weight", hidden, mlp);
-    layer.gate_bias = optional_vector(config.mlp_bias, at + "mlp.gate_proj.bias", mlp);
-    layer.up_bias = optional_vector(config.mlp_bias, at + "mlp.up_proj.bias", mlp);
-    layer.down_bias = optional_vector(config.mlp_bias, at + "mlp.down_proj.bias", hidden);
+    if (config.mixture.in(l)) {
+      layer.mixture = place_mixture(placer, config, family.mixture, at);
+    } else {
+      place_mlp(placer, config, family, at + "mlp.", layer);
+    }
     weights.layers.push_back(std::move(layer));
   }
   weights.final_norm = norm("model.", "norm", hidden);

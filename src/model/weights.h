@@ -22,12 +22,25 @@ struct Vector {
   bool empty() const { return size == 0; }
 };
 
+/// In place of an MLP.
+struct MixtureWeights {
+  Matrix router;                  // [experts, hidden], never rounded
+  Vector router_bias;             // [experts]; empty: none, as below
+  ExpertMatrices gate, up, down;  // of each expert
+  Vector gate_biases, up_biases;  // [experts, width of an expert]
+  Vector down_biases;             // [experts, hidden]
+
+  bool empty() const { return gate.data.empty(); }
+};
+
 struct LayerWeights {
   // [hidden]; empty: none. What attention and MLP read, and what they give.
   Vector input_norm, attention_norm, mlp_norm, mlp_output_norm;
   Matrix q, k, v, o;
   Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
   Vector q_norm, k_norm;                  // [head_dim], or the width of q and of k; empty: none
+  Vector sinks;                           // [q_heads], ModelConfig::attention_sinks; empty: none
+  MixtureWeights mixture;                 // empty: the layer has the MLP that follows
   Matrix gate, up, down;
   Vector gate_bias, up_bias, down_bias;  // empty: none
 };
@@ -37,6 +50,7 @@ struct WeightsSize {
   std::int64_t held = 0;       ///< bytes in the format asked for; if stored, as in the checkpoint
   bool packed = false;         ///< whether the device is to prepare_packed
   std::int64_t embedding = 0;  ///< of held, the embedding's
+  std::int64_t idle = 0;       ///< of held, the experts' that a token does not go through
 };
 
 struct Weights {

@@ -19,6 +19,7 @@
 #include "src/model/safetensors.h"
 #include "tests/gpu/bundled_model.h"
 #include "tests/gpu/token_stream.h"
+#include "tests/temp_directory.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -150,7 +151,9 @@ std::vector<Variant> variants() {
                            "mistral-window-head256", "phi3-head64", "glm", "glm4", "olmo2",
                            "smollm3", "gemma2", "gemma3", "qwen3-chunks", "gptq-llama", "gptq-phi3", "awq-qwen2",
                            "w4a16-llama", "w8-qwen3", "fp8-qwen3", "gguf-llama", "gguf-llama-small",
-                           "gguf-qwen2", "gguf-qwen3", "needle-14m"}) {
+                           "gguf-qwen2", "gguf-qwen3", "qwen3-moe", "qwen3-moe-window",
+                           "qwen3-moe-chunks", "mixtral", "gpt-oss", "gptq-qwen3-moe",
+                           "fp8-qwen3-moe", "mxfp4-gpt-oss", "needle-14m"}) {
     for (const char* device : {"cpu", "cuda"}) all.push_back({device, name});
   }
   return all;
@@ -210,6 +213,62 @@ TEST(CudaModel, LogitsWithRoundedWeightsAreThoseOfTheHost) {
       i += count;
     }
     expect_close(got, std::span(want).last(got.size()), host.config(), "through a session");
+  }
+}
+
+/// A fixture whose tokens go through all experts, so that no rounding sends one elsewhere.
+void write_with_all_experts(const std::string& name, const TempDirectory& to) {
+  const std::filesystem::path from = root / "tests/fixtures/parity" / name;
+  std::ifstream file(from / "config.json");
+  auto config = nlohmann::json::parse(file);
+  config["num_experts_per_tok"] = config.at("num_local_experts");
+  to.write("config.json", config.dump());
+  std::filesystem::copy_file(from / "model.safetensors", to.path() / "model.safetensors",
+                             std::filesystem::copy_options::overwrite_existing);
+}
+
+TEST(CudaModel, LogitsOfRoundedExpertsAreThoseOfTheHost) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const auto& [name, weights] :
+       {std::pair("mixtral", WeightFormat::int8), std::pair("qwen3-moe", WeightFormat::int8),
+        std::pair("gpt-oss", WeightFormat::int8), std::pair("qwen3-moe-chunks", WeightFormat::int4),
+        std::pair("mixtral", WeightFormat::stored), std::pair("gpt-oss", WeightFormat::stored),
+        std::pair("gptq-qwen3-moe", WeightFormat::stored),
+        std::pair("fp8-qwen3-moe", WeightFormat::stored),
+        std::pair("mxfp4-gpt-oss", WeightFormat::stored)}) {
+    SCOPED_TRACE(testing::Message() << name << " in " << name_of(weights));
+    const TempDirectory temp;
+    write_with_all_experts(name, temp);
+    const DevicePlan plan = Model::plan(temp.path(), place.device(), {}, {}, weights);
+    const std::int64_t before = place.device().memory().used;
+    const Model host = Model::load(temp.path(), {}, {}, {.weights = weights});
+    const Model cuda = Model::load(temp.path(), place.device(), {}, {.weights = weights});
+    std::int64_t planned = 0;
+    for (const MemoryItem& item : plan.items) {
+      if (item.what == "weights" || item.what == "activations of a step") planned += item.bytes;
+    }
+    EXPECT_LE(place.device().memory().used - before, planned);
+    std::vector<Token> tokens;
+    for (int i = 0; i < 90; ++i) tokens.push_back(static_cast<Token>(3 + i * 37 % 90));
+    const auto want = host.logits(tokens);
+    const auto got = cuda.logits(tokens);
+    EXPECT_EQ(got, cuda.logits(tokens)) << "sums of experts have a fixed order";
+    expect_close(got, want, host.config(), name);
+    // One token at a time: recorded, then replayed.
+    const auto context = cuda.prefill(std::span(tokens).first(80));
+    const auto context_there = host.prefill(std::span(tokens).first(80));
+    Session session(context, {.k = TopK::same(4096)}, place.device());
+    Session there(context_there, {.k = TopK::same(4096)});
+    std::vector<float> steps, steps_there;
+    for (std::size_t i = 80; i < tokens.size(); ++i) {
+      const auto one = std::span(tokens).subspan(i, 1);
+      const auto here = cuda.logits(session, one);
+      const auto other = host.logits(there, one);
+      steps.insert(steps.end(), here.begin(), here.end());
+      steps_there.insert(steps_there.end(), other.begin(), other.end());
+    }
+    expect_close(steps, steps_there, host.config(), std::string(name) + " through a session");
   }
 }
 

@@ -67,7 +67,8 @@ class PackedOnCuda : public testing::Test {
     // sums err by u for each input, or twice that where tensor cores cut off instead of rounding,
     // scales and offsets by a few. Unpacked weights are rounded to bf16 first, by v.
     const double each =
-        2 * static_cast<double>(of.in + 16) * u + (tokens > most_straight ? v : 0);
+        2 * static_cast<double>(of.in + 16) * u +
+        (tokens > most_straight || of.packing == Packing::fp4 ? v : 0);
     for (std::int64_t t = 0; t < tokens; ++t) {
       for (std::int64_t o = 0; o < of.out; ++o) {
         double sum = accumulate ? before[t * of.out + o] : 0.0;
