@@ -59,7 +59,8 @@ class Gguf : public testing::Test {
     expect_error<E>([&] { Model::plan(path, {}, {}, {}); }, begins(), parts);
   }
   template <class E>
-  void expect_bytes_refused(const std::string& content, const std::vector<std::string_view>& parts) {
+  void expect_bytes_refused(const std::string& content,
+                            const std::vector<std::string_view>& parts) {
     write(content);
     const fs::path path = temp_.path() / "model.gguf";
     expect_error<E>([&] { Model::load(path); }, begins(), parts);
@@ -77,9 +78,8 @@ TEST_F(Gguf, TheBundledModelAsOneFileIsTheSameModel) {
   file.set(gguf::number("tokenizer.ggml.bos_token_id", 0));
   file.set(gguf::number("tokenizer.ggml.eos_token_id", 1));
   std::vector<std::string> warnings;
-  const Model model = Model::load(write(file), {}, [&](const std::string& line) {
-    warnings.push_back(line);
-  });
+  const Model model =
+      Model::load(write(file), {}, [&](const std::string& line) { warnings.push_back(line); });
   EXPECT_TRUE(warnings.empty()) << warnings.front();
   const Model same = Model::load(directory);
   const ModelConfig& config = model.config();
@@ -110,7 +110,8 @@ TEST_F(Gguf, WhatIsQuantisedAlreadyIsNotRoundedOnceMore) {
   const fs::path path = root / "tests/fixtures/parity/gguf-llama/model.gguf";
   for (const WeightFormat format : {WeightFormat::int8, WeightFormat::int4}) {
     expect_error<Unsupported>([&] { Model::load(path, {}, {}, {.weights = format}); },
-                              path.string() + ": ", {"quantised already (gguf, q6_K, q4_K, ", "stored"});
+                              path.string() + ": ",
+                              {"quantised already (gguf, q6_K, q4_K, ", "stored"});
   }
 }
 
@@ -243,9 +244,9 @@ TEST_F(Gguf, PiecesAreMergedByTheirScores) {
 
 TEST_F(Gguf, EveryNameOfAPreTokenizerThatIsKnownCutsText) {
   const Json json = json_of(root / "models/needle-14m/tokenizer.json");
-  for (const char* pre : {"llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken",
-                          "gpt-2", "phi-2", "olmo", "mpt", "smollm", "starcoder", "refact",
-                          "default"}) {
+  for (const char* pre :
+       {"llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-2", "phi-2",
+        "olmo", "mpt", "smollm", "starcoder", "refact", "default"}) {
     gguf::File file = small();
     gguf::add_tokenizer(file, json, pre);
     file.set(gguf::number("tokenizer.ggml.bos_token_id", 0));
@@ -277,6 +278,19 @@ TEST_F(Gguf, WhatTheArchitectureSaysAndIsNotReadIsTold) {
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find("llama.attention.sliding_window is 5"), std::string::npos)
       << warnings[0];
+}
+
+TEST_F(Gguf, AQwenForLongerTextsThanItReadsWithoutChunksIsToldSo) {
+  gguf::File file = small();
+  for (gguf::Value& value : file.values) {
+    if (value.key.starts_with("llama.")) value.key.replace(0, 5, "qwen2");
+  }
+  file.set(gguf::words("general.architecture", "qwen2"));
+  EXPECT_TRUE(ModelConfig::load(write(file)).warnings.empty());
+  file.set(gguf::number("qwen2.context_length", 1010000));
+  const auto warnings = ModelConfig::load(write(file)).warnings;
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("dual chunk attention"), std::string::npos) << warnings[0];
 }
 
 TEST_F(Gguf, OtherModelsAreRefusedByKeyAndValue) {
@@ -324,7 +338,8 @@ TEST_F(Gguf, MetadataThatCannotBeIsNamed) {
            {gguf::number("general.alignment", 0), {"general.alignment is 0"}},
            {gguf::number("general.alignment", 12), {"general.alignment is 12"}},
            {gguf::number("tokenizer.ggml.bos_token_id", 101), {"bos_token_id is 101", "0 to 100"}},
-           {gguf::texts("tokenizer.ggml.tokens", {"a", "b"}), {"tokenizer.ggml.model is missing"}}}) {
+           {gguf::texts("tokenizer.ggml.tokens", {"a", "b"}),
+            {"tokenizer.ggml.model is missing"}}}) {
     SCOPED_TRACE(one.value.key);
     gguf::File file = small();
     file.set(one.value);
@@ -332,8 +347,7 @@ TEST_F(Gguf, MetadataThatCannotBeIsNamed) {
   }
   for (const char* key : {"general.architecture", "llama.context_length", "llama.embedding_length",
                           "llama.block_count", "llama.feed_forward_length",
-                          "llama.attention.head_count",
-                          "llama.attention.layer_norm_rms_epsilon"}) {
+                          "llama.attention.head_count", "llama.attention.layer_norm_rms_epsilon"}) {
     gguf::File file = small();
     file.erase(key);
     expect_refused<FileError>(file, {std::string(key) + " is missing"});
@@ -396,8 +410,9 @@ TEST_F(Gguf, TensorsThatDoNotFitTheModelAreNamed) {
   std::erase_if(missing.tensors, [&](const gguf::Tensor& t) { return t.name == up; });
   expect_weights_refused<FileError>(missing, {"has no tensor blk.1.ffn_up.weight", "[320, 96]"});
   // Of other networks.
-  for (const char* other : {"blk.1.attn_output.bias", "blk.1.attn_q_norm.weight", "blk.1.ffn_up.bias",
-                            "blk.2.attn_norm.weight", "rope_factors_long.weight"}) {
+  for (const char* other :
+       {"blk.1.attn_output.bias", "blk.1.attn_q_norm.weight", "blk.1.ffn_up.bias",
+        "blk.2.attn_norm.weight", "rope_factors_long.weight"}) {
     gguf::File file = small();
     gguf::Tensor more = file.tensor("output_norm.weight");
     more.name = other;
@@ -406,17 +421,15 @@ TEST_F(Gguf, TensorsThatDoNotFitTheModelAreNamed) {
   }
   expect_weights_refused<FileError>(changed(up, [](auto& t) { std::swap(t.dims[0], t.dims[1]); }),
                                     {"ffn_up.weight has shape [96, 320]", "[320, 96]"});
-  expect_weights_refused<FileError>(
-      changed("output_norm.weight", [](auto& t) { t.dims = {48, 2}; }),
-      {"output_norm.weight has shape [2, 48]", "[96]"});
+  expect_weights_refused<FileError>(changed("output_norm.weight",
+                                            [](auto& t) {
+                                              t.dims = {48, 2};
+                                            }),
+                                    {"output_norm.weight has shape [2, 48]", "[96]"});
   expect_weights_refused<Unsupported>(changed("output_norm.weight", [](auto& t) { t.type = 8; }),
                                       {"output_norm.weight is of type q8_0"});
-  expect_weights_refused<Unsupported>(
-      changed(up,
-              [](auto& t) {
-                t.type = 26;
-              }),
-      {"ffn_up.weight is of type i32", "q4_0"});
+  expect_weights_refused<Unsupported>(changed(up, [](auto& t) { t.type = 26; }),
+                                      {"ffn_up.weight is of type i32", "q4_0"});
   expect_refused<FileError>(changed("token_embd.weight", [](auto& t) { t.name = "other"; }),
                             {"no matrix token_embd.weight"});
   // Scales that are no numbers.
@@ -446,12 +459,30 @@ TEST_F(Gguf, TensorsThatCannotBeAreNamed) {
   constexpr std::uint64_t huge = std::uint64_t{1} << 62;
   const std::vector<Case> cases = {
       {[](auto& t) { t.dims = {}; }, {"0 dimensions"}},
-      {[](auto& t) { t.dims = {1, 1, 1, 1, 1}; }, {"5 dimensions", "1 to 4"}},
-      {[](auto& t) { t.dims = {96, 0}; }, {"dimension 1 of 0"}},
-      {[](auto& t) { t.dims = {huge, 8}; }, {"dimension 0 of 4611686018427387904"}},
-      {[](auto& t) { t.dims = {~std::uint64_t{0}, 1}; }, {"dimension 0 of 18446744073709551615"}},
-      {[](auto& t) { t.dims = {std::uint64_t{1} << 31, std::uint64_t{1} << 31}; }, {"dimension 1"}},
-      {[](auto& t) { t.dims = {96, std::uint64_t{1} << 40}; }, {"bytes at", "cut off"}},
+      {[](auto& t) {
+         t.dims = {1, 1, 1, 1, 1};
+       },
+       {"5 dimensions", "1 to 4"}},
+      {[](auto& t) {
+         t.dims = {96, 0};
+       },
+       {"dimension 1 of 0"}},
+      {[](auto& t) {
+         t.dims = {huge, 8};
+       },
+       {"dimension 0 of 4611686018427387904"}},
+      {[](auto& t) {
+         t.dims = {~std::uint64_t{0}, 1};
+       },
+       {"dimension 0 of 18446744073709551615"}},
+      {[](auto& t) {
+         t.dims = {std::uint64_t{1} << 31, std::uint64_t{1} << 31};
+       },
+       {"dimension 1"}},
+      {[](auto& t) {
+         t.dims = {96, std::uint64_t{1} << 40};
+       },
+       {"bytes at", "cut off"}},
       {[](auto& t) { t.move = 1; }, {"begins at", "multiple of 32"}},
       {[](auto& t) { t.move = std::uint64_t{1} << 40; }, {"bytes at", "cut off"}},
       {[](auto& t) { t.move = ~std::uint64_t{0} - 31 - 122880 * 8; }, {"bytes at"}},
@@ -459,7 +490,11 @@ TEST_F(Gguf, TensorsThatCannotBeAreNamed) {
       {[](auto& t) { t.name = "\xff"; }, {"the name of a tensor of 1 bytes", "UTF-8"}},
       {[](auto& t) { t.name = std::string(70000, 'x'); }, {"of 70000 bytes", "65535"}},
       {[](auto& t) { t.name = "output_norm.weight"; }, {"tensor output_norm.weight twice"}},
-      {[](auto& t) { t.dims = {97, 320}; t.type = 8; }, {"q8_0", "rows of 97", "multiple of 32"}},
+      {[](auto& t) {
+         t.dims = {97, 320};
+         t.type = 8;
+       },
+       {"q8_0", "rows of 97", "multiple of 32"}},
       {[](auto& t) { t.type = 12; }, {"q4_K", "rows of 96", "multiple of 256"}},
   };
   for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -492,14 +527,26 @@ TEST_F(Gguf, HeadersThatCannotBeAreNamed) {
   expect([](auto& f) { f.set({"", bytes(u32) + bytes(1U)}); }, {"name of a metadata value of 0"});
   expect([](auto& f) { f.set({"a", bytes(string) + bytes(huge)}); }, {"ends within", "a"});
   expect([](auto& f) { f.set({"a", bytes(string) + bytes(~std::uint64_t{0})}); }, {"ends within"});
-  expect([](auto& f) { f.set({"a", bytes(gguf::array) + bytes(u8) + bytes(huge)}); },
-         {"an array of 1152921504606846976 elements"});
-  expect([](auto& f) { f.set({"a", bytes(gguf::array) + bytes(f64) + bytes(~std::uint64_t{0})}); },
-         {"an array of 18446744073709551615"});
-  expect([](auto& f) { f.set({"a", bytes(gguf::array) + bytes(string) + bytes(huge)}); },
-         {"elements"});
-  expect([](auto& f) { f.set({"a", bytes(gguf::array) + bytes(77U) + bytes(std::uint64_t{1})}); },
-         {"type 77"});
+  expect(
+      [](auto& f) {
+        f.set({"a", bytes(gguf::array) + bytes(u8) + bytes(huge)});
+      },
+      {"an array of 1152921504606846976 elements"});
+  expect(
+      [](auto& f) {
+        f.set({"a", bytes(gguf::array) + bytes(f64) + bytes(~std::uint64_t{0})});
+      },
+      {"an array of 18446744073709551615"});
+  expect(
+      [](auto& f) {
+        f.set({"a", bytes(gguf::array) + bytes(string) + bytes(huge)});
+      },
+      {"elements"});
+  expect(
+      [](auto& f) {
+        f.set({"a", bytes(gguf::array) + bytes(77U) + bytes(std::uint64_t{1})});
+      },
+      {"type 77"});
   const auto nested = [](int depth) {
     std::string content = bytes(gguf::array);
     for (int i = 0; i < depth; ++i) content += bytes(gguf::array) + bytes(std::uint64_t{1});

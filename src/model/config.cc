@@ -184,8 +184,8 @@ ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t l
     const GgufFile file = GgufFile::open(model);
     ModelConfig config = read_config(config_of_gguf(file), model, {}, length);
     config.rope_interleaved = architecture_of(file).interleaved;
-    if (std::string line = unread_gguf_warning(file); !line.empty()) {
-      config.warnings.push_back(std::move(line));
+    for (std::string line : {unread_gguf_warning(file), gguf_chunks_warning(file)}) {
+      if (!line.empty()) config.warnings.push_back(std::move(line));
     }
     return config;
   }

@@ -306,6 +306,20 @@ std::string unread_gguf_warning(const GgufFile& file) {
       all > told ? fmt::format(" and {} more", all - told) : "");
 }
 
+std::string gguf_chunks_warning(const GgufFile& file) {
+  // Qwen2.5-1M and Qwen3-2507 were trained on so many positions.
+  constexpr std::int64_t trained = 262144;
+  const GgufArchitecture& architecture = architecture_of(file);
+  if (!architecture.model_type.starts_with("qwen")) return {};
+  const std::string prefix = std::string(architecture.name) + ".";
+  const std::int64_t length = file.integer(prefix + "context_length", 1, INT64_MAX);
+  if (length <= trained || file.has(prefix + "rope.scaling.type")) return {};
+  return fmt::format(
+      "{}: made for {} positions; GGUF has no keys for dual chunk attention, with which Qwens read "
+      "more than {}: load such a model from its safetensors for longer texts",
+      path_text(file.path()), length, trained);
+}
+
 std::vector<std::int64_t> end_tokens(const GgufFile& file) {
   std::vector<std::int64_t> tokens;
   const auto add = [&](std::int64_t token) {

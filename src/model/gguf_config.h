@@ -29,6 +29,10 @@ nlohmann::json config_of_gguf(const GgufFile& file);
 /// What to tell of metadata of the architecture that is not read, on one line; empty: nothing.
 std::string unread_gguf_warning(const GgufFile& file);
 
+/// What to tell of a Qwen for texts that Qwens read with dual chunk attention, for which GGUF has no
+/// keys, on one line; empty: nothing.
+std::string gguf_chunks_warning(const GgufFile& file);
+
 /// Tokens that end generation: eos_token_id, eot_token_id and eom_token_id of the metadata, and, as
 /// in llama.cpp, control tokens that are known to end a turn by their text ("<|im_end|>").
 std::vector<std::int64_t> end_tokens(const GgufFile& file);
