@@ -238,11 +238,13 @@ HWY_INLINE void dot_bytes(const Matrix& m, std::int64_t first, const float* x,
   const std::int64_t groups = m.groups();
   const std::int64_t ahead = fetch_ahead(m.row_bytes(), rows);
   const std::byte* codes[rows];
+  const float* scales[rows];
   V totals[rows][tokens];
   float behind[rows][tokens] = {};  // of inputs behind the last whole vector, and of the offsets
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) {
     codes[r] = m.data + (first + r) * m.row_bytes();
+    scales[r] = m.scales() + (first + r) * groups;
 #pragma GCC unroll 4
     for (int t = 0; t < tokens; ++t) totals[r][t] = hn::Zero(d);
   }
@@ -270,14 +272,19 @@ HWY_INLINE void dot_bytes(const Matrix& m, std::int64_t first, const float* x,
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
-      const float scale = m.scales()[(first + r) * groups + g];
-      const float offset = m.has_offsets ? m.offsets()[(first + r) * groups + g] : 0.0F;
+      const V scale = hn::Set(d, scales[r][g]);
 #pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) totals[r][t] = hn::MulAdd(sums[r][t], scale, totals[r][t]);
+    }
+    if (input == end && !m.has_offsets) continue;
+    for (int r = 0; r < rows; ++r) {
+      const float offset = m.has_offsets ? m.offsets()[(first + r) * groups + g] : 0.0F;
       for (int t = 0; t < tokens; ++t) {
-        totals[r][t] = hn::MulAdd(sums[r][t], hn::Set(d, scale), totals[r][t]);
         const float* mine = x + t * token_stride;
-        for (std::int64_t i = input; i < end; ++i)
-          behind[r][t] += mine[i] * hn::GetLane(byte_codes<packing>(d1, codes[r] + i)) * scale;
+        for (std::int64_t i = input; i < end; ++i) {
+          behind[r][t] +=
+              mine[i] * hn::GetLane(byte_codes<packing>(d1, codes[r] + i)) * scales[r][g];
+        }
         behind[r][t] += offset * mine[m.in_features + g];
       }
     }
