@@ -92,16 +92,42 @@ HWY_INLINE hn::Vec<D> code_of(D d, W words) {
   return hn::ConvertTo(d, hn::ShiftRight<28>(hn::Xor(top, flip)));
 }
 
-/// Scales (or offsets) of the inputs of a block of words, one to a lane; lanes_of_group: words.
+/// Which scales (and offsets) the words of a block have, one to a lane. A block has words of one
+/// group, or of some whole groups, or of whatever it meets.
 template <class D>
-HWY_INLINE hn::Vec<D> factors_of(D d, const float* factors, std::int64_t input,
-                                 std::int64_t group) {
-  if (group % block_inputs(d) == 0) return hn::Set(d, factors[input / group]);
-  alignas(64) float lanes[hn::MaxLanes(Floats())];
-  for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane)
-    lanes[lane] = factors[(input + static_cast<std::int64_t>(masks * lane)) / group];
-  return hn::Load(d, lanes);
-}
+class BlockGroups {
+ public:
+  BlockGroups(D d, std::int64_t group)
+      : group_(group), one_(group % block_inputs(d) == 0), whole_(block_inputs(d) % group == 0) {
+    lay_out(d, 0);
+  }
+
+  /// Of the block that begins with this input.
+  HWY_INLINE void begin(D d, std::int64_t input) {
+    first_ = input / group_;
+    if (!one_ && !whole_) lay_out(d, input - first_ * group_);
+  }
+  HWY_INLINE hn::Vec<D> of(D d, const float* factors) const {
+    if (one_) return hn::Set(d, factors[first_]);
+    return hn::GatherIndex(d, factors + first_, hn::Load(Index(), lanes_));
+  }
+
+ private:
+  using Index = hn::RebindToSigned<D>;
+
+  /// before: inputs of the first group in front of the block.
+  void lay_out(D d, std::int64_t before) {
+    for (std::size_t lane = 0; lane < hn::Lanes(d); ++lane) {
+      lanes_[lane] =
+          static_cast<std::int32_t>((before + masks * static_cast<std::int64_t>(lane)) / group_);
+    }
+  }
+
+  std::int64_t group_;
+  std::int64_t first_ = 0;
+  bool one_, whole_;
+  alignas(64) std::int32_t lanes_[hn::MaxLanes(Floats())];
+};
 
 /// Rows that are multiplied side by side.
 template <int rows, int tokens, class D>
@@ -122,7 +148,9 @@ HWY_INLINE const float* add_nibbles(D d, std::int64_t begin, std::int64_t end, s
   using V = hn::Vec<D>;
   const hn::RebindToUnsigned<D> du;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  BlockGroups groups(d, group);
   for (std::int64_t input = begin; input < end; input += masks * lanes) {
+    groups.begin(d, input);
     V sums[rows][tokens];
     hn::Vec<decltype(du)> words[rows];
 #pragma GCC unroll 4
@@ -154,12 +182,12 @@ HWY_INLINE const float* add_nibbles(D d, std::int64_t begin, std::int64_t end, s
     add.template operator()<7>();
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
-      const V scale = factors_of(d, at.scales[r], input, group);
+      const V scale = groups.of(d, at.scales[r]);
 #pragma GCC unroll 4
       for (int t = 0; t < tokens; ++t)
         at.totals[r][t] = hn::MulAdd(sums[r][t], scale, at.totals[r][t]);
       if constexpr (with_offsets) {
-        const V offset = factors_of(d, at.offsets[r], input, group);
+        const V offset = groups.of(d, at.offsets[r]);
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; ++t) {
           const V x = hn::LoadU(d, arranged + t * token_stride + masks * lanes);
