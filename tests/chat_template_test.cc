@@ -149,6 +149,28 @@ TEST(ChatTemplate, IsLookedForWhereTransformersLooks) {
   EXPECT_EQ(found(), "more");
 }
 
+// What the engine, or a wrapper of it, once made another text of.
+TEST(ChatTemplate, RendersWhatPythonSlicesAndWhatStandsBeforeABlock) {
+  const TempDirectory work;
+  const std::vector<ChatMessage> messages = {{"user", "x"}, {"assistant", "y"}};
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"{{ 'abc'[:-1:-1] }}.", "."},
+      {"{{ 'abc'[::-1] }}", "cba"},
+      {"{{ messages[2:-1:-1]|length }}", "0"},
+      {"{{ 'abc'[-2:] }}", "bc"},
+      {"{{ 'abc'[none:-1] }}", "ab"},
+      {"a{%- if true %}b{% endif %}", "ab"},
+      {"x   {% if true %}b{% endif %}", "x   b"},
+      {"x {#- c #}d", "xd"},
+      {"  {% if true %}b{% endif %}", "b"},
+      {"a\nb", "a\nb"},
+  };
+  for (const auto& [source, text] : cases) {
+    write(work.path() / "chat_template.jinja", source);
+    EXPECT_EQ(ChatTemplate::load(work.path()).render(messages, true), text) << source;
+  }
+}
+
 class Hostile : public ::testing::Test {
  protected:
   /// The message of the failure.
@@ -269,7 +291,8 @@ TEST_F(Hostile, SyntaxErrorsAndUndefinedNamesAreOneLineWithThePlace) {
         "{{ 'a' + 1 }}", "{{ 'a' + none }}", "{{ 'a' < 1 }}", "{{ messages }}", "{{ range }}",
         "{{ messages.pop() }}", "{{ {'a': 1}.update(b=2) }}", "{{ ''.__class__.__mro__ }}",
         "{{ (1).real.imag }}", "{% set messages.x = 1 %}", "{{ 'é'|upper }}", "{{ raise_exception() }}",
-        "{{ {[]: 1} }}", "{{ {messages: 1} }}"}) {
+        "{{ {[]: 1} }}", "{{ {messages: 1} }}", "{{ 'abc'.startswith('b', 1) }}",
+        "{{ 'abcabc'.endswith('b', 0, 5) }}", "{{ ['b', 'a', 'C']|max }}", "{{ ['b', 'C']|min }}"}) {
     SCOPED_TRACE(source);
     refused(source);
   }

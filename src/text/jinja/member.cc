@@ -1,6 +1,7 @@
 // a.b, a[b] and a[b:c:d].
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "src/text/jinja/limits.h"
 #include "src/text/jinja/nodes.h"
@@ -56,23 +57,23 @@ struct Range {
 
 Range range_of(const jinja::slice_expression& slice, std::int64_t size, jinja::context& context) {
   constexpr std::int64_t far = std::int64_t{1} << 40U;
-  const auto number = [&](const jinja::statement_ptr& part, std::int64_t missing) {
-    if (!part) return missing;
+  const auto number = [&](const jinja::statement_ptr& part) -> std::optional<std::int64_t> {
+    if (!part) return std::nullopt;
     const Value value = part->execute(context);
-    if (value->is_none()) return missing;
+    if (value->is_none()) return std::nullopt;
     if (!is_number(value) || jinja::is_val<jinja::value_float>(value)) {
       fail("it slices with " + kind_of(value) + "; expected a whole number");
     }
     return std::clamp(value->as_int(), -far, far);
   };
-  const std::int64_t step = number(slice.step_expr, 1);
+  const std::int64_t step = number(slice.step_expr).value_or(1);
   if (step == 0) fail("it slices with a step of 0");
   const std::int64_t low = step > 0 ? 0 : -1;
   const std::int64_t high = step > 0 ? size : size - 1;
   const auto place = [&](const jinja::statement_ptr& part, std::int64_t missing) {
-    const std::int64_t given = number(part, missing);
-    if (!part || given == missing) return missing;
-    return std::clamp(given < 0 ? given + size : given, low, high);
+    const std::optional<std::int64_t> given = number(part);
+    if (!given) return missing;
+    return std::clamp(*given < 0 ? *given + size : *given, low, high);
   };
   return {place(slice.start_expr, step > 0 ? low : high),
           place(slice.stop_expr, step > 0 ? high : low), step};

@@ -31,6 +31,11 @@ Value argument(const Values& arguments, const char* name, std::size_t place) {
   return there ? arguments[place] : nullptr;
 }
 
+bool holds_text(const Value& list) {
+  return jinja::is_val<jinja::value_array>(list) &&
+         std::any_of(list->val_arr.begin(), list->val_arr.end(), is_text);
+}
+
 std::string text_argument(const Values& arguments, const char* name, std::size_t place) {
   const Value value = argument(arguments, name, place);
   if (!value || !is_text(value)) {
@@ -357,6 +362,10 @@ Value call_method(const std::string& name, std::vector<Value> arguments, jinja::
          ", which is not implemented");
   }
   if (name == "rsplit" && arguments.size() < 2) fail("it has rsplit() without a separator");
+  if ((name == "startswith" || name == "endswith") && arguments.size() > 2)
+    fail("it has " + name + "() with a place to begin at, which is not implemented");
+  if ((name == "max" || name == "min") && holds_text(arguments[0]))
+    fail("it has the filter " + name + " of texts, which is not implemented");
   jinja::func_args given(context);
   given.func_name = name;
   for (const Value& value : arguments) {

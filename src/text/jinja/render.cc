@@ -58,11 +58,15 @@ void check_tokens(const std::vector<jinja::token>& tokens, const std::string& so
   }
 }
 
+bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
 jinja::program parse(std::string_view given) {
   if (given.size() > max_template_bytes) {
     fail(fmt::format("it has {} bytes; expected at most {}", given.size(), max_template_bytes));
   }
   std::string source;
+  // The engine loses a first character that stands before a block, unless something is in front.
+  if (!given.empty() && given[0] != '{' && !is_blank(given[0])) source = "{{''}}";
   for (std::size_t i = 0; i < given.size(); ++i) {  // as Python reads text files
     if (given[i] != '\r') {
       source += given[i];
