@@ -162,6 +162,7 @@ TEST(ChatTemplate, RendersWhatPythonSlicesAndWhatStandsBeforeABlock) {
       {"a{%- if true %}b{% endif %}", "ab"},
       {"x   {% if true %}b{% endif %}", "x   b"},
       {"x {#- c #}d", "xd"},
+      {"{ {% if true %}b{% endif %}", "{ b"},
       {"  {% if true %}b{% endif %}", "b"},
       {"a\nb", "a\nb"},
   };

@@ -66,7 +66,8 @@ jinja::program parse(std::string_view given) {
   }
   std::string source;
   // The engine loses a first character that stands before a block, unless something is in front.
-  if (!given.empty() && given[0] != '{' && !is_blank(given[0])) source = "{{''}}";
+  const bool block = given.starts_with("{%") || given.starts_with("{{") || given.starts_with("{#");
+  if (!given.empty() && !block && !is_blank(given[0])) source = "{{''}}";
   for (std::size_t i = 0; i < given.size(); ++i) {  // as Python reads text files
     if (given[i] != '\r') {
       source += given[i];
