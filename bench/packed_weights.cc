@@ -1,7 +1,8 @@
 // Products with packed weights as a share of reading their bytes once, beside plain bf16 ones, on
 // the host or a GPU; and with many tokens, as floating-point operations. Then those of one token in
 // some layers, one behind the other as decoding has them (on a GPU recorded, as there), without
-// what lies between: q, k and v together, o, gate and up together, down.
+// what lies between: q, k and v together, o, gate and up together, down. And, on a GPU, those of a
+// token's experts.
 //
 //   packed_weights_bench [--device SPEC] [--layers-only]
 //
@@ -47,6 +48,8 @@ const char* name_of(Packing packing) {
       return "int8";
     case Packing::int4:
       return "int4";
+    case Packing::fp4:
+      return "fp4";
     default:
       return "fp8";
   }
@@ -136,9 +139,11 @@ void time_layers(ComputeDevice& device, double bandwidth) {
   constexpr std::int64_t hidden = 3584;
   constexpr std::int64_t kv = 512;
   constexpr std::int64_t mlp = 18944;
-  const std::int64_t count = device.is_cuda() ? 8 : 2;
-  fmt::print("\n{:<40} {:>6} {:>12} {:>14}\n", fmt::format("products of a token, {} layers", count),
-             "held", "us a layer", "of their bytes");
+  const std::int64_t layers = device.is_cuda() ? 8 : 2;
+  const std::int64_t repeats = device.is_cuda() ? 4 : 1;  // of all of them, recorded together
+  fmt::print("\n{:<26} {:>6} {:>12} {:>14} {:>8} {:>8} {:>8} {:>8}\n",
+             fmt::format("a token's, {} layers", layers), "held", "us a layer", "of its bytes",
+             "qkv", "o", "gate up", "down");
   const std::vector<float> ones(mlp, 1.0F);
   const Buffer x = device.allocate(mlp * 4, "x");
   const Buffer operand = device.allocate(mlp * 4, "operand");
@@ -147,45 +152,141 @@ void time_layers(ComputeDevice& device, double bandwidth) {
   const Buffer out = device.allocate((hidden + 2 * kv + hidden + 2 * mlp + hidden) * 4, "out");
   std::vector<std::byte> host;
   for (const Packing packing : packings) {
-    std::vector<std::vector<Weight>> layers;
-    std::int64_t bytes = 0;
-    for (std::int64_t l = 0; l < count; ++l) {
-      layers.emplace_back();
-      for (const Shape& shape :
-           {Shape{"q", hidden, hidden}, Shape{"k", kv, hidden}, Shape{"v", kv, hidden},
-            Shape{"o", hidden, hidden}, Shape{"gate", mlp, hidden}, Shape{"up", mlp, hidden},
-            Shape{"down", hidden, mlp}}) {
-        layers.back().push_back(make(device, shape, packing, host));
-        bytes += layers.back().back().matrix.bytes();
+    // What is multiplied together, of a layer.
+    std::vector<std::vector<std::vector<Weight>>> weights;
+    for (std::int64_t l = 0; l < layers; ++l) {
+      weights.emplace_back();
+      for (const std::vector<Shape>& together :
+           {std::vector<Shape>{{"q", hidden, hidden}, {"k", kv, hidden}, {"v", kv, hidden}},
+            {{"o", hidden, hidden}},
+            {{"gate", mlp, hidden}, {"up", mlp, hidden}},
+            {{"down", hidden, mlp}}}) {
+        weights.back().emplace_back();
+        for (const Shape& shape : together)
+          weights.back().back().push_back(make(device, shape, packing, host));
       }
     }
-    std::unique_ptr<Recording> recording;
-    const auto token = [&] {
-      device.replay(recording, [&] {
-        for (const std::vector<Weight>& w : layers) {
-          float* to = out.floats();
-          const auto next = [&](const Weight& weight) {
-            const Product product{weight.matrix, nullptr, to};
-            to += weight.matrix.out_features;
-            return product;
-          };
-          const Product qkv[] = {next(w[0]), next(w[1]), next(w[2])};
-          const Product o[] = {next(w[3])};
-          const Product gate_up[] = {next(w[4]), next(w[5])};
-          const Product down[] = {next(w[6])};
-          device.products(qkv, operand.data(), 1, false);
-          device.products(o, operand.data(), 1, false);
-          device.products(gate_up, operand.data(), 1, false);
-          device.products(down, operand.data(), 1, false);
-        }
-      });
-      device.synchronize();
+    /// Of products [begin, end) of a layer: seconds, and the share of the bandwidth.
+    const auto time = [&](std::size_t begin, std::size_t end) {
+      std::int64_t bytes = 0;
+      std::unique_ptr<Recording> recording;
+      const auto token = [&] {
+        device.replay(recording, [&] {
+          for (std::int64_t repeat = 0; repeat < repeats; ++repeat) {
+            for (const auto& layer : weights) {
+              float* to = out.floats();
+              for (std::size_t i = begin; i < end; ++i) {
+                std::vector<Product> products;
+                for (const Weight& weight : layer[i]) {
+                  products.push_back({weight.matrix, nullptr, to});
+                  to += weight.matrix.out_features;
+                  bytes += weight.matrix.bytes();
+                }
+                device.products(products, operand.data(), 1, false);
+              }
+            }
+          }
+        });
+        device.synchronize();
+      };
+      token();
+      const std::int64_t of_token = bytes;
+      const double seconds = bench::median_seconds(11, token);
+      return std::pair(
+          seconds / static_cast<double>(repeats * layers),
+          fmt::format("{:.0f} %", 100 * static_cast<double>(of_token) / seconds / bandwidth));
     };
-    token();
-    const double seconds = bench::median_seconds(11, token);
-    fmt::print("{:<40} {:>6} {:>12.1f} {:>14}\n", "", name_of(packing),
-               1e6 * seconds / static_cast<double>(count),
-               fmt::format("{:.0f} %", 100 * static_cast<double>(bytes) / seconds / bandwidth));
+    const auto [seconds, share] = time(0, 4);
+    fmt::print("{:<26} {:>6} {:>12.1f} {:>14} {:>8} {:>8} {:>8} {:>8}\n", "", name_of(packing),
+               1e6 * seconds, share, time(0, 1).second, time(1, 2).second, time(2, 3).second,
+               time(3, 4).second);
+  }
+}
+
+struct Mixture {
+  const char* name;
+  std::int64_t hidden, intermediate, experts, per_token;
+  Packing packing;
+  std::int64_t group;
+};
+
+/// The products of one token's experts, in layers whose experts are all different ones.
+void time_experts(ComputeDevice& device, double bandwidth) {
+  fmt::print("\n{:<26} {:>6} {:>12} {:>14} {:>8} {:>8}\n", "a token's experts", "held",
+             "us a layer", "of its bytes", "gate up", "down");
+  for (const Mixture& of :
+       {Mixture{"gpt-oss-20b, 4 of 32", 2880, 2880, 32, 4, Packing::fp4, 32},
+        Mixture{"gpt-oss-20b, 4 of 32", 2880, 2880, 32, 4, Packing::none, 0},
+        Mixture{"qwen3-30b-a3b, 8 of 128", 2048, 768, 128, 8, Packing::int4, 128},
+        Mixture{"qwen3-30b-a3b, 8 of 128", 2048, 768, 128, 8, Packing::int8, 0},
+        Mixture{"qwen3-30b-a3b, 8 of 128", 2048, 768, 128, 8, Packing::fp8, 128},
+        Mixture{"qwen3-30b-a3b, 8 of 128", 2048, 768, 128, 8, Packing::none, 0}}) {
+    std::vector<Buffer> storage;
+    const auto make_experts = [&](std::int64_t out, std::int64_t in) {
+      ExpertMatrices weights;
+      weights.form = {nullptr,
+                      DType::bf16,
+                      out,
+                      in,
+                      of.packing,
+                      of.group > 0 ? of.group : in,
+                      of.packing == Packing::int4};
+      weights.stride = (weights.form.bytes() + 255) / 256 * 256;
+      storage.push_back(device.allocate(weights.stride * of.experts, "experts"));
+      const std::vector<std::byte> zeros(static_cast<std::size_t>(weights.stride));
+      for (std::int64_t e = 0; e < of.experts; ++e) {
+        weights.data.push_back(storage.back().data() + e * weights.stride);
+        device.copy_in(zeros.data(), weights.stride, storage.back().data() + e * weights.stride);
+      }
+      weights.form.data = storage.back().data();
+      return weights;
+    };
+    const ExpertMatrices gate = make_experts(of.intermediate, of.hidden);
+    const ExpertMatrices up = make_experts(of.intermediate, of.hidden);
+    const ExpertMatrices down = make_experts(of.hidden, of.intermediate);
+    std::vector<std::int32_t> ids;
+    for (std::int64_t e = 0; e < of.experts; ++e)
+      ids.push_back(static_cast<std::int32_t>(e * 5 % of.experts));  // 5 divides none of them
+    const std::int64_t widest = std::max(of.hidden, of.intermediate) * of.per_token;
+    const Buffer chosen = device.allocate(of.experts * 4, "ids");
+    device.copy_in(ids.data(), of.experts * 4, chosen.data());
+    const Buffer x = device.allocate(widest * 4, "x");
+    const Buffer operand = device.allocate(widest * 4, "operand");
+    const std::vector<float> ones(static_cast<std::size_t>(widest), 1.0F);
+    device.copy_in(ones.data(), widest * 4, x.data());
+    device.to_operand(x.floats(), widest, operand.data());
+    const Buffer out = device.allocate(2 * widest * 4, "out");
+    const std::int64_t layers = of.experts / of.per_token;
+    constexpr std::int64_t repeats = 4;
+    const auto time = [&](bool with_gate_up, bool with_down) {
+      std::unique_ptr<Recording> recording;
+      const auto token = [&] {
+        device.replay(recording, [&] {
+          for (std::int64_t l = 0; l < repeats * layers; ++l) {
+            const ExpertRows rows{
+                reinterpret_cast<const std::int32_t*>(chosen.data()) + l % layers * of.per_token,
+                of.per_token,
+                {}};
+            const ExpertProduct gate_up[] = {{&gate, nullptr, out.floats()},
+                                             {&up, nullptr, out.floats() + widest}};
+            const ExpertProduct last[] = {{&down, nullptr, out.floats()}};
+            if (with_gate_up) device.expert_products(gate_up, operand.data(), of.per_token, rows);
+            if (with_down) device.expert_products(last, operand.data(), 1, rows);
+          }
+        });
+        device.synchronize();
+      };
+      token();
+      const double seconds =
+          bench::median_seconds(11, token) / static_cast<double>(repeats * layers);
+      const std::int64_t bytes = of.per_token * ((with_gate_up ? 2 * gate.form.bytes() : 0) +
+                                                 (with_down ? down.form.bytes() : 0));
+      return std::pair(
+          seconds, fmt::format("{:.0f} %", 100 * static_cast<double>(bytes) / seconds / bandwidth));
+    };
+    const auto [seconds, share] = time(true, true);
+    fmt::print("{:<26} {:>6} {:>12.1f} {:>14} {:>8} {:>8}\n", of.name, name_of(of.packing),
+               1e6 * seconds, share, time(true, false).second, time(false, true).second);
   }
 }
 
@@ -213,6 +314,7 @@ int main(int argc, char** argv) try {
   fmt::print("{}: streaming read {:.1f} GB/s\n\n", device.name(), bandwidth / 1e9);
   if (layers_only) {
     time_layers(device, bandwidth);
+    if (device.is_cuda()) time_experts(device, bandwidth);
     return 0;
   }
   fmt::print("{:<26} {:>6} {:>7} {:>12} {:>14} {:>13}\n", "weight [out, in]", "held", "tokens",
@@ -263,6 +365,7 @@ int main(int argc, char** argv) try {
     }
   }
   time_layers(device, bandwidth);
+  if (device.is_cuda()) time_experts(device, bandwidth);
 } catch (const topkv::Error& error) {
   fmt::print(stderr, "packed_weights_bench: {}\n", error.what());
   return 1;

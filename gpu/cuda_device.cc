@@ -178,7 +178,7 @@ void CudaDevice::matmul(const Matrix& weight, const std::byte* x, std::int64_t t
   } else if (const Product one{weight, nullptr, out};
              packed_vectors(&one, 1, bf16(x), tokens, accumulate, limits_, stream_)) {
     return;
-  } else if (tokens <= few_tokens && weight.packing != Packing::fp4) {  // see expert_product
+  } else if (tokens <= few_tokens && weight.packing != Packing::fp4) {  // few have those
     for (std::int64_t t = 0; t < tokens; t += most_packed_tokens) {
       packed_product(weight, bf16(x) + t * weight.in_features,
                      std::min(most_packed_tokens, tokens - t), accumulate,
@@ -269,21 +269,17 @@ void CudaDevice::route(const float* scores, std::int64_t tokens, const Routing& 
   gpu::route(scores, tokens, routing.experts, routing.k, routing.over_all, ids, weights, stream_);
 }
 
-void CudaDevice::expert_matmul(const ExpertMatrices& weights, const float* biases,
-                               const std::byte* x, std::int64_t sharing, const ExpertRows& rows,
-                               float* out) {
-  if (rows.ends.empty()) {
-    expert_product(weights, biases, bf16(x), sharing, rows.experts, rows.count, out, stream_);
-    return;
+void CudaDevice::expert_products(std::span<const ExpertProduct> all, const std::byte* x,
+                                 std::int64_t sharing, const ExpertRows& rows) {
+  if (!rows.ends.empty()) return multiply_each_expert(*this, all, x, sharing, rows);
+  if (!gpu::expert_products(all.data(), static_cast<std::int64_t>(all.size()), bf16(x), sharing,
+                            rows.experts, rows.count, limits_, stream_)) {
+    throw Unsupported(
+        fmt::format("experts' weights with {} inputs: {} has {} bytes of shared memory for a "
+                    "block, too few for "
+                    "these inputs; run this model on the host",
+                    all.front().weights->form.in_features, name_, limits_.block_bytes));
   }
-  const std::int64_t in_bytes = weights.form.in_features * bytes_of(DType::bf16);
-  const std::int64_t width = weights.form.out_features;
-  // Sorted rows have one of x each.
-  each_expert(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
-    float* to = out + first * width;
-    matmul(weights.of(expert), x + first / sharing * in_bytes, count, false, to);
-    if (biases != nullptr) add_bias(biases + expert * width, count, width, to);
-  });
 }
 
 void CudaDevice::gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,

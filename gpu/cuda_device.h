@@ -85,8 +85,8 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                     std::int64_t head_dim, float* x) override;
   void route(const float* scores, std::int64_t tokens, const Routing& routing, std::int32_t* ids,
              float* weights) override;
-  void expert_matmul(const ExpertMatrices& weights, const float* biases, const std::byte* x,
-                     std::int64_t sharing, const ExpertRows& rows, float* out) override;
+  void expert_products(std::span<const ExpertProduct> all, const std::byte* x, std::int64_t sharing,
+                       const ExpertRows& rows) override;
   void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,
               std::int64_t sharing, std::int64_t width, std::byte* out) override;
   void add_weighted(const float* from, const float* weights, const std::int32_t* places,

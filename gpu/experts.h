@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "gpu/packed_product.h"
 #include "src/core/matrix.h"
 
 namespace topkv::gpu {
@@ -20,14 +21,14 @@ inline constexpr std::int64_t most_experts = 1024;
 void route(const float* scores, std::int64_t tokens, std::int64_t experts, std::int64_t k,
            bool over_all, std::int32_t* ids, float* weights, cudaStream_t stream);
 
-/// out[r] = W x[r / sharing] + bias of the expert experts[r], for rows [0, count); experts in
-/// device memory. x: [rows / sharing, in_features], out: [count, out_features], biases: [experts,
-/// out_features] or null. Elements and codes are exact in bf16, products and sums float32, the sum
-/// over a group is scaled in float32. Reads each row's weights once: for few rows. REQUIRES:
-/// weights.stride > 0, or one expert; plain ones in bf16; data aligned to 256 bytes.
-void expert_product(const ExpertMatrices& weights, const float* biases, const __nv_bfloat16* x,
-                    std::int64_t sharing, const std::int32_t* experts, std::int64_t count,
-                    float* out, cudaStream_t stream);
+/// ComputeDevice::expert_products of rows whose experts lie in device memory: reads each row's
+/// weights once, for few rows. Products and sums are those of packed_vectors, and for plain weights
+/// in bf16, float32. False, and not all done, where the device's shared memory has no room for the
+/// inputs of one row. REQUIRES: stride > 0, or one expert; plain weights in bf16; data aligned to
+/// 256 bytes.
+bool expert_products(const ExpertProduct* products, std::int64_t count, const __nv_bfloat16* x,
+                     std::int64_t sharing, const std::int32_t* experts, std::int64_t rows,
+                     const VectorLimits& limits, cudaStream_t stream);
 
 /// out[r] = x[slots[r] / sharing], rows of `width`.
 void gather(const __nv_bfloat16* x, const std::int32_t* slots, std::int64_t count,

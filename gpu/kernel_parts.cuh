@@ -93,6 +93,10 @@ __device__ __forceinline__ void await_previous() {
 
 __device__ inline float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
 
+/// The elements of a pair of bf16.
+__device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000U); }
+
 /// Four elements as bf16, the first in the lowest bits.
 __device__ inline uint2 pack4(float4 x) {
   const auto pair = [](float low, float high) {

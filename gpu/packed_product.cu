@@ -3,7 +3,7 @@
 // what counts is that every code is read once, 16 bytes at a time, and unpacked in about one
 // instruction.
 //
-// A warp has 16 rows (or two such tiles), its lanes 4 a row: row lane / 4 and the one 8 below it,
+// A warp has two tiles of 16 rows, its lanes 4 a row: row lane / 4 and the one 8 below it,
 // and of every *chunk* of inputs a quarter each, which lie behind each other and are one load. The
 // order of the inputs within a chunk is free as long as x has the same: a lane takes its own inputs
 // of x. Chunks divide groups, so that one scale a row goes with each. The warps of a block share
@@ -20,6 +20,8 @@ namespace {
 
 constexpr int tile = 16;        // rows of a tensor core's operand
 constexpr int tile_tokens = 8;  // its columns
+constexpr int row_tiles = 2;    // of a warp: x is read for two at a time
+constexpr int ahead = 2;        // chunks whose loads are on their way
 constexpr int most_warps = 8;
 constexpr unsigned ones = 0x3f803f80U;
 
@@ -114,14 +116,13 @@ __device__ __forceinline__ void multiply(const Load<words>& upper, const Load<wo
   }
 }
 
-/// row_tiles: of a warp; token_tiles: of 8 tokens; words: a lane's load. Loads of `ahead` chunks
+/// token_tiles: of 8 tokens; words: a lane's load. Loads of `ahead` chunks
 /// are on their way at a time.
-template <Packing packing, int words, int row_tiles, int token_tiles, bool offsets>
+template <Packing packing, int words, int token_tiles, bool offsets>
 __global__ void __launch_bounds__(most_warps* warp, token_tiles == 1 ? 2 : 1)
     product_kernel(const Job job) {  // so that nothing spills
   using C = Codes<packing>;
   constexpr int lane_inputs = words * C::per_word;
-  constexpr int ahead = row_tiles == 1 ? 4 : 2;
   __shared__ float sums[most_warps][token_tiles * tile_tokens][row_tiles * tile];
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const int part = static_cast<int>(threadIdx.x) / warp;
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(most_warps* warp, token_tiles == 1 ? 2 : 1)
   }
 }
 
-template <Packing packing, int words, int row_tiles, int token_tiles>
+template <Packing packing, int words, int token_tiles>
 void launch(const Job& job, cudaStream_t stream) {
   const std::int64_t blocks = (job.out_features - 1) / (row_tiles * tile) + 1;
   // More warps share the rows where rows alone are too few to fill a device.
@@ -243,11 +244,12 @@ void launch(const Job& job, cudaStream_t stream) {
   const int warps = std::min(blocks < enough_blocks ? most_warps : most_warps / 2, job.chunks);
   const auto grid = static_cast<unsigned>(blocks);
   const auto threads = static_cast<unsigned>(warps * warp);
-  if (job.offsets != nullptr) {
-    product_kernel<packing, words, row_tiles, token_tiles, true><<<grid, threads, 0, stream>>>(job);
-  } else {
-    product_kernel<packing, words, row_tiles, token_tiles, false>
+  constexpr bool may_have_offsets = packing != Packing::fp8;
+  if (job.offsets != nullptr && may_have_offsets) {
+    product_kernel<packing, words, token_tiles, may_have_offsets>
         <<<grid, threads, 0, stream>>>(job);
+  } else {
+    product_kernel<packing, words, token_tiles, false><<<grid, threads, 0, stream>>>(job);
   }
   check_launch("the packed product kernel");
 }
@@ -257,12 +259,10 @@ void launch_tokens(Job& job, cudaStream_t stream) {
   constexpr int inputs = 4 * words * Codes<packing>::per_word;  // of a chunk
   job.chunks = (job.in_features - 1) / inputs + 1;
   job.chunks_of_group = job.groups == 1 ? job.chunks : job.in_features / job.groups / inputs;
-  if (job.tokens <= 2) {
-    launch<packing, words, 1, 1>(job, stream);
-  } else if (job.tokens <= tile_tokens) {  // x is read for twice as many rows at a time
-    launch<packing, words, 2, 1>(job, stream);
+  if (job.tokens <= tile_tokens) {
+    launch<packing, words, 1>(job, stream);
   } else {
-    launch<packing, words, 2, 2>(job, stream);
+    launch<packing, words, 2>(job, stream);
   }
 }
 

@@ -35,14 +35,19 @@ struct VectorLimits {
 };
 VectorLimits vector_limits(int device);
 
-/// What packed_product computes, and biases added, for one or two tokens and weights of int8 or
-/// int4, faster: inputs are met as digits (packed_digits.cuh), which are off by 2^-23 of the
-/// largest of their 128 at most. False, and nothing done, for anything else, for weights of
-/// different forms, and where the device's shared memory has no room. REQUIRES: at least one
-/// product.
+/// What packed_product computes, and biases added, for one or two tokens, faster: inputs are met as
+/// digits or halves (packed_inputs.cuh), which are off by 2^-22 of the largest of their 128 at
+/// most. False, and nothing done, for more tokens, for weights of different forms, and where the
+/// device's shared memory has no room. REQUIRES: at least one product.
 bool packed_vectors(const Product* products, std::int64_t count, const __nv_bfloat16* x,
                     std::int64_t tokens, bool accumulate, const VectorLimits& limits,
                     cudaStream_t stream);
+
+/// Likewise with experts, whose numbers for each of so many rows lie in device memory: row r meets
+/// x[r / sharing]. False, and not all done, where there is no room for the inputs of one row.
+bool packed_experts(const ExpertProduct* products, std::int64_t count, const __nv_bfloat16* x,
+                    std::int64_t sharing, const std::int32_t* experts, std::int64_t rows,
+                    const VectorLimits& limits, cudaStream_t stream);
 
 /// out = rows [first, first + rows), rounded to bf16: [rows, in_features].
 void unpack_rows(const Matrix& weight, std::int64_t first, std::int64_t rows, __nv_bfloat16* out,

@@ -1,7 +1,6 @@
 // Rows of packed weights as plain elements: tiles of a weight for products with many tokens, and
 // the rows of an embedding that tokens name. Memory-bound: each reads codes once and writes
 // elements once.
-#include "gpu/fp4_codes.cuh"
 #include "gpu/kernel_parts.cuh"
 #include "gpu/packed_codes.cuh"
 #include "gpu/packed_product.h"
@@ -21,9 +20,6 @@ struct Rows {
   const std::int32_t* tokens;  // rows to take; null: first and on
   std::int64_t count;
 };
-
-__device__ __forceinline__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000U); }
 
 /// Inputs of a word. Groups are made of whole words, but for a group that is a whole row.
 template <Packing packing, class Out>
@@ -84,8 +80,8 @@ void launch(const Matrix& weight, Rows rows, Out* out, cudaStream_t stream) {
   rows.group = static_cast<int>(weight.group);
   const int per_word = in_nibbles(weight.packing) ? 8 : 4;
   rows.order = weight.order();
-  const bool vectors = !weight.has_order && weight.in_features % per_word == 0 &&
-                       aligned({out}, 4 * sizeof(Out));
+  const bool vectors =
+      !weight.has_order && weight.in_features % per_word == 0 && aligned({out}, 4 * sizeof(Out));
   const unsigned threads = threads_for((weight.in_features - 1) / per_word + 1);
   const auto run = [&](auto kernel) {
     kernel<<<blocks_for(rows.count, 1), threads, 0, stream>>>(rows, vectors, out);

@@ -1,55 +1,26 @@
-// Products of packed weights with one or two tokens, which is what decoding is made of: bound by
-// reading the codes once, so everything else is kept short. Codes of 8 and 4 bits go into tensor
-// cores as the integers that they are, and meet inputs as digits (packed_digits.cuh): the three
-// digits of a token are three of the operand's eight columns. Sums over a group are exact, and
-// scaled in float32.
+// Products of packed weights with one or two tokens, which is what decoding is made of, and those
+// of experts: bound by reading the codes once, so everything else is kept short. Codes go into
+// tensor cores as the integers that they are, or as float16 that masks and shifts make of them, and
+// meet inputs as digits or halves (packed_inputs.cuh): a token has four of the operand's eight
+// columns, one for each digit, or one. Sums over a group are scaled in float32.
 //
-// A block has 16 rows of a weight at a time, and each of its warps some of their inputs, a *stage*
-// after the other: 256 bytes of each row with their scales, copied to shared memory while the stage
-// before is multiplied. The first copies begin before the kernel in front has ended, for weights do
-// not depend on it. The warps' sums are added in a fixed order. Weights that share inputs (q, k and
-// v) are one launch.
+// A team of a block's warps has a tile of a weight at a time, and each of these some of the inputs,
+// a stage after the other (packed_stages.cuh). The first copies begin before the kernel in front
+// has ended, for weights do not depend on it (which experts are read does). The warps' sums are
+// added in a fixed order. Weights that share inputs (q, k and v) are one launch.
 #include <algorithm>
+#include <limits>
 
 #include "gpu/kernel_parts.cuh"
-#include "gpu/mma.cuh"
-#include "gpu/packed_digits.cuh"
+#include "gpu/packed_block.cuh"
+#include "gpu/packed_inputs.cuh"
 #include "gpu/packed_product.h"
+#include "gpu/packed_stages.cuh"
 
 namespace topkv::gpu {
 namespace {
 
-constexpr int tile = 16;        // rows of a tensor core's operand
-constexpr int stage_row = 256;  // bytes of a row in a stage
-constexpr int pieces = stage_row / 16;
-constexpr int room = 2;  // stages that a warp has room for
-constexpr int most_warps = 16;
-
-struct Part {
-  const std::byte* codes;
-  const float* scales;
-  const float* offsets;
-  const float* bias;
-  float* out;
-  std::int64_t out_features;
-  int first_tile;
-};
-
-struct Job {
-  Part parts[most_products];
-  int count;
-  int tiles;
-  int row_bytes;
-  int in_features;
-  int groups;
-  int group;
-  int stages_of_row;
-  const std::int32_t* order;  // of the inputs; null: their own
-  const __nv_bfloat16* x;
-  bool vectors;  // rows of x are aligned to 16 bytes and read in their own order
-  int tokens;
-  bool accumulate;
-};
+constexpr int most_slots = 64;
 
 /// Rows of x as eights of pairs; 0 behind the last.
 struct Row {
@@ -74,276 +45,138 @@ struct Row {
   }
 };
 
-template <int bytes>
-__device__ __forceinline__ void copy_factors(std::uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes),
-               "r"(valid ? bytes : 0)
-               : "memory");
-}
-
-/// c[16, 8] += a[16, 32] b[32, 8], integers.
-template <bool of_signed>
-__device__ __forceinline__ void multiply(int (&c)[4], unsigned a0, unsigned a1, unsigned a2,
-                                         unsigned a3, unsigned b0, unsigned b1) {
-  if constexpr (of_signed) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+/// A barrier of so many warps.
+__device__ __forceinline__ void meet(int barrier, int warps) {
+  if (warps == 1) {
+    __syncwarp();
   } else {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * warp) : "memory");
   }
 }
-/// c[16, 8] += a[16, 16] b[16, 8].
-__device__ __forceinline__ void multiply16(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-      "{%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(b));
-}
-
-/// flush: inputs between two times that sums are scaled; a group has a multiple of them. row: a row
-/// has one scale, and no offset.
-template <Packing packing, int flush, bool row, bool offsets>
-struct Format {
-  static constexpr int inputs = stage_row * (packing == Packing::int4 ? 2 : 1);  // of a stage
-  static constexpr int flushes = inputs / flush;
-  static constexpr int factors = row ? 0 : flushes;  // of a row in a stage
-  static constexpr int code_bytes = tile * stage_row;
-  static constexpr int stage_bytes = code_bytes + factors * tile * (offsets ? 2 : 1) * 4;
-};
-
-__device__ __forceinline__ const Part& part_of(const Job& job, int of_tile) {
-  int p = 0;
-  if (job.count > 1 && of_tile >= job.parts[1].first_tile) p = 1;
-  if (job.count > 2 && of_tile >= job.parts[2].first_tile) p = 2;
-  return job.parts[p];
-}
-
-/// Where piece p of row r of a stage lies: the same piece of eight neighbouring rows in different
-/// banks.
-__device__ __forceinline__ std::uint32_t place_of(int r, int p) {
-  return static_cast<std::uint32_t>(r * stage_row + (p ^ (r & 7)) * 16);
-}
-
-/// Copies of a warp's stages, one after the other, over all tiles that it has.
-template <Packing packing, int flush, bool row, bool offsets>
-struct Loader {
-  using F = Format<packing, flush, row, offsets>;
-  static constexpr int rows_at_once = warp / pieces;
-  static constexpr int rows_of_lane = tile / rows_at_once;
-
-  const Job& job;
-  std::uint32_t ring;
-  int begin, end;     // stages of a row that are the warp's
-  int of_tile, step;  // tiles
-  int lane;
-  int stage = 0;
-  int slot = 0;
-  const std::byte* codes = nullptr;  // of the lane's piece of its first row
-  const std::byte* last = nullptr;   // of the last row's
-  const float* factors = nullptr;
-
-  __device__ void begin_tile() {
-    if (of_tile >= job.tiles) return;
-    const Part& part = part_of(job, of_tile);
-    const std::int64_t first = std::int64_t{of_tile - part.first_tile} * tile;
-    const std::byte* const piece = part.codes + lane % pieces * 16;
-    codes = piece + (first + lane / pieces) * job.row_bytes;
-    last = piece + (part.out_features - 1) * job.row_bytes;
-    if constexpr (!row) {
-      const std::int64_t r = min(first + lane % tile, part.out_features - 1);
-      factors = (lane >= tile ? part.offsets : part.scales) + r * job.groups;
-    }
-  }
-
-  /// Begins the copies of the next stage, if there is one.
-  __device__ void next() {
-    if (of_tile < job.tiles && begin < end) {
-      const std::uint32_t to = ring + static_cast<std::uint32_t>(slot * F::stage_bytes);
-      const int at = stage * stage_row;
-      const bool there = at + lane % pieces * 16 < job.row_bytes;
-#pragma unroll
-      for (int k = 0; k < rows_of_lane; ++k) {
-        // Rows behind the last are read as the last, and not written.
-        const std::byte* const own = codes + std::int64_t{k} * rows_at_once * job.row_bytes;
-        copy_async(to + place_of(lane / pieces + k * rows_at_once, lane % pieces),
-                   (own < last ? own : last) + at, there);
-      }
-      if constexpr (!row) {
-        if (offsets || lane < tile) copy_all_factors(to + F::code_bytes);
-      }
-      if (++stage == end) {
-        stage = begin;
-        of_tile += step;
-        begin_tile();
-      }
-      slot = (slot + 1) % room;
-    }
-  }
-
-  __device__ void copy_all_factors(std::uint32_t stage_factors) {
-    const std::uint32_t to = stage_factors + static_cast<std::uint32_t>(lane * F::factors * 4);
-    const int first = stage * F::factors;
-    if (job.group == flush && F::factors % 4 == 0 && job.groups % 4 == 0) {
-#pragma unroll
-      for (int i = 0; i < F::factors; i += 4)
-        copy_factors<16>(to + i * 4, factors + first + i, first + i < job.groups);
-    } else {
-#pragma unroll
-      for (int i = 0; i < F::factors; ++i) {
-        const int group = (first + i) * flush / job.group;
-        copy_factors<4>(to + i * 4, factors + group, group < job.groups);
-      }
-    }
-  }
-};
 
 template <Packing packing, int flush, bool row, bool offsets>
-__global__ void __launch_bounds__(most_warps* warp) vector_kernel(const __grid_constant__ Job job) {
-  using F = Format<packing, flush, row, offsets>;
+__global__ void __launch_bounds__(most_warps* warp, 1)
+    vector_kernel(const __grid_constant__ VectorJob job) {
+  using F = StageFormat<packing, flush, row, offsets>;
+  using Planes = InputPlanes<packing, flush>;
+  constexpr bool halves = Planes::halves;
   extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ std::int32_t experts[most_slots];
   const int lane = static_cast<int>(threadIdx.x) % warp;
-  const int number = static_cast<int>(threadIdx.x) / warp;
+  const int number_of_warp = static_cast<int>(threadIdx.x) / warp;
   const int warps = static_cast<int>(blockDim.x) / warp;
-  const int blocks = (job.in_features - 1) / digit_inputs + 1;
-  const DigitPlanes x = digit_planes(shared, blocks, job.tokens);
-  float* const sums = reinterpret_cast<float*>(shared + digits_bytes(blocks, job.tokens, flush));
+  const int blocks = (job.in_features - 1) / power_inputs + 1;
+  const Planes x = Planes::in(shared, blocks, job.x_rows);
+  float* const sums = reinterpret_cast<float*>(shared + Planes::bytes(blocks, job.x_rows));
   unsigned char* const ring = reinterpret_cast<unsigned char*>(sums) +
-                              warps * 2 * job.tokens * tile * 4 + number * room * F::stage_bytes;
+                              warps * 2 * job.tokens * tile * 4 +
+                              number_of_warp * room * F::stage_bytes;
 
-  const int first_tile = static_cast<int>(blockIdx.x);
-  const int step = static_cast<int>(gridDim.x);
-  const int begin = job.stages_of_row * number / warps;
-  const int end = job.stages_of_row * (number + 1) / warps;
-  Loader<packing, flush, row, offsets> loader{
-      job, shared_address(ring), begin, end, first_tile, step, lane, begin};
-  loader.begin_tile();
-  loader.next();
-
+  const int member = number_of_warp % job.team;
+  const int begin = job.stages_of_row * member / job.team;
+  const int end = job.stages_of_row * (member + 1) / job.team;
+  const int teams = warps / job.team;
+  const int step = static_cast<int>(gridDim.x) * teams;
+  const int first_tile = static_cast<int>(blockIdx.x) * teams + number_of_warp / job.team;
+  StageLoader<packing, flush, row, offsets> loader{
+      job, experts, shared_address(ring), begin, end, first_tile, step, lane};
+  if (job.experts == nullptr) loader.start();
   await_previous();
-  const int all = job.tokens * blocks * 4;
+  if (job.experts != nullptr) {
+    for (int i = static_cast<int>(threadIdx.x); i < job.slots; i += static_cast<int>(blockDim.x))
+      experts[i] = job.experts[i];
+    __syncthreads();
+    loader.start();
+  }
+
+  const int all = job.x_rows * blocks * 4;
   for (int i = static_cast<int>(threadIdx.x); i - lane < all; i += static_cast<int>(blockDim.x)) {
     // Whole warps: lanes behind the last have zeros, and write nothing.
-    const int token = i / (blocks * 4);
+    const int r = i / (blocks * 4);
     const int at = i % (blocks * 4);
-    const Row from{job.x + std::int64_t{token} * job.in_features, job.order,
-                   i < all ? job.in_features : 0, job.vectors};
-    write_digits<packing, flush>(inputs32(from, at * 32), token, at, i < all, x);
+    const int of_x = job.repeats > 1 ? r / job.repeats : r;
+    Row from{job.x + std::int64_t{of_x} * job.in_features, job.order, i < all ? job.in_features : 0,
+             job.vectors};
+    if (job.order != nullptr && job.experts != nullptr && i < all) {
+      from.order = reinterpret_cast<const std::int32_t*>(
+          reinterpret_cast<const std::byte*>(job.order) + experts[r] * job.stride);
+    }
+    write_inputs(Inputs32::of(from, at * 32), r, at, i < all, x);
   }
   __syncthreads();
 
-  // Of the operand's columns a lane has the one of token column / 4 and digit column % 4.
+  // Of the operand's columns a lane has number column % 4 of token column / 4.
   const int column = lane / 4;
   const int quad = lane % 4;
-  const bool there = column % 4 < digits && column / 4 < job.tokens;
-  const unsigned char* const plane =
-      x.planes + (there ? column / 4 * digits + column % 4 : 0) * plane_bytes(blocks) + quad * 8;
+  const bool there = column % 4 < Planes::planes_of_token && column / 4 < job.tokens;
+  const int plane_bytes = Planes::plane_bytes(blocks);
+  const unsigned char* const first_plane =
+      x.planes + (there ? column / 4 * Planes::planes_of_token + column % 4 : 0) * plane_bytes +
+      quad * 8 * Planes::input_bytes;
   // Of the sums it has two columns of a token: digits 0 and 1, or digit 2 and zeros.
   const int token = min(quad / 2, job.tokens - 1);
   const bool low = quad % 2 == 0;
-  const float* const powers = x.powers + token * blocks;
-  const float* const input_sums = x.sums + token * blocks * (digit_inputs / flush);
 
-  constexpr bool with_sums = offsets || packing == Packing::int4;
   int slot = 0;
   int buffer = 0;
-  for (int of_tile = first_tile; of_tile < job.tiles; of_tile += step) {
+  const int tiles = job.slots * job.tiles;
+  for (int number = first_tile; number < tiles; number += step) {
+    const Tile of = Tile::of(job, experts, number);
+    const unsigned char* const plane =
+        first_plane + of.x_row * Planes::planes_of_token * plane_bytes;
+    const float* const powers = x.powers + (of.x_row + token) * blocks;
+    const float* const input_sums = x.sums + (of.x_row + token) * blocks * Planes::sums_of_block;
     float totals[2] = {};
     for (int stage = begin; stage < end; ++stage) {
       wait_copies();
       __syncwarp();
       loader.next();
-      unsigned char* const codes = ring + slot * F::stage_bytes;
-      const std::uint32_t rows = shared_address(codes);
+      const unsigned char* const codes = ring + slot * F::stage_bytes;
       const auto* const factors = reinterpret_cast<const float*>(codes + F::code_bytes);
-      int c[4] = {};
-      const auto scaled = [&](int i) {  // flush number i of the stage
-        const int at = stage * F::flushes + i;
-        // Behind the last input codes and digits are 0; powers and sums are not there.
-        const bool inside = at * flush < blocks * digit_inputs;
-        const float power =
-            inside ? powers[at * flush / digit_inputs] * (low ? 1.0F : 65536.0F) : 0.0F;
-        const float inputs = inside && low && with_sums ? input_sums[at] : 0.0F;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float sum = static_cast<float>(c[2 * h] + 256 * c[2 * h + 1]) * power;
-          c[2 * h] = c[2 * h + 1] = 0;
-          if constexpr (row) {
-            totals[h] += sum;
-          } else {
-            const float scale = factors[(column + 8 * h) * F::factors + i];
-            totals[h] = fmaf(scale, sum, totals[h]);
-            if constexpr (with_sums) {
-              float offset = offsets ? factors[(tile + column + 8 * h) * F::factors + i] : 0.0F;
-              if constexpr (packing == Packing::int4) offset -= 8 * scale;  // codes are 8 more
-              totals[h] = fmaf(offset, inputs, totals[h]);
-            }
-          }
-        }
-      };
-#pragma unroll
-      for (int p = 0; p < pieces; p += 2) {
-        // Two pieces of 8 rows and of the 8 below them.
-        std::uint32_t a[4];
-        load_matrices(a, rows + place_of(lane % 16, p + lane / 16));
-        if constexpr (packing == Packing::int8) {
-          const int input = stage * F::inputs + p * 16;
-          uint2 b{};
-          if (there && input < blocks * digit_inputs)
-            b = *reinterpret_cast<const uint2*>(plane + input);
-          if constexpr (flush == 16) {
-            multiply16(c, a[0], a[1], b.x);
-            scaled(p);
-            multiply16(c, a[2], a[3], b.y);
-            scaled(p + 1);
-          } else {
-            multiply<true>(c, a[0], a[1], a[2], a[3], b.x, b.y);
-            if ((p / 2 + 1) % (flush / 32) == 0) scaled((p / 2 + 1) / (flush / 32) - 1);
-          }
-        } else {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int input = stage * F::inputs + (p + h) * 32;
-            uint2 b{};
-            if (there && input < blocks * digit_inputs)
-              b = *reinterpret_cast<const uint2*>(plane + input);
-            constexpr unsigned nibbles = 0x0f0f0f0fU;
-            multiply<false>(c, a[2 * h] & nibbles, a[2 * h + 1] & nibbles, a[2 * h] >> 4 & nibbles,
-                            a[2 * h + 1] >> 4 & nibbles, b.x, b.y);
-            if ((p + h + 1) % (flush / 32) == 0) scaled((p + h + 1) / (flush / 32) - 1);
-          }
-        }
+      PowerBlock<packing, flush, row, offsets> of_block{shared_address(codes), factors, lane, {}};
+      constexpr int unrolled = flush < power_inputs ? 1 : F::blocks;  // so that nothing spills
+#pragma unroll unrolled
+      for (int i = 0; i < F::blocks; ++i) {
+        const int at = stage * F::blocks + i;
+        // Behind the last input codes are 0; inputs, powers and sums are not there.
+        const bool inside = at < blocks;
+        const float sums_too = with_input_sums<packing, offsets> && inside && low ? 1.0F : 0.0F;
+        float scaled[2] = {};
+        of_block.multiply(i, plane + at * power_inputs * Planes::input_bytes, there && inside,
+                          input_sums + (inside ? at : 0) * Planes::sums_of_block, sums_too, scaled,
+                          totals);
+        float power = inside ? powers[at] : 0.0F;
+        if constexpr (!halves) power *= low ? 1.0F : 65536.0F;
+        totals[0] = fmaf(power, scaled[0], totals[0]);
+        totals[1] = fmaf(power, scaled[1], totals[1]);
       }
       slot = (slot + 1) % room;
     }
 
-    const Part& part = part_of(job, of_tile);
-    const std::int64_t first = std::int64_t{of_tile - part.first_tile} * tile;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       totals[h] += __shfl_xor_sync(all_lanes, totals[h], 1);
-      if constexpr (row)
-        totals[h] *= __ldg(part.scales + min(first + column + 8 * h, part.out_features - 1));
+      if constexpr (row) {
+        const std::int64_t r = min(of.first_row + column + 8 * h, of.last_row());
+        totals[h] *= __ldg(of.at(job, of.part->scales) + r);
+      }
     }
     // In two buffers: whoever writes one again has met its reader since, for the other.
-    float* const tile_sums = sums + buffer * warps * job.tokens * tile;
+    float* const tile_sums = sums + (buffer * warps + number_of_warp - member) * job.tokens * tile;
     if (low && quad / 2 < job.tokens) {
-      float* const to = tile_sums + (number * job.tokens + quad / 2) * tile + column;
+      float* const to = tile_sums + (member * job.tokens + quad / 2) * tile + column;
       to[0] = totals[0];
       to[8] = totals[1];
     }
-    __syncthreads();
-    if (number == 0 && lane < job.tokens * tile) {
+    meet(1 + number_of_warp / job.team, job.team);
+    if (member == 0 && lane < job.tokens * tile) {
       float sum = 0;
-      for (int w = 0; w < warps; ++w) sum += tile_sums[w * job.tokens * tile + lane];
-      const std::int64_t r = first + lane % tile;
-      if (r < part.out_features) {
-        float* const to = part.out + lane / tile * part.out_features + r;
-        if (part.bias != nullptr) sum += part.bias[r];
+      for (int w = 0; w < job.team; ++w) sum += tile_sums[w * job.tokens * tile + lane];
+      const std::int64_t width = of.part->out_features;
+      const std::int64_t r = of.first_row + lane % tile;
+      if (r < width) {
+        float* const to = of.part->out + (of.slot + lane / tile) * width + r;
+        if (of.part->bias != nullptr) sum += of.part->bias[of.expert * width + r];
         *to = job.accumulate ? *to + sum : sum;
       }
     }
@@ -351,24 +184,45 @@ __global__ void __launch_bounds__(most_warps* warp) vector_kernel(const __grid_c
   }
 }
 
+/// Warps that have a tile together, out of so many of each block: those whose blocks end first,
+/// where a warp takes as long as its stages, and half a stage more for every tile.
+int team_of(const VectorJob& job, int warps, int blocks) {
+  int best = warps;
+  int least = std::numeric_limits<int>::max();
+  for (int team = warps; team > 0; team /= 2) {
+    const int tiles = (job.slots * job.tiles - 1) / (blocks * (warps / team)) + 1;  // of a team
+    const int halves_of_stages = tiles * (2 * ((job.stages_of_row - 1) / team + 1) + 1);
+    if (halves_of_stages < least) {
+      least = halves_of_stages;
+      best = team;
+    }
+  }
+  return best;
+}
+
+/// False: the device's shared memory has no room.
 template <Packing packing, int flush, bool row, bool offsets>
-bool launch(Job& job, const VectorLimits& limits, cudaStream_t stream) {
-  constexpr int reserved = 1024;  // of a block's shared memory, by CUDA
-  job.stages_of_row = (job.row_bytes - 1) / stage_row + 1;
-  const int fixed = digits_bytes((job.in_features - 1) / digit_inputs + 1, job.tokens, flush);
+bool launch(VectorJob job, const VectorLimits& limits, cudaStream_t stream) {
+  job.factors_at_once = job.group != flush || job.groups % 2 != 0 ? 1 : job.groups % 4 != 0 ? 2 : 4;
+  constexpr int reserved = 1024 + most_slots * 4;  // of a block's shared memory
+  const int fixed =
+      InputPlanes<packing, flush>::bytes((job.in_features - 1) / power_inputs + 1, job.x_rows);
   const int of_warp =
-      room * Format<packing, flush, row, offsets>::stage_bytes + 2 * job.tokens * tile * 4;
+      room * StageFormat<packing, flush, row, offsets>::stage_bytes + 2 * job.tokens * tile * 4;
   // Warps of a block, and blocks of a processor: the first that fit.
   constexpr int cuts[][2] = {
       {most_warps / 2, 2}, {most_warps, 1}, {most_warps / 2, 1}, {most_warps / 4, 1}};
   for (const auto& [warps, of_processor] : cuts) {
     const int bytes = fixed + warps * of_warp;
-    if (bytes > limits.block_bytes || of_processor * (bytes + reserved) > limits.processor_bytes)
+    if (bytes + reserved > limits.block_bytes ||
+        of_processor * (bytes + reserved) > limits.processor_bytes)
       continue;
     auto* const kernel = vector_kernel<packing, flush, row, offsets>;
     TOPKV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    job.team = team_of(job, warps, limits.processors * of_processor);
+    const int tiles = (job.slots * job.tiles - 1) / (warps / job.team) + 1;  // of blocks
     launch_overlapped(
-        kernel, static_cast<unsigned>(std::min(job.tiles, limits.processors * of_processor)),
+        kernel, static_cast<unsigned>(std::min(tiles, limits.processors * of_processor)),
         static_cast<unsigned>(warps * warp), static_cast<std::size_t>(bytes), stream, job);
     check_launch("the packed product kernel of few tokens");
     return true;
@@ -377,13 +231,64 @@ bool launch(Job& job, const VectorLimits& limits, cudaStream_t stream) {
 }
 
 template <Packing packing, bool offsets>
-bool launch_groups(Job& job, const VectorLimits& limits, cudaStream_t stream) {
-  if (job.groups == 1 || job.group % digit_inputs == 0)
-    return launch<packing, digit_inputs, false, offsets>(job, limits, stream);
+bool launch_groups(const VectorJob& job, const VectorLimits& limits, cudaStream_t stream) {
+  if constexpr (!offsets && !in_nibbles(packing)) {
+    if (job.groups == 1) return launch<packing, power_inputs, true, false>(job, limits, stream);
+  }
+  if constexpr (packing != Packing::fp4) {
+    if (job.groups == 1 || job.group % power_inputs == 0)
+      return launch<packing, power_inputs, false, offsets>(job, limits, stream);
+  }
   if (job.group % 32 == 0) return launch<packing, 32, false, offsets>(job, limits, stream);
-  if constexpr (packing == Packing::int8)
+  if constexpr (!in_nibbles(packing))
     return launch<packing, 16, false, offsets>(job, limits, stream);
   return false;
+}
+
+bool launch_packing(const Matrix& form, const VectorJob& job, const VectorLimits& limits,
+                    cudaStream_t stream) {
+  const bool offsets = form.has_offsets;
+  switch (form.packing) {
+    case Packing::int8:
+      return offsets ? launch_groups<Packing::int8, true>(job, limits, stream)
+                     : launch_groups<Packing::int8, false>(job, limits, stream);
+    case Packing::int4:
+      return offsets ? launch_groups<Packing::int4, true>(job, limits, stream)
+                     : launch_groups<Packing::int4, false>(job, limits, stream);
+    case Packing::fp8:
+      return !offsets && launch_groups<Packing::fp8, false>(job, limits, stream);
+    case Packing::fp4:
+      return !offsets && launch_groups<Packing::fp4, false>(job, limits, stream);
+    case Packing::none:
+      break;
+  }
+  return false;
+}
+
+/// What depends on the form of the weights alone.
+VectorJob job_of(const Matrix& form, const __nv_bfloat16* x) {
+  VectorJob job{};
+  job.row_bytes = static_cast<int>(form.row_bytes());
+  job.in_features = static_cast<int>(form.in_features);
+  job.groups = static_cast<int>(form.groups());
+  job.group = static_cast<int>(form.group);
+  job.stages_of_row = (job.row_bytes - 1) / stage_row + 1;
+  job.order = form.order();
+  job.x = x;
+  job.vectors = !form.has_order && form.in_features % 8 == 0 && aligned({x}, 16);
+  job.slots = job.sharing = job.repeats = job.x_rows = job.tokens = 1;
+  return job;
+}
+
+bool alike(const Matrix& a, const Matrix& b) {
+  return a.packing == b.packing && a.group == b.group && a.in_features == b.in_features &&
+         a.has_offsets == b.has_offsets;
+}
+
+void add_part(const Matrix& weight, const float* bias, float* out, VectorJob& job) {
+  job.parts[job.count++] = {weight.data, weight.scales(),     weight.offsets(), bias,
+                            out,         weight.out_features, job.tiles};
+  job.tiles += static_cast<int>((weight.out_features - 1) / tile + 1);
 }
 
 }  // namespace
@@ -402,37 +307,59 @@ bool packed_vectors(const Product* products, std::int64_t count, const __nv_bflo
                     std::int64_t tokens, bool accumulate, const VectorLimits& limits,
                     cudaStream_t stream) {
   const Matrix& form = products->weight;
-  if (tokens < 1 || tokens > most_vector_tokens || count > most_products) return false;
-  if (form.packing != Packing::int8 && form.packing != Packing::int4) return false;
-  Job job{};
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Product& product = products[i];
-    const Matrix& weight = product.weight;
-    const bool alike = weight.packing == form.packing && weight.group == form.group &&
-                       weight.in_features == form.in_features &&
-                       weight.has_offsets == form.has_offsets && !weight.has_order;
-    if (count > 1 && !alike) return false;
+  if (!form.packed() || tokens < 1 || tokens > most_vector_tokens || count > most_products)
+    return false;
+  VectorJob job = job_of(form, x);
+  for (const Product* product = products; product != products + count; ++product) {
+    const Matrix& weight = product->weight;
+    if (count > 1 && (!alike(weight, form) || weight.has_order)) return false;
     if (weight.out_features == 0) return false;
-    job.parts[job.count++] = {weight.data, weight.scales(),     weight.offsets(), product.bias,
-                              product.out, weight.out_features, job.tiles};
-    job.tiles += static_cast<int>((weight.out_features - 1) / tile + 1);
+    add_part(weight, product->bias, product->out, job);
   }
-  job.row_bytes = static_cast<int>(form.row_bytes());
-  job.in_features = static_cast<int>(form.in_features);
-  job.groups = static_cast<int>(form.groups());
-  job.group = static_cast<int>(form.group);
-  job.order = form.order();
-  job.x = x;
-  job.vectors = !form.has_order && form.in_features % 8 == 0 && aligned({x}, 16);
-  job.tokens = static_cast<int>(tokens);
+  job.x_rows = job.tokens = static_cast<int>(tokens);
   job.accumulate = accumulate;
-  if (form.packing == Packing::int4) {
-    return form.has_offsets ? launch_groups<Packing::int4, true>(job, limits, stream)
-                            : launch_groups<Packing::int4, false>(job, limits, stream);
+  return launch_packing(form, job, limits, stream);
+}
+
+bool packed_experts(const ExpertProduct* products, std::int64_t count, const __nv_bfloat16* x,
+                    std::int64_t sharing, const std::int32_t* experts, std::int64_t rows,
+                    const VectorLimits& limits, cudaStream_t stream) {
+  const ExpertMatrices& first_weights = *products->weights;
+  const Matrix& form = first_weights.form;
+  VectorJob job = job_of(form, x);
+  std::int64_t together = 0;
+  for (; together < std::min(count, most_products); ++together) {
+    const auto& [weights, biases, out] = products[together];
+    if (together > 0 && (!alike(weights->form, form) || weights->form.has_order ||
+                         weights->stride != first_weights.stride))
+      break;
+    add_part(weights->form, biases, out, job);
   }
-  if (form.has_offsets) return launch_groups<Packing::int8, true>(job, limits, stream);
-  if (job.groups == 1) return launch<Packing::int8, digit_inputs, true, false>(job, limits, stream);
-  return launch_groups<Packing::int8, false>(job, limits, stream);
+  job.stride = first_weights.stride;
+  job.sharing = form.has_order ? 1 : static_cast<int>(sharing);
+  job.repeats = form.has_order ? static_cast<int>(sharing) : 1;
+  // As many slots at a time as shared memory has inputs of: of several rows of x, or of one.
+  std::int64_t at_once = most_slots;
+  for (std::int64_t first = 0; first < rows;) {
+    std::int64_t slots = at_once;
+    if (slots >= sharing) {
+      slots = std::min(slots / sharing * sharing, rows - first);
+    } else {
+      slots = std::min(slots, sharing - first % sharing);
+    }
+    job.slots = static_cast<int>(slots);
+    job.x_rows = static_cast<int>((slots - 1) / job.sharing + 1);
+    job.experts = experts + first;
+    job.x = x + first / sharing * form.in_features;
+    if (launch_packing(form, job, limits, stream)) {
+      for (int p = 0; p < job.count; ++p) job.parts[p].out += slots * job.parts[p].out_features;
+      first += slots;
+    } else if (at_once /= 2; at_once == 0) {
+      return false;
+    }
+  }
+  return together == count || packed_experts(products + together, count - together, x, sharing,
+                                             experts, rows, limits, stream);
 }
 
 }  // namespace topkv::gpu

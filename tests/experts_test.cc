@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -245,14 +246,15 @@ class ExpertProducts : public Experts {
             place.put(std::vector<float>(static_cast<std::size_t>(slots * out), 9.0F));
         {
           const auto lock = place.compute().lock();
-          const float* added = biased ? biases_there.floats() : nullptr;
+          const ExpertProduct product{&group.matrices, biased ? biases_there.floats() : nullptr,
+                                      result.floats()};
           if (in_order) {
             place.compute().gather(inputs.data(), ints(order), slots, k, in, gathered.data());
-            place.compute().expert_matmul(group.matrices, added, gathered.data(), 1,
-                                          {nullptr, slots, sorted.ends}, result.floats());
+            place.compute().expert_products({&product, 1}, gathered.data(), 1,
+                                            {nullptr, slots, sorted.ends});
           } else {
-            place.compute().expert_matmul(group.matrices, added, inputs.data(), k,
-                                          {ints(of_slots), slots, {}}, result.floats());
+            place.compute().expert_products({&product, 1}, inputs.data(), k,
+                                            {ints(of_slots), slots, {}});
           }
         }
         const auto got = place.get(result.floats(), slots * out);
@@ -306,6 +308,58 @@ TEST_P(ExpertProducts, OfPlainWeightsMatchFloat64) {
   }
 }
 
+// Gate and up meet the same inputs, and may have forms of their own.
+TEST_P(ExpertProducts, OfSeveralWeightsAreThoseOfEach) {
+  const Place place(GetParam());
+  const packed_case::Case four{Packing::int4, 40, 384, 128, true};
+  for (const packed_case::Case& other :
+       {four, packed_case::Case{Packing::int4, 72, 384, 128, true},
+        packed_case::Case{Packing::int4, 40, 384, 128, true, true},
+        packed_case::Case{Packing::fp8, 33, 384, 128, false}}) {
+    const Group groups[] = {packed_experts(place, four, 5), packed_experts(place, other, 5)};
+    const auto biases = reference::random_floats(5 * other.out, 8);
+    const Buffer biases_there = place.put(biases);
+    const Buffer inputs = operand(place, reference::random_bf16(3 * 384, 3));
+    const Buffer chosen = ids(place, {0, 1, 4, 4, 2, 3});
+    const std::int64_t sizes[] = {6 * four.out, 6 * other.out};
+    const Buffer alone[] = {place.room(sizes[0]), place.room(sizes[1])};
+    const Buffer together[] = {place.room(sizes[0]), place.room(sizes[1])};
+    const auto products = [&](const Buffer (&to)[2]) {
+      return std::array{ExpertProduct{&groups[0].matrices, nullptr, to[0].floats()},
+                        ExpertProduct{&groups[1].matrices, biases_there.floats(), to[1].floats()}};
+    };
+    const ExpertRows rows{ints(chosen), 6, {}};
+    {
+      const auto lock = place.compute().lock();
+      for (const ExpertProduct& one : products(alone))
+        place.compute().expert_products({&one, 1}, inputs.data(), 2, rows);
+      place.compute().expert_products(products(together), inputs.data(), 2, rows);
+    }
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(place.get(together[i].floats(), sizes[i]), place.get(alone[i].floats(), sizes[i]))
+          << packed_case::name_of(other.packing) << ", product " << i;
+    }
+  }
+}
+
+// More slots than a launch takes, of one token and of several.
+TEST_P(ExpertProducts, OfManySlotsMatchFloat64) {
+  const Place place(GetParam());
+  {
+    const auto lock = place.compute().lock();
+    place.compute().prepare_packed();
+  }
+  for (const packed_case::Case& of :
+       {packed_case::Case{Packing::int4, 20, 128, 64, true}, {Packing::fp4, 20, 128, 32, false},
+        {Packing::int4, 20, 128, 64, true, true}}) {
+    const Group group = packed_experts(place, of, 5);
+    for (const auto& [tokens, k] : {std::pair{1, 150}, {3, 70}, {7, 40}, {150, 1}}) {
+      expect_products(place, group, tokens, k);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(ExpertProducts, ARecordedOneReadsTheExpertsThatAreChosenWhenItIsReplayed) {
   const Place place(GetParam());
   const Group group = packed_experts(place, {Packing::fp4, 40, 96, 32, false}, 4);
@@ -319,8 +373,8 @@ TEST_P(ExpertProducts, ARecordedOneReadsTheExpertsThatAreChosenWhenItIsReplayed)
       const auto lock = place.compute().lock();
       place.compute().copy_in(now.data(), 8, chosen.data());
       place.compute().replay(recording, [&] {
-        place.compute().expert_matmul(group.matrices, nullptr, inputs.data(), 2,
-                                      {ints(chosen), 2, {}}, result.floats());
+        const ExpertProduct product{&group.matrices, nullptr, result.floats()};
+        place.compute().expert_products({&product, 1}, inputs.data(), 2, {ints(chosen), 2, {}});
       });
     }
     const auto got = place.get(result.floats(), 2 * 40);

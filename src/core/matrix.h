@@ -10,8 +10,8 @@
 // for the same bits (fp8: those of a float16 but for its last seven, so that widening is a shift),
 // or twice what e2m1 has for them (fp4: 0, 1, 2, 3, 4, 6, 8, 12 and, with the fourth bit, less
 // than 0; OCP Microscaling Formats 1.0, section 5.3.3). Scales and offsets are float32, so that
-// those of any checkpoint (f16, bf16, e8m0, products of two) keep their value. In memory, one
-// block:
+// those of any checkpoint (f16, bf16, e8m0, products of two) keep their value; codes that are
+// floats have no offsets. In memory, one block:
 //
 //   codes    out_features rows of row_bytes() each, a multiple of 16: what lies behind the last
 //            input of a row is 0
@@ -95,6 +95,13 @@ struct ExpertMatrices {
     matrix.data = data[static_cast<std::size_t>(expert)];
     return matrix;
   }
+};
+
+/// A weight of each expert, which meets inputs that others meet as well.
+struct ExpertProduct {
+  const ExpertMatrices* weights = nullptr;
+  const float* biases = nullptr;  ///< [experts, out_features]; null: none
+  float* out = nullptr;           ///< [rows, out_features]
 };
 
 /// Inputs of a group are a multiple of this: 32 for codes of 4 bits, else 16 unless a row is one

@@ -197,11 +197,10 @@ class ComputeDevice : public DeviceSizes {
   virtual void route(const float* scores, std::int64_t tokens, const Routing& routing,
                      std::int32_t* ids, float* weights) = 0;
 
-  /// out[r] = W x[r / sharing] + bias, where W and bias [out_features] are those of row r's expert.
-  /// x: operand; out: [rows.count, out_features]; biases: [experts, out_features], null: none.
-  /// Sorted rows are multiplied expert by expert, which replay cannot do.
-  virtual void expert_matmul(const ExpertMatrices& weights, const float* biases, const std::byte* x,
-                             std::int64_t sharing, const ExpertRows& rows, float* out) = 0;
+  /// out[r] = W x[r / sharing] + bias, where W and bias are those of row r's expert; in one go where
+  /// the device can. x: operand. Sorted rows are multiplied expert by expert, which replay cannot do.
+  virtual void expert_products(std::span<const ExpertProduct> all, const std::byte* x,
+                               std::int64_t sharing, const ExpertRows& rows) = 0;
 
   /// out[r] = x[slots[r] / sharing], operands of so many elements.
   virtual void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,

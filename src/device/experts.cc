@@ -60,4 +60,19 @@ void SortedSlots::sort(std::span<const std::int32_t> experts, std::int64_t count
   }
 }
 
+void multiply_each_expert(ComputeDevice& device, std::span<const ExpertProduct> all,
+                          const std::byte* x, std::int64_t sharing, const ExpertRows& rows) {
+  for (const ExpertProduct& product : all) {
+    const Matrix& form = product.weights->form;
+    const std::int64_t in_bytes = form.in_features * bytes_of(device.operand_dtype());
+    // Sorted rows have one of x each.
+    each_expert(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
+      float* const to = product.out + first * form.out_features;
+      device.matmul(product.weights->of(expert), x + first / sharing * in_bytes, count, false, to);
+      if (product.biases != nullptr)
+        device.add_bias(product.biases + expert * form.out_features, count, form.out_features, to);
+    });
+  }
+}
+
 }  // namespace topkv

@@ -31,6 +31,10 @@ void each_expert(const ExpertRows& rows, const Body& body) {
   }
 }
 
+/// ComputeDevice::expert_products, where each_expert can go through the rows.
+void multiply_each_expert(ComputeDevice& device, std::span<const ExpertProduct> all,
+                          const std::byte* x, std::int64_t sharing, const ExpertRows& rows);
+
 /// Slots sorted by expert; those of one stay in their order.
 struct SortedSlots {
   std::vector<std::int32_t> slots;   // [rows]

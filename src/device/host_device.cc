@@ -154,16 +154,9 @@ class HostDevice final : public ComputeDevice {
     });
   }
 
-  void expert_matmul(const ExpertMatrices& weights, const float* biases, const std::byte* x,
-                     std::int64_t sharing, const ExpertRows& rows, float* out) override {
-    const std::int64_t in_bytes = weights.form.in_features * bytes_of(operand_dtype());
-    const std::int64_t width = weights.form.out_features;
-    // Sorted rows have one of x each.
-    each_expert(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
-      float* to = out + first * width;
-      matmul(weights.of(expert), x + first / sharing * in_bytes, count, false, to);
-      if (biases != nullptr) add_bias(biases + expert * width, count, width, to);
-    });
+  void expert_products(std::span<const ExpertProduct> all, const std::byte* x,
+                       std::int64_t sharing, const ExpertRows& rows) override {
+    multiply_each_expert(*this, all, x, sharing, rows);
   }
 
   void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,

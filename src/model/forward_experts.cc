@@ -32,15 +32,14 @@ void Forward::mix(const MixtureWeights& w, const std::byte* operand, std::int64_
     sharing = 1;
     places = a_.places;
   }
-  const auto product = [&](const ExpertMatrices& weights, const Vector& biases,
-                           const std::byte* from, std::int64_t rows_of_one, float* out) {
-    begin(Phase::matmul);
-    device_->expert_matmul(weights, biases.data, from, rows_of_one, rows, out);
-  };
-  product(w.gate, w.gate_biases, operand, sharing, a_.gate);
-  product(w.up, w.up_biases, operand, sharing, a_.up);
+  const ExpertProduct gate_up[] = {{&w.gate, w.gate_biases.data, a_.gate},
+                                   {&w.up, w.up_biases.data, a_.up}};
+  const ExpertProduct down[] = {{&w.down, w.down_biases.data, a_.parts}};
+  begin(Phase::matmul);
+  device_->expert_products(gate_up, operand, sharing, rows);
   activate(rows.count * mixture.intermediate_size);
-  product(w.down, w.down_biases, a_.mlp, 1, a_.parts);
+  begin(Phase::matmul);
+  device_->expert_products(down, a_.mlp, 1, rows);
   begin(Phase::other);
   device_->add_weighted(a_.parts, a_.shares, places, tokens, k, hidden, x);
 }

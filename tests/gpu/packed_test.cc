@@ -4,8 +4,10 @@
 // u is float32's unit roundoff, 2^-24, and v bf16's, 2^-8.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "src/core/convert.h"
@@ -68,7 +70,7 @@ class PackedOnCuda : public testing::Test {
     // scales and offsets by a few. Unpacked weights are rounded to bf16 first, by v.
     const double each =
         2 * static_cast<double>(of.in + 16) * u +
-        (tokens > most_straight || of.packing == Packing::fp4 ? v : 0);
+        (tokens > most_straight || (of.packing == Packing::fp4 && tokens > 2) ? v : 0);
     for (std::int64_t t = 0; t < tokens; ++t) {
       for (std::int64_t o = 0; o < of.out; ++o) {
         double sum = accumulate ? before[t * of.out + o] : 0.0;
@@ -110,13 +112,64 @@ TEST_F(PackedOnCuda, ProductsOfLargeWeightsMatchFloat64) {
       {Packing::int4, 20011, 256, 128, true},  {Packing::int8, 20011, 256, 256, false},
       {Packing::int4, 24, 18944, 128, true},   {Packing::int8, 24, 18944, 18944, false},
       {Packing::int4, 2500, 18944, 128, true}, {Packing::fp8, 20011, 256, 128, false},
-      {Packing::fp8, 24, 18944, 128, false},
+      {Packing::fp8, 24, 18944, 128, false},   {Packing::fp4, 24, 18944, 32, false},
+      {Packing::fp4, 20011, 256, 32, false},
   };
   for (const packed_case::Case& of : large) {
     for (const std::int64_t tokens : {1, 5, 16, 66}) {
       if (of.out == 2500 && tokens < 66) continue;  // float64 takes its time
       expect_product(of, tokens, tokens == 5);
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Inputs of a few tokens are met as integers or float16 that share an exponent: far from the largest
+// they are still there, and what is not finite is not hidden.
+TEST_F(PackedOnCuda, InputsOfEverySizeCount) {
+  TOPKV_NEEDS_GPU();
+  open();
+  for (const packed_case::Case& of :
+       {packed_case::Case{Packing::int8, 33, 384, 384, false}, {Packing::int4, 33, 384, 128, true},
+        {Packing::fp8, 33, 384, 128, false}, {Packing::fp4, 33, 384, 32, false}}) {
+    packed_case::Packed packed = packed_case::random_packed(of, 9);
+    const Buffer block = packed_case::put(*device_, packed);
+    const Buffer out = put(std::vector<float>(static_cast<std::size_t>(of.out)));
+    const auto product = [&](const std::vector<float>& x) {
+      const Buffer inputs = operand(x);
+      device_->matmul(packed.matrix, inputs.data(), 1, false, out.floats());
+      return get(out, of.out);
+    };
+    for (const float largest : {0.0F, 0x1p-90F, 0x1p-60F, 1.0F, 0x1p60F, 0x1p100F}) {
+      SCOPED_TRACE(testing::Message()
+                   << packed_case::name_of(of.packing) << ", largest " << largest);
+      // Each 128 with sizes over 2^24, of which only what is far below the largest is rounded.
+      auto x = reference::random_bf16(of.in, 10);
+      for (std::size_t i = 0; i < x.size(); ++i)
+        x[i] *= std::ldexp(largest, -static_cast<int>(i % 25));  // a bf16 still
+      float most = 0;
+      for (const float value : x) most = std::max(most, std::abs(value));
+      const auto got = product(x);
+      for (std::int64_t o = 0; o < of.out; ++o) {
+        double sum = 0;
+        double size = 0;
+        double rounding = 0;
+        for (std::int64_t i = 0; i < of.in; ++i) {
+          sum += x[i] * packed.values[o * of.in + i];
+          size += std::abs(x[i]) * packed.sizes[o * of.in + i];
+          rounding += 4 * u * most * packed.sizes[o * of.in + i];
+        }
+        // What is no normal float may be lost.
+        ASSERT_NEAR(got[o], sum, 2 * static_cast<double>(of.in + 16) * u * size + rounding + 1e-37)
+            << o;
+      }
+    }
+    for (const float bad : {std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+      auto x = reference::random_bf16(of.in, 11);
+      x[200] = bad;
+      for (const float value : product(x)) EXPECT_FALSE(std::isfinite(value)) << bad;
     }
   }
 }
