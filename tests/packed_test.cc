@@ -71,6 +71,56 @@ TEST(PackedProduct, MatchesFloat64ForEveryPackingSizeAndNumberOfTokens) {
   });
 }
 
+// Codes of 4 bits meet activations that share a power of two: far from the largest they are still
+// there, to 2^-22 of that one, and what is not finite is not hidden.
+TEST(PackedProduct, OfNibblesCountsActivationsOfEverySize) {
+  ComputeDevice& device = *host_device();
+  each_target([&] {
+    for (const packed_case::Case& of : {packed_case::Case{Packing::int4, 6, 384, 128, true},
+                                        {Packing::int4, 5, 352, 32, true},
+                                        {Packing::fp4, 6, 384, 32, false},
+                                        {Packing::fp4, 5, 384, 384, false}}) {
+      packed_case::Packed packed = packed_case::random_packed(of, 9);
+      const Buffer block = packed_case::put(device, packed);
+      const auto product = [&](const std::vector<float>& x) {
+        std::vector<float> out(static_cast<std::size_t>(of.out));
+        device.matmul(packed.matrix, reinterpret_cast<const std::byte*>(x.data()), 1, false,
+                      out.data());
+        return out;
+      };
+      for (const float largest : {0.0F, 0x1p-90F, 1.0F, 0x1p100F}) {
+        SCOPED_TRACE(testing::Message()
+                     << packed_case::name_of(of.packing) << ", largest " << largest);
+        auto x = reference::random_floats(of.in, 10);
+        float most = 0;
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          x[i] *= std::ldexp(largest, -static_cast<int>(i % 25));
+          most = std::max(most, std::abs(x[i]));
+        }
+        const auto got = product(x);
+        for (std::int64_t o = 0; o < of.out; ++o) {
+          double sum = 0;
+          double size = 0;
+          double rounding = 0;
+          for (std::int64_t i = 0; i < of.in; ++i) {
+            sum += x[i] * packed.values[o * of.in + i];
+            size += std::abs(x[i]) * packed.sizes[o * of.in + i];
+            rounding += 4 * u * most * packed.sizes[o * of.in + i];
+          }
+          // Codes are met 8 or 12 too large, and less that of the sum.
+          ASSERT_NEAR(got[o], sum, 4 * static_cast<double>(of.in + 4) * u * size + rounding) << o;
+        }
+      }
+      for (const float bad : {std::numeric_limits<float>::infinity(),
+                              std::numeric_limits<float>::quiet_NaN()}) {
+        auto x = reference::random_floats(of.in, 11);
+        x[200] = bad;
+        for (const float value : product(x)) EXPECT_FALSE(std::isfinite(value)) << bad;
+      }
+    }
+  });
+}
+
 TEST(PackedProduct, EmbeddingGivesTheRowsThatTokensName) {
   ComputeDevice& device = *host_device();
   each_target([&] {

@@ -64,4 +64,18 @@ void pack_nibbles(const std::uint8_t* codes, std::int64_t count, std::byte* to) 
     put_word([&](std::uint32_t j) { return std::uint32_t{codes[i + j]}; }, to);
 }
 
+void unpack_nibbles(Packing packing, const std::byte* words, std::int64_t count,
+                    std::int8_t* codes) {
+  static constexpr std::int8_t of_bits[2][16] = {
+      {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7},
+      {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
+  const auto& code_of = of_bits[packing == Packing::fp4 ? 1 : 0];
+  for (std::int64_t i = 0; i < count; i += 8, words += 4) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, words, sizeof word);
+    for (std::int64_t j = 0; j < 8; ++j)
+      codes[i + j] = code_of[word >> (j / 2 * 4 + j % 2 * 16) & 15U];
+  }
+}
+
 }  // namespace topkv

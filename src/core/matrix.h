@@ -122,4 +122,8 @@ void pack_int4(const std::int8_t* codes, std::int64_t count, std::byte* to);
 /// Puts codes of 4 bits, 0 to 15, into such words. REQUIRES: count a multiple of 8.
 void pack_nibbles(const std::uint8_t* codes, std::int64_t count, std::byte* to);
 
+/// Codes of int4 or fp4 from such words: what their bits stand for. REQUIRES: likewise.
+void unpack_nibbles(Packing packing, const std::byte* words, std::int64_t count,
+                    std::int8_t* codes);
+
 }  // namespace topkv

@@ -1,7 +1,7 @@
 // Products with packed weights (matrix.h) on the host: with few tokens straight from the codes, so
 // that they take the time that reading these takes; with many, rows are unpacked first. Compiled
-// for every x86 level and chosen at run time (Highway). Codes are widened to float32 and products
-// and sums are float32: activations are not rounded.
+// for every x86 level and chosen at run time (Highway). Codes of 8 bits are widened to float32, and
+// products and sums are float32; those of 4 bits: nibble_product.h.
 #pragma once
 
 #include <cstdint>
