@@ -165,6 +165,26 @@ TEST(ChatTemplate, RendersWhatPythonSlicesAndWhatStandsBeforeABlock) {
       {"{ {% if true %}b{% endif %}", "{ b"},
       {"  {% if true %}b{% endif %}", "b"},
       {"a\nb", "a\nb"},
+      {"\n{% if true %}b{% endif %}", "\nb"},
+      {"\r\n  {% if true %}b{% endif %}", "\nb"},
+      {"\n{# c #}a", "\na"},
+      {"{% for m in messages %}{% if m.role == 'user' %}S{{ m.content }}{% continue %}{% endif %}"
+       "{{ m.role }}{% endfor %}",
+       "Sxassistant"},
+      {"{% for i in range(4) %}{% if i == 0 %}A{% elif i == 1 %}B{% continue %}{% else %}"
+       "{% if true %}C{% break %}{% endif %}{% endif %}D{% endfor %}",
+       "ADBC"},
+      {"{{ messages == messages[:] }}{{ messages != messages[1:] }}", "TrueTrue"},
+      {"{{ {'a': 1, 'b': [2]} == {'b': [2], 'a': 1} }}{{ [[1]] in [[[1]]] }}", "TrueTrue"},
+      {"{{ [1, 2] == (1, 2) }}{{ namespace(a=1) == namespace(a=1) }}{{ 1 == true }}{{ 1 == 1.0 }}",
+       "FalseFalseTrueTrue"},
+      {"{{ messages|selectattr('tool', 'ne', none)|list|length }}", "2"},
+      {"{{ none is ne 'a' }}{{ true is eq(1) }}{{ 2 is gt(1) }}{{ 'a' is lt('b') }}",
+       "TrueTrueTrueTrue"},
+      {"{{ (1 < 2) == (3 < 4) }}{{ 1 < 2 and 2 < 3 }}{{ [1 < 2, 2 > 3] == [true, false] }}",
+       "TrueTrueTrue"},
+      {"{% for m in messages if m.role == 'user' and m.content in 'xyz' %}{{ m.role }}{% endfor %}",
+       "user"},
   };
   for (const auto& [source, text] : cases) {
     write(work.path() / "chat_template.jinja", source);
@@ -278,6 +298,16 @@ TEST_F(Hostile, ArithmeticEndsInMessages) {
   refused("{{ 99999999999999999999999 }}");
   refused("{{ (1.0 * 9223372036854775807) * 9223372036854775807 * 1.5 }}");
   refused("{{ [1, 'a', 2.0]|sort }}");
+}
+
+// Python means a < b and b < c; the engine means (a < b) < c.
+TEST_F(Hostile, ComparisonsInARowAreRefused) {
+  for (const char* source :
+       {"{{ 3 > 2 > 1 }}", "{{ 1 < 2 == true }}", "{{ 'a' in 'abc' == true }}",
+        "{% if messages[0].role != 'user' != true %}{% endif %}",
+        "{% for m in messages if m.role == 'a' == true %}{% endfor %}", "{{ f(1 < 2 < 3) }}"}) {
+    EXPECT_NE(refused(source).find("more than two values in a row"), std::string::npos) << source;
+  }
 }
 
 TEST_F(Hostile, SyntaxErrorsAndUndefinedNamesAreOneLineWithThePlace) {

@@ -116,6 +116,28 @@ TEST_F(Checkpoint, TiedOutputLayerThatDiffersIsUsedAndTold) {
   EXPECT_EQ(Model::load(temp_.path()).logits(tokens_), wanted);  // nobody to be told
 }
 
+TEST_F(Checkpoint, TensorsThatNothingReadsAreTold) {
+  make("llama-tied-bias", [](Tensors& tensors) {
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = tensors["model.norm.weight"];
+  });
+  load();
+  EXPECT_TRUE(warnings_.empty());  // it follows from config.json
+
+  make("llama-tied-bias", [](Tensors& tensors) {
+    for (const char* name : {"b", "a", "d", "c", "e"}) tensors[name] = tensors["model.norm.weight"];
+  });
+  load();
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("5 tensors are not used: a, b, c and 2 more"), std::string::npos)
+      << warnings_[0];
+
+  // Biases that config.json does not speak of would change every answer.
+  make("llama-tied-bias", [](Tensors&) {}, {{"attention_bias", false}});
+  load();
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("self_attn.k_proj.bias"), std::string::npos) << warnings_[0];
+}
+
 TEST_F(Checkpoint, TiedOutputLayerThatDiffersInItsLastElementIsNoticed) {
   make("llama-tied-bias", [](Tensors& tensors) {
     Tensor& head = tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"];

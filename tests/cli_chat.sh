@@ -82,8 +82,12 @@ holds 'a last line without its end is a question' test "$(grep -c ' answered' lo
 "$topkv" chat -m plain </dev/null >answers 2>log
 holds 'no questions are no answers' test "$? $(cat answers)" = '0 '
 printf 'a\nb\nc\n' | "$topkv" chat -m plain --device cpu -n 100 --room 100 >answers 2>log
-holds 'a full conversation ends' test $? -eq 2
-holds 'with the flag that allows more' grep -q 'error: --room: ' log
+holds 'what does not fit is not asked, which the status tells' test $? -eq 1
+holds 'with the flag that allows more' grep -q 'warning: .* a larger --room' log
+{ echo a; yes word | head -n 300 | tr '\n' ' '; echo; echo b; } |
+  "$topkv" chat -m plain --device cpu -n 5 --room 100 >answers 2>log
+holds 'a question that is too long ends with its status' test $? -eq 1
+holds 'and the next one is asked' test "$(grep -c ' answered' log)" -eq 2
 
 refuses() { # STATUS PATTERN ARGUMENTS...
   status=$1 pattern=$2

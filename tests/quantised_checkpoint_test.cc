@@ -543,6 +543,22 @@ TEST_F(QuantisedCheckpoint, ValuesThatCannotBeAreNamed) {
   expect_error<Unsupported>(load, beginning, {"31 inputs in group 0", "32"});
   write(kinds()[13], [&](FileTensors& t) { put(t, "weight", 97, 0xff, 1); });
   expect_error<FileError>(load, beginning, {"NaN at [1, 1]"});
+  // Zero points beside weights that are said to be symmetric: each says so too, or one does not.
+  const auto all = kinds();
+  const Kind& symmetric = *std::ranges::find(all, "w8 by channel", &Kind::name);
+  for (const char zero : {'\0', '\1'}) {
+    write(symmetric, [&](FileTensors& t) {
+      const auto rows = t[up + "weight"].shape[0];
+      std::string zeros(static_cast<std::size_t>(rows), '\0');
+      zeros[3] = zero;
+      t[up + "weight_zero_point"] = {"I8", {rows, 1}, zeros};
+    });
+    if (zero == 0) {
+      load();
+    } else {
+      expect_error<FileError>(load, beginning, {"zero point 129 of output 3", "symmetric", "128"});
+    }
+  }
   write(kinds()[13], [&](FileTensors& t) { put(t, "weight_scale_inv", 4, 0x7f800000U, 4); });
   expect_error<FileError>(load, beginning, {"scale inf of output 32, group 1"});
   write(kinds()[9], [&](FileTensors& t) { put(t, "weight_shape", 0, 319, 4); });

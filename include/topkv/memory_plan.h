@@ -37,7 +37,8 @@ struct PlacePlan {
   std::int64_t peak = 0;  ///< the most at a time
   std::int64_t limit = 0;
   /// Read of it for each token: weights (of an embedding that is not the output layer, a row; of
-  /// experts those that a token goes through), and codes or, with "exact", keys. Over the memory's bandwidth: the least time that a token takes.
+  /// experts those that a token goes through), and codes or, with "exact", keys. Over the memory's
+  /// bandwidth: the least time that a token takes.
   std::int64_t reads = 0;
   bool fits() const { return peak <= limit; }
 };

@@ -69,11 +69,23 @@ class Chat {
     read(conversation_.before_questions());
   }
 
-  /// Prints the answer as it comes.
-  void ask(const std::string& question) {
+  /// Prints the answer as it comes. False, and told, where there is no room for the question: then
+  /// the conversation is as before.
+  bool ask(const std::string& question) {
     const std::vector<Token> asked = conversation_.ask(question);
     std::size_t same = std::min(common_tokens(held_, asked), asked.size() - 1);
     const auto frozen = static_cast<std::size_t>(session_->context().tokens());
+    // Where a template changes what was read, the files are read again below, and count anew.
+    if (same >= frozen && static_cast<std::int64_t>(asked.size() - frozen) >= flags_.most_own()) {
+      conversation_.forget_question();
+      progress_.note(warning_line(fmt::format(
+          "with this question the conversation takes {} tokens beside the files, and --room has {} "
+          "for it and its answer: it is not asked; ask something shorter, or begin again with a "
+          "larger --room",
+          format_grouped(static_cast<std::int64_t>(asked.size() - frozen)),
+          format_grouped(flags_.most_own()))));
+      return false;
+    }
     if (same < frozen) {
       read_again(asked, frozen);
       same = held_.size();
@@ -89,6 +101,7 @@ class Chat {
           flags_.most_own()));
     }
     answer(asked, prompt, std::min(room, flags_.most_predicted()));
+    return true;
   }
 
  private:
@@ -149,10 +162,11 @@ class Chat {
                                ? static_cast<double>(result.steps) / result.decode_seconds
                                : 0),
                format_grouped(session_->tokens()),
-               result.ended    ? ""
-               : interrupted() ? ", interrupted"
-               : count == most ? ", cut off: -n and --room allow no more"
-                               : "");
+               result.ended                      ? ""
+               : interrupted()                   ? ", interrupted"
+               : count < most                    ? ""
+               : most == flags_.most_predicted() ? ", cut off: -n allows no more"
+                                                 : ", cut off: --room allows no more");
   }
 
   const ChatFlags& flags_;
@@ -193,18 +207,18 @@ int run_chat(ChatFlags flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
-  const Model model =
-      load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   Chat chat(flags, model,
             Conversation(std::move(chat_template), model.tokenizer(), flags.system, text),
             progress);
   const bool prompts = ::isatty(STDIN_FILENO) != 0;
+  bool all_asked = true;
   while (const std::optional<std::string> question = next_question(prompts)) {
     if (question->find_first_not_of(" \t\r") == std::string::npos) continue;
-    chat.ask(*question);
+    all_asked = chat.ask(*question) && all_asked;
     forget_interrupt();
   }
-  return 0;
+  return all_asked || prompts ? 0 : 1;  // in a pipe nobody sees what was told
 }
 
 }  // namespace

@@ -24,6 +24,9 @@ class Conversation {
   /// Adds a question. The tokens of all up to where its answer begins.
   std::vector<Token> ask(const std::string& question);
 
+  /// Takes the last question back, as if it had not been asked.
+  void forget_question();
+
   /// How many of these tokens will be there after the next question, too: a template may move a
   /// system message to the last question.
   std::size_t lasting(const std::vector<Token>& asked) const;
@@ -35,7 +38,8 @@ class Conversation {
 
   ChatTemplate template_;
   const Tokenizer& tokenizer_;
-  std::string files_;  // until the first question has them
+  std::string files_;  // which the first question has in front
+  std::size_t questions_ = 0;
   std::vector<ChatMessage> messages_;
 };
 

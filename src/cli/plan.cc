@@ -109,6 +109,27 @@ std::string missing_text(const MemoryPlan& plan) {
   return text;
 }
 
+/// What to change where nothing fits: the index, or the length.
+void print_ways_out(const PlanFlags& flags, PlanRequest request) {
+  const auto fits = [&] { return most_exact(memory_plans(flags.directory, request)) != nullptr; };
+  if (flags.index.empty()) {
+    const PlanRequest asked = request;
+    request.index = "exact";
+    const std::vector<MemoryPlan> plans = memory_plans(flags.directory, request);
+    if (const MemoryPlan* chosen = most_exact(plans)) fmt::print("fits      {}\n", chosen->flags());
+    request = asked;
+  }
+  constexpr std::int64_t step = 1024;
+  std::int64_t fitting = 0;  // in steps
+  std::int64_t too_many = (request.tokens + step - 1) / step;
+  while (too_many - fitting > 1) {
+    const std::int64_t middle = fitting + (too_many - fitting) / 2;
+    request.tokens = middle * step;
+    (fits() ? fitting : too_many) = middle;
+  }
+  if (fitting > 0) fmt::print("fits      {} tokens\n", format_grouped(fitting * step));
+}
+
 void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
                 const MemoryPlan* up, const PlanFlags& flags, std::int64_t tokens) {
   const MemoryPlan& shown = chosen != nullptr ? *chosen : *up;
@@ -159,6 +180,7 @@ int run_plan(const PlanFlags& flags) {
     fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
     print_text(plans, chosen, up, flags, request.tokens);
+    if (chosen == nullptr) print_ways_out(flags, request);
   }
   return chosen == nullptr ? exit_error : 0;
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "src/model/matrix_source.h"
 #include "topkv/model.h"
@@ -28,6 +29,9 @@ class Checkpoint {
   /// What its matrices are quantised as already, in a few words ("gptq, 4 bits in groups of 128");
   /// empty: they are plain.
   virtual std::string quantised() const = 0;
+  /// Tensors that have not been asked for, and would change what a network says that has a use for
+  /// them.
+  virtual std::vector<std::string> unread() const { return {}; }
   /// Whether there is a matrix or vector of this name. Throws FileError when there are two.
   virtual bool has(const std::string& name) const = 0;
 

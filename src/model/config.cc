@@ -51,8 +51,9 @@ std::int64_t read_kv_heads(const JsonObject& root, const Family& family, std::in
   }
   if (kv_heads == 0) kv_heads = q_heads;
   if (q_heads % kv_heads != 0) {
-    root.fail(key, fmt::format("a divisor of num_attention_heads ({}); missing means {} in {}",
-                               q_heads, kv_heads, family.name));
+    root.fail(key,
+              fmt::format("a divisor of num_attention_heads ({}); missing means {} in {}", q_heads,
+                          family.kv_heads == 0 ? q_heads : family.kv_heads, family.name));
   }
   return kv_heads;
 }

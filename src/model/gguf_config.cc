@@ -117,7 +117,8 @@ class Translator {
 
   void refuse_other_networks() const {
     if (file_.integer(prefix_ + "expert_count", 0, most, 0) > 0) {
-      file_.unsupported(prefix_ + "expert_count", "dense models");
+      file_.unsupported(prefix_ + "expert_count",
+                        "dense models in GGUF, and mixtures of experts from safetensors");
     }
     const std::string causal = prefix_ + "attention.causal";
     if (!file_.flag(causal, true)) file_.unsupported(causal, "models that read forwards");

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "src/core/gguf_file.h"
 #include "src/core/mapped_file.h"
@@ -22,6 +24,23 @@ std::optional<std::filesystem::path> tokenizer_path(const std::filesystem::path&
   }
   const std::filesystem::path path = model / "tokenizer.json";
   return file_exists(path) ? std::optional(path) : std::nullopt;
+}
+
+/// Empty: all are used.
+std::string unread_warning(const Checkpoint& checkpoint) {
+  const std::vector<std::string> names = checkpoint.unread();
+  if (names.empty()) return {};
+  constexpr std::size_t most = 3;
+  std::string list;
+  for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
+    list += fmt::format("{}{}", i == 0 ? "" : ", ", printable(names[i]));
+  if (names.size() > most) list += fmt::format(" and {} more", names.size() - most);
+  const bool one = names.size() == 1;
+  return fmt::format(
+      "{}: {} not used: {}; if the network has a use for {}, config.json does not describe these "
+      "weights",
+      path_text(checkpoint.source()),
+      one ? "a tensor is" : fmt::format("{} tensors are", names.size()), list, one ? "it" : "them");
 }
 
 }  // namespace
@@ -47,6 +66,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
     }
   }
   weights = Weights::load(*checkpoint, config, *device.compute(), options);
+  if (const std::string line = unread_warning(*checkpoint); !line.empty()) warn(line);
   if (!device.is_cuda()) return;
   checkpoint.reset();  // all is copied: the files' pages are not to count as this process's
   keep(take_forward());

@@ -226,7 +226,8 @@ class Reader {
   MatrixSource read() {
     const std::int64_t groups = result_.form.groups();
     const std::int64_t n = result_.per_word();
-    const bool has_zeros = !result_.how.symmetric;
+    // Where weights are said to be symmetric, so that each row's zero point can be checked.
+    const bool has_zeros = !result_.how.symmetric || tensors_.has(module_ + "weight_zero_point");
     switch (result_.how.method) {
       case Method::gptq:
         whole_words("outputs", out_, n);

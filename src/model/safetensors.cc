@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "src/core/json_file.h"
 #include "src/core/mapped_file.h"
@@ -21,6 +22,21 @@ bool is_plain_file_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
+/// Where neither file is there.
+std::string what_to_do(const fs::path& directory) {
+  std::string shard;
+  std::string gguf;
+  std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+    const fs::path& file = at->path();
+    if (file.extension() == ".safetensors") shard = printable(file.filename().string());
+    if (file.extension() == ".gguf") gguf = printable(file.string());
+  }
+  if (!shard.empty()) return fmt::format("the index beside {}: fetch it, too", shard);
+  if (!gguf.empty()) return fmt::format("safetensors, or the path of the GGUF file, {}", gguf);
+  return "the directory of a Hugging Face model saved as safetensors";
+}
+
 }  // namespace
 
 SafeTensors SafeTensors::open(const fs::path& directory) {
@@ -30,15 +46,14 @@ SafeTensors SafeTensors::open(const fs::path& directory) {
   if (file_exists(single)) {
     result.source_ = single;
     result.files_.push_back(SafeTensorsFile::open(single));
-    for (const auto& [name, entry] : result.files_[0].entries()) result.file_of_[name] = 0;
+    for (const auto& [name, entry] : result.files_[0].entries()) result.places_[name].file = 0;
   } else if (file_exists(index)) {
     result.source_ = index;
     result.open_shards();
   } else {
     throw FileError(fmt::format(
-        "{}: has neither model.safetensors nor model.safetensors.index.json; expected the "
-        "directory of a Hugging Face model saved as safetensors",
-        path_text(directory)));
+        "{}: has neither model.safetensors nor model.safetensors.index.json; expected {}",
+        path_text(directory), what_to_do(directory)));
   }
   return result;
 }
@@ -69,26 +84,27 @@ void SafeTensors::open_shards() {
     if (!files_[it->second].entries().contains(tensor)) {
       fail(shown(value), "a shard that holds it; this one does not");
     }
-    file_of_[tensor] = it->second;
+    places_[tensor].file = it->second;
   }
 }
 
-bool SafeTensors::has(std::string_view name) const { return file_of_.find(name) != file_of_.end(); }
+bool SafeTensors::has(std::string_view name) const { return places_.find(name) != places_.end(); }
 
 const SafeTensorsFile::Entry& SafeTensors::entry(
     std::string_view name, std::span<const std::int64_t> expected_shape) const {
-  const auto it = file_of_.find(name);
-  if (it == file_of_.end()) {
+  const auto it = places_.find(name);
+  if (it == places_.end()) {
     throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}",
                                 path_text(source_), shown(name), shown_shape(expected_shape)));
   }
-  const SafeTensorsFile& file = files_[it->second];
+  const SafeTensorsFile& file = files_[it->second.file];
   const SafeTensorsFile::Entry& entry = file.entries().find(name)->second;
   if (!std::ranges::equal(entry.shape, expected_shape)) {
     throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}", path_text(file.path()),
                                 shown(name), shown_shape(entry.shape),
                                 shown_shape(expected_shape)));
   }
+  it->second.read = true;
   return entry;
 }
 
@@ -97,7 +113,7 @@ SafeTensors::Tensor SafeTensors::get(std::string_view name,
   const SafeTensorsFile::Entry& found = entry(name, expected_shape);
   if (!found.dtype.dtype) {
     throw Unsupported(fmt::format("{}: tensor {} has dtype {}; topkv reads F32, F16 and BF16",
-                                  path_text(files_[file_of_.find(name)->second].path()),
+                                  path_text(files_[places_.find(name)->second.file].path()),
                                   shown(name), found.dtype.name));
   }
   return {found.bytes.data(), *found.dtype.dtype, found.shape};
@@ -109,25 +125,33 @@ std::span<const std::byte> SafeTensors::raw(std::string_view name,
   const SafeTensorsFile::Entry& found = entry(name, expected_shape);
   if (found.dtype.name != dtype) {
     throw FileError(fmt::format("{}: tensor {} has dtype {}; expected {}",
-                                path_text(files_[file_of_.find(name)->second].path()), shown(name),
-                                found.dtype.name, dtype));
+                                path_text(files_[places_.find(name)->second.file].path()),
+                                shown(name), found.dtype.name, dtype));
   }
   return found.bytes;
 }
 
 bool SafeTensors::is_float(std::string_view name) const {
-  const auto it = file_of_.find(name);
-  return files_[it->second].entries().find(name)->second.dtype.dtype.has_value();
+  const auto it = places_.find(name);
+  return files_[it->second.file].entries().find(name)->second.dtype.dtype.has_value();
 }
 
 std::string_view SafeTensors::dtype(std::string_view name) const {
-  const auto it = file_of_.find(name);
-  return files_[it->second].entries().find(name)->second.dtype.name;
+  const auto it = places_.find(name);
+  return files_[it->second.file].entries().find(name)->second.dtype.name;
 }
 
 std::vector<std::string> SafeTensors::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, file] : file_of_) names.push_back(name);
+  for (const auto& [name, place] : places_) names.push_back(name);
+  return names;
+}
+
+std::vector<std::string> SafeTensors::unread() const {
+  std::vector<std::string> names;
+  for (const auto& [name, place] : places_) {
+    if (!place.read) names.push_back(name);
+  }
   return names;
 }
 

@@ -8,6 +8,7 @@
 // Every header is checked when the directory is opened; see safetensors_file.h.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -58,6 +59,8 @@ class SafeTensors {
 
   /// Names of all tensors, ascending.
   std::vector<std::string> names() const;
+  /// Those that neither get nor raw has given, ascending.
+  std::vector<std::string> unread() const;
 
  private:
   void open_shards();
@@ -67,7 +70,11 @@ class SafeTensors {
 
   std::filesystem::path source_;  // what lists the tensors: file or index
   std::vector<SafeTensorsFile> files_;
-  std::map<std::string, std::size_t, std::less<>> file_of_;  // tensor name -> files_
+  struct Place {
+    std::size_t file = 0;  // of files_
+    mutable std::atomic<bool> read = false;
+  };
+  std::map<std::string, Place, std::less<>> places_;  // by the name of the tensor
 };
 
 }  // namespace topkv

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
@@ -26,6 +27,18 @@ class SafeTensorsCheckpoint : public Checkpoint {
 
   const std::filesystem::path& source() const override { return tensors_.source(); }
   std::string quantised() const override { return how_.text(); }
+
+  // Frequencies of RoPE follow from config.json; scales of activations and of stored rows belong to
+  // ways of rounding these that are not topkv's.
+  std::vector<std::string> unread() const override {
+    std::vector<std::string> names = tensors_.unread();
+    std::erase_if(names, [](const std::string& name) {
+      return std::ranges::any_of(
+          std::array{".inv_freq", ".input_scale", ".output_scale", ".k_scale", ".v_scale"},
+          [&](const char* end) { return name.ends_with(end); });
+    });
+    return names;
+  }
 
   bool has(const std::string& name) const override { return find(name) || find(codes_of(name)); }
 

@@ -66,6 +66,12 @@ class HeaderReader {
     if (file_.size() < length_bytes) {
       fail(fmt::format("file has {} bytes", file_.size()), "a safetensors file, 8 bytes or more");
     }
+    constexpr std::string_view pointer = "version https://git-lfs";
+    if (std::string_view(reinterpret_cast<const char*>(file_.data()), file_.size())
+            .starts_with(pointer)) {
+      fail("is a pointer of Git LFS, not what it points to",
+           "the weights: fetch them with git lfs pull");
+    }
     std::uint64_t length = 0;
     for (std::size_t i = 0; i < length_bytes; ++i) {
       length |= std::to_integer<std::uint64_t>(file_[i]) << (8 * i);
@@ -76,7 +82,8 @@ class HeaderReader {
     }
     if (length > file_.size() - length_bytes) {
       fail(fmt::format("header length is {} bytes", length),
-           fmt::format("at most the {} bytes that follow it", file_.size() - length_bytes));
+           fmt::format("at most the {} bytes that follow it: the file was cut off, or is damaged",
+                       file_.size() - length_bytes));
     }
     return static_cast<std::size_t>(length);
   }
@@ -106,7 +113,9 @@ class HeaderReader {
     const auto data_bytes = static_cast<std::int64_t>(data_.size());
     if (begin > end || end > data_bytes) {
       fail(name, fmt::format("has data_offsets {}", shown_shape(offsets)),
-           fmt::format("begin <= end <= {}, the size of the data", data_bytes));
+           fmt::format("begin <= end <= {}, the size of the data: where the end is larger, the "
+                       "file was cut off: fetch it again",
+                       data_bytes));
     }
     const std::int64_t bytes = size_in_bytes(name, entry);
     if (end - begin != bytes) {

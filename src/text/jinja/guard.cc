@@ -56,6 +56,7 @@ class Guard {
       expression(choice->test);
       body(choice->body);
       body(choice->alternate);
+      put<If>(node, std::move(choice->test), std::move(choice->body), std::move(choice->alternate));
     } else if (auto* loop = dynamic_cast<jinja::for_statement*>(node.get())) {
       iterable(loop->iterable);
       body(loop->body);

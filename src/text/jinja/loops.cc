@@ -49,6 +49,21 @@ void run_body(const jinja::statements& body, jinja::context& context, std::strin
   }
 }
 
+Value If::execute_impl(jinja::context& context) const {
+  std::string out;
+  try {
+    run_body(test->execute(context)->as_bool() ? body : alternate, context, out);
+  } catch (const jinja::continue_statement::signal&) {
+    throw LoopEnd{false, out};
+  } catch (const jinja::break_statement::signal&) {
+    throw LoopEnd{true, out};
+  } catch (LoopEnd& end) {
+    end.text.insert(0, out);
+    throw;
+  }
+  return text_value(out);
+}
+
 Value For::execute_impl(jinja::context& context) const {
   const auto* select = dynamic_cast<const jinja::select_expression*>(iterable.get());
   const Value over = (select == nullptr ? iterable : select->lhs)->execute(context);
@@ -73,6 +88,9 @@ Value For::execute_impl(jinja::context& context) const {
     } catch (const jinja::continue_statement::signal&) {
     } catch (const jinja::break_statement::signal&) {
       break;
+    } catch (const LoopEnd& end) {
+      out += end.text;
+      if (end.stops) break;
     }
   }
   if (items.empty()) run_body(default_block, context, out);

@@ -109,10 +109,18 @@ Value Test::execute_impl(jinja::context& context) const {
 
 bool holds(const std::string& test, const std::vector<Value>& arguments, jinja::context& context) {
   static constexpr std::pair<const char*, const char*> signs[] = {
-      {"==", "eq"}, {"!=", "ne"}, {"<", "lt"}, {">", "gt"}, {">=", "ge"}};
+      {"eq", "=="}, {"equalto", "=="},    {"ne", "!="}, {"lt", "<"}, {"lessthan", "<"},
+      {"gt", ">"},  {"greaterthan", ">"}, {"ge", ">="}, {"le", "<="}};
   std::string name = test;
-  for (const auto& [sign, word] : signs) {
-    if (name == sign) name = word;
+  for (const auto& [word, sign] : signs) {
+    if (name == word) name = sign;
+  }
+  if (const char first = name.front();
+      first == '=' || first == '!' || first == '<' || first == '>') {
+    if (arguments.size() != 2) fail("its test '" + test + "' has no value to compare with");
+    for (const Value& value : arguments) go_through(value);
+    if (name == "==" || name == "!=") return same(arguments[0], arguments[1]) == (name == "==");
+    return ordered(name, arguments[0], arguments[1]);
   }
   const auto& tests = jinja::global_builtins();
   const auto found = tests.find("test_is_" + name);

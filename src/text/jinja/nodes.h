@@ -56,6 +56,17 @@ struct Set : public jinja::set_statement {
   Value execute_impl(jinja::context& context) const override;
 };
 
+/// Thrown by an If that a loop is to end or go on behind, with what was printed until then.
+struct LoopEnd {
+  bool stops = false;  ///< or goes on with its next round
+  std::string text;
+};
+
+struct If : public jinja::if_statement {
+  using jinja::if_statement::if_statement;
+  Value execute_impl(jinja::context& context) const override;
+};
+
 /// Each round has a scope of its own, as in jinja2.
 struct For : public jinja::for_statement {
   using jinja::for_statement::for_statement;
@@ -73,6 +84,12 @@ struct Macro : public jinja::macro_statement {
 /// Runs the items of a body one after the other, and appends what they print, also what they had
 /// printed when one breaks out of a loop.
 void run_body(const jinja::statements& body, jinja::context& context, std::string& out);
+
+/// a == b of Python.
+bool same(const Value& a, const Value& b);
+
+/// a < b and the like; fails for what Python does not order. REQUIRES: <, <=, > or >=.
+bool ordered(const std::string& sign, const Value& a, const Value& b);
 
 /// A test by its name without "is", of a value with its arguments behind it.
 bool holds(const std::string& test, const std::vector<Value>& arguments, jinja::context& context);

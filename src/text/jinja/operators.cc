@@ -1,6 +1,8 @@
 // What lies between two values, as Python has it.
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <typeinfo>
 
 #include "src/text/jinja/limits.h"
 #include "src/text/jinja/nodes.h"
@@ -63,6 +65,15 @@ Value repeated(const std::string& text, std::int64_t times) {
   return text_value(out);
 }
 
+/// Objects have the same entries, in whatever order.
+bool same_entries(const Value& a, const Value& b) {
+  return std::all_of(a->val_obj.begin(), a->val_obj.end(), [&](const auto& mine) {
+    return std::any_of(b->val_obj.begin(), b->val_obj.end(), [&](const auto& other) {
+      return same(mine.first, other.first) && same(mine.second, other.second);
+    });
+  });
+}
+
 template <class T>
 bool compared(const std::string& sign, const T& a, const T& b) {
   return sign == "<" ? a < b : sign == "<=" ? a <= b : sign == ">" ? a > b : a >= b;
@@ -70,10 +81,38 @@ bool compared(const std::string& sign, const T& a, const T& b) {
 
 bool contains(const Value& all, const Value& one, jinja::context& context) {
   if (is_text(all) && !is_text(one)) refuse("in", one, all);
+  if (jinja::is_val<jinja::value_array>(all)) {
+    return std::any_of(all->val_arr.begin(), all->val_arr.end(),
+                       [&](const Value& item) { return same(item, one); });
+  }
   return holds("in", {one, all}, context);
 }
 
 }  // namespace
+
+bool same(const Value& a, const Value& b) {
+  Meter::current().step();
+  if (a.get() == b.get() && !jinja::is_val<jinja::value_float>(a)) return true;
+  if (jinja::is_val<Namespace>(a) || jinja::is_val<Namespace>(b)) return false;
+  const jinja::value_t& one = *a;
+  const jinja::value_t& other = *b;
+  if (jinja::is_val<jinja::value_array>(a) && typeid(one) == typeid(other)) {
+    return std::equal(a->val_arr.begin(), a->val_arr.end(), b->val_arr.begin(), b->val_arr.end(),
+                      same);
+  }
+  if (jinja::is_val<jinja::value_object>(a) && jinja::is_val<jinja::value_object>(b)) {
+    return a->val_obj.size() == b->val_obj.size() && same_entries(a, b);
+  }
+  return one == other;
+}
+
+bool ordered(const std::string& sign, const Value& a, const Value& b) {
+  if (is_number(a) && is_number(b)) return compared(sign, as_double(a), as_double(b));
+  if (is_text(a) && is_text(b)) {  // bytes of UTF-8 lie as its characters do
+    return compared(sign, text_in(a), text_in(b));
+  }
+  refuse(sign, a, b);
+}
 
 Value Operation::execute_impl(jinja::context& context) const {
   Meter& meter = Meter::current();
@@ -84,19 +123,14 @@ Value Operation::execute_impl(jinja::context& context) const {
   if (sign == "==" || sign == "!=") {
     go_through(a);
     go_through(b);
-    return truth((*a == *b) == (sign == "=="));
+    return truth(same(a, b) == (sign == "=="));
   }
   if (sign == "in" || sign == "not in") return truth(contains(b, a, context) == (sign == "in"));
   if (sign == "~" || (sign == "+" && is_text(a) && is_text(b))) {
     return counted(text_value(text_of(a) + text_of(b)));
   }
-  const bool comparison = sign.front() == '<' || sign.front() == '>';
-  if (is_number(a) && is_number(b)) {
-    return comparison ? truth(compared(sign, as_double(a), as_double(b))) : arithmetic(sign, a, b);
-  }
-  if (comparison && is_text(a) && is_text(b)) {  // bytes of UTF-8 lie as its characters do
-    return truth(compared(sign, text_in(a), text_in(b)));
-  }
+  if (sign.front() == '<' || sign.front() == '>') return truth(ordered(sign, a, b));
+  if (is_number(a) && is_number(b)) return arithmetic(sign, a, b);
   const auto whole = [](const Value& value) {
     return is_number(value) && !jinja::is_val<jinja::value_float>(value);
   };

@@ -58,6 +58,71 @@ void check_tokens(const std::vector<jinja::token>& tokens, const std::string& so
   }
 }
 
+/// Whether a token compares what is before it with what is behind it, as `==` and `in` do.
+bool compares(const jinja::token& token) {
+  return token.t == jinja::token::comparison_binary_operator ||
+         (token.t == jinja::token::identifier && token.value == "in");
+}
+
+/// Whether an expression ends in front of a token, and another begins behind it.
+bool separates(const jinja::token& token) {
+  switch (token.t) {
+    case jinja::token::identifier:
+      return token.value == "and" || token.value == "or" || token.value == "if" ||
+             token.value == "else" || token.value == "for";
+    case jinja::token::open_statement:
+    case jinja::token::open_expression:
+    case jinja::token::comma:
+    case jinja::token::colon:
+    case jinja::token::equals:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// a < b < c is a < b and b < c in Python, and something else to the engine. REQUIRES: brackets are
+/// in pairs, or the parser refuses them.
+void refuse_chains(const std::vector<jinja::token>& tokens, const std::string& source) {
+  std::vector<std::int64_t> comparisons = {0};  // in each bracket that is open
+  bool loop = false;                            // whose `in` compares nothing
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const jinja::token& token = tokens[i];
+    switch (token.t) {
+      case jinja::token::open_paren:
+      case jinja::token::open_square_bracket:
+      case jinja::token::open_curly_bracket:
+        comparisons.push_back(0);
+        continue;
+      case jinja::token::close_paren:
+      case jinja::token::close_square_bracket:
+      case jinja::token::close_curly_bracket:
+        if (comparisons.size() > 1) comparisons.pop_back();
+        continue;
+      case jinja::token::open_statement:
+        loop = i + 1 < tokens.size() && tokens[i + 1].value == "for";
+        comparisons = {0};
+        continue;
+      case jinja::token::open_expression:
+        comparisons = {0};
+        continue;
+      default:
+        break;
+    }
+    if (separates(token)) comparisons.back() = 0;
+    if (!compares(token)) continue;
+    if (loop && token.value == "in" && comparisons.size() == 1) {
+      loop = false;
+    } else if (++comparisons.back() > 1) {
+      const auto end =
+          source.begin() + static_cast<std::ptrdiff_t>(std::min(token.pos, source.size()));
+      throw TemplateFailure{
+          "it compares more than two values in a row (a < b < c), which is not implemented",
+          std::count(source.begin(), end, '\n') + 1};
+    }
+  }
+}
+
 bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 jinja::program parse(std::string_view given) {
@@ -66,8 +131,10 @@ jinja::program parse(std::string_view given) {
   }
   std::string source;
   // The engine loses a first character that stands before a block, unless something is in front.
+  // (Blanks that begin a line may be lost in front of one, line ends not.)
   const bool block = given.starts_with("{%") || given.starts_with("{{") || given.starts_with("{#");
-  if (!given.empty() && !block && !is_blank(given[0])) source = "{{''}}";
+  const bool line_end = given.starts_with('\n') || given.starts_with('\r');
+  if (!given.empty() && !block && (line_end || !is_blank(given[0]))) source = "{{''}}";
   for (std::size_t i = 0; i < given.size(); ++i) {  // as Python reads text files
     if (given[i] != '\r') {
       source += given[i];
@@ -78,6 +145,7 @@ jinja::program parse(std::string_view given) {
   try {
     const jinja::lexer_result read = jinja::lexer().tokenize(source);
     check_tokens(read.tokens, source);
+    refuse_chains(read.tokens, source);
     jinja::program program = jinja::parse_from_tokens(read);
     guard(program, read.source);
     return program;
@@ -209,6 +277,8 @@ std::string render_template(std::string_view source, const TemplateInput& input)
     define_input(context, input);
     try {
       run_body(program.body, context, text);
+    } catch (const LoopEnd& end) {
+      fail(fmt::format("it has a {} outside of a loop", end.stops ? "break" : "continue"));
     } catch (const jinja::break_statement::signal&) {
       fail("it has a break outside of a loop");
     } catch (const jinja::continue_statement::signal&) {
