@@ -89,7 +89,8 @@ struct OtherNetwork {
   std::optional<double> without = {};  ///< the number that means: nothing of the kind
 };
 constexpr std::string_view full_precision = "F32, F16 and BF16 weights";
-constexpr std::string_view dense = "experts of qwen3_moe, mixtral and gpt_oss";
+constexpr std::string_view dense =
+    "dense models, and experts as qwen3_moe, mixtral and gpt_oss have them";
 constexpr std::string_view no_shared_experts = "mixtures without an expert that all tokens share";
 constexpr std::string_view plain_rope = "RoPE as this family of models has it";
 constexpr std::string_view unscaled = "networks that scale nothing besides attention by 1/sqrt(d)";

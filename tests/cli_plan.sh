@@ -1,0 +1,35 @@
+#!/bin/sh
+# What topkv plan says where nothing fits: which length does, and whether another index would.
+# usage: cli_plan.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
+set -u
+topkv=$1 model=$2 work=$3
+. "$(dirname "$0")/holds.sh"
+rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
+
+plan() { "$topkv" plan "$model" --device cpu "$@" >out 2>log; }
+
+plan -c 64K --mem 4GiB
+holds 'a plan that fits ends with 0' test $? -eq 0
+holds 'and needs no way out' test "$(grep -c '^fits' out)" -eq 0
+
+plan -c 1M --mem 1GiB
+holds 'where nothing fits the status is 1' test $? -eq 1
+most=$(sed -n 's/^fits  *\([0-9,]*\) tokens$/\1/p' out | tr -d ,)
+holds 'a length that fits is named' test -n "$most"
+plan -c "$most" --mem 1GiB
+holds 'it does fit' test $? -eq 0
+plan -c "$((most + 1024))" --mem 1GiB
+holds 'and no longer one' test $? -eq 1
+
+plan -c 1M --mem 1600MiB
+holds 'codes do not fit' test $? -eq 1
+holds 'exact search would' grep -q '^fits .*--kv-index exact$' out
+plan -c 1M --mem 1600MiB --kv-index exact
+holds 'it does' test $? -eq 0
+plan -c 1M --mem 1600MiB --kv-index codes
+holds 'an index that is asked for stays' test "$(grep -c -- '--kv-index exact' out)" -eq 0
+
+plan -c 1M --mem 10MiB
+holds 'where no length fits none is named' test "$(grep -c '^fits' out)" -eq 0
+
+end
