@@ -141,6 +141,11 @@ std::string_view SafeTensors::dtype(std::string_view name) const {
   return files_[it->second.file].entries().find(name)->second.dtype.name;
 }
 
+std::span<const std::byte> SafeTensors::bytes(std::string_view name) const {
+  const auto it = places_.find(name);
+  return files_[it->second.file].entries().find(name)->second.bytes;
+}
+
 std::vector<std::string> SafeTensors::names() const {
   std::vector<std::string> names;
   for (const auto& [name, place] : places_) names.push_back(name);

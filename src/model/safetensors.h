@@ -57,6 +57,9 @@ class SafeTensors {
   /// As the file names it. REQUIRES: has(name).
   std::string_view dtype(std::string_view name) const;
 
+  /// All of a tensor, which does not count as read. REQUIRES: has(name).
+  std::span<const std::byte> bytes(std::string_view name) const;
+
   /// Names of all tensors, ascending.
   std::vector<std::string> names() const;
   /// Those that neither get nor raw has given, ascending.

@@ -29,10 +29,13 @@ class SafeTensorsCheckpoint : public Checkpoint {
   std::string quantised() const override { return how_.text(); }
 
   // Frequencies of RoPE follow from config.json; scales of activations and of stored rows belong to
-  // ways of rounding these that are not topkv's.
+  // ways of rounding these that are not topkv's; GPTQ's writers add biases of zeros.
   std::vector<std::string> unread() const override {
     std::vector<std::string> names = tensors_.unread();
-    std::erase_if(names, [](const std::string& name) {
+    std::erase_if(names, [&](const std::string& name) {
+      const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+      if (name.ends_with(".bias") && std::ranges::all_of(tensors_.bytes(name), is_zero))
+        return true;
       return std::ranges::any_of(
           std::array{".inv_freq", ".input_scale", ".output_scale", ".k_scale", ".v_scale"},
           [&](const char* end) { return name.ends_with(end); });
