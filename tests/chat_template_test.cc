@@ -183,6 +183,8 @@ TEST(ChatTemplate, RendersWhatPythonSlicesAndWhatStandsBeforeABlock) {
        "TrueTrueTrueTrue"},
       {"{{ (1 < 2) == (3 < 4) }}{{ 1 < 2 and 2 < 3 }}{{ [1 < 2, 2 > 3] == [true, false] }}",
        "TrueTrueTrue"},
+      {"{% for m in messages %}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}", "1010"},
+      {"{{ true is number }}{{ 1 is number }}{{ 'a' is number }}", "TrueTrueFalse"},
       {"{% for m in messages if m.role == 'user' and m.content in 'xyz' %}{{ m.role }}{% endfor %}",
        "user"},
   };

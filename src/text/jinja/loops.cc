@@ -35,6 +35,8 @@ Value loop_object(const std::vector<Value>& items, std::size_t i) {
   loop->insert("first", truth(i == 0));
   loop->insert("last", truth(i + 1 == items.size()));
   loop->insert("length", integer(items.size()));
+  loop->insert("depth", integer(1));  // of loops within themselves, which are not taken
+  loop->insert("depth0", integer(0));
   loop->insert("previtem", neighbour(i - 1));  // of the first: beyond all
   loop->insert("nextitem", neighbour(i + 1));
   return loop;

@@ -126,6 +126,7 @@ bool holds(const std::string& test, const std::vector<Value>& arguments, jinja::
   const auto found = tests.find("test_is_" + name);
   if (found == tests.end()) fail("it has the test '" + test + "', which is not implemented");
   if (name == "divisibleby") fail("it has the test divisibleby, which is not implemented");
+  if (name == "number" && jinja::is_val<jinja::value_bool>(arguments[0])) return true;
   if (name == "callable") return jinja::is_val<jinja::value_func>(arguments[0]);
   jinja::func_args given(context);
   given.func_name = test;
