@@ -380,6 +380,18 @@ TEST_F(QuantisedCheckpoint, LogitsAreThoseOfTheModelInFloats) {
   }
 }
 
+TEST_F(QuantisedCheckpoint, PlainWeightsAreNotQuantisedWhateverTheConfigurationSays) {
+  for (const std::size_t i : {0U, 13U}) {
+    write(kinds()[i]);
+    EXPECT_NE(Model::plan(path(), {}, {}, {}).quantised, "");
+    std::filesystem::copy_file(floats_.path() / "model.safetensors", path() / "model.safetensors",
+                               std::filesystem::copy_options::overwrite_existing);
+    EXPECT_EQ(Model::plan(path(), {}, {}, {}).quantised, "");
+    const auto tokens = some_tokens(9, sizes_.vocab);
+    EXPECT_EQ(Model::load(path()).logits(tokens), Model::load(floats_.path()).logits(tokens));
+  }
+}
+
 TEST_F(QuantisedCheckpoint, NamesOfTheBaseModelAreThoseOfTheModel) {
   write(kinds()[0]);
   const auto tokens = some_tokens(9, sizes_.vocab);

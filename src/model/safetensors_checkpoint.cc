@@ -26,7 +26,13 @@ class SafeTensorsCheckpoint : public Checkpoint {
       : tensors_(SafeTensors::open(directory)), how_(Quantisation::load(directory)) {}
 
   const std::filesystem::path& source() const override { return tensors_.source(); }
-  std::string quantised() const override { return how_.text(); }
+  // A configuration may speak of codes that no tensor has.
+  std::string quantised() const override {
+    const std::vector<std::string> names = tensors_.names();
+    const bool codes = std::ranges::any_of(
+        names, [&](const std::string& name) { return !tensors_.is_float(name); });
+    return codes ? how_.text() : "";
+  }
 
   // Frequencies of RoPE follow from config.json; scales of activations and of stored rows belong to
   // ways of rounding these that are not topkv's; GPTQ's writers add biases of zeros.
