@@ -1,6 +1,4 @@
 // Goes through what the engine parsed and puts topkv's nodes in place of its own.
-#include <algorithm>
-
 #include "src/text/jinja/limits.h"
 #include "src/text/jinja/nodes.h"
 
@@ -16,9 +14,12 @@ class Guard {
   void body(jinja::statements& items) {
     for (statement_ptr& item : items) {
       const bool plain = is<jinja::string_literal>(item) || is<jinja::comment_statement>(item) ||
-                         is<jinja::noop_statement>(item) || is<jinja::break_statement>(item) ||
-                         is<jinja::continue_statement>(item);
+                         is<jinja::noop_statement>(item);
       if (plain) continue;
+      if (is<jinja::break_statement>(item) || is<jinja::continue_statement>(item)) {
+        put<Leave>(item, is<jinja::break_statement>(item));
+        continue;
+      }
       auto made = std::make_unique<Item>();
       made->pos = line(item->pos);
       made->prints = is<jinja::expression>(item);
@@ -39,9 +40,7 @@ class Guard {
   }
 
   std::size_t line(std::size_t position) const {
-    const auto end =
-        source_.begin() + static_cast<std::ptrdiff_t>(std::min(position, source_.size()));
-    return static_cast<std::size_t>(std::count(source_.begin(), end, '\n')) + 1;
+    return static_cast<std::size_t>(line_of(position, source_));
   }
 
   template <class Made, class... Arguments>

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -21,6 +22,11 @@ constexpr std::int64_t bytes_per_step = 1024;
 thread_local Meter* meter = nullptr;
 
 }  // namespace
+
+std::int64_t line_of(std::size_t position, std::string_view source) {
+  const std::string_view before = source.substr(0, position);
+  return std::count(before.begin(), before.end(), '\n') + 1;
+}
 
 void fail(std::string message) { throw TemplateFailure{std::move(message)}; }
 

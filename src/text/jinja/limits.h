@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "src/text/jinja/render.h"
 
@@ -22,6 +23,9 @@ inline constexpr std::int64_t max_range = 100'000;      ///< jinja2's sandbox ha
 inline constexpr std::size_t max_nesting = 64;          ///< of lists and objects
 
 [[noreturn]] void fail(std::string message);
+
+/// The number of the line, from 1, in which a place of the source lies.
+std::int64_t line_of(std::size_t position, std::string_view source);
 
 class Meter {
  public:

@@ -55,10 +55,6 @@ Value If::execute_impl(jinja::context& context) const {
   std::string out;
   try {
     run_body(test->execute(context)->as_bool() ? body : alternate, context, out);
-  } catch (const jinja::continue_statement::signal&) {
-    throw LoopEnd{false, out};
-  } catch (const jinja::break_statement::signal&) {
-    throw LoopEnd{true, out};
   } catch (LoopEnd& end) {
     end.text.insert(0, out);
     throw;
@@ -87,9 +83,6 @@ Value For::execute_impl(jinja::context& context) const {
     name_item(*loopvar, items[i], scope);
     try {
       run_body(body, scope, out);
-    } catch (const jinja::continue_statement::signal&) {
-    } catch (const jinja::break_statement::signal&) {
-      break;
     } catch (const LoopEnd& end) {
       out += end.text;
       if (end.stops) break;

@@ -21,10 +21,6 @@ Value Item::execute_impl(jinja::context& context) const {
   } catch (TemplateFailure& failure) {
     if (failure.line == 0) failure.line = static_cast<std::int64_t>(pos);
     throw;
-  } catch (const jinja::break_statement::signal&) {
-    throw;
-  } catch (const jinja::continue_statement::signal&) {
-    throw;
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {

@@ -56,10 +56,20 @@ struct Set : public jinja::set_statement {
   Value execute_impl(jinja::context& context) const override;
 };
 
-/// Thrown by an If that a loop is to end or go on behind, with what was printed until then.
+/// What break and continue throw: the loop's, with what was printed on the way to it. (The engine's
+/// own signals carry nothing.)
 struct LoopEnd {
   bool stops = false;  ///< or goes on with its next round
   std::string text;
+};
+
+/// break or continue.
+struct Leave : public jinja::statement {
+  explicit Leave(bool stops) : stops(stops) {}
+  bool stops;
+  [[noreturn]] Value execute_impl(jinja::context& /*context*/) const override {
+    throw LoopEnd{stops, {}};
+  }
 };
 
 struct If : public jinja::if_statement {

@@ -24,10 +24,8 @@ void check_tokens(const std::vector<jinja::token>& tokens, const std::string& so
   std::int64_t brackets = 0;
   std::int64_t in_block = 0;
   const auto refuse = [&](const jinja::token& token, const std::string& what, std::int64_t most) {
-    const auto end =
-        source.begin() + static_cast<std::ptrdiff_t>(std::min(token.pos, source.size()));
     throw TemplateFailure{fmt::format("it has more than {} {}", most, what),
-                          std::count(source.begin(), end, '\n') + 1};
+                          line_of(token.pos, source)};
   };
   for (const jinja::token& token : tokens) {
     switch (token.t) {
@@ -70,8 +68,6 @@ bool separates(const jinja::token& token) {
     case jinja::token::identifier:
       return token.value == "and" || token.value == "or" || token.value == "if" ||
              token.value == "else" || token.value == "for";
-    case jinja::token::open_statement:
-    case jinja::token::open_expression:
     case jinja::token::comma:
     case jinja::token::colon:
     case jinja::token::equals:
@@ -84,42 +80,41 @@ bool separates(const jinja::token& token) {
 /// a < b < c is a < b and b < c in Python, and something else to the engine. REQUIRES: brackets are
 /// in pairs, or the parser refuses them.
 void refuse_chains(const std::vector<jinja::token>& tokens, const std::string& source) {
-  std::vector<std::int64_t> comparisons = {0};  // in each bracket that is open
-  bool loop = false;                            // whose `in` compares nothing
+  std::vector<bool> compared = {false};  // in each bracket that is open
+  bool loop = false;                     // whose `in` compares nothing
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const jinja::token& token = tokens[i];
     switch (token.t) {
       case jinja::token::open_paren:
       case jinja::token::open_square_bracket:
       case jinja::token::open_curly_bracket:
-        comparisons.push_back(0);
+        compared.push_back(false);
         continue;
       case jinja::token::close_paren:
       case jinja::token::close_square_bracket:
       case jinja::token::close_curly_bracket:
-        if (comparisons.size() > 1) comparisons.pop_back();
+        if (compared.size() > 1) compared.pop_back();
         continue;
       case jinja::token::open_statement:
-        loop = i + 1 < tokens.size() && tokens[i + 1].value == "for";
-        comparisons = {0};
-        continue;
       case jinja::token::open_expression:
-        comparisons = {0};
+        loop = i + 1 < tokens.size() && tokens[i + 1].value == "for";
+        compared = {false};
         continue;
       default:
         break;
     }
-    if (separates(token)) comparisons.back() = 0;
+    if (separates(token)) compared.back() = false;
     if (!compares(token)) continue;
-    if (loop && token.value == "in" && comparisons.size() == 1) {
+    if (loop && token.value == "in" && compared.size() == 1) {
       loop = false;
-    } else if (++comparisons.back() > 1) {
-      const auto end =
-          source.begin() + static_cast<std::ptrdiff_t>(std::min(token.pos, source.size()));
+      continue;
+    }
+    if (compared.back()) {
       throw TemplateFailure{
           "it compares more than two values in a row (a < b < c), which is not implemented",
-          std::count(source.begin(), end, '\n') + 1};
+          line_of(token.pos, source)};
     }
+    compared.back() = true;
   }
 }
 
@@ -279,10 +274,6 @@ std::string render_template(std::string_view source, const TemplateInput& input)
       run_body(program.body, context, text);
     } catch (const LoopEnd& end) {
       fail(fmt::format("it has a {} outside of a loop", end.stops ? "break" : "continue"));
-    } catch (const jinja::break_statement::signal&) {
-      fail("it has a break outside of a loop");
-    } catch (const jinja::continue_statement::signal&) {
-      fail("it has a continue outside of a loop");
     }
   });
   return text;
