@@ -161,6 +161,37 @@ inline Packed random_packed(const Case& of, unsigned seed) {
   return packed;
 }
 
+/// The product of a row with x, and what its rounding is measured by.
+struct RowProduct {
+  double sum = 0;
+  double size = 0;     // of |x| times the sizes of weights
+  double weights = 0;  // of these sizes
+};
+
+inline RowProduct row_product(const Packed& packed, std::int64_t row, const float* x) {
+  RowProduct product;
+  const std::int64_t in = packed.matrix.in_features;
+  for (std::int64_t i = 0; i < in; ++i) {
+    const auto at = static_cast<std::size_t>(row * in + i);
+    product.sum += x[i] * packed.values[at];
+    product.size += std::abs(x[i]) * packed.sizes[at];
+    product.weights += packed.sizes[at];
+  }
+  return product;
+}
+
+/// Activations over 25 powers of two below the largest, which may be some times as large as asked for.
+inline std::vector<float> of_every_size(std::vector<float> x, float largest) {
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] *= std::ldexp(largest, -static_cast<int>(i % 25));
+  return x;
+}
+
+inline float largest_of(const std::vector<float>& x) {
+  float most = 0;
+  for (const float value : x) most = std::max(most, std::abs(value));
+  return most;
+}
+
 /// The values of a packed matrix in host memory whose inputs are in their own order.
 inline std::vector<double> values_of(const topkv::Matrix& matrix) {
   const Case of{matrix.packing, matrix.out_features, matrix.in_features, matrix.group,

@@ -55,13 +55,10 @@ TEST(PackedProduct, MatchesFloat64ForEveryPackingSizeAndNumberOfTokens) {
                         accumulate, out.data());
           for (std::int64_t t = 0; t < tokens; ++t) {
             for (std::int64_t o = 0; o < of.out; ++o) {
-              double sum = accumulate ? before[t * of.out + o] : 0.0;
-              double size = std::abs(sum);
-              for (std::int64_t i = 0; i < of.in; ++i) {
-                sum += x[t * of.in + i] * packed.values[o * of.in + i];
-                size += std::abs(x[t * of.in + i]) * packed.sizes[o * of.in + i];
-              }
-              ASSERT_NEAR(out[t * of.out + o], sum, static_cast<double>(of.in + 4) * u * size)
+              const double added = accumulate ? before[t * of.out + o] : 0.0;
+              const auto want = packed_case::row_product(packed, o, x.data() + t * of.in);
+              ASSERT_NEAR(out[t * of.out + o], added + want.sum,
+                          static_cast<double>(of.in + 4) * u * (std::abs(added) + want.size))
                   << "token " << t << ", output " << o;
             }
           }
@@ -91,24 +88,15 @@ TEST(PackedProduct, OfNibblesCountsActivationsOfEverySize) {
       for (const float largest : {0.0F, 0x1p-90F, 1.0F, 0x1p100F}) {
         SCOPED_TRACE(testing::Message()
                      << packed_case::name_of(of.packing) << ", largest " << largest);
-        auto x = reference::random_floats(of.in, 10);
-        float most = 0;
-        for (std::size_t i = 0; i < x.size(); ++i) {
-          x[i] *= std::ldexp(largest, -static_cast<int>(i % 25));
-          most = std::max(most, std::abs(x[i]));
-        }
+        const auto x = packed_case::of_every_size(reference::random_floats(of.in, 10), largest);
         const auto got = product(x);
+        const double rounding = 4 * u * packed_case::largest_of(x);
         for (std::int64_t o = 0; o < of.out; ++o) {
-          double sum = 0;
-          double size = 0;
-          double rounding = 0;
-          for (std::int64_t i = 0; i < of.in; ++i) {
-            sum += x[i] * packed.values[o * of.in + i];
-            size += std::abs(x[i]) * packed.sizes[o * of.in + i];
-            rounding += 4 * u * most * packed.sizes[o * of.in + i];
-          }
+          const auto want = packed_case::row_product(packed, o, x.data());
           // Codes are met 8 or 12 too large, and less that of the sum.
-          ASSERT_NEAR(got[o], sum, 4 * static_cast<double>(of.in + 4) * u * size + rounding) << o;
+          ASSERT_NEAR(got[o], want.sum,
+                      4 * static_cast<double>(of.in + 4) * u * want.size + rounding * want.weights)
+              << o;
         }
       }
       for (const float bad : {std::numeric_limits<float>::infinity(),

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "src/core/fetch_ahead.h"
 #include "src/core/packed_product.h"
+#include "src/core/packed_rows.h"
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -38,6 +38,7 @@ using Four = hn::CappedTag<float, 4>;
 constexpr int word_inputs = 8;
 constexpr int digits = 3;
 constexpr int input_of_byte[2][4] = {{0, 4, 1, 5}, {2, 6, 3, 7}};
+constexpr std::int64_t least_group = 32;  // inputs; groups and blocks are multiples of it
 constexpr std::int64_t words_of_block = 2 * digits + 1;  // of each lane
 
 template <class D>
@@ -58,7 +59,8 @@ constexpr int bias_of(Packing packing) { return packing == Packing::int4 ? 8 : 1
 alignas(16) constexpr std::array<std::uint8_t, 16> biased_fp4 = {12, 13, 14, 15, 16, 18, 20, 24,
                                                                  12, 11, 10, 9,  8,  6,  4,  0};
 
-/// Of so many inputs, a flush; `sum` of input i is added to sums[i / group].
+/// Arranges `count` inputs, a flush, of which x[0] is input `first`, and adds them to the sums of
+/// their groups.
 template <class D>
 float* arrange_flush(D d, const float* x, std::int64_t count, std::int64_t first,
                      std::int64_t group, float* sums, float* to) {
@@ -89,9 +91,9 @@ float* arrange_flush(D d, const float* x, std::int64_t count, std::int64_t first
       const auto some = hn::LoadU(d, x + begin + i);
       hn::Store(hn::NearestInt(finite ? hn::Mul(some, scale) : hn::Zero(d)), di, whole.data() + i);
     }
-    for (std::int64_t i = 0; i < block_inputs(d); i += word_inputs) {
+    for (std::int64_t i = 0; i < block_inputs(d); i += least_group) {
       std::int32_t sum = 0;
-      for (std::int64_t j = i; j < i + word_inputs; ++j) sum += whole[static_cast<std::size_t>(j)];
+      for (std::int64_t j = i; j < i + least_group; ++j) sum += whole[static_cast<std::size_t>(j)];
       sums[(first + begin + i) / group] += static_cast<float>(sum) * unit;
     }
     hn::Vec<decltype(du)> bytes[word_inputs];
@@ -357,43 +359,14 @@ void dot_nibble_rows(const Matrix& m, std::int64_t first, const float* arranged,
   }
 }
 
-template <Packing packing, int tokens>
-void dot_nibble_tokens(const Matrix& m, std::int64_t first, std::int64_t rows,
-                       const float* arranged, std::int64_t token_stride, float* out,
-                       std::int64_t stride) {
-  constexpr int at_once = 4;  // activations of several tokens come from the second-level cache
-  std::int64_t r = 0;
-  for (; r + at_once <= rows; r += at_once)
-    dot_nibble_rows<packing, at_once, tokens>(m, first + r, arranged, token_stride, out + r,
-                                              stride);
-  for (; r < rows; ++r)
-    dot_nibble_rows<packing, 1, tokens>(m, first + r, arranged, token_stride, out + r, stride);
-}
-
-template <Packing packing>
-void dot_nibbles_of(const Matrix& m, std::int64_t first, std::int64_t rows, const float* arranged,
+void nibble_dot_any(const Matrix& m, std::int64_t first, std::int64_t count, const float* arranged,
                     std::int64_t token_stride, std::int64_t tokens, float* out,
                     std::int64_t stride) {
-  switch (tokens) {
-    case 1:
-      return dot_nibble_tokens<packing, 1>(m, first, rows, arranged, token_stride, out, stride);
-    case 2:
-      return dot_nibble_tokens<packing, 2>(m, first, rows, arranged, token_stride, out, stride);
-    case 3:
-      return dot_nibble_tokens<packing, 3>(m, first, rows, arranged, token_stride, out, stride);
-    default:
-      return dot_nibble_tokens<packing, 4>(m, first, rows, arranged, token_stride, out, stride);
-  }
-}
-
-void nibble_dot_any(const Matrix& m, std::int64_t first, std::int64_t rows, const float* arranged,
-                    std::int64_t token_stride, std::int64_t tokens, float* out,
-                    std::int64_t stride) {
-  if (m.packing == Packing::fp4) {
-    dot_nibbles_of<Packing::fp4>(m, first, rows, arranged, token_stride, tokens, out, stride);
-  } else {
-    dot_nibbles_of<Packing::int4>(m, first, rows, arranged, token_stride, tokens, out, stride);
-  }
+  each_rows(count, tokens, [&]<int rows, int at_once>(std::int64_t r) HWY_ATTR {
+    const auto dot = m.packing == Packing::fp4 ? dot_nibble_rows<Packing::fp4, rows, at_once>
+                                               : dot_nibble_rows<Packing::int4, rows, at_once>;
+    dot(m, first + r, arranged, token_stride, out + r, stride);
+  });
 }
 
 void arrange_for_nibbles_any(const Matrix& m, const float* x, float* to) {

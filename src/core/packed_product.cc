@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "src/core/fetch_ahead.h"
 #include "src/core/nibble_product.h"
+#include "src/core/packed_rows.h"
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -41,8 +41,8 @@ HWY_INLINE hn::Vec<D> byte_codes(D d, const std::byte* from) {
 
 /// Arranged activations of int8 and fp8 are the activations, then their sums over each group.
 template <Packing packing, int rows, int tokens>
-HWY_INLINE void dot_bytes(const Matrix& m, std::int64_t first, const float* x,
-                          std::int64_t token_stride, float* out, std::int64_t stride) {
+void dot_bytes(const Matrix& m, std::int64_t first, const float* x, std::int64_t token_stride,
+               float* out, std::int64_t stride) {
   const Floats d;
   using V = hn::Vec<Floats>;
   const hn::CappedTag<float, 1> d1;
@@ -107,39 +107,14 @@ HWY_INLINE void dot_bytes(const Matrix& m, std::int64_t first, const float* x,
   }
 }
 
-template <int rows, int tokens>
-void dot_rows(const Matrix& m, std::int64_t first, const float* arranged, std::int64_t token_stride,
-              float* out, std::int64_t stride) {
-  if (m.packing == Packing::int8) {
-    dot_bytes<Packing::int8, rows, tokens>(m, first, arranged, token_stride, out, stride);
-  } else {
-    dot_bytes<Packing::fp8, rows, tokens>(m, first, arranged, token_stride, out, stride);
-  }
-}
-
-template <int tokens>
-void dot_tokens(const Matrix& m, std::int64_t first, std::int64_t rows, const float* arranged,
-                std::int64_t token_stride, float* out, std::int64_t stride) {
-  constexpr int at_once = 4;  // activations of several tokens come from the second-level cache
-  std::int64_t r = 0;
-  for (; r + at_once <= rows; r += at_once)
-    dot_rows<at_once, tokens>(m, first + r, arranged, token_stride, out + r, stride);
-  for (; r < rows; ++r) dot_rows<1, tokens>(m, first + r, arranged, token_stride, out + r, stride);
-}
-
-void packed_dot_any(const Matrix& m, std::int64_t first, std::int64_t rows, const float* arranged,
+void packed_dot_any(const Matrix& m, std::int64_t first, std::int64_t count, const float* arranged,
                     std::int64_t token_stride, std::int64_t tokens, float* out,
                     std::int64_t stride) {
-  switch (tokens) {
-    case 1:
-      return dot_tokens<1>(m, first, rows, arranged, token_stride, out, stride);
-    case 2:
-      return dot_tokens<2>(m, first, rows, arranged, token_stride, out, stride);
-    case 3:
-      return dot_tokens<3>(m, first, rows, arranged, token_stride, out, stride);
-    default:
-      return dot_tokens<4>(m, first, rows, arranged, token_stride, out, stride);
-  }
+  each_rows(count, tokens, [&]<int rows, int at_once>(std::int64_t r) HWY_ATTR {
+    const auto dot = m.packing == Packing::int8 ? dot_bytes<Packing::int8, rows, at_once>
+                                                : dot_bytes<Packing::fp8, rows, at_once>;
+    dot(m, first + r, arranged, token_stride, out + r, stride);
+  });
 }
 
 void arrange_any(const Matrix& m, const float* x, float* to) {

@@ -73,13 +73,10 @@ class PackedOnCuda : public testing::Test {
         (tokens > most_straight || (of.packing == Packing::fp4 && tokens > 2) ? v : 0);
     for (std::int64_t t = 0; t < tokens; ++t) {
       for (std::int64_t o = 0; o < of.out; ++o) {
-        double sum = accumulate ? before[t * of.out + o] : 0.0;
-        double size = std::abs(sum);
-        for (std::int64_t i = 0; i < of.in; ++i) {
-          sum += x[t * of.in + i] * packed.values[o * of.in + i];
-          size += std::abs(x[t * of.in + i]) * packed.sizes[o * of.in + i];
-        }
-        ASSERT_NEAR(got[t * of.out + o], sum, each * size) << "token " << t << ", output " << o;
+        const double added = accumulate ? before[t * of.out + o] : 0.0;
+        const auto want = packed_case::row_product(packed, o, x.data() + t * of.in);
+        ASSERT_NEAR(got[t * of.out + o], added + want.sum, each * (std::abs(added) + want.size))
+            << "token " << t << ", output " << o;
       }
     }
   }
@@ -143,24 +140,16 @@ TEST_F(PackedOnCuda, InputsOfEverySizeCount) {
     for (const float largest : {0.0F, 0x1p-90F, 0x1p-60F, 1.0F, 0x1p60F, 0x1p100F}) {
       SCOPED_TRACE(testing::Message()
                    << packed_case::name_of(of.packing) << ", largest " << largest);
-      // Each 128 with sizes over 2^24, of which only what is far below the largest is rounded.
-      auto x = reference::random_bf16(of.in, 10);
-      for (std::size_t i = 0; i < x.size(); ++i)
-        x[i] *= std::ldexp(largest, -static_cast<int>(i % 25));  // a bf16 still
-      float most = 0;
-      for (const float value : x) most = std::max(most, std::abs(value));
+      // Only what is far below the largest of its 128 is rounded; all are bf16 still.
+      const auto x = packed_case::of_every_size(reference::random_bf16(of.in, 10), largest);
       const auto got = product(x);
+      const double rounding = 4 * u * packed_case::largest_of(x);
       for (std::int64_t o = 0; o < of.out; ++o) {
-        double sum = 0;
-        double size = 0;
-        double rounding = 0;
-        for (std::int64_t i = 0; i < of.in; ++i) {
-          sum += x[i] * packed.values[o * of.in + i];
-          size += std::abs(x[i]) * packed.sizes[o * of.in + i];
-          rounding += 4 * u * most * packed.sizes[o * of.in + i];
-        }
+        const auto want = packed_case::row_product(packed, o, x.data());
         // What is no normal float may be lost.
-        ASSERT_NEAR(got[o], sum, 2 * static_cast<double>(of.in + 16) * u * size + rounding + 1e-37)
+        ASSERT_NEAR(got[o], want.sum,
+                    2 * static_cast<double>(of.in + 16) * u * want.size + rounding * want.weights +
+                        1e-37)
             << o;
       }
     }
