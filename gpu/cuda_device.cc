@@ -178,7 +178,7 @@ void CudaDevice::matmul(const Matrix& weight, const std::byte* x, std::int64_t t
   } else if (const Product one{weight, nullptr, out};
              packed_vectors(&one, 1, bf16(x), tokens, accumulate, limits_, stream_)) {
     return;
-  } else if (tokens <= few_tokens && weight.packing != Packing::fp4) {  // few have those
+  } else if (tokens <= few_tokens && weight.packing != Packing::fp4) {  // of which it takes none
     for (std::int64_t t = 0; t < tokens; t += most_packed_tokens) {
       packed_product(weight, bf16(x) + t * weight.in_features,
                      std::min(most_packed_tokens, tokens - t), accumulate,

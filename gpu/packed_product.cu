@@ -116,8 +116,7 @@ __device__ __forceinline__ void multiply(const Load<words>& upper, const Load<wo
   }
 }
 
-/// token_tiles: of 8 tokens; words: a lane's load. Loads of `ahead` chunks
-/// are on their way at a time.
+/// token_tiles: of 8 tokens; words: a lane's load.
 template <Packing packing, int words, int token_tiles, bool offsets>
 __global__ void __launch_bounds__(most_warps* warp, token_tiles == 1 ? 2 : 1)
     product_kernel(const Job job) {  // so that nothing spills

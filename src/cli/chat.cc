@@ -75,17 +75,6 @@ class Chat {
     const std::vector<Token> asked = conversation_.ask(question);
     std::size_t same = std::min(common_tokens(held_, asked), asked.size() - 1);
     const auto frozen = static_cast<std::size_t>(session_->context().tokens());
-    // Where a template changes what was read, the files are read again below, and count anew.
-    if (same >= frozen && static_cast<std::int64_t>(asked.size() - frozen) >= flags_.most_own()) {
-      conversation_.forget_question();
-      progress_.note(warning_line(fmt::format(
-          "with this question the conversation takes {} tokens beside the files, and --room has {} "
-          "for it and its answer: it is not asked; ask something shorter, or begin again with a "
-          "larger --room",
-          format_grouped(static_cast<std::int64_t>(asked.size() - frozen)),
-          format_grouped(flags_.most_own()))));
-      return false;
-    }
     if (same < frozen) {
       read_again(asked, frozen);
       same = held_.size();
@@ -95,10 +84,14 @@ class Chat {
     const std::int64_t room =
         flags_.most_own() - session_->own_tokens() - static_cast<std::int64_t>(prompt.size());
     if (room < 1) {
-      throw UsageError(fmt::format(
-          "--room: the conversation takes more than {} tokens beside the files; expected "
-          "fewer, or a larger --room",
-          flags_.most_own()));
+      held_.resize(same);
+      conversation_.forget_question();
+      progress_.note(warning_line(fmt::format(
+          "with this question the conversation takes {} tokens beside the files, and --room has {} "
+          "for it and its answer: it is not asked; ask something shorter, or begin again with a "
+          "larger --room",
+          format_grouped(flags_.most_own() - room), format_grouped(flags_.most_own()))));
+      return false;
     }
     answer(asked, prompt, std::min(room, flags_.most_predicted()));
     return true;

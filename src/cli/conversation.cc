@@ -27,14 +27,10 @@ std::vector<Token> Conversation::before_questions() const {
 }
 
 std::vector<Token> Conversation::ask(const std::string& question) {
-  messages_.push_back({"user", questions_ == 0 ? files_ + question : question});
-  ++questions_;
+  const bool first = std::ranges::none_of(
+      messages_, [](const ChatMessage& message) { return message.role == "user"; });
+  messages_.push_back({"user", first ? files_ + question : question});
   return tokens_of(messages_);
-}
-
-void Conversation::forget_question() {
-  messages_.pop_back();
-  --questions_;
 }
 
 std::size_t Conversation::lasting(const std::vector<Token>& asked) const {

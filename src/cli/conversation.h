@@ -25,7 +25,7 @@ class Conversation {
   std::vector<Token> ask(const std::string& question);
 
   /// Takes the last question back, as if it had not been asked.
-  void forget_question();
+  void forget_question() { messages_.pop_back(); }
 
   /// How many of these tokens will be there after the next question, too: a template may move a
   /// system message to the last question.
@@ -39,7 +39,6 @@ class Conversation {
   ChatTemplate template_;
   const Tokenizer& tokenizer_;
   std::string files_;  // which the first question has in front
-  std::size_t questions_ = 0;
   std::vector<ChatMessage> messages_;
 };
 

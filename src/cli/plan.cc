@@ -111,13 +111,11 @@ std::string missing_text(const MemoryPlan& plan) {
 
 /// What to change where nothing fits: the index, or the length.
 void print_ways_out(const PlanFlags& flags, PlanRequest request) {
-  const auto fits = [&] { return most_exact(memory_plans(flags.directory, request)) != nullptr; };
   if (flags.index.empty()) {
-    const PlanRequest asked = request;
-    request.index = "exact";
-    const std::vector<MemoryPlan> plans = memory_plans(flags.directory, request);
+    PlanRequest exact = request;
+    exact.index = "exact";
+    const std::vector<MemoryPlan> plans = memory_plans(flags.directory, exact);
     if (const MemoryPlan* chosen = most_exact(plans)) fmt::print("fits      {}\n", chosen->flags());
-    request = asked;
   }
   constexpr std::int64_t step = 1024;
   std::int64_t fitting = 0;  // in steps
@@ -125,7 +123,8 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
   while (too_many - fitting > 1) {
     const std::int64_t middle = fitting + (too_many - fitting) / 2;
     request.tokens = middle * step;
-    (fits() ? fitting : too_many) = middle;
+    const bool fits = most_exact(memory_plans(flags.directory, request)) != nullptr;
+    (fits ? fitting : too_many) = middle;
   }
   if (fitting > 0) fmt::print("fits      {} tokens\n", format_grouped(fitting * step));
 }

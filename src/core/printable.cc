@@ -1,6 +1,9 @@
 #include "src/core/printable.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "src/core/utf8.h"
 
@@ -24,6 +27,12 @@ std::string printable(std::string_view bytes) {
     bytes.remove_prefix(next.bytes);
   }
   return text;
+}
+
+std::string listed(std::span<const std::string> texts, std::size_t most) {
+  std::string list = fmt::format("{}", fmt::join(texts.first(std::min(texts.size(), most)), ", "));
+  if (texts.size() > most) list += fmt::format(" and {} more", texts.size() - most);
+  return list;
 }
 
 std::string path_text(const std::filesystem::path& path) { return printable(path.native()); }

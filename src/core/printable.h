@@ -1,7 +1,9 @@
 // Bytes from outside, paths among them, in messages.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -10,6 +12,9 @@ namespace topkv {
 /// One line of well-formed UTF-8: control characters, line separators and bytes that are not UTF-8
 /// are written as \xNN.
 std::string printable(std::string_view bytes);
+
+/// "a, b and 3 more": the first of some texts, so many at most.
+std::string listed(std::span<const std::string> texts, std::size_t most);
 
 /// A path for a message; it may hold any bytes.
 std::string path_text(const std::filesystem::path& path);

@@ -268,14 +268,10 @@ std::vector<std::string> unread_keys(const Json& config, const std::filesystem::
 std::string unread_keys_warning(const std::vector<std::string>& keys,
                                 const std::filesystem::path& file, std::string_view model_type) {
   if (keys.empty()) return {};
-  constexpr std::size_t most = 6;
-  const auto told = std::span(keys).first(std::min(keys.size(), most));
-  const std::string more =
-      keys.size() > most ? fmt::format(" and {} more", keys.size() - most) : std::string();
   return fmt::format(
-      "{}: {}{}: not read by topkv, nor by transformers' {}; a model that needs it will answer "
+      "{}: {}: not read by topkv, nor by transformers' {}; a model that needs it will answer "
       "otherwise than its makers meant",
-      path_text(file), fmt::join(told, ", "), more, model_type);
+      path_text(file), listed(keys, 6), model_type);
 }
 
 }  // namespace topkv

@@ -297,14 +297,10 @@ std::string unread_gguf_warning(const GgufFile& file) {
     unread.push_back(fmt::format("{} is {}", printable(key), file.shown_value(key)));
   }
   if (unread.empty()) return {};
-  constexpr std::size_t told = 6;
-  const std::size_t all = unread.size();
-  if (all > told) unread.resize(told);
   return fmt::format(
-      "{}: {}{}: not read by topkv; a model that needs it will answer otherwise "
-      "than its makers meant",
-      path_text(file.path()), fmt::join(unread, ", "),
-      all > told ? fmt::format(" and {} more", all - told) : "");
+      "{}: {}: not read by topkv; a model that needs it will answer otherwise than its makers "
+      "meant",
+      path_text(file.path()), listed(unread, 6));
 }
 
 std::string gguf_chunks_warning(const GgufFile& file) {

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -28,19 +27,16 @@ std::optional<std::filesystem::path> tokenizer_path(const std::filesystem::path&
 
 /// Empty: all are used.
 std::string unread_warning(const Checkpoint& checkpoint) {
-  const std::vector<std::string> names = checkpoint.unread();
+  std::vector<std::string> names = checkpoint.unread();
   if (names.empty()) return {};
-  constexpr std::size_t most = 3;
-  std::string list;
-  for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
-    list += fmt::format("{}{}", i == 0 ? "" : ", ", printable(names[i]));
-  if (names.size() > most) list += fmt::format(" and {} more", names.size() - most);
+  for (std::string& name : names) name = printable(name);
   const bool one = names.size() == 1;
   return fmt::format(
       "{}: {} not used: {}; if the network has a use for {}, config.json does not describe these "
       "weights",
       path_text(checkpoint.source()),
-      one ? "a tensor is" : fmt::format("{} tensors are", names.size()), list, one ? "it" : "them");
+      one ? "a tensor is" : fmt::format("{} tensors are", names.size()), listed(names, 3),
+      one ? "it" : "them");
 }
 
 }  // namespace

@@ -90,6 +90,14 @@ void SafeTensors::open_shards() {
 
 bool SafeTensors::has(std::string_view name) const { return places_.find(name) != places_.end(); }
 
+const SafeTensorsFile& SafeTensors::file_of(std::string_view name) const {
+  return files_[places_.find(name)->second.file];
+}
+
+const SafeTensorsFile::Entry& SafeTensors::stored(std::string_view name) const {
+  return file_of(name).entries().find(name)->second;
+}
+
 const SafeTensorsFile::Entry& SafeTensors::entry(
     std::string_view name, std::span<const std::int64_t> expected_shape) const {
   const auto it = places_.find(name);
@@ -97,12 +105,11 @@ const SafeTensorsFile::Entry& SafeTensors::entry(
     throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}",
                                 path_text(source_), shown(name), shown_shape(expected_shape)));
   }
-  const SafeTensorsFile& file = files_[it->second.file];
-  const SafeTensorsFile::Entry& entry = file.entries().find(name)->second;
+  const SafeTensorsFile::Entry& entry = stored(name);
   if (!std::ranges::equal(entry.shape, expected_shape)) {
-    throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}", path_text(file.path()),
-                                shown(name), shown_shape(entry.shape),
-                                shown_shape(expected_shape)));
+    throw FileError(fmt::format("{}: tensor {} has shape {}; expected {}",
+                                path_text(file_of(name).path()), shown(name),
+                                shown_shape(entry.shape), shown_shape(expected_shape)));
   }
   it->second.read = true;
   return entry;
@@ -113,8 +120,7 @@ SafeTensors::Tensor SafeTensors::get(std::string_view name,
   const SafeTensorsFile::Entry& found = entry(name, expected_shape);
   if (!found.dtype.dtype) {
     throw Unsupported(fmt::format("{}: tensor {} has dtype {}; topkv reads F32, F16 and BF16",
-                                  path_text(files_[places_.find(name)->second.file].path()),
-                                  shown(name), found.dtype.name));
+                                  path_text(file_of(name).path()), shown(name), found.dtype.name));
   }
   return {found.bytes.data(), *found.dtype.dtype, found.shape};
 }
@@ -125,25 +131,20 @@ std::span<const std::byte> SafeTensors::raw(std::string_view name,
   const SafeTensorsFile::Entry& found = entry(name, expected_shape);
   if (found.dtype.name != dtype) {
     throw FileError(fmt::format("{}: tensor {} has dtype {}; expected {}",
-                                path_text(files_[places_.find(name)->second.file].path()),
-                                shown(name), found.dtype.name, dtype));
+                                path_text(file_of(name).path()), shown(name), found.dtype.name,
+                                dtype));
   }
   return found.bytes;
 }
 
 bool SafeTensors::is_float(std::string_view name) const {
-  const auto it = places_.find(name);
-  return files_[it->second.file].entries().find(name)->second.dtype.dtype.has_value();
+  return stored(name).dtype.dtype.has_value();
 }
 
-std::string_view SafeTensors::dtype(std::string_view name) const {
-  const auto it = places_.find(name);
-  return files_[it->second.file].entries().find(name)->second.dtype.name;
-}
+std::string_view SafeTensors::dtype(std::string_view name) const { return stored(name).dtype.name; }
 
 std::span<const std::byte> SafeTensors::bytes(std::string_view name) const {
-  const auto it = places_.find(name);
-  return files_[it->second.file].entries().find(name)->second.bytes;
+  return stored(name).bytes;
 }
 
 std::vector<std::string> SafeTensors::names() const {

@@ -67,6 +67,9 @@ class SafeTensors {
 
  private:
   void open_shards();
+  /// REQUIRES: has(name).
+  const SafeTensorsFile& file_of(std::string_view name) const;
+  const SafeTensorsFile::Entry& stored(std::string_view name) const;
   /// Throws FileError.
   const SafeTensorsFile::Entry& entry(std::string_view name,
                                       std::span<const std::int64_t> expected_shape) const;
