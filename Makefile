@@ -37,6 +37,10 @@ needle: setup
 	cmake --build --preset release --parallel $(jobs) --target topkv-cli
 	$(topkv) needle -m models/needle-14m $(ARGS)
 
+check check-python: export CMAKE_CXX_COMPILER_LAUNCHER = ccache
+check check-python: export CCACHE_DIR = $(CURDIR)/build/ccache
+check check-python: export CCACHE_NOHASHDIR = 1
+
 check: preset := dev
 asan: preset := asan
 tsan: preset := tsan
@@ -52,12 +56,15 @@ check-gpu: setup
 	cmake --build --preset dev --parallel $(jobs)
 	ctest --preset dev --label-regex gpu
 
+# Compiled as the dev preset does, so that the library comes out of the cache behind `make check`.
 # Without a GPU here, CUDA code is left out: these tests could not run it, and `make check` compiles it.
 check-python: setup
 	rm -rf build/check-python
 	python3 -m venv build/check-python
 	build/check-python/bin/pip install --quiet '.[$(PYTHON_EXTRAS)]' \
-	  --config-settings cmake.define.$(if $(native),CMAKE_CUDA_ARCHITECTURES=native,TOPKV_CUDA=OFF)
+	  --config-settings cmake.define.$(if $(native),CMAKE_CUDA_ARCHITECTURES=native,TOPKV_CUDA=OFF) \
+	  --config-settings cmake.build-type=RelWithDebInfo --config-settings cmake.define.TOPKV_WERROR=ON \
+	  --config-settings cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO='-O2 -g1'
 	$(pytest)
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
 	build/check-python/bin/pip install --quiet 'transformers==$(lowest_transformers).*'

@@ -9,7 +9,7 @@ packages=(
   libhwy-dev libdnnl-dev libtbb-dev         # arithmetic and threads
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev  # checkpoints and tokenizer
   libcli11-dev libfmt-dev                   # command line
-  libgtest-dev                              # tests
+  libgtest-dev ccache                       # tests
   python3-dev python3-venv                  # the Python package
 )
 
