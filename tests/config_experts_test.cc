@@ -154,6 +154,7 @@ TEST_F(ConfigExperts, LayersHaveThemByTheStepAndTheListOfDenseOnes) {
     EXPECT_FALSE(mixture.in(0)) << none;
   }
   EXPECT_EQ(layers({{"num_local_experts", 16}}).experts, 16);  // as transformers 5 writes it
+  EXPECT_EQ(layers({{"num_experts", 16}, {"num_local_experts", 16}}).experts, 16);
 }
 
 TEST_F(ConfigExperts, WindowsAreInAllLayersWhereTheyAreSwitchedOn) {
@@ -186,6 +187,9 @@ TEST_F(ConfigExperts, WhatIsWrongOrOfAnotherNetworkIsToldByKeyAndValue) {
        {{"num_experts", 1024}, {"moe_intermediate_size", 1 << 22}},
        {"moe_intermediate_size is 4194304", "num_experts is 1024"}},
       {"qwen3_moe", {{"moe_intermediate_size", 0}}, {"moe_intermediate_size is 0"}},
+      {"qwen3_moe",
+       {{"num_experts", 16}, {"num_local_experts", 8}},
+       {"num_local_experts is 8", "num_experts (16) again"}},
       {"qwen3_moe", {{"norm_topk_prob", 1}}, {"norm_topk_prob is 1", "true or false"}},
       {"qwen3_moe", {{"decoder_sparse_step", 0}}, {"decoder_sparse_step is 0"}},
       {"qwen3_moe", {{"mlp_only_layers", {-1}}}, {"mlp_only_layers is [-1]"}},

@@ -15,11 +15,22 @@ constexpr std::int64_t max_experts = 1024;  // that a router's kernel chooses am
 // Of all experts together: no more than an MLP may have.
 constexpr std::int64_t max_width = std::int64_t{1} << 22;
 
-/// transformers wrote the number under either name.
+/// transformers wrote the number under either name. Which of two numbers the weights have cannot be
+/// told here.
 const char* experts_key(const JsonObject& root, const Family& family) {
+  constexpr const char* name = "num_experts";
+  constexpr const char* other = "num_local_experts";
   const auto& own = family.own_keys;
-  const bool has_name = std::ranges::find(own, "num_experts") != own.end();
-  return has_name && root.contains("num_experts") ? "num_experts" : "num_local_experts";
+  const bool has_name = std::ranges::find(own, name) != own.end();
+  if (!has_name || !root.contains(name)) return other;
+  const Json* first = root.find(name);
+  const Json* second = root.find(other);
+  if (first != nullptr && second != nullptr && *first != *second) {
+    root.fail(other, fmt::format("{} ({}) again, for both are the number of experts: keep the one "
+                                 "that the weights have",
+                                 name, shown(*first)));
+  }
+  return name;
 }
 
 /// Which layers have experts (transformers' Qwen3MoeDecoderLayer); empty: all.
