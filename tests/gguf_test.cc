@@ -115,6 +115,20 @@ TEST_F(Gguf, WhatIsQuantisedAlreadyIsNotRoundedOnceMore) {
   }
 }
 
+// Llama 3.1's scaling is in the file as a tensor, not as a scaling with a name.
+TEST_F(Gguf, FactorsOfRopeFreqsAreAScalingOfTheirOwn) {
+  const ModelConfig config =
+      ModelConfig::load(root / "tests/fixtures/parity/gguf-llama/model.gguf");
+  const RopeScaling& scaling = config.rope_scaling;
+  EXPECT_EQ(scaling.kind, RopeScaling::Kind::frequency_factors);
+  ASSERT_EQ(std::ssize(scaling.pair_factors), config.rotary_dim / 2);
+  EXPECT_EQ(scaling.pair_factors.front(), 1);
+  EXPECT_GT(scaling.pair_factors.back(), 1);
+  EXPECT_EQ(config.reach(), config.max_position);
+  EXPECT_NE(config.beyond_reach(config.max_position + 1).find("max_position_embeddings"),
+            std::string::npos);
+}
+
 TEST_F(Gguf, TokenizersAreThoseOfTheirTokenizerJson) {
   std::vector<std::string> texts;
   const Json cases = json_of(root / "tests/fixtures/tokenizer/cases.json");

@@ -36,6 +36,9 @@ struct RopeScaling {
                ///< sec. 3.1)
     yarn,      ///< by the turns a pair makes in the original length (Peng et al. 2023, sec. 3.2)
     longrope,  ///< divided pair by pair by `pair_factors` (Ding et al. 2024, eq. 3)
+    /// Divided pair by pair by `pair_factors`, a GGUF file's tensor rope_freqs.weight: what llama3
+    /// comes to for the files of Llama 3.1 and later.
+    frequency_factors,
   };
   Kind kind = Kind::none;
   double factor = 1;
@@ -51,8 +54,8 @@ struct RopeScaling {
   bool truncate = true;   ///< the borders between are rounded outwards to whole pairs
   // yarn and longrope
   double attention_factor = 1;  ///< on cos and sin, so that scores grow by its square
-  // longrope
-  std::vector<double> pair_factors = {};  ///< [d / 2]: the short or the long ones of the file
+  // longrope and frequency_factors
+  std::vector<double> pair_factors = {};  ///< [d / 2]; longrope: the short or the long ones
 };
 
 /// Which rotary angles a layer's queries and keys are turned by.

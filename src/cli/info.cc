@@ -94,6 +94,8 @@ std::string scaling_text(const RopeScaling& scaling) {
   constexpr std::array<const char*, 6> names = {"",        "linear", "llama3",
                                                 "dynamic", "yarn",   "longrope"};
   if (scaling.kind == RopeScaling::Kind::none) return {};
+  if (scaling.kind == RopeScaling::Kind::frequency_factors)
+    return " scaled by the factors of rope_freqs.weight";
   return fmt::format(" scaled by {} from {}", names[static_cast<std::size_t>(scaling.kind)],
                      format_grouped(static_cast<std::int64_t>(scaling.original_max_position)));
 }

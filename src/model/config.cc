@@ -185,6 +185,9 @@ ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t l
     const GgufFile file = GgufFile::open(model);
     ModelConfig config = read_config(config_of_gguf(file), model, {}, length);
     config.rope_interleaved = architecture_of(file).interleaved;
+    RopeScaling& scaling = config.rope_scaling;
+    scaling.pair_factors = rope_factors_of_gguf(file, config.rotary_dim / 2);
+    if (!scaling.pair_factors.empty()) scaling.kind = RopeScaling::Kind::frequency_factors;
     for (std::string line : {unread_gguf_warning(file), gguf_chunks_warning(file)}) {
       if (!line.empty()) config.warnings.push_back(std::move(line));
     }

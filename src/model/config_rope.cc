@@ -303,6 +303,7 @@ std::int64_t ModelConfig::reach() const {
   switch (rope_scaling.kind) {
     case RopeScaling::Kind::none:
     case RopeScaling::Kind::llama3:
+    case RopeScaling::Kind::frequency_factors:
       return max_position;
     case RopeScaling::Kind::linear:
     case RopeScaling::Kind::yarn:

@@ -59,6 +59,7 @@ constexpr std::array<std::string_view, 7> end_texts = {
     "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"};
 
 constexpr std::int64_t control_token = 3;
+constexpr const char* rope_factors = "rope_freqs.weight";
 
 class Translator {
  public:
@@ -94,8 +95,7 @@ class Translator {
     config_["head_dim"] = head_dim_;
     config_["num_hidden_layers"] = size("block_count");
     config_["intermediate_size"] = size("feed_forward_length");
-    context_length_ = size("context_length");
-    config_["max_position_embeddings"] = context_length_;
+    config_["max_position_embeddings"] = size("context_length");
     config_["rms_norm_eps"] = file_.number(prefix_ + "attention.layer_norm_rms_epsilon", 0, 1);
     config_["vocab_size"] = vocabulary();
     config_["tie_word_embeddings"] = !has_tensor("output.weight");
@@ -127,7 +127,7 @@ class Translator {
   /// What the network would not read belongs to another one: a bias, a norm, more layers.
   void refuse_other_tensors() const {
     std::set<std::string> known = {"token_embd.weight", "output_norm.weight", "output.weight",
-                                   "rope_freqs.weight"};
+                                   rope_factors};
     const bool qwen2 = architecture_.model_type == "qwen2";
     const bool biased = qwen2 || config_.value("attention_bias", false);
     const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
@@ -198,13 +198,8 @@ class Translator {
     only_one("scaling.yarn_attn_factor", 1);
     only_one("scaling.yarn_ext_factor", 1);
     only_one("scaling.yarn_log_multiplier", 0);
-    if (has_tensor("rope_freqs.weight")) {
+    if (has_tensor(rope_factors)) {
       if (type != "none") file_.unsupported(type_key, "\"none\" beside rope_freqs.weight");
-      rope["rope_type"] = "longrope";
-      rope["factor"] = 1.0;
-      rope["attention_factor"] = 1.0;
-      rope["original_max_position_embeddings"] = std::max<std::int64_t>(2, context_length_);
-      rope["short_factor"] = rope["long_factor"] = pair_factors();
     } else if (type == "linear" || type == "yarn") {
       rope["rope_type"] = type;
       rope["factor"] = factor();
@@ -227,28 +222,6 @@ class Translator {
     }
   }
 
-  Json pair_factors() const {
-    const GgufFile::Tensor& tensor =
-        file_.tensors().find(std::string_view("rope_freqs.weight"))->second;
-    const std::vector<std::int64_t> shape = {head_dim_ / 2};
-    const auto wrong = [&](const std::string& found) {
-      throw FileError(fmt::format(
-          "{}: tensor rope_freqs.weight has {}; expected f32, shape [{}], factors from {} to {}",
-          path_text(file_.path()), found, head_dim_ / 2, 1 / most_factor, most_factor));
-    };
-    if (tensor.shape != shape) wrong(fmt::format("shape [{}]", fmt::join(tensor.shape, ", ")));
-    if (tensor.type->name != "f32") wrong(fmt::format("type {}", tensor.type->name));
-    Json factors = Json::array();
-    for (std::int64_t i = 0; i < head_dim_ / 2; ++i) {
-      float value = 0;
-      std::memcpy(&value, tensor.bytes.data() + 4 * i, sizeof value);
-      if (!(value >= 1 / most_factor && value <= most_factor))
-        wrong(fmt::format("a factor {}", value));
-      factors.push_back(value);
-    }
-    return factors;
-  }
-
   void read_tokens() {
     constexpr const char* bos = "tokenizer.ggml.bos_token_id";
     const auto last = config_["vocab_size"].get<std::int64_t>() - 1;
@@ -265,7 +238,6 @@ class Translator {
   const GgufArchitecture& architecture_;
   std::string prefix_;
   std::int64_t head_dim_ = 0;
-  std::int64_t context_length_ = 0;
   Json config_ = Json::object();
 };
 
@@ -284,6 +256,30 @@ const GgufArchitecture& architecture_of(const GgufFile& file) {
 }
 
 Json config_of_gguf(const GgufFile& file) { return Translator(file).read(); }
+
+std::vector<double> rope_factors_of_gguf(const GgufFile& file, std::int64_t pairs) {
+  const auto found = file.tensors().find(std::string_view(rope_factors));
+  if (found == file.tensors().end()) return {};
+  const GgufFile::Tensor& tensor = found->second;
+  const auto wrong = [&](const std::string& what) {
+    throw FileError(fmt::format(
+        "{}: tensor {} has {}; expected f32, shape [{}], factors from {} "
+        "to {}",
+        path_text(file.path()), rope_factors, what, pairs, 1 / most_factor, most_factor));
+  };
+  if (tensor.shape != std::vector{pairs})
+    wrong(fmt::format("shape [{}]", fmt::join(tensor.shape, ", ")));
+  if (tensor.type->name != "f32") wrong(fmt::format("type {}", tensor.type->name));
+  std::vector<double> factors;
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    float value = 0;
+    std::memcpy(&value, tensor.bytes.data() + 4 * i, sizeof value);
+    if (!(value >= 1 / most_factor && value <= most_factor))
+      wrong(fmt::format("a factor {}", value));
+    factors.push_back(value);
+  }
+  return factors;
+}
 
 std::string unread_gguf_warning(const GgufFile& file) {
   const std::string prefix = std::string(architecture_of(file).name) + ".";

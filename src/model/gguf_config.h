@@ -2,6 +2,7 @@
 // model says it, so that one reader checks both (config.cc).
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -22,15 +23,18 @@ struct GgufArchitecture {
 /// Throws FileError, Unsupported naming those that topkv runs.
 const GgufArchitecture& architecture_of(const GgufFile& file);
 
-/// Throws FileError and Unsupported naming the key of the metadata. rope_freqs.weight, which has
-/// what RoPE's frequencies are divided by pair by pair (Llama 3.1), becomes LongRoPE's factors.
+/// Throws FileError and Unsupported naming the key of the metadata.
 nlohmann::json config_of_gguf(const GgufFile& file);
+
+/// What the tensor rope_freqs.weight has RoPE's frequencies divided by, pair by pair (Llama 3.1);
+/// empty: there is none. Throws FileError for one that has not a factor for each pair.
+std::vector<double> rope_factors_of_gguf(const GgufFile& file, std::int64_t pairs);
 
 /// What to tell of metadata of the architecture that is not read, on one line; empty: nothing.
 std::string unread_gguf_warning(const GgufFile& file);
 
-/// What to tell of a Qwen for texts that Qwens read with dual chunk attention, for which GGUF has no
-/// keys, on one line; empty: nothing.
+/// What to tell of a Qwen for texts that Qwens read with dual chunk attention, for which GGUF has
+/// no keys, on one line; empty: nothing.
 std::string gguf_chunks_warning(const GgufFile& file);
 
 /// Tokens that end generation: eos_token_id, eot_token_id and eom_token_id of the metadata, and, as

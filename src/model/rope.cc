@@ -71,6 +71,7 @@ RopeTable::RopeTable(double theta, std::int64_t rotary_dim, const RopeScaling& s
         break;
       }
       case Kind::longrope:
+      case Kind::frequency_factors:
         frequency /= scaling.pair_factors[static_cast<std::size_t>(i)];
         break;
     }
