@@ -256,6 +256,8 @@ struct DevicePlan {
   /// What the checkpoint's matrices are quantised as already ("gptq, 4 bits, groups of 128");
   /// empty: they are plain.
   std::string quantised;
+  /// What load would tell of the weights: one line each.
+  std::vector<std::string> warnings = {};
   bool fits() const { return peak <= ceiling; }
 };
 
@@ -296,10 +298,13 @@ class Model {
 
   /// What a prefill with these options and a session of the context would take of the device's
   /// memory. Checks the weights as load does, by their headers, and throws as it does, but not for
-  /// a plan that does not fit.
+  /// a plan that does not fit. Of a model that has no weights yet those count that its config.json
+  /// describes.
   static DevicePlan plan(const std::filesystem::path& model, const Device& device,
                          const PrefillOptions& prefill, const RetrievalOptions& retrieval,
                          WeightFormat weights = WeightFormat::stored);
+  /// Whether there are weights, whole or not: a GGUF file, or files of tensors in the directory.
+  static bool has_weights(const std::filesystem::path& model);
   ~Model();
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;

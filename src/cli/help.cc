@@ -118,7 +118,8 @@ examples:
 const char* const info_help =
     R"(usage: topkv info DIR [flags]
 Tells a model's shape and the memory that its contexts take, and whether this machine has it. Checks
-that the configuration is one that topkv runs and that the weights are there in full.
+that the configuration is one that topkv runs and that the weights are there in full: ends with
+status 1 where some are missing or damaged. Without any, config.json says what they will take.
   -m, --model DIR        model in Hugging Face layout, or a *.gguf; the same as DIR without it
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
@@ -163,7 +164,8 @@ const char* const plan_help =
     R"(usage: topkv plan DIR [-c 1M] [--gpu-mem 16GiB] [--mem 64GiB] [flags]  [default] in brackets
 Says how a model and a context of so many tokens fit the memory there is: the most exact way of
 holding weights, rows and codes that does, the flags for it, and what the next better one would
-need. Reads headers alone. Ends with status 1 when nothing fits. The GPU need not be here.
+need. Reads headers alone, or config.json where there are no weights yet. Ends with status 1 when
+nothing fits. The GPU need not be here.
   -m, --model DIR        model in Hugging Face layout; the same as DIR without it
   -c, --ctx N            tokens of the context and of what is generated, together [1M]
   --gpu-mem SIZE         of the GPU, what may be taken [of the GPU here: 9/10 of what is free]

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -105,40 +106,43 @@ std::string chunks_text(const DualChunk& chunks) {
   return fmt::format(", in chunks of {}", format_grouped(chunks.chunk_len()));
 }
 
-bool has_weights(const std::filesystem::path& directory) {
-  std::error_code error;
-  if (std::filesystem::is_regular_file(directory, error)) return true;  // GGUF
-  // What cannot be examined is there: opening it says why it cannot be read.
-  return std::filesystem::exists(directory / "model.safetensors", error) || error ||
-         std::filesystem::exists(directory / "model.safetensors.index.json", error) || error;
-}
-
-struct WeightsSize {
-  std::int64_t bytes = 0;  // 0: there are none
-  std::string quantised;   // as what, in the checkpoint
+struct WeightsFound {
+  bool here = false;  // false: sizes are those that the configuration describes
+  std::int64_t bytes = 0;
+  std::string quantised;        // as what, in the checkpoint
+  std::exception_ptr unusable;  // what is wrong with them, else null
 };
 
 // Checked against the headers of the files, which must be there in full.
-WeightsSize weights_size(const std::filesystem::path& directory, WeightFormat format) {
-  if (!has_weights(directory)) return {};
-  const DevicePlan plan = Model::plan(directory, Device(), {}, {}, format);
-  return {plan.weights_bytes, plan.quantised};
+WeightsFound find_weights(const std::filesystem::path& directory, WeightFormat format) {
+  WeightsFound found;
+  found.here = Model::has_weights(directory);
+  try {
+    const DevicePlan plan = Model::plan(directory, Device(), {}, {}, format);
+    for (const std::string& warning : plan.warnings) print_warning(warning);
+    found.bytes = plan.weights_bytes;
+    found.quantised = plan.quantised;
+  } catch (const Error&) {
+    found.unusable = std::current_exception();
+  }
+  return found;
 }
 
 // "weights 4.4 GiB, quantised (awq, 4 bits, groups of 128)"
-std::string weights_text(const WeightsSize& weights, const std::string& format) {
-  if (weights.bytes == 0) return "no weights here";
-  return fmt::format("weights {}{}{}", byte_text(weights.bytes),
-                     format == "stored" ? "" : " in " + format,
+std::string weights_text(const WeightsFound& weights, const std::string& format) {
+  if (weights.unusable) return "no weights that can be used";
+  return fmt::format("{}{}{}{}", weights.here ? "weights " : "no weights yet; they will take ",
+                     byte_text(weights.bytes), format == "stored" ? "" : " in " + format,
                      weights.quantised.empty() ? "" : ", quantised (" + weights.quantised + ")");
 }
 
-// Where the weights are here: by the planner, with them and the default index. Without: what the
+// By the planner, with the weights and the default index. Where weights are unusable: what the
 // library itself says when asked to reserve the rows alone.
-Need need_of(const ModelConfig& config, const InfoFlags& flags, bool weights, std::int64_t tokens) {
+Need need_of(const ModelConfig& config, const InfoFlags& flags, const WeightsFound& weights,
+             std::int64_t tokens) {
   const KvDType dtype = KvDType::parse(flags.dtype);
   Need need{tokens, config.kv_bytes_per_token(dtype) * tokens, true};
-  if (weights) {
+  if (!weights.unusable) {
     const PlanRequest request{.tokens = tokens,
                               .weights = parse_weight_format(flags.weights),
                               .rows = dtype,
@@ -155,7 +159,7 @@ Need need_of(const ModelConfig& config, const InfoFlags& flags, bool weights, st
 }
 
 void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
-                const WeightsSize& weights) {
+                const WeightsFound& weights) {
   Json json;
   json["model_type"] = config.model_type;
   json["parameters"] = parameters(config, config.mixture.experts);
@@ -163,6 +167,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["experts"] = config.mixture.experts;
   json["experts_per_token"] = config.mixture.per_token;
   json["weights"] = flags.weights;
+  json["weights_here"] = weights.here && !weights.unusable;
   json["weights_bytes"] = weights.bytes;
   json["quantised"] = weights.quantised;
   json["layers"] = config.attention.layers;
@@ -184,7 +189,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
   json["kv_bytes_per_token"] = config.kv_bytes_per_token(dtype);
   json["kv_index"] = IndexSpec::default_for(config.attention.head_dim).text();
   for (const std::int64_t tokens : lengths) {
-    const Need need = need_of(config, flags, weights.bytes > 0, tokens);
+    const Need need = need_of(config, flags, weights, tokens);
     json["contexts"].push_back(
         {{"tokens", need.tokens}, {"rows_bytes", need.bytes}, {"fits", need.fits}});
   }
@@ -193,7 +198,7 @@ void print_json(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
 }
 
 void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype,
-                const WeightsSize& weights) {
+                const WeightsFound& weights) {
   const AttentionShape& shape = config.attention;
   fmt::print("model       {}: {}, {}, {}\n", printable(flags.directory), config.model_type,
              parameters_text(config), weights_text(weights, flags.weights));
@@ -210,7 +215,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
              IndexSpec::default_for(shape.head_dim).text());
   std::vector<std::vector<std::string>> rows;
   for (const std::int64_t tokens : lengths) {
-    const Need need = need_of(config, flags, weights.bytes > 0, tokens);
+    const Need need = need_of(config, flags, weights, tokens);
     rows.push_back({format_count(tokens), byte_text(need.bytes), need.fits ? "yes" : "no"});
   }
   fmt::print("{}", format_table({"context", "KV rows", "fits here"}, rows, {true, true, false}));
@@ -220,12 +225,13 @@ int run_info(const InfoFlags& flags) {
   const ModelConfig config = ModelConfig::load(flags.directory);
   for (const std::string& warning : config.warnings) print_warning(warning);
   const KvDType dtype = KvDType::parse(flags.dtype);
-  const WeightsSize weights = weights_size(flags.directory, parse_weight_format(flags.weights));
+  const WeightsFound weights = find_weights(flags.directory, parse_weight_format(flags.weights));
   if (flags.json) {
     print_json(config, flags, dtype, weights);
   } else {
     print_text(config, flags, dtype, weights);
   }
+  if (weights.unusable) std::rethrow_exception(weights.unusable);
   return 0;
 }
 

@@ -169,8 +169,10 @@ int run_plan(const PlanFlags& flags) {
   const std::vector<MemoryPlan> plans = memory_plans(flags.directory, request);
   const MemoryPlan* chosen = most_exact(plans);
   const MemoryPlan* up = one_step_up(plans, chosen);
+  const bool weights_here = Model::has_weights(flags.directory);
   if (flags.json) {
     Json json;
+    json["weights_here"] = weights_here;
     json["tokens"] = request.tokens;
     json["chosen"] = chosen == nullptr ? Json() : json_of(*chosen);
     json["one_step_up"] = up == nullptr ? Json() : json_of(*up);
@@ -178,6 +180,7 @@ int run_plan(const PlanFlags& flags) {
     json["version"] = version();
     fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
+    if (!weights_here) fmt::print("weights   none yet: planned as config.json describes them\n\n");
     print_text(plans, chosen, up, flags, request.tokens);
     if (chosen == nullptr) print_ways_out(flags, request);
   }

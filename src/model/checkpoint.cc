@@ -4,6 +4,7 @@
 
 #include "src/core/gguf_file.h"
 #include "src/core/printable.h"
+#include "src/model/described_checkpoint.h"
 #include "src/model/gguf_checkpoint.h"
 #include "src/model/safetensors_checkpoint.h"
 #include "topkv/error.h"
@@ -31,6 +32,23 @@ std::int64_t Checkpoint::fused_biases(const std::string& name, std::int64_t /*ex
 
 std::unique_ptr<Checkpoint> Checkpoint::open(const std::filesystem::path& model) {
   return is_model_file(model) ? open_gguf(model) : open_safetensors(model);
+}
+
+std::unique_ptr<Checkpoint> Checkpoint::open_or_describe(const std::filesystem::path& model) {
+  return Model::has_weights(model) ? open(model) : describe_checkpoint(model);
+}
+
+std::string unread_warning(const Checkpoint& checkpoint) {
+  std::vector<std::string> names = checkpoint.unread();
+  if (names.empty()) return {};
+  for (std::string& name : names) name = printable(name);
+  const bool one = names.size() == 1;
+  return fmt::format(
+      "{}: {} not used: {}; if the network has a use for {}, config.json does not describe these "
+      "weights",
+      path_text(checkpoint.source()),
+      one ? "a tensor is" : fmt::format("{} tensors are", names.size()), listed(names, 3),
+      one ? "it" : "them");
 }
 
 }  // namespace topkv

@@ -23,6 +23,9 @@ class Checkpoint {
   /// Of a model directory: its safetensors, quantised as its config.json says. Of a file: a GGUF
   /// file. Throws FileError and Unsupported.
   static std::unique_ptr<Checkpoint> open(const std::filesystem::path& model);
+  /// As open. Where the model has no weights yet (Model::has_weights), those that its config.json
+  /// describes.
+  static std::unique_ptr<Checkpoint> open_or_describe(const std::filesystem::path& model);
 
   /// What lists the tensors, for messages.
   virtual const std::filesystem::path& source() const = 0;
@@ -61,5 +64,8 @@ class Checkpoint {
   /// matrix does.
   virtual std::int64_t vector(const std::string& name, std::span<float> to) const = 0;
 };
+
+/// What to tell of the tensors that have not been asked for, on one line; empty: nothing.
+std::string unread_warning(const Checkpoint& checkpoint);
 
 }  // namespace topkv

@@ -99,7 +99,7 @@ class Planner {
   Planner(const std::filesystem::path& model, const PlanRequest& request)
       : request_(request),
         config_(ModelConfig::load(model)),
-        checkpoint_(Checkpoint::open(model)),
+        checkpoint_(Checkpoint::open_or_describe(model)),
         device_(request.gpu_memory > 0 ? gpu_sizes()
                                        : std::shared_ptr<const DeviceSizes>(host_device())),
         memory_(request.memory > 0 ? request.memory : available_host_memory()) {

@@ -9,6 +9,7 @@
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
 #include "src/model/model_impl.h"
+#include "src/model/safetensors.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -23,20 +24,6 @@ std::optional<std::filesystem::path> tokenizer_path(const std::filesystem::path&
   }
   const std::filesystem::path path = model / "tokenizer.json";
   return file_exists(path) ? std::optional(path) : std::nullopt;
-}
-
-/// Empty: all are used.
-std::string unread_warning(const Checkpoint& checkpoint) {
-  std::vector<std::string> names = checkpoint.unread();
-  if (names.empty()) return {};
-  for (std::string& name : names) name = printable(name);
-  const bool one = names.size() == 1;
-  return fmt::format(
-      "{}: {} not used: {}; if the network has a use for {}, config.json does not describe these "
-      "weights",
-      path_text(checkpoint.source()),
-      one ? "a tensor is" : fmt::format("{} tensors are", names.size()), listed(names, 3),
-      one ? "it" : "them");
 }
 
 }  // namespace
@@ -131,6 +118,10 @@ void Model::Impl::keep(std::unique_ptr<Forward> forward) const {
 Model Model::load(const std::filesystem::path& model, const Device& device, WarningFn on_warning,
                   const LoadOptions& options) {
   return Model(std::make_unique<Impl>(model, device, std::move(on_warning), options));
+}
+
+bool Model::has_weights(const std::filesystem::path& model) {
+  return is_model_file(model) || has_weight_files(model);
 }
 
 std::string_view name_of(WeightFormat format) {

@@ -65,17 +65,22 @@ struct Mxfp4 {
 
 }  // namespace
 
-MatrixSource find_mxfp4(const SafeTensors& tensors, const std::string& name,
-                        const Checkpoint::FusedExpert& which, std::int64_t out, std::int64_t in) {
-  Mxfp4 source;
-  source.what = fmt::format("{}: tensor {}", path_text(tensors.source()), printable(name));
+Matrix mxfp4_form(std::int64_t out, std::int64_t in, const std::string& what) {
   if (in % group != 0) {
-    throw Unsupported(fmt::format("{} has {} inputs; expected a multiple of {} in mxfp4",
-                                  source.what, in, group));
+    throw Unsupported(
+        fmt::format("{} has {} inputs; expected a multiple of {} in mxfp4", what, in, group));
   }
   Matrix form{nullptr, DType::f32, out, in};
   form.packing = Packing::fp4;
   form.group = group;
+  return form;
+}
+
+MatrixSource find_mxfp4(const SafeTensors& tensors, const std::string& name,
+                        const Checkpoint::FusedExpert& which, std::int64_t out, std::int64_t in) {
+  Mxfp4 source;
+  source.what = fmt::format("{}: tensor {}", path_text(tensors.source()), printable(name));
+  const Matrix form = mxfp4_form(out, in, source.what);
   const std::int64_t outputs = out * which.step;
   const std::int64_t groups = form.groups();
   const auto of_expert = [&](const char* part, std::vector<std::int64_t> shape,

@@ -65,12 +65,15 @@ DevicePlan Model::plan(const std::filesystem::path& model, const Device& device,
                        const PrefillOptions& prefill, const RetrievalOptions& retrieval,
                        WeightFormat format) {
   ModelConfig config = ModelConfig::load(model);
-  const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open(model);
-  Weights::settle_tie(*checkpoint, config);
+  const std::unique_ptr<Checkpoint> checkpoint = Checkpoint::open_or_describe(model);
+  const std::string untied = Weights::settle_tie(*checkpoint, config);
   const ComputeDevice& compute = *device.compute();
   DevicePlan plan = plan_device(config, Weights::size(*checkpoint, config, compute, format),
                                 compute, device.memory(), prefill, retrieval);
   plan.quantised = checkpoint->quantised();
+  for (const std::string& line : {untied, unread_warning(*checkpoint)}) {
+    if (!line.empty()) plan.warnings.push_back(line);
+  }
   return plan;
 }
 

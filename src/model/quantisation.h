@@ -49,6 +49,13 @@ struct Quantisation {
   static Quantisation load(const std::filesystem::path& directory);
 };
 
+/// What a matrix [out, in] is held as whose codes such a checkpoint has, but for the order of its
+/// inputs, which only the file tells. Throws Unsupported, naming it by `what`, for groups that do
+/// not go into its inputs.
+Matrix quantised_form(const Quantisation& how, std::int64_t out, std::int64_t in,
+                      const std::string& what);
+Matrix mxfp4_form(std::int64_t out, std::int64_t in, const std::string& what);
+
 /// An expert of a fused tensor of this name that is there as name + "_blocks" and "_scales"
 /// (Method::mxfp4), likewise.
 MatrixSource find_mxfp4(const SafeTensors& tensors, const std::string& name,

@@ -205,22 +205,7 @@ class Reader {
     result_.outputs = rows.of;
     result_.what = fmt::format("{}: module {}", path_text(tensors.source()),
                                printable(module.substr(0, module.size() - 1)));
-    Matrix& form = result_.form;
-    form = {nullptr, DType::f32, rows.count, in};
-    form.packing = how.fp8() ? Packing::fp8 : how.bits == 4 ? Packing::int4 : Packing::int8;
-    form.group = how.group == 0 ? in : how.group;
-    form.has_offsets = !how.symmetric;
-    const std::int64_t step = group_step(form.packing);
-    // The last block of a row may be a shorter one: scales are repeated for parts of blocks.
-    if (how.fp8() && form.group >= in) form.group = in;
-    if (how.fp8()) form.group = std::gcd(form.group, in);
-    const bool whole_row = form.packing != Packing::int4 && form.group == in;
-    if (in % form.group != 0 || (form.group % step != 0 && !whole_row)) {
-      throw Unsupported(fmt::format(
-          "{} has {} inputs in groups of {}; topkv takes groups of a multiple of {} that divide "
-          "them",
-          result_.what, in, how.group == 0 ? in : how.group, step));
-    }
+    result_.form = quantised_form(how, rows.count, in, result_.what);
   }
 
   MatrixSource read() {
@@ -349,6 +334,26 @@ class Reader {
 };
 
 }  // namespace
+
+Matrix quantised_form(const Quantisation& how, std::int64_t out, std::int64_t in,
+                      const std::string& what) {
+  Matrix form{nullptr, DType::f32, out, in};
+  form.packing = how.fp8() ? Packing::fp8 : how.bits == 4 ? Packing::int4 : Packing::int8;
+  form.group = how.group == 0 ? in : how.group;
+  form.has_offsets = !how.symmetric;
+  const std::int64_t step = group_step(form.packing);
+  // The last block of a row may be a shorter one: scales are repeated for parts of blocks.
+  if (how.fp8() && form.group >= in) form.group = in;
+  if (how.fp8()) form.group = std::gcd(form.group, in);
+  const bool whole_row = form.packing != Packing::int4 && form.group == in;
+  if (in % form.group != 0 || (form.group % step != 0 && !whole_row)) {
+    throw Unsupported(fmt::format(
+        "{} has {} inputs in groups of {}; topkv takes groups of a multiple of {} that divide "
+        "them",
+        what, in, how.group == 0 ? in : how.group, step));
+  }
+  return form;
+}
 
 MatrixSource find_quantised(const SafeTensors& tensors, const std::string& module, MatrixRows rows,
                             std::int64_t in, const Quantisation& how) {

@@ -22,22 +22,42 @@ bool is_plain_file_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-/// Where neither file is there.
-std::string what_to_do(const fs::path& directory) {
-  std::string shard;
-  std::string gguf;
+/// A file of weights of this kind in the directory; empty: none.
+fs::path find_file(const fs::path& directory, std::string_view begins, std::string_view ends) {
   std::error_code error;
   for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
-    const fs::path& file = at->path();
-    if (file.extension() == ".safetensors") shard = printable(file.filename().string());
-    if (file.extension() == ".gguf") gguf = printable(file.string());
+    const std::string name = at->path().filename().string();
+    if (name.starts_with(begins) && name.ends_with(ends)) return at->path();
   }
-  if (!shard.empty()) return fmt::format("the index beside {}: fetch it, too", shard);
-  if (!gguf.empty()) return fmt::format("safetensors, or the path of the GGUF file, {}", gguf);
+  return {};
+}
+
+fs::path find_torch_file(const fs::path& directory) {
+  return find_file(directory, "pytorch_model", ".bin");
+}
+
+/// Where neither file is there.
+std::string what_to_do(const fs::path& directory) {
+  const auto name = [](const fs::path& file) { return printable(file.filename().string()); };
+  if (const fs::path shard = find_file(directory, "", ".safetensors"); !shard.empty())
+    return fmt::format("the index beside {}: fetch it, too", name(shard));
+  if (const fs::path gguf = find_file(directory, "", ".gguf"); !gguf.empty())
+    return fmt::format("safetensors, or the path of the GGUF file, {}", path_text(gguf));
+  if (const fs::path torch = find_torch_file(directory); !torch.empty())
+    return fmt::format("safetensors, for {} is not read: fetch the model as safetensors",
+                       name(torch));
   return "the directory of a Hugging Face model saved as safetensors";
 }
 
 }  // namespace
+
+bool has_weight_files(const fs::path& directory) {
+  std::error_code error;
+  const fs::directory_iterator readable(directory, error);
+  if (error) return true;  // opening it says why
+  return !find_file(directory, "", ".safetensors").empty() ||
+         !find_file(directory, "", ".gguf").empty() || !find_torch_file(directory).empty();
+}
 
 SafeTensors SafeTensors::open(const fs::path& directory) {
   const fs::path single = directory / "model.safetensors";
@@ -78,7 +98,8 @@ void SafeTensors::open_shards() {
     if (is_new) {
       const fs::path path = source_.parent_path() / shard;
       if (!file_exists(path))
-        fail(shown(value) + ", which is missing", "the shard beside the index");
+        fail(shown(value) + ", which is missing",
+             "the shard beside the index: fetch it, too, or all files again");
       files_.push_back(SafeTensorsFile::open(path));
     }
     if (!files_[it->second].entries().contains(tensor)) {
@@ -102,8 +123,10 @@ const SafeTensorsFile::Entry& SafeTensors::entry(
     std::string_view name, std::span<const std::int64_t> expected_shape) const {
   const auto it = places_.find(name);
   if (it == places_.end()) {
-    throw FileError(fmt::format("{}: has no tensor {}; expected one of shape {}",
-                                path_text(source_), shown(name), shown_shape(expected_shape)));
+    throw FileError(fmt::format(
+        "{}: has no tensor {}; expected one of shape {}: fetch the weights again, or the "
+        "config.json that belongs to them",
+        path_text(source_), shown(name), shown_shape(expected_shape)));
   }
   const SafeTensorsFile::Entry& entry = stored(name);
   if (!std::ranges::equal(entry.shape, expected_shape)) {

@@ -24,6 +24,10 @@
 
 namespace topkv {
 
+/// Whether a directory has weights of any kind, also such as are not read, so that only opening
+/// tells what is wrong with them: files of tensors, not an index alone.
+bool has_weight_files(const std::filesystem::path& directory);
+
 class SafeTensors {
  public:
   struct Tensor {
