@@ -456,7 +456,6 @@ TEST_F(QuantisedCheckpoint, WhatTheConfigurationAsksForAndIsNotKnownIsNamed) {
       {awq, {{"version", "gemv"}}, {"version is \"gemv\"", "gemm"}},
       {awq, {{"zero_point", false}}, {"zero_point is false"}},
       {w4, {{"format", "marlin-24"}}, {"format is \"marlin-24\""}},
-      {w4, {{"kv_cache_scheme", {{"num_bits", 8}}}}, {"kv_cache_scheme"}},
       {w4, weights("type", "float"), {"weights.type is \"float\""}},
       {kinds()[18], weights8("symmetric", false), {"weights.symmetric is false"}},
       {kinds()[13], {{"fmt", "e5m2"}}, {"fmt is \"e5m2\"", "e4m3"}},

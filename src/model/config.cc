@@ -17,6 +17,7 @@
 #include "src/model/config_parts.h"
 #include "src/model/gguf_config.h"
 #include "src/model/quantisation.h"
+#include "src/model/quantisation_keys.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
 
@@ -197,7 +198,10 @@ ModelConfig ModelConfig::load(const std::filesystem::path& model, std::int64_t l
   const std::filesystem::path file = model / "config.json";
   const Json json = read_json_file(file);
   Quantisation::parse(json, file);  // what is unknown is refused now
-  return read_config(json, file, model / "generation_config.json", length);
+  ModelConfig config = read_config(json, file, model / "generation_config.json", length);
+  if (std::string line = unread_quantisation_warning(json, file); !line.empty())
+    config.warnings.push_back(std::move(line));
+  return config;
 }
 
 }  // namespace topkv

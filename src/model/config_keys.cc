@@ -138,14 +138,6 @@ constexpr OtherNetwork other_networks[] = {
     {"is_encoder_decoder", "decoders"},
     {"add_cross_attention", "decoders"}};
 
-/// A value that says: nothing of the kind.
-bool says_nothing(const Json& value) {
-  if (value.is_boolean()) return !value.get<bool>();
-  if (value.is_number()) return value.get<double>() == 0;
-  if (value.is_string()) return value.get_ref<const std::string&>().empty();
-  return value.empty();  // null, [], {}
-}
-
 /// ["LlamaForCausalLM"], or the network without its output layer.
 bool is_own_architecture(const Json& value, const Family& family) {
   const std::string_view class_name = family.class_name.empty() ? family.name : family.class_name;
@@ -179,12 +171,6 @@ bool is_harmless(const Json& config, std::string_view key, const Json& value,
            });
   }
   return false;
-}
-
-std::string key_and_value(std::string_view key, const Json& value) {
-  const std::string quoted = shown(std::string(key));
-  const bool plain = quoted.size() == key.size() + 2 && !key.empty();
-  return fmt::format("{} is {}", plain ? key : std::string_view(quoted), shown(value));
 }
 
 struct ScalingKeys {
@@ -243,6 +229,19 @@ void add_unread_rope_keys(const Json& config, const Family& family,
 }
 
 }  // namespace
+
+bool says_nothing(const Json& value) {
+  if (value.is_boolean()) return !value.get<bool>();
+  if (value.is_number()) return value.get<double>() == 0;
+  if (value.is_string()) return value.get_ref<const std::string&>().empty();
+  return value.empty();  // null, [], {}
+}
+
+std::string key_and_value(std::string_view key, const Json& value) {
+  const std::string quoted = shown(std::string(key));
+  const bool plain = quoted.size() == key.size() + 2 && !key.empty();
+  return fmt::format("{} is {}", plain ? key : std::string_view(quoted), shown(value));
+}
 
 std::vector<std::string> unread_keys(const Json& config, const std::filesystem::path& file,
                                      const Family& family) {

@@ -23,4 +23,10 @@ std::vector<std::string> unread_keys(const nlohmann::json& config,
 std::string unread_keys_warning(const std::vector<std::string>& keys,
                                 const std::filesystem::path& file, std::string_view model_type);
 
+/// A value that says: nothing of the kind. null, false, 0 and what is empty.
+bool says_nothing(const nlohmann::json& value);
+
+/// "key is value", for messages.
+std::string key_and_value(std::string_view key, const nlohmann::json& value);
+
 }  // namespace topkv

@@ -32,18 +32,33 @@ int bits_of(const JsonObject& object, const char* name, bool four_only) {
   return static_cast<int>(bits);
 }
 
+/// Tools have either name for it. It decides what zero points are.
+std::string read_gptq_format(const JsonObject& object) {
+  constexpr const char* name = "checkpoint_format";
+  constexpr const char* other = "format";
+  const char* key = object.find(name) == nullptr && object.find(other) != nullptr ? other : name;
+  std::string format = object.text(key, "gptq");
+  if (format != "gptq" && format != "gptq_v2") object.unsupported(key, "gptq and gptq_v2");
+  if (object.find(other) != nullptr && object.text(other) != format) {
+    object.fail(other, fmt::format("{} (\"{}\") again", name, format));
+  }
+  return format;
+}
+
 Quantisation read_gptq(const JsonObject& object) {
   Quantisation how;
   how.method = Quantisation::Method::gptq;
   how.bits = bits_of(object, "bits", false);
   how.group = group_of(object, "group_size");
   how.symmetric = object.flag("sym", true);
-  const std::string format = object.text("checkpoint_format", "gptq");
-  if (format != "gptq" && format != "gptq_v2") {
-    object.unsupported("checkpoint_format", "gptq and gptq_v2");
-  }
+  const std::string format = read_gptq_format(object);
   how.zeros_less_one = format == "gptq";
   how.needs_order = object.find("desc_act") != nullptr && object.flag("desc_act");
+  constexpr const char* marlin = "is_marlin_format";
+  constexpr const char* words = "pack_dtype";
+  if (object.find(marlin) != nullptr && object.flag(marlin)) object.unsupported(marlin, "false");
+  if (object.find(words) != nullptr && object.text(words) != "int32")
+    object.unsupported(words, "\"int32\"");
   // Modules with settings of their own; those behind "-:" were left out.
   if (const Json* dynamic = object.find("dynamic"); dynamic != nullptr && !dynamic->empty()) {
     if (!dynamic->is_object()) object.fail("dynamic", "an object");
@@ -113,6 +128,9 @@ void read_scheme(const JsonObject& weights, Quantisation& how) {
       weights.unsupported("actorder", "\"group\" and \"weight\"");
     }
   }
+  if (const Json* dynamic = weights.find("dynamic"); dynamic != nullptr && *dynamic != false) {
+    weights.unsupported("dynamic", "false: scales that are stored");
+  }
   const std::string strategy = weights.text("strategy");
   if (strategy == "group" && !how.fp8()) {
     how.group = group_of(weights, "group_size");
@@ -151,15 +169,15 @@ Quantisation read_compressed(const JsonObject& object, const Json& json,
       transforms != nullptr && !transforms->empty()) {
     object.unsupported("transform_config", "weights for activations that are not rotated");
   }
-  if (object.find("kv_cache_scheme") != nullptr) {
-    object.unsupported("kv_cache_scheme", "rows as --kv-dtype says");
-  }
   if (object.find("config_groups") == nullptr) object.fail("config_groups", "an object");
   const Json& groups = json.at("config_groups");
   const JsonObject checked(groups, file, where + "config_groups.");
   if (groups.size() != 1) object.unsupported("config_groups", "one setting for all modules");
   const std::string in_group = where + "config_groups." + groups.begin().key() + ".";
   const JsonObject group(groups.begin().value(), file, in_group);
+  if (group.find("format") != nullptr && group.text("format") != format) {
+    group.unsupported("format", fmt::format("one format for all modules (\"{}\")", format));
+  }
   if (group.find("weights") == nullptr) group.fail("weights", "an object");
   read_scheme(JsonObject(*group.find("weights"), file, in_group + "weights."), how);
   return how;
