@@ -58,7 +58,7 @@ class Guard {
       put<If>(node, std::move(choice->test), std::move(choice->body), std::move(choice->alternate));
     } else if (auto* loop = dynamic_cast<jinja::for_statement*>(node.get())) {
       iterable(loop->iterable);
-      body(loop->body);
+      inner_body(loop->body);
       body(loop->default_block);
       put<For>(node, std::move(loop->loopvar), std::move(loop->iterable), std::move(loop->body),
                std::move(loop->default_block));
@@ -72,12 +72,20 @@ class Guard {
       put<Set>(node, std::move(set->assignee), std::move(set->val), std::move(set->body));
     } else if (auto* macro = dynamic_cast<jinja::macro_statement*>(node.get())) {
       arguments(macro->args);
-      body(macro->body);
-      put<Macro>(node, std::move(macro->name), std::move(macro->args), std::move(macro->body));
+      inner_body(macro->body);
+      put<Macro>(node, scopes_ == 0, std::move(macro->name), std::move(macro->args),
+                 std::move(macro->body));
     } else {
       throw TemplateFailure{"it has a statement call or filter, which is not implemented",
                             static_cast<std::int64_t>(at)};
     }
+  }
+
+  /// One that has names of its own.
+  void inner_body(jinja::statements& items) {
+    ++scopes_;
+    body(items);
+    --scopes_;
   }
 
   void iterable(statement_ptr& node) {
@@ -171,6 +179,7 @@ class Guard {
   }
 
   const std::string& source_;
+  std::int64_t scopes_ = 0;  // that the statement is in, beside the template's
 };
 
 }  // namespace

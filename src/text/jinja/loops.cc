@@ -95,14 +95,17 @@ Value For::execute_impl(jinja::context& context) const {
 Value Macro::execute_impl(jinja::context& context) const {
   const auto* named = dynamic_cast<const jinja::identifier*>(name.get());
   if (named == nullptr) fail("it has a macro without a name");
-  const auto run = [this](const jinja::func_args& arguments) { return call(arguments); };
+  // The template's names are there until all is rendered.
+  const auto run = [this, &context](const jinja::func_args& arguments) {
+    return call(arguments, global ? context : arguments.ctx);
+  };
   context.set_val(named->val, jinja::mk_val<Function>(named->val, run));
   return jinja::mk_val<jinja::value_undefined>();
 }
 
-Value Macro::call(const jinja::func_args& arguments) const {
+Value Macro::call(const jinja::func_args& arguments, jinja::context& names) const {
   Meter::current().step();
-  jinja::context scope(arguments.ctx);
+  jinja::context scope(names);
   std::vector<Value> by_place;
   std::size_t by_name = 0;
   for (const Value& value : arguments.get_args()) {

@@ -8,6 +8,7 @@
 #include "src/core/utf8.h"
 #include "src/text/jinja/limits.h"
 #include "src/text/jinja/nodes.h"
+#include "src/text/jinja/numbers.h"
 
 namespace topkv {
 namespace {
@@ -16,9 +17,9 @@ using Values = std::vector<Value>;
 using Method = Value (*)(const Values& arguments, jinja::context& context);
 
 /// The engine's own that are left to it, once what they are given has been gone through.
-constexpr std::array engine_methods = {"abs",    "endswith", "float", "get",        "int",
-                                       "items",  "keys",     "map",   "rsplit",     "safe",
-                                       "format", "max",      "min",   "startswith", "values"};
+constexpr std::array engine_methods = {"abs", "endswith",   "get",   "items",  "keys",
+                                       "map", "rsplit",     "safe",  "format", "max",
+                                       "min", "startswith", "values"};
 
 /// An argument by its name, or by its place behind the value; nothing where there is none.
 Value argument(const Values& arguments, const char* name, std::size_t place) {
@@ -150,6 +151,15 @@ Value default_for(const Values& arguments, jinja::context&) {
   const bool there = !arguments[0]->is_undefined() &&
                      (!also_false || !also_false->as_bool() || arguments[0]->as_bool());
   return there ? arguments[0] : otherwise ? otherwise : text_value("");
+}
+
+/// The filters int and float: texts are read without spaces around them.
+Value number_of(const Values& arguments, bool whole) {
+  const Value value = is_text(arguments[0]) ? stripped({arguments[0]}, true, true) : arguments[0];
+  const Value given = argument(arguments, "default", 1);
+  if (!whole) return fraction(value, given ? given : jinja::mk_val<jinja::value_float>(0.0));
+  return whole_number(value, whole_argument(arguments, "base", 2, 10),
+                      given ? given : jinja::mk_val<jinja::value_int>(0));
 }
 
 Value length(const Values& arguments, jinja::context&) {
@@ -318,7 +328,9 @@ const std::map<std::string, Method>& methods() {
   static const std::map<std::string, Method> made = {
       {"default", default_for},
       {"dictsort", dictsort},
+      {"float", [](const Values& a, jinja::context&) { return number_of(a, false); }},
       {"indent", indent},
+      {"int", [](const Values& a, jinja::context&) { return number_of(a, true); }},
       {"join", join},
       {"length", length},
       {"replace", replace},

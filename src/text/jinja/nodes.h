@@ -83,12 +83,18 @@ struct For : public jinja::for_statement {
   Value execute_impl(jinja::context& context) const override;
 };
 
+/// Defined outside of loops and macros it sees the template's names, as they are when it is called.
+/// Defined inside one it sees the names where it is called, which is the same unless a macro within
+/// calls it: the scope that it was defined in may be gone.
 struct Macro : public jinja::macro_statement {
-  using jinja::macro_statement::macro_statement;
+  template <class... Parts>
+  explicit Macro(bool global, Parts&&... parts)
+      : jinja::macro_statement(std::forward<Parts>(parts)...), global(global) {}
+  bool global;  ///< defined outside of loops and macros
   Value execute_impl(jinja::context& context) const override;
 
  private:
-  Value call(const jinja::func_args& arguments) const;
+  Value call(const jinja::func_args& arguments, jinja::context& names) const;
 };
 
 /// Runs the items of a body one after the other, and appends what they print, also what they had
