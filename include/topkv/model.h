@@ -284,6 +284,8 @@ struct GenerateResult {
 /// a CUDA device they are copied to it in bf16; or they are quantised on the way, on either (see
 /// WeightFormat). Those that are quantised already are held by their codes and scales, whose values
 /// are kept (docs/weights.md). Const members are safe from many threads, each with its own session.
+/// Where a plain weight that is NaN or infinite makes attention's inputs, or what generate chooses
+/// from, no number, they throw FileError naming it; load checks vectors and what is rounded.
 class Model {
  public:
   /// Loads config.json, tokenizer.json and the safetensors of a directory, or a GGUF file, which

@@ -61,8 +61,13 @@ class Checkpoint {
                                     std::span<float> to) const;
 
   /// Widens a vector of that many elements. Returns the bytes that it has in the file. Throws as
-  /// matrix does.
+  /// matrix does, and for one that is not finite.
   virtual std::int64_t vector(const std::string& name, std::span<float> to) const = 0;
+
+  /// Goes through all plain tensors that have been asked for, which takes as long as reading them:
+  /// where what a network computes is not finite, to tell why. Throws FileError naming the first
+  /// that is not finite itself. (Quantised ones are checked while they are made.)
+  virtual void check_finite() const {}
 };
 
 /// What to tell of the tensors that have not been asked for, on one line; empty: nothing.

@@ -1,12 +1,14 @@
 #include "src/model/forward.h"
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/pieces.h"
 #include "src/model/dual_chunk.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -312,6 +314,13 @@ void Forward::project(std::initializer_list<Product> products, const std::byte* 
   device_->products({products.begin(), products.size()}, x, tokens, accumulate);
 }
 
+void fail_not_finite() {
+  throw InvalidArgument(
+      "the network gives logits that are NaN or infinite; expected numbers: its weights may be "
+      "made "
+      "for a wider range than the device computes in");
+}
+
 void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
   const auto lock = device_->lock();
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
@@ -338,7 +347,12 @@ Token Forward::best(std::int64_t at) {
   clock_->begin(Phase::matmul);
   device_->matmul(weights_.lm_head, a_.hidden + at * row, 1, false, a_.logits);
   clock_->end();
-  return device_->argmax(a_.logits, config_.vocab_size);
+  const Token best = device_->argmax(a_.logits, config_.vocab_size);
+  if (best != 0) return best;
+  float logit = 0;  // of those that are no numbers the first is the best
+  device_->copy_out(reinterpret_cast<const std::byte*>(a_.logits), bytes_of(DType::f32), &logit);
+  if (std::isnan(logit)) fail_not_finite();
+  return best;
 }
 
 ForwardTimes Forward::times() const {

@@ -17,6 +17,9 @@
 
 namespace topkv {
 
+/// Throws InvalidArgument: logits are not finite.
+[[noreturn]] void fail_not_finite();
+
 /// Runs tokens through the network, chunk by chunk. Owns the activations of one chunk, allocated
 /// once. One thread at a time; weights outlive it.
 class Forward {
@@ -39,7 +42,8 @@ class Forward {
 
   /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
   void logits(std::int64_t begin, std::int64_t count, float* out);
-  /// The most likely token after token `at` of the last run.
+  /// The most likely token after token `at` of the last run. Throws InvalidArgument where no logit
+  /// is a number (fail_not_finite).
   Token best(std::int64_t at);
 
   /// Seconds so far. attention includes what attend spent searching. Waits for the device.

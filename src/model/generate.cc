@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "src/core/convert.h"
 #include "src/core/stopwatch.h"
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
@@ -95,6 +96,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
       next = forward.best(count - 1);
     } else {
       forward.logits(count - 1, 1, logits.data());
+      if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();
     }
   };
   const double searched_before = session.stats().search_seconds;
@@ -103,7 +105,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   GenerateResult result;
   Undo undo(session);
   const Stopwatch prompting;
-  feed(forward, session, prompt, choose);
+  impl_->blaming_weights([&] { feed(forward, session, prompt, choose); });
   result.prompt_seconds = prompting.seconds();
 
   const Stopwatch decoding;
@@ -117,7 +119,8 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     if (on_token && !on_token(token)) break;
     if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
     impl_->check_reach(session.tokens() + 1);
-    feed(forward, session, std::span(&result.tokens.back(), 1), choose);
+    impl_->blaming_weights(
+        [&] { feed(forward, session, std::span(&result.tokens.back(), 1), choose); });
     ++result.steps;
   }
   undo.keep();
@@ -148,9 +151,11 @@ std::vector<float> Model::logits(std::span<const Token> tokens, std::int64_t fir
   Forward& forward = *lease;
   std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.vocab_size));
   float* next = logits.data();
-  feed(forward, tokens, first, attend, [&](std::int64_t count) {
-    forward.logits(0, count, next);
-    next += count * config.vocab_size;
+  impl_->blaming_weights([&] {
+    feed(forward, tokens, first, attend, [&](std::int64_t count) {
+      forward.logits(0, count, next);
+      next += count * config.vocab_size;
+    });
   });
   return logits;
 }

@@ -15,6 +15,7 @@
 #include "src/core/gguf_file.h"
 #include "src/core/printable.h"
 #include "src/core/threads.h"
+#include "src/model/check_finite.h"
 #include "src/model/gguf_blocks.h"
 #include "src/model/safetensors_file.h"
 #include "topkv/error.h"
@@ -143,7 +144,7 @@ class GgufCheckpoint : public Checkpoint {
                       WeightFormat format) const override {
     const std::string stored = gguf_name(name);
     const Tensor& tensor = get(stored, {rows.of, in});
-    const std::string what = fmt::format("{}: tensor {}", path_text(source()), stored);
+    const std::string what = what_of(stored);
     if (const auto dtype = plain_type(*tensor.type)) {
       const Matrix plain{tensor.bytes.data() + rows.first * in * bytes_of(*dtype), *dtype,
                          rows.count, in};
@@ -175,11 +176,23 @@ class GgufCheckpoint : public Checkpoint {
           "{}: tensor {} is of type {}; topkv reads norms and biases in f32, f16 and bf16",
           path_text(source()), stored, tensor.type->name));
     }
+    topkv::check_finite(tensor.bytes.data(), *dtype, tensor.shape, what_of(stored));
     to_float(tensor.bytes.data(), *dtype, size, to.data());
     return static_cast<std::int64_t>(tensor.bytes.size());
   }
 
+  void check_finite() const override {
+    for (const auto& [name, tensor] : file_.tensors()) {
+      if (const auto dtype = plain_type(*tensor.type))
+        topkv::check_finite(tensor.bytes.data(), *dtype, tensor.shape, what_of(name));
+    }
+  }
+
  private:
+  std::string what_of(std::string_view name) const {
+    return fmt::format("{}: tensor {}", path_text(source()), printable(name));
+  }
+
   const Tensor& get(const std::string& name, const std::vector<std::int64_t>& shape) const {
     const auto found = file_.tensors().find(name);
     if (found == file_.tensors().end()) {

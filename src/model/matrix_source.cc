@@ -147,7 +147,8 @@ MatrixSource find_matrix(const SafeTensors& tensors, const std::string& name, Ma
   const Matrix plain{tensor.data + rows.first * in * bytes_of(tensor.dtype), tensor.dtype,
                      rows.count, in};
   return plain_matrix(plain, format,
-                      fmt::format("{}: tensor {}", path_text(tensors.source()), name), rows.first);
+                      fmt::format("{}: tensor {}", path_text(tensors.path_of(name)), name),
+                      rows.first);
 }
 
 }  // namespace topkv

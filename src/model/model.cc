@@ -98,6 +98,12 @@ void Model::Impl::check_session(const Session& session) const {
                   session.device().name(), device.name()));
 }
 
+void Model::Impl::check_weights() const {
+  const std::unique_ptr<Checkpoint> again = Checkpoint::open(directory);
+  Weights::size(*again, config, *device.compute(), format);  // asks for those that are used
+  again->check_finite();
+}
+
 std::unique_ptr<Forward> Model::Impl::take_forward() const {
   {
     const std::lock_guard lock(idle_mutex);

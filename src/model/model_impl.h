@@ -13,6 +13,7 @@
 #include "src/model/checkpoint.h"
 #include "src/model/forward.h"
 #include "src/model/weights.h"
+#include "topkv/error.h"
 #include "topkv/model.h"
 
 namespace topkv {
@@ -50,6 +51,20 @@ struct Model::Impl {
   /// Throws InvalidArgument when the session is on another device than the model, or over a context
   /// whose attention has another shape.
   void check_session(const Session& session) const;
+
+  /// Runs work of the network. Attention takes finite values alone: where it is given others, the
+  /// reason may be a weight, which is looked for then. Throws FileError naming it.
+  template <class Work>
+  void blaming_weights(const Work& work) const {
+    try {
+      work();
+    } catch (const InvalidArgument&) {
+      check_weights();
+      throw;
+    }
+  }
+  /// Throws FileError naming the first weight that is not finite. Reads all.
+  void check_weights() const;
 
   /// A forward pass for sessions; give it back with keep. Made at load on a device, where nothing
   /// is to be allocated later on (unless several threads generate at once).

@@ -53,9 +53,12 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
     const std::int64_t count = std::min(chunk, total - begin);
     {
       const auto lock = device->lock();
-      forward.run(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)),
-                  begin, total, attend);
-      if (begin + count == total) builder.synchronize();
+      const auto chunk_tokens =
+          tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+      impl_->blaming_weights([&] {
+        forward.run(chunk_tokens, begin, total, attend);
+        if (begin + count == total) builder.synchronize();
+      });
     }
     if (progress) progress({"prefill", "tokens", begin + count, total});
   }
@@ -81,8 +84,10 @@ std::vector<float> Model::logits(std::span<const Token> tokens) const {
   ContextBuilder builder(config.attention, {.capacity = total, .dtype = dtype}, impl_->device);
   const auto lock = device->lock();
   Forward forward(config, impl_->weights, device, total);
-  forward.run(tokens, 0, total, [&](const AttentionStep& step) { builder.attend(step); });
-  builder.synchronize();
+  impl_->blaming_weights([&] {
+    forward.run(tokens, 0, total, [&](const AttentionStep& step) { builder.attend(step); });
+    builder.synchronize();
+  });
   std::vector<float> logits(static_cast<std::size_t>(total * config.vocab_size));
   forward.logits(0, total, logits.data());
   return logits;

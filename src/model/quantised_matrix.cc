@@ -203,7 +203,8 @@ class Reader {
     result_.how = how;
     result_.first_output = rows.first;
     result_.outputs = rows.of;
-    result_.what = fmt::format("{}: module {}", path_text(tensors.source()),
+    const std::string codes = module + std::string(how.codes_name());
+    result_.what = fmt::format("{}: module {}", path_text(tensors.path_of(codes)),
                                printable(module.substr(0, module.size() - 1)));
     result_.form = quantised_form(how, rows.count, in, result_.what);
   }

@@ -9,6 +9,7 @@
 #include "src/core/json_file.h"
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
+#include "src/model/check_finite.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -168,6 +169,19 @@ std::string_view SafeTensors::dtype(std::string_view name) const { return stored
 
 std::span<const std::byte> SafeTensors::bytes(std::string_view name) const {
   return stored(name).bytes;
+}
+
+const fs::path& SafeTensors::path_of(std::string_view name) const {
+  return has(name) ? file_of(name).path() : source_;
+}
+
+void SafeTensors::check_finite() const {
+  for (const auto& [name, place] : places_) {
+    const SafeTensorsFile::Entry& tensor = stored(name);
+    if (!place.read || !tensor.dtype.dtype) continue;
+    topkv::check_finite(tensor.bytes.data(), *tensor.dtype.dtype, tensor.shape,
+                        fmt::format("{}: tensor {}", path_text(path_of(name)), printable(name)));
+  }
 }
 
 std::vector<std::string> SafeTensors::names() const {

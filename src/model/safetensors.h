@@ -61,6 +61,11 @@ class SafeTensors {
   /// As the file names it. REQUIRES: has(name).
   std::string_view dtype(std::string_view name) const;
 
+  /// Of a tensor, for messages: the file that holds it; source() where there is none.
+  const std::filesystem::path& path_of(std::string_view name) const;
+  /// Throws FileError for the first of those that get has given which is not finite.
+  void check_finite() const;
+
   /// All of a tensor, which does not count as read. REQUIRES: has(name).
   std::span<const std::byte> bytes(std::string_view name) const;
 

@@ -11,6 +11,7 @@
 
 #include "src/core/convert.h"
 #include "src/core/printable.h"
+#include "src/model/check_finite.h"
 #include "src/model/quantisation.h"
 #include "src/model/safetensors.h"
 #include "topkv/error.h"
@@ -74,34 +75,39 @@ class SafeTensorsCheckpoint : public Checkpoint {
     const std::int64_t outputs = out * which.step;
     const SafeTensors::Tensor tensor = tensors_.get(found, std::array{which.experts, in, outputs});
     const std::int64_t before = which.expert * in * outputs + which.first;
-    return stepped_matrix(
-        {.data = tensor.data + before * bytes_of(tensor.dtype),
-         .dtype = tensor.dtype,
-         .out_features = out,
-         .in_features = in,
-         .row_step = which.step,
-         .input_step = outputs},
-        format,
-        fmt::format("{}: expert {} of tensor {}", path_text(source()), which.expert, found));
+    return stepped_matrix({.data = tensor.data + before * bytes_of(tensor.dtype),
+                           .dtype = tensor.dtype,
+                           .out_features = out,
+                           .in_features = in,
+                           .row_step = which.step,
+                           .input_step = outputs},
+                          format,
+                          fmt::format("{}: expert {} of tensor {}",
+                                      path_text(tensors_.path_of(found)), which.expert, found));
   }
 
   std::int64_t fused_biases(const std::string& name, std::int64_t experts,
                             std::span<float> to) const override {
     const auto count = static_cast<std::int64_t>(to.size());
-    const SafeTensors::Tensor tensor =
-        tensors_.get(name_in(name), std::array{experts, count / experts});
-    to_float(tensor.data, tensor.dtype, count, to.data());
-    return count * bytes_of(tensor.dtype);
+    return widened(name_in(name), std::array{experts, count / experts}, to);
   }
 
   std::int64_t vector(const std::string& name, std::span<float> to) const override {
-    const std::array<std::int64_t, 1> shape = {static_cast<std::int64_t>(to.size())};
-    const SafeTensors::Tensor tensor = tensors_.get(name_in(name), shape);
-    to_float(tensor.data, tensor.dtype, shape[0], to.data());
-    return shape[0] * bytes_of(tensor.dtype);
+    return widened(name_in(name), std::array{std::ssize(to)}, to);
   }
 
+  void check_finite() const override { tensors_.check_finite(); }
+
  private:
+  std::int64_t widened(const std::string& name, std::span<const std::int64_t> shape,
+                       std::span<float> to) const {
+    const SafeTensors::Tensor tensor = tensors_.get(name, shape);
+    topkv::check_finite(tensor.data, tensor.dtype, shape,
+                        fmt::format("{}: tensor {}", path_text(tensors_.path_of(name)), name));
+    to_float(tensor.data, tensor.dtype, std::ssize(to), to.data());
+    return std::ssize(to) * bytes_of(tensor.dtype);
+  }
+
   /// Of a matrix in a checkpoint that is quantised, the name of what has its codes; else empty (in
   /// mxfp4 only experts have some, which are asked for otherwise).
   std::string codes_of(const std::string& name) const {
