@@ -11,6 +11,8 @@ topkv := build/release/src/cli/topkv
 pytest := OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist loadfile
 # With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
 native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
+# Without one, checks compile it for two architectures, to see that it compiles.
+checked_architectures := $(if $(native),native,80-real;90-real)
 
 .PHONY: help needle check check-gpu check-python build install bundle wheel bench asan tsan setup clean
 
@@ -38,14 +40,14 @@ needle: setup
 	$(topkv) needle -m models/needle-14m $(ARGS)
 
 check check-python: export CMAKE_CXX_COMPILER_LAUNCHER = ccache
+check check-python: export CMAKE_CUDA_COMPILER_LAUNCHER = ccache
 check check-python: export CCACHE_DIR = $(CURDIR)/build/ccache
 check check-python: export CCACHE_NOHASHDIR = 1
 
 check: preset := dev
 asan: preset := asan
 tsan: preset := tsan
-# Without a GPU here CUDA code is compiled for two architectures, to see that it compiles.
-check: architectures := $(or $(native),-D "CMAKE_CUDA_ARCHITECTURES=80-real;90-real")
+check: architectures := -D "CMAKE_CUDA_ARCHITECTURES=$(checked_architectures)"
 check asan tsan: setup
 	cmake --preset $(preset) $(architectures)
 	cmake --build --preset $(preset) --parallel $(jobs)
@@ -57,12 +59,11 @@ check-gpu: setup
 	ctest --preset dev --label-regex gpu
 
 # Compiled as the dev preset does, so that the library comes out of the cache behind `make check`.
-# Without a GPU here, CUDA code is left out: these tests could not run it, and `make check` compiles it.
 check-python: setup
 	rm -rf build/check-python
 	python3 -m venv build/check-python
 	build/check-python/bin/pip install --quiet '.[$(PYTHON_EXTRAS)]' \
-	  --config-settings cmake.define.$(if $(native),CMAKE_CUDA_ARCHITECTURES=native,TOPKV_CUDA=OFF) \
+	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES='$(checked_architectures)' \
 	  --config-settings cmake.build-type=RelWithDebInfo --config-settings cmake.define.TOPKV_WERROR=ON \
 	  --config-settings cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO='-O2 -g1'
 	$(pytest)
