@@ -71,10 +71,17 @@ void ApproximateIndex::build(const std::stop_token& stop) {
 
 void ApproximateIndex::insert_or_clear(std::int64_t first, const std::stop_token& stop) {
   try {
-    insert(first, stop);
+    std::vector<float> residuals;
+    insert(first, residuals, stop);
+    if (first == 0 || std::ssize(residuals) == keys_.size()) {
+      rare_.learn(residuals);
+    } else {
+      rare_.add(first, residuals);
+    }
   } catch (...) {
     built_ = false;
     clear();
+    rare_.clear();
     inserted_ = 0;
     throw;
   }
@@ -147,6 +154,8 @@ void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query,
     }
     if (want > first) candidates(q, allowed, want, found);
     std::erase_if(found, [&](std::int64_t position) { return !allowed.contains(position); });
+    const auto listed = rare_.positions(allowed);
+    found.insert(found.end(), listed.begin(), listed.end());
     if (!std::ranges::is_sorted(found)) std::sort(found.begin(), found.end());
     found.erase(std::unique(found.begin(), found.end()), found.end());
     const auto count = static_cast<std::int64_t>(found.size());

@@ -88,9 +88,8 @@ std::int64_t CodesParams::bits_of_value(std::int64_t dim) const {
 }
 
 std::int64_t CodesIndex::memory() const {
-  return static_cast<std::int64_t>(sizeof *this + codes_.capacity() * sizeof(codes_[0]) +
-                                   rare_.capacity() * sizeof(rare_[0])) +
-         coder_.memory();
+  return static_cast<std::int64_t>(sizeof *this + codes_.capacity() * sizeof(codes_[0])) +
+         rare_memory() + coder_.memory();
 }
 
 void CodesIndex::build_with(CodeEncoder* encoder, const KeyView& keys,
@@ -106,15 +105,16 @@ void CodesIndex::build_with(CodeEncoder* encoder, const KeyView& keys,
   encoder_ = nullptr;
 }
 
-void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
+/// Residuals are squared distances of keys from what their codes stand for.
+void CodesIndex::insert(std::int64_t first, std::vector<float>& residuals,
+                        const std::stop_token& stop) {
   if (first == 0) {
     CodesKind(params_).check(keys().dim, 0);
     coder_ = KeyCoder(keys(), params_.bytes_of_key(keys().dim));
-    rare_.reserve(static_cast<std::size_t>(keys().count / keys_per_rare + 1));
   }
   const std::int64_t count = keys().count - first;
   codes_.resize(static_cast<std::size_t>(coder_.bytes_for(keys().count)));
-  std::vector<float> residuals(static_cast<std::size_t>(count));
+  residuals.resize(static_cast<std::size_t>(count));
   if (encoder_ != nullptr) {
     check_stop(stop);
     encoder_->encode(coder_, keys(), codes_.data(), residuals.data());
@@ -122,7 +122,6 @@ void CodesIndex::insert(std::int64_t first, const std::stop_token& stop) {
   } else {
     encode(first, residuals.data(), stop);
   }
-  keep_rare(first, residuals);
 }
 
 /// By the host's threads. residuals: of keys first and on.
@@ -144,7 +143,6 @@ void CodesIndex::encode(std::int64_t first, float* residuals, const std::stop_to
 void CodesIndex::clear() {
   coder_ = {};
   codes_ = {};
-  rare_ = {};
 }
 
 void CodesIndex::candidates(const float* query, PositionRange allowed, std::int64_t want,
@@ -154,47 +152,16 @@ void CodesIndex::candidates(const float* query, PositionRange allowed, std::int6
 
 void CodesIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
                                 std::span<std::vector<std::int64_t>> found) const {
-  struct Workspace {
-    std::vector<PassToken> tokens;
-    std::vector<std::int64_t> both;
-  };
-  const Scratch<Workspace> workspace;
-  auto& [tokens, both] = *workspace;
+  const Scratch<std::vector<PassToken>> workspace;
+  std::vector<PassToken>& tokens = *workspace;
   tokens.clear();
   for (std::int64_t q = 0; q < queries.count; ++q) {
     const auto at = static_cast<std::size_t>(q);
     tokens.push_back(
         {.queries = queries.query(q), .allowed = queries.allowed[at], .listed = &found[at]});
   }
-  const CodePass pass{
-      .index = this,
-      .rows = {keys(), {}},
-      .wanted = listed_per_row * want};
+  const CodePass pass{.index = this, .rows = {keys(), {}}, .wanted = listed_per_row * want};
   pass.run(tokens);
-  for (std::size_t q = 0; q < found.size(); ++q) {
-    both.clear();
-    std::ranges::set_union(found[q], rare(queries.allowed[q]), std::back_inserter(both));
-    std::swap(found[q], both);
-  }
-}
-
-std::span<const std::int64_t> CodesIndex::rare(PositionRange range) const {
-  const auto begin = std::lower_bound(rare_.begin(), rare_.end(), range.begin);
-  return {begin, std::lower_bound(begin, rare_.end(), range.end)};
-}
-
-/// residuals: of keys first and on.
-void CodesIndex::keep_rare(std::int64_t first, const std::vector<float>& residuals) {
-  if (first == 0) {
-    std::vector<float> sorted = residuals;
-    const std::size_t rare = sorted.size() / keys_per_rare;
-    const auto at = sorted.end() - static_cast<std::ptrdiff_t>(rare) - 1;
-    std::nth_element(sorted.begin(), at, sorted.end());
-    rare_above_ = *at;
-  }
-  for (std::size_t i = 0; i < residuals.size(); ++i) {
-    if (residuals[i] > rare_above_) rare_.push_back(first + static_cast<std::int64_t>(i));
-  }
 }
 
 std::shared_ptr<const IndexSpec::Kind> codes_kind(std::string_view spec, std::string_view options) {

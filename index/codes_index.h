@@ -29,11 +29,11 @@ struct CodesParams {
 
 class CodesIndex final : public ApproximateIndex {
  public:
-  /// Of so many keys one is scored exactly: that with the largest residual. Rare keys (a needle's
-  /// in a text that repeats) lie outside the axes of the rest, and codes would lose them.
+  /// Of so many keys one is rare.
   static constexpr std::int64_t keys_per_rare = 256;
 
-  explicit CodesIndex(const CodesParams& params) : params_(params) {}
+  explicit CodesIndex(const CodesParams& params)
+      : ApproximateIndex(keys_per_rare), params_(params) {}
 
   /// add(keys) and build(); encoder: has the keys coded, if not null, and may go afterwards.
   void build_with(CodeEncoder* encoder, const KeyView& keys, const std::stop_token& stop);
@@ -44,13 +44,10 @@ class CodesIndex final : public ApproximateIndex {
   const CodesParams& params() const { return params_; }
   const KeyCoder& coder() const { return coder_; }
   const std::uint8_t* codes() const { return codes_.data(); }
-  /// Positions of keys that codes stand for badly, ascending; every search scores them exactly.
-  std::span<const std::int64_t> rare() const { return rare_; }
-  /// Those of them in a range.
-  std::span<const std::int64_t> rare(PositionRange range) const;
 
  protected:
-  void insert(std::int64_t first, const std::stop_token& stop) override;
+  void insert(std::int64_t first, std::vector<float>& residuals,
+              const std::stop_token& stop) override;
   void clear() override;
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
                   std::vector<std::int64_t>& found) const override;
@@ -59,14 +56,11 @@ class CodesIndex final : public ApproximateIndex {
 
  private:
   void encode(std::int64_t first, float* residuals, const std::stop_token& stop);
-  void keep_rare(std::int64_t first, const std::vector<float>& residuals);
 
   CodesParams params_;
   CodeEncoder* encoder_ = nullptr;  // during build_with
   KeyCoder coder_;
   HugeVector<std::uint8_t> codes_;
-  std::vector<std::int64_t> rare_;
-  float rare_above_ = 0;  // residual
 };
 
 /// spec: the whole string; options: what follows "codes:". Throws InvalidArgument.

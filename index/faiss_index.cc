@@ -14,6 +14,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -154,7 +156,7 @@ class FaissIndex final : public ApproximateIndex {
   explicit FaissIndex(FaissSpec spec) : spec_(std::move(spec)) {}
 
   std::int64_t memory() const override {
-    auto bytes = static_cast<std::int64_t>(sizeof *this);
+    auto bytes = static_cast<std::int64_t>(sizeof *this) + rare_memory();
     each_vector(index_.get(), [&](const auto& vector) { bytes += bytes_of_vector(vector); });
     if (const auto* codes = dynamic_cast<const faiss::IndexPQ*>(index_.get())) {
       bytes += bytes_of_vector(codes->pq.centroids);
@@ -166,7 +168,8 @@ class FaissIndex final : public ApproximateIndex {
   std::string spec() const override { return spec_.text(); }
 
  protected:
-  void insert(std::int64_t first, const std::stop_token& stop) override {
+  void insert(std::int64_t first, std::vector<float>& residuals,
+              const std::stop_token& stop) override {
     const OneOpenmpThread one_openmp_thread;
     const OneBlasThread one_blas_thread;
     const bool fresh = !index_;
@@ -180,7 +183,7 @@ class FaissIndex final : public ApproximateIndex {
         const std::int64_t count = std::min(most, keys().count - first);
         batch.resize(static_cast<std::size_t>(count * keys().dim));
         faiss_keys::widen(keys(), first, count, batch.data());
-        index_->add(count, batch.data());
+        add_batch(count, batch.data(), residuals);
         note_inserted(count);
       }
     } catch (const Error&) {
@@ -192,6 +195,9 @@ class FaissIndex final : public ApproximateIndex {
     if (fresh) {
       each_vector(index_.get(), [](auto& vector) { trim(vector); });
       try_parameters();
+    }
+    if (const auto* graph = dynamic_cast<const faiss::IndexHNSW*>(index_.get())) {
+      find_residuals(graph->hnsw, residuals);
     }
   }
 
@@ -217,6 +223,42 @@ class FaissIndex final : public ApproximateIndex {
   }
 
  private:
+  /// Adds keys x [count, dim], and their residuals behind others: of an index with lists the
+  /// squared distance of a key from the centroid of its list. Codes without lists are all read by
+  /// every search: theirs are 0.
+  void add_batch(std::int64_t count, const float* x, std::vector<float>& residuals) {
+    auto* lists = dynamic_cast<faiss::IndexIVF*>(index_.get());
+    if (lists == nullptr) {
+      index_->add(count, x);
+      residuals.resize(residuals.size() + static_cast<std::size_t>(count), 0.0F);
+      return;
+    }
+    std::vector<std::int64_t> list(static_cast<std::size_t>(count));
+    lists->quantizer->assign(count, x, list.data());
+    lists->add_core(count, x, nullptr, list.data());
+    std::vector<float> residual(static_cast<std::size_t>(keys().dim));
+    for (const std::int64_t l : list) {
+      lists->quantizer->compute_residual(x, residual.data(), l);
+      x += keys().dim;
+      residuals.push_back(
+          std::inner_product(residual.begin(), residual.end(), residual.begin(), 0.0F));
+    }
+  }
+
+  /// Of all keys: the squared distance of each from the nearest that it is linked to.
+  void find_residuals(const faiss::HNSW& graph, std::vector<float>& residuals) const {
+    residuals.resize(static_cast<std::size_t>(keys().count));
+    for (std::int64_t key = 0; key < keys().count; ++key) {
+      std::size_t begin = 0;
+      std::size_t end = 0;
+      graph.neighbor_range(key, 0, &begin, &end);
+      float nearest = std::numeric_limits<float>::max();
+      for (std::size_t at = begin; at < end && graph.neighbors[at] >= 0; ++at)
+        nearest = std::min(nearest, squared_distance(keys(), key, graph.neighbors[at]));
+      residuals[static_cast<std::size_t>(key)] = nearest;
+    }
+  }
+
   /// Makes the index for the keys that are there, and trains it on a sample of them.
   void make() {
     const KeyView& view = keys();

@@ -221,6 +221,23 @@ class Graph final : public hnswlib::HierarchicalNSW<float> {
     for (const Scored& scored : walk.best.held()) found.push_back(scored.position);
   }
 
+  /// Of rows first and on: the squared distance of each from the nearest that it is linked to. Few
+  /// links lead to a row that is nobody's near neighbour.
+  void residuals(std::int64_t first, std::vector<float>& out) const {
+    out.resize(rows_.size() - static_cast<std::size_t>(first));
+    parallel_for(std::ssize(rows_), 1024, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t node = begin; node < end; ++node) {
+        const std::int64_t row = rows_[static_cast<std::size_t>(node)];
+        if (row < first) continue;
+        hnswlib::linklistsizeint* links = get_linklist0(static_cast<Node>(node));
+        float nearest = largest;
+        for (std::size_t i = 0; i < getListCount(links); ++i)
+          nearest = std::min(nearest, squared_distance(*keys_, row, rows_[(links + 1)[i]]));
+        out[static_cast<std::size_t>(row - first)] = nearest;
+      }
+    });
+  }
+
   std::int64_t bytes() const {
     std::size_t bytes = max_elements_ * (size_data_per_element_ + sizeof(char*)) +
                         element_levels_.capacity() * sizeof(int) + rows_.capacity() * sizeof(Row) +
@@ -322,13 +339,14 @@ class HnswIndex final : public ApproximateIndex {
 
   std::int64_t memory() const override {
     return static_cast<std::int64_t>(sizeof *this) + (graph_ ? graph_->bytes() : 0) +
-           static_cast<std::int64_t>(space_.bytes());
+           rare_memory() + static_cast<std::int64_t>(space_.bytes());
   }
 
   std::string spec() const override { return params_.text(); }
 
  protected:
-  void insert(std::int64_t first, const std::stop_token& stop) override {
+  void insert(std::int64_t first, std::vector<float>& residuals,
+              const std::stop_token& stop) override {
     check_count(params_, keys().count);
     try {
       space_.extend();
@@ -339,6 +357,10 @@ class HnswIndex final : public ApproximateIndex {
         check_stop(stop);
         note_inserted(1);
       });
+      // New keys come between old ones: those are judged anew, but not for a few.
+      const bool all = keys().count > judged_ + judged_ / 4;
+      if (all) judged_ = keys().count;
+      graph_->residuals(all ? 0 : first, residuals);
     } catch (const std::runtime_error& e) {
       if (dynamic_cast<const Error*>(&e) != nullptr) throw;
       throw Error(fmt::format("{}: hnswlib: {}", spec(), one_line(e.what())));
@@ -348,6 +370,7 @@ class HnswIndex final : public ApproximateIndex {
   void clear() override {
     graph_.reset();
     space_.clear();
+    judged_ = 0;
   }
 
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
@@ -364,6 +387,7 @@ class HnswIndex final : public ApproximateIndex {
   Params params_;
   RowSpace space_{&keys()};
   std::optional<Graph> graph_;
+  std::int64_t judged_ = 0;  // keys when the residuals of all were found
 };
 
 class HnswKind final : public IndexSpec::Kind {

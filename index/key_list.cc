@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "src/core/convert.h"
+#include "src/core/dot.h"
 #include "src/core/row_format.h"
 #include "topkv/error.h"
 
@@ -18,6 +20,12 @@ void widen_key(const KeyView& keys, std::int64_t position, float* out) {
     throw InvalidArgument(fmt::format(
         "index: the key at position {} is not finite: element {} is {}", position, bad, out[bad]));
   }
+}
+
+float squared_distance(const KeyView& keys, std::int64_t a, std::int64_t b) {
+  const float square =
+      dot_stored(keys, a, a) + dot_stored(keys, b, b) - 2.0F * dot_stored(keys, a, b);
+  return std::isnan(square) ? std::numeric_limits<float>::infinity() : std::max(square, 0.0F);
 }
 
 void KeyList::append(const KeyView& keys) {

@@ -10,6 +10,9 @@ namespace topkv {
 /// The key at a position as float32 [dim]. Throws InvalidArgument when a value is not finite.
 void widen_key(const KeyView& keys, std::int64_t position, float* out);
 
+/// Of two keys; infinite beyond float32.
+float squared_distance(const KeyView& keys, std::int64_t a, std::int64_t b);
+
 class KeyList {
  public:
   /// Throws InvalidArgument when the view is malformed, differs in dim, dtype or stride from the
