@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "index/scan.h"
 #include "index/scratch.h"
@@ -25,6 +26,7 @@ struct Workspace {
 /// Of one query.
 struct Ranked {
   ScanKeeper keeper;
+  std::vector<std::int64_t> candidates;
   std::vector<float> scores;
 };
 
@@ -73,7 +75,7 @@ void ApproximateIndex::insert_or_clear(std::int64_t first, const std::stop_token
   try {
     std::vector<float> residuals;
     insert(first, residuals, stop);
-    if (first == 0 || std::ssize(residuals) == keys_.size()) {
+    if (std::ssize(residuals) == keys_.size()) {
       rare_.learn(residuals);
     } else {
       rare_.add(first, residuals);
@@ -143,7 +145,7 @@ void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query,
   const PositionRange allowed = queries.allowed[static_cast<std::size_t>(query)];
   const float* q = queries.query(query);
   const Scratch<Ranked> ranked;
-  auto& [keeper, scores] = *ranked;
+  auto& [keeper, both, scores] = *ranked;
   keeper.reset(k);
   const std::int64_t enough = std::min(k, allowed.size());
   const std::int64_t first = first_wanted(k);
@@ -154,17 +156,17 @@ void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query,
     }
     if (want > first) candidates(q, allowed, want, found);
     std::erase_if(found, [&](std::int64_t position) { return !allowed.contains(position); });
-    const auto listed = rare_.positions(allowed);
-    found.insert(found.end(), listed.begin(), listed.end());
     if (!std::ranges::is_sorted(found)) std::sort(found.begin(), found.end());
     found.erase(std::unique(found.begin(), found.end()), found.end());
-    const auto count = static_cast<std::int64_t>(found.size());
+    both.clear();
+    std::ranges::set_union(found, rare_.positions(allowed), std::back_inserter(both));
+    const auto count = static_cast<std::int64_t>(both.size());
     if (count < enough) continue;
-    scores.resize(found.size());
-    dot_gather(q, 1, keys, found.data(), count, scores.data(), count);
+    scores.resize(both.size());
+    dot_gather(q, 1, keys, both.data(), count, scores.data(), count);
     for (std::int64_t i = 0; i < count; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      keeper.push(&scores[at], 1, found[at]);
+      keeper.push(&scores[at], 1, both[at]);
     }
     break;
   }

@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -173,6 +172,7 @@ class FaissIndex final : public ApproximateIndex {
     const OneOpenmpThread one_openmp_thread;
     const OneBlasThread one_blas_thread;
     const bool fresh = !index_;
+    const std::int64_t added = first;
     try {
       const FaissInterrupt interrupt(stop);
       if (fresh) make();
@@ -197,13 +197,24 @@ class FaissIndex final : public ApproximateIndex {
       try_parameters();
     }
     if (const auto* graph = dynamic_cast<const faiss::IndexHNSW*>(index_.get())) {
-      find_residuals(graph->hnsw, residuals);
+      const faiss::HNSW& hnsw = graph->hnsw;
+      link_residuals_.find(
+          keys(), added, [](std::int64_t node) { return node; },
+          [&](std::int64_t node, const auto& visit) {
+            std::size_t begin = 0;
+            std::size_t end = 0;
+            hnsw.neighbor_range(node, 0, &begin, &end);
+            for (std::size_t at = begin; at < end && hnsw.neighbors[at] >= 0; ++at)
+              visit(hnsw.neighbors[at]);
+          },
+          residuals);
     }
   }
 
   void clear() override {
     index_.reset();
     storage_.reset();
+    link_residuals_.clear();
   }
 
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
@@ -242,20 +253,6 @@ class FaissIndex final : public ApproximateIndex {
       x += keys().dim;
       residuals.push_back(
           std::inner_product(residual.begin(), residual.end(), residual.begin(), 0.0F));
-    }
-  }
-
-  /// Of all keys: the squared distance of each from the nearest that it is linked to.
-  void find_residuals(const faiss::HNSW& graph, std::vector<float>& residuals) const {
-    residuals.resize(static_cast<std::size_t>(keys().count));
-    for (std::int64_t key = 0; key < keys().count; ++key) {
-      std::size_t begin = 0;
-      std::size_t end = 0;
-      graph.neighbor_range(key, 0, &begin, &end);
-      float nearest = std::numeric_limits<float>::max();
-      for (std::size_t at = begin; at < end && graph.neighbors[at] >= 0; ++at)
-        nearest = std::min(nearest, squared_distance(keys(), key, graph.neighbors[at]));
-      residuals[static_cast<std::size_t>(key)] = nearest;
     }
   }
 
@@ -344,6 +341,7 @@ class FaissIndex final : public ApproximateIndex {
   std::unique_ptr<faiss_keys::Storage> storage_;  // of an in-place graph; outlives index_
   std::unique_ptr<faiss::Index> index_;
   bool takes_parameters_ = true;
+  LinkResiduals link_residuals_;  // of a graph
 };
 
 class FaissKind final : public IndexSpec::Kind {

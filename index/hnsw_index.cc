@@ -221,21 +221,13 @@ class Graph final : public hnswlib::HierarchicalNSW<float> {
     for (const Scored& scored : walk.best.held()) found.push_back(scored.position);
   }
 
-  /// Of rows first and on: the squared distance of each from the nearest that it is linked to. Few
-  /// links lead to a row that is nobody's near neighbour.
-  void residuals(std::int64_t first, std::vector<float>& out) const {
-    out.resize(rows_.size() - static_cast<std::size_t>(first));
-    parallel_for(std::ssize(rows_), 1024, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t node = begin; node < end; ++node) {
-        const std::int64_t row = rows_[static_cast<std::size_t>(node)];
-        if (row < first) continue;
-        hnswlib::linklistsizeint* links = get_linklist0(static_cast<Node>(node));
-        float nearest = largest;
-        for (std::size_t i = 0; i < getListCount(links); ++i)
-          nearest = std::min(nearest, squared_distance(*keys_, row, rows_[(links + 1)[i]]));
-        out[static_cast<std::size_t>(row - first)] = nearest;
-      }
-    });
+  Row row_of(std::int64_t node) const { return rows_[static_cast<std::size_t>(node)]; }
+
+  /// Calls visit with each row that a node's is linked to on the ground floor.
+  template <class Visit>
+  void links_of(std::int64_t node, const Visit& visit) const {
+    hnswlib::linklistsizeint* links = get_linklist0(static_cast<Node>(node));
+    for (std::size_t i = 0; i < getListCount(links); ++i) visit(rows_[(links + 1)[i]]);
   }
 
   std::int64_t bytes() const {
@@ -357,10 +349,9 @@ class HnswIndex final : public ApproximateIndex {
         check_stop(stop);
         note_inserted(1);
       });
-      // New keys come between old ones: those are judged anew, but not for a few.
-      const bool all = keys().count > judged_ + judged_ / 4;
-      if (all) judged_ = keys().count;
-      graph_->residuals(all ? 0 : first, residuals);
+      link_residuals_.find(
+          keys(), first, [&](std::int64_t node) { return graph_->row_of(node); },
+          [&](std::int64_t node, const auto& visit) { graph_->links_of(node, visit); }, residuals);
     } catch (const std::runtime_error& e) {
       if (dynamic_cast<const Error*>(&e) != nullptr) throw;
       throw Error(fmt::format("{}: hnswlib: {}", spec(), one_line(e.what())));
@@ -370,7 +361,7 @@ class HnswIndex final : public ApproximateIndex {
   void clear() override {
     graph_.reset();
     space_.clear();
-    judged_ = 0;
+    link_residuals_.clear();
   }
 
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
@@ -387,7 +378,7 @@ class HnswIndex final : public ApproximateIndex {
   Params params_;
   RowSpace space_{&keys()};
   std::optional<Graph> graph_;
-  std::int64_t judged_ = 0;  // keys when the residuals of all were found
+  LinkResiduals link_residuals_;
 };
 
 class HnswKind final : public IndexSpec::Kind {

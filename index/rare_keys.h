@@ -7,10 +7,14 @@
 // asked for.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
+#include "index/key_list.h"
+#include "src/core/threads.h"
 #include "topkv/types.h"
 
 namespace topkv {
@@ -42,6 +46,40 @@ class RareKeys {
   std::int64_t keys_per_rare_;
   std::vector<std::int64_t> positions_;
   float above_ = 0;  // residual
+};
+
+/// The residuals of keys in a graph: the squared distance of each from the nearest that it is
+/// linked to. Few links lead to a key that is nobody's near neighbour.
+class LinkResiduals {
+ public:
+  /// Of keys first and on; or of all, where so many came that old ones have other neighbours. Nodes
+  /// are numbered from 0 as keys are, in an order of their own. key_of(node); links_of(node, visit)
+  /// calls visit(key) for each that it is linked to. Both from many threads.
+  template <class KeyOf, class LinksOf>
+  void find(const KeyView& keys, std::int64_t first, const KeyOf& key_of, const LinksOf& links_of,
+            std::vector<float>& residuals) {
+    if (keys.count > judged_ + judged_ / 4) {
+      judged_ = keys.count;
+      first = 0;
+    }
+    residuals.resize(static_cast<std::size_t>(keys.count - first));
+    parallel_for(keys.count, 1024, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t node = begin; node < end; ++node) {
+        const std::int64_t key = key_of(node);
+        if (key < first) continue;
+        float nearest = std::numeric_limits<float>::max();
+        links_of(node, [&](std::int64_t linked) {
+          nearest = std::min(nearest, squared_distance(keys, key, linked));
+        });
+        residuals[static_cast<std::size_t>(key - first)] = nearest;
+      }
+    });
+  }
+
+  void clear() { judged_ = 0; }
+
+ private:
+  std::int64_t judged_ = 0;  // keys when the residuals of all were found
 };
 
 }  // namespace topkv

@@ -78,8 +78,7 @@ class RareKeysOf : public testing::TestWithParam<std::string> {
     static const Repeated repeated;
     return repeated;
   }
-  /// Queries that lie where keys do not: along a rare key and, as attention's, along what all keys
-  /// have in common.
+  /// Asks for each rare key with itself.
   static void expect_found(const KeyIndex& index) {
     const Keys& keys = text().keys;
     std::int64_t found = 0;

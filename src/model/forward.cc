@@ -317,8 +317,7 @@ void Forward::project(std::initializer_list<Product> products, const std::byte* 
 void fail_not_finite() {
   throw InvalidArgument(
       "the network gives logits that are NaN or infinite; expected numbers: its weights may be "
-      "made "
-      "for a wider range than the device computes in");
+      "made for a wider range than the device computes in");
 }
 
 void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {

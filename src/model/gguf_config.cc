@@ -263,8 +263,7 @@ std::vector<double> rope_factors_of_gguf(const GgufFile& file, std::int64_t pair
   const GgufFile::Tensor& tensor = found->second;
   const auto wrong = [&](const std::string& what) {
     throw FileError(fmt::format(
-        "{}: tensor {} has {}; expected f32, shape [{}], factors from {} "
-        "to {}",
+        "{}: tensor {} has {}; expected f32, shape [{}], factors from {} to {}",
         path_text(file.path()), rope_factors, what, pairs, 1 / most_factor, most_factor));
   };
   if (tensor.shape != std::vector{pairs})
