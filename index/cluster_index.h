@@ -43,6 +43,7 @@ class ClusterIndex final : public ChoosingIndex {
   explicit ClusterIndex(const ClusterParams& params) : params_(params) {}
 
   std::int64_t memory() const override;
+  std::int64_t bytes_searched() const override { return std::ssize(centroids_) * 4; }
   std::string spec() const override { return params_.text; }
 
   /// Valid while no key is added.

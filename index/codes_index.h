@@ -39,6 +39,7 @@ class CodesIndex final : public ApproximateIndex {
   void build_with(CodeEncoder* encoder, const KeyView& keys, const std::stop_token& stop);
 
   std::int64_t memory() const override;
+  std::int64_t bytes_searched() const override { return memory(); }
   std::string spec() const override { return params_.text(); }
 
   const CodesParams& params() const { return params_; }

@@ -20,6 +20,9 @@ class ExactIndex final : public KeyIndex {
   std::int64_t inserted() const override { return inserted_.load(std::memory_order_relaxed); }
   std::int64_t size() const override { return keys_.size(); }
   std::int64_t memory() const override { return static_cast<std::int64_t>(sizeof *this); }
+  std::int64_t bytes_searched() const override {
+    return size() == 0 ? 0 : size() * vector_bytes(keys_.view().dtype, keys_.view().dim);
+  }
   std::string spec() const override { return "exact"; }
 
  private:

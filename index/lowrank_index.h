@@ -26,6 +26,7 @@ class LowrankIndex final : public ChoosingIndex {
   explicit LowrankIndex(std::int64_t rank) : rank_(rank) {}
 
   std::int64_t memory() const override;
+  std::int64_t bytes_searched() const override { return memory(); }
   std::string spec() const override;
 
  protected:

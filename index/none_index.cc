@@ -13,6 +13,7 @@ class NoneIndex final : public InsertingIndex {
     result.reset(queries.count, 1);
   }
   std::int64_t memory() const override { return sizeof *this; }
+  std::int64_t bytes_searched() const override { return 0; }
   std::string spec() const override { return "none"; }
 
  protected:

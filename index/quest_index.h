@@ -26,6 +26,7 @@ class QuestIndex final : public ChoosingIndex {
   explicit QuestIndex(std::int64_t page) : page_(page) {}
 
   std::int64_t memory() const override;
+  std::int64_t bytes_searched() const override { return memory(); }
   std::string spec() const override;
 
   /// Scores of pages for queries [heads, dim]: out[h * pages.size() + p - pages.begin].

@@ -47,6 +47,9 @@ class RowTail {
 
   /// Bytes held beyond the rows and the index that it was made with.
   virtual std::int64_t memory() const = 0;
+
+  /// Bytes that estimating for one token's heads reads, beyond that index.
+  virtual std::int64_t bytes_read(std::int64_t /*heads*/) const { return memory(); }
 };
 
 }  // namespace topkv

@@ -187,6 +187,13 @@ void SampleTail::attend_one(const float* query, PositionRange allowed,
   out.noise[0].values = static_cast<float>(std::max(apart, 0.0) / (sums.weights * sums.weights));
 }
 
+std::int64_t SampleTail::bytes_read(std::int64_t heads) const {
+  if (rows_.count() == 0) return 0;
+  return heads * std::min(params_.rows, rows_.count()) *
+         (vector_bytes(rows_.keys.dtype, rows_.keys.dim) +
+          vector_bytes(rows_.values.dtype, rows_.values.dim));
+}
+
 void SampleTail::attend(const QueryBlock& queries,
                         std::span<const std::span<const std::int64_t>> taken,
                         std::span<const float> /*ceilings*/, float scale, float softcap,

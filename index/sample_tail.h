@@ -43,6 +43,8 @@ class SampleTail final : public RowTail {
               const TailParts& out) const override;
 
   std::int64_t memory() const override { return sizeof *this; }
+  /// With a tolerance: of the first rows, to which others come.
+  std::int64_t bytes_read(std::int64_t heads) const override;
 
  private:
   struct Workspace;

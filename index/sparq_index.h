@@ -8,6 +8,7 @@
 // grouped queries).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -35,6 +36,9 @@ class SparqIndex final : public ChoosingIndex {
       : components_(components), values_(values) {}
 
   std::int64_t memory() const override;
+  std::int64_t bytes_searched() const override {
+    return 2 * size() * std::min(components_, keys().dim);
+  }
   std::string spec() const override;
 
   /// Scores of the keys in a range (within the keys), divided as the paper has it by

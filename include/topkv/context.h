@@ -66,6 +66,12 @@ class Context {
   /// counted for each of them, and in memory() once. Throws InvalidArgument when it has none of
   /// this spec.
   std::int64_t index_bytes(std::string_view spec) const;
+  /// Bytes that one token's step reads of an index to choose rows, in all layers that it searches,
+  /// from layer `first` on; -1: not known. Throws InvalidArgument when it has none of this spec.
+  std::int64_t search_bytes(std::string_view spec, std::int64_t first = 0) const;
+  /// Likewise of a tail, to estimate, but what a search of the index `with` reads anyway.
+  std::int64_t tail_bytes(std::string_view spec, std::string_view with,
+                          std::int64_t first = 0) const;
   /// Spec strings of its indices, all defaults spelled out (see IndexSpec); "exact" is always
   /// among them, for it reads the rows in place.
   std::vector<std::string> indices() const;

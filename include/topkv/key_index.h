@@ -118,6 +118,9 @@ class KeyIndex {
   virtual std::int64_t size() const = 0;
   /// Bytes held beyond the keys read in place.
   virtual std::int64_t memory() const = 0;
+  /// Bytes that a search among all keys reads to choose some, for all heads of one token: keys, or
+  /// what stands for them; -1: not known, as of graphs and lists.
+  virtual std::int64_t bytes_searched() const { return -1; }
   /// Its spec, all defaults spelled out.
   virtual std::string spec() const = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "src/context/index_build.h"
@@ -26,6 +27,35 @@ ContextMemory Context::memory() const {
 
 std::int64_t Context::index_bytes(std::string_view spec) const {
   return segment_->index(spec).memory(true);
+}
+
+std::int64_t Context::search_bytes(std::string_view spec, std::int64_t first) const {
+  const SegmentIndex& index = segment_->index(spec);
+  std::int64_t sum = 0;
+  for (std::int64_t layer = first; layer < shape_.layers; ++layer) {
+    for (const auto& head : index.layer(layer).heads) {
+      const std::int64_t bytes = head->bytes_searched();
+      if (bytes < 0) return -1;
+      sum += bytes;
+    }
+  }
+  return sum;
+}
+
+std::int64_t Context::tail_bytes(std::string_view spec, std::string_view with,
+                                 std::int64_t first) const {
+  const SegmentIndex& tail = segment_->index(spec);
+  const SegmentIndex& index = segment_->index(with);
+  std::int64_t sum = 0;
+  for (std::int64_t layer = first; layer < shape_.layers; ++layer) {
+    const LayerIndex& of = tail.layer(layer);
+    for (std::size_t head = 0; head < of.heads.size(); ++head) {
+      if (of.heads[head] != index.layer(layer).heads[head])
+        sum += std::max<std::int64_t>(of.heads[head]->bytes_searched(), 0);
+      if (of.tails[head] != nullptr) sum += of.tails[head]->bytes_read(shape_.group());
+    }
+  }
+  return sum;
 }
 
 std::vector<std::string> Context::indices() const { return segment_->specs(); }

@@ -286,24 +286,18 @@ class Comparison {
     of.went_dense = static_cast<double>(sums.stats.went_dense) / heads;
   }
 
-  /// Of an index in a layer, without a tail.
-  std::int64_t index_bytes(const Context& context, const std::string& spec,
-                           std::int64_t layer) const {
+  /// Bytes of keys' codes and the like that the tail and the index share.
+  std::int64_t shared_bytes(const Fidelity& of) const {
+    const RetrievalOptions& options = of.options;
     std::int64_t bytes = 0;
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      bytes += context.index(spec, layer, head).memory();
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      if (shape_.window_of(layer) > 0) continue;
+      for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+        const KeyIndex& index = of.context->index(options.index, layer, head);
+        if (&index == &of.context->index(options.tail, layer, head)) bytes += index.memory();
+      }
     }
     return bytes;
-  }
-
-  /// Those of them that are the tail's as well.
-  std::int64_t shared_bytes(const Fidelity& of, std::int64_t layer) const {
-    const RetrievalOptions& options = of.options;
-    if (options.tail == "none" ||
-        &of.context->index(options.index, layer, 0) != &of.context->index(options.tail, layer, 0)) {
-      return 0;
-    }
-    return index_bytes(*of.context, options.index, layer);
   }
 
   /// rows: per token, over all layers and query heads.
@@ -312,26 +306,19 @@ class Comparison {
     const std::int64_t row = context.dtype().row_bytes(shape_.head_dim);
     const std::string& index = of.options.index;
     const std::string& tail = of.options.tail;
+    const std::int64_t dense = std::min(of.options.dense_layers, shape_.layers);
     of.bytes_held_host = context.memory().rows_bytes + context.index_bytes(index);
-    if (tail != "none" && tail != index) of.bytes_held_host += context.index_bytes(tail);
     std::int64_t read = static_cast<std::int64_t>(rows * static_cast<double>(row));
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      const std::int64_t all = shape_.kv_heads * context.tokens() * row;
-      if (layer < of.options.dense_layers && shape_.window_of(layer) == 0) read += all;
-      if (shape_.window_of(layer) > 0) continue;
-      const std::int64_t both = shared_bytes(of, layer);
-      if (tail != index) of.bytes_held_host -= both;
-      if (layer < of.options.dense_layers) continue;
-      if (index == "exact") {
-        read += all;
-      } else if (!index.starts_with("codes")) {
-        return;  // a graph or lists: how much is not known
-      } else {
-        read += index_bytes(context, index, layer) - both;
-      }
+    for (std::int64_t layer = 0; layer < dense; ++layer) {
+      if (shape_.window_of(layer) == 0) read += shape_.kv_heads * context.tokens() * row;
     }
-    if (tail != "none") read += context.index_bytes(tail);
-    if (!has_rule(of.options)) of.bytes_read = read;  // how often is not known
+    if (tail != "none") {
+      if (tail != index) of.bytes_held_host += context.index_bytes(tail) - shared_bytes(of);
+      read += context.tail_bytes(tail, index, dense);
+    }
+    const std::int64_t searched = context.search_bytes(index, dense);
+    // How often a rule searches is not known.
+    if (searched >= 0 && !has_rule(of.options)) of.bytes_read = read + searched;
   }
 
   const Model& model_;
