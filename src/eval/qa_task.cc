@@ -30,6 +30,26 @@ struct AskedQuestion {
   std::string context;  ///< of a file of its own; empty: the files of all
 };
 
+/// Texts as contexts, each encoded once. One thread at a time.
+class EncodedTexts {
+ public:
+  explicit EncodedTexts(TaskTokens tokens) : tokens_(std::move(tokens)) {}
+
+  const std::vector<Token>& context(const std::string& text) {
+    const auto [at, added] = encoded_.try_emplace(text);
+    if (added) {
+      at->second = tokens_.context(
+          fmt::format("{}The following are given documents.\n\n{}\n\n", instruction, text));
+    }
+    return at->second;
+  }
+  const TaskTokens& tokens() const { return tokens_; }
+
+ private:
+  TaskTokens tokens_;
+  std::map<std::string, std::vector<Token>> encoded_;
+};
+
 /// "Document 1:\n…", documents apart by an empty line.
 std::string documents(const std::vector<std::string>& texts) {
   std::string text;
@@ -94,15 +114,14 @@ std::vector<AskedQuestion> read_questions(const std::filesystem::path& file) {
 }
 
 EvalSample make_sample(const AskedQuestion& asked, const std::string& shared,
-                       const SampleOrder& order, const TaskTokens& tokens) {
+                       const SampleOrder& order, EncodedTexts& texts) {
+  const TaskTokens& tokens = texts.tokens();
   EvalSample sample;
   sample.predict = asked.tokens;
   sample.one_line = !asked.answers.empty();
   sample.question = fmt::format("{}Question: {} Answer:", instruction, asked.text);
   sample.references = asked.answers;
-  sample.context =
-      tokens.context(fmt::format("{}The following are given documents.\n\n{}\n\n", instruction,
-                                 asked.context.empty() ? shared : asked.context));
+  sample.context = texts.context(asked.context.empty() ? shared : asked.context);
   const std::int64_t room = tokens.room(order.length, sample.question, sample.predict) +
                             static_cast<std::int64_t>(tokens.beginning.size());
   if (std::ssize(sample.context) > room) {
@@ -140,9 +159,10 @@ EvalTask qa_task(const TaskTokens& tokens, const TaskSources& sources) {
   task.f1 = true;
   task.haystack = "files";
   task.most = std::ssize(*questions);
-  task.make = [questions, shared, tokens](const SampleOrder& order) {
+  task.make = [questions, shared,
+               encoded = std::make_shared<EncodedTexts>(tokens)](const SampleOrder& order) {
     return make_sample((*questions)[static_cast<std::size_t>(order.number)], *shared, order,
-                       tokens);
+                       *encoded);
   };
   return task;
 }
