@@ -90,7 +90,7 @@ ScoreTable score_table(const std::vector<Score>& scores) {
   for (const Score& score : scores) {
     if (table.rows.empty() || table.rows.back().length != score.length ||
         table.rows.back().method != score.method || table.rows.back().budget != score.budget) {
-      table.rows.push_back({score.length, score.method, score.budget, {}, {}});
+      table.rows.push_back({score.length, score.method, score.budget, {}, 0, {}});
       table.rows.back().scores.resize(table.columns.size());
     }
     table.rows.back().scores[*place_in(table.columns, score.task)] = score;
@@ -99,6 +99,12 @@ ScoreTable score_table(const std::vector<Score>& scores) {
     double sum = 0;
     std::int64_t count = 0;
     bool whole = true;
+    std::int64_t asked = 0;
+    for (const std::optional<Score>& score : row.scores) {
+      row.rows_per_head += score ? score->rows_per_head : 0;
+      asked += score ? 1 : 0;
+    }
+    row.rows_per_head /= static_cast<double>(asked);
     for (std::size_t column = 0; column < table.columns.size(); ++column) {
       const std::string& name = table.columns[column];
       if (counts_characters(name) || is_second_measure(name)) continue;

@@ -42,6 +42,7 @@ struct ScoreRow {
   std::string method;
   std::optional<std::int64_t> budget = {};
   std::vector<std::optional<Score>> scores;  ///< of each column; none where nothing was asked
+  double rows_per_head = 0;                  ///< mean over these
   /// In percent over all columns, as RULER's, but for those that count characters and second
   /// measures; none where one is missing or all are left out.
   std::optional<double> average = {};
