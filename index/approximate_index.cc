@@ -1,7 +1,5 @@
 #include "index/approximate_index.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
 
@@ -9,7 +7,6 @@
 #include "index/scratch.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
-#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -51,48 +48,19 @@ bool scan_is_cheaper(PositionRange range, std::int64_t want) {
 
 }  // namespace
 
-void ApproximateIndex::add(const KeyView& keys, const std::stop_token& stop) {
-  const KeyList before = keys_;
-  keys_.append(keys);
-  if (!built_ || keys_.size() == before.size()) return;
-  try {
-    insert_or_clear(before.size(), stop);
-  } catch (...) {
-    keys_ = before;  // the memory of keys that were not taken may go
-    throw;
+void ApproximateIndex::insert(std::int64_t first, const std::stop_token& stop) {
+  std::vector<float> residuals;
+  insert_judged(first, residuals, stop);
+  if (std::ssize(residuals) == size()) {
+    rare_.learn(residuals);
+  } else {
+    rare_.add(first, residuals);
   }
 }
 
-void ApproximateIndex::build(const std::stop_token& stop) {
-  if (built_) {
-    throw InvalidArgument(spec() + ": build called twice; keys added after it are searchable");
-  }
-  if (keys_.size() > 0) insert_or_clear(0, stop);
-  built_ = true;
-}
-
-void ApproximateIndex::insert_or_clear(std::int64_t first, const std::stop_token& stop) {
-  try {
-    std::vector<float> residuals;
-    insert(first, residuals, stop);
-    if (std::ssize(residuals) == keys_.size()) {
-      rare_.learn(residuals);
-    } else {
-      rare_.add(first, residuals);
-    }
-  } catch (...) {
-    built_ = false;
-    clear();
-    rare_.clear();
-    inserted_ = 0;
-    throw;
-  }
-}
-
-void ApproximateIndex::check_stop(const std::stop_token& stop) const {
-  if (stop.stop_requested()) {
-    throw Stopped(fmt::format("{}: stopped after {} of {} keys", spec(), inserted(), size()));
-  }
+void ApproximateIndex::clear() {
+  clear_structure();
+  rare_.clear();
 }
 
 void ApproximateIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
@@ -108,10 +76,10 @@ void ApproximateIndex::all_candidates(const QueryBlock& queries, std::int64_t wa
 
 void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
                               SearchResult& result) const {
-  keys_.check_search("index", built_, queries, k);
-  k = std::min(k, std::max<std::int64_t>(keys_.size(), 1));
+  key_list().check_search("index", built(), queries, k);
+  k = std::min(k, std::max<std::int64_t>(size(), 1));
   result.reset(queries.count, k);
-  if (keys_.size() == 0) return;
+  if (size() == 0) return;
   const std::int64_t want = first_wanted(k);
   const Scratch<Workspace> workspace;
   auto& [allowed, sought, found] = *workspace;
@@ -121,7 +89,7 @@ void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
   sought.clear();
   bool any = false;
   for (const PositionRange& range : queries.allowed) {
-    allowed.push_back(keys_.clamp(range));
+    allowed.push_back(key_list().clamp(range));
     sought.push_back(scan_is_cheaper(allowed.back(), want) ? PositionRange{} : allowed.back());
     any = any || sought.back().size() > 0;
   }
@@ -141,7 +109,7 @@ void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
 /// found: the candidates of a first round, if its range is not read anyway.
 void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query, std::int64_t k,
                                   std::vector<std::int64_t>& found, SearchResult& result) const {
-  const KeyView& keys = keys_.view();
+  const KeyView& keys = this->keys();
   const PositionRange allowed = queries.allowed[static_cast<std::size_t>(query)];
   const float* q = queries.query(query);
   const Scratch<Ranked> ranked;

@@ -10,22 +10,17 @@
 // cost more than reading the range, the range is read. So a search finds min(k, allowed keys).
 #pragma once
 
-#include <atomic>
 #include <span>
 #include <vector>
 
-#include "index/key_list.h"
+#include "index/inserting_index.h"
 #include "index/rare_keys.h"
 
 namespace topkv {
 
-class ApproximateIndex : public KeyIndex {
+class ApproximateIndex : public InsertingIndex {
  public:
-  void add(const KeyView& keys, const std::stop_token& stop) final;
-  void build(const std::stop_token& stop) final;
-  std::int64_t inserted() const final { return inserted_.load(std::memory_order_relaxed); }
   void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
-  std::int64_t size() const final { return keys_.size(); }
 
   /// Positions of keys that every search scores exactly, ascending.
   std::span<const std::int64_t> rare() const { return rare_.positions(); }
@@ -37,27 +32,16 @@ class ApproximateIndex : public KeyIndex {
   /// hnsw finds none of ten needles without them, 9 with one of 256 keys, 10 with one of 128.)
   explicit ApproximateIndex(std::int64_t keys_per_rare = 128) : rare_(keys_per_rare) {}
 
-  const KeyView& keys() const { return keys_.view(); }
-
-  /// Inserts keys first..count of keys(), training on them if nothing was inserted before, and
-  /// notes them. Called by build, and by add after build; never for no keys. Ends soon with Stopped
-  /// when that is requested. After a call that throws comes clear.
-  ///
+  /// InsertingIndex::insert.
   /// residuals: becomes how badly each of these keys is stood for, in a unit of the index's own; or
   /// each of all keys, where what came made that of earlier ones another.
-  virtual void insert(std::int64_t first, std::vector<float>& residuals,
-                      const std::stop_token& stop) = 0;
+  virtual void insert_judged(std::int64_t first, std::vector<float>& residuals,
+                             const std::stop_token& stop) = 0;
 
-  /// Forgets all that was inserted.
-  virtual void clear() = 0;
+  /// InsertingIndex::clear, but for what is known here.
+  virtual void clear_structure() = 0;
 
   std::int64_t rare_memory() const { return rare_.memory(); }
-
-  /// So many more keys are inserted. Safe from many threads.
-  void note_inserted(std::int64_t count) { inserted_.fetch_add(count, std::memory_order_relaxed); }
-
-  /// Throws Stopped when a stop was requested.
-  void check_stop(const std::stop_token& stop) const;
 
   /// Replaces `found` by candidates for one query [dim], in any order: about `want` of them or
   /// more, if it has them. Positions outside the allowed range (within the keys, not empty),
@@ -71,14 +55,12 @@ class ApproximateIndex : public KeyIndex {
                               std::span<std::vector<std::int64_t>> found) const;
 
  private:
-  void insert_or_clear(std::int64_t first, const std::stop_token& stop);
+  void insert(std::int64_t first, const std::stop_token& stop) final;
+  void clear() final;
   void search_one(const QueryBlock& queries, std::int64_t query, std::int64_t k,
                   std::vector<std::int64_t>& found, SearchResult& result) const;
 
-  KeyList keys_;
   RareKeys rare_;
-  bool built_ = false;
-  std::atomic<std::int64_t> inserted_ = 0;
 };
 
 }  // namespace topkv

@@ -118,11 +118,7 @@ void CodeTail::attend_some(const QueryBlock& queries,
                            std::span<const std::span<const std::int64_t>> taken,
                            std::span<const float> ceilings, float scale, float softcap,
                            const TailParts& out) const {
-  for (const PartialView& empty : {out.estimate, out.exact}) {
-    std::fill_n(empty.out, empty.heads * empty.head_dim, 0.0F);
-    std::fill_n(empty.lse, empty.heads, empty_lse);
-  }
-  std::fill_n(out.noise, queries.count, TailNoise{});
+  make_empty(out);
   const std::int64_t pieces = (rows_.count() + piece_keys - 1) / piece_keys;
   if (pieces == 0) return;
 

@@ -8,9 +8,9 @@
 
 #include "index/code_pass.h"
 #include "index/code_tail.h"
-#include "index/index_kind.h"
 #include "index/scratch.h"
 #include "index/spec.h"
+#include "index/tail_kind.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 
@@ -56,11 +56,7 @@ class MeanKind final : public CodesKind {
  public:
   MeanKind() : CodesKind(CodesParams{}) {}
   std::string text() const override { return "mean"; }
-  void check_index() const override {
-    throw InvalidArgument(
-        "index \"mean\": is a tail, which stands for rows that were not found, and finds none; "
-        "expected an index such as exact or codes, beside which mean may be the tail");
-  }
+  void check_index() const override { refuse_as_index(text()); }
   bool is_served_by(const KeyIndex& index) const override {
     const auto* codes = dynamic_cast<const CodesIndex*>(&index);
     return codes != nullptr && codes->params().key_bytes == CodesParams{}.key_bytes;
@@ -105,8 +101,8 @@ void CodesIndex::build_with(CodeEncoder* encoder, const KeyView& keys,
 }
 
 /// Residuals are squared distances of keys from what their codes stand for.
-void CodesIndex::insert(std::int64_t first, std::vector<float>& residuals,
-                        const std::stop_token& stop) {
+void CodesIndex::insert_judged(std::int64_t first, std::vector<float>& residuals,
+                               const std::stop_token& stop) {
   if (first == 0) {
     CodesKind(params_).check(keys().dim, 0);
     coder_ = KeyCoder(keys(), params_.bytes_of_key(keys().dim));
@@ -139,7 +135,7 @@ void CodesIndex::encode(std::int64_t first, float* residuals, const std::stop_to
   });
 }
 
-void CodesIndex::clear() {
+void CodesIndex::clear_structure() {
   coder_ = {};
   codes_ = {};
 }

@@ -46,9 +46,9 @@ class CodesIndex final : public ApproximateIndex {
   const std::uint8_t* codes() const { return codes_.data(); }
 
  protected:
-  void insert(std::int64_t first, std::vector<float>& residuals,
-              const std::stop_token& stop) override;
-  void clear() override;
+  void insert_judged(std::int64_t first, std::vector<float>& residuals,
+                     const std::stop_token& stop) override;
+  void clear_structure() override;
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
                   std::vector<std::int64_t>& found) const override;
   void all_candidates(const QueryBlock& queries, std::int64_t want,

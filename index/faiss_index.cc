@@ -167,8 +167,8 @@ class FaissIndex final : public ApproximateIndex {
   std::string spec() const override { return spec_.text(); }
 
  protected:
-  void insert(std::int64_t first, std::vector<float>& residuals,
-              const std::stop_token& stop) override {
+  void insert_judged(std::int64_t first, std::vector<float>& residuals,
+                     const std::stop_token& stop) override {
     const OneOpenmpThread one_openmp_thread;
     const OneBlasThread one_blas_thread;
     const bool fresh = !index_;
@@ -211,7 +211,7 @@ class FaissIndex final : public ApproximateIndex {
     }
   }
 
-  void clear() override {
+  void clear_structure() override {
     index_.reset();
     storage_.reset();
     link_residuals_.clear();

@@ -337,8 +337,8 @@ class HnswIndex final : public ApproximateIndex {
   std::string spec() const override { return params_.text(); }
 
  protected:
-  void insert(std::int64_t first, std::vector<float>& residuals,
-              const std::stop_token& stop) override {
+  void insert_judged(std::int64_t first, std::vector<float>& residuals,
+                     const std::stop_token& stop) override {
     check_count(params_, keys().count);
     try {
       space_.extend();
@@ -358,7 +358,7 @@ class HnswIndex final : public ApproximateIndex {
     }
   }
 
-  void clear() override {
+  void clear_structure() override {
     graph_.reset();
     space_.clear();
     link_residuals_.clear();

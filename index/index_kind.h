@@ -20,6 +20,8 @@ class IndexSpec::Kind {
   virtual ~Kind() = default;
   virtual std::string text() const = 0;
   virtual bool grows() const { return false; }
+  /// Whether a search ever finds a row.
+  virtual bool finds() const { return true; }
   virtual void check(std::int64_t /*dim*/, std::int64_t /*keys*/) const {}
   virtual std::unique_ptr<KeyIndex> make() const = 0;
   /// Throws InvalidArgument where the name is that of a tail alone; make() is then what it needs.

@@ -2,16 +2,47 @@
 
 #include <fmt/format.h>
 
+#include "index/cluster_index.h"
 #include "index/codes_index.h"
 #include "index/exact_index.h"
 #include "index/faiss_index.h"
 #include "index/hnsw_index.h"
 #include "index/index_kind.h"
+#include "index/lowrank_index.h"
+#include "index/none_index.h"
+#include "index/quest_index.h"
+#include "index/sample_tail.h"
+#include "index/sparq_index.h"
 #include "index/spec.h"
+#include "index/summary_tail.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
+
+struct Plain {
+  std::string_view name;
+  std::shared_ptr<const IndexSpec::Kind> (*make)();
+};
+constexpr Plain plain_kinds[] = {{"exact", exact_kind}, {"mean", mean_kind}, {"none", none_kind}};
+
+struct WithOptions {
+  std::string_view name;
+  std::string_view example;  // empty: the kind itself tells what is missing
+  std::shared_ptr<const IndexSpec::Kind> (*make)(std::string_view spec, std::string_view options);
+};
+constexpr WithOptions kinds_with_options[] = {
+    {"codes", "codes:k=16", codes_kind},
+    {"faiss", "", faiss_kind},
+    {"hnsw", "hnsw:M=16", hnsw_kind},
+    {"quest", "quest:page=16", quest_kind},
+    {"sparq", "sparq:r=32", sparq_kind},
+    {"squeezed", "squeezed:c=5", squeezed_kind},
+    {"retroinfer", "retroinfer:size=16", retroinfer_kind},
+    {"lowrank", "lowrank:r=16", lowrank_kind},
+    {"pages", "pages:size=16", pages_kind},
+    {"sample", "sample:rows=256", sample_kind},
+};
 
 std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
   const std::size_t colon = spec.find(':');
@@ -19,32 +50,31 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
   const bool has_rest = colon != std::string_view::npos;
   const std::string_view rest = has_rest ? spec.substr(colon + 1) : std::string_view{};
 
-  if (name == "exact" || name == "mean") {
+  for (const Plain& plain : plain_kinds) {
+    if (name != plain.name) continue;
     if (has_rest) {
       throw InvalidArgument(fmt::format("index \"{}\": {} takes no options; write \"{}\"",
                                         one_line(spec), name, name));
     }
-    return name == "exact" ? exact_kind() : mean_kind();
+    return plain.make();
   }
-  const auto require_options = [&](std::string_view example) {
-    if (!has_rest || !rest.empty()) return;
-    throw InvalidArgument(
-        fmt::format("index \"{}\": options are missing after the colon; write \"{}\" or \"{}\"",
-                    one_line(spec), name, example));
-  };
-  if (name == "codes") {
-    require_options("codes:k=16");
-    return codes_kind(spec, rest);
+  for (const WithOptions& kind : kinds_with_options) {
+    if (name != kind.name) continue;
+    if (has_rest && rest.empty() && !kind.example.empty()) {
+      throw InvalidArgument(
+          fmt::format("index \"{}\": options are missing after the colon; write \"{}\" or \"{}\"",
+                      one_line(spec), name, kind.example));
+    }
+    return kind.make(spec, rest);
   }
-  if (name == "faiss") return faiss_kind(spec, rest);
-  if (name == "hnsw") {
-    require_options("hnsw:M=16");
-    return hnsw_kind(spec, rest);
-  }
-  const std::string_view near = nearest(name, {"exact", "codes", "faiss", "hnsw", "mean"});
+  const std::string_view near =
+      nearest(name, {"exact", "codes", "faiss", "hnsw", "quest", "sparq", "squeezed", "retroinfer",
+                     "lowrank", "none", "mean", "pages", "sample"});
   throw InvalidArgument(fmt::format(
       "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
-      "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, and mean, a tail",
+      "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, quest:page=16, sparq:r=32, "
+      "squeezed:c=5, retroinfer:size=16, lowrank:r=16, none, and the tails mean, pages:size=16, "
+      "sample:rows=256",
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
 }
 

@@ -2,6 +2,7 @@
 // estimated from a few bytes of each.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,6 +19,15 @@ struct TailParts {
   PartialView exact;     ///< of rows that the tail attends as they are; overwritten
   TailNoise* noise;      ///< of the estimate
 };
+
+/// Makes the parts empty ones.
+inline void make_empty(const TailParts& out) {
+  for (const PartialView& empty : {out.estimate, out.exact}) {
+    std::fill_n(empty.out, empty.heads * empty.head_dim, 0.0F);
+    std::fill_n(empty.lse, empty.heads, empty_lse);
+  }
+  std::fill_n(out.noise, out.estimate.heads, TailNoise{});
+}
 
 /// Const members are safe from many threads.
 class RowTail {

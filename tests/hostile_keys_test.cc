@@ -146,7 +146,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, HostileKeys,
                                          "faiss:PQ16x4", "faiss:PQ8x5", "faiss:PQ2x6",
                                          "faiss:PQ4x7", "faiss:PQ4", "faiss:HNSW2", "faiss:HNSW8",
                                          "faiss:IVF", "faiss:IVF16,Flat", "faiss:IVF16,SQ8",
-                                         "faiss:IVF16,SQ6", "faiss:IVF16,SQ4", "faiss:IVF16,SQfp16",
+                                         "quest:page=16", "sparq:r=8", "squeezed:c=5", "lowrank:r=8",
+                                         "retroinfer:size=8,segment=256", "faiss:IVF16,SQ6", "faiss:IVF16,SQ4", "faiss:IVF16,SQfp16",
                                          "faiss:IVF16,PQ16x4", "faiss:IVF16,PQ4x5",
 
                                          "faiss:IVF16,PQ4", "faiss:IVF,PQ8x4"),
@@ -159,7 +160,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, HostileKeys,
 
 TEST(HostileKeys, ThatAreNotFiniteAreRefusedByIndicesThatLookAtThem) {
   for (const char* spec :
-       {"hnsw", "faiss:Flat", "faiss:HNSW16", "faiss:IVF16,SQ8", "faiss:PQ16x4"}) {
+       {"hnsw", "faiss:Flat", "faiss:HNSW16", "faiss:IVF16,SQ8", "faiss:PQ16x4", "quest:page=16",
+        "sparq:r=8", "squeezed:c=5", "lowrank:r=8", "retroinfer:size=16"}) {
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
           -std::numeric_limits<float>::infinity()}) {

@@ -218,7 +218,10 @@ INSTANTIATE_TEST_SUITE_P(Specs, EveryIndex,
                                          Case{"faiss:IVF", 0.9}, Case{"faiss:IVF64,SQ8", 0.9},
                                          Case{"faiss:HNSW32", 0.9}, Case{"faiss:PQ8x6", 0.8},
                                          Case{"faiss:IVF,PQ8x6", 0.8}, Case{"hnsw", 0.9},
-                                         Case{"hnsw:M=12,efc=80,ef=400", 0.9}),
+                                         Case{"hnsw:M=12,efc=80,ef=400", 0.9}, Case{"quest:page=1", 0.95},
+                                         Case{"quest:page=16", 0.03}, Case{"sparq:r=16", 0.4},
+                                         Case{"squeezed:c=5", 0.2}, Case{"lowrank:r=16", 0.4},
+                                         Case{"retroinfer:size=16,segment=1024", 0.2}),
                          [](const auto& info) {
                            std::string name = info.param.spec;
                            for (char& c : name)
@@ -306,7 +309,12 @@ TEST(MakeIndex, MalformedSpecsAreRefusedInOneLine) {
                                  "faiss:IVF,",
                                  "faiss:IVF64,SQ8\nx",
                                  "ivf",
-                                 "quest:page=16"}) {
+                                 "quest:page=0",
+                                 "quest:pages=16",
+                                 "sparq:r=0",
+                                 "squeezed:",
+                                 "none:1",
+                                 "pages:size=16"}) {
     try {
       make_index(spec);
       FAIL() << "accepted \"" << spec << "\"";

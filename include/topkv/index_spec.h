@@ -21,9 +21,25 @@ class KeyIndex;
 ///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings
 ///                             stands in the README
 ///
-/// One name is that of a tail alone, which goes beside any of these:
+/// Methods of the literature, which choose rows by their papers' rules (each at the head of its file
+/// in index/, with what is simplified):
+///
+///   quest:page=16             pages of keys by the bounds of their channels (Tang et al. 2024)
+///   sparq:r=32,v=0            the r largest components of a query with those of all keys (Ribar et
+///                             al. 2024); v=1: its mean value stands for the rest
+///   squeezed:c=5              clusters of keys, as many as 5 % of these (Hooper et al. 2025)
+///   retroinfer:size=16,segment=8192,v=1
+///                             clusters within segments, the rest estimated by them (Chen et al. 2025)
+///   lowrank:r=16              keys along their r main axes (Lee et al. 2024, InfiniGen)
+///   none                      nothing: sinks and window alone (Xiao et al. 2024, StreamingLLM)
+///
+/// Some name a tail alone, which goes beside any of these:
 ///
 ///   mean                      keys by codes of 16 bytes, values all by their mean
+///   pages:size=16             pages of rows by their means and variances
+///   sample:rows=256,eps=0,delta=5
+///                             a uniform sample; eps > 0: so large that it is off by more than eps
+///                             percent with delta percent's probability (Desai et al. 2025)
 ///
 /// A value: copies are cheap, and two are equal when they name the same index, however spelled.
 /// Threads: const and safe from many.

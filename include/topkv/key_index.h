@@ -11,6 +11,7 @@
 // how far they are by inserted. Different indices are independent.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -34,8 +35,17 @@ struct QueryBlock {
   std::int64_t dim = 0;
   /// Which positions each query may find: one range per query.
   std::span<const PositionRange> allowed;
+  /// So many queries that follow each other are those of one token's heads, with one range, for
+  /// methods that choose for all heads of a KV head together.
+  std::int64_t group = 1;
+  /// What attention multiplies scores by, for methods that weigh heads against each other; 0:
+  /// 1 / sqrt(dim).
+  float scale = 0;
 
   const float* query(std::int64_t i) const { return data + i * dim; }
+  float score_scale() const {
+    return scale > 0 ? scale : 1 / std::sqrt(static_cast<float>(dim));
+  }
 };
 
 /// What a search found: for each query up to k positions, best first, ties by lower position.

@@ -37,6 +37,24 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   }
 }
 
+/// A KV head's queries, in groups where they are all those of some tokens (those that a rule asks
+/// more rows for need not be).
+QueryBlock Session::State::block(const HeadStep& step,
+                                 std::span<const PositionRange> allowed) const {
+  const std::int64_t group = shape.group();
+  bool whole = step.count() % group == 0;
+  for (std::int64_t i = 0; whole && i < step.count(); ++i) {
+    const std::int64_t first = step.numbers[static_cast<std::size_t>(i / group * group)];
+    whole = first % group == 0 && step.numbers[static_cast<std::size_t>(i)] == first + i % group;
+  }
+  return {.data = step.queries.data(),
+          .count = step.count(),
+          .dim = shape.head_dim,
+          .allowed = allowed,
+          .group = whole ? group : 1,
+          .scale = shape.softmax_scale()};
+}
+
 /// Positions within a segment that the pass meets and that lie between the sinks and the window of
 /// a token at a position, which may be beyond the rows that there are: of a token that only reads.
 PositionRange Session::State::between(const Segment& segment, std::int64_t layer,
@@ -66,7 +84,8 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
     }
     one.segments[0].search(
         one.indices[0], layer, head,
-        {shared->data.data(), std::ssize(shared->allowed), one.shape.head_dim, shared->allowed},
+        {shared->data.data(), std::ssize(shared->allowed), one.shape.head_dim, shared->allowed,
+         one.shape.group(), one.shape.softmax_scale()},
         rows, shared->found);
   }
   std::int64_t first = 0;
@@ -81,7 +100,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
       }
       session->segments[s].search(
           session->indices[s], layer, head,
-          {step.queries.data(), step.count(), one.shape.head_dim, step.allowed[s]}, rows, found);
+          session->block(step, step.allowed[s]), rows, found);
     }
     first += step.count();
   }
@@ -125,7 +144,7 @@ void Session::State::measure_recall(std::int64_t layer, const TokenQueries& quer
 void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   const HeadStep& step = heads[static_cast<std::size_t>(head)];
   const std::int64_t count = step.count();
-  const QueryBlock queries{step.queries.data(), count, shape.head_dim, step.allowed[0]};
+  const QueryBlock queries = block(step, step.allowed[0]);
   // Of a scan: so many as it was asked for. (Where a rule had all rows attended: k.)
   const auto scanned = [&](std::int64_t q) {
     return scanned_rows[static_cast<std::size_t>(q / shape.group() * shape.kv_heads + head)];

@@ -230,6 +230,7 @@ struct Session::State {
 
   // session_search.cc
   PositionRange between(const Segment& segment, std::int64_t layer, std::int64_t position) const;
+  QueryBlock block(const HeadStep& step, std::span<const PositionRange> allowed) const;
   void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   static void search_together(std::span<Part> parts);
   static void search_all(std::int64_t layer, std::span<const Searched> sessions);

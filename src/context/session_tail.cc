@@ -36,7 +36,7 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
       const PartialView estimate = step.estimate.view();
       const PartialView rare = step.rare.view();
       tail->layer(layer).tails[static_cast<std::size_t>(head)]->attend(
-          {step.queries.data(), count, d, step.allowed[0]}, step.taken, step.ceilings, scale,
+          block(step, step.allowed[0]), step.taken, step.ceilings, scale,
           shape.softcap, {estimate, rare, step.noise.data()});
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = place(head, i);

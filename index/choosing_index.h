@@ -1,0 +1,46 @@
+// Indices of methods that choose rows by a rule of their own (pages, components of keys, clusters):
+// what they choose is attended as it is, as their papers have it, and scores are exact.
+#pragma once
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "index/inserting_index.h"
+#include "index/scan.h"
+
+namespace topkv {
+
+/// One token's queries for a KV head.
+struct TokenHeads {
+  const float* queries;  // [heads, dim]
+  std::int64_t heads;
+  std::int64_t dim;
+  float scale;  // of scores, in attention
+
+  const float* query(std::int64_t head) const { return queries + head * dim; }
+};
+
+/// Scores that are beyond float32 and so not numbers come last: what they are of is found where
+/// there is nothing else.
+inline void rank_not_numbers_last(std::span<float> scores) {
+  for (float& score : scores) score = std::isnan(score) ? no_threshold : score;
+}
+
+class ChoosingIndex : public InsertingIndex {
+ public:
+  /// Throws InvalidArgument where queries are not whole groups whose heads have one range.
+  void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
+
+ protected:
+  /// found[h]: up to k of the positions in the allowed range, which holds more than k and lies
+  /// within the keys; each once, those that it would rather have first. Safe from many threads.
+  virtual void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                      std::span<std::vector<std::int64_t>> found) const = 0;
+
+ private:
+  void search_token(const QueryBlock& queries, std::int64_t first, std::int64_t k,
+                    SearchResult& result) const;
+};
+
+}  // namespace topkv

@@ -1,0 +1,265 @@
+#include "index/cluster_index.h"
+
+#include <faiss/Clustering.h>
+#include <faiss/IndexFlat.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "index/faiss_interrupt.h"
+#include "index/index_kind.h"
+#include "index/scan.h"
+#include "index/scratch.h"
+#include "index/spec.h"
+#include "index/summary_tail.h"
+#include "src/core/dot.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t clusters_at_a_time = 512;  // that a thread scores
+constexpr int rounds = 10;                        // of k-means
+
+/// Of one token.
+struct Workspace {
+  std::vector<float> scores;  // [heads, clusters]
+  ScanKeeper keeper;
+};
+
+void normalise(float* x, std::int64_t dim) {
+  double square = 0;
+  for (std::int64_t i = 0; i < dim; ++i) square += static_cast<double>(x[i]) * x[i];
+  if (square == 0) return;
+  const double factor = 1 / std::sqrt(square);
+  for (std::int64_t i = 0; i < dim; ++i) x[i] = static_cast<float>(x[i] * factor);
+}
+
+class ClusterKind final : public IndexSpec::Kind {
+ public:
+  explicit ClusterKind(ClusterParams params) : params_(std::move(params)) {}
+  std::string text() const override { return params_.text; }
+  std::unique_ptr<KeyIndex> make() const override {
+    return std::make_unique<ClusterIndex>(params_);
+  }
+  bool has_tail() const override { return params_.estimates; }
+  std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
+                                     CodeEncoder* /*encoder*/,
+                                     const std::stop_token& stop) const override {
+    if (!has_tail()) return nullptr;
+    const Grouping clusters = dynamic_cast<const ClusterIndex&>(index).grouping();
+    return std::make_unique<SummaryTail>(rows, clusters, stop);
+  }
+
+ private:
+  ClusterParams params_;
+};
+
+}  // namespace
+
+std::int64_t ClusterIndex::memory() const {
+  return static_cast<std::int64_t>(sizeof *this + cluster_of_.capacity() * sizeof(cluster_of_[0]) +
+                                   (begin_.capacity() + rows_.capacity()) * sizeof(std::int64_t) +
+                                   centroids_.capacity() * sizeof(float));
+}
+
+void ClusterIndex::clear() {
+  cluster_of_ = {};
+  begin_ = {};
+  rows_ = {};
+  centroids_ = {};
+}
+
+KeyView ClusterIndex::centroids() const {
+  return {reinterpret_cast<const std::byte*>(centroids_.data()), DType::f32, clusters(), keys().dim,
+          4 * keys().dim};
+}
+
+void ClusterIndex::insert(std::int64_t first, const std::stop_token& stop) {
+  cluster_of_.resize(static_cast<std::size_t>(size()));
+  if (first > 0) {
+    check_stop(stop);
+    join_nearest(first);
+  } else {
+    const std::int64_t step = params_.segment > 0 ? params_.segment : size();
+    for (std::int64_t begin = 0; begin < size();) {
+      // What would be left as less than half a segment goes with the one before it.
+      const std::int64_t end = size() - begin < step + step / 2 ? size() : begin + step;
+      cluster({begin, end}, stop);
+      begin = end;
+    }
+  }
+  gather();
+}
+
+/// k-means of a segment's keys, by their directions.
+void ClusterIndex::cluster(PositionRange segment, const std::stop_token& stop) {
+  check_stop(stop);
+  const std::int64_t dim = keys().dim;
+  const std::int64_t count = segment.size();
+  std::vector<float> directions(static_cast<std::size_t>(count * dim));
+  std::vector<double> mean(static_cast<std::size_t>(dim));
+  for (std::int64_t i = 0; i < count; ++i) {
+    float* key = &directions[static_cast<std::size_t>(i * dim)];
+    widen_key(keys(), segment.begin + i, key);
+    for (std::int64_t j = 0; j < dim; ++j) mean[static_cast<std::size_t>(j)] += key[j];
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    float* key = &directions[static_cast<std::size_t>(i * dim)];
+    for (std::int64_t j = 0; params_.centred && j < dim; ++j) {
+      key[j] -= static_cast<float>(mean[static_cast<std::size_t>(j)] / static_cast<double>(count));
+    }
+    normalise(key, dim);
+  }
+  const auto wanted = static_cast<std::int64_t>(
+      std::llround(static_cast<double>(count) / params_.keys_per_cluster));
+  const std::int64_t centroids = std::clamp<std::int64_t>(wanted, 1, count);
+  const std::int64_t before = clusters();
+  std::vector<std::int64_t> nearest(static_cast<std::size_t>(count));
+  {
+    const OneOpenmpThread one;  // heads are clustered beside each other
+    const OneBlasThread one_blas_thread;
+    const FaissInterrupt interrupt(stop);
+    faiss::ClusteringParameters parameters;
+    parameters.niter = rounds;
+    parameters.spherical = true;
+    parameters.min_points_per_centroid = 1;  // no warning: it is what was asked for
+    parameters.max_points_per_centroid =
+        std::numeric_limits<int>::max() / static_cast<int>(centroids);
+    faiss::IndexFlatIP index(dim);
+    std::vector<float> scores(static_cast<std::size_t>(count));
+    try {
+      faiss::Clustering clustering(static_cast<int>(dim), static_cast<int>(centroids), parameters);
+      clustering.train(count, directions.data(), index);
+      index.search(count, directions.data(), 1, scores.data(), nearest.data());
+    } catch (const std::exception&) {
+      check_stop(stop);
+      throw;
+    }
+  }
+  // FAISS leaves clusters empty where keys repeat: numbers are given to those that have keys.
+  std::vector<std::int32_t> number(static_cast<std::size_t>(centroids), -1);
+  auto next = static_cast<std::int32_t>(before);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at =
+        static_cast<std::size_t>(std::max<std::int64_t>(nearest[static_cast<std::size_t>(i)], 0));
+    if (number[at] < 0) number[at] = next++;
+    cluster_of_[static_cast<std::size_t>(segment.begin + i)] = number[at];
+  }
+  centroids_.resize(static_cast<std::size_t>(next * dim));
+  note_inserted(count);
+}
+
+/// Of keys that come later, the cluster whose centroid points where they do.
+void ClusterIndex::join_nearest(std::int64_t first) {
+  const std::int64_t dim = keys().dim;
+  HugeVector<float> directions = centroids_;
+  for (std::int64_t c = 0; c < clusters(); ++c)
+    normalise(&directions[static_cast<std::size_t>(c * dim)], dim);
+  KeyView view = centroids();
+  view.data = reinterpret_cast<const std::byte*>(directions.data());
+  parallel_for(size() - first, 64, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> key(static_cast<std::size_t>(dim));
+    std::vector<float> scores(static_cast<std::size_t>(clusters()));
+    for (std::int64_t position = first + begin; position < first + end; ++position) {
+      widen_key(keys(), position, key.data());
+      dot_block(key.data(), 1, view, scores.data(), clusters());
+      cluster_of_[static_cast<std::size_t>(position)] = static_cast<std::int32_t>(
+          std::max_element(scores.begin(), scores.end()) - scores.begin());
+    }
+  });
+  note_inserted(size() - first);
+}
+
+/// The rows and the centroids of all clusters.
+void ClusterIndex::gather() {
+  const std::int64_t dim = keys().dim;
+  begin_.assign(static_cast<std::size_t>(clusters() + 1), 0);
+  for (const std::int32_t cluster : cluster_of_) ++begin_[static_cast<std::size_t>(cluster) + 1];
+  for (std::size_t c = 1; c < begin_.size(); ++c) begin_[c] += begin_[c - 1];
+  std::vector<std::int64_t> next(begin_.begin(), begin_.end() - 1);
+  rows_.resize(static_cast<std::size_t>(size()));
+  for (std::int64_t row = 0; row < size(); ++row) {
+    auto& at = next[static_cast<std::size_t>(cluster_of_[static_cast<std::size_t>(row)])];
+    rows_[static_cast<std::size_t>(at++)] = row;
+  }
+  parallel_for(clusters(), 64, [&](std::int64_t from, std::int64_t to) {
+    std::vector<float> key(static_cast<std::size_t>(dim));
+    std::vector<double> sums(static_cast<std::size_t>(dim));
+    for (std::int64_t c = from; c < to; ++c) {
+      std::fill(sums.begin(), sums.end(), 0.0);
+      const std::int64_t begin = begin_[static_cast<std::size_t>(c)];
+      const std::int64_t end = begin_[static_cast<std::size_t>(c) + 1];
+      for (std::int64_t at = begin; at < end; ++at) {
+        widen_key(keys(), rows_[static_cast<std::size_t>(at)], key.data());
+        for (std::size_t j = 0; j < sums.size(); ++j) sums[j] += key[j];
+      }
+      for (std::int64_t j = 0; j < dim; ++j) {
+        centroids_[static_cast<std::size_t>(c * dim + j)] = static_cast<float>(
+            sums[static_cast<std::size_t>(j)] / static_cast<double>(end - begin));
+      }
+    }
+  });
+}
+
+void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                          std::span<std::vector<std::int64_t>> found) const {
+  const Scratch<Workspace> workspace;
+  auto& [scores, keeper] = *workspace;
+  scores.resize(static_cast<std::size_t>(token.heads * clusters()));
+  parallel_for(clusters(), clusters_at_a_time, [&](std::int64_t begin, std::int64_t end) {
+    dot_block(token.queries, token.heads, centroids().part({begin, end}), scores.data() + begin,
+              clusters());
+  });
+  rank_not_numbers_last(scores);
+  for (std::int64_t h = 0; h < token.heads; ++h) {
+    std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];
+    const auto add_cluster = [&](std::int64_t cluster) {
+      const auto c = static_cast<std::size_t>(cluster);
+      const auto rows = std::span(rows_).subspan(
+          static_cast<std::size_t>(begin_[c]), static_cast<std::size_t>(begin_[c + 1] - begin_[c]));
+      for (const std::int64_t row : rows) {
+        if (std::ssize(list) < k && allowed.contains(row)) list.push_back(row);
+      }
+    };
+    // The best k clusters hold as many rows, but where their rows are not allowed: then all are
+    // ranked.
+    for (std::int64_t ranked = std::min(k, clusters()); std::ssize(list) < k; ranked = clusters()) {
+      list.clear();
+      keeper.reset(ranked);
+      keeper.push(scores.data() + h * clusters(), clusters(), 0);
+      for (const Scored& cluster : keeper.sorted()) add_cluster(cluster.position);
+      if (ranked == clusters()) break;
+    }
+  }
+}
+
+std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
+                                                     std::string_view options) {
+  std::int64_t percent = 5;
+  parse_options(spec, options, {{"c", &percent, 1, 100}});
+  return std::make_shared<ClusterKind>(
+      ClusterParams{.text = fmt::format("squeezed:c={}", percent),
+                    .keys_per_cluster = 100.0 / static_cast<double>(percent)});
+}
+
+std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,
+                                                       std::string_view options) {
+  std::int64_t size = 16;
+  std::int64_t segment = 8192;
+  std::int64_t values = 1;
+  parse_options(
+      spec, options,
+      {{"size", &size, 1, 4096}, {"segment", &segment, 1, 1 << 24}, {"v", &values, 0, 1}});
+  return std::make_shared<ClusterKind>(ClusterParams{
+      .text = fmt::format("retroinfer:size={},segment={},v={}", size, segment, values),
+      .keys_per_cluster = static_cast<double>(size),
+      .segment = segment,
+      .centred = true,
+      .estimates = values > 0});
+}
+
+}  // namespace topkv

@@ -1,0 +1,79 @@
+// Clusters of similar keys, each known by the mean of its keys; those whose centroids score highest
+// are attended whole.
+//
+// squeezed:c=5              Squeezed Attention (Hooper et al., ACL 2025): k-means over the
+// context's
+//                           normalised keys, as many centroids as 5 % of the keys. The importance
+//                           of cluster i, exp(q·C_i) / Σ_j N_j exp(q·C_j) (equation 1), orders
+//                           clusters as q·C_i does; here the best are taken until k keys are, for
+//                           each query head. For fixed contexts: keys that come later join the
+//                           nearest cluster.
+// retroinfer:size=16,segment=8192,v=1
+//                           RetroInfer (Chen et al. 2025, "RetroInfer: A Vector-Storage Approach
+//                           for Scalable Long-Context LLM Inference", section 4): spherical k-means
+//                           within segments of consecutive tokens over keys less their segment's
+//                           mean, some 16 keys a cluster. v=1: clusters that are not attended are
+//                           estimated by their means (its estimation zone, summary_tail.h).
+//                           Simplified: all of them are, where the paper leaves the lowest out.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "index/choosing_index.h"
+#include "index/row_summaries.h"
+#include "src/core/huge_vector.h"
+#include "topkv/index_spec.h"
+
+namespace topkv {
+
+struct ClusterParams {
+  std::string text;  ///< of the spec
+  double keys_per_cluster = 20;
+  std::int64_t segment = 0;  ///< keys that are clustered by themselves; 0: all
+  bool centred = false;      ///< less their segment's mean
+  bool estimates = false;    ///< has a tail
+};
+
+class ClusterIndex final : public ChoosingIndex {
+ public:
+  explicit ClusterIndex(const ClusterParams& params) : params_(params) {}
+
+  std::int64_t memory() const override;
+  std::string spec() const override { return params_.text; }
+
+  /// Valid while no key is added.
+  Grouping grouping() const { return {.groups = clusters(), .group = cluster_of_.data()}; }
+
+ protected:
+  void insert(std::int64_t first, const std::stop_token& stop) override;
+  void clear() override;
+  void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+              std::span<std::vector<std::int64_t>> found) const override;
+
+ private:
+  std::int64_t clusters() const {
+    return keys().dim == 0 ? 0 : std::ssize(centroids_) / keys().dim;
+  }
+  KeyView centroids() const;
+  void cluster(PositionRange segment, const std::stop_token& stop);
+  void join_nearest(std::int64_t first);
+  void gather();
+
+  ClusterParams params_;
+  std::vector<std::int32_t> cluster_of_;  // per key
+  std::vector<std::int64_t> begin_;       // per cluster, and the end: in rows_
+  std::vector<std::int64_t> rows_;        // cluster by cluster, ascending in each
+  HugeVector<float> centroids_;           // [clusters, dim]: the mean of their keys
+};
+
+/// spec: the whole string; options: what follows the colon. Throw InvalidArgument.
+std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
+                                                     std::string_view options);
+std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,
+                                                       std::string_view options);
+
+}  // namespace topkv

@@ -1,0 +1,36 @@
+#include "index/none_index.h"
+
+#include "index/index_kind.h"
+#include "index/inserting_index.h"
+
+namespace topkv {
+namespace {
+
+class NoneIndex final : public InsertingIndex {
+ public:
+  void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const override {
+    key_list().check_search("none", built(), queries, k);
+    result.reset(queries.count, 1);
+  }
+  std::int64_t memory() const override { return sizeof *this; }
+  std::string spec() const override { return "none"; }
+
+ protected:
+  void insert(std::int64_t first, const std::stop_token& /*stop*/) override {
+    note_inserted(size() - first);
+  }
+  void clear() override {}
+};
+
+class NoneKind final : public IndexSpec::Kind {
+  std::string text() const override { return "none"; }
+  bool grows() const override { return true; }
+  bool finds() const override { return false; }
+  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<NoneIndex>(); }
+};
+
+}  // namespace
+
+std::shared_ptr<const IndexSpec::Kind> none_kind() { return std::make_shared<NoneKind>(); }
+
+}  // namespace topkv

@@ -1,0 +1,135 @@
+#include "index/quest_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <vector>
+
+#include "index/index_kind.h"
+#include "index/scan.h"
+#include "index/scratch.h"
+#include "index/spec.h"
+#include "src/core/dot.h"
+#include "src/core/threads.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t pages_at_a_time = 512;  // that a thread makes or scores
+
+/// The bf16 next to x that is not below it (up) or not above it. REQUIRES: finite.
+std::uint16_t rounded_out(float x, bool up) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  auto high = static_cast<std::uint16_t>(bits >> 16);  // towards 0
+  const bool negative = (bits >> 31) != 0;
+  if ((bits & 0xffff) != 0 && negative != up) ++high;  // away from 0: at most infinity
+  return high;
+}
+
+/// Of one token.
+struct Workspace {
+  std::vector<float> scores;  // [heads, pages]
+  ScanKeeper keeper;
+};
+
+class QuestKind final : public IndexSpec::Kind {
+ public:
+  explicit QuestKind(std::int64_t page) : page_(page) {}
+  std::string text() const override { return fmt::format("quest:page={}", page_); }
+  bool grows() const override { return true; }
+  std::unique_ptr<KeyIndex> make() const override { return std::make_unique<QuestIndex>(page_); }
+
+ private:
+  std::int64_t page_;
+};
+
+}  // namespace
+
+std::string QuestIndex::spec() const { return fmt::format("quest:page={}", page_); }
+
+std::int64_t QuestIndex::memory() const {
+  return static_cast<std::int64_t>(sizeof *this + bounds_.capacity() * sizeof(bounds_[0]));
+}
+
+/// The page that keys are appended to is made anew.
+void QuestIndex::insert(std::int64_t first, const std::stop_token& stop) {
+  const std::int64_t dim = keys().dim;
+  bounds_.resize(static_cast<std::size_t>(pages() * 2 * dim));
+  const std::int64_t begin = first / page_;
+  parallel_for(pages() - begin, pages_at_a_time, [&](std::int64_t from, std::int64_t to) {
+    std::vector<float> key(static_cast<std::size_t>(dim)), low(key), high(key);
+    for (std::int64_t page = begin + from; page < begin + to; ++page) {
+      check_stop(stop);
+      const PositionRange of{page * page_, std::min((page + 1) * page_, size())};
+      std::fill(low.begin(), low.end(), std::numeric_limits<float>::infinity());
+      std::fill(high.begin(), high.end(), -std::numeric_limits<float>::infinity());
+      for (std::int64_t position = of.begin; position < of.end; ++position) {
+        widen_key(keys(), position, key.data());
+        for (std::size_t i = 0; i < key.size(); ++i) {
+          low[i] = std::min(low[i], key[i]);
+          high[i] = std::max(high[i], key[i]);
+        }
+      }
+      std::uint16_t* out = &bounds_[static_cast<std::size_t>(page * 2 * dim)];
+      for (std::size_t i = 0; i < key.size(); ++i) {
+        out[i] = rounded_out(high[i], true);
+        out[key.size() + i] = rounded_out(low[i], false);
+      }
+      note_inserted(of.end - std::max(of.begin, first));
+    }
+  });
+}
+
+/// max(q min, q max) is q max for a positive q and q min for another: with the positive and the
+/// negative part of q beside each other a page's score is one inner product.
+void QuestIndex::score_pages(const float* queries, std::int64_t heads, PositionRange pages,
+                             float* out) const {
+  const std::int64_t dim = keys().dim;
+  const Scratch<std::vector<float>> split;
+  split->resize(static_cast<std::size_t>(heads * 2 * dim));
+  for (std::int64_t h = 0; h < heads; ++h) {
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const float q = queries[h * dim + i];
+      (*split)[static_cast<std::size_t>((2 * h) * dim + i)] = std::max(q, 0.0F);
+      (*split)[static_cast<std::size_t>((2 * h + 1) * dim + i)] = std::min(q, 0.0F);
+    }
+  }
+  const KeyView bounds{reinterpret_cast<const std::byte*>(bounds_.data()), DType::bf16,
+                       this->pages(), 2 * dim, 4 * dim};
+  parallel_for(pages.size(), pages_at_a_time, [&](std::int64_t from, std::int64_t to) {
+    dot_block(split->data(), heads, bounds.part({pages.begin + from, pages.begin + to}), out + from,
+              pages.size());
+  });
+}
+
+void QuestIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                        std::span<std::vector<std::int64_t>> found) const {
+  const PositionRange pages{allowed.begin / page_, (allowed.end + page_ - 1) / page_};
+  const Scratch<Workspace> workspace;
+  auto& [scores, keeper] = *workspace;
+  scores.resize(static_cast<std::size_t>(token.heads * pages.size()));
+  score_pages(token.queries, token.heads, pages, scores.data());
+  rank_not_numbers_last(scores);
+  for (std::int64_t h = 0; h < token.heads; ++h) {
+    // Those at the ends of the range may be short.
+    keeper.reset(std::min(k / page_ + 3, pages.size()));
+    keeper.push(scores.data() + h * pages.size(), pages.size(), pages.begin);
+    std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];
+    for (const Scored& page : keeper.sorted()) {
+      const PositionRange rows =
+          allowed.within({page.position * page_, (page.position + 1) * page_});
+      const std::int64_t room = k - std::ssize(list);
+      for (std::int64_t i = 0; i < std::min(rows.size(), room); ++i) list.push_back(rows.begin + i);
+    }
+  }
+}
+
+std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::string_view options) {
+  std::int64_t page = 16;
+  parse_options(spec, options, {{"page", &page, 1, 4096}});
+  return std::make_shared<QuestKind>(page);
+}
+
+}  // namespace topkv

@@ -1,0 +1,52 @@
+// quest:page=16. Quest (Tang et al., ICML 2024, "QUEST: Query-Aware Sparsity for Efficient
+// Long-Context LLM Inference"): pages of consecutive keys, each known by the smallest and largest
+// value that it has in every channel. A page's score,
+//
+//   Σ_i max(q_i min_i, q_i max_i)                                        (section 3.3, algorithm 1)
+//
+// is none of its keys' scores exceeded by any, and the keys of the pages that score highest are
+// attended. Each query head chooses for itself. (The paper attends all rows in the first two
+// layers: RetrievalOptions::dense_layers.)
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "index/choosing_index.h"
+#include "src/core/huge_vector.h"
+#include "topkv/index_spec.h"
+
+namespace topkv {
+
+class QuestIndex final : public ChoosingIndex {
+ public:
+  /// page: keys of one.
+  explicit QuestIndex(std::int64_t page) : page_(page) {}
+
+  std::int64_t memory() const override;
+  std::string spec() const override;
+
+  /// Scores of pages for queries [heads, dim]: out[h * pages.size() + p - pages.begin].
+  /// REQUIRES: within the pages.
+  void score_pages(const float* queries, std::int64_t heads, PositionRange pages, float* out) const;
+  std::int64_t pages() const { return (size() + page_ - 1) / page_; }
+
+ protected:
+  void insert(std::int64_t first, const std::stop_token& stop) override;
+  void clear() override { bounds_ = {}; }
+  void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+              std::span<std::vector<std::int64_t>> found) const override;
+
+ private:
+  std::int64_t page_;
+  /// [pages, 2, dim], bf16: of each channel the largest value, then of each the smallest, both
+  /// rounded away from the values, so that scores remain bounds.
+  HugeVector<std::uint16_t> bounds_;
+};
+
+/// spec: the whole string; options: what follows "quest:". Throws InvalidArgument.
+std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::string_view options);
+
+}  // namespace topkv

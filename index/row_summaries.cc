@@ -1,0 +1,152 @@
+#include "index/row_summaries.h"
+
+#include <algorithm>
+
+#include "index/key_list.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t rows_at_a_time = 4096;
+
+/// Of a group's rows, in float64.
+struct Sums {
+  explicit Sums(std::int64_t dim)
+      : keys(static_cast<std::size_t>(dim)), squares(keys), values(keys) {}
+  void clear() {
+    count = 0;
+    value_squares = 0;
+    for (auto* list : {&keys, &squares, &values}) std::fill(list->begin(), list->end(), 0.0);
+  }
+  void add(const float* key, const float* value) {
+    ++count;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      keys[i] += key[i];
+      squares[i] += static_cast<double>(key[i]) * key[i];
+      values[i] += value[i];
+      value_squares += static_cast<double>(value[i]) * value[i];
+    }
+  }
+  /// keys_out: [2, dim]; value_out: [dim]. Gives the values' spread. REQUIRES: rows.
+  float give(float* keys_out, float* value_out) const {
+    const auto n = static_cast<double>(count);
+    double spread = value_squares / n;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const double mean = keys[i] / n;
+      keys_out[i] = static_cast<float>(mean);
+      // Of one key alone: not what rounding leaves.
+      keys_out[keys.size() + i] =
+          count == 1 ? 0.0F : static_cast<float>(std::max(squares[i] / n - mean * mean, 0.0));
+      value_out[i] = static_cast<float>(values[i] / n);
+      spread -= values[i] / n * (values[i] / n);
+    }
+    return count == 1 ? 0.0F : static_cast<float>(std::max(spread, 0.0));
+  }
+
+  std::int64_t count = 0;
+  std::vector<double> keys, squares, values;
+  double value_squares = 0;
+};
+
+/// Rows in the order of their groups; where each group begins.
+struct InGroups {
+  std::vector<std::int64_t> begin;  // [groups + 1]
+  std::vector<std::int64_t> rows;   // empty: they are as they stand
+
+  InGroups(const Grouping& grouping, std::int64_t count)
+      : begin(static_cast<std::size_t>(grouping.groups + 1)) {
+    for (std::int64_t row = 0; row < count; ++row)
+      ++begin[static_cast<std::size_t>(grouping.of(row) + 1)];
+    for (std::size_t g = 1; g < begin.size(); ++g) begin[g] += begin[g - 1];
+    if (grouping.page > 0) return;
+    std::vector<std::int64_t> next(begin.begin(), begin.end() - 1);
+    rows.resize(static_cast<std::size_t>(count));
+    for (std::int64_t row = 0; row < count; ++row) {
+      auto& at = next[static_cast<std::size_t>(grouping.of(row))];
+      rows[static_cast<std::size_t>(at++)] = row;
+    }
+  }
+  std::int64_t row(std::int64_t at) const {
+    return rows.empty() ? at : rows[static_cast<std::size_t>(at)];
+  }
+};
+
+}  // namespace
+
+RowSummaries::RowSummaries(const RowsView& rows, const Grouping& grouping,
+                           const std::stop_token& stop)
+    : dim_(rows.dim()) {
+  const InGroups in_groups(grouping, rows.count());
+  const auto groups = static_cast<std::size_t>(grouping.groups);
+  counts_.resize(groups);
+  spreads_.resize(groups);
+  keys_.resize(groups * 2 * static_cast<std::size_t>(dim_));
+  values_.resize(groups * static_cast<std::size_t>(dim_));
+  const std::int64_t grain = std::max<std::int64_t>(
+      rows_at_a_time * grouping.groups / std::max<std::int64_t>(rows.count(), 1), 1);
+  parallel_for(grouping.groups, grain, [&](std::int64_t from, std::int64_t to) {
+    if (stop.stop_requested()) throw Stopped("stopped while summing up rows");
+    std::vector<float> key(static_cast<std::size_t>(dim_)), value(key);
+    Sums sums(dim_);
+    for (std::int64_t group = from; group < to; ++group) {
+      const auto g = static_cast<std::size_t>(group);
+      sums.clear();
+      for (std::int64_t at = in_groups.begin[g]; at < in_groups.begin[g + 1]; ++at) {
+        widen_key(rows.keys, in_groups.row(at), key.data());
+        widen_key(rows.values, in_groups.row(at), value.data());
+        sums.add(key.data(), value.data());
+      }
+      counts_[g] = static_cast<std::int32_t>(sums.count);
+      if (sums.count == 0) continue;
+      spreads_[g] = sums.give(&keys_[static_cast<std::size_t>(group * 2 * dim_)],
+                              &values_[static_cast<std::size_t>(group * dim_)]);
+    }
+  });
+}
+
+KeyView RowSummaries::keys() const {
+  return {reinterpret_cast<const std::byte*>(keys_.data()), DType::f32, groups(), 2 * dim_,
+          8 * dim_};
+}
+
+KeyView RowSummaries::values() const {
+  return {reinterpret_cast<const std::byte*>(values_.data()), DType::f32, groups(), dim_, 4 * dim_};
+}
+
+void RowSummaries::without(const RowsView& rows, std::int64_t group,
+                           std::span<const std::int64_t> removed, GroupLess& out) const {
+  out.count = count(group) - std::ssize(removed);
+  if (out.count <= 0) return;
+  const auto dim = static_cast<std::size_t>(dim_);
+  const auto n = static_cast<double>(count(group));
+  const float* keys = &keys_[static_cast<std::size_t>(group * 2 * dim_)];
+  const float* values = &values_[static_cast<std::size_t>(group * dim_)];
+  Sums less(dim_);
+  std::vector<float> key(dim), value(dim);
+  for (const std::int64_t row : removed) {
+    widen_key(rows.keys, row, key.data());
+    widen_key(rows.values, row, value.data());
+    less.add(key.data(), value.data());
+  }
+  Sums rest(dim_);
+  rest.count = out.count;
+  for (std::size_t i = 0; i < dim; ++i) {
+    const double mean = keys[i];
+    rest.keys[i] = n * mean - less.keys[i];
+    rest.squares[i] = n * (keys[dim + i] + mean * mean) - less.squares[i];
+    rest.values[i] = n * values[i] - less.values[i];
+  }
+  out.keys.resize(2 * dim);
+  out.value.resize(dim);
+  rest.give(out.keys.data(), out.value.data());
+}
+
+std::int64_t RowSummaries::memory() const {
+  return static_cast<std::int64_t>(counts_.capacity() * sizeof(counts_[0]) +
+                                   (keys_.capacity() + values_.capacity() + spreads_.capacity()) *
+                                       sizeof(float));
+}
+
+}  // namespace topkv

@@ -1,0 +1,54 @@
+// A tail of summaries: of each group of rows (row_summaries.h) that was not attended, the mass is
+//
+//   n exp(s q·c + s² Σ_i q_i² var_i / 2)
+//
+// with the mean c and the variances of its n keys (the second order term of the cumulants of the
+// scores, without covariances), and its value the mean of their values. (RetroInfer, Chen et al.
+// 2025, section 4.2, "estimation zone", with the first term; the second makes up for Jensen's
+// inequality.) Rows that were attended are taken out of their groups' summaries.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <stop_token>
+
+#include "index/row_summaries.h"
+#include "index/row_tail.h"
+#include "topkv/index_spec.h"
+
+namespace topkv {
+
+class SummaryTail final : public RowTail {
+ public:
+  /// The rows, and what grouping points to, outlive this. Throws as RowSummaries does.
+  SummaryTail(const RowsView& rows, const Grouping& grouping, const std::stop_token& stop)
+      : rows_(rows), grouping_(grouping), summaries_(rows, grouping, stop) {}
+
+  /// Errors of the masses are not known, and told as none. With a softcap the second order term is
+  /// left out.
+  void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
+              std::span<const float> ceilings, float scale, float softcap,
+              const TailParts& out) const override;
+
+  std::int64_t memory() const override {
+    return static_cast<std::int64_t>(sizeof *this) + summaries_.memory();
+  }
+
+ private:
+  struct Workspace;
+  void attend_one(const float* query, PositionRange allowed, std::span<const std::int64_t> taken,
+                  float scale, float softcap, Workspace& workspace, const TailParts& out) const;
+  void find_removed(PositionRange allowed, std::span<const std::int64_t> taken,
+                    Workspace& workspace) const;
+
+  RowsView rows_;
+  Grouping grouping_;
+  RowSummaries summaries_;
+};
+
+/// "pages:size=16", a tail alone: pages of consecutive rows.
+/// spec: the whole string; options: what follows "pages:". Throws InvalidArgument.
+std::shared_ptr<const IndexSpec::Kind> pages_kind(std::string_view spec, std::string_view options);
+
+}  // namespace topkv
