@@ -19,11 +19,14 @@ struct Named {
   std::string_view index;  ///< empty: the model's default
   std::string_view tail;
   bool all_dense;
+  bool widens_window;
 };
 
 constexpr Named named[] = {
-    {"dense", "exact", "none", true},
-    {"codes", "", "", false},
+    {"dense", "exact", "none", true, false},
+    {"codes", "", "", false, false},
+    // Sinks and window alone (Xiao et al. 2024, StreamingLLM; Han et al. 2024, LM-Infinite).
+    {"streaming", "none", "none", false, true},
 };
 
 [[noreturn]] void refuse(std::string_view method, const std::string& what) {
@@ -86,6 +89,7 @@ void set_index(Method& method, std::string_view name, std::optional<std::string_
                                        : std::string(own->index);
     options.tail = std::string(own->tail);
     if (own->all_dense) options.dense_layers = defaults.layers;
+    method.widens_window = own->widens_window;
   } else {
     options.index = std::string(name);
     options.tail.clear();
@@ -125,7 +129,11 @@ std::vector<std::string> method_names() {
 
 RetrievalOptions Method::with(std::int64_t budget, std::int64_t capacity) const {
   RetrievalOptions made = options;
-  if (budgets) made.k = TopK::same(budget);
+  if (budgets && widens_window) {
+    made.window += budget;
+  } else if (budgets) {
+    made.k = TopK::same(budget);
+  }
   made.capacity = capacity;
   return made;
 }

@@ -27,6 +27,8 @@ struct Method {
   std::string name;               ///< as it was given
   RetrievalOptions options = {};  ///< all but k and capacity
   bool budgets = true;            ///< false: attends all rows, whatever the budget
+  /// Finds no rows: the window is wider by the budget, so that as many are attended as by others.
+  bool widens_window = false;
 
   /// With so many rows, and room for so many tokens of the session's own.
   RetrievalOptions with(std::int64_t budget, std::int64_t capacity) const;
