@@ -133,6 +133,7 @@ int run_eval(const EvalFlags& flags) {
   plan.lengths = settings.lengths;
   plan.budgets = settings.budgets;
   plan.samples = settings.samples;
+  plan.all_questions = settings.all_questions;
   plan.seed = settings.seed;
   plan.prefill = prefill_options(flags.prefill, flags.retrieval);
   plan.version = version();

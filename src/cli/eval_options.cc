@@ -17,6 +17,8 @@
 namespace topkv::cli {
 namespace {
 
+constexpr std::int64_t default_samples = 20;
+
 bool wants(const EvalSettings& settings, const char* task) {
   return std::ranges::find(settings.tasks, task) != settings.tasks.end();
 }
@@ -99,7 +101,9 @@ EvalSettings make_settings(const EvalFlags& flags) {
   settings.budgets = parse_counts("--budgets", flags.budgets);
   std::ranges::sort(settings.lengths);
   std::ranges::sort(settings.budgets);
-  settings.samples = parse_count("--samples", flags.samples, 1, 1'000'000);
+  settings.all_questions = flags.samples.empty();
+  settings.samples = settings.all_questions ? default_samples
+                                            : parse_count("--samples", flags.samples, 1, 1'000'000);
   settings.seed = parse_seed("--seed", flags.seed);
   check_essays(flags.essays);
   settings.sources = {flags.essays, files_of(flags.files), flags.questions};

@@ -23,7 +23,7 @@ struct EvalFlags {
   std::string lengths = "4K,16K";
   std::string methods = "dense;codes";
   std::string budgets = "64,256";
-  std::string samples = "20";
+  std::string samples;  ///< empty: 20, and all questions of qa
   std::string seed = "42";
   std::string essays;  ///< empty: generated prose
   std::vector<std::string> files;
@@ -42,6 +42,7 @@ struct EvalSettings {
   std::vector<std::int64_t> lengths;  ///< ascending
   std::vector<std::int64_t> budgets;  ///< ascending
   std::int64_t samples = 0;
+  bool all_questions = false;
   std::uint64_t seed = 0;
   TaskSources sources;
 };

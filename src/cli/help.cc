@@ -174,7 +174,7 @@ every budget in a session of its own. docs/eval.md: tasks, methods, files.
   --methods LIST         dense, codes, streaming, or an index such as exact; INDEX+TAIL,
                          METHOD@window=N,sinks=N,dense=N,select=HOW; ';' between them [dense;codes]
   --budgets LIST         rows that each query head retrieves [64,256]
-  --samples N            of each task and length [20]      --seed N [42]
+  --samples N            of each task and length [20, of qa all questions]      --seed N [42]
   --essays DIR           prose: a DIR of *.txt and *.md [generated sentences]
   -f, --file FILES       qa: the text to ask about, a.txt,b.md
   --questions FILE       qa: lines of {"question": …, "answers": […], "context_file": …}

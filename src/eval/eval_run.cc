@@ -26,7 +26,8 @@ EvalRun::EvalRun(const Model& model, const EvalPlan& plan, EvalDirectory& direct
     : model_(model), plan_(plan), directory_(directory), hooks_(std::move(hooks)) {}
 
 std::int64_t EvalRun::samples_of(const EvalTask& task) const {
-  return task.most < 0 ? plan_.samples : std::min(plan_.samples, task.most);
+  if (task.most < 0) return plan_.samples;
+  return plan_.all_questions ? task.most : std::min(plan_.samples, task.most);
 }
 
 /// One for each budget, as far as it is; a method that attends all rows has one in all.

@@ -22,6 +22,7 @@ struct EvalPlan {
   std::vector<Method> methods;
   std::vector<std::int64_t> budgets;  ///< ascending
   std::int64_t samples = 0;           ///< of each task and length, where there are so many
+  bool all_questions = false;         ///< of qa all, however many
   std::uint64_t seed = 0;
   PrefillOptions prefill = {};
   std::string version;  ///< of topkv, for the record
