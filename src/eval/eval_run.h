@@ -37,7 +37,7 @@ struct EvalHooks {
   std::function<void(const std::string& line)> note;
 };
 
-/// All arguments are borrowed.
+/// All arguments are borrowed. One thread at a time.
 class EvalRun {
  public:
   EvalRun(const Model& model, const EvalPlan& plan, EvalDirectory& directory, EvalHooks hooks);

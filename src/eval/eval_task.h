@@ -1,4 +1,6 @@
-// A task of `topkv eval`: what makes its samples, and how answers to them are scored.
+// A task of `topkv eval`: what makes its samples, and how answers to them are scored. Tasks are
+// values that own what they need, but for what TaskTokens refers to; one thread at a time makes
+// samples.
 #pragma once
 
 #include <cstdint>
