@@ -74,6 +74,7 @@ TEST(Intervals, AreStudentsForOtherScores) {
   EXPECT_NEAR(interval->high, 0.5 + 0.32481, 1e-4);
   EXPECT_FALSE(mean_interval(std::vector<double>{0.5}, 1));
   EXPECT_FALSE(mean_interval(std::vector<double>{1}, 300));
+  EXPECT_FALSE(mean_interval(std::vector<double>{0.5, 0.5, 0.5}, 1));
   // 20 degrees of freedom: 2.08596. Scores -1 and 1 around 10 have the deviation sqrt(20 / 20).
   std::vector<double> many(20, 9);
   std::fill(many.begin() + 10, many.end(), 11);

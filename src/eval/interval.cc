@@ -40,7 +40,7 @@ std::optional<Interval> mean_interval(std::span<const double> scores, double mos
   if (most == 1 && std::ranges::all_of(scores, [](double x) { return x == 0 || x == 1; })) {
     return wilson(mean, n);
   }
-  if (scores.size() < 2) return {};
+  if (std::ranges::count(scores, scores.front()) == std::ssize(scores)) return {};
   double squares = 0;
   for (const double score : scores) squares += (score - mean) * (score - mean);
   const double half = student(scores.size() - 1) * std::sqrt(squares / (n - 1) / n);

@@ -14,7 +14,8 @@ struct Interval {
 };
 
 /// Of scores that are all 0 or 1: Wilson's interval (Wilson 1927), which has a width where all are
-/// alike, too. Of others: Student's t, within [0, most]; none for a single one. REQUIRES: a score.
+/// alike, too. Of others: Student's t, within [0, most]; none for a single one and where all are
+/// alike, which tells nothing of how they vary. REQUIRES: a score.
 std::optional<Interval> mean_interval(std::span<const double> scores, double most);
 
 }  // namespace topkv
