@@ -39,7 +39,7 @@ std::vector<CLI::Option*> all_options(CLI::App& command) {
 
 // Whatever comes, every flag is refused in the same form.
 TEST(Arguments, EveryFlagWithAValueTellsWhatItExpects) {
-  for (const auto add : {add_needle, add_generate, add_chat, add_fidelity, add_bench}) {
+  for (const auto add : {add_needle, add_generate, add_chat, add_fidelity, add_eval, add_bench}) {
     CLI::App app("topkv");
     add(app);
     CLI::App& command = *app.get_subcommands({}).front();
@@ -122,6 +122,7 @@ INSTANTIATE_TEST_SUITE_P(Commands, Help,
                                          Command{"info", add_info, info_help},
                                          Command{"plan", add_plan, plan_help},
                                          Command{"fidelity", add_fidelity, fidelity_help},
+                                         Command{"eval", add_eval, eval_help},
                                          Command{"bench", add_bench, bench_help}),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -245,7 +245,7 @@ sed 's/"hidden_act"/"attention_magic": 3, "hidden_act"/' "$model"/config.json >s
 tells 'attention_magic is 3' info short
 tells 'attention_magic is 3' generate -m short -p a -n 1
 
-for command in needle generate info plan fidelity bench; do
+for command in needle generate info plan fidelity eval bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {
     failures=$((failures + 1))
     echo "FAILED: topkv $command --help"

@@ -104,7 +104,8 @@ TEST(FidelityCsv, HasTheFieldsOfJsonButLists) {
 TEST(FidelityCsv, QuotesWhatNeedsItAndLeavesEmptyWhatIsNotKnown) {
   FidelityReport report{1, {setting("hnsw:M=16,ef=64", "none", "64", 0.1, 0.1, 0)}};
   report.settings[0].kl_mean = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<Json> json = fidelity_json(report, {1, "x\"y", "dense", "stored", "host", "0.1.0"});
+  const std::vector<Json> json =
+      fidelity_json(report, {1, "x\"y", "dense", "stored", "host", "0.1.0"});
   const std::string line = lines_of(fidelity_csv(json)).at(1);
   EXPECT_TRUE(line.starts_with("\"hnsw:M=16,ef=64, top 64, tail none\",\"hnsw:M=16,ef=64\",64,"))
       << line;

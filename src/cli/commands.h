@@ -21,6 +21,7 @@ Run add_generate(CLI::App& app);
 Run add_chat(CLI::App& app);
 Run add_info(CLI::App& app);
 Run add_plan(CLI::App& app);
+Run add_eval(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_fidelity(CLI::App& app);
 

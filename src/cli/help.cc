@@ -14,6 +14,7 @@ and each step attends only the rows that an index finds.
   info       what a model is and how much memory its contexts take
   plan       what of a model and a context fits which memory, and the flags for it
   fidelity   how near retrieval is to dense attention, over a text of your choice
+  eval       tasks that compare methods: RULER's and others, with scores and intervals
   bench      time attention over generated rows, without a model
 
   help COMMAND     its flags, as does topkv COMMAND --help
@@ -158,6 +159,34 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
 examples:
   topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail mean --kv-tail codes
   topkv fidelity -m models/needle-14m --kv-index codes --kv-topk 64 --kv-topk 256 --svg codes.svg
+)";
+
+const char* const eval_help =
+    R"(usage: topkv eval -m DIR [--tasks LIST] [--methods LIST] [flags]    [default] in brackets
+Compares methods on tasks: each sample's text is prefilled once, then every method answers it with
+every budget in a session of its own. docs/eval.md: tasks, methods, files.
+  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --tasks LIST           ruler or some of it (niah_single_1, vt, …), passkey, passkey_steps,
+                         repetition, tables, qa [ruler]
+  --lengths LIST         tokens of context, question and answer together, as RULER's [4K,16K]
+  --methods LIST         dense, codes, streaming, or an index such as exact; INDEX+TAIL,
+                         METHOD@window=N,sinks=N,dense=N,select=HOW; ';' between them [dense;codes]
+  --budgets LIST         rows that each query head retrieves [64,256]
+  --samples N            of each task and length [20, of qa all questions]      --seed N [42]
+  --essays DIR           prose: a DIR of *.txt and *.md [generated sentences]
+  -f, --file FILES       qa: the text to ask about, a.txt,b.md
+  --questions FILE       qa: lines of {"question": …, "answers": […], "context_file": …}
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --prefill HOW          dense, or window: time grows with the length, not its square [dense]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
+  -o, --output DIR       results; goes on where it stopped, adds to its lists [by settings]
+  --fresh                start over    --json   answers as lines
+examples:
+  topkv eval -m models/needle-14m --tasks ruler --methods 'dense;exact;codes' --samples 5
+  topkv eval -m models/needle-14m --tasks qa --lengths 8K --file notes.md --questions asked.jsonl
 )";
 
 const char* const plan_help =

@@ -10,6 +10,7 @@
 
 #include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
+#include "src/cli/run_settings.h"
 #include "src/cli/suggest.h"
 #include "src/cli/text.h"
 #include "src/eval/haystack.h"
@@ -99,25 +100,17 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
 
 Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_t threads,
                    const std::string& device) {
-  const auto absolute = [](const std::string& path) {
-    std::error_code error;
-    const auto canonical = std::filesystem::weakly_canonical(path, error);
-    return printable(error ? path : canonical.string());
-  };
   // "64" and "064" are one setting; schedules stay as they were given.
   const TopK k = TopK::parse(flags.retrieval.k);
-  const auto count_or = [](const char* flag, const std::string& text, const char* word) {
-    return text == word ? Json(word) : Json(parse_count(flag, text, 0));
-  };
   const std::span<const std::string> names = haystack_names();
   const bool named = std::find(names.begin(), names.end(), plan.haystack) != names.end();
   const SamplingOptions sampling = sampling_options(flags.sampling);
   Json json;
   json["version"] = version();
-  json["model"] = absolute(flags.model.directory);
+  json["model"] = absolute_path(flags.model.directory);
   json["lengths"] = plan.lengths;
   json["depths"] = plan.depths;
-  json["haystack"] = named ? plan.haystack : absolute(plan.haystack);
+  json["haystack"] = named ? plan.haystack : absolute_path(plan.haystack);
   json["needle"] = plan.task.style() == NeedleStyle::custom ? "custom" : flags.style;
   if (plan.task.style() == NeedleStyle::custom) {
     json["needle_text"] = flags.custom.text;
@@ -130,32 +123,21 @@ Json configuration(const NeedleFlags& flags, const NeedlePlan& plan, std::int64_
   json["kv_index"] = plan.indices;
   json["kv_topk"] =
       k.schedule == TopK::Schedule::same ? std::to_string(k.value) : flags.retrieval.k;
-  json["kv_window"] = parse_count("--kv-window", flags.retrieval.window);
-  json["kv_sinks"] = parse_count("--kv-sinks", flags.retrieval.sinks, 0);
+  add_settings(json, flags.retrieval);
   if (!flags.retrieval.tail.empty()) json["kv_tail"] = tail_text(flags.retrieval.tail);
   for (const auto& [name, rule] : {std::pair("kv_mass", mass_of(flags.retrieval)),
                                    std::pair("kv_error", error_of(flags.retrieval))}) {
     if (rule) json[name] = *rule;
   }
-  json["kv_select"] = flags.retrieval.select;
   json["kv_recall"] = flags.recall;
-  json["kv_dense_layers"] = count_or("--kv-dense-layers", flags.retrieval.dense_layers, "all");
-  json["kv_dtype"] = flags.prefill.dtype;
-  json["prefill"] = flags.prefill.mode;
-  if (flags.prefill.mode == "window") {
-    json["prefill_window"] = parse_count("--prefill-window", flags.prefill.window);
-  }
-  json["chunk"] = count_or("--chunk", flags.prefill.chunk, "auto");
+  add_settings(json, flags.prefill);
   json["temperature"] = sampling.temperature;
   json["top_p"] = sampling.top_p;
   json["top_k"] = sampling.top_k;
   json["seed"] = sampling.seed;
-  if (flags.model.weights != "stored") json["weights"] = flags.model.weights;
+  add_settings(json, flags.model);
   json["threads"] = threads;
   json["device"] = device;
-  json["gpu_mem"] = flags.model.gpu_memory.empty()
-                        ? Json("auto")
-                        : Json(parse_bytes("--gpu-mem", flags.model.gpu_memory));
   return json;
 }
 

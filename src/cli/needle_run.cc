@@ -11,6 +11,7 @@
 #include "src/cli/text.h"
 #include "src/core/figures.h"
 #include "src/core/stopwatch.h"
+#include "src/eval/answer.h"
 #include "src/eval/needle_context.h"
 
 namespace topkv::cli {
@@ -199,7 +200,6 @@ std::optional<double> NeedleRun::measure_recall(const std::shared_ptr<const Cont
 
 Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::string& index,
                     const PlacedNeedle& placed) {
-  const Tokenizer& tokenizer = model_.tokenizer();
   const Stopwatch watch;
   Cell cell;
   cell.index = index;
@@ -220,32 +220,26 @@ Cell NeedleRun::ask(const std::shared_ptr<const Context>& context, const std::st
       context,
       retrieval_options(flags_.retrieval, shape.layers, index, question_tokens + plan_.predict + 1),
       model_.device());
-  // The answer ends with its line; a line break before the first word does not end it.
-  bool started = false;
   std::vector<StepTimes> before_decoding;
-  const auto on_token = [&](Token token) {
-    if (before_decoding.empty()) before_decoding = session.step_times();
-    for (const char c : tokenizer.bytes_of_token(token)) {
-      if (c == '\n' && started) return false;
-      started = started || (c != ' ' && c != '\n');
-    }
-    return !interrupted();
-  };
-  const GenerateResult result = model_.generate(
-      session, question, {plan_.predict, sampling_options(flags_.sampling)}, on_token);
+  const Answer answer = topkv::ask(model_, session, question,
+                                   {.generate = {plan_.predict, sampling_options(flags_.sampling)},
+                                    .one_line = true,
+                                    .on_token = [&](Token) {
+                                      if (before_decoding.empty())
+                                        before_decoding = session.step_times();
+                                      return !interrupted();
+                                    }});
+  const GenerateResult& result = answer.result;
   stop_if_interrupted();
   add_difference(profile_.layers, session.step_times(), before_decoding);
   profile_.steps += result.steps;
   profile_.seconds += result.decode_seconds;
 
-  cell.answer = tokenizer.decode(result.tokens);
+  cell.answer = answer.text;
   cell.found = answer_has(cell.answer, cell.value);
   cell.question_tokens = question_tokens;
   cell.answer_tokens = static_cast<std::int64_t>(result.tokens.size());
-  const SessionStats& stats = session.stats();
-  cell.rows_per_head = stats.steps > 0 ? static_cast<double>(stats.rows_retrieved) /
-                                             static_cast<double>(stats.steps * shape.q_heads)
-                                       : 0;
+  cell.rows_per_head = answer.rows_per_head;
   cell.question_seconds = result.prompt_seconds;
   cell.decode_seconds = result.decode_seconds;
   cell.decode_steps = result.steps;

@@ -11,31 +11,11 @@
 #include "src/core/byte_text.h"
 #include "src/eval/fidelity_lines.h"
 #include "src/eval/log_axis.h"
+#include "src/eval/series_marks.h"
 #include "src/eval/svg.h"
 
 namespace topkv {
 namespace {
-
-// Colours that every kind of colour vision tells apart, and marks of several shapes besides.
-constexpr const char* style = R"(
-  .grid { stroke: #d8dee4 } .frame { fill: none; stroke: #9aa4ae }
-  .line { fill: none; stroke: currentColor; stroke-width: 2; stroke-opacity: 0.6 }
-  .mark { fill: currentColor; stroke: #ffffff; stroke-width: 1.5 }
-  .near { font-size: 12px; paint-order: stroke; stroke: #ffffff; stroke-width: 3px; stroke-linejoin: round }
-  .s0 { color: #0072b2 } .s1 { color: #d55e00 } .s2 { color: #008f68 }
-  .s3 { color: #aa3377 } .s4 { color: #8c6d00 } .s5 { color: #56606b }
-  @media (prefers-color-scheme: dark) {
-    .grid { stroke: #30363d } .frame { stroke: #59636e } .mark, .near { stroke: #0d1117 }
-    .s0 { color: #4aa3df } .s1 { color: #ff8a3c } .s2 { color: #2fc79b }
-    .s3 { color: #d97bb0 } .s4 { color: #d0b040 } .s5 { color: #a5afba }
-  })";
-constexpr std::size_t colours = 6;
-
-// Around (0, 0).
-constexpr std::array<const char*, 5> marks = {"m-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z",
-                                              "m-5 -5h10v10h-10z", "m0 -7l7 7l-7 7l-7 -7z",
-                                              "m0 -6l7 11h-14z", "m0 6l7 -11h-14z"};
-constexpr int mark_reach = 7;
 
 constexpr int margin = 20;
 constexpr int left = 92;
@@ -76,12 +56,6 @@ std::vector<Series> series_of(const std::vector<Fidelity>& settings, bool placed
         [](const Fidelity* a, const Fidelity* b) { return a->bytes_read < b->bytes_read; });
   }
   return all;
-}
-
-std::string mark_svg(std::size_t series, double x, double y, const std::string& title) {
-  return fmt::format("<path class='mark' d='M{:.1f} {:.1f}{}'>{}</path>\n", x, y,
-                     marks[series % marks.size()],
-                     title.empty() ? "" : fmt::format("<title>{}</title>", svg_escaped(title)));
 }
 
 /// 0.02, 1e-5.
@@ -172,7 +146,7 @@ class Panel {
 
   void draw_series(std::size_t s) {
     const std::vector<const Fidelity*>& points = series_[s].points;
-    text_ += fmt::format("<g class='s{}'>\n", s % colours);
+    text_ += fmt::format("<g class='s{}'>\n", s % series_colours);
     if (points.size() > 1) {
       std::string path;
       for (const Fidelity* point : points) {
@@ -293,15 +267,15 @@ std::string fidelity_svg(const std::vector<Fidelity>& settings, const std::strin
   const int legend = first_panel + 2 * panel_step - 22;
   const int height = legend + legend_line * static_cast<int>(series.size() + notes.size()) + 10;
 
-  std::string text = svg_head(width, height, title, subtitle, style);
+  std::string text = svg_head(width, height, title, subtitle, series_style);
   text += Panel(series, &Fidelity::error_mean, first_panel, plot_width)
               .svg("Error of a layer's output, |out - dense| / |dense|, mean");
   text += Panel(series, &Fidelity::kl_mean, first_panel + panel_step, plot_width)
               .svg("KL divergence of the next token from dense attention's, nats, mean");
   int y = legend;
   for (std::size_t s = 0; s < series.size(); ++s, y += legend_line) {
-    text +=
-        fmt::format("<g class='s{}'>\n<path class='line' d='M{} {}h32'/>\n", s % colours, left, y);
+    text += fmt::format("<g class='s{}'>\n<path class='line' d='M{} {}h32'/>\n", s % series_colours,
+                        left, y);
     text += mark_svg(s, left + 16, y, "") + "</g>\n";
     text += fmt::format("<text class='ink' x='{}' y='{}'>{}</text>\n", left + 42, y + 4,
                         svg_escaped(series[s].name));

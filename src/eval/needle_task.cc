@@ -16,16 +16,8 @@ std::string_view type_of(NeedleStyle style) {
   return style == NeedleStyle::uuid ? "uuid" : "number";
 }
 
-std::string ruler_needle(std::string_view type, std::string_view key, std::string_view value) {
-  return fmt::format("One of the special magic {}s for {} is: {}.", type, key, value);
-}
-
-// Version 4 of RFC 9562.
-std::string random_uuid(Random& random) {
-  const std::uint64_t high = (random.bits() & ~0xf000ULL) | 0x4000ULL;
-  const std::uint64_t low = (random.bits() & ~(0xc0ULL << 56)) | (0x80ULL << 56);
-  return fmt::format("{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", high >> 32, (high >> 16) & 0xffff,
-                     high & 0xffff, low >> 48, low & 0xffffffffffff);
+std::string plural_of(std::string_view type, bool one) {
+  return fmt::format("{}{}", type, one ? "" : "s");
 }
 
 char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
@@ -45,10 +37,7 @@ std::string NeedleTask::intro() const {
     default:
       break;
   }
-  return fmt::format(
-      "A special magic {0} is hidden within the following text. Make sure to memorize it. I will "
-      "quiz you about the {0} afterwards.",
-      type_of(style_));
+  return ruler_intro(type_of(style_), true);
 }
 
 bool NeedleTask::one_per_context() const {
@@ -60,7 +49,7 @@ std::int64_t NeedleTask::default_predict() const { return style_ == NeedleStyle:
 std::string NeedleTask::random_value(Random& random) const {
   switch (style_) {
     case NeedleStyle::number:
-      return fmt::format("{}", random.between(1000000, 9999999));
+      return random_number(random);
     case NeedleStyle::word:
       return random_adjective_noun(random);
     case NeedleStyle::uuid:
@@ -90,10 +79,7 @@ Needle NeedleTask::make(double depth, std::string key, std::string value) const 
   }
   const std::string_view type = type_of(style_);
   needle.sentence = ruler_needle(type, needle.key, needle.value);
-  needle.question = fmt::format(
-      "What is the special magic {0} for {1} mentioned in the provided text? The special magic "
-      "{0} for {1} mentioned in the provided text is",
-      type, needle.key);
+  needle.question = ruler_question(type, needle.key, true);
   return needle;
 }
 
@@ -137,6 +123,36 @@ std::string NeedleTask::distractor(Random& random, const std::vector<Needle>& ne
     value = plain.random_value(random);
   } while (taken(key) || taken(value));
   return ruler_needle(type_of(plain.style()), key, value);
+}
+
+std::string ruler_intro(std::string_view type, bool one) {
+  return fmt::format(
+      "{} special magic {} {} hidden within the following text. Make sure to memorize it. I will "
+      "quiz you about the {} afterwards.",
+      one ? "A" : "Some", plural_of(type, one), one ? "is" : "are", plural_of(type, one));
+}
+
+std::string ruler_needle(std::string_view type, std::string_view key, std::string_view value) {
+  return fmt::format("One of the special magic {}s for {} is: {}.", type, key, value);
+}
+
+std::string ruler_question(std::string_view type, std::string_view keys, bool one) {
+  const std::string types = plural_of(type, one);
+  return fmt::format(
+      "What {0} the special magic {1} for {2} mentioned in the provided text? The special magic "
+      "{1} for {2} mentioned in the provided text {3}",
+      one ? "is" : "are all", types, keys, one ? "is" : "are");
+}
+
+std::string random_number(Random& random) {
+  return fmt::format("{}", random.between(1000000, 9999999));
+}
+
+std::string random_uuid(Random& random) {
+  const std::uint64_t high = (random.bits() & ~0xf000ULL) | 0x4000ULL;
+  const std::uint64_t low = (random.bits() & ~(0xc0ULL << 56)) | (0x80ULL << 56);
+  return fmt::format("{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", high >> 32, (high >> 16) & 0xffff,
+                     high & 0xffff, low >> 48, low & 0xffffffffffff);
 }
 
 bool answer_has(std::string_view answer, std::string_view value) {

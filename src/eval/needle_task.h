@@ -1,6 +1,6 @@
 // What is hidden and what is asked: the needles, their questions and how answers are scored.
 //
-// number, word and uuid follow RULER's single-value tasks to the letter (Hsieh et al. 2024, "RULER:
+// number, word and uuid follow RULER's needle tasks to the letter (Hsieh et al. 2024, "RULER:
 // What's the Real Context Size of Your Long-Context Language Models?"; NVIDIA/RULER,
 // scripts/data/synthetic/niah.py): when one value is asked its template is rewritten to the
 // singular, while the needle keeps the plural ("One of the special magic numbers for …"). passkey
@@ -59,6 +59,19 @@ class NeedleTask {
   NeedleStyle style_;
   CustomNeedle custom_;
 };
+
+// RULER's words. type: what is hidden, in the singular ("number"); one: a single value is asked
+// for, in the singular.
+
+std::string ruler_intro(std::string_view type, bool one);
+std::string ruler_needle(std::string_view type, std::string_view key, std::string_view value);
+/// With the beginning of the answer. keys: one, or several as a list in English.
+std::string ruler_question(std::string_view type, std::string_view keys, bool one);
+
+/// Seven digits, as RULER's.
+std::string random_number(Random& random);
+/// Version 4 of RFC 9562.
+std::string random_uuid(Random& random);
 
 /// RULER's string_match_all for one reference: the value occurs in the answer, in any case.
 bool answer_has(std::string_view answer, std::string_view value);
