@@ -18,15 +18,19 @@ struct Named {
   std::string_view name;
   std::string_view index;  ///< empty: the model's default
   std::string_view tail;
-  bool all_dense;
+  std::int64_t dense_layers;  ///< at least; all_layers: all
   bool widens_window;
 };
 
+constexpr std::int64_t all_layers = std::int64_t{1} << 40;
+
 constexpr Named named[] = {
-    {"dense", "exact", "none", true, false},
-    {"codes", "", "", false, false},
+    {"dense", "exact", "none", all_layers, false},
+    {"codes", "", "", 0, false},
+    // Its first two layers attend all rows (Tang et al. 2024, section 4.1).
+    {"quest", "quest:page=16", "", 2, false},
     // Sinks and window alone (Xiao et al. 2024, StreamingLLM; Han et al. 2024, LM-Infinite).
-    {"streaming", "none", "none", false, true},
+    {"streaming", "none", "none", 0, true},
 };
 
 [[noreturn]] void refuse(std::string_view method, const std::string& what) {
@@ -88,7 +92,8 @@ void set_index(Method& method, std::string_view name, std::optional<std::string_
     options.index = own->index.empty() ? IndexSpec::default_for(defaults.head_dim).text()
                                        : std::string(own->index);
     options.tail = std::string(own->tail);
-    if (own->all_dense) options.dense_layers = defaults.layers;
+    options.dense_layers =
+        std::max(options.dense_layers, std::min(own->dense_layers, defaults.layers));
     method.widens_window = own->widens_window;
   } else {
     options.index = std::string(name);
