@@ -1,14 +1,11 @@
 #include "index/cluster_index.h"
 
-#include <faiss/Clustering.h>
-#include <faiss/IndexFlat.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "index/faiss_interrupt.h"
+#include "index/faiss_clustering.h"
 #include "index/index_kind.h"
 #include "index/scan.h"
 #include "index/scratch.h"
@@ -22,7 +19,6 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t clusters_at_a_time = 512;  // that a thread scores
-constexpr int rounds = 10;                        // of k-means
 
 /// Of one token.
 struct Workspace {
@@ -118,34 +114,18 @@ void ClusterIndex::cluster(PositionRange segment, const std::stop_token& stop) {
       std::llround(static_cast<double>(count) / params_.keys_per_cluster));
   const std::int64_t centroids = std::clamp<std::int64_t>(wanted, 1, count);
   const std::int64_t before = clusters();
-  std::vector<std::int64_t> nearest(static_cast<std::size_t>(count));
-  {
-    const OneOpenmpThread one;  // heads are clustered beside each other
-    const OneBlasThread one_blas_thread;
-    const FaissInterrupt interrupt(stop);
-    faiss::ClusteringParameters parameters;
-    parameters.niter = rounds;
-    parameters.spherical = true;
-    parameters.min_points_per_centroid = 1;  // no warning: it is what was asked for
-    parameters.max_points_per_centroid =
-        std::numeric_limits<int>::max() / static_cast<int>(centroids);
-    faiss::IndexFlatIP index(dim);
-    std::vector<float> scores(static_cast<std::size_t>(count));
-    try {
-      faiss::Clustering clustering(static_cast<int>(dim), static_cast<int>(centroids), parameters);
-      clustering.train(count, directions.data(), index);
-      index.search(count, directions.data(), 1, scores.data(), nearest.data());
-    } catch (const std::exception&) {
-      check_stop(stop);
-      throw;
-    }
+  std::vector<std::int64_t> nearest;
+  try {
+    nearest = cluster_directions(directions, count, dim, centroids, stop);
+  } catch (const std::exception&) {
+    check_stop(stop);
+    throw;
   }
   // FAISS leaves clusters empty where keys repeat: numbers are given to those that have keys.
   std::vector<std::int32_t> number(static_cast<std::size_t>(centroids), -1);
   auto next = static_cast<std::int32_t>(before);
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto at =
-        static_cast<std::size_t>(std::max<std::int64_t>(nearest[static_cast<std::size_t>(i)], 0));
+    const auto at = static_cast<std::size_t>(nearest[static_cast<std::size_t>(i)]);
     if (number[at] < 0) number[at] = next++;
     cluster_of_[static_cast<std::size_t>(segment.begin + i)] = number[at];
   }
