@@ -18,8 +18,7 @@
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
-#include "src/core/files.h"
-#include "src/eval/eval_chart.h"
+#include "src/eval/score_files.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -70,21 +69,9 @@ void print_lines(const std::vector<EvalResult>& results) {
 
 // Shows all that the directory holds, of this run and earlier ones, and writes what is made of it.
 void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t missing) {
-  const Json& configuration = directory.configuration();
-  const std::vector<Score> scores =
-      scores_of(directory.results(), {configuration.at("tasks").get<std::vector<std::string>>(),
-                                      configuration.at("lengths").get<std::vector<std::int64_t>>(),
-                                      configuration.at("methods").get<std::vector<std::string>>()});
-  const ScoreTable table = score_table(scores);
   const std::string settings = settings_line(flags);
-  write_file(directory.file("summary.csv"), summary_csv(table));
-  write_file(directory.file("scores.csv"), scores_csv(scores));
-  const bool picture = std::ranges::any_of(
-      table.rows, [&](const ScoreRow& row) { return charted(table, row).has_value(); });
-  if (picture) {
-    write_file(directory.file("scores.svg"),
-               eval_svg(table, fmt::format("Scores of {}", model_name(flags.model)), settings));
-  }
+  const ScoreFiles files =
+      write_scores(directory, fmt::format("Scores of {}", model_name(flags.model)), settings);
   if (flags.json) {
     print_lines(directory.results());
     return;
@@ -93,8 +80,8 @@ void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t
   const auto line = [&](const char* label, const std::string& text) {
     fmt::print("{}", labelled(label, text, width));
   };
-  if (!table.rows.empty()) {
-    fmt::print("{}\n", table_text(table, width));
+  if (!files.table.rows.empty()) {
+    fmt::print("{}\n", table_text(files.table, width));
     line("",
          "Percent, of repetition characters; in brackets 95 % intervals (Wilson's where every "
          "score is 0 or 1, else Student's). rows: that a query head attended beyond window and "
@@ -105,7 +92,7 @@ void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t
   line("peak memory", byte_text(peak_memory_bytes()));
   line("files", fmt::format("{}/: samples.jsonl summary.csv scores.csv {}run.json",
                             printable(directory.file("").parent_path().string()),
-                            picture ? "scores.svg " : ""));
+                            files.picture ? "scores.svg " : ""));
   line("answers", fmt::format("{}{}", directory.results().size(),
                               missing > 0 ? fmt::format(", {} not there yet", missing) : ""));
 }

@@ -168,7 +168,7 @@ Method parse_method(std::string_view text, const MethodDefaults& defaults) {
   return method;
 }
 
-std::vector<Method> parse_methods(std::string_view list, const MethodDefaults& defaults) {
+std::vector<std::string> split_methods(std::string_view list) {
   std::vector<std::string> texts;
   for (const std::string& part : split(list, ';')) {
     if (part.starts_with("nprobe=") && !texts.empty()) {
@@ -177,13 +177,18 @@ std::vector<Method> parse_methods(std::string_view list, const MethodDefaults& d
       texts.push_back(part);
     }
   }
-  std::vector<Method> methods;
   for (const std::string& text : texts) {
-    methods.push_back(parse_method(text, defaults));
-    const auto same = [&](const Method& other) { return other.name == text; };
-    if (std::ranges::count_if(methods, same) > 1) {
+    if (std::ranges::count(texts, text) > 1) {
       refuse(text, "is given twice; expected different methods");
     }
+  }
+  return texts;
+}
+
+std::vector<Method> parse_methods(std::string_view list, const MethodDefaults& defaults) {
+  std::vector<Method> methods;
+  for (const std::string& text : split_methods(list)) {
+    methods.push_back(parse_method(text, defaults));
   }
   return methods;
 }

@@ -42,8 +42,11 @@ std::vector<std::string> method_names();
 /// Throws InvalidArgument naming the part that was not understood and what is known.
 Method parse_method(std::string_view text, const MethodDefaults& defaults);
 
-/// Several, with ';' between them. ("nprobe=32" after a ';' belongs to the index before it, as
-/// FAISS spells it.) Throws also when two are the same.
+/// The texts of several methods, with ';' between them. ("nprobe=32" after a ';' belongs to the
+/// index before it, as FAISS spells it.) Throws when two are the same.
+std::vector<std::string> split_methods(std::string_view list);
+
+/// Several, as split_methods parts them.
 std::vector<Method> parse_methods(std::string_view list, const MethodDefaults& defaults);
 
 }  // namespace topkv

@@ -27,7 +27,7 @@ set(below_src_model ${below_src_context} src/context gpu src/text)
 set(below_src_eval src/core src/device)
 # The command is, too; its bench works on a device and a store.
 set(below_src_cli src/core src/device src/store src/context src/eval)
-set(below_bindings ${below_src_model} src/model)
+set(below_bindings ${below_src_model} src/model src/eval)
 
 # Headers that only some rooms may include: a pattern, and the rooms. gpu/ works on views alone.
 set(limited CUDA FAISS HNSWLIB JINJA PYBIND11 CLI11 OWNERS)
