@@ -122,5 +122,8 @@ void bind_session(py::module_& module);
 void bind_tokenizer(py::module_& module);
 void bind_chat_template(py::module_& module);
 void bind_model(py::module_& module);
+/// What evaluates, for the submodule _eval: topkv.eval is its only user.
+void bind_eval_tasks(py::module_& module);
+void bind_eval_results(py::module_& module);
 
 }  // namespace topkv::python
