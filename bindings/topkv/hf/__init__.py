@@ -27,6 +27,7 @@ compat.require()
 from topkv.hf.cache import CacheMemory, TopkCache, TopkLayer
 from topkv.hf.families import FAMILIES, check
 from topkv.hf.install import install, uninstall
+from topkv.hf.method import Method, PreparedMethod
 from topkv.hf.rows import close_devices
 from topkv.hf.selfcheck import SelfCheck, self_check, try_unknown_version
 
@@ -36,6 +37,8 @@ if compat.version() >= compat.UNKNOWN:
 __all__ = [
     "CacheMemory",
     "FAMILIES",
+    "Method",
+    "PreparedMethod",
     "SelfCheck",
     "TopkCache",
     "TopkLayer",

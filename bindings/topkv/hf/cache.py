@@ -18,8 +18,10 @@ from topkv.hf.engine import Engine
 from topkv.hf.ids import HeldIds
 from topkv.hf.layer import TopkLayer
 from topkv.hf.mask import Length
+from topkv.hf.method import Method, PreparedMethod, check_session
+from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import flag, integer, make_options, text
-from topkv.hf.state import State, Text
+from topkv.hf.state import State, Text, forget
 from topkv.hf.watch import watch
 
 
@@ -219,7 +221,24 @@ class TopkCache(Cache):
         self._engine.freeze(index)
         return self
 
-    def session(self, batch: int = 1, **given: Any) -> TopkCache:
+    def prepare(
+        self, method: Callable[[], Method], *, sinks: int | None = None, device: Any = None
+    ) -> PreparedMethod:
+        """Gives a method of one's own the text, for session(method=...); freezes the text if it is
+        not frozen yet. method: a class as topkv.hf.Method says. sinks: of the sessions; None: the
+        cache's. device: where its tensors are; None: where the text was read."""
+        if self._engine.options.shards is not None:
+            raise Unsupported("a method written in Python over a text sharded by sequence")
+        if self.context is None:
+            self.freeze()
+        engine = self._engine
+        where = torch.device(device or engine.torch_device or "cpu")
+        sinks = engine.options.session["sinks"] if sinks is None else integer("sinks", sinks, 0)
+        return PreparedMethod(engine.state.text, method, sinks, where)
+
+    def session(
+        self, batch: int = 1, *, method: PreparedMethod | None = None, **given: Any
+    ) -> TopkCache:
         """A cache that goes on after the text with a question of its own; freezes the text if it
         is not frozen yet. Any number may be in use at once, and the rows are shared.
 
@@ -227,14 +246,18 @@ class TopkCache(Cache):
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
         beams). What is `given` replaces the cache's: k, index (one that freeze() built; None: the cache's), tail (built
         if it is not there), mass, error, window, sinks, select_by, dense_layers, session_capacity, measure_recall.
+        With a `method`, which prepare() gave, it finds the rows instead of an index.
         """
         batch = integer("batch", batch, 1)
         options = self._engine.options_with(given)  # refused before the text is frozen
+        if method is not None:
+            check_session(method, self._engine.state.text, given, options.session, batch)
         if self.context is None:
             self.freeze()
         self._engine.add_tail(options)
         new = object.__new__(TopkCache)
         new._start(self.config, self._engine.fork(batch, options))
+        new._engine.method = method
         for number, keys, values, tokens in self._engine.state.text.sliding:
             layer = new.layers[number]
             layer.lazy_initialization(keys, values)
@@ -256,6 +279,8 @@ class TopkCache(Cache):
 
     def stats(self) -> list[Any]:
         """topkv.SessionStats per batch row: rows retrieved, time, recall when it is measured."""
+        if isinstance(self._engine.state.rows, MethodRows):
+            return [self._engine.state.rows.stats()]
         return [session.stats() for session in self.sessions]
 
     # ---- what transformers calls ----
@@ -372,9 +397,3 @@ class TopkCache(Cache):
         )
 
     __copy__ = __deepcopy__ = __reduce_ex__ = __reduce__ = _refuse_copy
-
-
-def forget(layer: Any) -> None:
-    """What reset() is to a sliding-window layer."""
-    layer.keys = layer.values = None
-    layer.is_initialized, layer.cumulative_length, layer.record_past = False, 0, False

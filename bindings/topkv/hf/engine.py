@@ -13,6 +13,8 @@ import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import options as option
 from topkv.hf.ids import HeldIds
+from topkv.hf.method import PreparedMethod
+from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import Options
 from topkv.hf.progress import Reading, building
 from topkv.hf.rows import (
@@ -42,8 +44,9 @@ class Engine:
         self.layers: Sequence[Any] = ()  # of the cache, all of them
         self.device: topkv.Device | None = None
         self.reading: Reading | None = None
+        self.method: PreparedMethod | None = None  # finds the rows instead of an index
         self.reads_until = 0  # tokens that the text will have, when that is known
-        self._torch_device: torch.device | None = None
+        self.torch_device: torch.device | None = None  # of the model, once it attended
         self._in_call: Any = None  # what in_call() was given, while it lasts
         self._spoiled = False  # a pass has begun to give tokens to the rows and did not end
 
@@ -366,7 +369,7 @@ class Engine:
     def selected(self, rows: list[int]) -> dict[str, Any]:
         """Members of the state in which batch row i is what row rows[i] was."""
         chosen: dict[str, Any] = {"batch": len(rows), "ids": self.state.ids.of_rows(rows)}
-        if isinstance(self.state.rows, SessionRows):
+        if isinstance(self.state.rows, (SessionRows, MethodRows)):
             self._prepare()
             chosen["rows"] = self.state.rows.select(rows)
         return chosen
@@ -387,9 +390,9 @@ class Engine:
                 f"scores of this layer are scaled by {scale} and capped at {softcap}, those of "
                 f"the context by {has[0]} and {has[1]}"
             )
-        if query.device != self._torch_device:
+        if query.device != self.torch_device:
             raise Unsupported(
-                f"layers of this model are on {self._torch_device} and {query.device}: topkv "
+                f"layers of this model are on {self.torch_device} and {query.device}: topkv "
                 "serves a model on one device"
             )
 
@@ -410,10 +413,12 @@ class Engine:
         values: torch.Tensor,
         scale: float,
         softcap: float,
-    ) -> PrefillRows | SessionRows:
+    ) -> PrefillRows | SessionRows | MethodRows:
         options = self.options
-        self._torch_device = query.device
+        self.torch_device = query.device
         self.device = open_device(query.device, options.device_memory)
+        if self.method is not None:
+            return MethodRows(self.method, options.session)
         if self.context is not None:
             return SessionRows(
                 [

@@ -17,6 +17,7 @@ import torch
 
 import topkv
 from topkv.hf.ids import HeldIds
+from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import Options
 from topkv.hf.rows import PrefillRows, SessionRows
 
@@ -47,6 +48,12 @@ class SlidingBefore:
                 setattr(layer, name, value)
 
 
+def forget(layer: Any) -> None:
+    """What reset() is to a sliding-window layer."""
+    layer.keys = layer.values = None
+    layer.is_initialized, layer.cumulative_length, layer.record_past = False, 0, False
+
+
 @dataclass
 class Pass:
     """A call that has begun: what it will have changed, and what it has to undo if it fails."""
@@ -55,7 +62,7 @@ class Pass:
     held: int  # that it adds to the rows: of a context sharded by sequence this process has a part
     sliding: SlidingBefore
     before: State  # which it goes back to; a call that ends the text begins with freezing it
-    rows: PrefillRows | SessionRows | None = None  # made by this call
+    rows: PrefillRows | SessionRows | MethodRows | None = None  # made by this call
     attended: set[int] = field(default_factory=set)  # layers
 
 
@@ -77,7 +84,7 @@ class State:
     options: Options
     text: Text | None = None
     tokens: int = 0  # of the text and those that follow it
-    rows: PrefillRows | SessionRows | None = None  # None: not made yet
+    rows: PrefillRows | SessionRows | MethodRows | None = None  # None: not made yet
     held: int = 0  # tokens of `rows` that count; it may have more, of a call that failed
     batch: int = 1
     ids: HeldIds = field(default_factory=HeldIds)
