@@ -24,6 +24,11 @@ std::vector<EvalTask> tasks_of(const std::vector<std::string>& names, const py::
                                const py::object& beginning, const std::string& essays,
                                const std::vector<std::filesystem::path>& files,
                                const std::filesystem::path& questions) {
+  for (const std::string& name : names) {
+    if (parse_tasks(name) == std::vector<std::string>{name}) continue;
+    throw InvalidArgument(
+        fmt::format("'{}' is several tasks; give those that parse_tasks has for it", name));
+  }
   return make_eval_tasks(names, {encode_of(encode), tokens_of(beginning, "beginning")},
                          {essays, files, questions});
 }

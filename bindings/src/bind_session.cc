@@ -239,6 +239,12 @@ void bind_session(py::module_& module) {
                              [](const SessionHandle& self) { return unconst(self.context); })
       .def_property_readonly("device",
                              [](const SessionHandle& self) { return self.session.device(); })
+      .def_property_readonly(
+          "index", [](const SessionHandle& self) { return self.session.options().index; },
+          "Spec of the index that finds its rows.")
+      .def_property_readonly(
+          "tail", [](const SessionHandle& self) { return self.session.options().tail; },
+          "What stands for rows that are not found: \"none\", \"mean\" or the spec of codes.")
       .def("stats",
            [](SessionHandle& self) {
              const Exclusive::Look use(self.use, busy);

@@ -18,8 +18,8 @@ Arrays in: whatever has the buffer protocol or __dlpack__ (NumPy, PyTorch on CPU
 never copied. uint16 arrays hold bf16. Arrays out: NumPy, or what `out` names. Everything raised on
 purpose is a topkv.Error.
 
-topkv.hf puts it into Hugging Face transformers, topkv.plot draws results; both are imported on
-demand and need their own packages (`pip install '.[hf,plot]'` in a checkout of topkv).
+topkv.hf puts it into Hugging Face transformers, topkv.eval compares methods through these, topkv.plot
+draws results; they are imported on demand and need their own packages (`pip install '.[hf,plot]'` in a checkout of topkv).
 """
 
 import importlib as _importlib
@@ -72,7 +72,7 @@ except ImportError as _error:
         ) from _error
     raise
 
-_ON_DEMAND = ("hf", "plot", "mass")
+_ON_DEMAND = ("eval", "hf", "plot", "mass")
 
 __all__ = [
     "AttentionShape",
@@ -116,7 +116,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports topkv.hf, topkv.plot and topkv.mass when they are first used."""
+    """Imports topkv.hf, topkv.eval, topkv.plot and topkv.mass when they are first used."""
     if name in _ON_DEMAND:
         return _importlib.import_module(f"topkv.{name}")
     raise AttributeError(f"module 'topkv' has no attribute '{name}'")

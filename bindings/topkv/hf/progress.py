@@ -136,3 +136,27 @@ def building(
         yield report
     finally:
         line.clear()
+
+
+class Counting:
+    """So many pieces of work, counted as they are done. A context that gives what counts one."""
+
+    def __init__(self, what: str, unit: str, total: int, wanted: bool):
+        self._line = _Line(wanted, True)
+        self._what, self._unit, self._total, self._done = what, unit, total, 0
+        self._began = clock()
+
+    def __enter__(self) -> Callable[[], None]:
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        self._line.clear()
+
+    def _tell(self) -> None:
+        self._done += 1
+        seconds = clock() - self._began
+        left = seconds / self._done * (self._total - self._done)
+        self._line.say(
+            seconds,
+            lambda: f"{self._what}, {self._done} of {self._total} {self._unit}, {span(left)} left",
+        )

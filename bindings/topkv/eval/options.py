@@ -1,0 +1,100 @@
+"""The flags of python -m topkv.eval."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from topkv.eval.settings import Settings
+
+_EPILOG = """\
+METHODS are those of `topkv eval`: dense (transformers' own cache), codes, streaming, or an index such
+as exact; INDEX+TAIL; and FILE.py:CLASS, a method of yours. METHOD@window=N,sinks=N,dense=N,select=HOW
+sets what else belongs to one. docs/eval.md: tasks, methods, files, and what a class must have.
+
+examples:
+  python -m topkv.eval -m models/needle-14m --tasks niah_single_2 --methods "dense;exact" --samples 5
+  python -m topkv.eval -m MODEL --tasks ruler --methods "dense;codes;my_methods.py:MyMethod"
+"""
+
+_FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def count(text: str) -> int:
+    """4096, 128K or 128Ki, 1M."""
+    found = re.fullmatch(r"\s*(\d+)\s*(?:([kKmMgG])i?)?\s*", text)
+    if not found or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"expected a count such as 4096, 128K or 1M, found {text!r}")
+    return int(found[1]) * _FACTORS[(found[2] or "").lower()]
+
+
+def counts(text: str) -> list[int]:
+    return [count(part) for part in text.split(",")]
+
+
+def _files(lists: list[str]) -> list[str]:
+    return [file for part in lists for file in part.split(",")]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m topkv.eval",
+        description="Compares methods on tasks through transformers' generate: `topkv eval` for any "
+        "model that topkv.hf takes, and for methods written in Python.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("-m", "--model", required=True, metavar="MODEL", help="folder of a checkpoint, or its name")
+    add("--tasks", default="ruler", metavar="LIST",
+        help="ruler or some of it, passkey, passkey_steps, repetition, tables, qa [ruler]")
+    add("--lengths", type=counts, default="4K,16K", metavar="LIST",
+        help="tokens of context, question and answer together, as RULER's [4K,16K]")
+    add("--methods", default="dense;codes", metavar="LIST", help="';' between them [dense;codes]")
+    add("--budgets", type=counts, default="64,256", metavar="LIST",
+        help="rows that each query head retrieves [64,256]")
+    add("--samples", type=count, metavar="N",
+        help="of each task and length [20, of qa all questions]")
+    add("--seed", type=int, default=42, metavar="N", help="of the texts [42]")
+    add("--essays", default="", metavar="DIR", help="prose: *.txt and *.md [generated sentences]")
+    add("-f", "--file", action="append", default=[], metavar="FILES",
+        help="qa: the text to ask about, a.txt,b.md")
+    add("--questions", default="", metavar="FILE",
+        help='qa: lines of {"question": …, "answers": […], "context_file": …}')
+    add("--kv-window", type=count, default=1024, metavar="N", help="last tokens attended [1024]")
+    add("--kv-sinks", type=int, default=4, metavar="N", help="first tokens attended [4]")
+    add("--kv-dense-layers", type=int, default=0, metavar="N",
+        help="first layers that attend all rows [0]")
+    add("--kv-select", choices=("query_head", "group"), default="query_head",
+        help="who chooses rows [query_head]")
+    add("--kv-dtype", metavar="TYPE", help="of topkv's rows: f32, f16, bf16, q8, q8/q4, q4 [the "
+        "model's; bf16 on a GPU]")
+    add("--device", metavar="WHERE", help="PyTorch's, as cpu or cuda:1 [a GPU if there is one]")
+    add("--dtype", default="auto", metavar="TYPE", help="of the model: auto, float32, bfloat16, … "
+        "[auto: as stored]")
+    add("--chunk", type=count, default=2048, metavar="N", help="tokens read at a time [2048]")
+    add("--trust-remote-code", action="store_true", help="run code that comes with the checkpoint")
+    add("-o", "--output", metavar="DIR",
+        help="results; goes on where it stopped, adds to its lists [out/eval-…, by settings]")
+    add("--fresh", action="store_true", help="start over")
+    return made
+
+
+def settings_of(flags: argparse.Namespace) -> Settings:
+    return Settings(
+        tasks=flags.tasks.split(","),
+        lengths=flags.lengths,
+        methods=flags.methods,
+        budgets=flags.budgets,
+        samples=flags.samples,
+        seed=flags.seed,
+        essays=flags.essays,
+        files=_files(flags.file),
+        questions=flags.questions,
+        window=flags.kv_window,
+        sinks=flags.kv_sinks,
+        dense_layers=flags.kv_dense_layers,
+        select_by=flags.kv_select,
+        kv_dtype=flags.kv_dtype,
+        chunk=flags.chunk,
+    )

@@ -1,0 +1,116 @@
+"""What an evaluation asks, of which methods."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topkv import FileError, InvalidArgument
+from topkv.eval import _core
+from topkv.hf.options import integer, row_dtype_name
+
+DEFAULT_SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """As the flags of `topkv eval`; see docs/eval.md.
+
+    methods: ';' between them; a class as FILE.py:NAME. samples: None for 20, and all questions of
+    qa. essays, questions: a folder and a file, "" for none. window, sinks, dense_layers, select_by:
+    of methods that do not say. kv_dtype: of rows in topkv, None for what TopkCache takes. chunk:
+    tokens that the model reads at a time.
+    """
+
+    tasks: list[str] = field(default_factory=lambda: ["ruler"])
+    lengths: list[int] = field(default_factory=lambda: [4096, 16384])
+    methods: str = "dense;codes"
+    budgets: list[int] = field(default_factory=lambda: [64, 256])
+    samples: int | None = None
+    seed: int = 42
+    essays: str = ""
+    files: list[str] = field(default_factory=list)
+    questions: str = ""
+    window: int = 1024
+    sinks: int = 4
+    dense_layers: int = 0
+    select_by: str = "query_head"
+    kv_dtype: str | torch.dtype | None = None
+    chunk: int = 2048
+
+    @property
+    def sample_count(self) -> int:
+        return DEFAULT_SAMPLES if self.samples is None else self.samples
+
+    def of_task(self, most: int) -> int:
+        """Samples of a task that has `most`, or -1."""
+        if most < 0:
+            return self.sample_count
+        return most if self.samples is None else min(self.samples, most)
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, with numbers in order. Raises InvalidArgument for some that cannot be meant."""
+    for name in ("tasks", "lengths", "budgets"):
+        if isinstance(getattr(settings, name), str) or not list(getattr(settings, name)):
+            raise InvalidArgument(
+                f"{name} is {getattr(settings, name)!r}; expected a list with at least one in it"
+            )
+    least = {"samples": 1, "window": 1, "sinks": 0, "dense_layers": 0, "chunk": 2, "seed": 0}
+    for name, lowest in least.items():
+        if getattr(settings, name) is not None:
+            integer(name, getattr(settings, name), lowest)
+    if settings.essays and not Path(settings.essays).is_dir():
+        raise FileError(f"{settings.essays}: expected a folder of *.txt and *.md files")
+    tasks = _core.parse_tasks(",".join(settings.tasks))
+    if ("qa" in tasks) != bool(settings.questions):
+        raise InvalidArgument("the task qa and a file of questions go together; give both or none")
+    if settings.files and "qa" not in tasks:
+        raise InvalidArgument("files are of the task qa; expected it among the tasks")
+    return replace(
+        settings,
+        tasks=tasks,
+        lengths=sorted({integer("length", x, 1) for x in settings.lengths}),
+        budgets=sorted({integer("budget", x, 1) for x in settings.budgets}),
+        kv_dtype=row_dtype_name(settings.kv_dtype),
+    )
+
+
+def configuration(
+    settings: Settings, methods: list[str], model: str, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything that changes answers, for run.json. facts: what else there is to say."""
+
+    def path(of: str) -> str:
+        return os.path.abspath(of)
+
+    made: dict[str, Any] = {
+        "model": path(model) if os.path.exists(model) else model,
+        "tasks": settings.tasks,
+        "lengths": settings.lengths,
+        "methods": methods,
+        "budgets": settings.budgets,
+        "samples": settings.sample_count,
+        "seed": settings.seed,
+        "essays": path(settings.essays) if settings.essays else "generated",
+    }
+    if settings.questions:
+        made["files"] = [path(file) for file in settings.files]
+        made["questions"] = path(settings.questions)
+    for name in ("window", "sinks", "dense_layers", "select_by", "kv_dtype", "chunk"):
+        made[name] = getattr(settings, name)
+    return made | facts
+
+
+def in_words(settings: Settings) -> str:
+    words = f"window {settings.window}, sinks {settings.sinks}, rows by "
+    words += settings.select_by.replace("_", " ")
+    if settings.dense_layers:
+        words += f", first {settings.dense_layers} layers dense"
+    if settings.kv_dtype:
+        words += f"; rows {settings.kv_dtype}"
+    return f"{words}; prose {settings.essays or 'generated'}; seed {settings.seed}"

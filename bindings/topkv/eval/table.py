@@ -1,0 +1,63 @@
+"""Scores as text for people."""
+
+from __future__ import annotations
+
+from topkv.eval._core import Score, ScoreRow, ScoreTable
+
+_KEYS = 4  # columns that tell a row from others
+
+LEGEND = """\
+Percent, of repetition characters; in brackets 95 % intervals (Wilson's where every score is 0 or 1,
+else Student's). rows: that a query head attended beyond window and sinks, per token and layer, on
+average."""
+
+
+def score_text(score: Score | None) -> str:
+    """"80 [55–93]", or without what is not known."""
+    if score is None:
+        return "-"
+    if score.interval is None:
+        return f"{score.mean:.0f}"
+    low, high = score.interval
+    return f"{score.mean:.0f} [{low:.0f}–{high:.0f}]"
+
+
+def _cells(row: ScoreRow) -> list[str]:
+    has = row.budget is not None
+    cells = [
+        f"{row.length:,}",
+        row.method,
+        str(row.budget) if has else "all",
+        f"{row.rows_per_head:.0f}" if has else "all",
+    ]
+    cells += [score_text(score) for score in row.scores]
+    return [*cells, "-" if row.average is None else f"{row.average:.1f}"]
+
+
+def table_text(table: ScoreTable, width: int) -> str:
+    """Lines of at most `width` characters, where the columns of a row are no wider: several tables,
+    each with the columns that tell rows apart."""
+    headings = ["length", "method", "budget", "rows", *table.columns, "average"]
+    lines = [headings, *(_cells(row) for row in table.rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    keys = list(range(_KEYS))
+    taken = sum(widths[:_KEYS]) + 2 * (_KEYS - 1)
+    parts: list[list[int]] = []
+    left = 0
+    for column in range(_KEYS, len(headings)):
+        if not parts or widths[column] + 2 > left:
+            parts.append([])
+            left = width - taken
+        parts[-1].append(column)
+        left -= widths[column] + 2
+    return "\n".join(_one(lines, [*keys, *part], widths) for part in parts)
+
+
+def _one(lines: list[list[str]], columns: list[int], widths: list[int]) -> str:
+    text = ""
+    for line in lines:
+        cells = [
+            line[i].ljust(widths[i]) if i == 1 else line[i].rjust(widths[i]) for i in columns
+        ]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
