@@ -94,7 +94,8 @@ void bind_eval_results(py::module_& module) {
             made["select_by"] = options.select_by == SelectBy::group ? "group" : "query_head";
             return made;
           },
-          py::arg("budget"), "Of a session with so many rows, by the names it has for them.");
+          py::arg("budget"), "Of a session with so many rows, by the names it has for them.")
+      .def("__repr__", [](const Method& self) { return fmt::format("<Method {}>", self.name); });
 
   module.def("split_methods", &split_methods, py::arg("methods"),
              "The texts of several methods with ';' between them.");
@@ -114,7 +115,11 @@ void bind_eval_results(py::module_& module) {
             if (!self.interval) return py::none();
             return py::make_tuple(self.interval->low, self.interval->high);
           },
-          "Of 95 %: (low, high), or None.");
+          "Of 95 %: (low, high), or None.")
+      .def("__repr__", [](const Score& self) {
+        return fmt::format("<Score {:.2f} of {} samples of {}>", self.mean, self.samples,
+                           self.task);
+      });
 
   py::class_<ScoreRow>(module, "ScoreRow", "What one method with one budget made of a length.")
       .def_readonly("length", &ScoreRow::length)
@@ -122,11 +127,18 @@ void bind_eval_results(py::module_& module) {
       .def_readonly("budget", &ScoreRow::budget, "None: all rows.")
       .def_readonly("scores", &ScoreRow::scores, "Of each column; None: nothing was asked.")
       .def_readonly("rows_per_head", &ScoreRow::rows_per_head)
-      .def_readonly("average", &ScoreRow::average, "In percent, or None.");
+      .def_readonly("average", &ScoreRow::average, "In percent, or None.")
+      .def("__repr__", [](const ScoreRow& self) {
+        return fmt::format("<ScoreRow of {} at {} tokens>", self.method, self.length);
+      });
 
   py::class_<ScoreTable>(module, "ScoreTable", "A row for each method, length and budget.")
       .def_readonly("columns", &ScoreTable::columns)
-      .def_readonly("rows", &ScoreTable::rows);
+      .def_readonly("rows", &ScoreTable::rows)
+      .def("__repr__", [](const ScoreTable& self) {
+        return fmt::format("<ScoreTable of {} rows, {} columns>", self.rows.size(),
+                           self.columns.size());
+      });
 
   py::class_<EvalDirectory>(module, "Directory",
                             "The folder of an evaluation, as `topkv eval` writes it, locked while "
@@ -149,7 +161,10 @@ void bind_eval_results(py::module_& module) {
             return write_scores(self, title, subtitle).table;
           },
           py::arg("title"), py::arg("subtitle"),
-          "Writes summary.csv, scores.csv and scores.svg of all answers, and returns the table.");
+          "Writes summary.csv, scores.csv and scores.svg of all answers, and returns the table.")
+      .def("__repr__", [](const EvalDirectory& self) {
+        return fmt::format("<Directory of {} answers>", self.results().size());
+      });
 
   module.def(
       "default_directory",

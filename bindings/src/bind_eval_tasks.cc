@@ -64,7 +64,10 @@ void bind_eval_tasks(py::module_& module) {
       .def_readonly("question", &EvalSample::question)
       .def_readonly("references", &EvalSample::references, "None: answers are kept and not scored.")
       .def_readonly("predict", &EvalSample::predict, "Tokens to generate.")
-      .def_readonly("one_line", &EvalSample::one_line, "The answer ends with its line.");
+      .def_readonly("one_line", &EvalSample::one_line, "The answer ends with its line.")
+      .def("__repr__", [](const EvalSample& self) {
+        return fmt::format("<Sample of {} tokens>", self.context.size());
+      });
 
   py::class_<EvalTask>(module, "Task", "What makes samples, and scores answers to them.")
       .def_readonly("name", &EvalTask::name)
@@ -83,7 +86,8 @@ void bind_eval_tasks(py::module_& module) {
             return score_of(self.scoring, answer, references);
           },
           py::arg("answer"), py::arg("references"),
-          "Between 0 and 1; of repetition a count of characters.");
+          "Between 0 and 1; of repetition a count of characters.")
+      .def("__repr__", [](const EvalTask& self) { return fmt::format("<Task {}>", self.name); });
 
   module.def("parse_tasks", &parse_tasks, py::arg("names"),
              "The tasks that a list such as \"ruler,passkey\" stands for.");

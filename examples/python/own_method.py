@@ -1,13 +1,17 @@
 """A method of one's own for finding rows, as `python -m topkv.eval` takes it.
 
-    python -m topkv.eval -m models/needle-14m --tasks niah_single_2 --lengths 4K --samples 5 \\
+    python -m topkv.eval -m models/needle-14m --tasks niah_single_2 --lengths 4K --samples 3 \\
         --methods "dense;exact;examples/python/own_method.py:Pages" --budgets 64
+
+does what this file does by itself; further flags go to it.
 
 Pages of 16 rows, of which those are attended whose mean key scores highest; for all other rows their
 mean value stands. (A sketch after Quest, Tang et al. 2024, which bounds a page's scores instead.)
 """
 
 import math
+import sys
+from pathlib import Path
 
 import torch
 
@@ -38,3 +42,16 @@ class Pages:
             return torch.zeros_like(queries), queries.new_full((len(queries),), -math.inf)
         lse = scale * queries @ keys[left].mean(0) + math.log(int(left.sum()))
         return values[left].mean(0).expand_as(queries), lse
+
+
+def main() -> int:
+    from topkv.eval.__main__ import main as evaluate
+
+    model = Path(__file__).resolve().parents[2] / "models" / "needle-14m"
+    flags = ["-m", str(model), "--tasks", "niah_single_2", "--lengths", "4K", "--samples", "3"]
+    flags += ["--methods", f"dense;exact;{__file__}:Pages", "--budgets", "64"]
+    return evaluate([*flags, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -68,6 +68,13 @@ def answers(folder):
     return [json.loads(line) for line in lines]
 
 
+def test_the_package_has_all_names_of_the_module():
+    def public(module):
+        return {name for name in dir(module) if not name.startswith("_")}
+
+    assert public(_core) == public(topkv._core._eval)
+
+
 def test_samples_have_the_tokens_of_topkv_s_own_tokenizer(needle_14m, tokenizer):
     own = topkv.Tokenizer.load(needle_14m / "tokenizer.json")
     theirs = _core.make_tasks(ALL_TASKS, encode_of(tokenizer), beginning_of(tokenizer))
@@ -276,17 +283,21 @@ def test_generation_is_greedy_whatever_the_checkpoint_says(model):
         model.generation_config = own
 
 
-def test_the_program_writes_its_folder_and_prints_the_table(needle_14m, tmp_path):
+@pytest.mark.parametrize("way", ["the example", "the program"])
+def test_the_example_of_a_method_is_measured(way, needle_14m, tmp_path):
     own = REPOSITORY / "examples" / "python" / "own_method.py"
+    program = [own]
+    if way == "the program":
+        flags = ("--tasks", "niah_single_2", "--budgets", "64")
+        program = ["-m", "topkv.eval", "-m", needle_14m, *flags]
     done = subprocess.run(
-        [sys.executable, "-m", "topkv.eval", "-m", needle_14m, "--tasks", "niah_single_2",
-         "--lengths", "1K", "--samples", "1", "--methods", f"dense;{own}:Pages@window=256",
-         "--budgets", "64", "--device", "cpu", "-o", tmp_path / "out"],
+        [sys.executable, *program, "--lengths", "1K", "--samples", "1", "--device", "cpu",
+         "--methods", f"dense;{own}:Pages@window=256", "-o", tmp_path / "out"],
         capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     assert done.returncode == 0, done.stderr
-    assert "niah_single_2" in done.stdout and f"{own}:Pages@window=256" in done.stdout
+    assert "niah_single_2" in done.stdout and f"{own}:Pages@window" in done.stdout
     with open(tmp_path / "out" / "scores.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["budget"] for row in rows] == ["", "64"]

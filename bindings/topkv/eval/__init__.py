@@ -10,6 +10,8 @@ that is made in Python::
 docs/eval.md has all of it. Needs torch and transformers.
 """
 
+import topkv.hf  # says what is missing
+
 from topkv.eval._core import Score, ScoreRow, ScoreTable
 from topkv.eval.evaluate import evaluate
 from topkv.eval.settings import Settings
