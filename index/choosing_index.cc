@@ -61,7 +61,7 @@ void ChoosingIndex::search_token(const QueryBlock& queries, std::int64_t first, 
   bool enough = false;
   for (std::int64_t want = k; !enough; want *= 2) {
     for (auto& list : lists) list.clear();
-    const bool all = allowed.size() <= want;
+    const bool all = allowed.size() <= want && !chooses_fewer();
     if (!all) choose(token, allowed, want, lists);
     enough = true;
     for (std::int64_t h = 0; h < queries.group; ++h) {
@@ -79,7 +79,7 @@ void ChoosingIndex::search_token(const QueryBlock& queries, std::int64_t first, 
       }
       std::sort(ranked.begin(), ranked.end(), ranks_before);
       write_result(ranked, first + h, result);
-      enough = enough && (all || std::ssize(ranked) == k);
+      enough = enough && (all || std::ssize(ranked) == k || std::ssize(list) < want);
     }
   }
 }

@@ -33,7 +33,11 @@ class ChoosingIndex : public InsertingIndex {
   void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
 
  protected:
-  /// found[h]: up to k of the positions in the allowed range, which holds more than k and lies
+  /// Whether it may choose fewer than k where there are more, and so is asked even where k are all.
+  virtual bool chooses_fewer() const { return false; }
+
+  /// found[h]: up to k of the positions in the allowed range, which is not empty, holds more than
+  /// k, but for those that choose fewer, and lies
   /// within the keys; each once, those that it would rather have first. Safe from many threads.
   virtual void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                       std::span<std::vector<std::int64_t>> found) const = 0;

@@ -13,6 +13,7 @@
 #include "index/summary_tail.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
+#include "src/core/vector_math.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -26,6 +27,15 @@ struct Workspace {
   ScanKeeper keeper;
 };
 
+constexpr std::int64_t calibration_tokens = 100;  // of the context's last
+
+/// Importances from 1 down to 2^-64, 64 bins to a factor of 2.
+std::int64_t bin_of(float importance) {
+  if (!(importance > 0)) return ClusterIndex::bins - 1;
+  return std::clamp<std::int64_t>(std::llround(-64 * std::log2(importance)), 0,
+                                  ClusterIndex::bins - 1);
+}
+
 void normalise(float* x, std::int64_t dim) {
   double square = 0;
   for (std::int64_t i = 0; i < dim; ++i) square += static_cast<double>(x[i]) * x[i];
@@ -37,6 +47,31 @@ void normalise(float* x, std::int64_t dim) {
 class ClusterKind final : public IndexSpec::Kind {
  public:
   explicit ClusterKind(ClusterParams params) : params_(std::move(params)) {}
+  bool learns_queries() const override { return params_.sparsity > 0; }
+  void learn(KeyIndex& index, const PrefillQueries& queries,
+             const std::stop_token& stop) const override {
+    dynamic_cast<ClusterIndex&>(index).learn(queries, stop);
+  }
+  /// One threshold for all: bins are taken, largest importances first, while the keys in them are
+  /// no more than are wanted.
+  void learn_together(std::span<KeyIndex* const> heads) const override {
+    std::vector<double> sums(static_cast<std::size_t>(ClusterIndex::bins), 0.0);
+    double all = 0;
+    for (KeyIndex* head : heads) {
+      const auto of = dynamic_cast<ClusterIndex&>(*head).take_importances();
+      for (std::size_t bin = 0; bin < of.size(); ++bin) {
+        sums[bin] += of[bin];
+        all += of[bin];
+      }
+    }
+    const double wanted = all * static_cast<double>(100 - params_.sparsity) / 100;
+    std::int64_t bins = 0;
+    for (double taken = 0; bins < ClusterIndex::bins; ++bins) {
+      taken += sums[static_cast<std::size_t>(bins)];
+      if (taken > wanted) break;
+    }
+    for (KeyIndex* head : heads) dynamic_cast<ClusterIndex&>(*head).set_threshold(bins);
+  }
   std::string text() const override { return params_.text; }
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<ClusterIndex>(params_);
@@ -185,6 +220,43 @@ void ClusterIndex::gather() {
   });
 }
 
+/// importances: of clusters, from their scores (which are spent) in place.
+void ClusterIndex::weigh(float* scores, float scale) const {
+  scale_by(scores, clusters(), scale);
+  const float high = max_of(scores, clusters());
+  exp_shifted(scores, clusters(), high);
+  double total = 0;
+  for (std::int64_t c = 0; c < clusters(); ++c)
+    total += static_cast<double>(members(c)) * scores[c];
+  scale_by(scores, clusters(), static_cast<float>(1 / total));
+}
+
+void ClusterIndex::learn(const PrefillQueries& queries, const std::stop_token& stop) {
+  if (size() == 0) return;
+  const std::int64_t all = std::ssize(queries.positions);
+  const std::int64_t used = std::min(all - queries.spread, calibration_tokens);
+  if (used <= 0) {
+    throw InvalidArgument(
+        spec() +
+        ": sets its threshold by the attention of the context's last tokens, and this context has "
+        "no queries: its rows were appended, or it attends by chunks; expected one that "
+        "ContextBuilder::attend or the command prefilled, or s=0");
+  }
+  importances_.assign(static_cast<std::size_t>(bins), 0.0);
+  std::vector<float> scores(static_cast<std::size_t>(queries.group * clusters()));
+  for (std::int64_t number = all - used; number < all; ++number) {
+    check_stop(stop);
+    dot_block(queries.token(number), queries.group, centroids(), scores.data(), clusters());
+    for (std::int64_t h = 0; h < queries.group; ++h) {
+      float* of = scores.data() + h * clusters();
+      weigh(of, queries.scale);
+      for (std::int64_t c = 0; c < clusters(); ++c) {
+        importances_[static_cast<std::size_t>(bin_of(of[c]))] += static_cast<double>(members(c));
+      }
+    }
+  }
+}
+
 void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                           std::span<std::vector<std::int64_t>> found) const {
   const Scratch<Workspace> workspace;
@@ -196,6 +268,13 @@ void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
   });
   rank_not_numbers_last(scores);
   for (std::int64_t h = 0; h < token.heads; ++h) {
+    if (chooses_fewer()) {
+      float* of = scores.data() + h * clusters();
+      weigh(of, token.scale);
+      for (std::int64_t c = 0; c < clusters(); ++c) {
+        if (bin_of(of[c]) >= bins_) of[c] = no_threshold;
+      }
+    }
     std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];
     const auto add_cluster = [&](std::int64_t cluster) {
       const auto c = static_cast<std::size_t>(cluster);
@@ -211,7 +290,10 @@ void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
       list.clear();
       keeper.reset(ranked);
       keeper.push(scores.data() + h * clusters(), clusters(), 0);
-      for (const Scored& cluster : keeper.sorted()) add_cluster(cluster.position);
+      for (const Scored& cluster : keeper.sorted()) {
+        if (chooses_fewer() && cluster.score == no_threshold) break;
+        add_cluster(cluster.position);
+      }
       if (ranked == clusters()) break;
     }
   }
@@ -220,10 +302,12 @@ void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
 std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
                                                      std::string_view options) {
   std::int64_t percent = 5;
-  parse_options(spec, options, {{"c", &percent, 1, 100}});
+  std::int64_t sparsity = 0;
+  parse_options(spec, options, {{"c", &percent, 1, 100}, {"s", &sparsity, 0, 99}});
   return std::make_shared<ClusterKind>(
-      ClusterParams{.text = fmt::format("squeezed:c={}", percent),
-                    .keys_per_cluster = 100.0 / static_cast<double>(percent)});
+      ClusterParams{.text = fmt::format("squeezed:c={},s={}", percent, sparsity),
+                    .keys_per_cluster = 100.0 / static_cast<double>(percent),
+                    .sparsity = sparsity});
 }
 
 std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
+#include "index/prefill_queries.h"
 #include "index/row_tail.h"
 #include "topkv/index_spec.h"
 #include "topkv/key_index.h"
@@ -35,6 +37,13 @@ class IndexSpec::Kind {
     index.add(keys, stop);
     index.build(stop);
   }
+  /// Whether building takes queries of the prefill as well: learn() is then called behind build(),
+  /// for every head, and throws what build() does, or InvalidArgument where there are none.
+  virtual bool learns_queries() const { return false; }
+  virtual void learn(KeyIndex& /*index*/, const PrefillQueries& /*queries*/,
+                     const std::stop_token& /*stop*/) const {}
+  /// What remains to be learned of all heads together, when each has learned.
+  virtual void learn_together(std::span<KeyIndex* const> /*heads*/) const {}
   /// Whether it has codes.
   virtual bool is_coded() const { return false; }
   virtual bool has_tail() const { return false; }

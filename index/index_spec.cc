@@ -4,6 +4,7 @@
 
 #include "index/cluster_index.h"
 #include "index/codes_index.h"
+#include "index/evicting_index.h"
 #include "index/exact_index.h"
 #include "index/faiss_index.h"
 #include "index/hnsw_index.h"
@@ -24,7 +25,8 @@ struct Plain {
   std::string_view name;
   std::shared_ptr<const IndexSpec::Kind> (*make)();
 };
-constexpr Plain plain_kinds[] = {{"exact", exact_kind}, {"mean", mean_kind}, {"none", none_kind}};
+constexpr Plain plain_kinds[] = {{"exact", exact_kind}, {"mean", mean_kind}, {"none", none_kind},
+                                 {"h2o", h2o_kind},     {"tova", tova_kind}};
 
 struct WithOptions {
   std::string_view name;
@@ -69,11 +71,11 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
   }
   const std::string_view near =
       nearest(name, {"exact", "codes", "faiss", "hnsw", "quest", "sparq", "squeezed", "retroinfer",
-                     "lowrank", "none", "mean", "pages", "sample"});
+                     "lowrank", "h2o", "tova", "none", "mean", "pages", "sample"});
   throw InvalidArgument(fmt::format(
       "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
       "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, quest:page=16, sparq:r=32, "
-      "squeezed:c=5, retroinfer:size=16, lowrank:r=16, none, and the tails mean, pages:size=16, "
+      "squeezed:c=5, retroinfer:size=16, lowrank:r=16, h2o, tova, none, and the tails mean, pages:size=16, "
       "sample:rows=256",
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
 }

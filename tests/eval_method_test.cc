@@ -79,7 +79,7 @@ TEST(Methods, ErrorsNameThePart) {
     expect_error<InvalidArgument>([&] { parsed(text); },
                                   "method '" + std::string(text) + "': ", parts);
   };
-  refused("exct", {"exct", "methods are dense, codes, streaming, or an index"});
+  refused("exct", {"exct", "methods are dense, codes, quest, streaming, or an index"});
   refused("", {"methods are"});
   refused("mean", {"methods are"});
   refused("exact+hnsw", {"'hnsw' has no codes of values", "none, mean"});

@@ -367,6 +367,110 @@ TEST(Methods, WithAllKeysRetrievedSessionsAreDense) {
   }
 }
 
+/// A context whose prefill had queries.
+std::shared_ptr<const Context> prefilled(const Stream& stream, std::int64_t tokens,
+                                         std::int64_t chunk) {
+  ContextBuilder builder(stream.shape, {.capacity = tokens});
+  std::vector<float> out(static_cast<std::size_t>(chunk * stream.q_width()));
+  for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
+    for (std::int64_t l = 0; l < stream.shape.layers; ++l)
+      builder.attend(stream.step(l, begin, std::min(chunk, tokens - begin), out.data()));
+  }
+  return builder.freeze();
+}
+
+TEST(Evicting, KeepsTheKeysThatThePrefillAttendedMost) {
+  const AttentionShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  const Stream stream(shape, 1100);
+  for (const std::int64_t chunk : {1000, 130}) {  // what is kept does not depend on it
+    const auto context = prefilled(stream, 1000, chunk)->with_index("h2o")->with_index("tova");
+    for (const std::string spec : {"h2o", "tova"}) {
+      for (std::int64_t layer = 0; layer < 2; ++layer) {
+        const reference::Rows rows = stream.rows(layer, 1, 1000);
+        std::vector<double> sums(1000);
+        // Of 1000 tokens every 16th, and the last.
+        for (std::int64_t p = spec == "h2o" ? 0 : 999; p < 1000; p += 16) {
+          for (std::int64_t h = 2; h < 4; ++h) {
+            const float* q = &stream.q[static_cast<std::size_t>(layer)]
+                                      [static_cast<std::size_t>(p * stream.q_width() + h * 16)];
+            const auto all = reference::attend(rows, q, 0.25, [&](std::int64_t r) { return r <= p; });
+            for (std::int64_t r = 0; r <= p; ++r) {
+              sums[static_cast<std::size_t>(r)] +=
+                  std::exp(0.25 * reference::score(rows, q, r) - all.lse);
+            }
+          }
+        }
+        std::vector<double> sorted(sums.begin() + 50, sums.begin() + 900);
+        std::nth_element(sorted.begin(), sorted.begin() + 39, sorted.end(), std::greater<>());
+        const std::vector<float> any(2 * 16, 1.0F);
+        const std::vector<PositionRange> ranges = {{50, 900}, {50, 900}};
+        SearchResult result;
+        context->index(spec, layer, 1).search({any.data(), 2, 16, ranges, 2}, 40, result);
+        for (std::int64_t h = 0; h < 2; ++h) {
+          EXPECT_EQ(result.positions(h).size(), 40U);
+          for (const std::int64_t row : result.positions(h))
+            EXPECT_GE(sums[static_cast<std::size_t>(row)], sorted[39] * (1 - 1e-4)) << spec << row;
+        }
+      }
+    }
+  }
+}
+
+TEST(Squeezed, AThresholdLeavesOutAsManyKeysAsWantedOverAllHeads) {
+  const AttentionShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  const Stream stream(shape, 3000);
+  const auto context = prefilled(stream, 3000, 500)
+                           ->with_index("squeezed:c=5,s=80")
+                           ->with_index("squeezed:c=5,s=95");
+  const auto share = [&](const char* spec, std::set<std::size_t>& counts) {
+    double found = 0;
+    for (std::int64_t layer = 0; layer < 3; ++layer) {
+      for (std::int64_t head = 0; head < 2; ++head) {
+        for (std::int64_t p = 2900; p < 3000; ++p) {
+          const float* q = &stream.q[static_cast<std::size_t>(layer)][static_cast<std::size_t>(
+              p * stream.q_width() + head * 32)];
+          const std::vector<PositionRange> ranges = {{0, 3000}, {0, 3000}};
+          SearchResult result;
+          context->index(spec, layer, head).search({q, 2, 16, ranges, 2, 0.25F}, 3000, result);
+          for (std::int64_t h = 0; h < 2; ++h) {
+            found += static_cast<double>(result.positions(h).size());
+            counts.insert(result.positions(h).size());
+          }
+        }
+      }
+    }
+    return found / (3.0 * 2 * 100 * 2 * 3000);
+  };
+  std::set<std::size_t> counts;
+  EXPECT_NEAR(share("squeezed:c=5,s=80", counts), 0.20, 0.01);
+  EXPECT_GT(counts.size(), 20U);  // heads and tokens attend different numbers
+  EXPECT_NEAR(share("squeezed:c=5,s=95", counts), 0.05, 0.005);
+  // At most k.
+  const std::vector<PositionRange> ranges = {{0, 3000}};
+  SearchResult result;
+  context->index("squeezed:c=5,s=80", 0, 0).search({stream.q[0].data(), 1, 16, ranges}, 7, result);
+  EXPECT_LE(result.positions(0).size(), 7U);
+}
+
+TEST(Methods, ThatLearnFromQueriesRefuseContextsWithoutThem) {
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  const Stream stream(shape, 300);
+  const auto context = stream.prefill(300);
+  for (const char* spec : {"h2o", "tova", "squeezed:c=5,s=90"}) {
+    try {
+      context->with_index(spec);
+      FAIL() << spec;
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("has no queries"), std::string::npos);
+    }
+  }
+  ContextBuilder builder(shape, {.capacity = 300});
+  std::vector<float> out(static_cast<std::size_t>(300 * stream.q_width()));
+  builder.attend(stream.step(0, 0, 300, out.data()));
+  builder.truncate(150);
+  EXPECT_NO_THROW(builder.freeze()->with_index("h2o"));
+}
+
 TEST(Tails, AloneAreNoIndices) {
   for (const char* spec : {"pages:size=16", "sample:rows=8"}) {
     EXPECT_TRUE(IndexSpec(spec).has_tail());

@@ -31,6 +31,8 @@ class KeyIndex;
 ///   retroinfer:size=16,segment=8192,v=1
 ///                             clusters within segments, the rest estimated by them (Chen et al. 2025)
 ///   lowrank:r=16              keys along their r main axes (Lee et al. 2024, InfiniGen)
+///   h2o, tova                 what eviction leaves: the keys that the prefill's queries attended most
+///                             (Zhang et al. 2023), or its last one (Oren et al. 2024)
 ///   none                      nothing: sinks and window alone (Xiao et al. 2024, StreamingLLM)
 ///
 /// Some name a tail alone, which goes beside any of these:

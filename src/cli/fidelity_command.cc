@@ -148,21 +148,23 @@ bool several_dtypes(const FidelityReport& report) {
   });
 }
 
+std::string number(std::optional<double> x) { return x ? fmt::format("{:.3f}", *x) : "-"; }
+
 std::string table(const FidelityReport& report, std::size_t width) {
   const bool rules = ruled(report);
   const bool dtypes = several_dtypes(report);
   std::vector<std::vector<std::string>> rows;
   for (const Fidelity& of : report.settings) {
     const std::string rule = rule_text(of.options);
-    rows.push_back(
-        {of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
-         fmt::format("{:.4f}", of.error_p90),
-         of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
-         fmt::format("{:.5f}", of.kl_mean), fmt::format("{:.5f}", of.kl_max),
-         fmt::format("{:.3f}", of.agreement), of.mass ? fmt::format("{:.3f}", *of.mass) : "-",
-         of.recall ? fmt::format("{:.3f}", *of.recall) : "-", fmt::format("{:.3f}", of.perplexity),
-         of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
-         byte_text(of.bytes_held_host + of.bytes_held_device)});
+    rows.push_back({of.options.index, of.k, of.options.tail, fmt::format("{:.4f}", of.error_mean),
+                    fmt::format("{:.4f}", of.error_p90),
+                    of.error_told ? fmt::format("{:.4f}", *of.error_told) : "-",
+                    fmt::format("{:.5f}", of.kl_mean), fmt::format("{:.5f}", of.kl_max),
+                    fmt::format("{:.3f}", of.agreement), number(of.mass), number(of.mass_p10),
+                    number(of.recall), number(of.mass_recall), number(of.mass_recall_p10),
+                    fmt::format("{:.3f}", of.perplexity),
+                    of.bytes_read > 0 ? byte_text(of.bytes_read) : "-",
+                    byte_text(of.bytes_held_host + of.bytes_held_device)});
     if (dtypes) rows.back().insert(rows.back().begin() + 3, of.kv_dtype.name());
     if (!rules) continue;
     rows.back().insert(rows.back().begin() + 3, rule.empty() ? "-" : rule);
@@ -170,10 +172,11 @@ std::string table(const FidelityReport& report, std::size_t width) {
     rows.back().insert(rows.back().end(), {fmt::format("{:.0f}", of.rows), share(of.retrieved_more),
                                            share(of.went_dense)});
   }
-  std::vector<std::string> headings = {"index",  "top k",      "tail",       "error", "error p90",
-                                       "told",   "KL",         "KL max",     "agree", "mass",
-                                       "recall", "perplexity", "read/token", "held"};
-  std::vector<bool> right(14, true);
+  std::vector<std::string> headings = {
+      "index",   "top k",       "tail",       "error",      "error p90", "told",
+      "KL",      "KL max",      "agree",      "mass",       "mass p10",  "recall",
+      "by mass", "by mass p10", "perplexity", "read/token", "held"};
+  std::vector<bool> right(17, true);
   right[0] = false;
   right[2] = false;
   if (dtypes) {
@@ -199,7 +202,9 @@ void print_report(const FidelityReport& report, std::int64_t tokens, const std::
                                         "error: |out - dense| / |dense| of a layer; told: what "
                                         "the sessions expect it to be; KL: of the "
                                         "next token; mass: share of dense attention in the rows "
-                                        "attended.{}",
+                                        "attended; recall: of exact search's rows; by mass: of "
+                                        "their softmax weight; p10: the "
+                                        "10th percentile over layers, heads and tokens.{}",
                                         format_grouped(tokens), prefill,
                                         report.settings.front().tokens, report.dense_perplexity,
                                         ruled(report) ? " rows: of a query head in a layer; more, "

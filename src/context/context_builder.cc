@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "src/context/attention_step.h"
@@ -24,6 +25,7 @@ struct ContextBuilder::State {
                       options.dtype.name()));
     }
     store = make_store(options.capacity);
+    queries = KeptQueries(shape);
   }
 
   std::shared_ptr<RowStore> make_store(std::int64_t capacity) const {
@@ -151,9 +153,28 @@ struct ContextBuilder::State {
     given = std::move(held);
   }
 
+  /// The queries of a step are read behind it: on a CUDA device they are there then. (Where they
+  /// were overwritten with what they gave, and by chunks, where a token has several, none are kept.)
+  void keep_queries(const AttentionStep& step) {
+    const bool has = step.q != nullptr && step.out != step.q && step.q_next == nullptr &&
+                     step.q_far == nullptr && step.kv_count() == step.tokens;
+    if (!has) return queries.lose(step.layer);
+    const std::int64_t width = shape.q_heads * shape.head_dim;
+    const auto read = [&](std::int64_t token, float* to) {
+      device.compute()->copy_out(reinterpret_cast<const std::byte*>(step.q + token * width),
+                                 width * static_cast<std::int64_t>(sizeof(float)), to);
+    };
+    try {
+      queries.take(step.layer, tokens(step.layer), step.tokens, read);
+    } catch (const std::bad_alloc&) {  // the rows are there: the step has not failed
+      queries.lose(step.layer);
+    }
+  }
+
   void attend(const AttentionStep& step) {
     open(step.tokens);
     on_device([&] { prefill->attend(step); });
+    on_device([&] { keep_queries(step); });
     given[static_cast<std::size_t>(step.layer)] += step.kv_count();
     turn = step;
     turn.layer = (step.layer + 1) % shape.layers;
@@ -167,6 +188,7 @@ struct ContextBuilder::State {
   std::unique_ptr<DevicePrefill> prefill;  // into store; null: none yet, or closed
   std::int64_t chunk = 0;                  // most tokens that a step had
   std::vector<std::int64_t> given;         // per layer, tokens; while there is a prefill
+  KeptQueries queries;
   AttentionStep turn;                      // the last step, of the layer whose turn it is now
   bool failed = false;
 };
@@ -197,6 +219,7 @@ void ContextBuilder::append(std::int64_t layer, const TensorView& keys, const Te
   s.close();
   if (layer >= 0 && layer < s.shape.layers) s.check_room(layer, keys.tokens);
   s.store->append(layer, keys, values);
+  s.queries.lose(layer);
 }
 
 void ContextBuilder::attend(const AttentionStep& step) {
@@ -231,6 +254,7 @@ void ContextBuilder::truncate(std::int64_t tokens) {
   s.close();
   s.turn.layer = 0;
   for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.store->shrink(layer, tokens);
+  s.queries.truncate(tokens);
 }
 
 std::int64_t ContextBuilder::tokens(std::int64_t layer) const {
@@ -258,7 +282,9 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
     const auto lock = s.device.compute()->lock();
     s.close();
   }
-  auto context = Context(s.shape, {.store = s.store}).with_index("exact");
+  auto queries = std::make_shared<const KeptQueries>(std::move(s.queries));
+  auto context =
+      Context(s.shape, {.store = s.store, .queries = std::move(queries)}).with_index("exact");
   s.store.reset();
   return context;
 }

@@ -20,6 +20,14 @@ const SegmentIndex* serving(const Segment& segment, const IndexSpec& spec) {
   return nullptr;
 }
 
+/// head: over all layers.
+PrefillQueries queries_of(const Segment& segment, const AttentionShape& shape, std::int64_t head,
+                          std::vector<float>& gathered, std::vector<std::int64_t>& positions) {
+  if (!segment.queries) return {};
+  return segment.queries->of(shape, head / shape.kv_heads, head % shape.kv_heads,
+                             segment.tokens(head / shape.kv_heads), gathered, positions);
+}
+
 }  // namespace
 
 std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const AttentionShape& shape,
@@ -50,9 +58,21 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
         KeyIndex& index = *layer.heads[head];
         const RowsView rows = segment.rows(i / shape.kv_heads, i % shape.kv_heads);
         if (!built->shared) spec.kind().build(index, rows.keys, encoder.get(), stop);
+        if (!built->shared && spec.kind().learns_queries()) {
+          std::vector<float> gathered;
+          std::vector<std::int64_t> positions;
+          spec.kind().learn(
+              index, queries_of(segment, shape, i, gathered, positions), stop);
+        }
         layer.tails[head] = spec.kind().make_tail(index, rows, encoder.get(), stop);
       }
     });
+    if (built->shared || !spec.kind().learns_queries()) return;
+    std::vector<KeyIndex*> heads;
+    for (const LayerIndex& layer : built->layers) {
+      for (const auto& head : layer.heads) heads.push_back(head.get());
+    }
+    spec.kind().learn_together(heads);
   };
   if (!progress) {
     work({});

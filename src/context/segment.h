@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "index/row_tail.h"
+#include "src/context/kept_queries.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
 #include "topkv/key_index.h"
@@ -57,6 +58,7 @@ struct Segment {
   std::int64_t first = 0;  ///< position of its first token
   std::shared_ptr<const RowStore> store;
   std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
+  std::shared_ptr<const KeptQueries> queries = {};  ///< of its prefill; null: none are known
   std::int64_t most_tokens = std::numeric_limits<std::int64_t>::max();  ///< of the store's
 
   std::int64_t tokens(std::int64_t layer) const {

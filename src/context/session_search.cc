@@ -1,6 +1,7 @@
 // The part of a session's step where the host searches: which rows each query attends, and
 // attending them.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -82,11 +83,10 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
       shared->data.insert(shared->data.end(), step.queries.begin(), step.queries.end());
       shared->allowed.insert(shared->allowed.end(), step.allowed[0].begin(), step.allowed[0].end());
     }
-    one.segments[0].search(
-        one.indices[0], layer, head,
-        {shared->data.data(), std::ssize(shared->allowed), one.shape.head_dim, shared->allowed,
-         one.shape.group(), one.shape.softmax_scale()},
-        rows, shared->found);
+    one.segments[0].search(one.indices[0], layer, head,
+                           {shared->data.data(), std::ssize(shared->allowed), one.shape.head_dim,
+                            shared->allowed, one.shape.group(), one.shape.softmax_scale()},
+                           rows, shared->found);
   }
   std::int64_t first = 0;
   for (const auto& [session, queries] : sessions) {
@@ -98,9 +98,8 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
         found.copy(shared->found, first, step.count());
         continue;
       }
-      session->segments[s].search(
-          session->indices[s], layer, head,
-          session->block(step, step.allowed[s]), rows, found);
+      session->segments[s].search(session->indices[s], layer, head,
+                                  session->block(step, step.allowed[s]), rows, found);
     }
     first += step.count();
   }
@@ -177,9 +176,24 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
       have.assign(found.positions(q).begin(), found.positions(q).end());
     }
     std::sort(have.begin(), have.end());
-    for (const std::int64_t position : best) {
+    double mass = 0;
+    double mass_found = 0;
+    const float scale = shape.softmax_scale();
+    for (std::size_t i = 0; i < best.size(); ++i) {
+      const bool hit = std::binary_search(have.begin(), have.end(), best[i]);
       ++stats.exact_rows;
-      stats.exact_rows_found += std::binary_search(have.begin(), have.end(), position);
+      stats.exact_rows_found += hit;
+      const auto score = [&](std::size_t at) {
+        const float scaled = scale * wanted.scores(q)[at];
+        return shape.softcap > 0 ? shape.softcap * std::tanh(scaled / shape.softcap) : scaled;
+      };
+      const double weight = std::exp(score(i) - score(0));  // the best is first
+      mass += weight;
+      mass_found += hit ? weight : 0;
+    }
+    if (mass > 0) {
+      const auto percent = static_cast<std::size_t>(100 * mass_found / mass * (1 + 1e-12));
+      ++stats.mass_found[std::min<std::size_t>(percent, 100)];
     }
   }
 }

@@ -82,8 +82,9 @@ bool has_rule(const RetrievalOptions& options) { return options.mass || options.
 /// Sums of one setting over all probes.
 struct Sums {
   std::vector<std::vector<double>> errors;  // per layer
-  double kl = 0, kl_max = 0, log_likelihood = 0, mass = 0;
-  std::int64_t agree = 0, tokens = 0, predicted = 0, heads = 0;
+  std::vector<float> masses;                // per layer that retrieves, token and query head
+  double kl = 0, kl_max = 0, log_likelihood = 0;
+  std::int64_t agree = 0, tokens = 0, predicted = 0;
   SessionStats stats;
   TailFigures tail;
 };
@@ -184,9 +185,8 @@ class Comparison {
             }
             if (!retrieves(s, step.layer)) continue;
             for (std::size_t h = 0; h < want.lse.size(); ++h) {
-              sums.mass += std::exp(static_cast<double>(got.lse[h]) - want.lse[h]);
+              sums.masses.push_back(std::exp(got.lse[h] - want.lse[h]));
             }
-            sums.heads += std::ssize(want.lse);
           }
           dense_out(step, want);
         });
@@ -198,6 +198,8 @@ class Comparison {
       sum.went_dense += stats.went_dense;
       sum.exact_rows += stats.exact_rows;
       sum.exact_rows_found += stats.exact_rows_found;
+      for (std::size_t p = 0; p < sum.mass_found.size(); ++p)
+        sum.mass_found[p] += stats.mass_found[p];
       sum.device_code_bytes = stats.device_code_bytes;
       for (const TailFigures& layer : sessions[s].with.tail_figures()) sums_[s].tail += layer;
       sums_[s].tokens += tokens;
@@ -242,6 +244,21 @@ class Comparison {
     }
   }
 
+  /// percents: SessionStats::mass_found.
+  static void set_mass_recall(Fidelity& of, const std::array<std::int64_t, 101>& percents) {
+    std::int64_t all = 0;
+    double sum = 0;
+    for (std::size_t p = 0; p < percents.size(); ++p) {
+      all += percents[p];
+      sum += static_cast<double>(percents[p]) * std::min(static_cast<double>(p) + 0.5, 100.0);
+    }
+    if (all == 0) return;
+    of.mass_recall = sum / static_cast<double>(all) / 100;
+    std::size_t p = 0;
+    for (std::int64_t below = percents[0]; below * 10 <= all; below += percents[p]) ++p;
+    of.mass_recall_p10 = static_cast<double>(p) / 100;
+  }
+
   void finish(Fidelity& of, Sums& sums) const {
     std::vector<double> all;
     std::int64_t retrieving = 0;
@@ -265,13 +282,26 @@ class Comparison {
     of.kl_max = sums.kl_max;
     of.agreement = static_cast<double>(sums.agree) / tokens;
     of.perplexity = perplexity(sums.log_likelihood, sums.predicted);
-    if (!has_rule(of.options))
-      of.mass = sums.heads > 0 ? sums.mass / static_cast<double>(sums.heads) : 1;
+    if (!has_rule(of.options)) {
+      of.mass = 1;
+      of.mass_p10 = 1;
+    }
+    if (!has_rule(of.options) && !sums.masses.empty()) {
+      double sum = 0;
+      for (const float mass : sums.masses) sum += mass;
+      of.mass = sum / static_cast<double>(sums.masses.size());
+      const auto at = sums.masses.begin() + std::ssize(sums.masses) / 10;
+      std::nth_element(sums.masses.begin(), at, sums.masses.end());
+      of.mass_p10 = *at;
+    }
+    set_mass_recall(of, sums.stats.mass_found);
     if (sums.stats.exact_rows > 0) {
       of.recall = static_cast<double>(sums.stats.exact_rows_found) /
                   static_cast<double>(sums.stats.exact_rows);
     } else if (retrieving > 0 && of.options.index == "exact") {
       of.recall = 1;
+      of.mass_recall = 1;
+      of.mass_recall_p10 = 1;
     }
     if (sums.tail.heads > 0) {
       of.error_told = sums.tail.mean_error();

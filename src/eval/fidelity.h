@@ -36,8 +36,13 @@ struct Fidelity {
   /// Share of dense attention's mass that the rows attended hold; none with a rule of which rows
   /// are enough, for that looks at the tail.
   std::optional<double> mass = {};
+  std::optional<double> mass_p10 = {};  ///< the 10th percentile over layers, query heads and tokens
   /// Of the exact best rows; none where nothing was searched.
   std::optional<double> recall = {};
+  /// That recall by softmax weight: the mean and the 10th percentile over layers, query heads and
+  /// tokens.
+  std::optional<double> mass_recall = {};
+  std::optional<double> mass_recall_p10 = {};
   double rows = 0;                   ///< per token and query head of a layer that retrieves
   double retrieved_more = 0;         ///< share of these that a rule gave more rows than at first
   double went_dense = 0;             ///< and share that attended all

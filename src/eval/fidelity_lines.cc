@@ -70,8 +70,11 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["perplexity"] = setting.perplexity;
     json["dense_perplexity"] = report.dense_perplexity;
     json["mass"] = or_null(setting.mass);
+    json["mass_p10"] = or_null(setting.mass_p10);
     json["mass_told"] = or_null(setting.mass_told);
     json["recall"] = or_null(setting.recall);
+    json["mass_recall"] = or_null(setting.mass_recall);
+    json["mass_recall_p10"] = or_null(setting.mass_recall_p10);
     json["rows"] = setting.rows;
     json["retrieved_more"] = setting.retrieved_more;
     json["went_dense"] = setting.went_dense;

@@ -1,0 +1,82 @@
+#include "src/context/kept_queries.h"
+
+#include <algorithm>
+
+namespace topkv {
+
+KeptQueries::KeptQueries(const AttentionShape& shape)
+    : width_(shape.q_heads * shape.head_dim), layers_(static_cast<std::size_t>(shape.layers)) {}
+
+void KeptQueries::take(std::int64_t layer, std::int64_t first, std::int64_t tokens,
+                       const std::function<void(std::int64_t token, float* to)>& read) {
+  Layer& of = layers_[static_cast<std::size_t>(layer)];
+  if (of.lost) return;
+  const std::int64_t end = first + tokens;
+  while (end / of.stride > most_spread) of.stride *= 2;
+  thin(of, end);
+  for (std::int64_t position = first; position < end; ++position) {
+    if (position % of.stride != 0 && position < end - last) continue;
+    of.positions.push_back(position);
+    of.data.resize(of.positions.size() * static_cast<std::size_t>(width_));
+    read(position - first, &of.data[of.data.size() - static_cast<std::size_t>(width_)]);
+  }
+}
+
+/// Drops what is neither spread nor of the last tokens before `end`.
+void KeptQueries::thin(Layer& layer, std::int64_t end) {
+  std::size_t kept = 0;
+  const auto width = static_cast<std::size_t>(width_);
+  for (std::size_t i = 0; i < layer.positions.size(); ++i) {
+    if (layer.positions[i] % layer.stride != 0 && layer.positions[i] < end - last) continue;
+    layer.positions[kept] = layer.positions[i];
+    if (kept != i) std::copy_n(&layer.data[i * width], width, &layer.data[kept * width]);
+    ++kept;
+  }
+  layer.positions.resize(kept);
+  layer.data.resize(kept * width);
+}
+
+void KeptQueries::truncate(std::int64_t tokens) {
+  for (Layer& layer : layers_) {
+    const auto end = std::lower_bound(layer.positions.begin(), layer.positions.end(), tokens);
+    layer.positions.erase(end, layer.positions.end());
+    layer.data.resize(layer.positions.size() * static_cast<std::size_t>(width_));
+  }
+}
+
+void KeptQueries::lose(std::int64_t layer) {
+  layers_[static_cast<std::size_t>(layer)] = {.lost = true};
+}
+
+PrefillQueries KeptQueries::of(const AttentionShape& shape, std::int64_t layer,
+                               std::int64_t kv_head, std::int64_t tokens,
+                               std::vector<float>& gathered,
+                               std::vector<std::int64_t>& positions) const {
+  positions.clear();
+  gathered.clear();
+  const std::int64_t group = shape.group();
+  const std::int64_t row = group * shape.head_dim;
+  PrefillQueries out{.group = group,
+                     .dim = shape.head_dim,
+                     .scale = shape.softmax_scale(),
+                     .softcap = shape.softcap};
+  if (layers_.empty()) return out;
+  const Layer& of = layers_[static_cast<std::size_t>(layer)];
+  const auto gather = [&](std::size_t i) {
+    positions.push_back(of.positions[i]);
+    const float* from = &of.data[i * static_cast<std::size_t>(width_)] + kv_head * row;
+    gathered.insert(gathered.end(), from, from + row);
+  };
+  for (std::size_t i = 0; i < of.positions.size(); ++i) {
+    if (of.positions[i] % of.stride == 0) gather(i);
+  }
+  out.spread = std::ssize(positions);
+  for (std::size_t i = 0; i < of.positions.size(); ++i) {
+    if (of.positions[i] >= tokens - last) gather(i);
+  }
+  out.positions = positions;
+  out.data = gathered.data();
+  return out;
+}
+
+}  // namespace topkv
