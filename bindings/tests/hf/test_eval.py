@@ -314,9 +314,31 @@ def test_the_program_refuses_in_one_line(needle_14m, tmp_path, capsys):
     assert main([*flags, "--tasks", "nosuch"]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("topkv.eval: 'nosuch' is no task; expected some of ruler, ")
-    with pytest.raises(SystemExit, match="2"):
-        main([*flags, "--lengths", "4Q"])
-    assert "expected a count such as 4096, 128K or 1M, found '4Q'" in capsys.readouterr().err
+    for flag, value, says in (
+        ("--lengths", "4Q", "expected a count such as 4096, 128K or 1M, found '4Q'"),
+        ("--dtype", "int8", "expected auto, float32, bfloat16 or float16, found 'int8'"),
+        ("--device", "gpu", "expected cpu, cuda or cuda:1, found 'gpu'"),
+        ("--device", "cuda:99", "cuda:99: PyTorch sees"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*flags, flag, value])
+        assert says in capsys.readouterr().err
+
+
+def test_an_interrupted_program_says_how_to_go_on(needle_14m, tmp_path, capsys):
+    (tmp_path / "stops.py").write_text(
+        "class Stops:\n    def search(self, queries, keys, k, scale):\n"
+        "        raise KeyboardInterrupt\n"
+    )
+    flags = ["-m", str(needle_14m), "-o", str(tmp_path / "out"), "--device", "cpu", "--samples", "1"]
+    flags += ["--tasks", "passkey", "--lengths", "500", "--budgets", "8", "--kv-window", "64"]
+    methods = f"streaming;{tmp_path}/stops.py:Stops"
+    assert main([*flags, "--methods", methods]) == 130
+    assert "interrupted: the same command goes on from here" in capsys.readouterr().err
+    assert [a["method"] for a in answers(tmp_path / "out")] == ["streaming"]
+    assert (tmp_path / "out" / "summary.csv").exists()
+    assert main([*flags, "--methods", "streaming"]) == 0
+    assert "1 answers are there already" in capsys.readouterr().err
 
 
 def test_wide_tables_become_several_with_the_same_key_columns():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 
+import torch
+
 from topkv.eval.settings import Settings
 
 _EPILOG = """\
@@ -30,6 +32,30 @@ def count(text: str) -> int:
 
 def counts(text: str) -> list[int]:
     return [count(part) for part in text.split(",")]
+
+
+def dtype(text: str) -> str | torch.dtype:
+    """auto, or PyTorch's name of a type of floats."""
+    found = text if text == "auto" else getattr(torch, text, None)
+    if found != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise argparse.ArgumentTypeError(
+            f"expected auto, float32, bfloat16 or float16, found {text!r}"
+        )
+    return found
+
+
+def device(text: str) -> torch.device:
+    try:
+        found = torch.device(text)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:1, found {text!r}")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise argparse.ArgumentTypeError(
+            f"{text}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; use cpu"
+        )
+    return found
 
 
 def _files(lists: list[str]) -> list[str]:
@@ -69,8 +95,8 @@ def parser() -> argparse.ArgumentParser:
         help="who chooses rows [query_head]")
     add("--kv-dtype", metavar="TYPE", help="of topkv's rows: f32, f16, bf16, q8, q8/q4, q4 [the "
         "model's; bf16 on a GPU]")
-    add("--device", metavar="WHERE", help="PyTorch's, as cpu or cuda:1 [a GPU if there is one]")
-    add("--dtype", default="auto", metavar="TYPE", help="of the model: auto, float32, bfloat16, … "
+    add("--device", type=device, metavar="WHERE", help="PyTorch's, as cpu or cuda:1 [a GPU if there is one]")
+    add("--dtype", type=dtype, default="auto", metavar="TYPE", help="of the model: auto, float32, bfloat16, … "
         "[auto: as stored]")
     add("--chunk", type=count, default=2048, metavar="N", help="tokens read at a time [2048]")
     add("--trust-remote-code", action="store_true", help="run code that comes with the checkpoint")

@@ -22,10 +22,18 @@ def score_text(score: Score | None) -> str:
     return f"{score.mean:.0f} [{low:.0f}–{high:.0f}]"
 
 
+def _length_text(tokens: int) -> str:
+    """As 4K and 1M where it is so many, else 4000."""
+    for unit, factor in (("M", 1024**2), ("K", 1024)):
+        if tokens % factor == 0:
+            return f"{tokens // factor}{unit}"
+    return str(tokens)
+
+
 def _cells(row: ScoreRow) -> list[str]:
     has = row.budget is not None
     cells = [
-        f"{row.length:,}",
+        _length_text(row.length),
         row.method,
         str(row.budget) if has else "all",
         f"{row.rows_per_head:.0f}" if has else "all",
