@@ -57,15 +57,14 @@ def logits_after(model, cache, ids):
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 def test_the_largest_rows_are_those_of_exact_search(family, device):
-    model = make_model(family, device, dtype_of(device))
+    model = make_model(family, device)  # float32: a rounding to 16 bits may choose another row
     cache, ids = read(model)
     exact = cache.session()
     own = cache.session(method=cache.prepare(Largest))
     expected = logits_after(model, exact, ids)
     found = logits_after(model, own, ids)
-    # No token of its own has left the window: exact search finds some of these, this takes all.
-    pieces = WINDOW - 1
-    difference = (found - expected)[:, :pieces].abs().max()
+    # Until a token after the text leaves the window: of these exact search takes the best, too.
+    difference = (found - expected)[:, :WINDOW].abs().max()
     assert difference <= tolerance(model, ids)
     assert exact.stats()[0].steps == own.stats()[0].steps
 
@@ -94,7 +93,7 @@ def test_an_exact_tail_is_dense_attention(device):
     found = logits_after(model, cache.session(method=cache.prepare(ExactTail)), ids)
     assert_logits_agree(found, model, ids, first=TEXT)
     without = logits_after(model, cache.session(k=3, method=cache.prepare(Largest)), ids)
-    assert (without - found).abs().max() > 10 * tolerance(model, ids)
+    assert (without - found).abs().max() > 1e-3 * found.abs().max()
 
 
 def test_each_layer_and_head_is_prepared_once_and_searched_by_its_own_object(device):
