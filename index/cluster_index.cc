@@ -73,6 +73,7 @@ class ClusterKind final : public IndexSpec::Kind {
     for (KeyIndex* head : heads) dynamic_cast<ClusterIndex&>(*head).set_threshold(bins);
   }
   std::string text() const override { return params_.text; }
+  bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<ClusterIndex>(params_);
   }
@@ -82,7 +83,7 @@ class ClusterKind final : public IndexSpec::Kind {
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
     const Grouping clusters = dynamic_cast<const ClusterIndex&>(index).grouping();
-    return std::make_unique<SummaryTail>(rows, clusters, stop);
+    return std::make_unique<SummaryTail>(rows, clusters, false, stop);
   }
 
  private:

@@ -37,6 +37,9 @@ class IndexSpec::Kind {
     index.add(keys, stop);
     index.build(stop);
   }
+  /// Whether keys that a search leaves out score no more than those that it finds, but for some that
+  /// it misses. Not so where pages, clusters or a past decide.
+  virtual bool ranks_keys() const { return true; }
   /// Whether building takes queries of the prefill as well: learn() is then called behind build(),
   /// for every head, and throws what build() does, or InvalidArgument where there are none.
   virtual bool learns_queries() const { return false; }

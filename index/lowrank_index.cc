@@ -39,6 +39,7 @@ class LowrankKind final : public IndexSpec::Kind {
                     "another index",
                     text(), dim, most_dims));
   }
+  bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<LowrankIndex>(rank_); }
 
  private:

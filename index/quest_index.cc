@@ -39,6 +39,7 @@ class QuestKind final : public IndexSpec::Kind {
   explicit QuestKind(std::int64_t page) : page_(page) {}
   std::string text() const override { return fmt::format("quest:page={}", page_); }
   bool grows() const override { return true; }
+  bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<QuestIndex>(page_); }
 
  private:

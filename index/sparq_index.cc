@@ -40,6 +40,7 @@ class SparqKind final : public IndexSpec::Kind {
   std::string text() const override { return text_of(components_, values_); }
   bool grows() const override { return true; }
   bool has_tail() const override { return values_ > 0; }
+  bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<SparqIndex>(components_, values_);
   }

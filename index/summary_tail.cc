@@ -51,14 +51,14 @@ void SummaryTail::find_removed(PositionRange allowed, std::span<const std::int64
 }
 
 void SummaryTail::attend_one(const float* query, PositionRange allowed,
-                             std::span<const std::int64_t> taken, float scale, float softcap,
-                             Workspace& workspace, const TailParts& out) const {
+                             std::span<const std::int64_t> taken, float ceiling, float scale,
+                             float softcap, Workspace& workspace, const TailParts& out) const {
   auto& [terms, scores, removed, rows, less] = workspace;
   const auto dim = static_cast<std::size_t>(rows_.dim());
   terms.assign(2 * dim, 0.0F);
   for (std::size_t i = 0; i < dim; ++i) {
     terms[i] = scale * query[i];
-    if (softcap <= 0) terms[dim + i] = terms[i] * terms[i] / 2;
+    if (softcap <= 0 && second_order_) terms[dim + i] = terms[i] * terms[i] / 2;
   }
   scores.resize(static_cast<std::size_t>(summaries_.groups()));
   parallel_for(summaries_.groups(), groups_at_a_time, [&](std::int64_t begin, std::int64_t end) {
@@ -72,7 +72,7 @@ void SummaryTail::attend_one(const float* query, PositionRange allowed,
                                                 g * grouping_.page >= allowed.end);
     score = summaries_.count(g) == 0 || outside
                 ? empty_lse
-                : score + std::log(static_cast<float>(summaries_.count(g)));
+                : std::min(score, ceiling) + std::log(static_cast<float>(summaries_.count(g)));
   }
   find_removed(allowed, taken, workspace);
   std::size_t used = 0;
@@ -91,7 +91,8 @@ void SummaryTail::attend_one(const float* query, PositionRange allowed,
     double sum = 0;
     for (std::size_t i = 0; i < 2 * dim; ++i) sum += static_cast<double>(terms[i]) * rest.keys[i];
     if (softcap > 0) sum = softcap * std::tanh(sum / softcap);
-    score = static_cast<float>(sum + std::log(static_cast<double>(rest.count)));
+    score = static_cast<float>(std::min(sum, static_cast<double>(ceiling)) +
+                               std::log(static_cast<double>(rest.count)));
   }
   const float high = max_of(scores.data(), std::ssize(scores));
   if (high == empty_lse) return;
@@ -118,7 +119,7 @@ void SummaryTail::attend_one(const float* query, PositionRange allowed,
 
 void SummaryTail::attend(const QueryBlock& queries,
                          std::span<const std::span<const std::int64_t>> taken,
-                         std::span<const float> /*ceilings*/, float scale, float softcap,
+                         std::span<const float> ceilings, float scale, float softcap,
                          const TailParts& out) const {
   make_empty(out);
   parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -127,7 +128,7 @@ void SummaryTail::attend(const QueryBlock& queries,
       const auto at = static_cast<std::size_t>(q);
       const PositionRange allowed = queries.allowed[at].within({0, rows_.count()});
       if (allowed.size() == 0) continue;
-      attend_one(queries.query(q), allowed, taken[at], scale, softcap, *workspace,
+      attend_one(queries.query(q), allowed, taken[at], ceilings[at], scale, softcap, *workspace,
                  {out.estimate.part(q), out.exact.part(q), out.noise + q});
     }
   });
@@ -142,7 +143,7 @@ std::shared_ptr<const IndexSpec::Kind> pages_kind(std::string_view spec, std::st
                                        CodeEncoder* /*encoder*/,
                                        const std::stop_token& stop) const override {
       const Grouping pages{.groups = (rows.count() + size_ - 1) / size_, .page = size_};
-      return std::make_unique<SummaryTail>(rows, pages, stop);
+      return std::make_unique<SummaryTail>(rows, pages, true, stop);
     }
 
    private:

@@ -4,8 +4,9 @@
 //
 // with the mean c and the variances of its n keys (the second order term of the cumulants of the
 // scores, without covariances), and its value the mean of their values. (RetroInfer, Chen et al.
-// 2025, section 4.2, "estimation zone", with the first term; the second makes up for Jensen's
-// inequality.) Rows that were attended are taken out of their groups' summaries.
+// 2025, section 4.2, "estimation zone", has the first term alone; the second makes up for Jensen's
+// inequality.) What the exponential is of is no more than a ceiling that no such row's score
+// exceeds. Rows that were attended are taken out of their groups' summaries.
 #pragma once
 
 #include <functional>
@@ -22,8 +23,13 @@ namespace topkv {
 class SummaryTail final : public RowTail {
  public:
   /// The rows, and what grouping points to, outlive this. Throws as RowSummaries does.
-  SummaryTail(const RowsView& rows, const Grouping& grouping, const std::stop_token& stop)
-      : rows_(rows), grouping_(grouping), summaries_(rows, grouping, stop) {}
+  /// second_order: with the term of the variances.
+  SummaryTail(const RowsView& rows, const Grouping& grouping, bool second_order,
+              const std::stop_token& stop)
+      : rows_(rows),
+        grouping_(grouping),
+        second_order_(second_order),
+        summaries_(rows, grouping, stop) {}
 
   /// Errors of the masses are not known, and told as none. With a softcap the second order term is
   /// left out.
@@ -38,12 +44,13 @@ class SummaryTail final : public RowTail {
  private:
   struct Workspace;
   void attend_one(const float* query, PositionRange allowed, std::span<const std::int64_t> taken,
-                  float scale, float softcap, Workspace& workspace, const TailParts& out) const;
+                  float ceiling, float scale, float softcap, Workspace& workspace, const TailParts& out) const;
   void find_removed(PositionRange allowed, std::span<const std::int64_t> taken,
                     Workspace& workspace) const;
 
   RowsView rows_;
   Grouping grouping_;
+  bool second_order_;
   RowSummaries summaries_;
 };
 

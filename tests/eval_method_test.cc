@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "src/eval/method.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
@@ -74,6 +76,15 @@ TEST(Methods, ParametersStandBehindAnAt) {
   EXPECT_TRUE(method.budgets);
 }
 
+TEST(Methods, ARisingScheduleSpendsTheSameSum) {
+  const TopK k = parsed("exact@schedule=rising").with(64, 10).k;
+  const std::vector<std::int64_t> layers = k.resolve(8);
+  EXPECT_EQ(std::accumulate(layers.begin(), layers.end(), std::int64_t{0}), 8 * 64);
+  EXPECT_LT(layers.front(), layers.back());
+  EXPECT_EQ(parsed("exact@schedule=same").with(64, 10).k.resolve(8),
+            std::vector<std::int64_t>(8, 64));
+}
+
 TEST(Methods, ErrorsNameThePart) {
   const auto refused = [](std::string_view text, const std::vector<std::string_view>& parts) {
     expect_error<InvalidArgument>([&] { parsed(text); },
@@ -89,6 +100,7 @@ TEST(Methods, ErrorsNameThePart) {
   refused("exact@window=0", {"window: expected", "'0'"});
   refused("exact@dense=9", {"dense: expected a whole number from 0 to 8", "'9'"});
   refused("exact@select=head", {"'select=head' is no parameter", "select=group"});
+  refused("exact@schedule=falling", {"'schedule=falling' is no parameter", "schedule=rising"});
   refused("exact@k=3", {"'k=3' is no parameter"});
 }
 

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "index/sample_tail.h"
@@ -51,11 +52,12 @@ struct SomeRows {
 /// What a tail gives for one query.
 struct Given {
   Given(const RowTail& tail, const float* q, std::int64_t dim, PositionRange allowed,
-        const std::vector<std::int64_t>& taken, float scale, float softcap = 0)
+        const std::vector<std::int64_t>& taken, float scale, float softcap = 0,
+        float ceiling = no_ceiling)
       : estimate(1, dim), exact(1, dim) {
     const std::vector<PositionRange> ranges = {allowed};
     const std::span<const std::int64_t> list(taken);
-    const std::vector<float> ceilings = {no_ceiling};
+    const std::vector<float> ceilings = {ceiling};
     tail.attend({q, 1, dim, ranges}, {&list, 1}, ceilings, scale, softcap,
                 {estimate.view(), exact.view(), &noise});
     both.reset(1, dim);
@@ -76,7 +78,7 @@ const std::vector<std::int64_t> some_taken = {60, 61, 62, 100, 101, 102, 103, 50
 
 TEST(PageTail, OfSingleRowsIsExact) {
   const SomeRows rows(900, 24);
-  const SummaryTail tail(rows.rows, {.groups = 900, .page = 1}, {});
+  const SummaryTail tail(rows.rows, {.groups = 900, .page = 1}, true, {});
   const auto q = reference::random_floats(24, 3, 1.0F);
   for (const float softcap : {0.0F, 2.0F}) {
     const Given given(tail, q.data(), 24, {50, 850}, some_taken, 0.2F, softcap);
@@ -94,10 +96,11 @@ TEST(PageTail, OfSingleRowsIsExact) {
 TEST(PageTail, HasTheMassesOfMeansAndVariancesWithoutTheRowsTaken) {
   constexpr std::int64_t dim = 24;
   const SomeRows rows(900, dim);
-  const SummaryTail tail(rows.rows, {.groups = 57, .page = 16}, {});
   const auto q = reference::random_floats(dim, 3, 1.0F);
   const PositionRange allowed{50, 850};
-  for (const double softcap : {0.0, 2.0}) {
+  for (const auto& [softcap, ceiling, second_order] :
+       {std::tuple{0.0, 1e30, true}, {2.0, 1e30, true}, {0.0, 0.3, true}, {0.0, 1e30, false}}) {
+    const SummaryTail tail(rows.rows, {.groups = 57, .page = 16}, second_order, {});
     reference::Result want;
     want.out.assign(dim, 0.0);
     double total = 0;
@@ -124,7 +127,10 @@ TEST(PageTail, HasTheMassesOfMeansAndVariancesWithoutTheRowsTaken) {
         score += 0.2F * double{q[static_cast<std::size_t>(j)]} * mean;
         second += std::pow(0.2F * double{q[static_cast<std::size_t>(j)]}, 2) * square / 2;
       }
-      score = softcap > 0 ? softcap * std::tanh(score / softcap) : score + second;
+      score = softcap > 0    ? softcap * std::tanh(score / softcap)
+              : second_order ? score + second
+                             : score;
+      score = std::min(score, ceiling);
       const double mass = n * std::exp(score);
       total += mass;
       for (std::int64_t j = 0; j < dim; ++j)
@@ -132,7 +138,8 @@ TEST(PageTail, HasTheMassesOfMeansAndVariancesWithoutTheRowsTaken) {
     }
     for (double& x : want.out) x /= total;
     want.lse = std::log(total);
-    const Given given(tail, q.data(), dim, allowed, some_taken, 0.2F, static_cast<float>(softcap));
+    const Given given(tail, q.data(), dim, allowed, some_taken, 0.2F, static_cast<float>(softcap),
+                      static_cast<float>(ceiling));
     expect_partial(given.estimate, want, 2e-5);
     EXPECT_EQ(given.exact.lse()[0], empty_lse);
   }
@@ -140,7 +147,7 @@ TEST(PageTail, HasTheMassesOfMeansAndVariancesWithoutTheRowsTaken) {
 
 TEST(PageTail, WithAllRowsTakenIsEmpty) {
   const SomeRows rows(100, 8);
-  const SummaryTail tail(rows.rows, {.groups = 7, .page = 16}, {});
+  const SummaryTail tail(rows.rows, {.groups = 7, .page = 16}, true, {});
   const auto q = reference::random_floats(8, 3, 1.0F);
   std::vector<std::int64_t> taken(60);
   std::iota(taken.begin(), taken.end(), 20);
@@ -393,7 +400,8 @@ TEST(Evicting, KeepsTheKeysThatThePrefillAttendedMost) {
           for (std::int64_t h = 2; h < 4; ++h) {
             const float* q = &stream.q[static_cast<std::size_t>(layer)]
                                       [static_cast<std::size_t>(p * stream.q_width() + h * 16)];
-            const auto all = reference::attend(rows, q, 0.25, [&](std::int64_t r) { return r <= p; });
+            const auto all =
+                reference::attend(rows, q, 0.25, [&](std::int64_t r) { return r <= p; });
             for (std::int64_t r = 0; r <= p; ++r) {
               sums[static_cast<std::size_t>(r)] +=
                   std::exp(0.25 * reference::score(rows, q, r) - all.lse);
@@ -427,8 +435,8 @@ TEST(Squeezed, AThresholdLeavesOutAsManyKeysAsWantedOverAllHeads) {
     for (std::int64_t layer = 0; layer < 3; ++layer) {
       for (std::int64_t head = 0; head < 2; ++head) {
         for (std::int64_t p = 2900; p < 3000; ++p) {
-          const float* q = &stream.q[static_cast<std::size_t>(layer)][static_cast<std::size_t>(
-              p * stream.q_width() + head * 32)];
+          const float* q = &stream.q[static_cast<std::size_t>(layer)]
+                                    [static_cast<std::size_t>(p * stream.q_width() + head * 32)];
           const std::vector<PositionRange> ranges = {{0, 3000}, {0, 3000}};
           SearchResult result;
           context->index(spec, layer, head).search({q, 2, 16, ranges, 2, 0.25F}, 3000, result);

@@ -87,7 +87,11 @@ void bind_eval_results(py::module_& module) {
             py::dict made;
             made["index"] = options.index;
             made["tail"] = options.tail;
-            made["k"] = options.k.value;
+            if (options.k.schedule == TopK::Schedule::linear_sum) {
+              made["k"] = fmt::format("linear:{}", options.k.value);
+            } else {
+              made["k"] = options.k.value;
+            }
             made["window"] = options.window;
             made["sinks"] = options.sinks;
             made["dense_layers"] = options.dense_layers;

@@ -172,7 +172,7 @@ every budget in a session of its own. docs/eval.md: tasks, methods, files.
                          repetition, tables, qa [ruler]
   --lengths LIST         tokens of context, question and answer together, as RULER's [4K,16K]
   --methods LIST         dense, codes, streaming, or an index such as exact; INDEX+TAIL,
-                         METHOD@window=N,sinks=N,dense=N,select=HOW; ';' between them [dense;codes]
+                         METHOD@window=N,dense=N,…; ';' between them [dense;codes]
   --budgets LIST         rows that each query head retrieves [64,256]
   --samples N            of each task and length [20, of qa all questions]      --seed N [42]
   --essays DIR           prose: a DIR of *.txt and *.md [generated sentences]

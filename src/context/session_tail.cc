@@ -2,7 +2,9 @@
 // found.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "index/index_kind.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
 #include "src/core/stopwatch.h"
@@ -17,6 +19,8 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
   const Stopwatch attending;
   const std::int64_t d = shape.head_dim;
   const float scale = shape.softmax_scale();
+  const bool ranked = indices[0]->spec.kind().ranks_keys();
+  constexpr float no_ceiling = std::numeric_limits<float>::infinity();
   parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       HeadStep& step = heads[static_cast<std::size_t>(head)];
@@ -26,7 +30,7 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
       step.ceilings.clear();
       for (std::int64_t i = 0; i < count; ++i) {
         step.taken.push_back(step.selector.of(0, i));
-        const float ceiling = scale * step.selector.ceiling(i);
+        const float ceiling = ranked ? scale * step.selector.ceiling(i) : no_ceiling;
         step.ceilings.push_back(
             shape.softcap > 0 ? shape.softcap * std::tanh(ceiling / shape.softcap) : ceiling);
       }
@@ -36,8 +40,8 @@ void Session::State::attend_rest(std::int64_t layer, const TailParts& out) {
       const PartialView estimate = step.estimate.view();
       const PartialView rare = step.rare.view();
       tail->layer(layer).tails[static_cast<std::size_t>(head)]->attend(
-          block(step, step.allowed[0]), step.taken, step.ceilings, scale,
-          shape.softcap, {estimate, rare, step.noise.data()});
+          block(step, step.allowed[0]), step.taken, step.ceilings, scale, shape.softcap,
+          {estimate, rare, step.noise.data()});
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t at = place(head, i);
         merge(out.exact.part(at), rare.part(i));

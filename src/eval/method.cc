@@ -75,10 +75,13 @@ void set_parameter(Method& method, const std::string& parameter, std::int64_t la
     method.options.dense_layers = value == "all" ? layers : count(0, layers);
   } else if (name == "select" && (value == "query_head" || value == "group")) {
     method.options.select_by = value == "group" ? SelectBy::group : SelectBy::query_head;
+  } else if (name == "schedule" && (value == "same" || value == "rising")) {
+    method.rising_layers = value == "rising" ? layers : 0;
   } else {
     refuse(method.name,
            fmt::format("'{}' is no parameter; expected window=N, sinks=N, dense=N, dense=all, "
-                       "select=query_head or select=group behind '@', with commas between them",
+                       "select=query_head, select=group, schedule=same or schedule=rising behind "
+                       "'@', with commas between them",
                        parameter));
   }
 }
@@ -137,7 +140,7 @@ RetrievalOptions Method::with(std::int64_t budget, std::int64_t capacity) const 
   if (budgets && widens_window) {
     made.window += budget;
   } else if (budgets) {
-    made.k = TopK::same(budget);
+    made.k = rising_layers > 0 ? TopK::linear_sum(budget * rising_layers) : TopK::same(budget);
   }
   made.capacity = capacity;
   return made;

@@ -4,7 +4,8 @@
 //
 // NAME is one of method_names(), or any index (IndexSpec). TAIL is what stands for the rows not
 // found: none, mean, or an index that codes values; without it what the index has. Parameters:
-// window=N, sinks=N, dense=N|all (first layers that attend all rows), select=query_head|group.
+// window=N, sinks=N, dense=N|all (first layers that attend all rows), select=query_head|group,
+// schedule=same|rising (of the budget over the layers: Synk et al. 2025, section 4.4).
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,8 @@ struct Method {
   bool budgets = true;            ///< false: attends all rows, whatever the budget
   /// Finds no rows: the window is wider by the budget, so that as many are attended as by others.
   bool widens_window = false;
+  /// Above 0: a budget for so many layers is theirs together, rising from layer to layer.
+  std::int64_t rising_layers = 0;
 
   /// With so many rows, and room for so many tokens of the session's own.
   RetrievalOptions with(std::int64_t budget, std::int64_t capacity) const;
