@@ -120,5 +120,37 @@ TEST_F(FidelityOfTheBundledModel, LayersThatAreDenseHaveNoError) {
   }
 }
 
+/// Rows of one layer and head whose scores for a query of ones are known.
+std::shared_ptr<const Context> context_of(const std::vector<float>& scores) {
+  const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 4, .scale = 1};
+  const auto count = static_cast<std::int64_t>(scores.size());
+  std::vector<float> keys;
+  for (const float score : scores) keys.insert(keys.end(), 4, score / 4);
+  ContextBuilder builder(shape, {.capacity = count, .dtype = DType::f32});
+  const TensorView view = TensorView::tokens_first(keys.data(), DType::f32, count, 1, 4);
+  builder.append(0, view, view);
+  return builder.freeze();
+}
+
+TEST(AttentionSpread, CountsTheKeysOfThreeQuartersOfTheWeightAndTheirEntropy) {
+  const std::vector<float> ones(8, 1.0F);
+  LayerSpread even;
+  add_spread(*context_of(std::vector<float>(1000, 0.5F)), 0, ones.data(), even);
+  EXPECT_EQ(even.heads, 2);
+  EXPECT_EQ(even.mean_keys(), 750);
+  EXPECT_NEAR(even.mean_entropy(), std::log(1000.0), 1e-4);
+  LayerSpread one;
+  std::vector<float> scores(1000, 0.0F);
+  scores[321] = 60;
+  add_spread(*context_of(scores), 0, ones.data(), one);
+  EXPECT_EQ(one.mean_keys(), 1);
+  EXPECT_NEAR(one.mean_entropy(), 0, 1e-6);
+  // Weights of 4/8, 2/8, 1/8, 1/8.
+  LayerSpread some;
+  add_spread(*context_of({0.0F, std::log(4.0F), 0.0F, std::log(2.0F)}), 0, ones.data(), some);
+  EXPECT_EQ(some.mean_keys(), 2);
+  EXPECT_NEAR(some.mean_entropy(), 1.75 * std::log(2.0), 1e-5);
+}
+
 }  // namespace
 }  // namespace topkv

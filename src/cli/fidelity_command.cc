@@ -193,25 +193,44 @@ std::string table(const FidelityReport& report, std::size_t width) {
                       {.width = width, .keys = 3U + (rules ? 1U : 0U) + (dtypes ? 1U : 0U)});
 }
 
+/// A line per layer that attends all of the context.
+std::string spread_table(const FidelityReport& report, std::size_t width) {
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t layer = 0; layer < report.spread.size(); ++layer) {
+    const LayerSpread& of = report.spread[layer];
+    if (of.heads == 0) continue;
+    rows.push_back({fmt::format("{}", layer), fmt::format("{:.0f}", of.mean_keys()),
+                    fmt::format("{:.2f}", of.mean_entropy())});
+  }
+  if (rows.empty()) return {};
+  return format_table({"layer", "keys for 75 %", "entropy"}, rows, {true, true, true},
+                      {.width = width, .keys = 1U}) +
+         "\n";
+}
+
 void print_report(const FidelityReport& report, std::int64_t tokens, const std::string& prefill) {
   const std::size_t width = line_width(stdout);
   fmt::print("{}\n", table(report, width));
-  fmt::print("{}", labelled("",
-                            fmt::format("Against dense attention over {} tokens ({} prefill): "
-                                        "{} tokens of questions and answers, perplexity {:.3f}. "
-                                        "error: |out - dense| / |dense| of a layer; told: what "
-                                        "the sessions expect it to be; KL: of the "
-                                        "next token; mass: share of dense attention in the rows "
-                                        "attended; recall: of exact search's rows; by mass: of "
-                                        "their softmax weight; p10: the "
-                                        "10th percentile over layers, heads and tokens.{}",
-                                        format_grouped(tokens), prefill,
-                                        report.settings.front().tokens, report.dense_perplexity,
-                                        ruled(report) ? " rows: of a query head in a layer; more, "
-                                                        "dense: share of these that took more than "
-                                                        "at first, and all."
-                                                      : ""),
-                            width, 0));
+  fmt::print("{}", spread_table(report, width));
+  fmt::print(
+      "{}",
+      labelled("",
+               fmt::format("Against dense attention over {} tokens ({} prefill): "
+                           "{} tokens of questions and answers, perplexity {:.3f}. "
+                           "error: |out - dense| / |dense| of a layer; told: what "
+                           "the sessions expect it to be; KL: of the "
+                           "next token; keys for 75 %, entropy (natural log): of dense attention "
+                           "by a question's last token; mass: share of dense attention in the rows "
+                           "attended; recall: of exact search's rows; by mass: of "
+                           "their softmax weight; p10: the "
+                           "10th percentile over layers, heads and tokens.{}",
+                           format_grouped(tokens), prefill, report.settings.front().tokens,
+                           report.dense_perplexity,
+                           ruled(report) ? " rows: of a query head in a layer; more, "
+                                           "dense: share of these that took more than "
+                                           "at first, and all."
+                                         : ""),
+               width, 0));
 }
 
 /// The dtypes of rows, once each, behind that of the rows that dense attention reads: the most

@@ -97,7 +97,8 @@ class Comparison {
         context_(std::move(context)),
         shape_(context_->shape()),
         settings_(std::move(settings)),
-        sums_(settings_.size()) {
+        sums_(settings_.size()),
+        spread_(static_cast<std::size_t>(shape_.layers)) {
     for (Sums& sums : sums_) sums.errors.resize(static_cast<std::size_t>(shape_.layers));
   }
 
@@ -118,6 +119,7 @@ class Comparison {
 
   FidelityReport report() {
     FidelityReport report;
+    report.spread = spread_;
     report.dense_perplexity = perplexity(dense_likelihood_, dense_predicted_);
     for (std::size_t s = 0; s < settings_.size(); ++s) {
       finish(settings_[s], sums_[s]);
@@ -167,6 +169,7 @@ class Comparison {
     const std::int64_t width = shape_.q_heads * shape_.head_dim;
     std::vector<float> logits =
         model_.logits(probe, dense.tokens(), [&](const AttentionStep& step) {
+          if (step.tokens > 0) measure_spread(step);
           dense.attend(want.with(step));
           want.fetch(step.tokens);
           for (std::size_t s = 0; s < sessions.size(); ++s) {
@@ -205,6 +208,21 @@ class Comparison {
       sums_[s].tokens += tokens;
     }
     return logits;
+  }
+
+  /// Of the step's last token.
+  void measure_spread(const AttentionStep& step) {
+    if (shape_.window_of(step.layer) > 0 || shape_.chunk_len > 0) return;
+    std::vector<float> queries(static_cast<std::size_t>(shape_.q_heads * shape_.head_dim));
+    const auto width = std::ssize(queries);
+    ComputeDevice& device = *model_.device().compute();
+    {
+      const auto lock = device.lock();
+      device.copy_out(reinterpret_cast<const std::byte*>(step.q + (step.tokens - 1) * width),
+                      width * static_cast<std::int64_t>(sizeof(float)), queries.data());
+    }
+    add_spread(*context_, step.layer, queries.data(),
+               spread_[static_cast<std::size_t>(step.layer)]);
   }
 
   /// The network goes on with what dense attention gave.
@@ -356,6 +374,7 @@ class Comparison {
   const AttentionShape& shape_;
   std::vector<Fidelity> settings_;
   std::vector<Sums> sums_;
+  std::vector<LayerSpread> spread_;
   double dense_likelihood_ = 0;
   std::int64_t dense_predicted_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "src/eval/attention_spread.h"
 #include "topkv/model.h"
 #include "topkv/progress.h"
 
@@ -54,7 +55,10 @@ struct Fidelity {
 
 struct FidelityReport {
   double dense_perplexity = 0;
-  std::vector<Fidelity> settings;
+  std::vector<Fidelity> settings = {};
+  /// Per layer: how dense attention of the probes' last tokens spreads over the context. Of layers
+  /// with a sliding window nothing, nor with chunks, where a token has several queries.
+  std::vector<LayerSpread> spread = {};
 };
 
 /// Tokens that follow the context, one probe independent of the next.

@@ -64,6 +64,13 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["error_p90"] = setting.error_p90;
     json["error_told"] = or_null(setting.error_told);
     json["layer_error"] = setting.layer_error;
+    json["layer_keys_75"] = Json::array();
+    json["layer_entropy"] = Json::array();
+    for (const LayerSpread& layer : report.spread) {
+      const bool known = layer.heads > 0;
+      json["layer_keys_75"].push_back(known ? Json(layer.mean_keys()) : Json(nullptr));
+      json["layer_entropy"].push_back(known ? Json(layer.mean_entropy()) : Json(nullptr));
+    }
     json["kl_mean"] = setting.kl_mean;
     json["kl_max"] = setting.kl_max;
     json["agreement"] = setting.agreement;
