@@ -9,6 +9,8 @@ lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' p
 topkv := build/release/src/cli/topkv
 # A process per core, each with one thread of PyTorch's: the models of the tests are small.
 pytest := OMP_NUM_THREADS=1 build/check-python/bin/pytest --numprocesses $(jobs) --dist loadfile
+# Of topkv.hf's tests those that run whole programs, which take most of the time: with the newest alone.
+programs := scripts distributed eval picture_examples
 # With a GPU here, CUDA code is built for it alone, which is quicker; a bundle is for all.
 native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTURES=native)
 # Without one, checks compile it for the oldest, to see that it compiles.
@@ -69,7 +71,7 @@ check-python: setup
 	$(pytest)
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
 	build/check-python/bin/pip install --quiet --no-compile 'transformers==$(lowest_transformers).*'
-	$(pytest) bindings/tests/hf
+	$(pytest) bindings/tests/hf $(foreach file,$(programs),--ignore=bindings/tests/hf/test_$(file).py)
 endif
 
 build: setup
