@@ -240,8 +240,9 @@ void ClusterIndex::learn(const PrefillQueries& queries, const std::stop_token& s
     throw InvalidArgument(
         spec() +
         ": sets its threshold by the attention of the context's last tokens, and this context has "
-        "no queries: its rows were appended, or it attends by chunks; expected one that "
-        "ContextBuilder::attend or the command prefilled, or s=0");
+        "no queries: it was not told to keep them (ContextOptions::keep_queries), its rows were "
+        "appended, its last ones taken back, or a step's out was its q or came by chunks; s=0 "
+        "needs none");
   }
   importances_.assign(static_cast<std::size_t>(bins), 0.0);
   std::vector<float> scores(static_cast<std::size_t>(queries.group * clusters()));

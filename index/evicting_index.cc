@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "index/index_kind.h"
@@ -25,7 +26,8 @@ void add_weights(const PrefillQueries& queries, std::int64_t number, const KeyVi
     scale_by(of, count, queries.scale);
     if (queries.softcap > 0) soft_cap(of, count, queries.softcap);
     const float sum = exp_shifted(of, count, max_of(of, count));
-    add_scaled(sums, 1 / sum, of, count);
+    if (sum > 0 && sum < std::numeric_limits<float>::infinity())
+      add_scaled(sums, 1 / sum, of, count);
   }
 }
 
@@ -62,12 +64,13 @@ void EvictingIndex::learn(const PrefillQueries& queries, const std::stop_token& 
   // Of the last tokens' the very last; of those spread over the text, all.
   const PositionRange used =
       by_ == Evicts::tova ? PositionRange{all - 1, all} : PositionRange{0, queries.spread};
-  if (all == 0 || used.size() == 0) {
+  const bool has = by_ == Evicts::tova ? all > queries.spread : queries.spread > 0;
+  if (!has) {
     throw InvalidArgument(
         spec() +
         ": ranks keys by the attention that a prefill's queries gave them, and this context has no "
-        "queries: its rows were appended, or it attends by chunks; expected one that "
-        "ContextBuilder::attend or the command prefilled");
+        "queries: it was not told to keep them (ContextOptions::keep_queries), its rows were "
+        "appended, its last ones taken back, or a step's out was its q or came by chunks");
   }
   std::vector<float> sums(static_cast<std::size_t>(size()), 0.0F);
   std::vector<float> scores;

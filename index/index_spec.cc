@@ -97,6 +97,10 @@ void IndexSpec::check(std::int64_t dim, std::int64_t keys) const {
 
 bool IndexSpec::has_tail() const { return kind_->has_tail(); }
 
+bool IndexSpec::has_code_tail() const { return kind_->is_coded() && kind_->has_tail(); }
+
+bool IndexSpec::learns_queries() const { return kind_->learns_queries(); }
+
 void IndexSpec::check_index() const { kind_->check_index(); }
 
 std::unique_ptr<KeyIndex> IndexSpec::make() const {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "index/index_kind.h"
@@ -38,7 +39,8 @@ class SparqKind final : public IndexSpec::Kind {
   SparqKind(std::int64_t components, std::int64_t values)
       : components_(components), values_(values) {}
   std::string text() const override { return text_of(components_, values_); }
-  bool grows() const override { return true; }
+  /// With a tail not: it is made of all values.
+  bool grows() const override { return !has_tail(); }
   bool has_tail() const override { return values_ > 0; }
   bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override {
@@ -156,7 +158,9 @@ void SparqIndex::choose(const TokenHeads& token, PositionRange allowed, std::int
     for (std::int64_t h = 0; h < token.heads; ++h) {
       float* scores = approximate.scores.data() + h * count;
       const float sum = exp_shifted(scores, count, max_of(scores, count));
-      add_scaled(weights.data(), 1 / sum, scores, count);
+      // A head whose scores are beyond float32 has no say.
+      if (sum > 0 && sum < std::numeric_limits<float>::infinity())
+        add_scaled(weights.data(), 1 / sum, scores, count);
     }
     ranked = weights.data();
   }

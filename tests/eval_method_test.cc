@@ -54,6 +54,7 @@ TEST(Methods, TailsStandBehindAPlus) {
   EXPECT_EQ(parsed("exact+codes").options.tail, "codes");
   EXPECT_EQ(parsed("codes+none").options.tail, "none");
   EXPECT_EQ(parsed("codes:k=16,v=8+codes").options.tail, "");  // its own
+  EXPECT_EQ(parsed("retroinfer+codes").options.tail, "codes");  // its own is of clusters
   EXPECT_EQ(parsed("hnsw:M=8+codes:k=16,v=8").options.tail, "codes:k=16,v=8");
 }
 

@@ -242,7 +242,7 @@ TEST_F(Ruler, AChainOfVariablesIsWrittenAsInRuler) {
       std::regex(
           "Question: Find all variables that are assigned the value ([0-9]{5}) in the text "
           "above\\. Answer: According to the chain\\(s\\) of variable assignment in the text "
-          "above, 5 variables are assigned the value \\1, they are: ")));
+          "above, 5 variables are assgined the value \\1, they are: ")));
   const std::vector<std::string>& names = one.sample.references;
   ASSERT_EQ(names.size(), 5U);
   for (const std::string& name : names) {

@@ -376,8 +376,8 @@ TEST(Methods, WithAllKeysRetrievedSessionsAreDense) {
 
 /// A context whose prefill had queries.
 std::shared_ptr<const Context> prefilled(const Stream& stream, std::int64_t tokens,
-                                         std::int64_t chunk) {
-  ContextBuilder builder(stream.shape, {.capacity = tokens});
+                                         std::int64_t chunk, bool keep_queries = true) {
+  ContextBuilder builder(stream.shape, {.capacity = tokens, .keep_queries = keep_queries});
   std::vector<float> out(static_cast<std::size_t>(chunk * stream.q_width()));
   for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
     for (std::int64_t l = 0; l < stream.shape.layers; ++l)
@@ -472,11 +472,22 @@ TEST(Methods, ThatLearnFromQueriesRefuseContextsWithoutThem) {
       EXPECT_NE(std::string(error.what()).find("has no queries"), std::string::npos);
     }
   }
-  ContextBuilder builder(shape, {.capacity = 300});
+  EXPECT_THROW(prefilled(stream, 300, 300, false)->with_index("h2o"), InvalidArgument);
+  ContextBuilder builder(shape, {.capacity = 300, .keep_queries = true});
   std::vector<float> out(static_cast<std::size_t>(300 * stream.q_width()));
   builder.attend(stream.step(0, 0, 300, out.data()));
-  builder.truncate(150);
-  EXPECT_NO_THROW(builder.freeze()->with_index("h2o"));
+  builder.truncate(150);  // the last tokens that are left are not those that were kept as such
+  const auto taken_back = builder.freeze();
+  EXPECT_NO_THROW(taken_back->with_index("h2o"));
+  EXPECT_THROW(taken_back->with_index("tova"), InvalidArgument);
+}
+
+TEST(None, NeedsNoIndexWhereAllLayersHaveWindows) {
+  AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  shape.sliding_window = {8};
+  const Stream stream(shape, 60);
+  Session session(stream.prefill(50), {.index = "codes:k=16"});
+  EXPECT_NO_THROW(stream.feed(session, 60, 5));
 }
 
 TEST(Tails, AloneAreNoIndices) {

@@ -15,7 +15,8 @@ std::unique_ptr<Builder> make(const AttentionShape& shape, std::int64_t capacity
   const ContextOptions options{.capacity = capacity,
                                .dtype = KvDType::parse(dtype),
                                .attention = {parse_prefill(prefill), window, sinks},
-                               .memory_budget = memory_budget};
+                               .memory_budget = memory_budget,
+                               .keep_queries = true};  // for experiments: h2o, tova, squeezed
   const Device where = device_of(device);
   const py::gil_scoped_release release;
   return std::make_unique<Builder>(ContextBuilder(shape, options, where));

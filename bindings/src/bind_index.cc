@@ -113,6 +113,10 @@ void bind_index(py::module_& module) {
       .def_property_readonly("text", &IndexSpec::text, "All defaults spelled out.")
       .def_property_readonly("grows", &IndexSpec::grows,
                              "True when keys added after build are found too.")
+      .def_property_readonly("has_code_tail", &IndexSpec::has_code_tail,
+                             "True of codes whose tail is of codes, too.")
+      .def_property_readonly("learns_queries", &IndexSpec::learns_queries,
+                             "True when it learns from queries of the prefill.")
       .def_property_readonly("has_tail", &IndexSpec::has_tail,
                              "Whether it codes values too, and so can stand for rows that are not "
                              "attended; and of \"mean\", which is that alone.")

@@ -30,7 +30,8 @@ PrefillOptions prefill_options(const std::string& prefill, std::int64_t window, 
           .chunk = chunk,
           .kv_dtype = KvDType::parse(kv_dtype),
           .memory_budget = memory_budget,
-          .indices = std::move(indices)};
+          .indices = std::move(indices),
+          .keep_queries = true};  // for experiments: with_index may name one that learns from them
 }
 
 ContextPtr prefill(const Model& self, py::handle tokens, const std::string& prefill,

@@ -45,6 +45,10 @@ struct ContextOptions {
   PrefillAttention attention = {};
   /// Bytes the rows may take; 0: what the machine has free. Checked before anything is reserved.
   std::int64_t memory_budget = 0;
+  /// Keeps some of attend()'s queries, up to 640 tokens' in float32 in host memory, for indices that
+  /// learn from them (IndexSpec::learns_queries: h2o, tova, squeezed with s). On a CUDA device each
+  /// step then waits for its attention.
+  bool keep_queries = false;
 };
 
 struct ContextMemory {

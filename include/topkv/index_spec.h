@@ -71,6 +71,13 @@ class IndexSpec {
   /// not attended (RetrievalOptions::tail); and of `mean`.
   bool has_tail() const;
 
+  /// True of codes whose tail is of codes, too: "codes" as a tail beside such an index is its own.
+  bool has_code_tail() const;
+
+  /// True when it learns from queries of the prefill, which the context must have kept
+  /// (ContextOptions::keep_queries).
+  bool learns_queries() const;
+
   /// Throws InvalidArgument when this names no index that finds rows: `mean`.
   void check_index() const;
 

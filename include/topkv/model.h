@@ -218,6 +218,9 @@ struct PrefillOptions {
   /// Specs of indices that the context shall have. On a CUDA device those that grow key by key
   /// (hnsw) are built by the host's cores while the device computes; others at the end.
   std::vector<std::string> indices = {};
+  /// Keeps queries for indices that learn from them and are added later
+  /// (ContextOptions::keep_queries); for those above they are kept anyway.
+  bool keep_queries = false;
 };
 
 /// Where the time of a forward pass went, in seconds summed over calls.

@@ -123,6 +123,9 @@ int run_eval(const EvalFlags& flags) {
   plan.all_questions = settings.all_questions;
   plan.seed = settings.seed;
   plan.prefill = prefill_options(flags.prefill, flags.retrieval);
+  for (const Method& method : plan.methods) {
+    plan.prefill.keep_queries = plan.prefill.keep_queries || learns_queries(method.options.index);
+  }
   plan.version = version();
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);

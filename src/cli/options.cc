@@ -141,6 +141,14 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   return options;
 }
 
+bool learns_queries(const std::string& index) {
+  try {
+    return IndexSpec(index).learns_queries();
+  } catch (const InvalidArgument&) {  // told where indices are checked
+    return false;
+  }
+}
+
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval) {
   PrefillOptions options;
   options.attention.mode = flags.mode == "dense" ? Prefill::dense : Prefill::window;
@@ -149,6 +157,7 @@ PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& 
   options.chunk = flags.chunk == "auto" ? 0 : parse_count("--chunk", flags.chunk);
   options.kv_dtype = KvDType::parse(flags.dtype);
   options.memory_budget = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
+  options.keep_queries = std::ranges::any_of(retrieval.indices, learns_queries);
   return options;
 }
 
@@ -274,7 +283,7 @@ void check_tail(const std::string& tail) {
 }
 
 std::string tail_beside(const std::string& tail, const std::string& index) {
-  return tail == "codes" && IndexSpec(index).has_tail() ? "" : tail;
+  return tail == "codes" && IndexSpec(index).has_code_tail() ? "" : tail;
 }
 
 std::string tail_text(const std::string& tail) {

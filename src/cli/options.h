@@ -74,6 +74,9 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
 /// The rules of which rows are enough.
 std::optional<double> mass_of(const RetrievalFlags& flags);
 std::optional<double> error_of(const RetrievalFlags& flags);
+/// Whether the prefill must keep queries for it; of what is no index: false.
+bool learns_queries(const std::string& index);
+
 PrefillOptions prefill_options(const PrefillFlags& flags, const RetrievalFlags& retrieval);
 /// own: the model's, for flags that are empty.
 SamplingOptions sampling_options(const SamplingFlags& flags, const SamplingOptions& own = {});

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <new>
+#include <exception>
 #include <utility>
 
 #include "src/context/attention_step.h"
@@ -25,7 +25,7 @@ struct ContextBuilder::State {
                       options.dtype.name()));
     }
     store = make_store(options.capacity);
-    queries = KeptQueries(shape);
+    if (options.keep_queries) queries = KeptQueries(shape);
   }
 
   std::shared_ptr<RowStore> make_store(std::int64_t capacity) const {
@@ -156,17 +156,18 @@ struct ContextBuilder::State {
   /// The queries of a step are read behind it: on a CUDA device they are there then. (Where they
   /// were overwritten with what they gave, and by chunks, where a token has several, none are kept.)
   void keep_queries(const AttentionStep& step) {
+    if (!options.keep_queries) return;
     const bool has = step.q != nullptr && step.out != step.q && step.q_next == nullptr &&
                      step.q_far == nullptr && step.kv_count() == step.tokens;
     if (!has) return queries.lose(step.layer);
     const std::int64_t width = shape.q_heads * shape.head_dim;
-    const auto read = [&](std::int64_t token, float* to) {
+    const auto read = [&](std::int64_t token, std::int64_t count, float* to) {
       device.compute()->copy_out(reinterpret_cast<const std::byte*>(step.q + token * width),
-                                 width * static_cast<std::int64_t>(sizeof(float)), to);
+                                 count * width * static_cast<std::int64_t>(sizeof(float)), to);
     };
     try {
       queries.take(step.layer, tokens(step.layer), step.tokens, read);
-    } catch (const std::bad_alloc&) {  // the rows are there: the step has not failed
+    } catch (const std::exception&) {  // the rows are taken: the step has not failed
       queries.lose(step.layer);
     }
   }
@@ -174,7 +175,7 @@ struct ContextBuilder::State {
   void attend(const AttentionStep& step) {
     open(step.tokens);
     on_device([&] { prefill->attend(step); });
-    on_device([&] { keep_queries(step); });
+    keep_queries(step);
     given[static_cast<std::size_t>(step.layer)] += step.kv_count();
     turn = step;
     turn.layer = (step.layer + 1) % shape.layers;
@@ -282,10 +283,11 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
     const auto lock = s.device.compute()->lock();
     s.close();
   }
-  auto queries = std::make_shared<const KeptQueries>(std::move(s.queries));
+  auto queries = std::make_shared<const KeptQueries>(s.queries);
   auto context =
       Context(s.shape, {.store = s.store, .queries = std::move(queries)}).with_index("exact");
   s.store.reset();
+  s.queries = {};
   return context;
 }
 

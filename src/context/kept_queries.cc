@@ -7,19 +7,25 @@ namespace topkv {
 KeptQueries::KeptQueries(const AttentionShape& shape)
     : width_(shape.q_heads * shape.head_dim), layers_(static_cast<std::size_t>(shape.layers)) {}
 
-void KeptQueries::take(std::int64_t layer, std::int64_t first, std::int64_t tokens,
-                       const std::function<void(std::int64_t token, float* to)>& read) {
+void KeptQueries::take(
+    std::int64_t layer, std::int64_t first, std::int64_t tokens,
+    const std::function<void(std::int64_t token, std::int64_t count, float* to)>& read) {
+  if (layers_.empty()) return;
   Layer& of = layers_[static_cast<std::size_t>(layer)];
   if (of.lost) return;
   const std::int64_t end = first + tokens;
   while (end / of.stride > most_spread) of.stride *= 2;
   thin(of, end);
-  for (std::int64_t position = first; position < end; ++position) {
-    if (position % of.stride != 0 && position < end - last) continue;
-    of.positions.push_back(position);
+  const auto add = [&](std::int64_t position, std::int64_t count) {
+    const std::size_t before = of.data.size();
+    for (std::int64_t i = 0; i < count; ++i) of.positions.push_back(position + i);
     of.data.resize(of.positions.size() * static_cast<std::size_t>(width_));
-    read(position - first, &of.data[of.data.size() - static_cast<std::size_t>(width_)]);
-  }
+    read(position - first, count, &of.data[before]);
+  };
+  const std::int64_t whole = std::max(first, end - last);
+  const std::int64_t spread = (first + of.stride - 1) / of.stride * of.stride;
+  for (std::int64_t position = spread; position < whole; position += of.stride) add(position, 1);
+  add(whole, end - whole);
 }
 
 /// Drops what is neither spread nor of the last tokens before `end`.
@@ -45,6 +51,7 @@ void KeptQueries::truncate(std::int64_t tokens) {
 }
 
 void KeptQueries::lose(std::int64_t layer) {
+  if (layers_.empty()) return;
   layers_[static_cast<std::size_t>(layer)] = {.lost = true};
 }
 
@@ -71,9 +78,12 @@ PrefillQueries KeptQueries::of(const AttentionShape& shape, std::int64_t layer,
     if (of.positions[i] % of.stride == 0) gather(i);
   }
   out.spread = std::ssize(positions);
-  for (std::size_t i = 0; i < of.positions.size(); ++i) {
-    if (of.positions[i] >= tokens - last) gather(i);
+  std::size_t first = of.positions.size();  // of the last tokens, without a gap
+  for (std::int64_t position = tokens - 1; first > 0 && position >= tokens - last; --position) {
+    if (of.positions[first - 1] != position) break;
+    --first;
   }
+  for (std::size_t i = first; i < of.positions.size(); ++i) gather(i);
   out.positions = positions;
   out.data = gathered.data();
   return out;

@@ -20,16 +20,17 @@ class KeptQueries {
   KeptQueries() = default;
   explicit KeptQueries(const AttentionShape& shape);
 
-  /// Takes of tokens first and on, that many, of a layer. read(token, to): copies the queries
-  /// [q_heads, head_dim] of token number `token` of these.
+  /// Takes of tokens first and on, that many, of a layer. read(token, count, to): copies the
+  /// queries [count, q_heads, head_dim] of `count` of these tokens from number `token` on.
   void take(std::int64_t layer, std::int64_t first, std::int64_t tokens,
-            const std::function<void(std::int64_t token, float* to)>& read);
+            const std::function<void(std::int64_t token, std::int64_t count, float* to)>& read);
   /// Forgets tokens from a position on.
   void truncate(std::int64_t tokens);
   /// Keeps none of a layer from now on, as tokens came without queries.
   void lose(std::int64_t layer);
 
-  /// Of a KV head; none when tokens of the layer came without queries. gathered: becomes the memory
+  /// Of a KV head; none when tokens of the layer came without queries, and none of the last tokens
+  /// where some of these were taken back. gathered: becomes the memory
   /// of what is given. tokens: of the context.
   PrefillQueries of(const AttentionShape& shape, std::int64_t layer, std::int64_t kv_head,
                     std::int64_t tokens, std::vector<float>& gathered,

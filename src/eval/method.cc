@@ -110,7 +110,7 @@ void set_index(Method& method, std::string_view name, std::optional<std::string_
     options.tail = std::string(*tail);
     if (*tail == "none") return;
     // Plain codes are those that the index has itself, if it has some.
-    if (*tail == "codes" && index.has_tail()) {
+    if (*tail == "codes" && index.has_code_tail()) {
       options.tail.clear();
       return;
     }

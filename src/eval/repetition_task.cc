@@ -60,7 +60,8 @@ EvalSample make_sample(const SampleOrder& order, const TaskTokens& tokens,
   sample.predict = tokens_to_generate;
   // The passage depends on the text, and the room for the text on the passage: some other one of
   // its length tells about how much, and sentences are taken away should that be too little.
-  const std::string some = text(least).substr(0, prompt_length);
+  const std::string whole = text(least);
+  const std::string some = whole.substr(0, word_end(whole, prompt_length));
   std::int64_t sentences =
       most_units(tokens.room(order.length, some, sample.predict), least, 1,
                  [&](std::int64_t count) { return tokens.count(text(count)); });

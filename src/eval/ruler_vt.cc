@@ -62,7 +62,7 @@ std::string question_text(const Chain& chain) {
   return fmt::format(
       "Question: Find all variables that are assigned the value {0} in the text above. Answer: "
       "According to the chain(s) of variable assignment in the text above, {1} variables are "
-      "assigned the value {0}, they are: ",
+      "assgined the value {0}, they are: ",  // as RULER spells it
       chain.value, num_hops + 1);
 }
 

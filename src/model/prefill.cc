@@ -27,8 +27,11 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   const std::shared_ptr<ComputeDevice>& device = impl_->device.compute();
   const auto total = static_cast<std::int64_t>(tokens.size());
   impl_->check_reach(total);
-  for (const std::string& spec : options.indices) {
-    IndexSpec(spec).check(config.attention.head_dim, total);
+  bool keep_queries = options.keep_queries;
+  for (const std::string& text : options.indices) {
+    const IndexSpec spec(text);
+    spec.check(config.attention.head_dim, total);
+    keep_queries = keep_queries || spec.learns_queries();
   }
   // A builder calls it a wrong argument; of a model's prefill it is what the device cannot do.
   if (!device->takes_rows(options.kv_dtype)) {
@@ -40,7 +43,8 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
                          {.capacity = total,
                           .dtype = options.kv_dtype,
                           .attention = options.attention,
-                          .memory_budget = options.memory_budget},
+                          .memory_budget = options.memory_budget,
+                          .keep_queries = keep_queries},
                          impl_->device);
   const DeviceMemory memory = device->memory();
   const std::int64_t chunk =

@@ -71,7 +71,8 @@ def _parse(text: str, settings: Settings, head_dim: int, layers: int) -> EvalMet
     head, at, parameters = text.partition("@")
     path, colon, name = head.rpartition(":")
     if not (colon and path.endswith(".py")):
-        return EvalMethod(text, parse(text), is_plain=head == "dense")
+        parsed = parse(text)
+        return EvalMethod(text, parsed, is_plain=head == "dense" and not parsed.budgets)
     own = load_class(path, name)
     if "select=" in parameters:
         raise InvalidArgument(

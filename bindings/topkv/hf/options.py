@@ -132,7 +132,7 @@ def row_dtype_name(kv_dtype: Any) -> str | None:
 def tail_of(session: dict[str, Any]) -> str:
     """What stands for the rows that are not found: "codes" are the index's own where it has such,
     whatever bytes it gives them."""
-    own = session["tail"] == "codes" and topkv.IndexSpec(session["index"]).has_tail
+    own = session["tail"] == "codes" and topkv.IndexSpec(session["index"]).has_code_tail
     return "" if own else session["tail"]
 
 
