@@ -24,6 +24,13 @@ struct Workspace {
 
 }  // namespace
 
+void score_all(const float* queries, std::int64_t heads, const KeyView& keys,
+               std::int64_t at_a_time, float* out) {
+  parallel_for(keys.count, at_a_time, [&](std::int64_t begin, std::int64_t end) {
+    dot_block(queries, heads, keys.part({begin, end}), out + begin, keys.count);
+  });
+}
+
 void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const {
   key_list().check_search(spec(), built(), queries, k);
   const std::int64_t group = queries.group;

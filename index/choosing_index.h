@@ -21,6 +21,11 @@ struct TokenHeads {
   const float* query(std::int64_t head) const { return queries + head * dim; }
 };
 
+/// Scores of keys, or of what stands for them, for queries [heads, dim]: out[h * keys.count + i]. A
+/// thread takes so many at a time.
+void score_all(const float* queries, std::int64_t heads, const KeyView& keys,
+               std::int64_t at_a_time, float* out);
+
 /// Scores that are beyond float32 and so not numbers come last: what they are of is found where
 /// there is nothing else.
 inline void rank_not_numbers_last(std::span<float> scores) {
@@ -36,9 +41,9 @@ class ChoosingIndex : public InsertingIndex {
   /// Whether it may choose fewer than k where there are more, and so is asked even where k are all.
   virtual bool chooses_fewer() const { return false; }
 
-  /// found[h]: up to k of the positions in the allowed range, which is not empty, holds more than
-  /// k, but for those that choose fewer, and lies
-  /// within the keys; each once, those that it would rather have first. Safe from many threads.
+  /// found[h]: up to k of the positions in the allowed range, which is not empty, lies within the
+  /// keys and, but for those that choose fewer, holds more than k; each once, those that it would
+  /// rather have first. Safe from many threads.
   virtual void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                       std::span<std::vector<std::int64_t>> found) const = 0;
 

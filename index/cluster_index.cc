@@ -94,14 +94,13 @@ class ClusterKind final : public IndexSpec::Kind {
 
 std::int64_t ClusterIndex::memory() const {
   return static_cast<std::int64_t>(sizeof *this + cluster_of_.capacity() * sizeof(cluster_of_[0]) +
-                                   (begin_.capacity() + rows_.capacity()) * sizeof(std::int64_t) +
-                                   centroids_.capacity() * sizeof(float));
+                                   centroids_.capacity() * sizeof(float)) +
+         members_.memory();
 }
 
 void ClusterIndex::clear() {
   cluster_of_ = {};
-  begin_ = {};
-  rows_ = {};
+  members_ = {};
   centroids_ = {};
 }
 
@@ -193,29 +192,19 @@ void ClusterIndex::join_nearest(std::int64_t first) {
 /// The rows and the centroids of all clusters.
 void ClusterIndex::gather() {
   const std::int64_t dim = keys().dim;
-  begin_.assign(static_cast<std::size_t>(clusters() + 1), 0);
-  for (const std::int32_t cluster : cluster_of_) ++begin_[static_cast<std::size_t>(cluster) + 1];
-  for (std::size_t c = 1; c < begin_.size(); ++c) begin_[c] += begin_[c - 1];
-  std::vector<std::int64_t> next(begin_.begin(), begin_.end() - 1);
-  rows_.resize(static_cast<std::size_t>(size()));
-  for (std::int64_t row = 0; row < size(); ++row) {
-    auto& at = next[static_cast<std::size_t>(cluster_of_[static_cast<std::size_t>(row)])];
-    rows_[static_cast<std::size_t>(at++)] = row;
-  }
+  members_ = GroupedRows(grouping(), size());
   parallel_for(clusters(), 64, [&](std::int64_t from, std::int64_t to) {
     std::vector<float> key(static_cast<std::size_t>(dim));
     std::vector<double> sums(static_cast<std::size_t>(dim));
     for (std::int64_t c = from; c < to; ++c) {
       std::fill(sums.begin(), sums.end(), 0.0);
-      const std::int64_t begin = begin_[static_cast<std::size_t>(c)];
-      const std::int64_t end = begin_[static_cast<std::size_t>(c) + 1];
-      for (std::int64_t at = begin; at < end; ++at) {
-        widen_key(keys(), rows_[static_cast<std::size_t>(at)], key.data());
+      for (std::int64_t at = members_.begin(c); at < members_.begin(c + 1); ++at) {
+        widen_key(keys(), members_.row(at), key.data());
         for (std::size_t j = 0; j < sums.size(); ++j) sums[j] += key[j];
       }
       for (std::int64_t j = 0; j < dim; ++j) {
-        centroids_[static_cast<std::size_t>(c * dim + j)] = static_cast<float>(
-            sums[static_cast<std::size_t>(j)] / static_cast<double>(end - begin));
+        centroids_[static_cast<std::size_t>(c * dim + j)] =
+            static_cast<float>(sums[static_cast<std::size_t>(j)] / static_cast<double>(members(c)));
       }
     }
   });
@@ -264,10 +253,7 @@ void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
   const Scratch<Workspace> workspace;
   auto& [scores, keeper] = *workspace;
   scores.resize(static_cast<std::size_t>(token.heads * clusters()));
-  parallel_for(clusters(), clusters_at_a_time, [&](std::int64_t begin, std::int64_t end) {
-    dot_block(token.queries, token.heads, centroids().part({begin, end}), scores.data() + begin,
-              clusters());
-  });
+  score_all(token.queries, token.heads, centroids(), clusters_at_a_time, scores.data());
   rank_not_numbers_last(scores);
   for (std::int64_t h = 0; h < token.heads; ++h) {
     if (chooses_fewer()) {
@@ -279,10 +265,8 @@ void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
     }
     std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];
     const auto add_cluster = [&](std::int64_t cluster) {
-      const auto c = static_cast<std::size_t>(cluster);
-      const auto rows = std::span(rows_).subspan(
-          static_cast<std::size_t>(begin_[c]), static_cast<std::size_t>(begin_[c + 1] - begin_[c]));
-      for (const std::int64_t row : rows) {
+      for (std::int64_t at = members_.begin(cluster); at < members_.begin(cluster + 1); ++at) {
+        const std::int64_t row = members_.row(at);
         if (std::ssize(list) < k && allowed.contains(row)) list.push_back(row);
       }
     };

@@ -77,8 +77,7 @@ class ClusterIndex final : public ChoosingIndex {
   KeyView centroids() const;
   /// Keys of a cluster.
   std::int64_t members(std::int64_t cluster) const {
-    const auto c = static_cast<std::size_t>(cluster);
-    return begin_[c + 1] - begin_[c];
+    return members_.begin(cluster + 1) - members_.begin(cluster);
   }
   void weigh(float* scores, float scale) const;
   void cluster(PositionRange segment, const std::stop_token& stop);
@@ -87,8 +86,7 @@ class ClusterIndex final : public ChoosingIndex {
 
   ClusterParams params_;
   std::vector<std::int32_t> cluster_of_;  // per key
-  std::vector<std::int64_t> begin_;       // per cluster, and the end: in rows_
-  std::vector<std::int64_t> rows_;        // cluster by cluster, ascending in each
+  GroupedRows members_;                   // of the clusters
   std::vector<double> importances_;       // per bin; between learning and setting a threshold
   std::int64_t bins_ = 0;
   HugeVector<float> centroids_;  // [clusters, dim]: the mean of their keys

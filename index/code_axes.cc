@@ -1,5 +1,6 @@
 #include "index/code_axes.h"
 
+#include <fmt/format.h>
 #include <hwy/contrib/sort/vqsort.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "index/principal_axes.h"
 #include "src/core/matrix_product.h"
 #include "src/core/threads.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -38,6 +40,13 @@ std::vector<float> sample_of(const KeyView& vectors, std::int64_t most) {
 }
 
 }  // namespace
+
+void CodeAxes::check(std::string_view spec, std::int64_t dim) {
+  if (dim <= most_dims) return;
+  throw InvalidArgument(fmt::format(
+      "index {}: keys of {} elements; principal axes are found of up to {}: use another index",
+      spec, dim, most_dims));
+}
 
 CodeAxes::CodeAxes(const KeyView& vectors, std::vector<float>& sample) : dim_(vectors.dim) {
   sample = sample_of(vectors, sample_size);

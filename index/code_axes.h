@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "topkv/view.h"
@@ -15,6 +16,11 @@ namespace topkv {
 class CodeAxes {
  public:
   static constexpr std::int64_t tile = 512;  ///< vectors projected at a time
+  /// The work on axes grows with its third power.
+  static constexpr std::int64_t most_dims = 1024;
+
+  /// Throws InvalidArgument for keys of more dims, of an index with this spec.
+  static void check(std::string_view spec, std::int64_t dim);
 
   CodeAxes() = default;
 

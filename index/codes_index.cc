@@ -18,7 +18,6 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t encode_keys = 8192;  // that a thread encodes at a time
-constexpr std::int64_t most_dims = 1024;    // the work on axes grows with its third power
 
 /// Of 128 dims, that bytes of codes are given for.
 std::int64_t units_of(std::int64_t dim) { return (dim + 127) / 128; }
@@ -29,10 +28,7 @@ class CodesKind : public IndexSpec::Kind {
   std::string text() const override { return params_.text(); }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<CodesIndex>(params_); }
   void check(std::int64_t dim, std::int64_t /*keys*/) const override {
-    if (dim <= most_dims) return;
-    throw InvalidArgument(fmt::format(
-        "index {}: keys of {} elements; principal axes are found of up to {}: use another index",
-        text(), dim, most_dims));
+    CodeAxes::check(text(), dim);
   }
   bool has_tail() const override { return params_.value_bytes > 0; }
   bool is_coded() const override { return true; }

@@ -25,8 +25,11 @@ struct Plain {
   std::string_view name;
   std::shared_ptr<const IndexSpec::Kind> (*make)();
 };
-constexpr Plain plain_kinds[] = {{"exact", exact_kind}, {"mean", mean_kind}, {"none", none_kind},
-                                 {"h2o", h2o_kind},     {"tova", tova_kind}};
+constexpr Plain plain_kinds[] = {{"exact", exact_kind},
+                                 {"mean", mean_kind},
+                                 {"none", none_kind},
+                                 {"h2o", h2o_kind},
+                                 {"tova", tova_kind}};
 
 struct WithOptions {
   std::string_view name;
@@ -75,7 +78,8 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
   throw InvalidArgument(fmt::format(
       "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
       "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, quest:page=16, sparq:r=32, "
-      "squeezed:c=5, retroinfer:size=16, lowrank:r=16, h2o, tova, none, and the tails mean, pages:size=16, "
+      "squeezed:c=5, retroinfer:size=16, lowrank:r=16, h2o, tova, none, and the tails mean, "
+      "pages:size=16, "
       "sample:rows=256",
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));
 }

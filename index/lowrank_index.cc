@@ -10,16 +10,13 @@
 #include "index/scratch.h"
 #include "index/spec.h"
 #include "src/core/convert.h"
-#include "src/core/dot.h"
 #include "src/core/threads.h"
-#include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
 constexpr std::int64_t tiles_at_a_time = 8;    // that a thread projects
 constexpr std::int64_t keys_at_a_time = 8192;  // that a thread scores
-constexpr std::int64_t most_dims = 1024;       // the work on axes grows with its third power
 
 /// Of one token.
 struct Workspace {
@@ -33,11 +30,7 @@ class LowrankKind final : public IndexSpec::Kind {
   explicit LowrankKind(std::int64_t rank) : rank_(rank) {}
   std::string text() const override { return fmt::format("lowrank:r={}", rank_); }
   void check(std::int64_t dim, std::int64_t /*keys*/) const override {
-    if (dim <= most_dims) return;
-    throw InvalidArgument(
-        fmt::format("index {}: keys of {} elements; principal axes are found of up to {}: use "
-                    "another index",
-                    text(), dim, most_dims));
+    CodeAxes::check(text(), dim);
   }
   bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<LowrankIndex>(rank_); }
@@ -99,11 +92,7 @@ void LowrankIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
   const KeyView partial{reinterpret_cast<const std::byte*>(partial_.data()), DType::bf16, size(),
                         rank(), 2 * rank()};
   scores.resize(static_cast<std::size_t>(token.heads * allowed.size()));
-  parallel_for(allowed.size(), keys_at_a_time, [&](std::int64_t begin, std::int64_t end) {
-    dot_block(projected.data(), token.heads,
-              partial.part({allowed.begin + begin, allowed.begin + end}), scores.data() + begin,
-              allowed.size());
-  });
+  score_all(projected.data(), token.heads, partial.part(allowed), keys_at_a_time, scores.data());
   rank_not_numbers_last(scores);
   for (std::int64_t h = 0; h < token.heads; ++h) {
     keeper.reset(k);
@@ -116,7 +105,7 @@ void LowrankIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
 std::shared_ptr<const IndexSpec::Kind> lowrank_kind(std::string_view spec,
                                                     std::string_view options) {
   std::int64_t rank = 16;
-  parse_options(spec, options, {{"r", &rank, 1, most_dims}});
+  parse_options(spec, options, {{"r", &rank, 1, CodeAxes::most_dims}});
   return std::make_shared<LowrankKind>(rank);
 }
 

@@ -11,7 +11,6 @@
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"
-#include "src/core/dot.h"
 #include "src/core/threads.h"
 
 namespace topkv {
@@ -99,10 +98,7 @@ void QuestIndex::score_pages(const float* queries, std::int64_t heads, PositionR
   }
   const KeyView bounds{reinterpret_cast<const std::byte*>(bounds_.data()), DType::bf16,
                        this->pages(), 2 * dim, 4 * dim};
-  parallel_for(pages.size(), pages_at_a_time, [&](std::int64_t from, std::int64_t to) {
-    dot_block(split->data(), heads, bounds.part({pages.begin + from, pages.begin + to}), out + from,
-              pages.size());
-  });
+  score_all(split->data(), heads, bounds.part(pages), pages_at_a_time, out);
 }
 
 void QuestIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,

@@ -50,35 +50,26 @@ struct Sums {
   double value_squares = 0;
 };
 
-/// Rows in the order of their groups; where each group begins.
-struct InGroups {
-  std::vector<std::int64_t> begin;  // [groups + 1]
-  std::vector<std::int64_t> rows;   // empty: they are as they stand
-
-  InGroups(const Grouping& grouping, std::int64_t count)
-      : begin(static_cast<std::size_t>(grouping.groups + 1)) {
-    for (std::int64_t row = 0; row < count; ++row)
-      ++begin[static_cast<std::size_t>(grouping.of(row) + 1)];
-    for (std::size_t g = 1; g < begin.size(); ++g) begin[g] += begin[g - 1];
-    if (grouping.page > 0) return;
-    std::vector<std::int64_t> next(begin.begin(), begin.end() - 1);
-    rows.resize(static_cast<std::size_t>(count));
-    for (std::int64_t row = 0; row < count; ++row) {
-      auto& at = next[static_cast<std::size_t>(grouping.of(row))];
-      rows[static_cast<std::size_t>(at++)] = row;
-    }
-  }
-  std::int64_t row(std::int64_t at) const {
-    return rows.empty() ? at : rows[static_cast<std::size_t>(at)];
-  }
-};
-
 }  // namespace
+
+GroupedRows::GroupedRows(const Grouping& grouping, std::int64_t count)
+    : begin_(static_cast<std::size_t>(grouping.groups + 1)) {
+  for (std::int64_t row = 0; row < count; ++row)
+    ++begin_[static_cast<std::size_t>(grouping.of(row) + 1)];
+  for (std::size_t g = 1; g < begin_.size(); ++g) begin_[g] += begin_[g - 1];
+  if (grouping.page > 0) return;
+  std::vector<std::int64_t> next(begin_.begin(), begin_.end() - 1);
+  rows_.resize(static_cast<std::size_t>(count));
+  for (std::int64_t row = 0; row < count; ++row) {
+    auto& at = next[static_cast<std::size_t>(grouping.of(row))];
+    rows_[static_cast<std::size_t>(at++)] = row;
+  }
+}
 
 RowSummaries::RowSummaries(const RowsView& rows, const Grouping& grouping,
                            const std::stop_token& stop)
     : dim_(rows.dim()) {
-  const InGroups in_groups(grouping, rows.count());
+  const GroupedRows in_groups(grouping, rows.count());
   const auto groups = static_cast<std::size_t>(grouping.groups);
   counts_.resize(groups);
   spreads_.resize(groups);
@@ -93,7 +84,7 @@ RowSummaries::RowSummaries(const RowsView& rows, const Grouping& grouping,
     for (std::int64_t group = from; group < to; ++group) {
       const auto g = static_cast<std::size_t>(group);
       sums.clear();
-      for (std::int64_t at = in_groups.begin[g]; at < in_groups.begin[g + 1]; ++at) {
+      for (std::int64_t at = in_groups.begin(group); at < in_groups.begin(group + 1); ++at) {
         widen_key(rows.keys, in_groups.row(at), key.data());
         widen_key(rows.values, in_groups.row(at), value.data());
         sums.add(key.data(), value.data());

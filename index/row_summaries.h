@@ -23,6 +23,28 @@ struct Grouping {
   }
 };
 
+/// Rows group by group, ascending in each.
+class GroupedRows {
+ public:
+  GroupedRows() = default;
+  /// Of rows 0 to count - 1.
+  GroupedRows(const Grouping& grouping, std::int64_t count);
+
+  /// The place where a group begins and, of the number of groups, where the last one ends.
+  std::int64_t begin(std::int64_t group) const { return begin_[static_cast<std::size_t>(group)]; }
+  /// The row at a place.
+  std::int64_t row(std::int64_t at) const {
+    return rows_.empty() ? at : rows_[static_cast<std::size_t>(at)];
+  }
+  std::int64_t memory() const {
+    return static_cast<std::int64_t>((begin_.capacity() + rows_.capacity()) * sizeof(std::int64_t));
+  }
+
+ private:
+  std::vector<std::int64_t> begin_;  // [groups + 1]
+  std::vector<std::int64_t> rows_;   // empty: they are as they stand
+};
+
 /// What stands for a group without some of its rows.
 struct GroupLess {
   std::int64_t count = 0;
