@@ -7,11 +7,10 @@
 #include <cmath>
 
 #include "index/key_list.h"
-#include "index/scratch.h"
 #include "index/spec.h"
 #include "index/tail_kind.h"
+#include "index/tail_loop.h"
 #include "src/core/dot.h"
-#include "src/core/threads.h"
 #include "src/core/vector_math.h"
 
 namespace topkv {
@@ -198,17 +197,12 @@ void SampleTail::attend(const QueryBlock& queries,
                         std::span<const std::span<const std::int64_t>> taken,
                         std::span<const float> /*ceilings*/, float scale, float softcap,
                         const TailParts& out) const {
-  make_empty(out);
-  parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<Workspace> workspace;
-    for (std::int64_t q = begin; q < end; ++q) {
-      const auto at = static_cast<std::size_t>(q);
-      const PositionRange allowed = queries.allowed[at].within({0, rows_.count()});
-      if (allowed.size() == 0) continue;
-      attend_one(queries.query(q), allowed, taken[at], scale, softcap, *workspace,
-                 {out.estimate.part(q), out.exact.part(q), out.noise + q});
-    }
-  });
+  attend_each<Workspace>(
+      queries, rows_.count(), out,
+      [&](std::int64_t q, PositionRange allowed, Workspace& workspace, const TailParts& parts) {
+        attend_one(queries.query(q), allowed, taken[static_cast<std::size_t>(q)], scale, softcap,
+                   workspace, parts);
+      });
 }
 
 std::shared_ptr<const IndexSpec::Kind> sample_kind(std::string_view spec,

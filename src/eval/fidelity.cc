@@ -77,6 +77,14 @@ double relative_error(const float* a, const float* b, std::int64_t count) {
   return size > 0 ? std::sqrt(off / size) : 0;
 }
 
+/// Orders the values anew. REQUIRES: there are some; percent below 100.
+template <class T>
+T percentile(std::vector<T>& values, std::int64_t percent) {
+  const auto at = values.begin() + std::ssize(values) * percent / 100;
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
 bool has_rule(const RetrievalOptions& options) { return options.mass || options.error; }
 
 /// Sums of one setting over all probes.
@@ -169,7 +177,7 @@ class Comparison {
     const std::int64_t width = shape_.q_heads * shape_.head_dim;
     std::vector<float> logits =
         model_.logits(probe, dense.tokens(), [&](const AttentionStep& step) {
-          if (step.tokens > 0) measure_spread(step);
+          measure_spread(step);
           dense.attend(want.with(step));
           want.fetch(step.tokens);
           for (std::size_t s = 0; s < sessions.size(); ++s) {
@@ -290,9 +298,7 @@ class Comparison {
     }
     if (!all.empty()) {
       for (const double error : all) of.error_mean += error / static_cast<double>(all.size());
-      const auto at = all.begin() + std::ssize(all) * 9 / 10;
-      std::nth_element(all.begin(), at, all.end());
-      of.error_p90 = *at;
+      of.error_p90 = percentile(all, 90);
     }
     const auto tokens = static_cast<double>(sums.tokens);
     of.tokens = sums.tokens;
@@ -308,9 +314,7 @@ class Comparison {
       double sum = 0;
       for (const float mass : sums.masses) sum += mass;
       of.mass = sum / static_cast<double>(sums.masses.size());
-      const auto at = sums.masses.begin() + std::ssize(sums.masses) / 10;
-      std::nth_element(sums.masses.begin(), at, sums.masses.end());
-      of.mass_p10 = *at;
+      of.mass_p10 = percentile(sums.masses, 10);
     }
     set_mass_recall(of, sums.stats.mass_found);
     if (sums.stats.exact_rows > 0) {
