@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
@@ -52,8 +53,10 @@ class IndexSpec::Kind {
   virtual bool learns_queries() const { return false; }
   virtual void learn(KeyIndex& /*index*/, const PrefillQueries& /*queries*/,
                      const std::stop_token& /*stop*/) const {}
-  /// What remains to be learned of all heads together, when each has learned.
-  virtual void learn_together(std::span<KeyIndex* const> /*heads*/) const {}
+  /// What remains to be learned of all heads together, when each has learned. Throws Stopped when
+  /// that is requested.
+  virtual void learn_together(std::span<KeyIndex* const> /*heads*/,
+                              const std::stop_token& /*stop*/) const {}
   /// Whose queries a search, and its tail, must be given together. (So a rule that asks more rows
   /// for one of them asks for all.)
   virtual ChoosesFor chooses_for() const { return ChoosesFor::query; }

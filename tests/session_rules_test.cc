@@ -350,6 +350,23 @@ TEST(SessionRules, HeadsThatAMethodChoosesForTogetherGoOnTogether) {
   }
 }
 
+TEST(SessionRules, AQuestionThatAMethodChoosesForAsAWholeGoesOnAsAWhole) {
+  Rules rules;
+  rules.context = rules.context->with_index("squeezed:c=5");
+  for (const auto& [mass, error] : {std::pair(0.03, 0.0), {0.0, 0.9}}) {
+    RetrievalOptions options = rules.options("squeezed:c=5");
+    options.k = TopK::same(mass > 0 ? 64 : 8);
+    if (mass > 0) options.mass = mass;
+    if (error > 0) options.error = error;
+    SessionStats stats;
+    rules.outs(options, 3, &stats);
+    EXPECT_GT(stats.retrieved_more, 0) << mass;
+    EXPECT_LT(stats.retrieved_more, 60 * heads_of_a_token) << mass;
+    EXPECT_EQ(stats.retrieved_more % 9, 0) << "three tokens of three heads";
+    EXPECT_EQ(stats.went_dense % 9, 0);
+  }
+}
+
 TEST(SessionRules, MoreRowsAreMoreThanAScanListed) {
   // A scan lists what any of 32 query heads found.
   const Rules rules({.layers = 1, .q_heads = 32, .kv_heads = 1, .head_dim = 16});
