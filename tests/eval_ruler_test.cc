@@ -13,6 +13,7 @@
 #include "src/eval/needle_task.h"
 #include "src/eval/ruler.h"
 #include "src/eval/tasks.h"
+#include "src/eval/wonderwords.h"
 #include "tests/eval_tokens.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
@@ -131,7 +132,7 @@ TEST_F(Ruler, ANumberInNoiseIsWrittenAsInRuler) {
   std::smatch match;
   ASSERT_TRUE(std::regex_match(
       one.sample.question, match,
-      std::regex("What is the special magic number for ([a-z]+-[a-z]+) mentioned in the provided "
+      std::regex("What is the special magic number for ([^?]+-[^?]+) mentioned in the provided "
                  "text\\? The special magic number for \\1 mentioned in the provided text is")));
   EXPECT_TRUE(std::regex_match(value, std::regex("[1-9][0-9]{6}")));
   const std::string needle =
@@ -155,7 +156,7 @@ TEST_F(Ruler, TypesAndNumbersOfNeedlesAreThoseOfTheYaml) {
     std::int64_t needles;  ///< 0: the haystack is made of needles
     std::size_t references;
   };
-  const std::string word = "[a-z]+-[a-z]+";
+  const std::string word = "[^:?,]+-[^:?,]+";
   const std::string number = "[0-9]{7}";
   for (const Case& one : {Case{"niah_single_1", "number", word, number, 1, 1},
                           Case{"niah_single_2", "number", word, number, 1, 1},
@@ -186,6 +187,42 @@ TEST_F(Ruler, TypesAndNumbersOfNeedlesAreThoseOfTheYaml) {
   }
 }
 
+TEST_F(Ruler, KeysAreAnAdjectiveAndANounOfWonderwords) {
+  const std::set<std::string_view> adjectives(wonder_adjectives().begin(),
+                                              wonder_adjectives().end());
+  const std::set<std::string_view> nouns(wonder_nouns().begin(), wonder_nouns().end());
+  EXPECT_EQ(adjectives.size(), 910U);
+  EXPECT_EQ(nouns.size(), 6782U);
+  EXPECT_EQ(wonder_words().size(), 8166U);
+  std::set<std::string> found;
+  for (const std::string& line : lines_of(made("niah_multikey_2", 4096).text)) {
+    std::smatch match;
+    if (!std::regex_match(line, match, std::regex("One of .* for (.+) is: [0-9]{7}\\."))) continue;
+    const std::string key = match[1].str();
+    const bool is_pair = std::ranges::any_of(adjectives, [&](std::string_view adjective) {
+      return key.starts_with(std::string(adjective) + "-") &&
+             nouns.contains(std::string_view(key).substr(adjective.size() + 1));
+    });
+    EXPECT_TRUE(is_pair) << key;
+    found.insert(key);
+  }
+  EXPECT_GT(found.size(), 100U);
+}
+
+TEST_F(Ruler, CommonWordsAreDrawnAgainWhereTheShortestListDoesNotFit) {
+  // So many tokens for a letter that the shortest list of 4096 fits with half of the draws.
+  const auto encode = [](std::string_view text) { return std::vector<Token>(text.size() * 4 / 7); };
+  const EvalTask task = make_eval_tasks({"cwe"}, {encode, {}}, {}).front();
+  for (std::int64_t number = 0; number < 30; ++number) {
+    const EvalSample sample = task.make({4096, sample_seed(1, task, 4096, number), number});
+    EXPECT_EQ(sample.references.size(), 10U);
+    EXPECT_LE(std::ssize(sample.context) + std::ssize(encode(sample.question)) + 120, 4096);
+  }
+  const auto letters = [](std::string_view text) { return std::vector<Token>(text.size()); };
+  EXPECT_THROW(make_eval_tasks({"cwe"}, {letters, {}}, {}).front().make({4096, 1, 0}),
+               InvalidArgument);
+}
+
 TEST_F(Ruler, SeveralValuesAreAskedForInThePlural) {
   const Made values = made("niah_multivalue", 1000);
   EXPECT_TRUE(values.text.starts_with(
@@ -194,12 +231,12 @@ TEST_F(Ruler, SeveralValuesAreAskedForInThePlural) {
   EXPECT_TRUE(std::regex_match(
       values.sample.question,
       std::regex(
-          "What are all the special magic numbers for ([a-z]+-[a-z]+) mentioned in the "
+          "What are all the special magic numbers for ([^?]+-[^?]+) mentioned in the "
           "provided text\\? The special magic numbers for \\1 mentioned in the provided text "
           "are")));
   const Made queries = made("niah_multiquery", 1000);
   std::smatch match;
-  const std::string word = "[a-z]+-[a-z]+";
+  const std::string word = "[^:?,]+-[^:?,]+";
   ASSERT_TRUE(std::regex_match(
       queries.sample.question, match,
       std::regex("What are all the special magic numbers for (" + word + "), (" + word + "), (" +
@@ -220,8 +257,9 @@ TEST_F(Ruler, EssaysAreTheTextsOfTheDirectoryFromTheirBeginning) {
   EXPECT_EQ(one.haystack, directory.path().string());
   const EvalSample sample = one.make({230, 7, 0});
   std::string text = text_of(sample);
-  const std::string needle =
-      ruler_needle("number", split_words(sample.question)[7], sample.references.front());
+  std::smatch key;
+  ASSERT_TRUE(std::regex_search(sample.question, key, std::regex("for (.+?) mentioned")));
+  const std::string needle = ruler_needle("number", key[1].str(), sample.references.front());
   ASSERT_EQ(times(text, needle), 1);
   // Without needle and introduction: whole sentences, and the last one cut off.
   text.erase(text.find(needle), needle.size() + 1);
@@ -287,13 +325,17 @@ struct Counted {
   }
 };
 
-/// Of a numbered list, whose numbers are checked.
+/// Of a numbered list, whose numbers are checked. Some words have a space in them.
 Counted counted(const std::string& line) {
   Counted counted;
-  const std::vector<std::string> words = split_words(line);
-  for (std::size_t i = 0; i + 1 < words.size(); i += 2) {
-    EXPECT_EQ(words[i], std::to_string(i / 2 + 1) + ".");
-    ++counted.words[words[i + 1]];
+  std::size_t at = 0;
+  for (std::int64_t number = 1; at < line.size(); ++number) {
+    const std::string before = std::to_string(number) + ". ";
+    EXPECT_EQ(line.substr(at, before.size()), before);
+    const std::size_t next = line.find(" " + std::to_string(number + 1) + ". ", at);
+    const std::size_t begin = at + before.size();
+    ++counted.words[line.substr(begin, std::min(next, line.size()) - begin)];
+    at = next == line.npos ? line.size() : next + 1;
   }
   return counted;
 }
