@@ -62,6 +62,7 @@ Json to_json(const EvalResult& result) {
       json["score"] = or_null(result.score);
       json["f1"] = or_null(result.f1);
     }
+    if (last == "rows_per_head") json["bytes_read"] = or_null(result.bytes_read);
   });
   return json;
 }
@@ -72,6 +73,10 @@ EvalResult eval_result_from_json(const Json& json) {
   result.budget = or_none<std::int64_t>(json.at("budget"));
   result.score = or_none<double>(json.at("score"));
   result.f1 = or_none<double>(json.at("f1"));
+  // Answers of version 0.1 may lack it.
+  if (json.contains("bytes_read")) {
+    result.bytes_read = or_none<std::int64_t>(json.at("bytes_read"));
+  }
   return result;
 }
 
