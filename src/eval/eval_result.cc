@@ -1,22 +1,13 @@
 #include "src/eval/eval_result.h"
 
-#include <nlohmann/json.hpp>
 #include <string_view>
+
+#include "src/eval/json_null.h"
 
 namespace topkv {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value.has_value() ? Json(*value) : Json(nullptr);
-}
-
-template <class T>
-std::optional<T> or_none(const Json& value) {
-  return value.is_null() ? std::optional<T>() : std::optional<T>(value.get<T>());
-}
 
 /// Calls visit(name, member) for all members but the optional ones.
 template <class Result, class Visit>
