@@ -352,8 +352,8 @@ def test_wide_tables_become_several_with_the_same_key_columns():
         columns = [f"a_long_task_{i}" for i in range(6)]
         rows = [Row()]
 
-    text = table_text(Table(), 70)
-    assert all(len(line) <= 70 for line in text.splitlines())
+    text = table_text(Table(), 79)
+    assert all(len(line) <= 79 for line in text.splitlines())
     assert text.count("length  method  budget  rows     read") == 3
     assert text.count("64  1.5 MiB") == 3
     assert [text.count(name) for name in (*Table.columns, "average")] == [1] * 7
