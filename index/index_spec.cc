@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "index/cluster_index.h"
 #include "index/codes_index.h"
 #include "index/evicting_index.h"
@@ -73,9 +75,10 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
     }
     return kind.make(spec, rest);
   }
-  const std::string_view near =
-      nearest(name, {"exact", "codes", "faiss", "hnsw", "quest", "sparq", "squeezed", "retroinfer",
-                     "lowrank", "h2o", "tova", "none", "mean", "pages", "sample"});
+  std::vector<std::string_view> names;
+  for (const Plain& plain : plain_kinds) names.push_back(plain.name);
+  for (const WithOptions& kind : kinds_with_options) names.push_back(kind.name);
+  const std::string_view near = nearest(name, names);
   throw InvalidArgument(fmt::format(
       "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
       "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, quest:page=16, sparq:r=32, "

@@ -78,7 +78,7 @@ void parse_options(std::string_view spec, std::string_view text,
   }
 }
 
-std::string_view nearest(std::string_view typed, std::initializer_list<std::string_view> known) {
+std::string_view nearest(std::string_view typed, std::span<const std::string_view> known) {
   std::string_view best;
   std::size_t best_distance = 3;
   for (const std::string_view name : known) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,7 @@ std::int64_t parse_count(std::string_view text);
 std::vector<std::string_view> split(std::string_view text, char separator);
 
 /// The known name nearest to what was typed, or "" when none is near.
-std::string_view nearest(std::string_view typed, std::initializer_list<std::string_view> known);
+std::string_view nearest(std::string_view typed, std::span<const std::string_view> known);
 
 /// Text fit for one line of a message: control characters replaced, at most 200 characters.
 std::string one_line(std::string_view text);

@@ -22,6 +22,16 @@ holds 'exact attends as many rows as the budget says' \
   [ "$(grep '"method":"exact","budget":32' out/samples.jsonl | grep -c '"rows_per_head":32.0')" -eq 3 ]
 holds 'streaming attends a wider window' \
   [ "$(grep -c '"rows_per_head":0.0.*"index":"none","tail":"none","window":128' out/samples.jsonl)" -eq 3 ]
+# The model has 8 layers of 2 KV heads with rows of 256 bytes: 4096 bytes a token.
+holds 'dense reads all rows of its text' sh -c '
+  sed -n "s/.*\"method\":\"dense\".*\"context_tokens\":\([0-9]*\),.*\"bytes_read\":\([0-9]*\),.*/\1 \2/p" \
+    out/samples.jsonl | awk "{ if (\$1 * 4096 != \$2) exit 1 } END { if (NR != 3) exit 1 }"'
+holds 'exact search reads all keys, sinks, window and what 6 query heads found' sh -c '
+  sed -n "s/.*\"method\":\"exact\",\"budget\":32.*\"context_tokens\":\([0-9]*\),.*\"bytes_read\":\([0-9]*\),.*/\1 \2/p" \
+    out/samples.jsonl | awk "{ if (\$1 * 2048 + 68 * 4096 + 32 * 8 * 6 * 256 != \$2) exit 1 }
+    END { if (NR != 3) exit 1 }"'
+holds 'streaming reads sinks and window' \
+  [ "$(grep -c '"bytes_read":540672,.*"index":"none","tail":"none","window":128' out/samples.jsonl)" -eq 3 ]
 holds 'context, question and answer are within the length' sh -c '
   sed "s/.*\"task\":\"\([a-z_0-9]*\)\".*\"context_tokens\":\([0-9]*\),\"question_tokens\":\([0-9]*\).*/\1 \2 \3/" \
     out/samples.jsonl | awk "{ answer = \$1 ~ /niah/ ? 128 : 16
@@ -29,7 +39,7 @@ holds 'context, question and answer are within the length' sh -c '
 holds 'both protocols of a passkey have one text' sh -c '
   [ "$(sed -n "s/.*\"task\":\"passkey.*\"references\":\(\[[^]]*\]\).*/\1/p" out/samples.jsonl | sort -u | wc -l)" -eq 1 ]'
 holds 'there is a summary' grep -q \
-  '^method,length,budget,niah_single_1,passkey,passkey_steps,average$' out/summary.csv
+  '^method,length,budget,niah_single_1,passkey,passkey_steps,average,rows_per_head,bytes_read$' out/summary.csv
 holds 'there are scores' grep -q '^dense,niah_single_1,1024,,1,100.00,20.65,100.00,wilson,percent,' out/scores.csv
 holds 'there is a picture' grep -q '</svg>' out/scores.svg
 holds 'the table has a line for each method and budget' [ "$(grep -c '^ *1K  ' stdout)" -ge 5 ]
@@ -76,8 +86,8 @@ holds 'questions about files are asked' sh -c '
     --questions asked.jsonl -o qa --prefill window >stdout 2>stderr' - "$topkv" "$model"
 holds 'each by each method' [ "$(wc -l <qa/samples.jsonl)" -eq 4 ]
 holds 'one without answers is kept and not scored' [ "$(grep -c '"references":\[\],.*"score":null,"f1":null' qa/samples.jsonl)" -eq 2 ]
-holds 'one with answers has two scores' grep -q '^dense,512,,[0-9.]*,[0-9.]*,[0-9.]*$' qa/summary.csv
-holds 'which are named' grep -q '^method,length,budget,qa,qa_f1,average$' qa/summary.csv
+holds 'one with answers has two scores' grep -q '^dense,512,,[0-9.]*,[0-9.]*,[0-9.]*,0.00,[0-9]*$' qa/summary.csv
+holds 'which are named' grep -q '^method,length,budget,qa,qa_f1,average,rows_per_head,bytes_read$' qa/summary.csv
 
 mkdir essays && printf 'One is here. Two is there! ' >essays/a.txt
 holds 'prose comes from a folder' sh -c '

@@ -47,5 +47,31 @@ TEST(Heatmap, SvgDrawsEveryCellOnceAndLabelsBothAxes) {
   }
 }
 
+/// Where a text stands: of the first element that ends with `>text<`.
+int place(const std::string& svg, const std::string& text, const char* axis) {
+  const std::size_t end = svg.find(">" + text + "<");
+  EXPECT_NE(end, svg.npos) << text;
+  const std::size_t begin = svg.rfind(std::string(" ") + axis + "='", end);
+  return std::stoi(svg.substr(begin + 4));
+}
+
+TEST(Heatmap, IndicesHavePanelsBesideEachOtherWithWhatTheyFound) {
+  const std::string two = svg_heatmap(sample_grid({"exact", "hnsw:M=16"}), "title", "subtitle");
+  EXPECT_EQ(place(two, "exact", "y"), place(two, "hnsw:M=16", "y"));
+  EXPECT_LT(place(two, "exact", "x"), place(two, "hnsw:M=16", "x"));
+  // Of the six cells four were run with exact search.
+  EXPECT_NE(two.find(">3 of 4 found<"), two.npos) << two;
+  EXPECT_EQ(svg_heatmap(sample_grid({"exact"}), "t", "s").find(" found<"), std::string::npos);
+  // Ten are no wider than a page: two rows of five.
+  std::vector<std::string> names;
+  for (int i = 0; i < 10; ++i) names.push_back("index" + std::to_string(i));
+  const std::string ten = svg_heatmap(sample_grid(names), "title", "subtitle");
+  expect_well_formed(ten);
+  EXPECT_EQ(place(ten, "index0", "y"), place(ten, "index4", "y"));
+  EXPECT_GT(place(ten, "index5", "y"), place(ten, "index4", "y"));
+  EXPECT_EQ(place(ten, "index0", "x"), place(ten, "index5", "x"));
+  EXPECT_EQ(place(ten, "index5", "y"), place(ten, "index9", "y"));
+}
+
 }  // namespace
 }  // namespace topkv

@@ -30,6 +30,8 @@ EvalResult result(const std::string& task, const std::string& method,
   result.references = {"12"};
   result.answer = " \"12\"\n";
   result.rows_per_head = budget ? static_cast<double>(*budget) : 0;
+  result.bytes_read = budget ? *budget * 100 : 64000;
+  result.window = 100;
   return result;
 }
 
@@ -47,6 +49,11 @@ TEST(EvalResults, AreTheSameAfterJson) {
   EXPECT_TRUE(to_json(dense).at("budget").is_null());
   EXPECT_TRUE(to_json(dense).at("score").is_null());
   EXPECT_FALSE(eval_result_from_json(to_json(dense)).budget);
+  Json unknown = to_json(one);
+  unknown["bytes_read"] = nullptr;
+  EXPECT_FALSE(eval_result_from_json(unknown).bytes_read);
+  unknown.erase("bytes_read");  // as answers of version 0.1 have none
+  EXPECT_FALSE(eval_result_from_json(unknown).bytes_read);
   Json broken = to_json(one);
   broken.erase("answer");
   EXPECT_THROW(eval_result_from_json(broken), Json::exception);
@@ -134,9 +141,9 @@ TEST(EvalScores, AreMeansInTheOrderOfTheRun) {
 
 TEST(EvalScores, SummaryHasRulersForm) {
   EXPECT_EQ(summary_csv(score_table(scores_of(some_results(), order))),
-            "method,length,budget,vt,qa,repetition,qa_f1,average\n"
-            "dense,4096,,100.00,0.00,,,50.00\n"
-            "\"a,b\",4096,64,60.00,100.00,7.00,50.00,80.00\n");
+            "method,length,budget,vt,qa,repetition,qa_f1,average,rows_per_head,bytes_read\n"
+            "dense,4096,,100.00,0.00,,,50.00,0.00,64000\n"
+            "\"a,b\",4096,64,60.00,100.00,7.00,50.00,80.00,64.00,6400\n");
 }
 
 TEST(EvalScores, AnAverageNeedsAllTasks) {
@@ -151,18 +158,61 @@ TEST(EvalScores, AnAverageNeedsAllTasks) {
 TEST(EvalScores, TheLongFormHasALineForEachScore) {
   const std::string csv = scores_csv(scores_of(some_results(), order));
   EXPECT_TRUE(csv.starts_with(
-      "method,task,length,budget,n,score,ci_low,ci_high,interval,unit,rows_per_head\n"
-      "dense,vt,4096,,2,100.00,34.24,100.00,wilson,percent,0.00\n"))
+      "method,task,length,budget,n,score,ci_low,ci_high,interval,unit,rows_per_head,bytes_read\n"
+      "dense,vt,4096,,2,100.00,34.24,100.00,wilson,percent,0.00,64000\n"))
       << csv;
-  EXPECT_NE(csv.find("\n\"a,b\",repetition,4096,64,1,7.00,,,,characters,64.00\n"), csv.npos) << csv;
+  EXPECT_NE(csv.find("\n\"a,b\",repetition,4096,64,1,7.00,,,,characters,64.00,6400\n"), csv.npos)
+      << csv;
 }
 
 TEST(EvalChart, ShowsALineForEachMethod) {
   const std::string svg = eval_svg(score_table(scores_of(some_results(), order)), "T & <t>", "s");
   expect_well_formed(svg);
   EXPECT_NE(svg.find("dense, all rows: 50.0"), svg.npos);
-  EXPECT_NE(svg.find("a,b, 64 rows: 80.0"), svg.npos);
+  EXPECT_NE(svg.find("a,b, budget 64, 64: 80.0"), svg.npos);
   EXPECT_NE(svg.find("length 4K"), svg.npos);
+  // Beside it against what is read.
+  EXPECT_NE(svg.find("dense, 62.5 KiB: 50.0"), svg.npos);
+  EXPECT_NE(svg.find("a,b, budget 64, 6.2 KiB: 80.0"), svg.npos);
+  EXPECT_NE(svg.find(">bytes read per token<"), svg.npos);
+}
+
+/// Where a chart has the mark that is told of by this text.
+double mark_x(const std::string& svg, const std::string& title) {
+  const std::size_t end = svg.find("<title>" + title + "<");
+  EXPECT_NE(end, svg.npos) << title;
+  return std::stod(svg.substr(svg.rfind(" d='M", end) + 5));
+}
+
+TEST(EvalChart, AWiderWindowIsRows) {
+  EvalResult streaming = result("vt", "streaming", 64, 0, 0.5);
+  streaming.rows_per_head = 0;
+  streaming.window += 64;
+  const std::vector<EvalResult> results = {result("vt", "exact", 64, 0, 1), streaming,
+                                           result("vt", "exact", 256, 0, 1)};
+  const std::string svg =
+      eval_svg(score_table(scores_of(results, {{"vt"}, {4096}, {"exact", "streaming"}})), "t", "s");
+  EXPECT_NE(svg.find(">rows of a query head beyond 100 of sinks and window<"), svg.npos);
+  const double exact = mark_x(svg, "exact, budget 64, 64: 100.0");
+  EXPECT_EQ(mark_x(svg, "streaming, budget 64, 64: 50.0"), exact);
+  EXPECT_GT(mark_x(svg, "exact, budget 256, 256: 100.0"), exact);
+}
+
+TEST(EvalChart, MethodsWhoseBytesAreNotKnownHaveNoPlaceAmongThese) {
+  EvalResult graph = result("vt", "hnsw", 64, 0, 0.5);
+  graph.bytes_read = {};
+  const std::vector<EvalResult> results = {result("vt", "exact", 64, 0, 1), graph};
+  const auto table = [](const std::vector<EvalResult>& results) {
+    return score_table(scores_of(results, {{"vt"}, {4096}, {"exact", "hnsw"}}));
+  };
+  EXPECT_TRUE(summary_csv(table({graph})).ends_with(",64.00,\n"));
+  const std::string svg = eval_svg(table(results), "t", "s");
+  expect_well_formed(svg);
+  EXPECT_NE(svg.find("hnsw, budget 64, 64: 50.0"), svg.npos);
+  EXPECT_NE(svg.find(">hnsw (what it reads is not known)<"), svg.npos);
+  EXPECT_NE(svg.find("exact, budget 64, 6.2 KiB: 100.0"), svg.npos);
+  // Where none are known there is no such panel.
+  EXPECT_EQ(eval_svg(table({graph}), "t", "s").find("bytes read per token"), std::string::npos);
 }
 
 TEST(EvalChart, ShowsCharactersWhereTheyAreAll) {

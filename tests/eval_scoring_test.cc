@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "src/eval/draw.h"
@@ -104,6 +105,19 @@ TEST(Draws, WordsAreDifferentHoweverMany) {
     EXPECT_EQ(std::ssize(words), count);
     EXPECT_EQ(std::ssize(std::set<std::string>(words.begin(), words.end())), count);
   }
+}
+
+TEST(Draws, MoreWordsBeginWithFewer) {
+  const auto words = [](std::int64_t count) {
+    Random random(2);
+    return draw_words(random, count);
+  };
+  const std::vector<std::string> all = words(8166);
+  EXPECT_FALSE(std::ranges::is_sorted(all));
+  for (const std::int64_t count : {1, 11, 12, 5000}) {
+    EXPECT_TRUE(std::ranges::equal(words(count), std::span(all).first(count))) << count;
+  }
+  EXPECT_NE(words(8167)[0].find('-'), std::string::npos);
 }
 
 }  // namespace

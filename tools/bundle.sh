@@ -79,9 +79,9 @@ while read -r soname arrow file _; do
   fi
 done < <(ldd "$built")
 
-if [[ -f $top/share/doc/topkv/LICENSE.llama.cpp ]]; then
-  cp "$top/share/doc/topkv/LICENSE.llama.cpp" "$top/licences/llama.cpp"
-fi
+for licence in "$top"/share/doc/topkv/LICENSE.*; do # of what is compiled in and no package's
+  cp "$licence" "$top/licences/${licence##*/LICENSE.}"
+done
 complete_licences "$top/licences"
 
 glibc=$(find "$top/bin" "$top/lib" -type f \( -name topkv -o -name '*.so*' \) -exec objdump -T {} + |

@@ -10,6 +10,7 @@
 
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
+#include "src/eval/bytes_read.h"
 #include "src/eval/eval_directory.h"
 #include "src/eval/method.h"
 #include "src/eval/score_files.h"
@@ -73,6 +74,18 @@ void append(EvalDirectory& self, const std::string& answer) {
   }
 }
 
+std::optional<std::int64_t> read_of(const Context& context, const std::string& index,
+                                    const std::string& tail, std::int64_t window,
+                                    std::int64_t sinks, std::int64_t dense_layers, double rows) {
+  return bytes_read(context,
+                    {.index = index,
+                     .tail = tail,
+                     .dense_layers = dense_layers,
+                     .window = window,
+                     .sinks = sinks},
+                    rows);
+}
+
 }  // namespace
 
 void bind_eval_results(py::module_& module) {
@@ -131,6 +144,7 @@ void bind_eval_results(py::module_& module) {
       .def_readonly("budget", &ScoreRow::budget, "None: all rows.")
       .def_readonly("scores", &ScoreRow::scores, "Of each column; None: nothing was asked.")
       .def_readonly("rows_per_head", &ScoreRow::rows_per_head)
+      .def_readonly("bytes_read", &ScoreRow::bytes_read, "Per token, or None.")
       .def_readonly("average", &ScoreRow::average, "In percent, or None.")
       .def("__repr__", [](const ScoreRow& self) {
         return fmt::format("<ScoreRow of {} at {} tokens>", self.method, self.length);
@@ -170,6 +184,12 @@ void bind_eval_results(py::module_& module) {
         return fmt::format("<Directory of {} answers>", self.results().size());
       });
 
+  module.def("bytes_read", &read_of, py::arg("context"), py::kw_only(), py::arg("index"),
+             py::arg("tail"), py::arg("window"), py::arg("sinks"), py::arg("dense_layers"),
+             py::arg("rows"),
+             "What a token's step reads of a context in bytes, or None where the index does not "
+             "tell. index, tail: as a session has them. rows: retrieved per token, over all layers "
+             "and query heads.");
   module.def(
       "default_directory",
       [](const std::string& configuration) {

@@ -29,7 +29,7 @@ ANSWER = {
     "task": "passkey", "length": 4096, "sample": 0, "method": "dense", "budget": None,
     "question": "?", "references": ["1"], "answer": "1", "score": 1.0, "f1": None,
     "haystack": "noise", "context_tokens": 1, "question_tokens": 1, "answer_tokens": 1,
-    "rows_per_head": 0.0, "prefill_seconds": 0.0, "question_seconds": 0.0, "decode_seconds": 0.0,
+    "rows_per_head": 0.0, "bytes_read": 4096, "prefill_seconds": 0.0, "question_seconds": 0.0, "decode_seconds": 0.0,
     "decode_steps": 0, "seconds": 0.0, "index": "exact", "tail": "none", "window": 1024, "sinks": 4,
     "dense_layers": 8, "select": "query_head", "seed": 42, "device": "host", "version": "0",
 }

@@ -61,7 +61,9 @@ def test_heatmap_of_several_trials_shows_the_share_found():
 def test_heatmap_has_a_panel_for_each_index_and_all_lengths_in_each():
     rows = [cell(4096, 0, True), cell(8192, 0, True), cell(4096, 0, False, "hnsw:M=16")]
     first, second = plot.needle_heatmap(rows).axes
-    assert (first.get_title(), second.get_title()) == ("exact", "hnsw:M=16")
+    titles = [ax.get_title().split("\n") for ax in (first, second)]
+    assert [title[0] for title in titles] == ["exact", "hnsw:M=16"]
+    assert all(title[1].endswith(" found") for title in titles)
     assert marks_of(first) == {(0, 0): "✓", (1, 0): "✓"}
     assert marks_of(second) == {(0, 0): "✗"}
 
@@ -194,6 +196,22 @@ def test_times_that_cannot_be_drawn_are_refused():
             plot.decode_time(lines)
     with pytest.raises(topkv.InvalidArgument, match="must be positive"):
         plot.decode_time({"a": ([1024], [0.0])})
+
+
+def test_ten_indices_have_panels_in_two_rows():
+    rows = [
+        {"length": length, "depth": 0, "found": number < 7, "index": f"index {number}"}
+        for number in range(10) for length in (1024, 2048)
+    ]
+    figure = plot.needle_heatmap(rows)
+    assert [ax.get_title() for ax in figure.axes][5:8] == [
+        "index 5\n2 of 2 found", "index 6\n2 of 2 found", "index 7\n0 of 2 found"]
+    grid = figure.axes[0].get_gridspec()
+    assert (grid.nrows, grid.ncols) == (2, 5)
+    eleventh = [*rows, {"length": 1024, "depth": 0, "found": True, "index": "index 10"}]
+    shown = [ax for ax in plot.needle_heatmap(eleventh).axes if ax.get_visible()]
+    assert len(shown) == 11
+    assert [bool(ax.get_xlabel()) for ax in shown] == [False] * 5 + [True] * 6
 
 
 def test_drawing_into_an_own_axes_returns_it():

@@ -46,7 +46,8 @@ def tokens_label(tokens: float) -> str:
 
 
 def needle_heatmap(cells: Any, *, title: str | None = None) -> Figure:
-    """Context length across, depth down, found or missed in each cell; a panel for each index.
+    """Context length across, depth down, found or missed in each cell; a panel for each index,
+    beside each other.
 
     cells: the output directory of `topkv needle`, or its cells.jsonl; a CSV file; or rows. A row is
     (context tokens, depth in percent, found) or a mapping with "length" (or "context_tokens"),
@@ -56,17 +57,26 @@ def needle_heatmap(cells: Any, *, title: str | None = None) -> Figure:
     panels = _needle_panels(rows_of(cells))
     lengths = sorted({length for panel in panels.values() for length, _ in panel})
     depths = sorted({depth for panel in panels.values() for _, depth in panel})
-    width = 1.6 + max(0.62 * len(lengths), 2.4) * len(panels)
+    panel_width = max(0.62 * len(lengths), 2.4)
+    # As many beside each other as a page takes, in rows of equal length.
+    beside = max(1, min(len(panels), int(16 / panel_width)))
+    rows = -(-len(panels) // beside)
+    columns = -(-len(panels) // rows)
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(width, 1.6 + 0.36 * len(depths)), sharey=True, squeeze=False,
-        layout="constrained",
+        rows, columns, figsize=(1.6 + panel_width * columns, 1 + (0.6 + 0.36 * len(depths)) * rows),
+        sharex=True, sharey=True, squeeze=False, layout="constrained",
     )
-    for ax, (index, panel) in zip(axes[0], panels.items()):
+    for ax, (index, panel) in zip(axes.flat, panels.items()):
         _draw_cells(ax, panel, lengths, depths)
-        ax.set_xlabel("context length (tokens)")
+        ax.tick_params(labelbottom=True)
         if len(panels) > 1:
-            ax.set_title(index, fontsize="medium")
-    axes[0][0].set_ylabel("depth of the needle (%)")
+            ax.set_title(f"{index}\n{_found_text(panel)} found", fontsize="medium")
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax in axes.flat[len(panels) - columns : len(panels)]:  # the last of each column
+        ax.set_xlabel("context length (tokens)")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("depth of the needle (%)")
     figure.suptitle(title if title is not None else _found_title(panels), fontsize="large")
     entries = [Patch(color=_FOUND, label="✓ found"), Patch(color=_MISSED, label="✗ missed")]
     if any(len(panel) < len(lengths) * len(depths) for panel in panels.values()):
@@ -198,9 +208,13 @@ def _draw_cells(ax: Axes, panel: Mapping, lengths: list[float], depths: list[flo
 def _found_title(panels: Mapping[str, Mapping]) -> str:
     if len(panels) > 1:
         return "Needles found"
-    cells = [cell for panel in panels.values() for cell in panel.values()]
-    found, asked = (sum(column) for column in zip(*cells))
-    return f"Needles found: {found:g} of {asked}"
+    (panel,) = panels.values()
+    return f"Needles found: {_found_text(panel)}"
+
+
+def _found_text(panel: Mapping) -> str:
+    found, asked = (sum(column) for column in zip(*panel.values()))
+    return f"{found:g} of {asked}"
 
 
 def _mass_arrays(shares: Any, ks: Sequence[int] | None) -> tuple[dict[Any, np.ndarray], list[int]]:

@@ -45,20 +45,21 @@ std::string score_text(const std::optional<Score>& score) {
 }
 
 std::string table_text(const ScoreTable& table, std::size_t width) {
-  std::vector<std::string> headings = {"length", "method", "budget", "rows"};
+  std::vector<std::string> headings = {"length", "method", "budget", "rows", "read"};
   headings.insert(headings.end(), table.columns.begin(), table.columns.end());
   headings.emplace_back("average");
   std::vector<std::vector<std::string>> rows;
   for (const ScoreRow& row : table.rows) {
     rows.push_back({format_count(row.length), printable(row.method),
                     row.budget ? fmt::format("{}", *row.budget) : "all",
-                    row.budget ? fmt::format("{:.0f}", row.rows_per_head) : "all"});
+                    row.budget ? fmt::format("{:.0f}", row.rows_per_head) : "all",
+                    row.bytes_read ? byte_text(static_cast<std::int64_t>(*row.bytes_read)) : "-"});
     for (const std::optional<Score>& score : row.scores) rows.back().push_back(score_text(score));
     rows.back().push_back(row.average ? fmt::format("{:.1f}", *row.average) : "-");
   }
   std::vector<bool> right(headings.size(), true);
   right[1] = false;
-  return format_table(headings, rows, right, {.width = width, .keys = 4});
+  return format_table(headings, rows, right, {.width = width, .keys = 5});
 }
 
 void print_lines(const std::vector<EvalResult>& results) {
@@ -85,7 +86,7 @@ void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t
     line("",
          "Percent, of repetition characters; in brackets 95 % intervals (Wilson's where every "
          "score is 0 or 1, else Student's). rows: that a query head attended beyond window and "
-         "sinks, per token and layer, on average.");
+         "sinks, per token and layer, on average. read: bytes of the context per token.");
   }
   line("settings", settings);
   line("device", directory.results().empty() ? "-" : directory.results().back().device);

@@ -1,8 +1,9 @@
 #include "src/eval/cell.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <tuple>
+
+#include "src/eval/json_null.h"
 
 namespace topkv {
 
@@ -74,11 +75,7 @@ void put(Json& json, const T& member) {
 
 template <class T>
 void put(Json& json, const std::optional<T>& member) {
-  if (member.has_value()) {
-    json = *member;
-  } else {
-    json = nullptr;
-  }
+  json = or_null(member);
 }
 
 template <class T>
@@ -88,8 +85,7 @@ void take(const Json& json, T& member) {
 
 template <class T>
 void take(const Json& json, std::optional<T>& member) {
-  member.reset();
-  if (!json.is_null()) member = json.get<T>();
+  member = or_none<T>(json);
 }
 
 }  // namespace

@@ -2,37 +2,40 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <set>
 #include <string>
-#include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
+#include "src/eval/wonderwords.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
-/// Words that stand in both lists stand here once.
-const std::vector<std::string_view>& single_words() {
-  static const std::vector<std::string_view> words = [] {
-    std::set<std::string_view> all(adjectives().begin(), adjectives().end());
-    all.insert(nouns().begin(), nouns().end());
-    return std::vector<std::string_view>(all.begin(), all.end());
-  }();
-  return words;
+/// The number-th "adjective-noun".
+std::string pair(std::int64_t number) {
+  const auto noun_count = std::ssize(wonder_nouns());
+  return fmt::format("{}-{}", wonder_adjectives()[static_cast<std::size_t>(number / noun_count)],
+                     wonder_nouns()[static_cast<std::size_t>(number % noun_count)]);
 }
 
-/// The number-th word with so many adjectives.
-std::string compound(std::int64_t number, int adjective_count) {
-  const auto noun_count = static_cast<std::int64_t>(nouns().size());
-  const auto choices = static_cast<std::int64_t>(adjectives().size());
-  std::string word(nouns()[static_cast<std::size_t>(number % noun_count)]);
-  number /= noun_count;
-  for (int i = 0; i < adjective_count; ++i, number /= choices) {
-    word = fmt::format("{}-{}", adjectives()[static_cast<std::size_t>(number % choices)], word);
+/// The first `count` of the numbers below `range` in a random order: Fisher-Yates, of which only
+/// the places that something was moved to are kept.
+std::vector<std::int64_t> first_of_shuffled(Random& random, std::int64_t range,
+                                            std::int64_t count) {
+  std::unordered_map<std::int64_t, std::int64_t> moved;
+  const auto at = [&](std::int64_t place) {
+    const auto found = moved.find(place);
+    return found == moved.end() ? place : found->second;
+  };
+  std::vector<std::int64_t> first;
+  first.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t place = random.between(i, range - 1);
+    first.push_back(at(place));
+    moved[place] = at(i);
   }
-  return word;
+  return first;
 }
 
 }  // namespace
@@ -51,25 +54,19 @@ std::vector<std::int64_t> draw(Random& random, std::int64_t range, std::int64_t 
 }
 
 std::vector<std::string> draw_words(Random& random, std::int64_t count) {
-  std::vector<std::string> words;
-  const auto single = static_cast<std::int64_t>(single_words().size());
-  if (count <= single / 2) {
-    for (const std::int64_t number : draw(random, single, count)) {
-      words.emplace_back(single_words()[static_cast<std::size_t>(number)]);
-    }
-    return words;
-  }
-  const auto choices = static_cast<std::int64_t>(adjectives().size());
-  const std::int64_t pairs = choices * static_cast<std::int64_t>(nouns().size());
-  const int adjective_count = count <= pairs / 2 ? 1 : 2;
-  const std::int64_t range = adjective_count == 1 ? pairs : pairs * choices;
+  const std::int64_t singles = std::ssize(wonder_words());
+  const bool single = count <= singles;
+  const std::int64_t range =
+      single ? singles : std::ssize(wonder_adjectives()) * std::ssize(wonder_nouns());
   if (count > range) {
     throw InvalidArgument(fmt::format(
         "{} different words are needed and the built-in lists make {}; use a shorter length", count,
         range));
   }
-  for (const std::int64_t number : draw(random, range, count)) {
-    words.push_back(compound(number, adjective_count));
+  std::vector<std::string> words;
+  for (const std::int64_t number : first_of_shuffled(random, range, count)) {
+    words.push_back(single ? std::string(wonder_words()[static_cast<std::size_t>(number)])
+                           : pair(number));
   }
   return words;
 }

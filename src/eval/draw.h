@@ -21,9 +21,9 @@ void shuffle(Random& random, std::vector<T>& items) {  // Fisher-Yates
   }
 }
 
-/// `count` different words, in random order: of the built-in lists while half of them are enough,
-/// else "adjective-noun", and "adjective-adjective-noun" beyond that. Throws InvalidArgument for
-/// more than there are.
+/// `count` different words, in random order: of wonder_words() while there are so many, else
+/// "adjective-noun". A longer list of either kind begins with the words of a shorter one, so that
+/// it takes more tokens. Throws InvalidArgument for more than there are.
 std::vector<std::string> draw_words(Random& random, std::int64_t count);
 
 }  // namespace topkv

@@ -1,22 +1,13 @@
 #include "src/eval/eval_result.h"
 
-#include <nlohmann/json.hpp>
 #include <string_view>
+
+#include "src/eval/json_null.h"
 
 namespace topkv {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value.has_value() ? Json(*value) : Json(nullptr);
-}
-
-template <class T>
-std::optional<T> or_none(const Json& value) {
-  return value.is_null() ? std::optional<T>() : std::optional<T>(value.get<T>());
-}
 
 /// Calls visit(name, member) for all members but the optional ones.
 template <class Result, class Visit>
@@ -62,6 +53,7 @@ Json to_json(const EvalResult& result) {
       json["score"] = or_null(result.score);
       json["f1"] = or_null(result.f1);
     }
+    if (last == "rows_per_head") json["bytes_read"] = or_null(result.bytes_read);
   });
   return json;
 }
@@ -72,6 +64,10 @@ EvalResult eval_result_from_json(const Json& json) {
   result.budget = or_none<std::int64_t>(json.at("budget"));
   result.score = or_none<double>(json.at("score"));
   result.f1 = or_none<double>(json.at("f1"));
+  // Answers of version 0.1 may lack it.
+  if (json.contains("bytes_read")) {
+    result.bytes_read = or_none<std::int64_t>(json.at("bytes_read"));
+  }
   return result;
 }
 

@@ -33,6 +33,9 @@ struct EvalResult {
   std::int64_t answer_tokens = 0;
   /// Rows attended beyond window and sinks, per token, layer and query head, on average.
   double rows_per_head = 0;
+  /// Of the context, per token of question and answer, sinks and window among them; none where an
+  /// index does not tell. See bytes_read.h.
+  std::optional<std::int64_t> bytes_read = {};
 
   // Cost: of the context, the same in all answers from it, and of the answer.
   double prefill_seconds = 0;

@@ -10,6 +10,7 @@
 #include "src/core/figures.h"
 #include "src/core/stopwatch.h"
 #include "src/eval/answer.h"
+#include "src/eval/bytes_read.h"
 #include "src/eval/scoring.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"
@@ -170,6 +171,10 @@ void EvalRun::answer(const EvalTask& task, const Sample& sample, const Method& m
   result.question_tokens = question;
   result.answer_tokens = std::ssize(answer.result.tokens);
   result.rows_per_head = answer.rows_per_head;
+  const AttentionShape& shape = context->shape();
+  result.bytes_read =
+      bytes_read(*context, session.options(),
+                 answer.rows_per_head * static_cast<double>(shape.layers * shape.q_heads));
   result.prefill_seconds = prefill_seconds_;
   result.question_seconds = answer.result.prompt_seconds;
   result.decode_seconds = answer.result.decode_seconds;

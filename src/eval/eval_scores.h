@@ -28,6 +28,8 @@ struct Score {
   double mean = 0;
   std::optional<Interval> interval = {};  ///< of 95 %
   double rows_per_head = 0;               ///< mean
+  double window_rows = 0;                 ///< mean of window and sinks
+  std::optional<double> bytes_read = {};  ///< mean, per token; none where one is not known
 };
 
 /// Whether a task's scores are counts of characters.
@@ -43,6 +45,8 @@ struct ScoreRow {
   std::optional<std::int64_t> budget = {};
   std::vector<std::optional<Score>> scores;  ///< of each column; none where nothing was asked
   double rows_per_head = 0;                  ///< mean over these
+  double window_rows = 0;                    ///< likewise
+  std::optional<double> bytes_read = {};     ///< likewise; none where one is not known
   /// In percent over all columns, as RULER's, but for those that count characters and second
   /// measures; none where one is missing or all are left out.
   std::optional<double> average = {};
@@ -55,8 +59,9 @@ struct ScoreTable {
 
 ScoreTable score_table(const std::vector<Score>& scores);
 
-/// RULER's form: a line for each method, length and budget, a column for each task. RFC 4180, with
-/// a heading line; empty where nothing was asked.
+/// RULER's form: a line for each method, length and budget, a column for each task; behind their
+/// average what it took, rows_per_head and bytes_read. RFC 4180, with a heading line; empty where
+/// nothing was asked or known.
 std::string summary_csv(const ScoreTable& table);
 
 /// The long form: a line for each score, with its interval.

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "src/device/compute_device.h"
+#include "src/eval/bytes_read.h"
 
 namespace topkv {
 namespace {
@@ -355,23 +356,15 @@ class Comparison {
   /// rows: per token, over all layers and query heads.
   void count_bytes(Fidelity& of, double rows) const {
     const Context& context = *of.context;
-    const std::int64_t row = context.dtype().row_bytes(shape_.head_dim);
     const std::string& index = of.options.index;
     const std::string& tail = of.options.tail;
-    const std::int64_t dense = std::min(of.options.dense_layers, shape_.layers);
     of.bytes_held_host = context.memory().rows_bytes + context.index_bytes(index);
     if (IndexSpec(index).learns_queries()) of.bytes_held_host += context.memory().queries_bytes;
-    std::int64_t read = static_cast<std::int64_t>(rows * static_cast<double>(row));
-    for (std::int64_t layer = 0; layer < dense; ++layer) {
-      if (shape_.window_of(layer) == 0) read += shape_.kv_heads * context.tokens() * row;
+    if (tail != "none" && tail != index) {
+      of.bytes_held_host += context.index_bytes(tail) - shared_bytes(of);
     }
-    if (tail != "none") {
-      if (tail != index) of.bytes_held_host += context.index_bytes(tail) - shared_bytes(of);
-      read += context.tail_bytes(tail, index, dense);
-    }
-    const std::int64_t searched = context.search_bytes(index, dense);
-    // How often a rule searches is not known.
-    if (searched >= 0 && !has_rule(of.options)) of.bytes_read = read + searched;
+    const std::optional<std::int64_t> bytes = bytes_to_retrieve(context, of.options, rows);
+    if (bytes) of.bytes_read = *bytes + bytes_of_dense_layers(context, of.options);
   }
 
   const Model& model_;

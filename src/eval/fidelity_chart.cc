@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "src/core/byte_text.h"
+#include "src/eval/chart_layout.h"
 #include "src/eval/fidelity_lines.h"
 #include "src/eval/log_axis.h"
 #include "src/eval/series_marks.h"
@@ -17,16 +18,17 @@
 namespace topkv {
 namespace {
 
-constexpr int margin = 20;
+using chart::first_panel;
+using chart::inset;
+using chart::least_plot_width;
+using chart::legend_line;
+using chart::margin;
+using chart::right;
+
 constexpr int left = 92;
-constexpr int right = 48;
-constexpr int least_plot_width = 620;
 constexpr int plot_height = 250;
-constexpr int inset = 16;  // of the ends of an axis from the frame
 constexpr int low_row = 26;
-constexpr int panel_step = plot_height + 98;
-constexpr int first_panel = 104;
-constexpr int legend_line = 22;
+constexpr int panel_step = plot_height + chart::below_plot;
 
 /// Settings that differ in k alone, in the order of what they read.
 struct Series {

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "src/eval/csv.h"
+#include "src/eval/json_null.h"
 
 namespace topkv {
 namespace {
@@ -17,8 +17,6 @@ std::string field(const Json& value) {
   const std::string text = value.dump();
   return text == "null" ? "" : text;  // numbers that are none, too
 }
-
-Json or_null(const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); }
 
 /// How rows are stored, where that is not what most expect.
 std::string rows_text(const Fidelity& setting) {

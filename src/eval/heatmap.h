@@ -1,5 +1,5 @@
 // The needle grid as a picture: context length across, depth down, one colour for found and one
-// for missed, one panel per index.
+// for missed. Several indices have a panel each, beside each other, with what they found.
 #pragma once
 
 #include <optional>

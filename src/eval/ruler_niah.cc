@@ -10,6 +10,7 @@
 #include "src/eval/fill.h"
 #include "src/eval/needle_task.h"
 #include "src/eval/ruler.h"
+#include "src/eval/wonderwords.h"
 
 namespace topkv {
 namespace {
@@ -50,7 +51,7 @@ struct Hidden {
 };
 
 std::string random_key(const NiahTask& task, Random& random) {
-  return task.uuid_keys ? random_uuid(random) : random_adjective_noun(random);
+  return task.uuid_keys ? random_uuid(random) : random_wonder_key(random);
 }
 
 std::string random_value(const NiahTask& task, Random& random) {

@@ -106,17 +106,18 @@ def test_samples_are_those_of_the_command(needle_14m, model, tokenizer, tmp_path
     tasks = "niah_single_1,vt,passkey,tables"
     subprocess.run(
         [command, "eval", "-m", needle_14m, "--tasks", tasks, "--lengths", "900", "--samples", "2",
-         "--methods", "exact", "--budgets", "8", "--kv-window", "256", "--kv-dtype", "f32",
+         "--methods", "dense;exact;streaming", "--budgets", "8", "--kv-window", "256", "--kv-dtype", "f32",
          "--seed", "7", "-o", tmp_path / "command"],
         check=True, capture_output=True,
     )
-    settings = small(tasks=tasks.split(","), samples=2, methods="exact", seed=7)
+    methods = "dense;exact;streaming"
+    settings = small(tasks=tasks.split(","), samples=2, methods=methods, seed=7)
     evaluate(model, tokenizer, settings, output=tmp_path / "hf", progress=False)
     theirs, ours = answers(tmp_path / "command"), answers(tmp_path / "hf")
     assert [list(a) for a in theirs] == [list(b) for b in ours]  # the same members in all lines
     for name in ("task", "length", "sample", "method", "budget", "question", "references",
-                 "haystack", "context_tokens", "question_tokens", "rows_per_head", "index", "tail",
-                 "window", "sinks", "dense_layers", "select", "seed", "device"):
+                 "haystack", "context_tokens", "question_tokens", "rows_per_head", "bytes_read",
+                 "index", "tail", "window", "sinks", "dense_layers", "select", "seed", "device"):
         assert [a[name] for a in theirs] == [b[name] for b in ours], name
     # Rounding may turn a token where two nearly tie, which in so few answers it does not.
     assert [a["answer"] for a in theirs] == [b["answer"] for b in ours]
@@ -344,14 +345,16 @@ def test_an_interrupted_program_says_how_to_go_on(needle_14m, tmp_path, capsys):
 def test_wide_tables_become_several_with_the_same_key_columns():
     class Row:
         length, method, budget, rows_per_head, average = 4096, "exact", 64, 63.6, 50.0
+        bytes_read = 1.5 * 1024**2
         scores = [None] * 6
 
     class Table:
         columns = [f"a_long_task_{i}" for i in range(6)]
         rows = [Row()]
 
-    text = table_text(Table(), 70)
-    assert all(len(line) <= 70 for line in text.splitlines())
-    assert text.count("length  method  budget  rows") == 3
+    text = table_text(Table(), 79)
+    assert all(len(line) <= 79 for line in text.splitlines())
+    assert text.count("length  method  budget  rows     read") == 3
+    assert text.count("64  1.5 MiB") == 3
     assert [text.count(name) for name in (*Table.columns, "average")] == [1] * 7
     assert table_text(Table(), 1000).count("\n") == 2

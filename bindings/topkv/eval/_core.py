@@ -9,6 +9,7 @@ Score = _eval.Score
 ScoreRow = _eval.ScoreRow
 ScoreTable = _eval.ScoreTable
 Task = _eval.Task
+bytes_read = _eval.bytes_read
 default_directory = _eval.default_directory
 make_tasks = _eval.make_tasks
 parse_method = _eval.parse_method

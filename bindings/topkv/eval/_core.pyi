@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from topkv._core import Context
+
 _Path = str | os.PathLike[str]
 
 class Sample:
@@ -76,6 +78,8 @@ class ScoreRow:
     @property
     def rows_per_head(self) -> float: ...
     @property
+    def bytes_read(self) -> float | None: ...
+    @property
     def average(self) -> float | None: ...
 
 class ScoreTable:
@@ -120,4 +124,14 @@ def parse_method(
     dense_layers: int = 0,
     select_by: str = "query_head",
 ) -> Method: ...
+def bytes_read(
+    context: Context,
+    *,
+    index: str,
+    tail: str,
+    window: int,
+    sinks: int,
+    dense_layers: int,
+    rows: float,
+) -> int | None: ...
 def default_directory(configuration: str) -> Path: ...

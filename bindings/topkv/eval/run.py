@@ -149,6 +149,7 @@ class Run:
         for budget, make, prefill_seconds in self._caches(method, budgets):
             start = time.perf_counter()
             cache = make(question.shape[1] + sample.predict + 1)
+            read = self._bytes_of(cache) if method.is_plain else None
             answer = self._asked.ask(
                 self._text.ids, question, cache, sample.predict, sample.one_line, task.steps
             )
@@ -165,6 +166,7 @@ class Run:
                 "question_tokens": question.shape[1],
                 "answer_tokens": answer.tokens,
                 "rows_per_head": _rows_per_head(cache),
+                "bytes_read": read if method.is_plain else _bytes_read(method, budget, cache),
                 "prefill_seconds": prefill_seconds,
                 "question_seconds": answer.question_seconds,
                 "decode_seconds": answer.decode_seconds,
@@ -175,6 +177,15 @@ class Run:
                 "device": self._device,
                 "version": VERSION,
             }
+
+    def _bytes_of(self, cache: DynamicCache) -> int:
+        """Of the text's rows in the layers with full attention: what each token reads."""
+        kinds = topkv.hf.families.layer_types(self._asked.model.config)[0]
+        return sum(
+            layer.keys.nbytes + layer.values.nbytes
+            for kind, layer in zip(kinds, cache.layers, strict=True)
+            if kind == topkv.hf.families.FULL
+        )
 
     def _caches(
         self, method: EvalMethod, budgets: list[int | None]
@@ -220,6 +231,24 @@ def _rows_per_head(cache: Any) -> float:
         return 0.0
     (stats,) = cache.stats()
     return stats.rows_retrieved / (stats.steps * cache.context.shape.q_heads)
+
+
+def _bytes_read(method: EvalMethod, budget: int | None, cache: Any) -> int | None:
+    """Of the text, per token; None where an index, or a class, does not tell."""
+    if method.own is not None:
+        return None
+    (session,) = cache.sessions
+    shape = cache.context.shape
+    options = method.options(budget)
+    return _core.bytes_read(
+        cache.context,
+        index=session.index,
+        tail=session.tail,
+        window=options["window"],
+        sinks=options["sinks"],
+        dense_layers=options["dense_layers"],
+        rows=_rows_per_head(cache) * shape.layers * shape.q_heads,
+    )
 
 
 def _came_to(method: EvalMethod, budget: int | None, cache: Any) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from topkv.eval._core import Score, ScoreRow, ScoreTable
 
-_KEYS = 4  # columns that tell a row from others
+_KEYS = 5  # columns that tell a row from others
 
 LEGEND = """\
 Percent, of repetition characters; in brackets 95 % intervals (Wilson's where every score is 0 or 1,
 else Student's). rows: that a query head attended beyond window and sinks, per token and layer, on
-average."""
+average. read: bytes of the text per token."""
 
 
 def score_text(score: Score | None) -> str:
@@ -30,6 +30,15 @@ def _length_text(tokens: int) -> str:
     return str(tokens)
 
 
+def _bytes_text(count: float) -> str:
+    """As 900 B and 1.5 MiB."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1023.95 and len(units) > 1:
+        count /= 1024
+        units.pop(0)
+    return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
+
+
 def _cells(row: ScoreRow) -> list[str]:
     has = row.budget is not None
     cells = [
@@ -37,6 +46,7 @@ def _cells(row: ScoreRow) -> list[str]:
         row.method,
         str(row.budget) if has else "all",
         f"{row.rows_per_head:.0f}" if has else "all",
+        "-" if row.bytes_read is None else _bytes_text(row.bytes_read),
     ]
     cells += [score_text(score) for score in row.scores]
     return [*cells, "-" if row.average is None else f"{row.average:.1f}"]
@@ -45,7 +55,7 @@ def _cells(row: ScoreRow) -> list[str]:
 def table_text(table: ScoreTable, width: int) -> str:
     """Lines of at most `width` characters, where the columns of a row are no wider: several tables,
     each with the columns that tell rows apart."""
-    headings = ["length", "method", "budget", "rows", *table.columns, "average"]
+    headings = ["length", "method", "budget", "rows", "read", *table.columns, "average"]
     lines = [headings, *(_cells(row) for row in table.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     keys = list(range(_KEYS))
