@@ -1,7 +1,6 @@
 #include "index/approximate_index.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "index/scan.h"
 #include "index/scratch.h"
@@ -20,9 +19,15 @@ struct Workspace {
   std::vector<std::vector<std::int64_t>> found;
 };
 
+/// Of a group's queries.
+struct Rare {
+  std::vector<float> scores;  // [queries, rare keys that are allowed]
+};
+
 /// Of one query.
 struct Ranked {
   ScanKeeper keeper;
+  std::vector<float> proposed;  // scores
   std::vector<std::int64_t> candidates;
   std::vector<float> scores;
 };
@@ -77,6 +82,7 @@ void ApproximateIndex::all_candidates(const QueryBlock& queries, std::int64_t wa
 void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
                               SearchResult& result) const {
   key_list().check_search("index", built(), queries, k);
+  check_groups(spec(), queries);
   k = std::min(k, std::max<std::int64_t>(size(), 1));
   result.reset(queries.count, k);
   if (size() == 0) return;
@@ -94,26 +100,48 @@ void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
     any = any || sought.back().size() > 0;
   }
   if (any) {
-    all_candidates({queries.data, queries.count, queries.dim, sought}, want,
+    all_candidates({queries.data, queries.count, queries.dim, sought, queries.group}, want,
                    std::span(found).first(count));
   }
-  parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {
+  const QueryBlock clamped{queries.data, queries.count, queries.dim, allowed, queries.group};
+  parallel_for(queries.count / queries.group, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t group = begin; group < end; ++group)
+      search_group(clamped, group * queries.group, k, found, result);
+  });
+}
+
+/// Of `queries.group` queries from this one on. The rare keys are read once for all of them.
+void ApproximateIndex::search_group(const QueryBlock& queries, std::int64_t first, std::int64_t k,
+                                    std::span<std::vector<std::int64_t>> found,
+                                    SearchResult& result) const {
+  const PositionRange allowed = queries.allowed[static_cast<std::size_t>(first)];
+  if (allowed.size() == 0) return;
+  const std::span<const std::int64_t> rare = rare_.positions(allowed);
+  const std::int64_t count = std::ssize(rare);
+  const Scratch<Rare> workspace;
+  auto& [scores] = *workspace;
+  scores.resize(static_cast<std::size_t>(queries.group * count));
+  parallel_for(count, tile_keys, [&](std::int64_t begin, std::int64_t end) {
+    dot_gather(queries.query(first), queries.group, keys(), rare.data() + begin, end - begin,
+               scores.data() + begin, count);
+  });
+  parallel_for(queries.group, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t q = begin; q < end; ++q) {
-      const auto at = static_cast<std::size_t>(q);
-      if (allowed[at].size() > 0)
-        search_one({queries.data, queries.count, queries.dim, allowed}, q, k, found[at], result);
+      search_one(queries, first + q, k, {rare, scores.data() + q * count},
+                 found[static_cast<std::size_t>(first + q)], result);
     }
   });
 }
 
 /// found: the candidates of a first round, if its range is not read anyway.
 void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query, std::int64_t k,
-                                  std::vector<std::int64_t>& found, SearchResult& result) const {
+                                  const ScoredRare& rare, std::vector<std::int64_t>& found,
+                                  SearchResult& result) const {
   const KeyView& keys = this->keys();
   const PositionRange allowed = queries.allowed[static_cast<std::size_t>(query)];
   const float* q = queries.query(query);
   const Scratch<Ranked> ranked;
-  auto& [keeper, both, scores] = *ranked;
+  auto& [keeper, proposed, both, scores] = *ranked;
   keeper.reset(k);
   const std::int64_t enough = std::min(k, allowed.size());
   const std::int64_t first = first_wanted(k);
@@ -123,20 +151,31 @@ void ApproximateIndex::search_one(const QueryBlock& queries, std::int64_t query,
       break;
     }
     if (want > first) candidates(q, allowed, want, found);
-    std::erase_if(found, [&](std::int64_t position) { return !allowed.contains(position); });
+    std::erase_if(found, [&](std::int64_t position) {
+      return !allowed.contains(position) || std::ranges::binary_search(rare.positions, position);
+    });
     if (!std::ranges::is_sorted(found)) std::sort(found.begin(), found.end());
     found.erase(std::unique(found.begin(), found.end()), found.end());
-    both.clear();
-    std::ranges::set_union(found, rare_.positions(allowed), std::back_inserter(both));
-    const auto count = static_cast<std::int64_t>(both.size());
+    const auto count = std::ssize(found) + std::ssize(rare.positions);
     if (count < enough) continue;
-    scores.resize(both.size());
-    dot_gather(q, 1, keys, both.data(), count, scores.data(), count);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      keeper.push(&scores[at], 1, both[at]);
+    proposed.resize(found.size());
+    dot_gather(q, 1, keys, found.data(), std::ssize(found), proposed.data(), std::ssize(found));
+    both.clear();
+    scores.clear();
+    for (std::size_t f = 0, r = 0; f < found.size() || r < rare.positions.size();) {
+      const bool is_rare =
+          f == found.size() || (r < rare.positions.size() && rare.positions[r] < found[f]);
+      both.push_back(is_rare ? rare.positions[r] : found[f]);
+      scores.push_back(is_rare ? rare.scores[r++] : proposed[f++]);
     }
-    break;
+    // By place among both, which ascend: of equal scores the lower position is kept.
+    keeper.push(scores.data(), count, 0);
+    write_result(keeper.sorted(), query, result);
+    for (std::int64_t& position :
+         result.position_slots(query).first(result.positions(query).size())) {
+      position = both[static_cast<std::size_t>(position)];
+    }
+    return;
   }
   write_result(keeper.sorted(), query, result);
 }

@@ -49,16 +49,24 @@ class ApproximateIndex : public InsertingIndex {
   virtual void candidates(const float* query, PositionRange allowed, std::int64_t want,
                           std::vector<std::int64_t>& found) const = 0;
 
-  /// The same for several queries, those of empty ranges left out: found[q] is query q's. Here one
-  /// by one, on the threads of the caller's arena.
+  /// The same for several queries, those of empty ranges left out: found[q] is query q's; each
+  /// group's have one range. Here one by one, on the threads of the caller's arena.
   virtual void all_candidates(const QueryBlock& queries, std::int64_t want,
                               std::span<std::vector<std::int64_t>> found) const;
 
  private:
   void insert(std::int64_t first, const std::stop_token& stop) final;
   void clear() final;
+  void search_group(const QueryBlock& queries, std::int64_t first, std::int64_t k,
+                    std::span<std::vector<std::int64_t>> found, SearchResult& result) const;
+  /// The rare keys that a query may find, ascending, and its scores of them.
+  struct ScoredRare {
+    std::span<const std::int64_t> positions;
+    const float* scores;
+  };
   void search_one(const QueryBlock& queries, std::int64_t query, std::int64_t k,
-                  std::vector<std::int64_t>& found, SearchResult& result) const;
+                  const ScoredRare& rare, std::vector<std::int64_t>& found,
+                  SearchResult& result) const;
 
   RareKeys rare_;
 };

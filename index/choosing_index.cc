@@ -34,20 +34,8 @@ void score_all(const float* queries, std::int64_t heads, const KeyView& keys,
 
 void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const {
   key_list().check_search(spec(), built(), queries, k);
+  check_groups(spec(), queries);
   const std::int64_t group = queries.group;
-  bool whole = group > 0 && queries.tokens > 0 && queries.count % group == 0 &&
-               queries.count / group % queries.tokens == 0;
-  for (std::int64_t q = 0; whole && q < queries.count; ++q) {
-    const PositionRange& first = queries.allowed[static_cast<std::size_t>(q / group * group)];
-    const PositionRange& own = queries.allowed[static_cast<std::size_t>(q)];
-    whole = own.begin == first.begin && own.end == first.end;
-  }
-  if (!whole) {
-    throw InvalidArgument(
-        fmt::format("{}: {} queries in groups of {} and questions of {} tokens; expected whole "
-                    "questions of whole groups, each of these with one range of positions",
-                    spec(), queries.count, group, queries.tokens));
-  }
   k = std::min(k, std::max<std::int64_t>(size(), 1));
   result.reset(queries.count, k);
   if (size() == 0) return;

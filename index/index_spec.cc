@@ -11,6 +11,7 @@
 #include "index/faiss_index.h"
 #include "index/hnsw_index.h"
 #include "index/index_kind.h"
+#include "index/ivf_index.h"
 #include "index/lowrank_index.h"
 #include "index/none_index.h"
 #include "index/quest_index.h"
@@ -43,6 +44,7 @@ constexpr WithOptions kinds_with_options[] = {
     {"codes", "codes:k=16", codes_kind},
     {"faiss", "", faiss_kind},
     {"hnsw", "hnsw:M=16", hnsw_kind},
+    {"ivf", "ivf:size=32", ivf_kind},
     {"quest", "quest:page=16", quest_kind},
     {"sparq", "sparq:r=32", sparq_kind},
     {"squeezed", "squeezed:c=5", squeezed_kind},
@@ -81,8 +83,9 @@ std::shared_ptr<const IndexSpec::Kind> parse(std::string_view spec) {
   const std::string_view near = nearest(name, names);
   throw InvalidArgument(fmt::format(
       "index \"{}\": no index is named \"{}\"{}; known are exact, codes:k=16, "
-      "hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, quest:page=16, sparq:r=32, "
-      "squeezed:c=5, retroinfer:size=16, lowrank:r=16, h2o, tova, none, and the tails mean, "
+      "ivf:size=32,share=32, hnsw:M=16,efc=100,ef=0, faiss:IVF,SQ8, faiss:HNSW32, "
+      "quest:page=16, sparq:r=32, squeezed:c=5, retroinfer:size=16, lowrank:r=16, h2o, tova, "
+      "none, and the tails mean, "
       "pages:size=16, "
       "sample:rows=256",
       one_line(spec), one_line(name), near.empty() ? "" : fmt::format(", did you mean {}?", near)));

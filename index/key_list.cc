@@ -28,6 +28,22 @@ float squared_distance(const KeyView& keys, std::int64_t a, std::int64_t b) {
   return std::isnan(square) ? std::numeric_limits<float>::infinity() : std::max(square, 0.0F);
 }
 
+void check_groups(std::string_view index, const QueryBlock& queries) {
+  const std::int64_t group = queries.group;
+  bool whole = group > 0 && queries.tokens > 0 && queries.count % group == 0 &&
+               queries.count / group % queries.tokens == 0;
+  for (std::int64_t q = 0; whole && q < queries.count; ++q) {
+    const PositionRange& first = queries.allowed[static_cast<std::size_t>(q / group * group)];
+    const PositionRange& own = queries.allowed[static_cast<std::size_t>(q)];
+    whole = own.begin == first.begin && own.end == first.end;
+  }
+  if (whole) return;
+  throw InvalidArgument(
+      fmt::format("{}: {} queries in groups of {} and questions of {} tokens; expected whole "
+                  "questions of whole groups, each of these with one range of positions",
+                  index, queries.count, group, queries.tokens));
+}
+
 void KeyList::append(const KeyView& keys) {
   if (keys.count < 0) {
     throw InvalidArgument(fmt::format("index.add got a view of {} keys", keys.count));

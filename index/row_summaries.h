@@ -36,6 +36,11 @@ class GroupedRows {
   std::int64_t row(std::int64_t at) const {
     return rows_.empty() ? at : rows_[static_cast<std::size_t>(at)];
   }
+  /// The rows of a group. REQUIRES: groups that are not pages.
+  std::span<const std::int64_t> rows_of(std::int64_t group) const {
+    return std::span(rows_).subspan(static_cast<std::size_t>(begin(group)),
+                                    static_cast<std::size_t>(begin(group + 1) - begin(group)));
+  }
   std::int64_t memory() const {
     return static_cast<std::int64_t>((begin_.capacity() + rows_.capacity()) * sizeof(std::int64_t));
   }

@@ -141,7 +141,8 @@ TEST_P(HostileKeys, AreFoundOrRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, HostileKeys,
-                         testing::Values("exact", "codes:k=4", "codes", "hnsw:M=2,efc=8", "hnsw:M=8,efc=40", "faiss:Flat",
+                         testing::Values("exact", "codes:k=4", "codes", "hnsw:M=2,efc=8", "hnsw:M=8,efc=40",
+                                         "ivf", "ivf:size=2,share=4", "faiss:Flat",
                                          "faiss:SQ8", "faiss:SQ6", "faiss:SQ4", "faiss:SQfp16",
                                          "faiss:PQ16x4", "faiss:PQ8x5", "faiss:PQ2x6",
                                          "faiss:PQ4x7", "faiss:PQ4", "faiss:HNSW2", "faiss:HNSW8",
@@ -160,7 +161,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, HostileKeys,
 
 TEST(HostileKeys, ThatAreNotFiniteAreRefusedByIndicesThatLookAtThem) {
   for (const char* spec :
-       {"hnsw", "faiss:Flat", "faiss:HNSW16", "faiss:IVF16,SQ8", "faiss:PQ16x4", "quest:page=16",
+       {"hnsw", "ivf", "faiss:Flat", "faiss:HNSW16", "faiss:IVF16,SQ8", "faiss:PQ16x4",
+        "quest:page=16",
         "sparq:r=8", "squeezed:c=5", "lowrank:r=8", "retroinfer:size=16"}) {
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),

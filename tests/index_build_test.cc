@@ -80,7 +80,7 @@ TEST_P(Builds, AnAddThatIsStoppedTakesNoKeys) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, Builds,
-                         testing::Values("hnsw:M=8,efc=40", "codes", "faiss:HNSW16",
+                         testing::Values("hnsw:M=8,efc=40", "codes", "ivf", "faiss:HNSW16",
                                          "faiss:IVF16,SQ8", "faiss:Flat", "faiss:PQ16x4"),
                          test_name);
 
@@ -200,7 +200,7 @@ TEST_P(Memory, IsWhatTheAllocatorGave) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, Memory,
-                         testing::Values("hnsw", "codes", "hnsw:M=4,efc=20", "faiss:Flat",
+                         testing::Values("hnsw", "codes", "ivf", "hnsw:M=4,efc=20", "faiss:Flat",
                                          "faiss:SQ8", "faiss:PQ8x5", "faiss:HNSW16",
                                          "faiss:IVF,SQ8", "faiss:IVF64,Flat", "faiss:IVF64,PQ8x4"),
                          test_name);
@@ -213,6 +213,7 @@ TEST(NormalSpec, IsOneForAllSpellingsOfAnIndex) {
       {"hnsw:M=16,efc=100,ef=0", "hnsw", "hnsw:M=16", "hnsw:ef=0", "hnsw:efc=100,M=16",
        "hnsw:M=016"},
       {"hnsw:M=16,efc=100,ef=64", "hnsw:ef=64"},
+      {"ivf:size=32,share=32", "ivf", "ivf:share=32", "ivf:share=032,size=32"},
       {"faiss:Flat"},
       {"faiss:HNSW32;ef=0,efc=40", "faiss:HNSW", "faiss:HNSW32", "faiss:HNSW32,Flat",
        "faiss:HNSW032;efc=40"},
@@ -257,7 +258,7 @@ TEST(IndexSpec, RefusesBeforeBuildWhatBuildRefuses) {
     EXPECT_FALSE(built.empty()) << spec;
     EXPECT_EQ(checked, built) << spec;
   }
-  for (const char* spec : {"exact", "hnsw", "faiss:IVF4096,SQ8", "faiss:PQ8", "faiss:HNSW32"}) {
+  for (const char* spec : {"exact", "hnsw", "ivf", "faiss:IVF4096,SQ8", "faiss:PQ8", "faiss:HNSW32"}) {
     EXPECT_NO_THROW(IndexSpec(spec).check(64, 0)) << spec;
     EXPECT_NO_THROW(IndexSpec(spec).check(64, 4096)) << spec;
   }

@@ -48,7 +48,10 @@ class Chance {
 std::string some_spec(Chance& chance) {
   const std::string code =
       chance.of<std::string>({"Flat", "SQ8", "SQ6", "SQ4", "SQfp16", "PQ1x4", "PQ2x5", "PQ4x8"});
-  switch (chance.number(0, 6)) {
+  switch (chance.number(0, 7)) {
+    case 7:
+      return "ivf:size=" + std::to_string(chance.size(1, 60)) +
+             ",share=" + std::to_string(chance.size(1, 100));
     case 0:
       return "exact";
     case 6:

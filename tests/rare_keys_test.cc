@@ -112,7 +112,7 @@ TEST_P(RareKeysOf, AnIndexThatGrewAreFound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, RareKeysOf,
-                         testing::Values("hnsw", "faiss:HNSW32", "faiss:IVF,SQ8",
+                         testing::Values("hnsw", "ivf", "faiss:HNSW32", "faiss:IVF,SQ8",
                                          "faiss:IVF,PQ16x4", "codes"));
 
 }  // namespace

@@ -93,7 +93,7 @@ TEST(RowDtypes, AllRowsRetrievedThroughAnyIndexEqualDense) {
   for (const std::string& name : dtypes) {
     const KvDType dtype = KvDType::parse(name);
     const Stream stream = as_stored(700, dtype);
-    for (const char* index : {"exact", "hnsw:M=16", "faiss:Flat", "codes:k=16,v=0"}) {
+    for (const char* index : {"exact", "hnsw:M=16", "ivf", "faiss:Flat", "codes:k=16,v=0"}) {
       SCOPED_TRACE(name + " " + index);
       RetrievalOptions all = options_of(index, 700);
       const auto context = stream.prefill(600, dtype)->with_index(index);

@@ -133,7 +133,7 @@ void bind_index(py::module_& module) {
 
   py::class_<Index>(module, "KeyIndex",
                     "Finds the keys with the largest inner product with a query. spec: \"exact\", "
-                    "\"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\", \"faiss:HNSW32\".\n\n"
+                    "\"ivf\", \"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\".\n\n"
                     "Keys are read where they lie: the index keeps the arrays alive, and they must "
                     "not be changed. search may be called from many threads at once.")
       .def(py::init(

@@ -75,7 +75,7 @@ void add_flags(CLI::App& command, ModelFlags& flags) {
 
 void add_flags(CLI::App& command, RetrievalFlags& flags) {
   command
-      .add_option("--kv-index", flags.indices, "an index such as exact, hnsw:M=16 or faiss:IVF,SQ8")
+      .add_option("--kv-index", flags.indices, "an index such as exact, ivf or hnsw:M=16")
       ->expected(1)
       ->take_all();
   command.add_option("--kv-tail", flags.tail,
