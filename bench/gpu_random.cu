@@ -1,5 +1,4 @@
 #include "bench/gpu_random.h"
-
 #include "gpu/handles.h"
 
 namespace bench {

@@ -1,7 +1,7 @@
-// Selection and sparse attention of one layer for one token, beside dense attention in the same run:
-// rows and what stands for them lie in the GPU's memory. The settings are those in which the papers
-// of Quest, SparQ and Squeezed Attention time their kernels; their speed-ups are printed beside.
-// Results are checked against float64 before they are timed.
+// Selection and sparse attention of one layer for one token, beside dense attention in the same
+// run: rows and what stands for them lie in the GPU's memory. The settings are those in which the
+// papers of Quest, SparQ and Squeezed Attention time their kernels; their speed-ups are printed
+// beside. Results are checked against float64 before they are timed.
 //
 // usage: gpu_selection_bench [quest|sparq|squeezed ...]
 #include <cuda_bf16.h>
@@ -57,8 +57,8 @@ class Array {
   std::vector<T> read(std::int64_t first, std::int64_t count) const {
     std::vector<T> out(static_cast<std::size_t>(count));
     TOPKV_CUDA(cudaDeviceSynchronize());
-    TOPKV_CUDA(cudaMemcpy(out.data(), data_ + first, out.size() * sizeof(T),
-                          cudaMemcpyDeviceToHost));
+    TOPKV_CUDA(
+        cudaMemcpy(out.data(), data_ + first, out.size() * sizeof(T), cudaMemcpyDeviceToHost));
     return out;
   }
   std::vector<T> read() const { return read(0, count_); }
@@ -191,8 +191,8 @@ void check_attention(const Layers& layers, std::int64_t copy, const ChosenEntrie
       const std::vector<float> got = layers.out.read(head * d, d);
       for (std::int64_t j = 0; j < d; ++j) {
         if (!(std::abs(got[j] - want[j] / sum) <= 4 * 0x1p-8))
-          throw std::runtime_error(fmt::format("head {}, element {}: {} for {}", head, j, got[j],
-                                               want[j] / sum));
+          throw std::runtime_error(
+              fmt::format("head {}, element {}: {} for {}", head, j, got[j], want[j] / sum));
       }
     }
   }
@@ -233,8 +233,8 @@ Dense time_dense(const Layers& layers, CudnnAttention* cudnn) {
   const Array<std::byte> workspace(cudnn->workspace_bytes(wanted));
   dense.cudnn = median_seconds(layers, [&](std::int64_t copy) {
     const DeviceRows rows = layers.rows(copy);
-    cudnn->attend(wanted, layers.queries->data(), rows.keys, rows.values,
-                  {out.data(), lse.data()}, workspace.data(), layers.stream);
+    cudnn->attend(wanted, layers.queries->data(), rows.keys, rows.values, {out.data(), lse.data()},
+                  workspace.data(), layers.stream);
   });
   return dense;
 }
@@ -258,23 +258,25 @@ void report(const Layers& layers, const Dense& dense, double bandwidth, const Me
     parts += fmt::format(" {} {:.1f}", name, 1e6 * median_seconds(layers, stage));
   }
   const double dense_bytes = 4.0 * static_cast<double>(layers.shape.elements());
-  fmt::print("  {:<34} {:>8.1f} us  {:>5.2f}x dense, of {:.2f}x by bytes; paper: {}; {:.0f} % of "
-             "the memory's bandwidth; alone:{}\n",
-             method.name, 1e6 * seconds, dense.best() / seconds, dense_bytes / method.bytes,
-             method.paper, 100 * method.bytes / seconds / bandwidth, parts);
+  fmt::print(
+      "  {:<34} {:>8.1f} us  {:>5.2f}x dense, of {:.2f}x by bytes; paper: {}; {:.0f} % of "
+      "the memory's bandwidth; alone:{}\n",
+      method.name, 1e6 * seconds, dense.best() / seconds, dense_bytes / method.bytes, method.paper,
+      100 * method.bytes / seconds / bandwidth, parts);
 }
 
 void print_dense(const Layers& layers, const Dense& dense, double bandwidth) {
   const double bytes = 4.0 * static_cast<double>(layers.shape.elements());
   const auto share = [&](double seconds) { return 100 * bytes / seconds / bandwidth; };
-  fmt::print("{}\n  {:<34} {:>8.1f} us ({:.0f} % of the memory's bandwidth), topkv {:.1f} us "
-             "({:.0f} %)\n",
-             layers.shape.name(), "dense: cuDNN", 1e6 * dense.cudnn, share(dense.cudnn),
-             1e6 * dense.ours, share(dense.ours));
+  fmt::print(
+      "{}\n  {:<34} {:>8.1f} us ({:.0f} % of the memory's bandwidth), topkv {:.1f} us "
+      "({:.0f} %)\n",
+      layers.shape.name(), "dense: cuDNN", 1e6 * dense.cudnn, share(dense.cudnn), 1e6 * dense.ours,
+      share(dense.ours));
 }
 
-void quest(const Shape& shape, std::int64_t budget, const std::string& paper,
-           CudnnAttention* cudnn, double bandwidth) {
+void quest(const Shape& shape, std::int64_t budget, const std::string& paper, CudnnAttention* cudnn,
+           double bandwidth) {
   constexpr std::int64_t page = 16;
   const Layers layers(shape);
   const MeetingQueries queries = layers.meeting_queries();
@@ -305,8 +307,7 @@ void quest(const Shape& shape, std::int64_t budget, const std::string& paper,
        [&](std::int64_t) {
          topkv::gpu::choose_best(scores.data(), queries, pages, k, chosen, layers.stream);
        }},
-      {"attention",
-       [&](std::int64_t copy) {
+      {"attention", [&](std::int64_t copy) {
          topkv::gpu::attend_chosen(queries, layers.rows(copy), chosen, page, layers.partial(),
                                    {layers.arrived.data(), layers.partials.data()}, layers.stream);
        }}};
@@ -350,8 +351,7 @@ void sparq(const Shape& shape, std::int64_t components, std::int64_t k, const st
          topkv::gpu::choose_heaviest(scores.data(), queries, shape.rows, k, chosen, shares.data(),
                                      layers.stream);
        }},
-      {"attention",
-       [&](std::int64_t copy) {
+      {"attention", [&](std::int64_t copy) {
          topkv::gpu::attend_chosen(queries, layers.rows(copy), chosen, 1, layers.partial(),
                                    {layers.arrived.data(), layers.partials.data()}, layers.stream);
        }}};
@@ -376,8 +376,8 @@ void squeezed(const Shape& shape, const std::vector<std::pair<int, std::string>>
     const float factor = 0.5F + 2.0F * static_cast<float>(head % 8) / 7.0F;
     sharp[i] = __float2bfloat16(factor * __bfloat162float(sharp[i]));
   }
-  TOPKV_CUDA(cudaMemcpy(layers.queries->data(), sharp.data(), sharp.size() * 2,
-                        cudaMemcpyHostToDevice));
+  TOPKV_CUDA(
+      cudaMemcpy(layers.queries->data(), sharp.data(), sharp.size() * 2, cudaMemcpyHostToDevice));
   const MeetingQueries queries = layers.meeting_queries();
   const std::int64_t clusters = shape.rows / 20;
   const auto centroids = normal(shape.copies * shape.meetings() * clusters * shape.head_dim, 99);
@@ -434,17 +434,19 @@ void squeezed(const Shape& shape, const std::vector<std::pair<int, std::string>>
       rows = std::accumulate(listed.begin(), listed.end(), 0.0);
       (rows > wanted ? low : high) = log_threshold;
     }
-    Method method{fmt::format("squeezed, 5 % centroids, {:.0f} % left out",
-                              100 - 100 * rows / static_cast<double>(shape.meetings() * shape.rows)),
-                  paper, 0, {}};
-    method.stages = {
-        {"scores", score},
-        {"choice", choose},
-        {"attention", [&](std::int64_t copy) {
-           topkv::gpu::attend_chosen(queries, layers.rows(copy), chosen, 1, layers.partial(),
-                                     {layers.arrived.data(), layers.partials.data()},
-                                     layers.stream);
-         }}};
+    Method method{
+        fmt::format("squeezed, 5 % centroids, {:.0f} % left out",
+                    100 - 100 * rows / static_cast<double>(shape.meetings() * shape.rows)),
+        paper,
+        0,
+        {}};
+    method.stages = {{"scores", score},
+                     {"choice", choose},
+                     {"attention", [&](std::int64_t copy) {
+                        topkv::gpu::attend_chosen(
+                            queries, layers.rows(copy), chosen, 1, layers.partial(),
+                            {layers.arrived.data(), layers.partials.data()}, layers.stream);
+                      }}};
     for (const auto& [name, stage] : method.stages) stage(0);
     check_attention(layers, 0, chosen, entries, counts, 1);
     const auto [least, most] = std::minmax_element(listed.begin(), listed.end());

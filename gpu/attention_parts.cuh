@@ -1,5 +1,5 @@
-// Partials of the warps and blocks of an attention kernel (attention_kernel.cuh) in memory, and what
-// they are together.
+// Partials of the warps and blocks of an attention kernel (attention_kernel.cuh) in memory, and
+// what they are together.
 #pragma once
 
 #include <cstdint>

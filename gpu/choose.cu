@@ -1,6 +1,7 @@
-// Choices among scores (selection.h). A block, or a cluster of blocks where candidates are many, has
-// a meeting; it finds the score that as many as are wanted reach by radix: of the scores' bits the
-// highest 11, then the next, then the rest, each by counting.
+// Choices among scores (selection.h). A block, or a cluster of blocks where candidates are many,
+// has a meeting. It counts the scores in equal parts of their range, and ranks those of the part
+// where the choice ends one by one; where these are too many, it goes by the scores' bits, the
+// highest 11 first.
 #include <cooperative_groups.h>
 
 #include <climits>
@@ -19,6 +20,7 @@ namespace {
 constexpr int threads = 512;
 constexpr int warps = threads / warp;
 constexpr int most_blocks = 8;  // of a cluster, that every device with clusters grants
+constexpr int most_each = 64;   // candidates of a thread
 constexpr int digit_bits = 11;
 constexpr int bins = 1 << digit_bits;
 constexpr int thread_bins = bins / threads;
@@ -30,21 +32,8 @@ __device__ __forceinline__ unsigned ordered(float score) {
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
 }
 
-/// What the threads and blocks of a meeting tell each other.
-struct Exchange {
-  int counts[bins];
-  union Word {
-    int number;
-    float real;
-  };
-  // Two of each in turn, so that one barrier is enough.
-  Word of_warps[2][warps];
-  Word of_blocks[2][most_blocks];
-  int digit, above, within;
-};
-
-/// Where a choice among all candidates ends: those that score more than `score` are in, and of those
-/// that score exactly that the ones before number `end`.
+/// Where a choice among all candidates ends: those that score more than `score` are in, and of
+/// those that score exactly that the ones before number `end`.
 struct Limit {
   unsigned score;
   int end;
@@ -54,7 +43,36 @@ struct Limit {
   }
 };
 
-/// A meeting's blocks, and this warp's candidates among `count`: [begin, end).
+struct Candidate {
+  unsigned score;  // ordered
+  int number;
+};
+
+/// What the threads and blocks of a meeting tell each other.
+struct Exchange {
+  union {
+    int counts[bins];
+    Candidate listed[bins / 2];
+  };
+  int listed_count;
+  union Word {
+    int number;
+    float real;
+  };
+  // Two of each in turn, so that one barrier is enough.
+  Word of_warps[2][warps];
+  Word of_blocks[2][most_blocks];
+  int digit, above, within;
+  Limit limit;
+};
+
+struct Range {
+  float least, most;
+};
+
+/// A meeting's blocks. Candidates among `count` are spread over warps, a row of them for each; of a
+/// thread they are first + 32 i for i below `each`, few enough to be kept in registers.
+template <int each>
 class Team {
  public:
   __device__ Team(Exchange& exchange, int count) : exchange_(exchange) {
@@ -64,20 +82,12 @@ class Team {
     rank_ = static_cast<int>(cluster.block_rank());
     if (size_ > 1) cluster.sync();  // all are there to be written to
 #endif
-    const int of_warp = ((count - 1) / (size_ * warps) / warp + 1) * warp;
-    begin_ = min((rank_ * warps + thread_ / warp) * of_warp, count);
-    end_ = min(begin_ + of_warp, count);
+    first_ = (rank_ * warps + thread_ / warp) * each * warp + thread_ % warp;
+    count_ = count;
   }
-  __device__ int begin() const { return begin_; }
-  __device__ int end() const { return end_; }
+  __device__ int number(int i) const { return first_ + i * warp; }
+  __device__ bool there(int i) const { return number(i) < count_; }
   __device__ bool first_thread() const { return rank_ == 0 && thread_ == 0; }
-
-  /// For each of this thread's candidates; all lanes of a warp are there.
-  template <class Use>
-  __device__ void each(const Use& use) const {
-#pragma unroll 4
-    for (int i = begin_ + thread_ % warp; i < end_; i += warp) use(i);
-  }
 
   /// Sums over all threads of the meeting, for each of them.
   __device__ int sum(int x) {
@@ -89,42 +99,47 @@ class Team {
     return all(x, 0.0F, sum_two, real);
   }
   __device__ float max(float x) {
-    return all(x, -INFINITY, [](float a, float b) { return fmaxf(a, b); }, real);
+    return all(
+        x, -INFINITY, [](float a, float b) { return fmaxf(a, b); }, real);
   }
 
-  /// The limit of the `wanted` best. score(i): ordered; it is asked again and again.
-  /// REQUIRES: 0 < wanted <= count.
-  template <class Score>
-  __device__ Limit limit_of(int wanted, const Score& score) {
-    unsigned found = 0;  // the limit's digits so far
-    int bits_left = 32;
-    int within = 0;
-    while (bits_left > 0) {
-      const int shift = ::max(0, bits_left - digit_bits);
-      const unsigned digits = (1U << (bits_left - shift)) - 1;
-      clear_counts();
-      each([&](int i) {
-        const unsigned x = score(i);
-        if (bits_left == 32 || (x ^ found) >> bits_left == 0)
-          atomicAdd(exchange_.counts + (x >> shift & digits), 1);
-      });
-      find_digit(wanted);
-      found |= static_cast<unsigned>(exchange_.digit) << shift;
-      wanted -= exchange_.above;
-      within = exchange_.within;
-      bits_left = shift;
+  __device__ Range range_of(const float (&x)[each]) {
+    float least = INFINITY;
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {  // what is not a number is passed over
+      if (!there(i)) continue;
+      least = fminf(least, x[i]);
+      most = fmaxf(most, x[i]);
     }
-    if (within == wanted) return {found, INT_MAX};
-    // Of equal ones the first: fewer than are wanted lie before `begin`.
-    int begin = 0;
-    int end = INT_MAX;
-    while (end - begin > 1) {
-      const int middle = begin + (end - begin) / 2;
-      int before = 0;
-      each([&](int i) { before += i < middle && score(i) == found; });
-      (sum(before) >= wanted ? end : begin) = middle;
+    return {-max(-least), max(most)};
+  }
+
+  /// The limit of the `wanted` best. REQUIRES: 0 < wanted <= count.
+  __device__ Limit limit_of(int wanted, const float (&x)[each], const Range& range) {
+    const float rate = static_cast<float>(bins - 1) / (range.most - range.least);
+    if (!(rate > 0 && rate < INFINITY)) return limit_by_bits(wanted, x);
+    const auto part = [&](float score) {  // ascends with it; of what is not a number: the first
+      return static_cast<int>(
+          fminf(fmaxf((score - range.least) * rate, 0.0F), static_cast<float>(bins - 1)));
+    };
+    clear_counts();
+#pragma unroll
+    for (int i = 0; i < each; ++i)
+      if (there(i)) atomicAdd(exchange_.counts + part(x[i]), 1);
+    find_digit(wanted);
+    const int where = exchange_.digit;
+    const int within = exchange_.within;
+    const int rank = wanted - exchange_.above;
+    if (within > bins / 2) return limit_by_bits(wanted, x);
+    Exchange* const list = begin_list();
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      if (there(i) && part(x[i]) == where)
+        list->listed[atomicAdd(&list->listed_count, 1)] = {ordered(x[i]), number(i)};
     }
-    return {found, end};
+    meet();
+    return listed_limit(within, rank);
   }
 
   /// Where what this warp has begins among what all warps of the meeting have. all: their sum.
@@ -145,6 +160,87 @@ class Team {
   }
 
  private:
+  /// The same, whatever the scores are.
+  __device__ __noinline__ Limit limit_by_bits(int wanted, const float (&x)[each]) {
+    unsigned found = 0;  // the limit's digits so far
+    int bits_left = 32;
+    int within = 0;
+    while (bits_left > 0) {
+      const int shift = ::max(0, bits_left - digit_bits);
+      const unsigned digits = (1U << (bits_left - shift)) - 1;
+      clear_counts();
+#pragma unroll 1
+      for (int i = 0; i < each; ++i) {
+        const unsigned score = ordered(x[i]);
+        if (there(i) && (bits_left == 32 || (score ^ found) >> bits_left == 0))
+          atomicAdd(exchange_.counts + (score >> shift & digits), 1);
+      }
+      find_digit(wanted);
+      found |= static_cast<unsigned>(exchange_.digit) << shift;
+      wanted -= exchange_.above;
+      within = exchange_.within;
+      bits_left = shift;
+    }
+    if (within == wanted) return {found, INT_MAX};
+    // Of equal ones the first: fewer than are wanted lie before `begin`.
+    int begin = 0;
+    int end = INT_MAX;
+    while (end - begin > 1) {
+      const int middle = begin + (end - begin) / 2;
+      int before = 0;
+#pragma unroll 1
+      for (int i = 0; i < each; ++i)
+        before += there(i) && number(i) < middle && ordered(x[i]) == found;
+      (sum(before) >= wanted ? end : begin) = middle;
+    }
+    return {found, end};
+  }
+
+  /// What the first block lists, empty.
+  __device__ Exchange* begin_list() {
+    Exchange* list = &exchange_;
+#if __CUDA_ARCH__ >= 900
+    if (size_ > 1) list = cooperative_groups::this_cluster().map_shared_rank(&exchange_, 0);
+#endif
+    if (first_thread()) exchange_.listed_count = 0;
+    meet();
+    return list;
+  }
+
+  /// The limit that leaves in `wanted` of those listed.
+  __device__ Limit listed_limit(int count, int wanted) {
+    if (rank_ == 0) {
+      for (int i = thread_; i < count; i += threads) {
+        const Candidate mine = exchange_.listed[i];
+        int rank = 0;
+        for (int j = 0; j < count; ++j) {
+          const Candidate other = exchange_.listed[j];
+          rank +=
+              other.score > mine.score || (other.score == mine.score && other.number < mine.number);
+        }
+        if (rank != wanted - 1) continue;
+        const Limit limit{mine.score, mine.number + 1};
+        exchange_.limit = limit;
+#if __CUDA_ARCH__ >= 900
+        for (int b = 1; b < size_; ++b)
+          cooperative_groups::this_cluster()
+              .map_shared_rank(&exchange_, static_cast<unsigned>(b))
+              ->limit = limit;
+#endif
+      }
+    }
+    meet();
+    return exchange_.limit;
+  }
+
+  /// A barrier of all threads of the meeting.
+  __device__ void meet() const {
+#if __CUDA_ARCH__ >= 900
+    if (size_ > 1) return cooperative_groups::this_cluster().sync();
+#endif
+    __syncthreads();
+  }
+
   static __device__ float& real(Exchange::Word& word) { return word.real; }
 
   /// What `of_two` makes of all threads' numbers.
@@ -217,27 +313,26 @@ class Team {
     int before = lane < thread_ / warp ? of_warps[lane].number : 0;
     before = __reduce_add_sync(all_lanes, before) + upto - count;
     if (before < wanted && before + count >= wanted) {
-      const int each[thread_bins] = {mine.w, mine.z, mine.y, mine.x};
+      const int four_counts[thread_bins] = {mine.w, mine.z, mine.y, mine.x};
 #pragma unroll
       for (int i = 0; i < thread_bins; ++i) {
-        if (before < wanted && before + each[i] >= wanted) {
+        if (before < wanted && before + four_counts[i] >= wanted) {
           exchange_.digit = four * thread_bins + thread_bins - 1 - i;
           exchange_.above = before;
-          exchange_.within = each[i];
+          exchange_.within = four_counts[i];
         }
-        before += each[i];
+        before += four_counts[i];
       }
     }
     parity_ ^= 1;
-    leave();  // all have read the counts
-    __syncthreads();
+    meet();  // all have read the counts
   }
 
   Exchange& exchange_;
   const int thread_ = static_cast<int>(threadIdx.x);
   int rank_ = 0;
   int size_ = 1;
-  int begin_, end_;
+  int first_, count_;
   int parity_ = 0;
 };
 
@@ -254,50 +349,76 @@ struct ChoiceTask {
   float log_threshold;
 };
 
-/// One meeting's.
+/// Which of a thread's candidates.
+template <int each>
+using Mask = std::conditional_t<(each > 32), unsigned long long, unsigned>;
+
+template <int each>
 struct MeetingChoice {
   const ChoiceTask& task;
-  std::int64_t meeting;
-  const float* scores = task.scores + meeting * task.group * task.count;
+  Team<each>& team;
+  const std::int64_t meeting = blockIdx.y;
 
-  __device__ float score(int g, int i) const {
-    return scores[static_cast<std::int64_t>(g) * task.count + i];
+  __device__ void load(int g, float (&x)[each]) const {
+    const float* scores = task.scores + (meeting * task.group + g) * task.count;
+#pragma unroll
+    for (int i = 0; i < each; ++i) x[i] = team.there(i) ? scores[team.number(i)] : -INFINITY;
+  }
+  __device__ Mask<each> within(const Limit& limit, const float (&x)[each]) const {
+    Mask<each> chosen = 0;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const bool mine = team.there(i) && limit.has(ordered(x[i]), team.number(i));
+      chosen |= Mask<each>{mine} << i;
+    }
+    return chosen;
+  }
+
+  /// The natural log of the sum of exp(score), with a factor for each candidate.
+  template <class Factor>
+  __device__ float log_sum(const float (&x)[each], float most, const Factor& factor) const {
+    if (most == -INFINITY) return most;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < each; ++i)
+      if (team.there(i)) sum += factor(i) * __expf(x[i] - most);
+    return most + logf(team.sum(sum));
   }
 
   /// Writes the numbers of those chosen, ascending.
-  template <class IsChosen>
-  __device__ void write(Team& team, const IsChosen& is_chosen) const {
-    int mine = 0;
-    team.each([&](int i) { mine += is_chosen(i); });
+  __device__ void write(Mask<each> chosen) const {
+    const int mine = each > 32 ? __popcll(chosen) : __popc(static_cast<unsigned>(chosen));
     int all = 0;
-    std::int64_t place = meeting * task.capacity + team.place(mine, all);
-    const int lane = static_cast<int>(threadIdx.x) % warp;
-    for (int first = team.begin(); first < team.end(); first += warp) {
-      const int i = first + lane;
-      const bool kept = i < team.end() && is_chosen(i);
+    int* to = task.entries + meeting * task.capacity + team.place(mine, all);
+    const unsigned lower = (1U << (threadIdx.x % warp)) - 1;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const bool kept = ((chosen >> i) & 1U) != 0;
       const unsigned of_warp = __ballot_sync(all_lanes, kept);
-      if (kept) task.entries[place + __popc(of_warp & ((1U << lane) - 1))] = i;
-      place += __popc(of_warp);
+      if (kept) to[__popc(of_warp & lower)] = team.number(i);
+      to += __popc(of_warp);
     }
     if (team.first_thread()) task.counts[meeting] = all;
   }
 
   /// Writes the rows of the clusters chosen.
-  template <class IsChosen>
-  __device__ void write_rows(Team& team, const IsChosen& is_chosen) const {
+  __device__ void write_rows(Mask<each> chosen) const {
     const int* begin = task.clusters.begin + meeting * (task.clusters.slots + 1);
     const int* rows = task.clusters.rows + meeting * task.clusters.row_slots;
-    const auto size = [&](int i) { return is_chosen(i) ? begin[i + 1] - begin[i] : 0; };
     int mine = 0;
-    team.each([&](int i) { mine += size(i); });
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      if (((chosen >> i) & 1U) != 0) mine += begin[team.number(i) + 1] - begin[team.number(i)];
+    }
     int all = 0;
-    std::int64_t place = meeting * task.capacity + team.place(mine, all);
+    int* to = task.entries + meeting * task.capacity + team.place(mine, all);
     const int lane = static_cast<int>(threadIdx.x) % warp;
-    for (int first = team.begin(); first < team.end(); first += warp) {
-      const int i = first + lane;
-      const int its_size = i < team.end() ? size(i) : 0;
-      const int its_first = its_size > 0 ? begin[i] : 0;
-      int upto = its_size;
+#pragma unroll 1
+    for (int i = 0; i < each; ++i) {
+      const bool kept = ((chosen >> i) & 1U) != 0;
+      const int first = kept ? begin[team.number(i)] : 0;
+      const int size = kept ? begin[team.number(i) + 1] - first : 0;
+      int upto = size;
 #pragma unroll
       for (int step = 1; step < warp; step *= 2) {
         const int other = __shfl_up_sync(all_lanes, upto, step);
@@ -312,99 +433,96 @@ struct MeetingChoice {
         for (int step = warp / 2; step > 0; step /= 2)
           if (__shfl_sync(all_lanes, upto, cluster + step - 1) <= row) cluster += step;
         const int end = __shfl_sync(all_lanes, upto, cluster);
-        const int count = __shfl_sync(all_lanes, its_size, cluster);
-        const int from = __shfl_sync(all_lanes, its_first, cluster);
-        if (row < of_warp) task.entries[place + row] = rows[from + row - (end - count)];
+        const int its_size = __shfl_sync(all_lanes, size, cluster);
+        const int its_first = __shfl_sync(all_lanes, first, cluster);
+        if (row < of_warp) to[row] = rows[its_first + row - (end - its_size)];
       }
-      place += of_warp;
+      to += of_warp;
     }
     if (team.first_thread()) task.counts[meeting] = all;
   }
+};
 
-  /// The natural log of the sum of exp(score), with a factor for each candidate.
-  template <class Factor>
-  __device__ float log_sum(Team& team, int g, const Factor& factor) const {
-    float most = -INFINITY;
-    team.each([&](int i) { most = fmaxf(most, score(g, i)); });
-    most = team.max(most);
-    if (most == -INFINITY) return most;
-    float sum = 0;
-    team.each([&](int i) { sum += factor(i) * __expf(score(g, i) - most); });
-    return most + logf(team.sum(sum));
+/// Those that are among the best of any head.
+struct Best {
+  template <int each>
+  static __device__ void choose(const MeetingChoice<each>& choice) {
+    Mask<each> chosen = 0;
+    for (int g = 0; g < choice.task.group; ++g) {
+      float x[each];
+      choice.load(g, x);
+      const Range range = choice.team.range_of(x);
+      chosen |= choice.within(choice.team.limit_of(choice.task.wanted, x, range), x);
+    }
+    choice.write(chosen);
   }
 };
 
-__global__ void __launch_bounds__(threads) best_kernel(const ChoiceTask task) {
-  __shared__ Exchange exchange;
-  __shared__ Limit limits[most_group];
-  await_previous();
-  Team team(exchange, task.count);
-  const MeetingChoice choice{task, blockIdx.y};
-  for (int g = 0; g < task.group; ++g) {
-    const Limit limit =
-        team.limit_of(task.wanted, [&](int i) { return ordered(choice.score(g, i)); });
-    if (threadIdx.x == 0) limits[g] = limit;
+/// Those that have most of the heads' softmax.
+struct Heaviest {
+  template <int each>
+  static __device__ void choose(const MeetingChoice<each>& choice) {
+    const ChoiceTask& task = choice.task;
+    float logs[most_group];
+    float x[each];
+    float sums[each] = {};
+    Range range{};
+    for (int g = 0; g < task.group; ++g) {
+      choice.load(g, x);
+      range = choice.team.range_of(x);
+      logs[g] = choice.log_sum(x, range.most, [](int) { return 1.0F; });
+      if (task.group == 1) break;
+#pragma unroll
+      for (int i = 0; i < each; ++i) sums[i] += __expf(x[i] - logs[g]);
+    }
+    // Of one head: by its scores, which have the order of its weights.
+    if (task.group > 1) range = choice.team.range_of(sums);
+    const Mask<each> chosen =
+        task.group > 1 ? choice.within(choice.team.limit_of(task.wanted, sums, range), sums)
+                       : choice.within(choice.team.limit_of(task.wanted, x, range), x);
+    for (int g = 0; g < task.group; ++g) {
+      if (task.group > 1) choice.load(g, x);
+      float share = 0;
+#pragma unroll
+      for (int i = 0; i < each; ++i)
+        if (((chosen >> i) & 1U) != 0) share += __expf(x[i] - logs[g]);
+      share = choice.team.sum(share);
+      if (choice.team.first_thread()) task.shares[choice.meeting * task.group + g] = share;
+    }
+    choice.write(chosen);
   }
-  __syncthreads();
-  choice.write(team, [&](int i) {
-    bool kept = false;
-    for (int g = 0; g < task.group; ++g)
-      kept = kept || limits[g].has(ordered(choice.score(g, i)), i);
-    return kept;
-  });
-  team.leave();
-}
+};
 
-__global__ void __launch_bounds__(threads) heaviest_kernel(const ChoiceTask task) {
-  __shared__ Exchange exchange;
-  __shared__ float logs[most_group];
-  await_previous();
-  Team team(exchange, task.count);
-  const MeetingChoice choice{task, blockIdx.y};
-  for (int g = 0; g < task.group; ++g) {
-    const float log = choice.log_sum(team, g, [](int) { return 1.0F; });
-    if (threadIdx.x == 0) logs[g] = log;
+/// Clusters above a threshold for any head: their rows.
+struct Important {
+  template <int each>
+  static __device__ void choose(const MeetingChoice<each>& choice) {
+    const ChoiceTask& task = choice.task;
+    const int* begin = task.clusters.begin + choice.meeting * (task.clusters.slots + 1);
+    const auto members = [&](int i) {
+      const int number = choice.team.number(i);
+      return static_cast<float>(begin[number + 1] - begin[number]);
+    };
+    Mask<each> chosen = 0;
+    for (int g = 0; g < task.group; ++g) {
+      float x[each];
+      choice.load(g, x);
+      const Range range = choice.team.range_of(x);
+      const float least = task.log_threshold + choice.log_sum(x, range.most, members);
+#pragma unroll
+      for (int i = 0; i < each; ++i)
+        chosen |= Mask<each>{choice.team.there(i) && x[i] >= least} << i;
+    }
+    choice.write_rows(chosen);
   }
-  __syncthreads();
-  const auto weight = [&](int g, int i) { return __expf(choice.score(g, i) - logs[g]); };
-  const auto rank = [&](int i) {
-    // Of one head: its scores, which have the order of its weights.
-    if (task.group == 1) return ordered(choice.score(0, i));
-    float sum = 0;
-    for (int g = 0; g < task.group; ++g) sum += weight(g, i);
-    return ordered(sum);
-  };
-  const Limit limit = team.limit_of(task.wanted, rank);
-  for (int g = 0; g < task.group; ++g) {
-    float share = 0;
-    team.each([&](int i) {
-      if (limit.has(rank(i), i)) share += weight(g, i);
-    });
-    share = team.sum(share);
-    if (team.first_thread()) task.shares[choice.meeting * task.group + g] = share;
-  }
-  choice.write(team, [&](int i) { return limit.has(rank(i), i); });
-  team.leave();
-}
+};
 
-__global__ void __launch_bounds__(threads) important_kernel(const ChoiceTask task) {
+template <int each, class Choice>
+__global__ void __launch_bounds__(threads) choice_kernel(const ChoiceTask task) {
   __shared__ Exchange exchange;
-  __shared__ float least[most_group];
   await_previous();
-  Team team(exchange, task.count);
-  const MeetingChoice choice{task, blockIdx.y};
-  const int* begin = task.clusters.begin + choice.meeting * (task.clusters.slots + 1);
-  const auto members = [&](int i) { return static_cast<float>(begin[i + 1] - begin[i]); };
-  for (int g = 0; g < task.group; ++g) {
-    const float log = choice.log_sum(team, g, members);
-    if (threadIdx.x == 0) least[g] = task.log_threshold + log;
-  }
-  __syncthreads();
-  choice.write_rows(team, [&](int i) {
-    bool kept = false;
-    for (int g = 0; g < task.group; ++g) kept = kept || choice.score(g, i) >= least[g];
-    return kept;
-  });
+  Team<each> team(exchange, task.count);
+  Choice::choose(MeetingChoice<each>{task, team});
   team.leave();
 }
 
@@ -418,19 +536,60 @@ DeviceFacts device_facts() {
   DeviceFacts facts;
   TOPKV_CUDA(cudaGetDevice(&device));
   TOPKV_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  TOPKV_CUDA(
-      cudaDeviceGetAttribute(&facts.processors, cudaDevAttrMultiProcessorCount, device));
+  TOPKV_CUDA(cudaDeviceGetAttribute(&facts.processors, cudaDevAttrMultiProcessorCount, device));
   facts.clusters = major >= 9;
   return facts;
 }
 
-void choose(const char* what, void (*kernel)(ChoiceTask), const float* scores,
-            const MeetingQueries& queries, std::int64_t count, std::int64_t least_capacity,
-            ChoiceTask task, const ChosenEntries& chosen, cudaStream_t stream) {
+/// As many blocks for a meeting as the device has room for, of at least four candidates a thread.
+template <class Choice>
+void launch(const ChoiceTask& task, std::int64_t meetings, cudaStream_t stream) {
+  const DeviceFacts device = device_facts();
+  const auto blocks_of = [&](int each) { return (task.count - 1) / (threads * each) + 1; };
+  const int most = device.clusters ? most_blocks : 1;
+  int each = 4;
+  while (each < most_each && (blocks_of(each) > most ||
+                              (blocks_of(each) > 1 &&
+                               blocks_of(each) * meetings > 4 * std::int64_t{device.processors})))
+    each *= 2;
+  unsigned blocks = 1;
+  while (static_cast<int>(blocks) < blocks_of(each)) blocks *= 2;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = blocks;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks, static_cast<unsigned>(meetings));
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = device.clusters ? 2 : 0;
+  const auto run = [&](auto kernel) { TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, task)); };
+  switch (each) {
+    case 4:
+      return run(choice_kernel<4, Choice>);
+    case 8:
+      return run(choice_kernel<8, Choice>);
+    case 16:
+      return run(choice_kernel<16, Choice>);
+    case 32:
+      return run(choice_kernel<32, Choice>);
+    default:
+      return run(choice_kernel<most_each, Choice>);
+  }
+}
+
+template <class Choice>
+void choose(const char* what, const float* scores, const MeetingQueries& queries,
+            std::int64_t count, std::int64_t least_capacity, ChoiceTask task,
+            const ChosenEntries& chosen, cudaStream_t stream) {
   check_meetings(what, queries);
-  if (count < 1 || count > std::numeric_limits<int>::max() / 2)
+  if (count < 1 || count > most_candidates())
     throw Unsupported("CUDA " + std::string(what) + " of " + std::to_string(count) +
-                      " candidates, expected 1 to 2^30");
+                      " candidates, expected 1 to " + std::to_string(most_candidates()));
   if (chosen.capacity < least_capacity)
     throw InvalidArgument("CUDA " + std::string(what) + ": room for " +
                           std::to_string(chosen.capacity) + " entries of a meeting, expected " +
@@ -442,25 +601,7 @@ void choose(const char* what, void (*kernel)(ChoiceTask), const float* scores,
   task.entries = chosen.entries;
   task.counts = chosen.counts;
   task.capacity = chosen.capacity;
-  const DeviceFacts device = device_facts();
-  unsigned blocks = 1;  // as many as the device has room for, of at least four candidates a thread
-  while (device.clusters && blocks < most_blocks && count > 4 * threads * blocks &&
-         2 * blocks * queries.meetings <= 4 * device.processors)
-    blocks *= 2;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = blocks;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks, static_cast<unsigned>(queries.meetings));
-  config.blockDim = dim3(threads);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = device.clusters ? 2 : 0;
-  TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, task));
+  launch<Choice>(task, queries.meetings, stream);
 }
 
 void check_wanted(const char* what, std::int64_t count, std::int64_t k) {
@@ -471,13 +612,17 @@ void check_wanted(const char* what, std::int64_t count, std::int64_t k) {
 
 }  // namespace
 
+std::int64_t most_candidates() {
+  return std::int64_t{threads} * most_each * (device_facts().clusters ? most_blocks : 1);
+}
+
 void choose_best(const float* scores, const MeetingQueries& queries, std::int64_t count,
                  std::int64_t k, const ChosenEntries& chosen, cudaStream_t stream) {
   check_wanted("choice of the best", count, k);
   ChoiceTask task{};
   task.wanted = static_cast<int>(k);
-  choose("choice of the best", best_kernel, scores, queries, count,
-         std::min(count, queries.group * k), task, chosen, stream);
+  choose<Best>("choice of the best", scores, queries, count, std::min(count, queries.group * k),
+               task, chosen, stream);
 }
 
 void choose_heaviest(const float* scores, const MeetingQueries& queries, std::int64_t count,
@@ -487,8 +632,7 @@ void choose_heaviest(const float* scores, const MeetingQueries& queries, std::in
   ChoiceTask task{};
   task.wanted = static_cast<int>(k);
   task.shares = shares;
-  choose("choice of the heaviest", heaviest_kernel, scores, queries, count, k, task, chosen,
-         stream);
+  choose<Heaviest>("choice of the heaviest", scores, queries, count, k, task, chosen, stream);
 }
 
 void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
@@ -500,8 +644,8 @@ void choose_important(const float* scores, const MeetingQueries& queries, std::i
   ChoiceTask task{};
   task.clusters = clusters;
   task.log_threshold = log_threshold;
-  choose("choice of the important", important_kernel, scores, queries, count, clusters.row_slots,
-         task, chosen, stream);
+  choose<Important>("choice of the important", scores, queries, count, clusters.row_slots, task,
+                    chosen, stream);
 }
 
 }  // namespace topkv::gpu

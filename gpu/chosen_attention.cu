@@ -1,6 +1,6 @@
 // Attention over chosen rows (selection.h): the attention kernel's tiles of keys, which here are
-// rows from anywhere. All meetings' tiles, one behind the other, are cut into as many equal parts as
-// the device runs blocks; what blocks find of a meeting's tiles is merged by the last of them.
+// rows from anywhere. All meetings' tiles, one behind the other, are cut into as many equal parts
+// as the device runs blocks; what blocks find of a meeting's tiles is merged by the last of them.
 #include <cmath>
 #include <string>
 
@@ -31,29 +31,37 @@ struct ChosenTask {
   float* partials;  // [blocks, 2, T::partial_floats]
 };
 
-/// A meeting's chosen rows: number i of them is row at(i).
-struct ChosenRows {
-  const int* entries;
-  int count;
-  int page_shift;
-
-  __device__ ChosenRows(const ChosenTask& task, int meeting)
-      : entries(task.entries + meeting * task.capacity), page_shift(task.page_shift) {
-    const int listed = task.counts[meeting];
-    count = listed << page_shift;
-    // The last page may be short.
-    if (listed > 0 && page_shift > 0)
-      count -= max(0, ((entries[listed - 1] + 1) << page_shift) - task.rows);
-  }
-  __device__ int at(int i) const {
-    return (entries[i >> page_shift] << page_shift) + (i & ((1 << page_shift) - 1));
-  }
-};
-
+/// Tiles of a meeting's entries, whose last page may be short.
 template <class T>
 __device__ __forceinline__ int tiles_of(const ChosenTask& task, int meeting) {
-  return (ChosenRows(task, meeting).count + T::tile_keys - 1) / T::tile_keys;
+  return ((task.counts[meeting] << task.page_shift) + T::tile_keys - 1) / T::tile_keys;
 }
+
+/// A meeting's chosen rows, page by page.
+struct ChosenRows {
+  const int* entries;
+  int listed;
+  int page_shift;
+  int rows;  // there are, chosen or not
+
+  __device__ ChosenRows(const ChosenTask& task, int meeting)
+      : entries(task.entries + meeting * task.capacity),
+        listed(task.counts[meeting]),
+        page_shift(task.page_shift),
+        rows(task.rows) {}
+  /// How many: the last page may be short.
+  __device__ int count() const {
+    const int all = listed << page_shift;
+    if (page_shift == 0) return all;
+    return all - max(0, ((entries[listed - 1] + 1) << page_shift) - rows);
+  }
+  /// The entry that number i belongs to, and its row, of that entry; -1: there is none.
+  __device__ int entry_of(int i) const { return i >> page_shift; }
+  __device__ int row(int entry, int i) const {
+    const int row = (entry << page_shift) + (i & ((1 << page_shift) - 1));
+    return entry_of(i) < listed && row < rows ? row : -1;
+  }
+};
 
 /// Where a block's part begins and ends among all tiles.
 struct BlockPart {
@@ -105,39 +113,34 @@ __device__ BlockPart part_of_block(const ChosenTask& task, std::int64_t& all) {
   return part;
 }
 
-/// The rows of a tile that this thread copies a chunk of; -1: there is none.
-template <class T>
-struct CopiedRows {
-  static constexpr int chunks = T::Shared::chunks;
-  static constexpr int steps = T::tile_keys * chunks / T::threads;
+/// Begins the copy of a tile's K and V to `stage`; rows that are not there become zeros. entry(i):
+/// the entry of the tile's row number i.
+template <class T, class Entry>
+__device__ __forceinline__ void copy_chosen(const AttentionTask& task, std::int64_t meeting_rows,
+                                            const ChosenRows& rows, int tile, const Entry& entry,
+                                            std::uint32_t stage) {
+  constexpr int chunks = T::Shared::chunks;
+  constexpr int steps = T::tile_keys * chunks / T::threads;
   static_assert(T::threads % chunks == 0);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int chunk = thread % chunks;
   int row[steps];
-
-  __device__ __forceinline__ CopiedRows(const ChosenRows& rows, int tile) {
-    const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      const int i = tile * T::tile_keys + step * (T::threads / chunks) + thread / chunks;
-      row[step] = i < rows.count ? rows.at(i) : -1;
-    }
+  for (int step = 0; step < steps; ++step) {
+    const int i = step * (T::threads / chunks) + thread / chunks;
+    row[step] = rows.row(entry(i), tile * T::tile_keys + i);
   }
-  /// Begins the copy of K and V to `stage`. Rows that are not there become zeros.
-  __device__ __forceinline__ void copy(const AttentionTask& task, std::int64_t meeting_rows,
-                                       std::uint32_t stage) const {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int chunk = thread % chunks;
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      const bool valid = row[step] >= 0;
-      const std::int64_t from =
-          meeting_rows + std::int64_t{valid ? row[step] : 0} * T::head_dim + chunk * 8;
-      const std::uint32_t to =
-          stage + T::Shared::offset(step * (T::threads / chunks) + thread / chunks, chunk);
-      copy_async(to, task.keys + from, valid);
-      copy_async(to + T::tile_bytes, task.values + from, valid);
-    }
+  for (int step = 0; step < steps; ++step) {
+    const bool valid = row[step] >= 0;
+    const std::int64_t from =
+        meeting_rows + std::int64_t{valid ? row[step] : 0} * T::head_dim + chunk * 8;
+    const std::uint32_t to =
+        stage + T::Shared::offset(step * (T::threads / chunks) + thread / chunks, chunk);
+    copy_async(to, task.keys + from, valid);
+    copy_async(to + T::tile_bytes, task.values + from, valid);
   }
-};
+}
 
 /// A warp's part of tiles [begin, end) of a meeting.
 template <class T>
@@ -166,69 +169,100 @@ __device__ __forceinline__ void attend_tiles(const ChosenTask& task, const RowTi
 #pragma unroll
     for (float& x : running.out[0][d]) x = 0.0F;
   }
+  // Two tiles are on their way, each to its stage, and with each the entries of the tile two behind
+  // it. A group of copies is one tile's, or empty.
+  __shared__ int listed[4][T::tile_keys];
   copy_queries<T>(task.attention, heads, shared);
-  CopiedRows<T> next(rows, begin);
-  next.copy(task.attention, meeting_rows, stages);
-  next = CopiedRows<T>(rows, begin + 1);
+  const auto begin_entries = [&](int tile) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int entry = rows.entry_of(tile * T::tile_keys) + thread;
+    if (tile < end && thread <= rows.entry_of(T::tile_keys - 1)) {
+      const bool valid = entry < rows.listed;
+      copy_word_async(shared_address(&listed[tile % 4][thread]), rows.entries + (valid ? entry : 0),
+                      valid);
+    }
+  };
+  const auto begin_tile = [&](int tile, const auto& entry, std::uint32_t stage) {
+    if (tile < end) copy_chosen<T>(task.attention, meeting_rows, rows, tile, entry, stages + stage);
+    begin_entries(tile + 2);
+    commit_copies();
+  };
+  constexpr std::uint32_t second = 2 * T::tile_bytes;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const auto entry = [&](int key) {
+      const int at = rows.entry_of((begin + i) * T::tile_keys + key);
+      return at < rows.listed ? rows.entries[at] : 0;
+    };
+    begin_tile(begin + i, entry, i * second);
+  }
+  const int count = rows.count();
   std::uint32_t stage = 0;
   for (int tile = begin; tile < end; ++tile) {
-    wait_copies();
-    __syncthreads();  // the tile is here, and nobody reads the other stage any more
-    if (tile + 1 < end) {
-      next.copy(task.attention, meeting_rows, stages + (stage ^ (2 * T::tile_bytes)));
-      next = CopiedRows<T>(rows, tile + 2);  // read while that is on its way
-    }
+    wait_groups<1>();
+    __syncthreads();  // the tile is here
     float scores[1][key_frags][4];
     multiply_keys<T>(query_address, key_address + stage, scores);
     const int first_key = tile * T::tile_keys + warp_key + lane % 4 * 2;
-    if (tile * T::tile_keys + T::tile_keys > rows.count) {
+    if (tile * T::tile_keys + T::tile_keys > count) {
 #pragma unroll
       for (int n = 0; n < key_frags; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          if (first_key + n * 8 + e % 2 >= rows.count) scores[0][n][e] = -INFINITY;
+          if (first_key + n * 8 + e % 2 >= count) scores[0][n][e] = -INFINITY;
         }
       }
     }
     float offsets[1][2];
     raise_max<T>(task.attention, scores, running, offsets);
     multiply_values<T>(task.attention, value_address + stage, scores, offsets, running);
-    stage ^= 2 * T::tile_bytes;
+    __syncthreads();  // nobody reads the stage any more
+    const auto entry = [&](int key) {
+      // Of pages larger than a tile: the one that the tile begins in.
+      return listed[(tile + 2) % 4][rows.entry_of(key)];
+    };
+    begin_tile(tile + 2, entry, stage);
+    stage ^= second;
   }
+  wait_copies();
 }
 
-/// A head of a meeting: what several partials are together, by a warp. partial(i): where number i
-/// lies, perhaps in memory that other blocks wrote.
+/// What several blocks' partials of a meeting are together, by all threads of a block. partial(i):
+/// where number i lies; factors: [group, count], in shared memory.
 template <class T, class Partial>
 __device__ __forceinline__ void store_merged(const AttentionTask& task, const RowTile& heads,
-                                             int row, int count, const Partial& partial) {
-  const int lane = static_cast<int>(threadIdx.x) % warp;
-  const auto max_of = [&](int i) { return __ldcg(partial(i) + T::tile_rows * T::sum_stride + row); };
-  float most = -INFINITY;
-  for (int i = lane; i < count; i += warp) most = fmaxf(most, max_of(i));
-  most = warp_max(most);
-  const auto factor = [&](int i) { return exp2_fast((max_of(i) - most) * task.scale_log2); };
-  float weight = 0;
-  for (int i = lane; i < count; i += warp)
-    weight += factor(i) * __ldcg(partial(i) + T::tile_rows * (T::sum_stride + 1) + row);
-  weight = warp_sum(weight);
-  const float inverse = weight > 0.0F ? 1.0F / weight : 0.0F;
-  const std::int64_t head = heads.head_index(row, task);
-  for (int column = lane * 4; column < T::head_dim; column += 4 * warp) {
-    float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-    for (int i = 0; i < count; ++i) {
-      const float f = factor(i);
-      const float4 x =
-          __ldcg(reinterpret_cast<const float4*>(partial(i) + row * T::sum_stride + column));
-      sum.x += f * x.x;
-      sum.y += f * x.y;
-      sum.z += f * x.z;
-      sum.w += f * x.w;
+                                             int count, const Partial& partial, float* factors) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % warp;
+  for (int row = thread / warp; row < heads.rows; row += T::key_warps) {  // a warp a head
+    float* const factor = factors + row * count;
+    float most = -INFINITY;
+    for (int i = lane; i < count; i += warp) {
+      factor[i] = __ldcg(partial(i) + T::tile_rows * T::sum_stride + row);
+      most = fmaxf(most, factor[i]);
     }
-    store4(task.out + head * T::head_dim + column,
-           {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
+    most = warp_max(most);
+    float weight = 0;
+    for (int i = lane; i < count; i += warp) {
+      factor[i] = exp2_fast((factor[i] - most) * task.scale_log2);
+      weight += factor[i] * __ldcg(partial(i) + T::tile_rows * (T::sum_stride + 1) + row);
+    }
+    weight = warp_sum(weight);
+    const float inverse = weight > 0.0F ? 1.0F / weight : 0.0F;
+    for (int i = lane; i < count; i += warp) factor[i] *= inverse;
+    if (lane == 0) task.lse[heads.head_index(row, task)] = row_lse(task, most, weight);
   }
-  if (lane == 0) task.lse[head] = row_lse(task, most, weight);
+  __syncthreads();
+  for (int at = thread; at < heads.rows * T::head_dim; at += T::threads) {
+    const int row = at / T::head_dim;
+    const int column = at % T::head_dim;
+    const float* const factor = factors + row * count;
+    float sum = 0;
+#pragma unroll 8
+    for (int i = 0; i < count; ++i)
+      sum += factor[i] * __ldcg(partial(i) + row * T::sum_stride + column);
+    task.out[heads.head_index(row, task) * T::head_dim + column] = sum;
+  }
 }
 
 /// The block's partial of a meeting: what its warps have is merged in shared memory, and goes to
@@ -253,14 +287,12 @@ __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile
                                                 task.attention.scale_log2);
     const std::int64_t head = heads.head_index(row, task.attention);
     const float factor = !whole ? 1.0F : merged.weight > 0.0F ? 1.0F / merged.weight : 0.0F;
-    float* const out =
-        whole ? task.attention.out + head * T::head_dim : own + row * T::sum_stride;
+    float* const out = whole ? task.attention.out + head * T::head_dim : own + row * T::sum_stride;
     for (int begin = 0; begin < T::head_dim; begin += 4 * warp) {
       const int column = begin + lane * 4;
       const float4 sums = merged.sums(column);
       if (column < T::head_dim)
-        store4(out + column,
-               {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor});
+        store4(out + column, {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor});
     }
     if (lane != 0) continue;
     if (whole) {
@@ -271,15 +303,15 @@ __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile
     }
   }
   if (!whole) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+      __threadfence();
       last = atomicAdd(task.arrived + heads.kv_head, to - from) + to - from == tiles;
       if (last) task.arrived[heads.kv_head] = 0;
+      __threadfence();
     }
     __syncthreads();
     if (last) {
-      __threadfence();
       // Block b has tiles from all b / blocks on: the first and the last that have some of these.
       const std::int64_t blocks = gridDim.x;
       const auto block_of = [&](std::int64_t tile) {
@@ -292,15 +324,14 @@ __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile
         const int slot = i > 0 || first_begins ? 0 : 1;
         return task.partials + (2 * (first_block + i) + slot) * T::partial_floats;
       };
-      for (int row = warp_number; row < heads.rows; row += T::key_warps)
-        store_merged<T>(task.attention, heads, row, count, of_block);
+      store_merged<T>(task.attention, heads, count, of_block, partials);
     }
   }
   __syncthreads();  // before K and V come here again
 }
 
 template <class T>
-__global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
+__global__ void __launch_bounds__(T::threads, 3)
     chosen_kernel(const __grid_constant__ ChosenTask task) {
   extern __shared__ __align__(1024) unsigned char shared[];
   await_previous();
@@ -318,9 +349,9 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   int meeting = part.meeting;
   int first_tile = part.meeting_tile;
   for (int tile = part.begin; tile < part.end; ++meeting) {
-    const ChosenRows rows(task, meeting);
-    const int tiles = (rows.count + T::tile_keys - 1) / T::tile_keys;
+    const int tiles = tiles_of<T>(task, meeting);
     if (tiles == 0) continue;
+    const ChosenRows rows(task, meeting);
     const RowTile heads{0, 0, meeting, group};
     const int from = tile - first_tile;
     const int to = min(part.end - first_tile, tiles);
@@ -358,7 +389,8 @@ unsigned prepare() {
 template <class T>
 void launch(const ChosenTask& task, cudaStream_t stream) {
   const unsigned blocks = prepare<T>();
-  launch_overlapped(chosen_kernel<T>, dim3(blocks), dim3(T::threads), T::shared_bytes, stream, task);
+  launch_overlapped(chosen_kernel<T>, dim3(blocks), dim3(T::threads), T::shared_bytes, stream,
+                    task);
 }
 
 }  // namespace

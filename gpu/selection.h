@@ -5,9 +5,9 @@
 //
 // A *meeting* is that of one token with one KV head: of one step of `sequences` sequences, number
 // sequence * kv_heads + KV head. Each has rows of its own, and `group` query heads, 16 at most.
-// Everything is in device memory, 16-byte aligned; nothing is allocated, all is asynchronous, on the
-// stream. What cannot be is refused before anything is launched: Unsupported for a head dim or a
-// number that the kernels do not know, InvalidArgument otherwise.
+// Everything is in device memory, 16-byte aligned; nothing is allocated, all is asynchronous, on
+// the stream. What cannot be is refused before anything is launched: Unsupported for a head dim or
+// a number that the kernels do not know, InvalidArgument otherwise.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -66,8 +66,11 @@ void score_components(const MeetingQueries& queries, const __nv_bfloat16* compon
                       std::int64_t slots, std::int64_t rows, std::int64_t read, float* scores,
                       cudaStream_t stream);
 
-// Choices among `count` scores of each head, at most 2^30. Of equal ones the first; what is not a
-// number comes last. Entries ascend.
+/// Of a choice, on the current device: 262,144, or 32,768 where it knows no clusters of blocks.
+std::int64_t most_candidates();
+
+// Choices among `count` scores of each head, at most most_candidates(). Of equal ones the first;
+// what is not a number comes last. Entries ascend.
 
 /// Those that are among the k best of any head of the group. capacity: group * k.
 void choose_best(const float* scores, const MeetingQueries& queries, std::int64_t count,
@@ -87,9 +90,9 @@ struct DeviceClusters {
   std::int64_t slots = 0;
   std::int64_t row_slots = 0;
 };
-/// Rows of the clusters whose importance, exp(score) / Σ_j N_j exp(score_j) over all clusters of the
-/// meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Rows do
-/// not ascend over clusters. capacity: row_slots.
+/// Rows of the clusters whose importance, exp(score) / Σ_j N_j exp(score_j) over all clusters of
+/// the meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Rows
+/// do not ascend over clusters. capacity: row_slots.
 void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
                       const DeviceClusters& clusters, float log_threshold,
                       const ChosenEntries& chosen, cudaStream_t stream);
@@ -106,13 +109,15 @@ struct ChosenRoom {
 std::int64_t chosen_room_bytes(std::int64_t head_dim);
 
 /// The partial of all heads of each group over the rows of its meeting's entries, pages of `page`
-/// rows (a power of two; above 1: entries ascend). rows.count: of every meeting, where the last page
-/// ends; no ring. Rows are spread over the device by their number, whichever meetings have them.
+/// rows (a power of two; above 1: entries ascend). rows.count: of every meeting, where the last
+/// page ends; no ring. Rows are spread over the device by their number, whichever meetings have
+/// them.
 void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
                    const ChosenRoom& room, cudaStream_t stream);
 
-/// SparQ's mean value reallocation: out = share out + (1 - share) mean. means: [meetings, head_dim].
+/// SparQ's mean value reallocation: out = share out + (1 - share) mean. means: [meetings,
+/// head_dim].
 void reallocate_mean(const MeetingQueries& queries, const float* shares, const float* means,
                      const DevicePartial& partial, cudaStream_t stream);
 

@@ -44,7 +44,7 @@ __device__ __forceinline__ float sum_transposed(float (&x)[at_once]) {
 /// Width: 8 lanes. split: rows are twice as long as queries, whose positive part meets the first
 /// half and whose negative part the second.
 template <int lanes, bool split>
-__global__ void __launch_bounds__(block)
+__global__ void __launch_bounds__(block, 3)
     stand_in_kernel(const __nv_bfloat16* queries, int group, float scale, StandIns of,
                     float* scores) {
   constexpr int width = 8 * lanes;
@@ -136,11 +136,10 @@ void bound_pages(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t 
   if (rows <= first || meetings == 0) return;
   const std::int64_t first_page = first / page;
   const std::int64_t end = (rows + page - 1) / page;
-  launch_overlapped(bounds_kernel,
-                    dim3(static_cast<unsigned>(end - first_page), static_cast<unsigned>(meetings)),
-                    dim3(static_cast<unsigned>(head_dim)), 0, stream, keys, key_slots,
-                    static_cast<int>(head_dim), static_cast<int>(page), first_page, rows, bounds,
-                    page_slots);
+  launch_overlapped(
+      bounds_kernel, dim3(static_cast<unsigned>(end - first_page), static_cast<unsigned>(meetings)),
+      dim3(static_cast<unsigned>(head_dim)), 0, stream, keys, key_slots, static_cast<int>(head_dim),
+      static_cast<int>(page), first_page, rows, bounds, page_slots);
 }
 
 void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
