@@ -15,9 +15,10 @@
 namespace topkv {
 namespace {
 
-/// Of one token.
+/// Of one question.
 struct Workspace {
-  std::vector<std::vector<std::int64_t>> found;  // per head
+  std::vector<PositionRange> allowed;            // per token
+  std::vector<std::vector<std::int64_t>> found;  // per token and head
   std::vector<float> scores;
   std::vector<Scored> ranked;
 };
@@ -34,7 +35,8 @@ void score_all(const float* queries, std::int64_t heads, const KeyView& keys,
 void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const {
   key_list().check_search(spec(), built(), queries, k);
   const std::int64_t group = queries.group;
-  bool whole = group > 0 && queries.count % group == 0;
+  bool whole = group > 0 && queries.tokens > 0 && queries.count % group == 0 &&
+               queries.count / group % queries.tokens == 0;
   for (std::int64_t q = 0; whole && q < queries.count; ++q) {
     const PositionRange& first = queries.allowed[static_cast<std::size_t>(q / group * group)];
     const PositionRange& own = queries.allowed[static_cast<std::size_t>(q)];
@@ -42,51 +44,62 @@ void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, SearchResu
   }
   if (!whole) {
     throw InvalidArgument(
-        fmt::format("{}: {} queries in groups of {}; expected whole groups, each with one range of "
-                    "positions",
-                    spec(), queries.count, group));
+        fmt::format("{}: {} queries in groups of {} and questions of {} tokens; expected whole "
+                    "questions of whole groups, each of these with one range of positions",
+                    spec(), queries.count, group, queries.tokens));
   }
   k = std::min(k, std::max<std::int64_t>(size(), 1));
   result.reset(queries.count, k);
   if (size() == 0) return;
-  parallel_for(queries.count / group, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t token = begin; token < end; ++token)
-      search_token(queries, token * group, k, result);
+  const std::int64_t tokens = joins_questions() ? queries.tokens : 1;
+  parallel_for(queries.count / group / tokens, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t question = begin; question < end; ++question)
+      search_question(queries, question * tokens * group, tokens, k, result);
   });
 }
 
-void ChoosingIndex::search_token(const QueryBlock& queries, std::int64_t first, std::int64_t k,
-                                 SearchResult& result) const {
-  const PositionRange allowed = key_list().clamp(queries.allowed[static_cast<std::size_t>(first)]);
-  if (allowed.size() <= 0) return;
+/// first: the number of the first of its queries.
+void ChoosingIndex::search_question(const QueryBlock& queries, std::int64_t first,
+                                    std::int64_t tokens, std::int64_t k,
+                                    SearchResult& result) const {
   const Scratch<Workspace> workspace;
-  auto& [found, scores, ranked] = *workspace;
-  if (std::ssize(found) < queries.group) found.resize(static_cast<std::size_t>(queries.group));
-  const auto lists = std::span(found).first(static_cast<std::size_t>(queries.group));
-  const TokenHeads token{queries.query(first), queries.group, queries.dim, queries.score_scale()};
+  auto& [allowed, found, scores, ranked] = *workspace;
+  allowed.clear();
+  std::int64_t most = 0;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    allowed.push_back(
+        key_list().clamp(queries.allowed[static_cast<std::size_t>(first + t * queries.group)]));
+    most = std::max(most, allowed.back().size());
+  }
+  if (most == 0) return;
+  const std::int64_t count = tokens * queries.group;
+  if (std::ssize(found) < count) found.resize(static_cast<std::size_t>(count));
+  const auto lists = std::span(found).first(static_cast<std::size_t>(count));
+  const TokenHeads heads{queries.query(first), queries.group, queries.dim, queries.score_scale()};
   // Once, but where a chosen key's score is beyond float32: then more are chosen, to have k.
   bool enough = false;
   for (std::int64_t want = k; !enough; want *= 2) {
     for (auto& list : lists) list.clear();
-    const bool all = allowed.size() <= want && !chooses_fewer();
-    if (!all) choose(token, allowed, want, lists);
+    const auto all = [&](std::int64_t keys) { return keys <= want && !chooses_fewer(); };
+    if (!all(most)) choose_together(heads, allowed, want, lists);
     enough = true;
-    for (std::int64_t h = 0; h < queries.group; ++h) {
-      std::vector<std::int64_t>& list = lists[static_cast<std::size_t>(h)];
-      if (all) {
-        list.resize(static_cast<std::size_t>(allowed.size()));
-        std::iota(list.begin(), list.end(), allowed.begin);
+    for (std::int64_t q = 0; q < count; ++q) {
+      const PositionRange range = allowed[static_cast<std::size_t>(q / queries.group)];
+      std::vector<std::int64_t>& list = lists[static_cast<std::size_t>(q)];
+      if (all(range.size())) {
+        list.resize(static_cast<std::size_t>(range.size()));
+        std::iota(list.begin(), list.end(), range.begin);
       }
       scores.resize(list.size());
-      dot_gather(token.query(h), 1, keys(), list.data(), std::ssize(list), scores.data(),
+      dot_gather(queries.query(first + q), 1, keys(), list.data(), std::ssize(list), scores.data(),
                  std::ssize(list));
       ranked.clear();
       for (std::size_t i = 0; i < list.size() && std::ssize(ranked) < k; ++i) {
         if (!std::isnan(scores[i])) ranked.push_back({scores[i], list[i]});
       }
       std::sort(ranked.begin(), ranked.end(), ranks_before);
-      write_result(ranked, first + h, result);
-      enough = enough && (all || std::ssize(ranked) == k || std::ssize(list) < want);
+      write_result(ranked, first + q, result);
+      enough = enough && (all(range.size()) || std::ssize(ranked) == k || std::ssize(list) < want);
     }
   }
 }

@@ -34,7 +34,8 @@ inline void rank_not_numbers_last(std::span<float> scores) {
 
 class ChoosingIndex : public InsertingIndex {
  public:
-  /// Throws InvalidArgument where queries are not whole groups whose heads have one range.
+  /// Throws InvalidArgument where queries are not whole groups whose heads have one range, or not
+  /// whole questions.
   void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
 
  protected:
@@ -47,9 +48,19 @@ class ChoosingIndex : public InsertingIndex {
   virtual void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                       std::span<std::vector<std::int64_t>> found) const = 0;
 
+  /// Whether the tokens of a question choose together: else choose() is asked for each.
+  virtual bool joins_questions() const { return false; }
+
+  /// Likewise for all tokens of a question: queries [tokens, heads, dim], a range for each token,
+  /// which may be empty or hold no more than k; found[t * heads + h].
+  virtual void choose_together(const TokenHeads& first, std::span<const PositionRange> allowed,
+                               std::int64_t k, std::span<std::vector<std::int64_t>> found) const {
+    choose(first, allowed[0], k, found);
+  }
+
  private:
-  void search_token(const QueryBlock& queries, std::int64_t first, std::int64_t k,
-                    SearchResult& result) const;
+  void search_question(const QueryBlock& queries, std::int64_t first, std::int64_t tokens,
+                       std::int64_t k, SearchResult& result) const;
 };
 
 }  // namespace topkv

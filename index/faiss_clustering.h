@@ -7,11 +7,18 @@
 
 namespace topkv {
 
-/// Spherical k-means of vectors [count, dim] of length 1 (or 0): which of so many centroids each is
-/// nearest to, from 0; some centroids may be nobody's. On the calling thread. Throws what FAISS
-/// does, soon when a stop is requested.
-std::vector<std::int64_t> cluster_directions(const std::vector<float>& vectors, std::int64_t count,
-                                             std::int64_t dim, std::int64_t centroids,
-                                             const std::stop_token& stop);
+/// Makes a vector [dim] one of length 1, unless that is 0.
+void normalise(float* x, std::int64_t dim);
+
+struct Clustering {
+  std::vector<std::int32_t> cluster;  ///< per vector
+  std::int64_t clusters = 0;          ///< none of them is empty
+};
+
+/// Spherical k-means of vectors [count, dim], by their directions, into so many clusters, from 1 to
+/// count; fewer where vectors repeat. On the calling thread. Throws what FAISS does, soon when a
+/// stop is requested.
+Clustering cluster_directions(std::vector<float> vectors, std::int64_t dim, std::int64_t clusters,
+                              const std::stop_token& stop);
 
 }  // namespace topkv

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,13 @@
 namespace topkv {
 
 class CodeEncoder;
+
+/// Of which queries a search chooses the rows together, from all that these are.
+enum class ChoosesFor : std::uint8_t {
+  query,     ///< each by itself
+  group,     ///< those of a token's heads
+  question,  ///< those of all tokens of a step, too
+};
 
 /// The members mean what IndexSpec's do.
 class IndexSpec::Kind {
@@ -45,8 +53,13 @@ class IndexSpec::Kind {
   virtual bool learns_queries() const { return false; }
   virtual void learn(KeyIndex& /*index*/, const PrefillQueries& /*queries*/,
                      const std::stop_token& /*stop*/) const {}
-  /// What remains to be learned of all heads together, when each has learned.
-  virtual void learn_together(std::span<KeyIndex* const> /*heads*/) const {}
+  /// What remains to be learned of all heads together, when each has learned. Throws Stopped when
+  /// that is requested.
+  virtual void learn_together(std::span<KeyIndex* const> /*heads*/,
+                              const std::stop_token& /*stop*/) const {}
+  /// Whose queries a search, and its tail, must be given together. (So a rule that asks more rows
+  /// for one of them asks for all.)
+  virtual ChoosesFor chooses_for() const { return ChoosesFor::query; }
   /// Whether it has codes.
   virtual bool is_coded() const { return false; }
   virtual bool has_tail() const { return false; }

@@ -15,6 +15,7 @@
 #include "index/sample_tail.h"
 #include "index/sparq_index.h"
 #include "index/spec.h"
+#include "index/squeezed_index.h"
 #include "index/summary_tail.h"
 #include "topkv/error.h"
 

@@ -43,6 +43,7 @@ class SparqKind final : public IndexSpec::Kind {
   bool grows() const override { return !has_tail(); }
   bool has_tail() const override { return values_ > 0; }
   bool ranks_keys() const override { return false; }
+  ChoosesFor chooses_for() const override { return ChoosesFor::group; }
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<SparqIndex>(components_, values_);
   }

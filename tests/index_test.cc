@@ -220,7 +220,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, EveryIndex,
                                          Case{"faiss:IVF,PQ8x6", 0.8}, Case{"hnsw", 0.9},
                                          Case{"hnsw:M=12,efc=80,ef=400", 0.9}, Case{"quest:page=1", 0.95},
                                          Case{"quest:page=16", 0.03}, Case{"sparq:r=16", 0.4},
-                                         Case{"squeezed:c=5", 0.2}, Case{"lowrank:r=16", 0.4},
+                                         Case{"squeezed:c=5", 0.2},
+                                         Case{"squeezed:c=5,coarse=1", 0.2}, Case{"lowrank:r=16", 0.4},
                                          Case{"retroinfer:size=16,segment=1024", 0.2}),
                          [](const auto& info) {
                            std::string name = info.param.spec;

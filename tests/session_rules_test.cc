@@ -323,6 +323,50 @@ TEST(SessionRules, StepsOfAnySizeGiveTheSame) {
   }
 }
 
+TEST(SessionRules, HeadsThatAMethodChoosesForTogetherGoOnTogether) {
+  Rules rules;
+  for (const auto& [index, tail] : {std::pair("sparq:r=4", "codes"),
+                                    {"exact", "sparq:r=4,v=1"},
+                                    {"sparq:r=4,v=1", "sparq:r=4,v=1"}}) {
+    rules.context = rules.context->with_index(index)->with_index(tail);
+    for (const auto& [mass, error] : {std::pair(0.05, 0.0), {0.0, 0.8}, {0.05, 0.9}}) {
+      RetrievalOptions options = rules.options(index);
+      options.tail = tail;
+      options.k = TopK::same(mass > 0 ? 64 : 8);
+      if (mass > 0) options.mass = mass;
+      if (error > 0) options.error = error;
+      SessionStats one, many;
+      const auto want = rules.outs(options, 1, &one);
+      EXPECT_GT(one.retrieved_more, 0) << index << tail << mass;
+      EXPECT_LT(one.retrieved_more, 60 * heads_of_a_token) << index << tail << mass;
+      EXPECT_EQ(one.retrieved_more % 3, 0) << "the heads of a group go together";
+      for (const std::int64_t step : {7, 60}) {
+        EXPECT_LT(distance(rules.outs(options, step, &many), want), 1e-4) << index << tail << step;
+        EXPECT_EQ(many.retrieved_more, one.retrieved_more) << step;
+        EXPECT_EQ(many.rows_retrieved, one.rows_retrieved) << step;
+        EXPECT_EQ(many.went_dense, one.went_dense) << step;
+      }
+    }
+  }
+}
+
+TEST(SessionRules, AQuestionThatAMethodChoosesForAsAWholeGoesOnAsAWhole) {
+  Rules rules;
+  rules.context = rules.context->with_index("squeezed:c=5");
+  for (const auto& [mass, error] : {std::pair(0.03, 0.0), {0.0, 0.9}}) {
+    RetrievalOptions options = rules.options("squeezed:c=5");
+    options.k = TopK::same(mass > 0 ? 64 : 8);
+    if (mass > 0) options.mass = mass;
+    if (error > 0) options.error = error;
+    SessionStats stats;
+    rules.outs(options, 3, &stats);
+    EXPECT_GT(stats.retrieved_more, 0) << mass;
+    EXPECT_LT(stats.retrieved_more, 60 * heads_of_a_token) << mass;
+    EXPECT_EQ(stats.retrieved_more % 9, 0) << "three tokens of three heads";
+    EXPECT_EQ(stats.went_dense % 9, 0);
+  }
+}
+
 TEST(SessionRules, MoreRowsAreMoreThanAScanListed) {
   // A scan lists what any of 32 query heads found.
   const Rules rules({.layers = 1, .q_heads = 32, .kv_heads = 1, .head_dim = 16});

@@ -93,6 +93,18 @@ struct Stream {
   std::vector<std::vector<float>> q, k, v;  // [layers][tokens x width]
 };
 
+/// A context whose prefill had queries.
+inline std::shared_ptr<const Context> prefilled(const Stream& stream, std::int64_t tokens,
+                                                std::int64_t chunk, bool keep_queries = true) {
+  ContextBuilder builder(stream.shape, {.capacity = tokens, .keep_queries = keep_queries});
+  std::vector<float> out(static_cast<std::size_t>(chunk * stream.q_width()));
+  for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
+    for (std::int64_t l = 0; l < stream.shape.layers; ++l)
+      builder.attend(stream.step(l, begin, std::min(chunk, tokens - begin), out.data()));
+  }
+  return builder.freeze();
+}
+
 /// Compares what a session gave for the token at p of one layer with float64. lse: null: none.
 /// held: rows there are, p + 1 unless the token came without its own.
 inline void expect_step(const Stream& stream, std::int64_t layer, std::int64_t p,

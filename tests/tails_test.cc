@@ -25,6 +25,7 @@ namespace topkv {
 namespace {
 
 using test::no_ceiling;
+using test::prefilled;
 using test::Stream;
 
 /// Some rows, as views and in float64.
@@ -374,18 +375,6 @@ TEST(Methods, WithAllKeysRetrievedSessionsAreDense) {
   }
 }
 
-/// A context whose prefill had queries.
-std::shared_ptr<const Context> prefilled(const Stream& stream, std::int64_t tokens,
-                                         std::int64_t chunk, bool keep_queries = true) {
-  ContextBuilder builder(stream.shape, {.capacity = tokens, .keep_queries = keep_queries});
-  std::vector<float> out(static_cast<std::size_t>(chunk * stream.q_width()));
-  for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
-    for (std::int64_t l = 0; l < stream.shape.layers; ++l)
-      builder.attend(stream.step(l, begin, std::min(chunk, tokens - begin), out.data()));
-  }
-  return builder.freeze();
-}
-
 TEST(Evicting, KeepsTheKeysThatThePrefillAttendedMost) {
   const AttentionShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
   const Stream stream(shape, 1100);
@@ -480,6 +469,23 @@ TEST(Methods, ThatLearnFromQueriesRefuseContextsWithoutThem) {
   const auto taken_back = builder.freeze();
   EXPECT_NO_THROW(taken_back->with_index("h2o"));
   EXPECT_THROW(taken_back->with_index("tova"), InvalidArgument);
+}
+
+TEST(Methods, QueriesThatAContextKeepsAreInItsMemory) {
+  const AttentionShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  const Stream stream(shape, 3000);
+  EXPECT_EQ(stream.prefill(300)->memory().queries_bytes, 0);
+  EXPECT_EQ(prefilled(stream, 300, 100, false)->memory().queries_bytes, 0);
+  for (const std::int64_t tokens : {100, 3000}) {
+    const auto context = prefilled(stream, tokens, 500);
+    // The last 128 tokens', and of those before them every 16th.
+    const std::int64_t kept = tokens == 100 ? 100 : 128 + (3000 - 128) / 16;
+    const std::int64_t each = 2 * (4 * 16 * 4 + 8);  // layers; float32 queries and a position
+    EXPECT_GE(context->memory().queries_bytes, kept * each) << tokens;
+    EXPECT_LE(context->memory().queries_bytes, (kept + 2) * each + 512) << tokens;
+    const auto with = context->with_index("tova");
+    EXPECT_EQ(with->memory().queries_bytes, context->memory().queries_bytes);
+  }
 }
 
 TEST(None, NeedsNoIndexWhereAllLayersHaveWindows) {

@@ -39,9 +39,10 @@ void bind_context(py::module_& module) {
   py::class_<ContextMemory>(module, "ContextMemory")
       .def_readonly("rows_bytes", &ContextMemory::rows_bytes)
       .def_readonly("index_bytes", &ContextMemory::index_bytes)
+      .def_readonly("queries_bytes", &ContextMemory::queries_bytes)
       .def("__repr__", [](const ContextMemory& memory) {
-        return fmt::format("ContextMemory(rows_bytes={}, index_bytes={})", memory.rows_bytes,
-                           memory.index_bytes);
+        return fmt::format("ContextMemory(rows_bytes={}, index_bytes={}, queries_bytes={})",
+                           memory.rows_bytes, memory.index_bytes, memory.queries_bytes);
       });
 
   py::class_<Context, ContextPtr>(module, "Context",

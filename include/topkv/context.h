@@ -46,14 +46,17 @@ struct ContextOptions {
   /// Bytes the rows may take; 0: what the machine has free. Checked before anything is reserved.
   std::int64_t memory_budget = 0;
   /// Keeps some of attend()'s queries, up to 640 tokens' in float32 in host memory, for indices that
-  /// learn from them (IndexSpec::learns_queries: h2o, tova, squeezed with s). On a CUDA device each
-  /// step then waits for its attention.
+  /// learn from them (IndexSpec::learns_queries: h2o, tova, squeezed with s or coarse). Beside
+  /// memory_budget; ContextMemory::queries_bytes counts them. On a CUDA device each step then waits
+  /// for its attention.
   bool keep_queries = false;
 };
 
 struct ContextMemory {
   std::int64_t rows_bytes = 0;
   std::int64_t index_bytes = 0;
+  /// Of the prefill's queries that it keeps (ContextOptions::keep_queries).
+  std::int64_t queries_bytes = 0;
 };
 
 /// Immutable once made; all members are const and safe from many threads.

@@ -27,7 +27,9 @@ class KeyIndex;
 ///   quest:page=16             pages of keys by the bounds of their channels (Tang et al. 2024)
 ///   sparq:r=32,v=0            the r largest components of a query with those of all keys (Ribar et
 ///                             al. 2024); v=1: its mean value stands for the rest
-///   squeezed:c=5              clusters of keys, as many as 5 % of these (Hooper et al. 2025)
+///   squeezed:c=5,coarse=0,s=0 clusters of keys, as many as 5 % of these, chosen for all tokens of
+///                             a step together (Hooper et al. 2025); s=90: by a threshold that
+///                             leaves out 90 %; coarse=1: by way of coarse ones, as many as 1 %
 ///   retroinfer:size=16,segment=8192,v=1
 ///                             clusters within segments, the rest estimated by them (Chen et al. 2025)
 ///   lowrank:r=16              keys along their r main axes (Lee et al. 2024, InfiniGen)

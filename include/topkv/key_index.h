@@ -41,6 +41,10 @@ struct QueryBlock {
   /// What attention multiplies scores by, for methods that weigh heads against each other; 0:
   /// 1 / sqrt(dim).
   float scale = 0;
+  /// So many groups that follow each other are those of one question, a step of several tokens, for
+  /// methods that choose for all of it together (squeezed); their ranges may differ. Others search
+  /// for each token by itself.
+  std::int64_t tokens = 1;
 
   const float* query(std::int64_t i) const { return data + i * dim; }
   float score_scale() const {

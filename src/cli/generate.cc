@@ -170,6 +170,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["tail"] = figures.tail_spec;
   json["rows_bytes"] = figures.memory.rows_bytes;
   json["index_bytes"] = figures.memory.index_bytes;
+  json["queries_bytes"] = figures.memory.queries_bytes;
   json["peak_memory_bytes"] = peak_memory_bytes();
   json["device"] = model.device().name();
   json["weights"] = name_of(model.weights());
@@ -186,8 +187,11 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
                format_rate(rate(context, prefilled.seconds)), byte_text(figures.memory.rows_bytes));
   }
   if (figures.memory.index_bytes > 0) {
-    fmt::print(stderr, "index      {}, {}, waited for it {}\n", figures.index,
-               byte_text(figures.memory.index_bytes), format_seconds(prefilled.times.indexing));
+    const std::int64_t queries = figures.memory.queries_bytes;
+    fmt::print(stderr, "index      {}, {}{}, waited for it {}\n", figures.index,
+               byte_text(figures.memory.index_bytes),
+               queries > 0 ? fmt::format(" and {} of queries", byte_text(queries)) : "",
+               format_seconds(prefilled.times.indexing));
   }
   fmt::print(stderr, "prompt     {} tokens, {}/s\n", format_grouped(figures.prompt_tokens),
              format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));

@@ -22,6 +22,7 @@ ContextMemory Context::memory() const {
   ContextMemory memory;
   memory.rows_bytes = segment_->store->bytes();
   for (const auto& index : segment_->indices) memory.index_bytes += index->memory(!index->shared);
+  if (segment_->queries) memory.queries_bytes = segment_->queries->memory();
   return memory;
 }
 

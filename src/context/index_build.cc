@@ -72,7 +72,7 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
     for (const LayerIndex& layer : built->layers) {
       for (const auto& head : layer.heads) heads.push_back(head.get());
     }
-    spec.kind().learn_together(heads);
+    spec.kind().learn_together(heads, stop);
   };
   if (!progress) {
     work({});

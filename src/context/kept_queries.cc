@@ -55,6 +55,15 @@ void KeptQueries::lose(std::int64_t layer) {
   layers_[static_cast<std::size_t>(layer)] = {.lost = true};
 }
 
+std::int64_t KeptQueries::memory() const {
+  std::size_t bytes = layers_.capacity() * sizeof(Layer);
+  for (const Layer& layer : layers_) {
+    bytes += layer.positions.capacity() * sizeof(layer.positions[0]) +
+             layer.data.capacity() * sizeof(layer.data[0]);
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
 PrefillQueries KeptQueries::of(const AttentionShape& shape, std::int64_t layer,
                                std::int64_t kv_head, std::int64_t tokens,
                                std::vector<float>& gathered,

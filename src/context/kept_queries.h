@@ -36,6 +36,9 @@ class KeptQueries {
                     std::int64_t tokens, std::vector<float>& gathered,
                     std::vector<std::int64_t>& positions) const;
 
+  /// Bytes that it holds, of all layers.
+  std::int64_t memory() const;
+
  private:
   struct Layer {
     bool lost = false;

@@ -1,11 +1,13 @@
 // The rules of RetrievalOptions that say how many rows are enough: a step's queries attend some of
 // the best rows first, and what the tail then says of its share and its error tells which of them
-// are to attend more. Each query goes its own way (those of a group that shares its rows go
-// together), so that steps of many tokens give what steps of one would.
+// are to attend more. Each query goes its own way (those of a group that shares its rows, or that a
+// method chooses for, go together), so that steps of many tokens give what steps of one would; but
+// questions that a method chooses for as a whole (squeezed) go on as a whole.
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
+#include "index/index_kind.h"
 #include "src/context/session_state.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
@@ -171,6 +173,15 @@ void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_
   }
 }
 
+/// Which queries share rows, or must be given to the search or the tail together.
+ChoosesFor Session::State::chooses_for() const {
+  const bool shared = seen.codes || options.select_by == SelectBy::group;
+  ChoosesFor most = shared ? ChoosesFor::group : ChoosesFor::query;
+  for (const SegmentIndex* index : {indices[0], tail})
+    if (index != nullptr) most = std::max(most, index->spec.kind().chooses_for());
+  return most;
+}
+
 /// Sets HeadStep::more, and tells whether there are any. below_k: they have fewer than k rows.
 bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialView exact,
                                    const TailParts& out) {
@@ -207,12 +218,13 @@ bool Session::State::asks_for_more(std::int64_t tokens, bool below_k, PartialVie
     const double most = most_squared[static_cast<std::size_t>(at / shape.q_heads)];
     return most != any && !(of.squared <= most);
   };
-  const bool together = seen.codes || options.select_by == SelectBy::group;
-  const std::int64_t shared = together ? shape.group() : 1;
+  const ChoosesFor chooses = chooses_for();
+  const std::int64_t alone = chooses == ChoosesFor::query ? 1 : shape.group();
   bool some = false;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     HeadStep& step = heads[static_cast<std::size_t>(head)];
     step.more.clear();
+    const std::int64_t shared = chooses == ChoosesFor::question ? step.count() : alone;
     for (std::int64_t first = 0; first < step.count(); first += shared) {
       bool more = false;
       for (std::int64_t i = first; i < first + shared; ++i) more = more || asks(place(head, i));

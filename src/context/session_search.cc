@@ -38,8 +38,8 @@ void Session::State::copy_queries(std::int64_t layer, std::int64_t head,
   }
 }
 
-/// A KV head's queries, in groups where they are all those of some tokens (those that a rule asks
-/// more rows for need not be).
+/// A KV head's queries, in groups, which are one question, where they are all those of some tokens
+/// (those that a rule asks more rows for need not be).
 QueryBlock Session::State::block(const HeadStep& step,
                                  std::span<const PositionRange> allowed) const {
   const std::int64_t group = shape.group();
@@ -53,7 +53,8 @@ QueryBlock Session::State::block(const HeadStep& step,
           .dim = shape.head_dim,
           .allowed = allowed,
           .group = whole ? group : 1,
-          .scale = shape.softmax_scale()};
+          .scale = shape.softmax_scale(),
+          .tokens = whole ? std::max<std::int64_t>(step.count() / group, 1) : 1};
 }
 
 /// Positions within a segment that the pass meets and that lie between the sinks and the window of
@@ -70,7 +71,7 @@ PositionRange Session::State::between(const Segment& segment, std::int64_t layer
 }
 
 /// Searches for so many rows for each query of a KV head: those of several sessions, with the same
-/// index, look at the keys of their context together.
+/// index and as many tokens each, look at the keys of their context together.
 void Session::State::search(std::int64_t layer, std::int64_t head,
                             std::span<const Searched> sessions, std::int64_t rows) {
   const State& one = *sessions[0].session;
@@ -84,8 +85,13 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
       shared->allowed.insert(shared->allowed.end(), step.allowed[0].begin(), step.allowed[0].end());
     }
     one.segments[0].search(one.indices[0], layer, head,
-                           {shared->data.data(), std::ssize(shared->allowed), one.shape.head_dim,
-                            shared->allowed, one.shape.group(), one.shape.softmax_scale()},
+                           {.data = shared->data.data(),
+                            .count = std::ssize(shared->allowed),
+                            .dim = one.shape.head_dim,
+                            .allowed = shared->allowed,
+                            .group = one.shape.group(),
+                            .scale = one.shape.softmax_scale(),
+                            .tokens = sessions[0].queries.tokens},
                            rows, shared->found);
   }
   std::int64_t first = 0;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "index/index_kind.h"
 #include "src/attention/arriving_rows.h"
 #include "src/attention/block_attention.h"
 #include "src/attention/chunk_passes.h"
@@ -270,6 +271,7 @@ struct Session::State {
   void scan_more(const Part& part, std::int64_t token, std::int64_t among);
   std::optional<std::int64_t> next_round(std::int64_t layer, std::int64_t tokens, std::int64_t rows,
                                          bool own, PartialView exact, const TailParts& out);
+  ChoosesFor chooses_for() const;
   bool asks_for_more(std::int64_t tokens, bool below_k, PartialView exact, const TailParts& out);
   void begin_again(bool own, PartialView out);
   void attend_all(std::int64_t layer, const TokenQueries& queries, const TailParts& out);

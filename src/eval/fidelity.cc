@@ -360,6 +360,7 @@ class Comparison {
     const std::string& tail = of.options.tail;
     const std::int64_t dense = std::min(of.options.dense_layers, shape_.layers);
     of.bytes_held_host = context.memory().rows_bytes + context.index_bytes(index);
+    if (IndexSpec(index).learns_queries()) of.bytes_held_host += context.memory().queries_bytes;
     std::int64_t read = static_cast<std::int64_t>(rows * static_cast<double>(row));
     for (std::int64_t layer = 0; layer < dense; ++layer) {
       if (shape_.window_of(layer) == 0) read += shape_.kv_heads * context.tokens() * row;

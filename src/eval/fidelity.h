@@ -48,7 +48,7 @@ struct Fidelity {
   double retrieved_more = 0;         ///< share of these that a rule gave more rows than at first
   double went_dense = 0;             ///< and share that attended all
   std::int64_t bytes_read = 0;       ///< per token: keys or codes, and rows; 0: not known
-  std::int64_t bytes_held_host = 0;  ///< rows and indices
+  std::int64_t bytes_held_host = 0;  ///< rows, indices and the queries that these learned from
   std::int64_t bytes_held_device = 0;
   std::int64_t tokens = 0;  ///< that were measured
 };
