@@ -20,8 +20,24 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, b
                : "memory");
 }
 
+/// Likewise of 4 bytes.
+__device__ __forceinline__ void copy_word_async(std::uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+
 /// Waits for this thread's copies; others see them after the next barrier.
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// Ends a group of this thread's copies, and waits until all but the last `left` groups are there.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int left>
+__device__ __forceinline__ void wait_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
 
 /// Four 8x8 matrices of bf16; lane i gives the address of row i % 8 of matrix i / 8.
 /// Volatile, so that what other threads write between two calls is seen.
