@@ -23,9 +23,15 @@
 #include "bench/gpu_bandwidth.h"
 #include "bench/gpu_random.h"
 #include "gpu/attention.h"
+#include "gpu/code_scan.h"
+#include "gpu/cuda_codes.h"
+#include "gpu/cuda_device.h"
 #include "gpu/cudnn_attention.h"
 #include "gpu/handles.h"
 #include "gpu/selection.h"
+#include "index/code_tail.h"
+#include "index/codes_index.h"
+#include "src/context/codes_on_device.h"
 #include "src/device/compute_device.h"
 
 namespace {
@@ -164,15 +170,17 @@ struct HostRows {
   std::vector<float> keys, values;
 };
 
-/// Throws unless the output for a few heads is attention over these rows of its meeting.
+/// Throws unless the output for a few heads is attention over these rows of its meeting. skip:
+/// before the first of entries.
 void check_attention(const Layers& layers, std::int64_t copy, const ChosenEntries& chosen,
-                     const Array<int>& entries, const Array<int>& counts, std::int64_t page) {
+                     const Array<int>& entries, const Array<int>& counts, std::int64_t page,
+                     std::int64_t skip = 0) {
   const Shape& shape = layers.shape;
   const std::int64_t d = shape.head_dim;
   for (const std::int64_t meeting : {std::int64_t{0}, shape.meetings() - 1}) {
     const HostRows rows(layers, copy, meeting);
     const int count = counts.read(meeting, 1)[0];
-    const std::vector<int> listed = entries.read(meeting * chosen.capacity, count);
+    const std::vector<int> listed = entries.read(skip + meeting * chosen.capacity, count);
     for (std::int64_t g = 0; g < shape.group; ++g) {
       const std::int64_t head = meeting * shape.group + g;
       const auto query = layers.queries->read(head * d, d);
@@ -457,6 +465,93 @@ void squeezed(const Shape& shape, const std::vector<std::pair<int, std::string>>
   }
 }
 
+/// As a session's decode step has it: 16 bytes for a key and 8 for a value, rare keys as they are,
+/// an estimate of all rows that are not found; but for the merge of the three parts.
+void codes(const Shape& shape, std::int64_t k, CudnnAttention* cudnn, double bandwidth) {
+  const Layers layers(shape);
+  const std::int64_t d = shape.head_dim;
+  // Codes of one KV head stand for those of all: they are as many bytes.
+  const auto keys = layers.keys[0]->read(0, shape.rows * d);
+  const auto values = layers.values[0]->read(0, shape.rows * d);
+  const topkv::RowsView rows{
+      {reinterpret_cast<const std::byte*>(keys.data()), topkv::DType::bf16, shape.rows, d, 2 * d},
+      {reinterpret_cast<const std::byte*>(values.data()), topkv::DType::bf16, shape.rows, d,
+       2 * d}};
+  const topkv::CodesParams params{.key_bytes = 16, .value_bytes = 8};
+  topkv::CodesIndex index(params);
+  index.add(rows.keys, {});
+  index.build({});
+  const topkv::CodeTail tail(index, rows, params.bits_of_value(d), {});
+  const std::vector<topkv::HeadCodes> heads(
+      static_cast<std::size_t>(shape.copies * shape.meetings()),
+      topkv::codes_of(index, &tail, rows));
+  const auto compute = topkv::open_gpu(0, 0);
+  auto& device = dynamic_cast<topkv::gpu::CudaDevice&>(*compute);
+  const auto lock = device.lock();
+  const topkv::AttentionShape attention{.layers = shape.copies,
+                                        .q_heads = shape.heads(),
+                                        .kv_heads = shape.meetings(),
+                                        .head_dim = d};
+  const topkv::gpu::CudaCodes coded(device, attention, heads);
+  std::vector<float> query;
+  for (const __nv_bfloat16 x : layers.queries->read()) query.push_back(__bfloat162float(x));
+  const Array<float> queries(query);
+  const std::int64_t capacity = 64 * shape.group * k;  // thresholds come of a sample
+  const std::int64_t stride = 1 + capacity;
+  const Array<int> found(shape.meetings() * stride);
+  const Array<int> counts(shape.meetings());
+  const Array<float> rare(shape.heads() * d), estimate(shape.heads() * d);
+  const Array<float> rare_lse(shape.heads()), estimate_lse(shape.heads());
+  const Array<topkv::TailNoise> noise(shape.heads());
+  const ChosenEntries chosen{found.data() + 1, counts.data(), stride};
+  const auto scan_of = [&](std::int64_t copy) {
+    topkv::gpu::CodeScan scan = coded.scan(copy);
+    scan.wanted = static_cast<int>(k);
+    scan.lists = 1;
+    scan.capacity = static_cast<int>(capacity);
+    scan.tail = true;
+    for (std::int64_t h = 0; h < shape.meetings(); ++h)
+      scan.range[h] = coded.range(copy, h, {0, shape.rows});
+    scan.token[scan.tokens++] = {.query = queries.data(),
+                                 .rare = {rare.data(), rare_lse.data()},
+                                 .estimate = {estimate.data(), estimate_lse.data()},
+                                 .noise = noise.data(),
+                                 .found = found.data()};
+    scan.splits = coded.splits(1);
+    return scan;
+  };
+  const Dense dense = time_dense(layers, cudnn);
+  print_dense(layers, dense, bandwidth);
+  Method method{fmt::format("codes, 16 and 8 bytes, {} rows, tail", k), "-", 0, {}};
+  method.stages = {
+      {"scan",
+       [&](std::int64_t copy) {
+         const topkv::gpu::CodeScan scan = scan_of(copy);
+         topkv::gpu::prepare_queries(scan, {}, layers.stream);
+         topkv::gpu::list_rows(scan, layers.stream);
+       }},
+      {"counts",
+       [&](std::int64_t) {
+         TOPKV_CUDA(cudaMemcpy2DAsync(counts.data(), sizeof(int), found.data(),
+                                      static_cast<std::size_t>(stride) * sizeof(int), sizeof(int),
+                                      static_cast<std::size_t>(shape.meetings()),
+                                      cudaMemcpyDeviceToDevice, layers.stream));
+       }},
+      {"attention", [&](std::int64_t copy) {
+         topkv::gpu::attend_chosen(layers.meeting_queries(), layers.rows(copy), chosen, 1,
+                                   layers.partial(),
+                                   {layers.arrived.data(), layers.partials.data()}, layers.stream);
+       }}};
+  for (const auto& [name, stage] : method.stages) stage(0);
+  check_attention(layers, 0, chosen, found, counts, 1, 1);
+  const std::vector<int> listed = counts.read();
+  const double attended = std::accumulate(listed.begin(), listed.end(), 0.0) +
+                          static_cast<double>(shape.meetings() * std::ssize(index.rare()));
+  method.bytes = 4.0 * static_cast<double>(d) * attended +
+                 24.0 * static_cast<double>(shape.meetings() * shape.rows);
+  report(layers, dense, bandwidth, method);
+}
+
 int run(const std::vector<std::string>& wanted) {
   if (topkv::gpu_count() == 0) {
     fmt::print("skipped: no GPU: {}\n", topkv::gpu_reason());
@@ -492,6 +587,11 @@ int run(const std::vector<std::string>& wanted) {
       squeezed({1, 32, 1, 128, rows, rows == 128 * ki ? 2 : 1},
                {{70, "-"}, {80, "-"}, {90, "4.2x (one H100, 512 Ki)"}}, cudnn.get(), bandwidth);
   }
+  if (has("codes")) {
+    codes({1, 32, 1, 128, 32 * ki, 4}, 64, cudnn.get(), bandwidth);
+    codes({1, 8, 4, 128, 128 * ki, 4}, 64, cudnn.get(), bandwidth);
+    codes({1, 8, 4, 128, 512 * ki, 2}, 64, cudnn.get(), bandwidth);
+  }
   return 0;
 }
 
@@ -500,8 +600,8 @@ int run(const std::vector<std::string>& wanted) {
 int main(int count, char** words) {
   const std::vector<std::string> wanted(words + 1, words + count);
   for (const std::string& word : wanted) {
-    if (word == "quest" || word == "sparq" || word == "squeezed") continue;
-    fmt::print(stderr, "usage: {} [quest|sparq|squeezed ...]\n", words[0]);
+    if (word == "quest" || word == "sparq" || word == "squeezed" || word == "codes") continue;
+    fmt::print(stderr, "usage: {} [quest|sparq|squeezed|codes ...]\n", words[0]);
     return 2;
   }
   try {
