@@ -1,6 +1,5 @@
 #include "index/choosing_index.h"
 
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +9,6 @@
 #include "index/scratch.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
-#include "topkv/error.h"
 
 namespace topkv {
 namespace {

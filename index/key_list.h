@@ -13,8 +13,8 @@ void widen_key(const KeyView& keys, std::int64_t position, float* out);
 /// Of two keys; infinite beyond float32.
 float squared_distance(const KeyView& keys, std::int64_t a, std::int64_t b);
 
-/// Throws InvalidArgument where queries are not whole groups whose heads have one range; index is
-/// its name in the message.
+/// Throws InvalidArgument where queries are not whole questions of whole groups whose heads have one
+/// range; index is its name in the message.
 void check_groups(std::string_view index, const QueryBlock& queries);
 
 class KeyList {
