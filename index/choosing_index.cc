@@ -1,6 +1,5 @@
 #include "index/choosing_index.h"
 
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
