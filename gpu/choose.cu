@@ -349,6 +349,12 @@ struct ChoiceTask {
   float log_threshold;
 };
 
+/// exp(score - log), 0 of what is not a number. An infinite score has all the weight.
+__device__ __forceinline__ float weight(float score, float log) {
+  if (score == log) return 1.0F;
+  return isnan(score) ? 0.0F : __expf(score - log);
+}
+
 /// Which of a thread's candidates.
 template <int each>
 using Mask = std::conditional_t<(each > 32), unsigned long long, unsigned>;
@@ -381,7 +387,7 @@ struct MeetingChoice {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < each; ++i)
-      if (team.there(i)) sum += factor(i) * __expf(x[i] - most);
+      if (team.there(i)) sum += factor(i) * weight(x[i], most);
     return most + logf(team.sum(sum));
   }
 
@@ -473,7 +479,7 @@ struct Heaviest {
       logs[g] = choice.log_sum(x, range.most, [](int) { return 1.0F; });
       if (task.group == 1) break;
 #pragma unroll
-      for (int i = 0; i < each; ++i) sums[i] += __expf(x[i] - logs[g]);
+      for (int i = 0; i < each; ++i) sums[i] += weight(x[i], logs[g]);
     }
     // Of one head: by its scores, which have the order of its weights.
     if (task.group > 1) range = choice.team.range_of(sums);
@@ -485,9 +491,10 @@ struct Heaviest {
       float share = 0;
 #pragma unroll
       for (int i = 0; i < each; ++i)
-        if (((chosen >> i) & 1U) != 0) share += __expf(x[i] - logs[g]);
+        if (((chosen >> i) & 1U) != 0) share += weight(x[i], logs[g]);
       share = choice.team.sum(share);
-      if (choice.team.first_thread()) task.shares[choice.meeting * task.group + g] = share;
+      if (choice.team.first_thread())
+        task.shares[choice.meeting * task.group + g] = fminf(share, 1.0F);
     }
     choice.write(chosen);
   }
@@ -526,31 +533,21 @@ __global__ void __launch_bounds__(threads) choice_kernel(const ChoiceTask task) 
   team.leave();
 }
 
-struct DeviceFacts {
-  int processors = 0;
-  bool clusters = false;
-};
-DeviceFacts device_facts() {
-  int device = 0;
-  int major = 0;
-  DeviceFacts facts;
-  TOPKV_CUDA(cudaGetDevice(&device));
-  TOPKV_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  TOPKV_CUDA(cudaDeviceGetAttribute(&facts.processors, cudaDevAttrMultiProcessorCount, device));
-  facts.clusters = major >= 9;
-  return facts;
-}
+bool has_clusters() { return kernel_architecture() >= 90; }
 
 /// As many blocks for a meeting as the device has room for, of at least four candidates a thread.
 template <class Choice>
 void launch(const ChoiceTask& task, std::int64_t meetings, cudaStream_t stream) {
-  const DeviceFacts device = device_facts();
+  int device = 0;
+  int processors = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  TOPKV_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   const auto blocks_of = [&](int each) { return (task.count - 1) / (threads * each) + 1; };
-  const int most = device.clusters ? most_blocks : 1;
+  const int most = has_clusters() ? most_blocks : 1;
   int each = 4;
-  while (each < most_each && (blocks_of(each) > most ||
-                              (blocks_of(each) > 1 &&
-                               blocks_of(each) * meetings > 4 * std::int64_t{device.processors})))
+  while (each < most_each &&
+         (blocks_of(each) > most ||
+          (blocks_of(each) > 1 && blocks_of(each) * meetings > 4 * std::int64_t{processors})))
     each *= 2;
   unsigned blocks = 1;
   while (static_cast<int>(blocks) < blocks_of(each)) blocks *= 2;
@@ -566,7 +563,7 @@ void launch(const ChoiceTask& task, std::int64_t meetings, cudaStream_t stream) 
   config.blockDim = dim3(threads);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = device.clusters ? 2 : 0;
+  config.numAttrs = has_clusters() ? 2 : 0;
   const auto run = [&](auto kernel) { TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, task)); };
   switch (each) {
     case 4:
@@ -586,7 +583,7 @@ template <class Choice>
 void choose(const char* what, const float* scores, const MeetingQueries& queries,
             std::int64_t count, std::int64_t least_capacity, ChoiceTask task,
             const ChosenEntries& chosen, cudaStream_t stream) {
-  check_meetings(what, queries);
+  check_queries(what, queries);
   if (count < 1 || count > most_candidates())
     throw Unsupported("CUDA " + std::string(what) + " of " + std::to_string(count) +
                       " candidates, expected 1 to " + std::to_string(most_candidates()));
@@ -613,7 +610,7 @@ void check_wanted(const char* what, std::int64_t count, std::int64_t k) {
 }  // namespace
 
 std::int64_t most_candidates() {
-  return std::int64_t{threads} * most_each * (device_facts().clusters ? most_blocks : 1);
+  return std::int64_t{threads} * most_each * (has_clusters() ? most_blocks : 1);
 }
 
 void choose_best(const float* scores, const MeetingQueries& queries, std::int64_t count,

@@ -1,6 +1,7 @@
 // Attention over chosen rows (selection.h): the attention kernel's tiles of keys, which here are
 // rows from anywhere. All meetings' tiles, one behind the other, are cut into as many equal parts
 // as the device runs blocks; what blocks find of a meeting's tiles is merged by the last of them.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -63,18 +64,36 @@ struct ChosenRows {
   }
 };
 
+/// How all tiles are cut: each of so many blocks, which may be fewer than there are, has one at
+/// least.
+struct Cut {
+  std::int64_t tiles, blocks;
+
+  __device__ explicit Cut(std::int64_t tiles_)
+      : tiles(tiles_), blocks(min(std::int64_t{gridDim.x}, tiles_)) {}
+  /// The first tile of a block; of the number of blocks, where the last one ends.
+  __device__ int begin(std::int64_t number) const {
+    return blocks == 0 ? 0 : static_cast<int>(tiles * min(number, blocks) / blocks);
+  }
+  __device__ int block_of(std::int64_t tile) const {
+    return static_cast<int>(((tile + 1) * blocks - 1) / tiles);
+  }
+};
+
 /// Where a block's part begins and ends among all tiles.
 struct BlockPart {
+  Cut cut;
   int begin, end;    // tiles
   int meeting;       // of tile `begin`
   int meeting_tile;  // its first tile
 };
 
-/// By all threads. all: tiles of all meetings.
+/// By all threads.
 template <class T>
-__device__ BlockPart part_of_block(const ChosenTask& task, std::int64_t& all) {
+__device__ BlockPart part_of_block(const ChosenTask& task) {
   __shared__ int of_warps[T::threads / warp];
-  __shared__ BlockPart part;
+  __shared__ __align__(alignof(BlockPart)) char part_memory[sizeof(BlockPart)];
+  BlockPart& part = *reinterpret_cast<BlockPart*>(part_memory);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
   const int each = (task.meetings + T::threads - 1) / T::threads;
@@ -91,15 +110,16 @@ __device__ BlockPart part_of_block(const ChosenTask& task, std::int64_t& all) {
   if (lane == warp - 1) of_warps[thread / warp] = before;
   __syncthreads();
   before -= mine;
-  all = 0;
+  std::int64_t all = 0;
 #pragma unroll
   for (int w = 0; w < T::threads / warp; ++w) {
     if (w < thread / warp) before += of_warps[w];
     all += of_warps[w];
   }
-  const auto begin = static_cast<int>(all * blockIdx.x / gridDim.x);
-  const auto end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
-  if (thread == 0) part = {begin, end, 0, 0};
+  const Cut cut(all);
+  const int begin = cut.begin(blockIdx.x);
+  const int end = cut.begin(blockIdx.x + 1);
+  if (thread == 0) part = {cut, begin, end, 0, 0};
   __syncthreads();
   if (begin < end && before <= begin && begin < before + mine) {
     int m = first;
@@ -107,7 +127,7 @@ __device__ BlockPart part_of_block(const ChosenTask& task, std::int64_t& all) {
       before += tiles;
       ++m;
     }
-    part = {begin, end, m, before};
+    part = {cut, begin, end, m, before};
   }
   __syncthreads();
   return part;
@@ -270,7 +290,7 @@ __device__ __forceinline__ void store_merged(const AttentionTask& task, const Ro
 template <class T>
 __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile& heads,
                                            const Running<T>& running, float* partials, int from,
-                                           int to, int first_tile, int tiles, std::int64_t all) {
+                                           int to, int first_tile, int tiles, const Cut& cut) {
   const int warp_number = static_cast<int>(threadIdx.x) / warp;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   __shared__ bool last;
@@ -280,7 +300,7 @@ __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile
   const auto of_warp = [&](int i) { return partials + i * T::partial_floats; };
   const bool whole = to - from == tiles;
   // Of the blocks that have parts of a meeting, all but the first begin with it.
-  const bool begins = first_tile + from == static_cast<int>(all * blockIdx.x / gridDim.x);
+  const bool begins = first_tile + from == cut.begin(blockIdx.x);
   float* const own = task.partials + (2 * blockIdx.x + (begins ? 0 : 1)) * T::partial_floats;
   for (int row = warp_number; row < heads.rows; row += T::key_warps) {
     const RowMerge<T, decltype(of_warp)> merged(of_warp, T::key_warps, row,
@@ -312,14 +332,9 @@ __device__ __forceinline__ void store_part(const ChosenTask& task, const RowTile
     }
     __syncthreads();
     if (last) {
-      // Block b has tiles from all b / blocks on: the first and the last that have some of these.
-      const std::int64_t blocks = gridDim.x;
-      const auto block_of = [&](std::int64_t tile) {
-        return static_cast<int>(((tile + 1) * blocks - 1) / all);
-      };
-      const int first_block = block_of(first_tile);
-      const int count = block_of(first_tile + tiles - 1) - first_block + 1;
-      const bool first_begins = first_tile == static_cast<int>(all * first_block / blocks);
+      const int first_block = cut.block_of(first_tile);
+      const int count = cut.block_of(first_tile + tiles - 1) - first_block + 1;
+      const bool first_begins = first_tile == cut.begin(first_block);
       const auto of_block = [&](int i) {
         const int slot = i > 0 || first_begins ? 0 : 1;
         return task.partials + (2 * (first_block + i) + slot) * T::partial_floats;
@@ -344,8 +359,7 @@ __global__ void __launch_bounds__(T::threads, 3)
       for (int g = 0; g < group; ++g) task.attention.lse[m * group + g] = -INFINITY;
     }
   }
-  std::int64_t all = 0;
-  const BlockPart part = part_of_block<T>(task, all);
+  const BlockPart part = part_of_block<T>(task);
   int meeting = part.meeting;
   int first_tile = part.meeting_tile;
   for (int tile = part.begin; tile < part.end; ++meeting) {
@@ -359,7 +373,7 @@ __global__ void __launch_bounds__(T::threads, 3)
     attend_tiles<T>(task, heads, rows, from, to, shared_address(shared), running);
     sum_lanes<T>(running);
     store_part<T>(task, heads, running, reinterpret_cast<float*>(shared + T::query_bytes), from, to,
-                  first_tile, tiles, all);
+                  first_tile, tiles, part.cut);
     tile = first_tile + to;
     first_tile += tiles;
   }
@@ -380,7 +394,9 @@ unsigned prepare() {
     TOPKV_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_processor, chosen_kernel<T>,
                                                              T::threads, T::shared_bytes));
     TOPKV_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    blocks = static_cast<unsigned>(of_processor * processors);
+    // What store_merged keeps of as many partials has the room of K and V.
+    constexpr int most = 4 * T::tile_bytes / (most_group * static_cast<int>(sizeof(float)));
+    blocks = static_cast<unsigned>(std::min(of_processor * processors, most));
     prepared_for = device;
   }
   return blocks;
@@ -407,9 +423,9 @@ std::int64_t chosen_room_bytes(std::int64_t head_dim) {
 void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
                    const ChosenRoom& room, cudaStream_t stream) {
-  check_meetings("attention over chosen rows", queries);
+  check_queries("attention over chosen rows", queries);
   if (page < 1 || (page & (page - 1)) != 0 || page > 4096 || rows.ring != 0 || rows.first != 0 ||
-      rows.count > (std::int64_t{1} << 30))
+      rows.count < 0 || rows.count > (std::int64_t{1} << 30))
     throw InvalidArgument("CUDA attention over chosen rows: pages of " + std::to_string(page) +
                           " of " + std::to_string(rows.count) +
                           " rows, expected a power of two up to 4096, rows from 0 on and no ring");

@@ -158,12 +158,21 @@ __global__ void reallocate_kernel(const float* shares, const float* means, int g
                    share * x.z + rest * mean.z, share * x.w + rest * mean.w});
 }
 
+void check_aligned(std::int64_t slots) {
+  if (slots % rows_each != 0)
+    throw InvalidArgument("CUDA components of keys: " + std::to_string(slots) +
+                          " slots, expected a multiple of " + std::to_string(rows_each));
+}
+
 }  // namespace
 
 void spread_components(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t slots,
                        std::int64_t head_dim, std::int64_t first, std::int64_t rows,
                        __nv_bfloat16* components, cudaStream_t stream) {
   check_head_dim("components of keys", head_dim);
+  check_meetings("components of keys", meetings);
+  check_slots("components of keys", first, rows, slots);
+  check_aligned(slots);
   if (rows <= first || meetings == 0) return;
   launch_overlapped(spread_kernel,
                     dim3(all_blocks(rows - first, tile), static_cast<unsigned>(head_dim / tile),
@@ -175,12 +184,12 @@ void spread_components(const __nv_bfloat16* keys, std::int64_t meetings, std::in
 void score_components(const MeetingQueries& queries, const __nv_bfloat16* components,
                       std::int64_t slots, std::int64_t rows, std::int64_t read, float* scores,
                       cudaStream_t stream) {
-  check_meetings("scores by components", queries);
-  if (read < 1 || read > queries.head_dim || slots % rows_each != 0 || rows > slots)
+  check_queries("scores by components", queries);
+  check_slots("scores by components", 0, rows, slots);
+  check_aligned(slots);
+  if (read < 1 || read > queries.head_dim)
     throw InvalidArgument("CUDA scores by components: " + std::to_string(read) + " of " +
-                          std::to_string(queries.head_dim) + " components of " +
-                          std::to_string(rows) + " rows in " + std::to_string(slots) +
-                          " slots, expected 1 component or more, and a multiple of 8 slots");
+                          std::to_string(queries.head_dim) + " components, expected 1 to all");
   if (rows <= 0 || queries.meetings == 0) return;
   const dim3 blocks(all_blocks(rows, threads * rows_each), static_cast<unsigned>(queries.meetings));
   const auto launch = [&](auto kernel) {
@@ -197,7 +206,7 @@ void score_components(const MeetingQueries& queries, const __nv_bfloat16* compon
 
 void reallocate_mean(const MeetingQueries& queries, const float* shares, const float* means,
                      const DevicePartial& partial, cudaStream_t stream) {
-  check_meetings("the mean value", queries);
+  check_queries("the mean value", queries);
   const std::int64_t count = queries.meetings * queries.group * queries.head_dim;
   if (count == 0) return;
   launch_overlapped(reallocate_kernel, dim3(all_blocks(count, 4 * block)), block, 0, stream, shares,

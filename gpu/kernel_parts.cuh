@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "gpu/handles.h"
+#include "gpu/kernel_architecture.h"
 
 namespace topkv::gpu {
 
@@ -59,15 +60,11 @@ inline void check_launch(const char* kernel) {
   check(cudaGetLastError(), kernel, __FILE__, __LINE__);
 }
 
-/// Launches a kernel that begins with await_previous(): where the device can (compute capability
-/// 9.0 and later) its blocks start while the last ones of the kernel in front still run.
+/// Launches a kernel that begins with await_previous(): where the device can and kernels were compiled
+/// for it (compute capability 9.0 and later) its blocks start while the last ones of the kernel in front still run.
 template <class... Parameters, class... Arguments>
 void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 threads, std::size_t shared,
                        cudaStream_t stream, Arguments&&... arguments) {
-  int device = 0;
-  int major = 0;
-  TOPKV_CUDA(cudaGetDevice(&device));
-  TOPKV_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -77,7 +74,7 @@ void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 threads, s
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = kernel_architecture() >= 90 ? 1 : 0;
   TOPKV_CUDA(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 

@@ -99,10 +99,9 @@ void choose_important(const float* scores, const MeetingQueries& queries, std::i
 
 // Attention over the rows chosen.
 
-/// What blocks of attend_chosen leave for each other. Its memory is zeros before the first use, and
-/// after each.
+/// What blocks of attend_chosen leave for each other.
 struct ChosenRoom {
-  int* arrived = nullptr;     ///< [meetings]
+  int* arrived = nullptr;     ///< [meetings]: 0 before the first use, and after each
   float* partials = nullptr;  ///< chosen_room_bytes
 };
 /// For the current device.

@@ -129,10 +129,13 @@ void bound_pages(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t 
                  std::int64_t head_dim, std::int64_t page, std::int64_t first, std::int64_t rows,
                  __nv_bfloat16* bounds, std::int64_t page_slots, cudaStream_t stream) {
   check_head_dim("bounds of pages", head_dim);
-  if (page < 1 || first % page != 0 || rows > key_slots || rows > page_slots * page)
-    throw InvalidArgument("bounds of pages: rows " + std::to_string(first) + " to " +
-                          std::to_string(rows) + " in pages of " + std::to_string(page) +
-                          "; expected a first row that begins a page, and slots for all");
+  check_meetings("bounds of pages", meetings);
+  if (page < 1 || first % page != 0)
+    throw InvalidArgument("CUDA bounds of pages: from row " + std::to_string(first) +
+                          " on in pages of " + std::to_string(page) +
+                          ", expected a first row that begins a page");
+  check_slots("bounds of pages", first, rows, key_slots);
+  check_slots("bounds of pages", 0, (rows + page - 1) / page, page_slots);
   if (rows <= first || meetings == 0) return;
   const std::int64_t first_page = first / page;
   const std::int64_t end = (rows + page - 1) / page;
@@ -144,7 +147,8 @@ void bound_pages(const __nv_bfloat16* keys, std::int64_t meetings, std::int64_t 
 
 void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
                  std::int64_t page_slots, std::int64_t pages, float* scores, cudaStream_t stream) {
-  check_meetings("scores of pages", queries);
+  check_queries("scores of pages", queries);
+  check_slots("scores of pages", 0, pages, page_slots);
   if (pages <= 0 || queries.meetings == 0) return;
   const StandIns of{bounds, page_slots * 2 * queries.head_dim, pages};
   if (queries.head_dim == 64) {
@@ -156,7 +160,8 @@ void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
 
 void score_centroids(const MeetingQueries& queries, const __nv_bfloat16* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
-  check_meetings("scores of centroids", queries);
+  check_queries("scores of centroids", queries);
+  check_slots("scores of centroids", 0, count, slots);
   if (count <= 0 || queries.meetings == 0) return;
   const StandIns of{centroids, slots * queries.head_dim, count};
   if (queries.head_dim == 64) {

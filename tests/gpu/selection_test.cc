@@ -453,6 +453,66 @@ TEST(GpuSelection, OneMeetingIsSpreadOverAllBlocks) {
   }
 }
 
+TEST(GpuSelection, ARoomServesManyRowsThenFew) {
+  TOPKV_NEEDS_GPU();
+  // More tiles than the device has blocks, then fewer: what the first left is nobody's.
+  for (const float size : {1.0F, 40.0F}) {
+    Case of{8, 1, 128, 5000};
+    for (float& x : of.queries) x = size * std::abs(x);  // scores of -200 and less
+    for (float& x : of.keys) x = -size * std::abs(x) / 8;
+    const DeviceArray<__nv_bfloat16> queries(to_bf16(of.queries));
+    const DeviceArray<__nv_bfloat16> keys(to_bf16(of.keys));
+    for (std::size_t i = 0; i < of.queries.size(); ++i)
+      of.queries[i] = __bfloat162float(__float2bfloat16(of.queries[i]));
+    for (std::size_t i = 0; i < of.keys.size(); ++i)
+      of.keys[i] = __bfloat162float(__float2bfloat16(of.keys[i]));
+    TOPKV_CUDA(cudaMemcpy(of.device_queries.data(), queries.data(), of.queries.size() * 2,
+                          cudaMemcpyDeviceToDevice));
+    TOPKV_CUDA(cudaMemcpy(of.device_keys.data(), keys.data(), of.keys.size() * 2,
+                          cudaMemcpyDeviceToDevice));
+    Chosen chosen(of, of.rows);
+    for (const std::int64_t k : {4000, 1000, 3, 4999}) {
+      const DeviceArray<float> scores(nasty_scores(of.meetings * of.rows, 4));
+      choose_best(scores.data(), of.meeting_queries(), of.rows, k, chosen.chosen(), nullptr);
+      chosen.attend(1);
+      chosen.expect_attended(1);
+    }
+  }
+}
+
+TEST(GpuSelection, ManyHeadsOfOneMeeting) {
+  TOPKV_NEEDS_GPU();
+  const Case of{1, 16, 64, 40000};
+  Chosen chosen(of, of.rows);
+  const DeviceArray<float> scores(std::vector<float>(static_cast<std::size_t>(16 * of.rows), 0.0F));
+  MeetingQueries one = of.meeting_queries();
+  one.group = 1;
+  choose_best(scores.data(), one, of.rows, of.rows, chosen.chosen(), nullptr);
+  chosen.attend(1);
+  chosen.expect_attended(1);
+}
+
+TEST(GpuSelection, ScoresThatAreNoNumbersWeighNothing) {
+  TOPKV_NEEDS_GPU();
+  for (const std::int64_t group : {1, 3}) {
+    const std::int64_t count = 5000;
+    std::vector<float> scores = nasty_scores(group * count, 4);
+    for (std::int64_t g = 0; g < group; ++g)
+      for (std::int64_t i = 0; i < 2000; ++i) scores[g * count + i] = not_a_number;
+    const DeviceArray<float> device(scores);
+    const DeviceArray<int> entries(50);
+    const DeviceArray<int> counts(1);
+    const DeviceArray<float> shares(group);
+    choose_heaviest(device.data(), shape_of(1, group), count, 50,
+                    {entries.data(), counts.data(), 50}, shares.data(), nullptr);
+    for (const int entry : entries.read()) ASSERT_GE(entry, 2000);
+    for (const float share : shares.read()) {
+      ASSERT_GT(share, 0.0F);
+      ASSERT_LE(share, 1.0F);
+    }
+  }
+}
+
 TEST(GpuSelection, AllPagesChosenIsDenseAttention) {
   TOPKV_NEEDS_GPU();
   const Case of{4, 4, 128, 5003};
@@ -550,6 +610,19 @@ TEST(GpuSelection, WhatCannotBeIsRefused) {
   queries.group = 17;
   EXPECT_THROW(choose_best(scores.data(), queries, 100, 1, chosen.chosen(), nullptr), Unsupported);
   queries = of.meeting_queries();
+  EXPECT_THROW(score_centroids(queries, of.device_keys.data(), 99, 100, scores.data(), nullptr),
+               InvalidArgument);
+  EXPECT_THROW(score_pages(queries, of.device_keys.data(), 10, 11, scores.data(), nullptr),
+               InvalidArgument);
+  EXPECT_THROW(
+      spread_components(of.device_keys.data(), 1, 96, 64, 0, 100, of.device_keys.data(), nullptr),
+      InvalidArgument);
+  EXPECT_THROW(
+      spread_components(of.device_keys.data(), 1, 100, 64, 0, 100, of.device_keys.data(), nullptr),
+      InvalidArgument);
+  EXPECT_THROW(
+      bound_pages(of.device_keys.data(), 1, 104, 64, 16, 8, 100, of.device_keys.data(), 7, nullptr),
+      InvalidArgument);
   queries.head_dim = 96;
   EXPECT_THROW(score_centroids(queries, of.device_keys.data(), 100, 100, scores.data(), nullptr),
                Unsupported);
