@@ -60,12 +60,12 @@ class IvfIndex final : public ApproximateIndex {
   void insert_judged(std::int64_t first, std::vector<float>& residuals,
                      const std::stop_token& stop) override {
     const auto check = [&] { check_stop(stop); };
+    const auto done = [&](std::int64_t count) { note_inserted(count); };
     if (first == 0) {
-      lists_.learn(keys(), params_.size, residuals, check);
+      lists_.learn(keys(), params_.size, residuals, check, done);
     } else {
-      lists_.add(keys(), first, residuals, check);
+      lists_.add(keys(), first, residuals, check, done);
     }
-    note_inserted(keys().count - first);
   }
 
   void clear_structure() override { lists_ = {}; }
@@ -159,6 +159,8 @@ class IvfKind final : public IndexSpec::Kind {
  public:
   explicit IvfKind(const Params& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
+  /// A group reads the lists that any of its heads would.
+  ChoosesFor chooses_for() const override { return ChoosesFor::group; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<IvfIndex>(params_); }
 
  private:

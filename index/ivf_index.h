@@ -4,6 +4,9 @@
 //
 // Lists are short, a few tens of keys: of long ones a search reads several times as many keys to
 // find as much, for attention's queries lie far from keys, and what they look for is spread.
+//
+// For fixed sets of keys: what is added after build joins the lists that there are, which grow
+// longer, and of other text many become rare, each of which every search scores; no key is lost.
 #pragma once
 
 #include <memory>
@@ -16,7 +19,9 @@ namespace topkv {
 /// spec: the whole string; options: what follows "ivf:". Throws InvalidArgument.
 ///
 ///   size   keys of a list, about
-///   share  a query reads one of so many keys; fewer: better recall, slower search
+///   share  a query reads one of so many keys, but 48 times as many as are wanted at least (the
+///   wanted
+///          are k and a margin: some 4,600 keys for k = 64); fewer: better recall, slower search
 std::shared_ptr<const IndexSpec::Kind> ivf_kind(std::string_view spec, std::string_view options);
 
 }  // namespace topkv

@@ -15,8 +15,10 @@ namespace {
 
 constexpr std::int64_t keys_at_a_time = 64;  // whose scores stay in the second-level cache
 constexpr std::int64_t keys_between_checks = 4096;
+constexpr std::int64_t products_between_checks = 1 << 22;
 constexpr std::int64_t sampled_per_part = 64;
-constexpr int rounds_of_parts = 6;  // more of them change no recall that was measured
+constexpr std::int64_t most_of_mean = 16;  // keys of a part, as a multiple of what parts have
+constexpr int rounds_of_parts = 6;         // more of them change no recall that was measured
 constexpr int rounds_of_lists = 3;
 
 constexpr float largest = std::numeric_limits<float>::max();
@@ -36,9 +38,15 @@ struct Centroids {
 
 /// Of each of these keys, on the calling thread.
 void find_nearest(const KeyView& keys, std::span<const std::int64_t> positions,
-                  const Centroids& centroids, Nearest* out) {
+                  const Centroids& centroids, const std::function<void()>& check, Nearest* out) {
   std::vector<float> scores(static_cast<std::size_t>(centroids.count * keys_at_a_time));
+  std::int64_t products = 0;  // since the last check
   for (std::int64_t begin = 0; begin < std::ssize(positions); begin += keys_at_a_time) {
+    products += centroids.count * keys_at_a_time;
+    if (products > products_between_checks) {
+      check();
+      products = 0;
+    }
     const std::int64_t count = std::min(keys_at_a_time, std::ssize(positions) - begin);
     dot_gather(centroids.data, centroids.count, keys, positions.data() + begin, count,
                scores.data(), keys_at_a_time);
@@ -86,7 +94,7 @@ void cluster(const KeyView& keys, std::span<const std::int64_t> positions, std::
   std::vector<float> key(static_cast<std::size_t>(dim));
   for (int round = 0; round < rounds; ++round) {
     check();
-    find_nearest(keys, positions, {centroids, half_squares, count}, nearest.data());
+    find_nearest(keys, positions, {centroids, half_squares, count}, check, nearest.data());
     std::fill(sums.begin(), sums.end(), 0.0);
     std::fill(sizes.begin(), sizes.end(), 0);
     for (std::size_t i = 0; i < positions.size(); ++i) {
@@ -150,7 +158,8 @@ std::int64_t KeyLists::memory() const {
 }
 
 void KeyLists::learn(const KeyView& keys, std::int64_t keys_per_list, std::vector<float>& residuals,
-                     const std::function<void()>& check) {
+                     const std::function<void()>& check,
+                     const std::function<void(std::int64_t)>& done) {
   dim_ = keys.dim;
   const auto dim = static_cast<std::size_t>(dim_);
   const auto lists_of = [&](std::int64_t count) {
@@ -176,12 +185,13 @@ void KeyLists::learn(const KeyView& keys, std::int64_t keys_per_list, std::vecto
   const Centroids of_parts{parts_.centroids.data(), parts_.half_squares.data(), parts};
   for_pieces({0, keys.count}, check, [&](std::span<const std::int64_t> positions) {
     std::vector<Nearest> nearest(positions.size());
-    find_nearest(keys, positions, of_parts, nearest.data());
+    find_nearest(keys, positions, of_parts, check, nearest.data());
     for (std::size_t i = 0; i < positions.size(); ++i)
       part[static_cast<std::size_t>(positions[i])] = nearest[i].centroid;
   });
 
-  parts = keep_used_parts(part);
+  keep_used_parts(part);
+  parts = cut_large_parts(part);
 
   const GroupedRows in_parts({.groups = parts, .group = part.data()}, keys.count);
   parts_.first.assign(1, 0);
@@ -204,20 +214,21 @@ void KeyLists::learn(const KeyView& keys, std::int64_t keys_per_list, std::vecto
       float* half_squares = half_squares_.data() + first;
       cluster(keys, positions, count, rounds_of_lists, centroids, half_squares, check);
       nearest.resize(positions.size());
-      find_nearest(keys, positions, {centroids, half_squares, count}, nearest.data());
+      find_nearest(keys, positions, {centroids, half_squares, count}, check, nearest.data());
       for (std::size_t i = 0; i < positions.size(); ++i) {
         const auto at = static_cast<std::size_t>(positions[i]);
         list_[at] = static_cast<std::int32_t>(first) + nearest[i].centroid;
         residuals[at] = residual(keys, positions[i], nearest[i].score);
       }
+      done(std::ssize(positions));
     }
   });
   members_ = GroupedRows({.groups = count(), .group = list_.data()}, keys.count);
 }
 
-/// Forgets parts that no key is in, so that later keys find lists in theirs; gives the number of
-/// those that stay. part: of each key, by its old number, then by its new one.
-std::int64_t KeyLists::keep_used_parts(std::span<std::int32_t> part) {
+/// Forgets parts that no key is in, so that later keys find lists in theirs. part: of each key, by
+/// its old number, then by its new one.
+void KeyLists::keep_used_parts(std::span<std::int32_t> part) {
   const auto dim = static_cast<std::size_t>(dim_);
   std::vector<std::int32_t> number(parts_.half_squares.size(), 0);
   for (const std::int32_t p : part) number[static_cast<std::size_t>(p)] = 1;
@@ -231,18 +242,44 @@ std::int64_t KeyLists::keep_used_parts(std::span<std::int32_t> part) {
   for (std::int32_t& p : part) p = number[static_cast<std::size_t>(p)];
   parts_.centroids.resize(used * dim);
   parts_.half_squares.resize(used);
-  return static_cast<std::int64_t>(used);
+}
+
+/// Cuts parts that have many times the mean, as where most keys are alike, for the work on a part
+/// is the square of its keys: pieces have the same centroid. Gives the number of parts then. part:
+/// as above.
+std::int64_t KeyLists::cut_large_parts(std::span<std::int32_t> part) {
+  const auto dim = static_cast<std::size_t>(dim_);
+  const std::size_t parts = parts_.half_squares.size();
+  const std::int64_t most =
+      most_of_mean * std::max<std::int64_t>(1, std::ssize(part) / static_cast<std::int64_t>(parts));
+  std::vector<std::int64_t> sizes(parts, 0);
+  std::vector<std::int32_t> number(parts);  // of the piece that is being filled
+  std::iota(number.begin(), number.end(), 0);
+  for (std::int32_t& p : part) {
+    const auto of = static_cast<std::size_t>(p);
+    if (++sizes[of] > most) {
+      sizes[of] = 1;
+      number[of] = static_cast<std::int32_t>(parts_.half_squares.size());
+      parts_.half_squares.push_back(parts_.half_squares[of]);
+      parts_.centroids.resize(parts_.centroids.size() + dim);
+      std::copy_n(&parts_.centroids[of * dim], dim,
+                  parts_.centroids.end() - static_cast<std::ptrdiff_t>(dim));
+    }
+    p = number[of];
+  }
+  return std::ssize(parts_.half_squares);
 }
 
 void KeyLists::add(const KeyView& keys, std::int64_t first, std::vector<float>& residuals,
-                   const std::function<void()>& check) {
+                   const std::function<void()>& check,
+                   const std::function<void(std::int64_t)>& done) {
   const std::int64_t parts = std::ssize(parts_.half_squares);
   list_.resize(static_cast<std::size_t>(keys.count));
   residuals.resize(static_cast<std::size_t>(keys.count - first));
   const Centroids of_parts{parts_.centroids.data(), parts_.half_squares.data(), parts};
   for_pieces({first, keys.count}, check, [&](std::span<const std::int64_t> positions) {
     std::vector<Nearest> part(positions.size());
-    find_nearest(keys, positions, of_parts, part.data());
+    find_nearest(keys, positions, of_parts, check, part.data());
     for (std::size_t i = 0; i < positions.size(); ++i) {
       const auto p = static_cast<std::size_t>(part[i].centroid);
       const std::int64_t begin = parts_.first[p];
@@ -250,12 +287,13 @@ void KeyLists::add(const KeyView& keys, std::int64_t first, std::vector<float>& 
       find_nearest(keys, {&positions[i], 1},
                    {centroids_.data() + begin * dim_, half_squares_.data() + begin,
                     parts_.first[p + 1] - begin},
-                   &nearest);
+                   check, &nearest);
       list_[static_cast<std::size_t>(positions[i])] =
           static_cast<std::int32_t>(begin) + nearest.centroid;
       residuals[static_cast<std::size_t>(positions[i] - first)] =
           residual(keys, positions[i], nearest.score);
     }
+    done(std::ssize(positions));
   });
   members_ = GroupedRows({.groups = count(), .group = list_.data()}, keys.count);
 }

@@ -1,7 +1,8 @@
 // Keys that stay where they are, in lists of a few tens that lie near each other: k-means in two
-// levels. All keys are parted first, then the keys of each part are put in lists. So a key is
-// compared with some 16 sqrt(lists) centroids, where k-means on one level would compare it with
-// that of every list, in every round.
+// levels. All keys are parted first, by what a sample teaches, then the keys of each part are put
+// in lists. So a key is compared with the centroids of some 2 sqrt(lists) parts and, four times,
+// with those of its part's lists, where k-means on one level would compare it with that of every
+// list, in every round.
 //
 // Threads: const members are safe from many.
 #pragma once
@@ -21,13 +22,14 @@ class KeyLists {
  public:
   /// Puts all keys, at least one, in lists of about so many.
   /// residuals: becomes the squared distance of each from its list's centroid.
-  /// check: is called now and then, from many threads, and may throw.
+  /// check: is called now and then, from many threads, and may throw. done: likewise, when so many
+  /// more keys are in lists.
   void learn(const KeyView& keys, std::int64_t keys_per_list, std::vector<float>& residuals,
-             const std::function<void()>& check);
+             const std::function<void()>& check, const std::function<void(std::int64_t)>& done);
 
   /// Puts the keys from `first` on in lists that there are, with their residuals.
   void add(const KeyView& keys, std::int64_t first, std::vector<float>& residuals,
-           const std::function<void()>& check);
+           const std::function<void()>& check, const std::function<void(std::int64_t)>& done);
 
   std::int64_t count() const { return std::ssize(half_squares_); }
   /// One of each list, float32.
@@ -38,7 +40,8 @@ class KeyLists {
   std::int64_t memory() const;
 
  private:
-  std::int64_t keep_used_parts(std::span<std::int32_t> part);
+  void keep_used_parts(std::span<std::int32_t> part);
+  std::int64_t cut_large_parts(std::span<std::int32_t> part);
 
   struct Parts {
     std::vector<float> centroids;     // [parts, dim]

@@ -46,17 +46,21 @@ void average(const TokenHeads& first, std::int64_t tokens, std::int64_t count, c
   const auto all = static_cast<std::size_t>(first.heads * count);
   averages.assign(all, 0.0F);
   scores.resize(all);
+  std::vector<std::int64_t> weighed(static_cast<std::size_t>(first.heads), 0);  // tokens
   for (std::int64_t t = 0; t < tokens; ++t) {
     score(first.queries + t * first.heads * first.dim, scores.data());
     rank_not_numbers_last(scores);
     scale_by(scores.data(), first.heads * count, first.scale);
     for (std::int64_t h = 0; h < first.heads; ++h) {
       float* of = scores.data() + h * count;
-      const bool weighed = weigh_scores(of, count, [&](std::int64_t i) { return keys(h, i); });
-      if (weighed) {
-        add_scaled(averages.data() + h * count, 1 / static_cast<float>(tokens), of, count);
-      }
+      if (!weigh_scores(of, count, [&](std::int64_t i) { return keys(h, i); })) continue;
+      add_scaled(averages.data() + h * count, 1.0F, of, count);
+      ++weighed[static_cast<std::size_t>(h)];
     }
+  }
+  for (std::int64_t h = 0; h < first.heads; ++h) {
+    const std::int64_t of_head = weighed[static_cast<std::size_t>(h)];
+    if (of_head > 1) scale_by(averages.data() + h * count, count, 1 / static_cast<float>(of_head));
   }
 }
 

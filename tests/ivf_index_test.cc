@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "index/key_lists.h"
@@ -50,15 +52,26 @@ void expect_all_held(const KeyLists& lists, const Keys& keys, std::int64_t count
   for (std::int64_t i = 0; i < count; ++i) EXPECT_EQ(held[static_cast<std::size_t>(i)], i);
 }
 
+/// Sums what lists tell of their progress.
+struct Progress {
+  std::atomic<std::int64_t> keys = 0;
+  std::function<void(std::int64_t)> done = [this](std::int64_t count) { keys += count; };
+};
+
 TEST(KeyLists, HoldEveryKeyOnceWhenLearnedAndWhenAdded) {
   const Keys keys = make_keys(clustered(5000, 64, 1), 64, DType::bf16);
   KeyLists lists;
   std::vector<float> residuals;
-  lists.learn(keys.view(0, 4000), 32, residuals, [] {});
+  Progress progress;
+  lists.learn(
+      keys.view(0, 4000), 32, residuals, [] {}, progress.done);
+  EXPECT_EQ(progress.keys, 4000);
   EXPECT_NEAR(static_cast<double>(lists.count()), 4000.0 / 32, 25);
   ASSERT_EQ(residuals.size(), 4000U);
   expect_all_held(lists, keys, 4000, residuals);
-  lists.add(keys.view(), 4000, residuals, [] {});
+  lists.add(
+      keys.view(), 4000, residuals, [] {}, progress.done);
+  EXPECT_EQ(progress.keys, 5000);
   ASSERT_EQ(residuals.size(), 1000U);
   expect_all_held(lists, keys, 5000, residuals);
 }
@@ -67,10 +80,30 @@ TEST(KeyLists, OfKeysThatAreAllTheSameHoldThem) {
   const Keys keys = make_keys(std::vector<float>(300 * 8, 1.5F), 8, DType::bf16);
   KeyLists lists;
   std::vector<float> residuals;
-  lists.learn(keys.view(0, 200), 4, residuals, [] {});
+  Progress progress;
+  lists.learn(
+      keys.view(0, 200), 4, residuals, [] {}, progress.done);
   expect_all_held(lists, keys, 200, residuals);
-  lists.add(keys.view(), 200, residuals, [] {});
+  lists.add(
+      keys.view(), 200, residuals, [] {}, progress.done);
   expect_all_held(lists, keys, 300, residuals);
+}
+
+TEST(KeyLists, WhereMostKeysAreAlikeTheWorkIsCut) {
+  std::vector<float> values = clustered(60000, 8, 9);
+  std::fill(values.begin() + 10000 * 8, values.begin() + 55000 * 8, 0.25F);
+  const Keys keys = make_keys(values, 8, DType::bf16);
+  KeyLists lists;
+  std::vector<float> residuals;
+  Progress progress;
+  std::atomic<std::int64_t> checks = 0;
+  lists.learn(
+      keys.view(), 4, residuals, [&] { ++checks; }, progress.done);
+  expect_all_held(lists, keys, 60000, residuals);
+  // In one part the 45,000 would be compared with 11,250 lists four times: 480 checks for them
+  // alone.
+  EXPECT_LT(checks, 400);
+  EXPECT_GT(checks, 100);
 }
 
 TEST(IvfIndex, AGroupFindsNoLessThanItsHeadsDoAlone) {

@@ -326,6 +326,7 @@ TEST(SessionRules, StepsOfAnySizeGiveTheSame) {
 TEST(SessionRules, HeadsThatAMethodChoosesForTogetherGoOnTogether) {
   Rules rules;
   for (const auto& [index, tail] : {std::pair("sparq:r=4", "codes"),
+                                    {"ivf:size=4,share=8", "codes"},
                                     {"exact", "sparq:r=4,v=1"},
                                     {"sparq:r=4,v=1", "sparq:r=4,v=1"}}) {
     rules.context = rules.context->with_index(index)->with_index(tail);

@@ -17,7 +17,7 @@ class KeyIndex;
 ///                             stand for the rows that are not attended, in one pass with the
 ///                             search
 ///   ivf:size=32,share=32      lists of some 32 near keys that stay where they are; a query
-///                             reads one of 32 keys
+///                             reads one of 32 keys, and 48 times what is wanted at least
 ///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
 ///   faiss:HNSW32              FAISS's graph over keys that stay where they are
 ///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings

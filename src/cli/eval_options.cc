@@ -12,6 +12,7 @@
 #include "src/cli/run_settings.h"
 #include "src/cli/text.h"
 #include "src/core/files.h"
+#include "src/eval/wonderwords.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -134,6 +135,7 @@ Json configuration(const EvalFlags& flags, const EvalSettings& settings,
   json["budgets"] = settings.budgets;
   json["samples"] = settings.samples;
   json["seed"] = settings.seed;
+  json["words"] = wonder_lists;
   json["essays"] = flags.essays.empty() ? "generated" : absolute_path(flags.essays);
   if (wants(settings, "qa")) {
     json["files"] = Json::array();

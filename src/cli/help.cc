@@ -39,7 +39,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --needle STYLE         number, word, uuid (as in RULER) or passkey [number]
   --needle-text T --question Q --answer A                  a needle of your own instead
   --separate             a context for each needle; passkey and own needles always have that
-  --kv-index SPEC        codes, exact, ivf, hnsw:M=16, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
+  --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
@@ -72,7 +72,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   -n, --predict N        tokens to generate at most [128]                        --seed N [42]
   --temp X --top-k N --top-p X   sampling; --temp 0 is greedy [by generation_config.json, else 0]
   --length N             tokens that LongRoPE, dynamic NTK turn keys for [all the model can]
-  --kv-index SPEC        codes, exact, ivf, hnsw:M=16, faiss:IVF1024,SQ8 [codes, k by dim]
+  --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF1024,SQ8 [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
@@ -102,7 +102,7 @@ the prompt the program, as the end of input (Ctrl-D) does.
   -n, --predict N        tokens of an answer at most [1024]
   --room N               tokens of questions and answers together at most, beside the files [64K]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
-  --kv-index SPEC        codes, exact, ivf, hnsw:M=16, faiss:IVF1024,SQ8 [codes, k by dim]
+  --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF1024,SQ8 [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
@@ -141,7 +141,7 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024² [64K]
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
   --questions N|LIST     N facts asked for, spread evenly, or depths in percent [4]
-  --kv-index SPEC        codes, exact, ivf, hnsw:M=16, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
+  --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes; repeat to compare
                          [what the index has]
   --kv-topk K            rows retrieved per layer; repeat to compare [256]
@@ -223,7 +223,7 @@ uniformly, odd layers broadly, others sharply: decode prints how much the best r
   --mem SIZE             rows may take, such as 100GiB [what is free]
   --seed N [42]          --json   a JSON line per row, times in seconds
 decode: one token at a time, for each index with each k
-  --kv-index SPEC        codes, exact, ivf, hnsw:M=16, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
+  --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer; repeat to compare several [64]
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]

@@ -12,6 +12,9 @@
 
 namespace topkv {
 
+/// The lists' name and version, which answers depend on.
+inline constexpr std::string_view wonder_lists = "wonderwords 3.0.1";
+
 std::span<const std::string_view> wonder_adjectives();
 std::span<const std::string_view> wonder_nouns();
 /// Adjectives, nouns and verbs, in alphabetical order, each once.
