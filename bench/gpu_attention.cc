@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu_cudnn.h"
 #include "gpu/attention.h"
 #include "gpu/cudnn_attention.h"
 #include "gpu/handles.h"
@@ -220,13 +221,7 @@ int run(const std::vector<Shape>& shapes) {
     fmt::print("skipped: no GPU: {}\n", topkv::gpu_reason());
     return 0;
   }
-  std::string why;
-  std::unique_ptr<CudnnAttention> cudnn;
-  if (CudnnAttention::available(&why)) {
-    cudnn = std::make_unique<CudnnAttention>();
-  } else {
-    fmt::print("without cuDNN: {}\n", why);
-  }
+  const std::unique_ptr<CudnnAttention> cudnn = bench::open_cudnn();
   fmt::print("{:>4} {:<7} {:>7} {:>7} {:<7} {:>9} {:>9} {:>9} {:>8}\n", "dim", "heads", "tokens",
              "rows", "mask", "ms", "TFLOP/s", "cuDNN", "ratio");
   for (const Shape& shape : shapes) {

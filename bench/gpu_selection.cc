@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "bench/gpu_bandwidth.h"
+#include "bench/gpu_cudnn.h"
 #include "bench/gpu_random.h"
 #include "gpu/attention.h"
 #include "gpu/code_scan.h"
@@ -557,13 +558,7 @@ int run(const std::vector<std::string>& wanted) {
     fmt::print("skipped: no GPU: {}\n", topkv::gpu_reason());
     return 0;
   }
-  std::string why;
-  std::unique_ptr<CudnnAttention> cudnn;
-  if (CudnnAttention::available(&why)) {
-    cudnn = std::make_unique<CudnnAttention>();
-  } else {
-    fmt::print("without cuDNN: {}\n", why);
-  }
+  const std::unique_ptr<CudnnAttention> cudnn = bench::open_cudnn();
   cudaDeviceProp properties{};
   TOPKV_CUDA(cudaGetDeviceProperties(&properties, 0));
   const double bandwidth = bench::gpu_read_bandwidth();

@@ -635,9 +635,7 @@ void choose_heaviest(const float* scores, const MeetingQueries& queries, std::in
 void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
                       const DeviceClusters& clusters, float log_threshold,
                       const ChosenEntries& chosen, cudaStream_t stream) {
-  if (count > clusters.slots)
-    throw InvalidArgument("CUDA choice of the important: " + std::to_string(count) +
-                          " clusters in " + std::to_string(clusters.slots) + " slots");
+  check_slots("choice of the important", 0, count, clusters.slots);
   ChoiceTask task{};
   task.clusters = clusters;
   task.log_threshold = log_threshold;

@@ -84,7 +84,7 @@ struct Cut {
 struct BlockPart {
   Cut cut;
   int begin, end;    // tiles
-  int meeting;       // of tile `begin`
+  int meeting;       // of tile `begin`; nothing where there is none
   int meeting_tile;  // its first tile
 };
 
@@ -92,8 +92,7 @@ struct BlockPart {
 template <class T>
 __device__ BlockPart part_of_block(const ChosenTask& task) {
   __shared__ int of_warps[T::threads / warp];
-  __shared__ __align__(alignof(BlockPart)) char part_memory[sizeof(BlockPart)];
-  BlockPart& part = *reinterpret_cast<BlockPart*>(part_memory);
+  __shared__ int meeting, meeting_tile;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp;
   const int each = (task.meetings + T::threads - 1) / T::threads;
@@ -119,18 +118,17 @@ __device__ BlockPart part_of_block(const ChosenTask& task) {
   const Cut cut(all);
   const int begin = cut.begin(blockIdx.x);
   const int end = cut.begin(blockIdx.x + 1);
-  if (thread == 0) part = {cut, begin, end, 0, 0};
-  __syncthreads();
   if (begin < end && before <= begin && begin < before + mine) {
     int m = first;
     for (int tiles = tiles_of<T>(task, m); before + tiles <= begin; tiles = tiles_of<T>(task, m)) {
       before += tiles;
       ++m;
     }
-    part = {cut, begin, end, m, before};
+    meeting = m;
+    meeting_tile = before;
   }
   __syncthreads();
-  return part;
+  return {cut, begin, end, meeting, meeting_tile};
 }
 
 /// Begins the copy of a tile's K and V to `stage`; rows that are not there become zeros. entry(i):

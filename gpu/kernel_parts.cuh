@@ -60,8 +60,9 @@ inline void check_launch(const char* kernel) {
   check(cudaGetLastError(), kernel, __FILE__, __LINE__);
 }
 
-/// Launches a kernel that begins with await_previous(): where the device can and kernels were compiled
-/// for it (compute capability 9.0 and later) its blocks start while the last ones of the kernel in front still run.
+/// Launches a kernel that begins with await_previous(): where the device can and kernels were
+/// compiled for it (compute capability 9.0 and later) its blocks start while the last ones of the
+/// kernel in front still run.
 template <class... Parameters, class... Arguments>
 void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 threads, std::size_t shared,
                        cudaStream_t stream, Arguments&&... arguments) {

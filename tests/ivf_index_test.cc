@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "index/key_lists.h"
@@ -106,11 +107,16 @@ TEST(KeyLists, WhereMostKeysAreAlikeTheWorkIsCut) {
   EXPECT_GT(checks, 100);
 }
 
-TEST(IvfIndex, AGroupFindsNoLessThanItsHeadsDoAlone) {
-  const Keys keys = make_keys(clustered(40000, 64, 3), 64, DType::bf16);
-  const auto index = make_index("ivf");
+std::unique_ptr<KeyIndex> built(const char* spec, const Keys& keys) {
+  auto index = make_index(spec);
   index->add(keys.view());
   index->build();
+  return index;
+}
+
+TEST(IvfIndex, AGroupFindsNoLessThanItsHeadsDoAlone) {
+  const Keys keys = make_keys(clustered(40000, 64, 3), 64, DType::bf16);
+  const auto index = built("ivf", keys);
   const test::Queries queries = test::make_queries(keys, 24, {100, 39000}, 4);
   const double alone = check_result(keys, queries, 16, search(*index, queries, 16));
   QueryBlock block = queries.block();
@@ -123,18 +129,14 @@ TEST(IvfIndex, AGroupFindsNoLessThanItsHeadsDoAlone) {
 
 TEST(IvfIndex, HoldsFarLessThanItsKeys) {
   const Keys keys = make_keys(clustered(20000, 64, 5), 64, DType::bf16);
-  const auto index = make_index("ivf");
-  index->add(keys.view());
-  index->build();
+  const auto index = built("ivf", keys);
   EXPECT_LT(index->memory(), 20000 * 64 * 2 / 4);
 }
 
 TEST(IndicesThatChooseForGroups, RefuseQueriesThatAreNotWholeGroups) {
   const Keys keys = make_keys(clustered(500, 32, 7), 32, DType::bf16);
   for (const char* spec : {"ivf", "hnsw", "faiss:IVF"}) {
-    const auto index = make_index(spec);
-    index->add(keys.view());
-    index->build();
+    const auto index = built(spec, keys);
     test::Queries queries = test::make_queries(keys, 4, everything, 8);
     QueryBlock block = queries.block();
     SearchResult result;
