@@ -41,6 +41,9 @@ class ApproximateIndex : public InsertingIndex {
   /// InsertingIndex::clear, but for what is known here.
   virtual void clear_structure() = 0;
 
+  /// InsertingIndex::fields, likewise.
+  virtual void structure_fields(Archive& archive);
+
   std::int64_t rare_memory() const { return rare_.memory(); }
 
   /// Replaces `found` by candidates for one query [dim], in any order: about `want` of them or
@@ -57,6 +60,7 @@ class ApproximateIndex : public InsertingIndex {
  private:
   void insert(std::int64_t first, const std::stop_token& stop) final;
   void clear() final;
+  void fields(Archive& archive) final;
   void search_group(const QueryBlock& queries, std::int64_t first, std::int64_t k,
                     std::span<std::vector<std::int64_t>> found, SearchResult& result) const;
   /// The rare keys that a query may find, ascending, and its scores of them.

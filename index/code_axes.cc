@@ -177,4 +177,18 @@ std::int64_t CodeAxes::memory() const {
   return static_cast<std::int64_t>(floats * sizeof(float));
 }
 
+void CodeAxes::fields(std::int64_t dim, bool axes, Archive& archive) {
+  archive.value(dim_);
+  archive.value(scale_);
+  archive.array(mean_);
+  archive.array(axes_);
+  archive.array(variances_);
+  if (!archive.reading()) return;
+  archive.check(dim_ == dim && std::ssize(mean_) == dim, "it is of vectors of another dimension");
+  archive.check(std::ssize(axes_) == (axes ? dim * dim : 0) &&
+                    std::ssize(variances_) == (axes ? dim : 1),
+                "it has other axes than dimensions");
+  archive.check(scale_ > 0, "a scale is not above 0");
+}
+
 }  // namespace topkv

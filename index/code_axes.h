@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/core/archive.h"
 #include "topkv/view.h"
 
 namespace topkv {
@@ -59,6 +60,9 @@ class CodeAxes {
                                          std::int64_t most) const;
 
   std::int64_t memory() const;
+
+  /// For a file, of vectors of so many dims. axes: with them; else as mean_of gives it.
+  void fields(std::int64_t dim, bool axes, Archive& archive);
 
  private:
   void find_axes(const std::vector<float>& sample);

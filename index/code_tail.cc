@@ -36,6 +36,14 @@ struct CodeTail::Rare {
   std::vector<std::int64_t> positions;
 };
 
+void CodeTail::fields(std::int64_t bits, Archive& archive) {
+  if (rows_.count() == 0) return;
+  coder_.fields(rows_.dim(), bits, archive);
+  archive.array(codes_);
+  archive.check(std::ssize(codes_) == coder_.bytes_for(rows_.count()),
+                "there are other codes than values");
+}
+
 CodeTail::CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
                    const std::stop_token& stop, CodeEncoder* encoder)
     : index_(index), rows_(rows) {

@@ -24,6 +24,11 @@ class CodeTail final : public RowTail {
   CodeTail(const CodesIndex& index, const RowsView& rows, std::int64_t bits,
            const std::stop_token& stop, CodeEncoder* encoder = nullptr);
 
+  /// That fields() is to read.
+  CodeTail(const CodesIndex& index, const RowsView& rows) : index_(index), rows_(rows) {}
+  /// For a file; bits: as above.
+  void fields(std::int64_t bits, Archive& archive);
+
   /// Rows whose keys codes stand for badly (CodesIndex::rare) are attended as they are; of others
   /// the mass is estimated (ScoreEstimate).
   void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,

@@ -43,6 +43,23 @@ class CodesKind : public IndexSpec::Kind {
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows,
                                       params_.bits_of_value(rows.dim()), stop, encoder);
   }
+  bool is_stored() const override { return true; }
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
+                                         const RowsView& rows, Archive& archive) const override {
+    if (!has_tail()) return nullptr;
+    return transfer_codes(tail, index, rows, params_.bits_of_value(rows.dim()), archive);
+  }
+
+ protected:
+  static std::unique_ptr<RowTail> transfer_codes(RowTail* tail, const KeyIndex& index,
+                                                 const RowsView& rows, std::int64_t bits,
+                                                 Archive& archive) {
+    std::unique_ptr<CodeTail> read;
+    if (archive.reading())
+      read = std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows);
+    (read ? *read : dynamic_cast<CodeTail&>(*tail)).fields(bits, archive);
+    return read;
+  }
 
  private:
   CodesParams params_;
@@ -61,6 +78,10 @@ class MeanKind final : public CodesKind {
                                      CodeEncoder* /*encoder*/,
                                      const std::stop_token& stop) const override {
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop);
+  }
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
+                                         const RowsView& rows, Archive& archive) const override {
+    return transfer_codes(tail, index, rows, 0, archive);
   }
 };
 
@@ -129,6 +150,14 @@ void CodesIndex::encode(std::int64_t first, float* residuals, const std::stop_to
       note_inserted(size);
     }
   });
+}
+
+void CodesIndex::structure_fields(Archive& archive) {
+  coder_.fields(keys().dim, params_.bytes_of_key(keys().dim), archive);
+  archive.array(codes_);
+  if (!archive.reading()) return;
+  archive.check(std::ssize(codes_) == coder_.bytes_for(size()),
+                "there are other codes than keys");
 }
 
 void CodesIndex::clear_structure() {

@@ -50,6 +50,7 @@ class CodesIndex final : public ApproximateIndex {
   void insert_judged(std::int64_t first, std::vector<float>& residuals,
                      const std::stop_token& stop) override;
   void clear_structure() override;
+  void structure_fields(Archive& archive) override;
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
                   std::vector<std::int64_t>& found) const override;
   void all_candidates(const QueryBlock& queries, std::int64_t want,

@@ -9,6 +9,7 @@
 #include "index/sample.h"
 #include "index/scan.h"
 #include "index/scratch.h"
+#include "src/core/archive.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
 #include "src/core/tile_dot.h"
@@ -255,6 +256,11 @@ std::shared_ptr<const IndexSpec::Kind> exact_kind() {
   class Exact final : public IndexSpec::Kind {
     std::string text() const override { return "exact"; }
     bool grows() const override { return true; }
+    bool is_stored() const override { return true; }
+    /// Keys alone: there is nothing to keep.
+    void transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const override {
+      if (archive.reading()) build(index, keys, nullptr, {});
+    }
     std::unique_ptr<KeyIndex> make() const override { return std::make_unique<ExactIndex>(); }
   };
   return std::make_shared<Exact>();

@@ -11,6 +11,7 @@
 #include "index/faiss_index.h"
 #include "index/hnsw_index.h"
 #include "index/index_kind.h"
+#include "index/inserting_index.h"
 #include "index/ivf_index.h"
 #include "index/lowrank_index.h"
 #include "index/none_index.h"
@@ -113,6 +114,10 @@ bool IndexSpec::has_code_tail() const { return kind_->is_coded() && kind_->has_t
 bool IndexSpec::learns_queries() const { return kind_->learns_queries(); }
 
 void IndexSpec::check_index() const { kind_->check_index(); }
+
+void IndexSpec::Kind::transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const {
+  dynamic_cast<InsertingIndex&>(index).transfer(keys, archive);
+}
 
 std::unique_ptr<KeyIndex> IndexSpec::make() const {
   check_index();

@@ -37,6 +37,27 @@ void InsertingIndex::insert_or_clear(std::int64_t first, const std::stop_token& 
   }
 }
 
+void InsertingIndex::transfer(const KeyView& keys, Archive& archive) {
+  if (!archive.reading()) {
+    if (size() > 0) fields(archive);
+    return;
+  }
+  keys_.append(keys);
+  try {
+    if (size() > 0) fields(archive);
+  } catch (...) {
+    clear();
+    keys_ = {};
+    throw;
+  }
+  inserted_ = size();
+  built_ = true;
+}
+
+void InsertingIndex::fields(Archive& archive) {
+  archive.check(false, "an index of this kind is not kept in files");
+}
+
 void InsertingIndex::check_stop(const std::stop_token& stop) const {
   if (stop.stop_requested()) {
     throw Stopped(fmt::format("{}: stopped after {} of {} keys", spec(), inserted(), size()));

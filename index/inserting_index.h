@@ -7,6 +7,7 @@
 #include <stop_token>
 
 #include "index/key_list.h"
+#include "src/core/archive.h"
 #include "topkv/key_index.h"
 
 namespace topkv {
@@ -17,6 +18,9 @@ class InsertingIndex : public KeyIndex {
   void build(const std::stop_token& stop) final;
   std::int64_t inserted() const final { return inserted_.load(std::memory_order_relaxed); }
   std::int64_t size() const final { return keys_.size(); }
+
+  /// IndexSpec::Kind::transfer.
+  void transfer(const KeyView& keys, Archive& archive);
 
  protected:
   const KeyList& key_list() const { return keys_; }
@@ -30,6 +34,10 @@ class InsertingIndex : public KeyIndex {
 
   /// Forgets all that was inserted.
   virtual void clear() = 0;
+
+  /// What insert has learned of keys(), for a file; none of it where there are no keys. Reading:
+  /// checks it (Archive). Only of kinds that are stored.
+  virtual void fields(Archive& archive);
 
   /// So many more keys are inserted. Safe from many threads.
   void note_inserted(std::int64_t count) { inserted_.fetch_add(count, std::memory_order_relaxed); }

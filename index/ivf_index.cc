@@ -69,6 +69,7 @@ class IvfIndex final : public ApproximateIndex {
   }
 
   void clear_structure() override { lists_ = {}; }
+  void structure_fields(Archive& archive) override { lists_.fields(keys(), archive); }
 
   void candidates(const float* query, PositionRange allowed, std::int64_t want,
                   std::vector<std::int64_t>& found) const override {
@@ -161,6 +162,7 @@ class IvfKind final : public IndexSpec::Kind {
   std::string text() const override { return params_.text(); }
   /// A group reads the lists that any of its heads would.
   ChoosesFor chooses_for() const override { return ChoosesFor::group; }
+  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<IvfIndex>(params_); }
 
  private:

@@ -38,6 +38,39 @@ std::int64_t KeyCoder::memory() const {
                                                     slots_.capacity() * sizeof(Slot));
 }
 
+void KeyCoder::fields(std::int64_t dim, std::int64_t bytes, Archive& archive) {
+  axes_.fields(dim, true, archive);
+  archive.value(bytes_);
+  archive.array(left_);
+  std::vector<float> low, step;
+  std::vector<std::int32_t> most;
+  for (const EvenLevels& levels : levels_) {
+    low.push_back(levels.low);
+    step.push_back(levels.step);
+    most.push_back(levels.most);
+  }
+  archive.array(low);
+  archive.array(step);
+  archive.array(most);
+  if (!archive.reading()) return;
+  archive.check(bytes_ == std::min({bytes, (dim + 1) / 2, most_bytes}),
+                "codes are of another size than the index has");
+  archive.check(std::ssize(left_) == dim && std::ssize(low) <= dim && low.size() == step.size() &&
+                    low.size() == most.size(),
+                "it has other levels than axes");
+  levels_.clear();
+  std::int64_t slots = 0;
+  for (std::size_t i = 0; i < low.size(); ++i) {
+    archive.check(most[i] == 3 || most[i] == 15, "an axis has other than 4 or 16 levels");
+    archive.check(step[i] >= 0 && left_[i] >= 0, "levels or variances are below 0");
+    slots += most[i] == 15 ? 2 : 1;
+    levels_.push_back({low[i], step[i], most[i]});
+  }
+  archive.check(slots <= 4 * bytes_, "it has more levels than a code has bits");
+  slots_.clear();
+  place_slots();
+}
+
 /// Bits of the first axes, those that get some. Reverse water-filling, step by step: the next two
 /// bits go where they lower the error most.
 std::vector<int> KeyCoder::share_bits() const {

@@ -79,6 +79,9 @@ class KeyCoder {
   }
   std::int64_t memory() const;
 
+  /// For a file, of keys of so many dims in codes of so many bytes.
+  void fields(std::int64_t dim, std::int64_t bytes, Archive& archive);
+
   /// Writes the codes of keys first to first + count - 1 among those of all keys.
   /// residuals: [count], the squared distance of each key from what its code stands for; infinite
   /// beyond float32.

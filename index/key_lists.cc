@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -295,6 +296,31 @@ void KeyLists::add(const KeyView& keys, std::int64_t first, std::vector<float>& 
     }
     done(std::ssize(positions));
   });
+  members_ = GroupedRows({.groups = count(), .group = list_.data()}, keys.count);
+}
+
+void KeyLists::fields(const KeyView& keys, Archive& archive) {
+  archive.value(dim_);
+  archive.array(parts_.centroids);
+  archive.array(parts_.half_squares);
+  archive.array(parts_.first);
+  archive.array(centroids_);
+  archive.array(half_squares_);
+  archive.array(list_);
+  if (!archive.reading()) return;
+  const std::int64_t parts = std::ssize(parts_.half_squares);
+  archive.check(dim_ == keys.dim && count() > 0 && parts > 0 && std::ssize(list_) == keys.count &&
+                    std::ssize(parts_.centroids) % dim_ == 0 &&
+                    std::ssize(parts_.centroids) / dim_ == parts &&
+                    std::ssize(centroids_) % dim_ == 0 && std::ssize(centroids_) / dim_ == count(),
+                "its lists are of other keys");
+  archive.check(std::ssize(parts_.first) == parts + 1 && parts_.first.front() == 0 &&
+                    parts_.first.back() == count() &&
+                    std::ranges::adjacent_find(parts_.first, std::greater_equal<>()) ==
+                        parts_.first.end(),
+                "its parts do not follow each other");
+  for (const std::int32_t list : list_)
+    archive.check(list >= 0 && list < count(), "a key is in a list that is not there");
   members_ = GroupedRows({.groups = count(), .group = list_.data()}, keys.count);
 }
 

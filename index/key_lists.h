@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "index/row_summaries.h"
+#include "src/core/archive.h"
 #include "src/core/huge_vector.h"
 #include "topkv/view.h"
 
@@ -38,6 +39,9 @@ class KeyLists {
   std::span<const std::int64_t> of(std::int64_t list) const { return members_.rows_of(list); }
 
   std::int64_t memory() const;
+
+  /// For a file, of these keys.
+  void fields(const KeyView& keys, Archive& archive);
 
  private:
   void keep_used_parts(std::span<std::int32_t> part);

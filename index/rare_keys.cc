@@ -1,6 +1,8 @@
 #include "index/rare_keys.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstddef>
 
 namespace topkv {
@@ -26,6 +28,19 @@ void RareKeys::add(std::int64_t first, std::span<const float> residuals) {
 std::span<const std::int64_t> RareKeys::positions(PositionRange range) const {
   const auto begin = std::lower_bound(positions_.begin(), positions_.end(), range.begin);
   return {begin, std::lower_bound(begin, positions_.end(), range.end)};
+}
+
+void RareKeys::fields(std::int64_t keys, Archive& archive) {
+  archive.array(positions_);
+  auto above = std::bit_cast<std::uint32_t>(above_);  // may be infinite
+  archive.value(above);
+  if (!archive.reading()) return;
+  above_ = std::bit_cast<float>(above);
+  archive.check(!std::isnan(above_), "a residual is not a number");
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    archive.check(positions_[i] > (i == 0 ? -1 : positions_[i - 1]) && positions_[i] < keys,
+                  "rare keys do not ascend within the keys");
+  }
 }
 
 }  // namespace topkv

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "index/key_list.h"
+#include "src/core/archive.h"
 #include "src/core/threads.h"
 #include "topkv/types.h"
 
@@ -37,6 +38,9 @@ class RareKeys {
   /// Ascending.
   std::span<const std::int64_t> positions() const { return positions_; }
   std::span<const std::int64_t> positions(PositionRange range) const;
+
+  /// For a file, of so many keys.
+  void fields(std::int64_t keys, Archive& archive);
 
   std::int64_t memory() const {
     return static_cast<std::int64_t>(positions_.capacity() * sizeof(positions_[0]));

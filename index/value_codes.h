@@ -48,6 +48,9 @@ class ValueCoder {
   std::int64_t bytes_for(std::int64_t values) const;
   std::int64_t memory() const;
 
+  /// For a file, of values of so many dims in codes of so many bits.
+  void fields(std::int64_t dim, std::int64_t bits, Archive& archive);
+
   /// Writes the codes of values first to first + count - 1 among those of all values, which were 0.
   /// A code depends on the value and its number alone.
   /// Throws InvalidArgument when a value is not finite.

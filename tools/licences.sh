@@ -20,7 +20,7 @@ copy_licence() {
 # texts that Debian keeps once, which those files refer to.
 complete_licences() {
   local package
-  for package in libfaiss-dev libhnswlib-dev nlohmann-json3-dev libcli11-dev; do
+  for package in libfaiss-dev libhnswlib-dev nlohmann-json3-dev libcli11-dev libxxhash-dev; do
     copy_licence "$package" "$1"
   done
   grep -Eoh '/usr/share/common-licenses/[A-Za-z]+(-[0-9]+(\.[0-9]+)*)?' "$1"/* | sort --unique |

@@ -8,6 +8,7 @@ packages=(
   libfaiss-dev libopenblas-dev libhnswlib-dev  # indices
   libhwy-dev libdnnl-dev libtbb-dev         # arithmetic and threads
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev  # checkpoints and tokenizer
+  libxxhash-dev                             # checksums of contexts in files
   libcli11-dev libfmt-dev                   # command line
   libgtest-dev ccache                       # tests
   python3-dev python3-venv                  # the Python package

@@ -103,6 +103,7 @@ class Context {
 
  private:
   friend class ContextBuilder;
+  friend class ContextFile;
   friend class IndexGrowth;
   friend class Session;
   Context(AttentionShape shape, Segment segment);

@@ -55,6 +55,28 @@ void KeptQueries::lose(std::int64_t layer) {
   layers_[static_cast<std::size_t>(layer)] = {.lost = true};
 }
 
+void KeptQueries::fields(std::int64_t layer, std::int64_t tokens, Archive& archive) {
+  Layer& of = layers_[static_cast<std::size_t>(layer)];
+  std::int64_t lost = of.lost ? 1 : 0;
+  archive.value(lost);
+  archive.value(of.stride);
+  archive.array(of.positions);
+  archive.array(of.data);
+  if (!archive.reading()) return;
+  of.lost = lost != 0;
+  const std::int64_t kept = std::ssize(of.positions);
+  archive.check(lost >= 0 && lost <= 1 && of.stride > 0, "its stride is not above 0");
+  archive.check(kept == 0 || width_ <= std::ssize(of.data) / kept, "queries are missing");
+  archive.check(kept * width_ == std::ssize(of.data) && (kept == 0 || !of.lost),
+                "it has other queries than positions");
+  for (std::int64_t i = 0; i < kept; ++i) {
+    const std::int64_t position = of.positions[static_cast<std::size_t>(i)];
+    const std::int64_t before = i == 0 ? -1 : of.positions[static_cast<std::size_t>(i - 1)];
+    archive.check(position > before && position < tokens,
+                  "positions do not ascend within the context");
+  }
+}
+
 std::int64_t KeptQueries::memory() const {
   std::size_t bytes = layers_.capacity() * sizeof(Layer);
   for (const Layer& layer : layers_) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "index/prefill_queries.h"
+#include "src/core/archive.h"
 #include "topkv/types.h"
 
 namespace topkv {
@@ -35,6 +36,11 @@ class KeptQueries {
   PrefillQueries of(const AttentionShape& shape, std::int64_t layer, std::int64_t kv_head,
                     std::int64_t tokens, std::vector<float>& gathered,
                     std::vector<std::int64_t>& positions) const;
+
+  /// What is kept of a layer of a context of so many tokens, for a file; nothing where there are no
+  /// layers. REQUIRES, reading: made with the shape.
+  bool has_layers() const { return !layers_.empty(); }
+  void fields(std::int64_t layer, std::int64_t tokens, Archive& archive);
 
   /// Bytes that it holds, of all layers.
   std::int64_t memory() const;

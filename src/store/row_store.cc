@@ -103,14 +103,37 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
   }
   region_ = Region(checked_product(array_bytes_[0] + array_bytes_[1],
                                    checked_product(shape.layers, shape.kv_heads)));
+  arrays_ = region_.data();
   if (in_blocks(dtype.keys)) {
     channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
                      1.0F);
   }
 }
 
+RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens,
+                   const std::byte* arrays, std::shared_ptr<void> owner)
+    : kv_heads_(shape.kv_heads),
+      head_dim_(shape.head_dim),
+      dtype_(dtype),
+      capacity_(tokens),
+      owner_("context"),
+      half_bytes_{vector_bytes(dtype.keys, shape.head_dim),
+                  vector_bytes(dtype.values, shape.head_dim)},
+      array_bytes_{round_up(checked_product(half_bytes_[0], tokens), small_page),
+                   round_up(checked_product(half_bytes_[1], tokens), small_page)},
+      arrays_(const_cast<std::byte*>(arrays)),  // the store is full: nothing is written
+      lender_(std::move(owner)),
+      huge_pages_(true),
+      sizes_(static_cast<std::size_t>(shape.layers)) {
+  if (in_blocks(dtype.keys)) {
+    channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
+                     1.0F);
+  }
+  for (auto& size : sizes_) size.store(tokens, std::memory_order_release);
+}
+
 std::byte* RowStore::array(std::int64_t layer, std::int64_t kv_head, Half half) const {
-  return region_.data() + (layer * kv_heads_ + kv_head) * (array_bytes_[0] + array_bytes_[1]) +
+  return arrays_ + (layer * kv_heads_ + kv_head) * (array_bytes_[0] + array_bytes_[1]) +
          (half == Half::values ? array_bytes_[0] : 0);
 }
 

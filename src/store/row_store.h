@@ -35,6 +35,11 @@ class RowStore {
   RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capacity, std::int64_t budget,
            std::string owner);
 
+  /// Rows that are there already and stay as they are: `tokens` of every layer, laid out as arrays
+  /// are (below), each padded to a multiple of 4096 bytes. Whoever owns them is kept as long.
+  RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t tokens, const std::byte* arrays,
+           std::shared_ptr<void> owner);
+
   /// Bytes of K and V of one token over all layers.
   static std::int64_t bytes_per_token(const AttentionShape& shape, KvDType dtype);
 
@@ -100,9 +105,11 @@ class RowStore {
   std::string owner_;
   std::int64_t half_bytes_[2];                    // of one K, one V
   std::int64_t array_bytes_[2];                   // of one array of each, padded to whole pages
-  Region region_;                                 // [layers, kv_heads, keys then values]
+  Region region_;                                 // none: somebody else's memory
+  std::byte* arrays_ = nullptr;                   // [layers, kv_heads, keys then values]
   std::vector<float> channels_;                   // [layers, kv_heads, head_dim], or none
   bool channels_chosen_ = false;                  // for good
+  std::shared_ptr<void> lender_;                  // of arrays_, where region_ is none
   bool huge_pages_ = false;                       // what region_ commits by now
   std::shared_ptr<void> kept_;                    // goes before region_
   std::vector<std::atomic<std::int64_t>> sizes_;  // per layer, tokens

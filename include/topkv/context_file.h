@@ -1,0 +1,79 @@
+// Contexts in files: a prefill is paid for once. docs/context-files.md has the format, byte by byte.
+//
+// What is loaded gives the same bits as what was saved: rows, indices and tails, none of them built
+// again. Any bytes may be given: a file that is damaged, or was made to do harm, is refused, never
+// followed outside of what it holds. (What a context says is another matter: it steers answers.)
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "topkv/context.h"
+#include "topkv/progress.h"
+#include "topkv/types.h"
+
+namespace topkv {
+
+/// Where rows are from. topkv keeps it beside them; whoever loads them compares.
+struct ContextOrigin {
+  /// Model::fingerprint(), or what an application knows its network by.
+  std::string model = {};
+  std::string made_with = {};       ///< how, for people: one line
+  std::vector<Token> tokens = {};  ///< whose rows these are; empty: not known
+};
+
+struct LoadedContext {
+  std::shared_ptr<const Context> context;
+  ContextOrigin origin;
+};
+
+struct ContextLoadOptions {
+  /// Rows stay in the file and are read where they lie, as they are needed, so that they may be
+  /// more than the memory. What else there is is loaded. Their checksums are then left to
+  /// verify_context, as is whether they are finite. The file must not be changed while the context
+  /// lives (replacing it by another of the name is no change): a page that is cut off ends the
+  /// process.
+  bool mapped = false;
+  std::int64_t memory_budget = 0;  ///< bytes that rows may take; 0: what the machine has free
+  ProgressFn progress = {};        ///< stage "load", in bytes
+};
+
+/// What a file says of itself.
+struct ContextFileInfo {
+  std::int64_t version = 0;  ///< of the format
+  std::string writer = {};   ///< the topkv that wrote it
+  AttentionShape shape = {};
+  KvDType dtype = {};
+  std::int64_t tokens = 0;
+  std::vector<std::string> indices = {};  ///< specs, as Context::indices has them
+  bool has_queries = false;
+  std::string model = {}, made_with = {};  ///< ContextOrigin
+  bool has_token_ids = false;
+  std::int64_t file_bytes = 0;
+  std::int64_t rows_bytes = 0, index_bytes = 0, queries_bytes = 0;  ///< that they take in it
+};
+
+/// Writes a file that is seen when it is whole: until then what was there stays, and may be read.
+/// The context's tokens may not be fewer than origin's are, if these are known. progress: stage
+/// "save", in bytes; when it throws, so does this, and nothing has changed.
+/// Throws FileError (no room among them, before anything is written) and InvalidArgument for an
+/// index that cannot be kept in a file (faiss:…, hnsw:…).
+void save_context(const Context& context, const std::filesystem::path& path,
+                  const ContextOrigin& origin = {}, const ProgressFn& progress = {});
+
+/// Throws FileError, which names the file, the part, what was found and what was expected, and
+/// OutOfMemory before rows are read when they do not fit.
+LoadedContext load_context(const std::filesystem::path& path,
+                           const ContextLoadOptions& options = {});
+
+/// Reads the beginning of a file. Throws as load_context does.
+ContextFileInfo context_file_info(const std::filesystem::path& path);
+
+/// Reads all of it and checks what load_context checks of rows in memory, with little memory.
+/// progress: stage "verify", in bytes. Throws FileError naming the first part that is damaged.
+void verify_context(const std::filesystem::path& path, const ProgressFn& progress = {});
+
+}  // namespace topkv

@@ -1,0 +1,20 @@
+// What reads and writes contexts' files (topkv/context_file.h) reaches into contexts by this.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "src/context/segment.h"
+#include "topkv/context_file.h"
+
+namespace topkv {
+
+class ContextFile {
+ public:
+  static const Segment& segment(const Context& context) { return *context.segment_; }
+  static std::shared_ptr<const Context> make(AttentionShape shape, Segment segment) {
+    return std::shared_ptr<const Context>(new Context(std::move(shape), std::move(segment)));
+  }
+};
+
+}  // namespace topkv

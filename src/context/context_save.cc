@@ -1,0 +1,191 @@
+// Writing a context to a file: rows from where they lie, all blocks in parallel.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <stop_token>
+
+#include "index/index_kind.h"
+#include "src/context/context_file.h"
+#include "src/context/file_format.h"
+#include "src/context/file_meta.h"
+#include "src/context/file_sections.h"
+#include "src/core/checksum.h"
+#include "src/core/open_file.h"
+#include "src/core/printable.h"
+#include "src/core/threads.h"
+#include "src/core/watched.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+/// The index, before number i, that has the heads of this one; -1: they are its own.
+std::int64_t heads_of(const Segment& segment, std::size_t i) {
+  const SegmentIndex& index = *segment.indices[i];
+  if (!index.shared) return -1;
+  for (std::size_t l = 0; l < index.layers.size(); ++l) {
+    if (index.layers[l].heads.empty()) continue;
+    for (std::size_t other = 0; other < i; ++other) {
+      if (segment.indices[other]->layers[l].heads[0] == index.layers[l].heads[0])
+        return static_cast<std::int64_t>(other);
+    }
+  }
+  return -1;
+}
+
+FileMeta describe(const Context& context, const ContextOrigin& origin) {
+  const Segment& segment = ContextFile::segment(context);
+  FileMeta meta{.writer = fmt::format("topkv {}", TOPKV_VERSION),
+                .shape = context.shape(),
+                .dtype = context.dtype(),
+                .tokens = context.tokens(),
+                .indices = {},
+                .model = printable(origin.model),
+                .made_with = printable(origin.made_with)};
+  for (std::size_t i = 0; i < segment.indices.size(); ++i) {
+    const IndexSpec& spec = segment.indices[i]->spec;
+    if (!spec.kind().is_stored())
+      throw InvalidArgument(
+          fmt::format("index {} cannot be kept in a file: save the context without it, and add it "
+                      "to what is loaded",
+                      spec.text()));
+    meta.indices.push_back({.spec = spec.text(), .heads_of = heads_of(segment, i)});
+  }
+  return meta;
+}
+
+/// What one file is written from.
+class Saving {
+ public:
+  Saving(const Context& context, const ContextOrigin& origin)
+      : context_(context),
+        segment_(ContextFile::segment(context)),
+        origin_(origin),
+        meta_(describe(context, origin)),
+        text_(write_meta(meta_)) {
+    const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
+    if (queries) queries_ = *segment_.queries;
+    table_.sections = sections_of(meta_, {!origin.tokens.empty(), queries});
+    table_.sections.insert(table_.sections.begin(),
+                           {.kind = SectionKind::meta, .bytes = std::ssize(text_)});
+    for (Section& section : table_.sections) {
+      if (!is_archived(section)) continue;
+      CountingArchive counting;
+      transfer(section, counting);
+      section.bytes = counting.bytes();
+    }
+    file_bytes_ = table_.place();
+    for (const Section& section : table_.sections) bytes_ += section.bytes;
+  }
+
+  std::int64_t bytes() const { return bytes_; }
+  std::int64_t written() const { return written_; }
+
+  void write(const std::filesystem::path& path, const std::stop_token& stop) {
+    ReplacingFile file(path, file_bytes_);
+    const std::function<void(std::int64_t)> written = [&](std::int64_t bytes) {
+      if (stop.stop_requested()) throw Stopped("save: stopped");
+      written_ += bytes;
+    };
+    struct Piece {
+      const Section* section;
+      std::int64_t block;  // -1: all of it, archived
+    };
+    std::vector<Piece> pieces;
+    for (const Section& section : table_.sections) {
+      if (is_archived(section)) {
+        pieces.push_back({&section, -1});
+        continue;
+      }
+      for (std::int64_t i = 0; i < FileTable::blocks(section.bytes); ++i)
+        pieces.push_back({&section, i});
+    }
+    parallel_for(std::ssize(pieces), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto& [section, block] = pieces[static_cast<std::size_t>(i)];
+        if (block < 0) {
+          SectionWriter writer(file, table_, *section, written);
+          transfer(*section, writer);
+          writer.finish();
+          continue;
+        }
+        const std::byte* from = data_of(*section) + block * FileTable::block;
+        const std::int64_t count = FileTable::block_bytes(*section, block);
+        table_.checksum(*section, block) = checksum(from, count);
+        file.write(from, count, section->at + block * FileTable::block);
+        written(count);
+      }
+    });
+    // Header and table last: what has them has all that they speak of.
+    file.sync();
+    const std::vector<std::byte> head = table_.encode(file_bytes_);
+    file.write(head.data(), std::ssize(head), 0);
+    file.commit();
+  }
+
+ private:
+  /// Whether a class says what the section has (Archive); others lie in memory as in the file.
+  static bool is_archived(const Section& section) {
+    return section.kind == SectionKind::queries || section.kind == SectionKind::index ||
+           section.kind == SectionKind::tail;
+  }
+
+  const std::byte* data_of(const Section& section) const {
+    switch (section.kind) {
+      case SectionKind::meta:
+        return reinterpret_cast<const std::byte*>(text_.data());
+      case SectionKind::tokens:
+        return reinterpret_cast<const std::byte*>(origin_.tokens.data());
+      case SectionKind::channels:
+        return reinterpret_cast<const std::byte*>(segment_.store->channels(0));
+      case SectionKind::keys:
+        return segment_.rows(section.layer, section.kv_head).keys.data;
+      default:
+        return segment_.rows(section.layer, section.kv_head).values.data;
+    }
+  }
+
+  void transfer(const Section& section, Archive& archive) {
+    if (section.kind == SectionKind::queries)
+      return queries_.fields(section.layer, meta_.tokens, archive);
+    const SegmentIndex& index = *segment_.indices[section.index];
+    const LayerIndex& layer = index.layer(section.layer);
+    KeyIndex& head = *layer.heads[section.kv_head];
+    const RowsView rows = segment_.rows(section.layer, section.kv_head);
+    if (section.kind == SectionKind::index) return index.spec.kind().transfer(head, rows.keys, archive);
+    index.spec.kind().transfer_tail(layer.tails[section.kv_head].get(), head, rows, archive);
+  }
+
+  const Context& context_;
+  const Segment& segment_;
+  const ContextOrigin& origin_;
+  FileMeta meta_;
+  std::string text_;
+  KeptQueries queries_;  // a copy: an archive takes what it writes as if it were to change it
+  FileTable table_;
+  std::int64_t file_bytes_ = 0;
+  std::int64_t bytes_ = 0;
+  std::atomic<std::int64_t> written_ = 0;
+};
+
+}  // namespace
+
+void save_context(const Context& context, const std::filesystem::path& path,
+                  const ContextOrigin& origin, const ProgressFn& progress) {
+  if (!origin.tokens.empty() && std::ssize(origin.tokens) != context.tokens())
+    throw InvalidArgument(
+        fmt::format("save: {} token ids for a context of {} tokens; give all of them, or none",
+                    origin.tokens.size(), context.tokens()));
+  Saving saving(context, origin);
+  const auto work = [&](const std::stop_token& stop) { saving.write(path, stop); };
+  if (!progress) return work({});
+  run_watched(work, [&] {
+    if (saving.written() < saving.bytes())
+      progress({"save", "bytes", saving.written(), saving.bytes()});
+  });
+  progress({"save", "bytes", saving.bytes(), saving.bytes()});
+}
+
+}  // namespace topkv

@@ -1,0 +1,67 @@
+// What a structure keeps, as bytes of a file. A class names its fields in one function, in order,
+// for writing and for reading alike, so that the two cannot differ:
+//
+//   void KeyCoder::fields(Archive& archive) { axes_.fields(archive); archive.value(bytes_); … }
+//
+// Numbers are little-endian, of their own size; an array is its length (64 bits) and its elements.
+// What is read is hostile until a class has checked it: an archive checks that lengths are within
+// what is there, so that memory is bounded by the file, and that floating-point numbers are finite.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace topkv {
+
+static_assert(std::endian::native == std::endian::little);
+
+/// One thread at a time.
+class Archive {
+ public:
+  virtual ~Archive() = default;
+
+  virtual bool reading() const = 0;
+
+  template <class T>
+  void value(T& x) {
+    static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>);
+    transfer(&x, sizeof x);
+    if constexpr (std::is_floating_point_v<T>) check(!reading() || std::isfinite(x), not_finite);
+  }
+
+  template <class T, class Memory>
+  void array(std::vector<T, Memory>& values) {
+    static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>);
+    std::int64_t count = std::ssize(values);
+    value(count);
+    if (reading()) {
+      check(count >= 0 && count <= left() / static_cast<std::int64_t>(sizeof(T)),
+            "an array is longer than what is there");
+      values.resize(static_cast<std::size_t>(count));
+    }
+    transfer(values.data(), count * static_cast<std::int64_t>(sizeof(T)));
+    if constexpr (std::is_floating_point_v<T>) {
+      if (!reading()) return;
+      for (const T x : values) check(std::isfinite(x), not_finite);
+    }
+  }
+
+  /// Reading: throws FileError, which says where, unless `holds`.
+  void check(bool holds, std::string_view what) const {
+    if (!holds) fail(what);
+  }
+
+ protected:
+  static constexpr std::string_view not_finite = "a number is not finite";
+
+  virtual void transfer(void* data, std::int64_t bytes) = 0;
+  /// Reading: bytes that are still there.
+  virtual std::int64_t left() const = 0;
+  [[noreturn]] virtual void fail(std::string_view what) const = 0;
+};
+
+}  // namespace topkv

@@ -1,0 +1,313 @@
+// Files that were damaged, cut off or made to do harm: each is refused, in one line.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/context/file_format.h"
+#include "src/core/checksum.h"
+#include "src/core/open_file.h"
+#include "tests/context_file_case.h"
+#include "tests/temp_directory.h"
+#include "topkv/context_file.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using test::answers;
+using test::bytes_of_file;
+using test::saved_context;
+
+AttentionShape small() { return {.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 32}; }
+
+const std::vector<std::string>& stored_indices() {
+  static const std::vector<std::string> all = {"codes:k=16,v=8", "mean", "ivf:size=32,share=32"};
+  return all;
+}
+
+/// A file's bytes, to be changed and written back.
+class Changed {
+ public:
+  explicit Changed(const TempDirectory& folder, std::int64_t tokens = 40,
+                   const std::vector<std::string>& indices = stored_indices(), KvDType dtype = {})
+      : path_(folder.path() / "c.tkv") {
+    const auto context = saved_context(small(), tokens, dtype, indices);
+    ContextOrigin origin{.model = "m", .made_with = "t"};
+    for (Token t = 0; t < tokens; ++t) origin.tokens.push_back(t);
+    save_context(*context, path_, origin);
+    whole_ = bytes_of_file(path_);
+    table_ = FileTable::parse(ReadableFile(path_));
+  }
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::string& whole() const { return whole_; }
+  const FileTable& table() const { return table_; }
+
+  void write(const std::string& bytes) const {
+    std::ofstream out(path_, std::ios::binary | std::ios::trunc);
+    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  }
+
+  /// With other bytes of a section, and the checksums that belong to them: what somebody would
+  /// write who knows the format. Sizes may change.
+  void write_with(std::size_t number, const std::string& content) const {
+    FileTable table = table_;
+    std::vector<std::string> contents;
+    for (const Section& section : table_.sections)
+      contents.push_back(whole_.substr(static_cast<std::size_t>(section.at),
+                                       static_cast<std::size_t>(section.bytes)));
+    contents[number] = content;
+    for (std::size_t i = 0; i < contents.size(); ++i)
+      table.sections[i].bytes = std::ssize(contents[i]);
+    write_all(table, contents);
+  }
+  void write_all(FileTable table, const std::vector<std::string>& contents) const {
+    std::string bytes(static_cast<std::size_t>(table.place()), '\0');
+    for (std::size_t i = 0; i < contents.size(); ++i) {
+      const Section& section = table.sections[i];
+      std::copy(contents[i].begin(), contents[i].end(), bytes.begin() + section.at);
+      for (std::int64_t b = 0; b < FileTable::blocks(section.bytes); ++b)
+        table.checksum(section, b) = checksum(contents[i].data() + b * FileTable::block,
+                                              FileTable::block_bytes(section, b));
+    }
+    const auto head = table.encode(std::ssize(bytes));
+    std::memcpy(bytes.data(), head.data(), head.size());
+    write(bytes);
+  }
+  std::string content(std::size_t number) const {
+    const Section& section = table_.sections[number];
+    return whole_.substr(static_cast<std::size_t>(section.at),
+                         static_cast<std::size_t>(section.bytes));
+  }
+
+ private:
+  std::filesystem::path path_;
+  std::string whole_;
+  FileTable table_;
+};
+
+void expect_refused(const Changed& file, const std::string& what) {
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { load_context(file.path()); }, [&] { verify_context(file.path()); }}) {
+    try {
+      call();
+      FAIL() << what << ": nothing was thrown";
+    } catch (const FileError& error) {
+      const std::string text = error.what();
+      ASSERT_TRUE(text.starts_with(file.path().string())) << text;
+      ASSERT_EQ(text.find('\n'), text.npos) << text;
+    }
+  }
+}
+
+TEST(DamagedContextFile, EveryTruncationIsTold) {
+  const TempDirectory folder;
+  const Changed file(folder);
+  for (std::size_t size = file.whole().size(); size-- > 0;) {
+    std::filesystem::resize_file(file.path(), size);
+    ASSERT_THROW(load_context(file.path()), FileError) << size;
+  }
+  file.write(file.whole() + '\0');
+  expect_refused(file, "a byte more");
+}
+
+TEST(DamagedContextFile, EveryFlippedBitIsTold) {
+  const TempDirectory folder;
+  const Changed file(folder);
+  // All bits of the table and of short sections; of others, and of what is 0 up to the next page,
+  // one of each byte.
+  std::vector<bool> all(file.whole().size(), false);
+  std::fill_n(all.begin(), file.table().bytes(), true);
+  for (const Section& section : file.table().sections) {
+    if (section.bytes < 1024) std::fill_n(all.begin() + section.at, section.bytes, true);
+  }
+  std::fstream bytes(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+  const auto put = [&](std::size_t i, int byte) {
+    bytes.seekp(static_cast<std::streamoff>(i));
+    bytes.put(static_cast<char>(byte));
+    bytes.flush();
+  };
+  for (std::size_t i = 0; i < file.whole().size(); ++i) {
+    const int byte = file.whole()[i];
+    for (int bit = all[i] ? 0 : static_cast<int>(i % 8); bit < 8; bit += all[i] ? 1 : 8) {
+      put(i, byte ^ (1 << bit));
+      ASSERT_THROW(load_context(file.path()), FileError) << "byte " << i << ", bit " << bit;
+    }
+    put(i, byte);
+  }
+  EXPECT_EQ(load_context(file.path()).context->tokens(), 40);
+}
+
+TEST(DamagedContextFile, SectionsThatAreNotWhereTheyShouldBe) {
+  const TempDirectory folder;
+  const Changed file(folder);
+  std::vector<std::string> contents;
+  for (std::size_t i = 0; i < file.table().sections.size(); ++i) contents.push_back(file.content(i));
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    FileTable table = file.table();
+    std::vector<std::string> fewer = contents;
+    table.sections.erase(table.sections.begin() + static_cast<std::ptrdiff_t>(i));
+    fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+    file.write_all(table, fewer);
+    const SectionKind kind = file.table().sections[i].kind;
+    if (kind == SectionKind::tokens) {  // these may be missing, as a whole
+      EXPECT_TRUE(load_context(file.path()).origin.tokens.empty());
+    } else if (kind == SectionKind::queries) {
+      EXPECT_EQ(load_context(file.path()).context->memory().queries_bytes, 0);
+    } else {
+      expect_refused(file, "without " + file.table().sections[i].name());
+    }
+    table = file.table();
+    table.sections.insert(table.sections.begin() + static_cast<std::ptrdiff_t>(i),
+                          file.table().sections[i]);
+    std::vector<std::string> more = contents;
+    more.insert(more.begin() + static_cast<std::ptrdiff_t>(i), contents[i]);
+    file.write_all(table, more);
+    expect_refused(file, "twice " + file.table().sections[i].name());
+    file.write_with(i, contents[i] + std::string(8, '\0'));
+    if (file.table().sections[i].kind != SectionKind::meta)
+      expect_refused(file, "8 bytes more of " + file.table().sections[i].name());
+    if (contents[i].size() >= 8) {
+      file.write_with(i, contents[i].substr(0, contents[i].size() - 8));
+      expect_refused(file, "8 bytes less of " + file.table().sections[i].name());
+    }
+  }
+}
+
+TEST(DamagedContextFile, SectionsThatAreNotKnown) {
+  const TempDirectory folder;
+  const Changed file(folder);
+  FileTable table = file.table();
+  std::vector<std::string> contents;
+  for (std::size_t i = 0; i < table.sections.size(); ++i) contents.push_back(file.content(i));
+  table.sections.push_back({.kind = static_cast<SectionKind>(99), .required = false, .bytes = 5});
+  contents.push_back("hello");
+  file.write_all(table, contents);
+  EXPECT_EQ(load_context(file.path()).context->tokens(), 40);
+  verify_context(file.path());
+  std::string bytes = bytes_of_file(file.path());
+  bytes[bytes.size() - FileTable::page] = 'j';  // of what is not read either
+  file.write(bytes);
+  EXPECT_THROW(verify_context(file.path()), FileError);
+  table.sections.back().required = true;
+  file.write_all(table, contents);
+  expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
+                          {"kind 99", "does not know"});
+}
+
+TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
+  const TempDirectory folder;
+  const Changed file(folder);
+  const std::string text = file.content(0);
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    const auto at = changed.find(from);
+    EXPECT_NE(at, changed.npos) << from;
+    changed.replace(at, from.size(), to);
+    file.write_with(0, changed);
+    expect_refused(file, to);
+  };
+  file.write_with(0, "");
+  expect_refused(file, "no text");
+  file.write_with(0, "[1]");
+  expect_refused(file, "a list");
+  for (const std::string value : {"39", "41", "-1", "1.5", "\"40\"", "9223372036854775807",
+                                  "99999999999999999999", "1e300", "null", "4611686018427387904"})
+    with("\"tokens\": 40", "\"tokens\": " + value);
+  for (const std::string value : {"0", "2", "1048577", "-1", "true"}) {
+    with("\"layers\": 1", "\"layers\": " + value);
+    with("\"kv_heads\": 1", "\"kv_heads\": " + value + (value == "2" ? "000" : ""));
+    with("\"head_dim\": 32", "\"head_dim\": " + value);
+  }
+  with("\"q_heads\": 2", "\"q_heads\": 0");
+  with("\"scale\": 0", "\"scale\": -1, \"x\": 0");
+  with("\"softcap\": 0", "\"softcap\": 1e39, \"x\": 0");
+  with("\"kv_dtype\": \"bf16\"", "\"kv_dtype\": \"q8\"");
+  with("\"kv_dtype\": \"bf16\"", "\"kv_dtype\": \"f32\"");
+  with("\"kv_dtype\": \"bf16\"", "\"kv_dtype\": \"nothing\"");
+  with("\"tokens\": 40", "\"tokens\": 40, \"tokens\": 40");
+  with("\"chunk_len\": 0", "\"chunk_len\": -1");
+  with("\"chunk_len\": 0", "\"sliding_window\": [1, 2], \"chunk_len\": 0");
+  with("\"chunk_len\": 0", "\"sliding_window\": [-1], \"chunk_len\": 0");
+  with("\"chunk_len\": 0", "\"sliding_window\": {}, \"chunk_len\": 0");
+  with("codes:k=16,v=8", "codes:k=16");
+  with("codes:k=16,v=8", "codes:k=8,v=8");
+  with("codes:k=16,v=8", "codes:k=16,v=2");
+  with("codes:k=16,v=8", "nothing");
+  with("codes:k=16,v=8", "hnsw:M=8,efc=60,ef=0");
+  with("ivf:size=32,share=32", "ivf:size=32,share=32\\u0000");
+  with("\"heads_of\": 1", "\"heads_of\": 0");
+  with("\"heads_of\": 1", "\"heads_of\": 2");
+  with("\"heads_of\": 1", "\"heads_of\": -2");
+  with("\"heads_of\": 1", "\"heads_of\": \"codes\"");
+  with("\"writer\": ", "\"writter\": ");
+}
+
+TEST(DamagedContextFile, RowsThatAreNotFinite) {
+  for (const char* dtype : {"f32", "f16", "bf16", "q8", "q4"}) {
+    const TempDirectory folder;
+    const Changed file(folder, 40, {}, KvDType::parse(dtype));
+    for (std::size_t i = 0; i < file.table().sections.size(); ++i) {
+      const SectionKind kind = file.table().sections[i].kind;
+      if (kind != SectionKind::keys && kind != SectionKind::values) continue;
+      std::string content = file.content(i);
+      const std::size_t at = content.size() / 40 * 17;  // the row of token 17
+      content[at] = content[at + 1] = content[at + 2] = content[at + 3] = '\x7f';
+      if (std::string(dtype) == "f32") content[at + 2] = '\xff';
+      if (std::string(dtype) == "bf16") content[at] = '\xff', content[at] = '\x80';
+      if (std::string(dtype) == "bf16") content[at + 1] = '\x7f';
+      file.write_with(i, content);
+      expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
+                              {"token 17", "finite"});
+      expect_error<FileError>([&] { verify_context(file.path()); }, file.path().string(),
+                              {"token 17", "finite"});
+    }
+  }
+}
+
+/// What an index or a tail has learned, changed at random with checksums that fit: it is refused, or
+/// what it makes of it is a search as any, however bad.
+TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
+  const TempDirectory folder;
+  const Changed file(folder, 600, stored_indices());
+  std::mt19937 random(5);
+  int loaded = 0;
+  int refused = 0;
+  for (std::size_t i = 0; i < file.table().sections.size(); ++i) {
+    const SectionKind kind = file.table().sections[i].kind;
+    if (kind != SectionKind::index && kind != SectionKind::tail && kind != SectionKind::queries)
+      continue;
+    const std::string content = file.content(i);
+    if (content.empty()) continue;
+    for (int round = 0; round < 60; ++round) {
+      std::string changed = content;
+      for (int n = 1 + static_cast<int>(random() % 3); n > 0; --n) {
+        // Lengths and small numbers lie at the beginning: half of the changes go there.
+        const std::size_t at = random() % (random() % 2 == 0 ? changed.size() : std::min<std::size_t>(changed.size(), 64));
+        const char values[] = {0, 1, '\x7f', '\x80', '\xff', static_cast<char>(random())};
+        changed[at] = values[random() % 6];
+      }
+      file.write_with(i, changed);
+      try {
+        const auto context = load_context(file.path()).context;
+        ++loaded;
+        for (const char* index : {"codes:k=16,v=8", "ivf:size=32,share=32"})
+          answers(context, index, "");
+        answers(context, "exact", "mean");
+        if (kind == SectionKind::queries) context->with_index("h2o");
+      } catch (const Error&) {
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(loaded, 20);
+  EXPECT_GT(refused, 20);
+}
+
+}  // namespace
+}  // namespace topkv

@@ -1,0 +1,184 @@
+// Contexts in files: what is loaded is what was saved, bit for bit; what cannot be saved or is not
+// what it should be is refused.
+#include "topkv/context_file.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/context_file_case.h"
+#include "tests/temp_directory.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+using test::answers;
+using test::bytes_of_file;
+using test::file_shape;
+using test::saved_context;
+
+void expect_same_rows(const Context& a, const Context& b) {
+  ASSERT_EQ(a.tokens(), b.tokens());
+  ASSERT_TRUE(a.dtype() == b.dtype());
+  for (std::int64_t layer = 0; layer < a.shape().layers; ++layer) {
+    for (std::int64_t head = 0; head < a.shape().kv_heads; ++head) {
+      const RowsView x = a.rows(layer, head);
+      const RowsView y = b.rows(layer, head);
+      for (const auto& [one, other] : {std::pair{x.keys, y.keys}, {x.values, y.values}}) {
+        ASSERT_EQ(one.count, other.count);
+        ASSERT_EQ(one.channels == nullptr, other.channels == nullptr);
+        ASSERT_EQ(std::memcmp(one.data, other.data,
+                              static_cast<std::size_t>(one.count * one.stride_bytes)),
+                  0);
+        if (one.channels != nullptr) {
+          ASSERT_TRUE(std::equal(one.channels, one.channels + one.dim, other.channels));
+        }
+      }
+    }
+  }
+}
+
+class ContextFileOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(ContextFileOf, GivesTheSameBits) {
+  const KvDType dtype = KvDType::parse(GetParam());
+  const std::vector<std::string> indices = {"codes:k=16,v=8", "mean", "ivf:size=32,share=32",
+                                            "none"};
+  const auto context = saved_context(file_shape(), 3000, dtype, indices);
+  const TempDirectory folder;
+  const auto path = folder.path() / "context.tkv";
+  ContextOrigin origin{.model = "a model", .made_with = "a test"};
+  for (Token t = 0; t < 3000; ++t) origin.tokens.push_back(t % 100);
+  save_context(*context, path, origin);
+  verify_context(path);
+  for (const bool mapped : {false, true}) {
+    const LoadedContext loaded = load_context(path, {.mapped = mapped});
+    EXPECT_EQ(loaded.origin.model, origin.model);
+    EXPECT_EQ(loaded.origin.made_with, origin.made_with);
+    EXPECT_EQ(loaded.origin.tokens, origin.tokens);
+    EXPECT_EQ(loaded.context->indices(), context->indices());
+    expect_same_rows(*context, *loaded.context);
+    for (const auto& [index, tail] :
+         std::vector<std::pair<std::string, std::string>>{{"exact", ""},
+                                                          {"exact", "mean"},
+                                                          {"codes:k=16,v=8", ""},
+                                                          {"codes:k=16,v=8", "none"},
+                                                          {"ivf:size=32,share=32", "codes:k=16,v=8"},
+                                                          {"none", ""}}) {
+      EXPECT_EQ(answers(context, index, tail), answers(loaded.context, index, tail))
+          << index << " with tail '" << tail << "'";
+    }
+    // The same again, of what was loaded.
+    const auto again = folder.path() / "again.tkv";
+    save_context(*loaded.context, again, origin);
+    EXPECT_TRUE(bytes_of_file(path) == bytes_of_file(again));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, ContextFileOf,
+                         testing::Values("f32", "f16", "bf16", "q8", "q4", "q8/q4"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '/', '_');
+                           return name;
+                         });
+
+TEST(ContextFile, WhatIsLoadedTakesMoreIndicesOfKeptQueries) {
+  const auto context = saved_context(file_shape(), 2000, {}, {});
+  const TempDirectory folder;
+  save_context(*context, folder.path() / "c.tkv");
+  const auto loaded = load_context(folder.path() / "c.tkv").context;
+  EXPECT_EQ(loaded->memory().queries_bytes, context->memory().queries_bytes);
+  EXPECT_EQ(answers(context->with_index("h2o"), "h2o", ""),
+            answers(loaded->with_index("h2o"), "h2o", ""));
+}
+
+TEST(ContextFile, OfNoTokens) {
+  const auto context = saved_context(file_shape(), 0, {}, {"codes:k=16,v=8", "ivf:size=32,share=32"});
+  const TempDirectory folder;
+  save_context(*context, folder.path() / "c.tkv");
+  verify_context(folder.path() / "c.tkv");
+  for (const bool mapped : {false, true}) {
+    const auto loaded = load_context(folder.path() / "c.tkv", {.mapped = mapped}).context;
+    EXPECT_EQ(loaded->tokens(), 0);
+    EXPECT_EQ(answers(context, "exact", ""), answers(loaded, "exact", ""));
+  }
+}
+
+TEST(ContextFile, SaysWhatIsInIt) {
+  const auto context = saved_context(file_shape(), 500, KvDType::parse("q8/q4"), {"codes:k=16,v=8"});
+  const TempDirectory folder;
+  const auto path = folder.path() / "c.tkv";
+  save_context(*context, path, {.model = "m\nodel"});
+  const ContextFileInfo info = context_file_info(path);
+  EXPECT_EQ(info.version, 1);
+  EXPECT_EQ(info.tokens, 500);
+  EXPECT_EQ(info.shape.sliding_window, file_shape().sliding_window);
+  EXPECT_EQ(info.dtype.name(), "q8/q4");
+  EXPECT_EQ(info.indices, context->indices());
+  EXPECT_EQ(info.model, "m\\x0aodel");
+  EXPECT_FALSE(info.has_token_ids);
+  EXPECT_TRUE(info.has_queries);
+  EXPECT_EQ(info.file_bytes, static_cast<std::int64_t>(std::filesystem::file_size(path)));
+  EXPECT_EQ(info.rows_bytes, context->memory().rows_bytes + 3 * 2 * 64 * 4);
+}
+
+TEST(ContextFile, RefusesWhatItCannotKeep) {
+  const auto context = saved_context(file_shape(), 300, {}, {});
+  const TempDirectory folder;
+  const auto path = folder.write("c.tkv", "what was there");
+  expect_error<InvalidArgument>(
+      [&] { save_context(*context->with_index("hnsw:M=8,efc=60"), path); }, "index hnsw:M=8",
+      {"cannot be kept"});
+  expect_error<InvalidArgument>([&] { save_context(*context, path, {.tokens = {1, 2}}); }, "save: 2",
+                                {"300"});
+  expect_error<FileError>([&] { save_context(*context, folder.path() / "no" / "c.tkv"); }, "", {"no"});
+  EXPECT_EQ(bytes_of_file(path), "what was there");
+}
+
+TEST(ContextFile, IsRefusedWhereItsRowsDoNotFit) {
+  const auto context = saved_context(file_shape(), 300, {}, {});
+  const TempDirectory folder;
+  save_context(*context, folder.path() / "c.tkv");
+  EXPECT_THROW(load_context(folder.path() / "c.tkv", {.memory_budget = 1000}), OutOfMemory);
+}
+
+TEST(ContextFile, ProgressCountsBytesAndMayEndTheWork) {
+  struct Enough {};
+  const auto context = saved_context(file_shape(), 3000, {}, {"codes:k=16,v=8"});
+  const TempDirectory folder;
+  const auto path = folder.path() / "c.tkv";
+  const auto reports = [](const auto& work) {
+    std::vector<Progress> all;
+    work([&](const Progress& progress) { all.push_back(progress); });
+    EXPECT_FALSE(all.empty());
+    EXPECT_EQ(all.back().done, all.back().total);
+    EXPECT_GT(all.back().total, 0);
+    return all.back().stage;
+  };
+  EXPECT_EQ(reports([&](const ProgressFn& fn) { save_context(*context, path, {}, fn); }), "save");
+  EXPECT_EQ(reports([&](const ProgressFn& fn) { load_context(path, {.progress = fn}); }), "load");
+  EXPECT_EQ(reports([&](const ProgressFn& fn) { verify_context(path, fn); }), "verify");
+  EXPECT_THROW(load_context(path, {.progress = [](const Progress&) { throw Enough(); }}), Enough);
+}
+
+TEST(ContextFile, StaysReadableWhileAnotherTakesItsPlace) {
+  const auto context = saved_context(file_shape(), 1000, {}, {"codes:k=16,v=8"});
+  const auto other = saved_context(file_shape(), 700, {}, {});
+  const TempDirectory folder;
+  const auto path = folder.path() / "c.tkv";
+  save_context(*context, path);
+  const auto mapped = load_context(path, {.mapped = true}).context;
+  save_context(*other, path);
+  save_context(*mapped, folder.path() / "copy.tkv");
+  EXPECT_EQ(load_context(path).context->tokens(), 700);
+  expect_same_rows(*context, *mapped);
+  EXPECT_EQ(answers(context, "codes:k=16,v=8", ""), answers(mapped, "codes:k=16,v=8", ""));
+}
+
+}  // namespace
+}  // namespace topkv
