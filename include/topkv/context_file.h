@@ -17,12 +17,22 @@
 
 namespace topkv {
 
+/// How a prompt goes on from a context's text.
+struct ContextEnd {
+  /// What the text has behind the last token: where it may be one token with what follows. A prompt
+  /// begins with it.
+  std::string text_left = {};
+  bool chat = false;        ///< the text is in a question of the model's chat template
+  std::string system = {};  ///< with that: the system message before it; empty: none
+};
+
 /// Where rows are from. topkv keeps it beside them; whoever loads them compares.
 struct ContextOrigin {
   /// Model::fingerprint(), or what an application knows its network by.
   std::string model = {};
   std::string made_with = {};       ///< how, for people: one line
   std::vector<Token> tokens = {};  ///< whose rows these are; empty: not known
+  ContextEnd end = {};
 };
 
 struct LoadedContext {
@@ -51,10 +61,14 @@ struct ContextFileInfo {
   std::vector<std::string> indices = {};  ///< specs, as Context::indices has them
   bool has_queries = false;
   std::string model = {}, made_with = {};  ///< ContextOrigin
+  ContextEnd end = {};
   bool has_token_ids = false;
   std::int64_t file_bytes = 0;
   std::int64_t rows_bytes = 0, index_bytes = 0, queries_bytes = 0;  ///< that they take in it
 };
+
+/// Whether there is a file that begins as contexts' files do.
+bool is_context_file(const std::filesystem::path& path);
 
 /// Writes a file that is seen when it is whole: until then what was there stays, and may be read.
 /// The context's tokens may not be fewer than origin's are, if these are known. progress: stage

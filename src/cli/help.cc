@@ -11,7 +11,10 @@ and each step attends only the rows that an index finds.
   needle     hide facts in a long text and ask for them
   generate   continue a prompt, over files as context if you like
   chat       a conversation over files, for models with a chat template
-  info       what a model is and how much memory its contexts take
+  prefill    read texts once, into a context that stays in a file
+  ask        ask of such a context, as often as you like
+  verify     check such a file, byte by byte
+  info       what a model is and how much memory its contexts take; what a context's file has
   plan       what of a model and a context fits which memory, and the flags for it
   fidelity   how near retrieval is to dense attention, over a text of your choice
   eval       tasks that compare methods: RULER's and others, with scores and intervals
@@ -116,11 +119,72 @@ examples:
   printf 'Who is the hero?\nWhy?\n' | topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt
 )";
 
+const char* const prefill_help =
+    R"(usage: topkv prefill -m DIR -f FILE... -o FILE.tkv [flags]             [default] in brackets
+Reads texts once and writes their context to a file, for topkv ask: rows, indices and codes. The
+file is seen when it is whole; what had its name stays until then.
+  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
+  -f, --file FILE        text of the context; repeat for several, - is standard input
+  -o, --output FILE      the file to write
+  --chat                 the texts are the beginning of a message in the model's chat template
+  --system TEXT          with --chat: a system message before it
+  --length N             tokens that LongRoPE, dynamic NTK turn keys for [all the model can]
+  --kv-index SPEC        codes, exact, ivf and others, but hnsw and faiss; repeat for several
+                         [codes, k by dim]
+  --kv-tail SPEC         a tail that the index has not: mean, or a spec of codes
+  --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
+  --prefill HOW          dense, or window: time grows with the length, not its square [dense]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
+examples:
+  topkv prefill -m Qwen2.5-7B-Instruct-1M -f book.txt -o book.tkv --chat
+  topkv prefill -m models/needle-14m -f notes.txt -o notes.tkv --prefill window
+)";
+
+const char* const ask_help =
+    R"(usage: topkv ask FILE.tkv -m DIR [-p PROMPT]... [flags]                [default] in brackets
+Asks of a context that topkv prefill wrote, with the model that it was read by: each prompt by
+itself, answers to standard output. Without -p each line of standard input is a prompt.
+  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  --weights FORMAT       as the context was read with [stored]
+  -p, --prompt TEXT      what to continue, or to ask where the context is in a chat template
+  --mmap                 rows stay in the file: for contexts larger than the memory
+  --mem SIZE             what rows may take of the memory, at most [what is free]
+  --length N             as the context was read with
+  -n, --predict N        tokens of an answer at most [128]                        --seed N [42]
+  --temp X --top-k N --top-p X   sampling; --temp 0 is greedy [by generation_config.json, else 0]
+  --kv-index SPEC        of the file, or another, which is built first [the file's]
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
+  --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
+  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
+  --json                 a line of JSON for each answer instead of text as it comes
+examples:
+  topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p "Who is the hero?" -p "Where does it end?"
+  topkv ask notes.tkv -m models/needle-14m <prompts.txt
+)";
+
+const char* const verify_help =
+    R"(usage: topkv verify FILE.tkv [flags]
+Reads all of a context's file and checks it: every checksum, that rows are finite, that indices are
+of these rows. Ends with status 1, and names the first part that is damaged.
+  -t, --threads N        [all cores]
+examples:
+  topkv verify book.tkv
+  topkv verify book.tkv && cp book.tkv backup/
+)";
+
 const char* const info_help =
-    R"(usage: topkv info DIR [flags]
+    R"(usage: topkv info DIR|FILE.tkv [flags]
 Tells a model's shape and the memory that its contexts take, and whether this machine has it. Checks
 that the configuration is one that topkv runs and that the weights are there in full: ends with
 status 1 where some are missing or damaged. Without any, config.json says what they will take.
+Of a context that topkv prefill wrote: whose it is and what is in it.
   -m, --model DIR        model in Hugging Face layout, or a *.gguf; the same as DIR without it
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]

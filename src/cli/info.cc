@@ -13,6 +13,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
+#include "src/cli/kept_context.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/report.h"
@@ -246,6 +247,10 @@ Run add_info(CLI::App& app) {
   one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
   command->add_flag("--json", flags->json);
   return [flags] {
+    if (flags->directory.empty() && is_context_file(flags->argument)) {
+      print_context_info(flags->argument, flags->json);
+      return 0;
+    }
     take_model(flags->directory, flags->argument, "info");
     return run_info(*flags);
   };

@@ -152,7 +152,10 @@ class Loading {
       segment.indices.push_back(make_index(i, segment));
     read_indices(segment);
     LoadedContext loaded;
-    loaded.origin = {.model = meta.model, .made_with = meta.made_with, .tokens = read_tokens()};
+    loaded.origin = {.model = meta.model,
+                     .made_with = meta.made_with,
+                     .tokens = read_tokens(),
+                     .end = meta.end};
     loaded.context = ContextFile::make(meta.shape, std::move(segment));
     return loaded;
   }
@@ -333,6 +336,8 @@ LoadedContext load_context(const std::filesystem::path& path, const ContextLoadO
   return loaded;
 }
 
+bool is_context_file(const std::filesystem::path& path) { return FileTable::begins(path); }
+
 ContextFileInfo context_file_info(const std::filesystem::path& path) {
   const OpenContext open(path);
   const FileMeta& meta = open.meta();
@@ -344,6 +349,7 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
                        .has_queries = open.has().queries,
                        .model = meta.model,
                        .made_with = meta.made_with,
+                       .end = meta.end,
                        .has_token_ids = open.has().tokens,
                        .file_bytes = open.file().bytes()};
   for (const FileMeta::Index& index : meta.indices) info.indices.push_back(index.spec);

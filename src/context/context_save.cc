@@ -43,7 +43,8 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
                 .tokens = context.tokens(),
                 .indices = {},
                 .model = printable(origin.model),
-                .made_with = printable(origin.made_with)};
+                .made_with = printable(origin.made_with),
+                .end = origin.end};
   for (std::size_t i = 0; i < segment.indices.size(); ++i) {
     const IndexSpec& spec = segment.indices[i]->spec;
     if (!spec.kind().is_stored())

@@ -163,6 +163,20 @@ std::vector<std::byte> FileTable::encode(std::int64_t file_bytes) const {
   return out;
 }
 
+bool FileTable::begins(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;
+  try {
+    const ReadableFile file(path);
+    unsigned char beginning[sizeof magic];
+    if (file.bytes() < std::int64_t{sizeof magic}) return false;
+    file.read(beginning, sizeof magic, 0);
+    return std::memcmp(beginning, magic, sizeof magic) == 0;
+  } catch (const FileError&) {
+    return false;
+  }
+}
+
 FileTable FileTable::parse(const ReadableFile& file) {
   const Header header = read_header(file);
   const auto table_bytes =

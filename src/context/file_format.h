@@ -74,6 +74,8 @@ struct FileTable {
   /// Header, table and checksums, as they stand in a file of so many bytes.
   std::vector<std::byte> encode(std::int64_t file_bytes) const;
 
+  /// Whether the file begins as contexts' files do. False where it cannot be read.
+  static bool begins(const std::filesystem::path& path);
   /// Reads and checks them. Throws FileError, which says what is wrong: no context file, another
   /// version, damaged or cut off, a section of a kind that is required and not known.
   static FileTable parse(const ReadableFile& file);

@@ -70,6 +70,9 @@ std::string write_meta(const FileMeta& meta) {
   }
   json["model"] = meta.model;
   json["made_with"] = meta.made_with;
+  json["text_left"] = meta.end.text_left;
+  json["chat"] = meta.end.chat;
+  json["system"] = meta.end.system;
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -92,6 +95,9 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   meta.indices = indices_of(json, path);
   meta.model = json.text("model");
   meta.made_with = json.text("made_with");
+  meta.end = {.text_left = json.text("text_left"),
+              .chat = json.flag("chat"),
+              .system = json.text("system")};
   try {
     shape.check();
     meta.dtype = KvDType::parse(json.text("kv_dtype"));

@@ -24,6 +24,7 @@ struct FileMeta {
   std::int64_t tokens = 0;
   std::vector<Index> indices;
   std::string model, made_with;
+  ContextEnd end;
 };
 
 std::string write_meta(const FileMeta& meta);

@@ -1,0 +1,225 @@
+// `topkv ask`: prompts over a context that lies in a file, each in a session of its own.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "src/cli/commands.h"
+#include "src/cli/device_report.h"
+#include "src/cli/help.h"
+#include "src/cli/interrupt.h"
+#include "src/cli/kept_prompt.h"
+#include "src/cli/numbers.h"
+#include "src/cli/options.h"
+#include "src/cli/progress_bar.h"
+#include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/core/printable.h"
+#include "src/core/stopwatch.h"
+#include "topkv/context_file.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+struct AskFlags {
+  ModelFlags model;
+  RetrievalFlags retrieval;
+  SamplingFlags sampling;
+  std::string file;
+  std::vector<std::string> prompts;
+  std::string memory;  // empty: what the machine has free
+  std::string length;
+  bool mapped = false;
+  bool json = false;
+
+  std::int64_t most_predicted() const {
+    return sampling.predict.empty() ? 128 : parse_count("-n", sampling.predict, 1);
+  }
+};
+
+void check_flags(const AskFlags& flags) {
+  check_flags(flags.model);
+  check_flags(flags.retrieval);
+  check_flags(flags.sampling);
+  flags.most_predicted();
+  for (const std::string& prompt : flags.prompts) check_utf8("--prompt", prompt);
+  if (flags.retrieval.indices.size() > 1)
+    throw UsageError("--kv-index: ask takes one index; several are for topkv needle");
+}
+
+/// Of the file's indices the first that is more than rows in place, where no flag names one.
+void name_index_of_file(AskFlags& flags, const ContextFileInfo& info) {
+  if (!flags.retrieval.indices.empty()) return;
+  std::string name = "exact";
+  for (const std::string& spec : info.indices) {
+    try {
+      IndexSpec(spec).check_index();
+    } catch (const InvalidArgument&) {
+      continue;  // a tail alone
+    }
+    if (spec == "exact") continue;
+    name = spec;
+    break;
+  }
+  flags.retrieval.indices = {name};
+}
+
+void check_model_of(const Model& model, const ContextFileInfo& info, const AskFlags& flags) {
+  const std::string own = model.fingerprint();
+  if (own == info.model) return;
+  throw FileError(fmt::format(
+      "{}: is of another model, or of this one held otherwise: it was made by {} ({}), and {} with "
+      "--weights {} is {}; give the model and the flags that it was made with",
+      printable(flags.file), info.model, info.made_with, model_name(flags.model),
+      flags.model.weights, own));
+}
+
+/// A model, and a context that it read.
+class Asking {
+ public:
+  Asking(const AskFlags& flags, const Model& model, LoadedContext loaded,
+         std::optional<ChatTemplate> chat)
+      : flags_(flags), model_(model), loaded_(std::move(loaded)), chat_(std::move(chat)) {}
+
+  void ask(const std::string& prompt) const {
+    const std::vector<Token> tokens =
+        tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
+    if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
+    const auto read = static_cast<std::int64_t>(tokens.size());
+    const std::int64_t most = flags_.most_predicted();
+    model_.check_reach(loaded_.context->tokens() + read + most);
+    const Stopwatch watch;
+    double first_token = 0;
+    Session session(loaded_.context,
+                    retrieval_options(flags_.retrieval, model_.config().attention.layers,
+                                      flags_.retrieval.indices.front(), read + most + 1),
+                    model_.device());
+    Utf8Stream stream;
+    const auto show = [&](const std::string& piece) {
+      if (flags_.json) return;
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    };
+    const GenerateResult result = model_.generate(
+        session, tokens,
+        {.max_tokens = most, .sampling = sampling_options(flags_.sampling, model_.config().sampling)},
+        [&](Token token) {
+          if (first_token == 0) first_token = watch.seconds();
+          show(stream.push(model_.tokenizer().bytes_of_token(token)));
+          return !interrupted();
+        });
+    show(stream.finish() + "\n");
+    const auto count = static_cast<std::int64_t>(result.tokens.size());
+    const double rate =
+        result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
+    if (flags_.json) {
+      Json json;
+      json["prompt"] = prompt;
+      json["text"] = model_.tokenizer().decode(result.tokens);
+      json["tokens"] = result.tokens;
+      json["ended"] = result.ended;
+      json["context_tokens"] = loaded_.context->tokens();
+      json["prompt_tokens"] = read;
+      json["first_token_seconds"] = first_token;
+      json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
+      fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+      std::fflush(stdout);
+      return;
+    }
+    fmt::print(stderr, "[{} tokens read, first answered after {}, {} answered, {}/s]\n",
+               format_grouped(read), format_seconds(first_token), format_grouped(count),
+               format_rate(rate));
+  }
+
+ private:
+  const AskFlags& flags_;
+  const Model& model_;
+  LoadedContext loaded_;
+  std::optional<ChatTemplate> chat_;
+};
+
+int run_ask(AskFlags flags) {
+  check_flags(flags);
+  const ContextFileInfo info = context_file_info(flags.file);
+  name_index_of_file(flags, info);
+  check_model(flags.model, flags.retrieval);
+  std::optional<ChatTemplate> chat;
+  if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
+  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+  const std::int64_t memory = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
+  const Device device = open_device(flags.model);
+  catch_interrupts();
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  PrefillFlags prefill;
+  prefill.mode = "dense";
+  const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
+  check_model_of(model, info, flags);
+  check_codes(device, model.config().attention, flags.retrieval, info.tokens);
+  const Stopwatch watch;
+  LoadedContext loaded = load_context(
+      flags.file,
+      {.mapped = flags.mapped, .memory_budget = memory, .progress = progress.callback("load")});
+  progress.finish();
+  fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
+             byte_text(info.file_bytes), flags.mapped ? "mapped" : "read",
+             format_seconds(watch.seconds()));
+  const std::string& index = flags.retrieval.indices.front();
+  loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
+  loaded.context = with_tail(loaded.context, tail_beside(flags.retrieval.tail, index),
+                             progress.callback("tail"), device);
+  progress.finish();
+  const Asking asking(flags, model, std::move(loaded), std::move(chat));
+  for (const std::string& prompt : flags.prompts) {
+    stop_if_interrupted();
+    asking.ask(prompt);
+  }
+  if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
+  const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  for (;;) {
+    std::string line;
+    {
+      const WaitsForPerson waiting;
+      stop_if_interrupted();
+      if (terminal) fmt::print(stderr, "> ");
+      if (!std::getline(std::cin, line)) break;
+    }
+    if (line.find_first_not_of(" \t\r") == line.npos) continue;
+    check_utf8("standard input", line);
+    asking.ask(line);
+    forget_interrupt();
+  }
+  if (terminal) fmt::print(stderr, "\n");
+  if (std::cin.bad()) throw FileError("standard input: cannot be read");
+  return 0;
+}
+
+}  // namespace
+
+Run add_ask(CLI::App& app) {
+  CLI::App* command = add_command(app, "ask", ask_help);
+  const auto flags = std::make_shared<AskFlags>();
+  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
+  add_flags(*command, flags->model);
+  add_flags(*command, flags->retrieval);
+  add_flags(*command, flags->sampling);
+  command->add_option("FILE", flags->file, "a context's file")->required();
+  command->add_option("-p,--prompt", flags->prompts, "a text to continue")->expected(1)->take_all();
+  command->add_flag("--mmap", flags->mapped);
+  command->add_option("--mem", flags->memory, "a size such as 8GiB");
+  command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  command->add_flag("--json", flags->json);
+  return [flags] { return run_ask(*flags); };
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,54 @@
+#include "src/cli/kept_context.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/cli/options.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/core/printable.h"
+
+namespace topkv::cli {
+
+void print_context_info(const std::string& file, bool json) {
+  const ContextFileInfo info = context_file_info(file);
+  const AttentionShape& shape = info.shape;
+  if (json) {
+    Json out;
+    out["format"] = info.version;
+    out["writer"] = info.writer;
+    out["tokens"] = info.tokens;
+    out["layers"] = shape.layers;
+    out["q_heads"] = shape.q_heads;
+    out["kv_heads"] = shape.kv_heads;
+    out["head_dim"] = shape.head_dim;
+    out["kv_dtype"] = info.dtype.name();
+    out["indices"] = info.indices;
+    out["model"] = info.model;
+    out["made_with"] = info.made_with;
+    out["chat"] = info.end.chat;
+    out["token_ids"] = info.has_token_ids;
+    out["queries"] = info.has_queries;
+    out["file_bytes"] = info.file_bytes;
+    out["rows_bytes"] = info.rows_bytes;
+    out["index_bytes"] = info.index_bytes;
+    out["queries_bytes"] = info.queries_bytes;
+    out["version"] = version();
+    fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
+    return;
+  }
+  fmt::print("context     {}: {} tokens{}, {}\n", printable(file), format_grouped(info.tokens),
+             info.end.chat ? " in a chat template" : "", byte_text(info.file_bytes));
+  fmt::print("made with   {}, {}\n", info.made_with.empty() ? "(not said)" : info.made_with,
+             info.writer);
+  fmt::print("model       {}\n", info.model.empty() ? "(not said)" : info.model);
+  fmt::print("attention   {} layers, {} query heads, {} KV heads, head dim {}\n", shape.layers,
+             shape.q_heads, shape.kv_heads, shape.head_dim);
+  fmt::print("rows        {}, {}\n", info.dtype.name(), byte_text(info.rows_bytes));
+  fmt::print("indices     {}, {}\n", fmt::join(info.indices, ", "), byte_text(info.index_bytes));
+  if (info.has_queries) fmt::print("queries     {}\n", byte_text(info.queries_bytes));
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,106 @@
+#include "src/cli/kept_prompt.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+
+#include "src/cli/conversation.h"
+#include "src/cli/options.h"
+#include "topkv/error.h"
+
+namespace topkv::cli {
+namespace {
+
+/// Stands for a text where a template is rendered without it: no template knows it, and nothing in
+/// it joins to what is around it.
+const std::string stand_in = "\x1ftopkv\x1f";
+
+/// Prompts that begin with the kinds of characters that join to what is before them.
+constexpr std::array<const char*, 6> prompts = {"a", "?", " b", "\nc", "1", "\xc3\xa9"};
+
+/// A text as it is rendered around a prompt.
+using Render = std::function<std::string(const std::string& text, const std::string& prompt)>;
+
+/// What is rendered behind the text.
+std::string behind(const Render& render, const std::string& prompt) {
+  const std::string all = render(stand_in, prompt);
+  const std::size_t at = all.find(stand_in);
+  if (at == all.npos || all.find(stand_in, at + 1) != all.npos) {
+    throw Unsupported(
+        "the chat template does not have the text of a question once, as it is: a context in it "
+        "cannot be kept; leave --chat out, or use topkv chat -f");
+  }
+  return all.substr(at + stand_in.size());
+}
+
+KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginning,
+                    const std::string& text, const Render& render) {
+  std::vector<std::vector<Token>> whole;
+  KeptPrompt kept;
+  for (const char* prompt : prompts) {
+    std::vector<Token> tokens = beginning;
+    const std::vector<Token> more = tokenizer.encode(render(text, prompt));
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    if (whole.empty()) kept.tokens = tokens;
+    kept.tokens.resize(common_tokens(kept.tokens, tokens));
+    whole.push_back(std::move(tokens));
+  }
+  // The shortest end of the text that, read with what follows it, gives the tokens that are left.
+  constexpr std::size_t longest = 4096;
+  for (std::size_t left = 0; left <= std::min(longest, text.size()); ++left) {
+    const std::string end = text.substr(text.size() - left);
+    if ((static_cast<unsigned char>(end[0]) & 0xc0) == 0x80) continue;  // within a character
+    bool all = true;
+    for (std::size_t i = 0; all && i < whole.size(); ++i) {
+      const std::vector<Token> rest = tokenizer.encode(end + behind(render, prompts[i]));
+      all = std::ranges::equal(rest, std::span(whole[i]).subspan(kept.tokens.size()));
+    }
+    if (!all) continue;
+    kept.end.text_left = end;
+    return kept;
+  }
+  throw Unsupported(
+      "no place in the end of the text divides its tokens from those of any prompt: end it with a "
+      "line end");
+}
+
+ChatMessage message(const char* role, const std::string& content) { return {role, content}; }
+
+std::string rendered(const ChatTemplate& chat, const std::string& system,
+                     const std::string& question) {
+  std::vector<ChatMessage> messages;
+  if (!system.empty()) messages.push_back(message("system", system));
+  messages.push_back(message("user", question));
+  return chat.render(messages, true);
+}
+
+}  // namespace
+
+KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text) {
+  return find_end(
+      tokenizer, beginning_tokens(tokenizer), text,
+      [](const std::string& before, const std::string& prompt) { return before + prompt; });
+}
+
+KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
+                       const std::string& system, const std::string& text) {
+  KeptPrompt kept = find_end(tokenizer, {}, text,
+                             [&](const std::string& before, const std::string& prompt) {
+                               return rendered(chat, system, before + prompt);
+                             });
+  kept.end.chat = true;
+  kept.end.system = system;
+  return kept;
+}
+
+std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd& end,
+                                    const std::optional<ChatTemplate>& chat,
+                                    const std::string& prompt) {
+  if (!end.chat) return tokenizer.encode(end.text_left + prompt);
+  const Render render = [&](const std::string& before, const std::string& question) {
+    return rendered(*chat, end.system, before + question);
+  };
+  return tokenizer.encode(end.text_left + behind(render, prompt));
+}
+
+}  // namespace topkv::cli

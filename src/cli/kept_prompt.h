@@ -1,0 +1,33 @@
+// Where a context that is kept in a file ends, and how a prompt goes on from there: the tokens of
+// context and prompt are then those of both as one text, as if they had been read together.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "topkv/chat_template.h"
+#include "topkv/context_file.h"
+#include "topkv/tokenizer.h"
+
+namespace topkv::cli {
+
+struct KeptPrompt {
+  std::vector<Token> tokens;  ///< of the context
+  ContextEnd end;
+};
+
+/// Of a text that prompts continue.
+KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text);
+
+/// Of a text that questions are asked of, in the chat template. Throws Unsupported where the
+/// template does more with the text than put it before the question.
+KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
+                       const std::string& system, const std::string& text);
+
+/// The tokens that continue such a context. chat: with ContextEnd::chat.
+std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd& end,
+                                    const std::optional<ChatTemplate>& chat,
+                                    const std::string& prompt);
+
+}  // namespace topkv::cli

@@ -1,0 +1,51 @@
+// `topkv verify`: a context's file, checked to the last byte.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "src/cli/commands.h"
+#include "src/cli/help.h"
+#include "src/cli/interrupt.h"
+#include "src/cli/options.h"
+#include "src/cli/progress_bar.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/core/printable.h"
+#include "src/core/stopwatch.h"
+#include "topkv/context_file.h"
+
+namespace topkv::cli {
+namespace {
+
+struct VerifyFlags {
+  ModelFlags model;  // its threads
+  std::string file;
+};
+
+int run_verify(const VerifyFlags& flags) {
+  catch_interrupts();
+  const ThreadLimit threads(flags.model);
+  ProgressBar progress = stderr_progress();
+  const Stopwatch watch;
+  verify_context(flags.file, progress.callback("verify"));
+  progress.finish();
+  const ContextFileInfo info = context_file_info(flags.file);
+  fmt::print("{}: whole, {} tokens, {} read in {}\n", printable(flags.file),
+             format_grouped(info.tokens), byte_text(info.file_bytes),
+             format_seconds(watch.seconds()));
+  return 0;
+}
+
+}  // namespace
+
+Run add_verify(CLI::App& app) {
+  CLI::App* command = add_command(app, "verify", verify_help);
+  const auto flags = std::make_shared<VerifyFlags>();
+  command->add_option("FILE", flags->file, "a context's file")->required();
+  command->add_option("-t,--threads", flags->model.threads, "a number of threads");
+  return [flags] { return run_verify(*flags); };
+}
+
+}  // namespace topkv::cli

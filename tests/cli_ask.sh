@@ -1,0 +1,94 @@
+#!/bin/sh
+# Contexts in files with the tool: what is asked of one equals what is asked of the text, plain and
+# in a chat template; what does not fit together is refused; a process that is killed while it
+# writes leaves the file that was there.
+# usage: cli_ask.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
+set -u
+topkv=$1 model=$(cd "$2" && pwd) work=$3
+. "$(dirname "$0")/holds.sh"
+rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
+
+noise='The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.'
+{
+  for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "$noise"; done
+  echo 'One of the special magic numbers for quiet-river is: 7281934.'
+  for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "$noise"; done
+  printf 'One of the special magic numbers for tall-tower is: 5520017.'
+} >notes.txt
+ask() {
+  echo " What is the special magic number for $1 mentioned in the provided text? The special magic number for $1 mentioned in the provided text is"
+}
+first=$(ask quiet-river) second=$(ask tall-tower)
+flags='--device cpu -t 2 --kv-window 64'
+"$topkv" prefill -m "$model" -f notes.txt -o notes.tkv --device cpu -t 2 2>log || echo "FAILED: $(cat log)"
+holds 'prefill writes nothing to standard output' test "$("$topkv" prefill -m "$model" -f notes.txt -o other.tkv --device cpu 2>/dev/null | wc -c)" -eq 0
+holds 'the same text gives the same bytes' cmp -s notes.tkv other.tkv
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" -p "$second" >answers 2>log || echo "FAILED: $(cat log)"
+holds 'an answer for each prompt' test "$(cat answers)" = ' 7281934.
+ 5520017.'
+holds 'a line of times for each' test "$(grep -c '^\[.* tokens read' log)" -eq 2
+printf '%s\n\n%s\n' "$first" "$second" | "$topkv" ask notes.tkv -m "$model" $flags -n 9 --mmap >mapped 2>log
+holds 'lines of standard input, rows in the file' cmp answers mapped
+for prompt in "$first" 'x' '.5' ' and' '
+then'; do
+  "$topkv" generate -m "$model" -f notes.txt -p "$prompt" $flags -n 20 >whole 2>/dev/null
+  "$topkv" ask notes.tkv -m "$model" $flags -n 20 -p "$prompt" >kept 2>/dev/null
+  holds "asked of the file as of the text: '$prompt'" cmp whole kept
+done
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --json >json 2>/dev/null
+holds 'JSON, a line for each' python3 -c 'import json; r = [json.loads(l) for l in open("json")]; assert len(r) == 1 and r[0]["text"] == " 7281934." and r[0]["context_tokens"] > 700'
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --kv-index ivf --kv-tail none >built 2>/dev/null
+holds 'an index that the file has not is built' test "$(cat built)" = ' 7281934.'
+
+# In a chat template.
+mkdir chat && ln -s "$model"/* chat/
+printf '%s' '{% for m in messages %}{{ "<" ~ m.role ~ ">" }}{{ m.content }}{{ "\n" }}{% endfor %}{{ "<a>" if add_generation_prompt }}' >chat/chat_template.jinja
+"$topkv" prefill -m chat -f notes.txt -o chat.tkv --chat --system 'Be brief.' --device cpu 2>log || echo "FAILED: $(cat log)"
+"$topkv" generate -m chat --chat --system 'Be brief.' -f notes.txt -p "$first" $flags -n 20 >whole 2>/dev/null
+"$topkv" ask chat.tkv -m chat $flags -n 20 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
+holds 'asked of the file as of the text, in the template' cmp whole kept
+holds 'info says so' sh -c "'$topkv' info chat.tkv | grep -q 'in a chat template'"
+mkdir trims && ln -s "$model"/* trims/
+printf '%s' '{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}' >trims/chat_template.jinja
+
+"$topkv" info notes.tkv --json >info.json
+holds 'info in JSON' python3 -c 'import json; i = json.load(open("info.json")); assert i["indices"] == ["exact", "codes:k=32,v=8"] and i["rows_bytes"] == i["tokens"] * 4096'
+holds 'verify finds it whole' "$topkv" verify notes.tkv 2>log
+
+# What is refused, in a line.
+fails() { # WHAT STATUS PATTERN COMMAND...
+  what=$1 status=$2 pattern=$3
+  shift 3
+  "$@" >out 2>log </dev/null
+  got=$?
+  holds "$what ends with $status, not $got" test "$got" -eq "$status"
+  holds "$what says $pattern, not $(cat log)" grep -q "^topkv: error: .*$pattern" log
+  holds "$what prints nothing" test ! -s out
+}
+fails 'a template that has the text twice' 1 'cannot be kept' "$topkv" prefill -m trims -f notes.txt -o t.tkv --chat --device cpu
+fails 'another model' 1 'is of another model' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
+fails 'no context' 1 'is no context file' "$topkv" ask notes.txt -m "$model" -p x
+fails 'nothing there' 1 'cannot be opened' "$topkv" ask nothing.tkv -m "$model" -p x
+fails 'an index that is not kept' 2 'is not kept in files' "$topkv" prefill -m "$model" -f notes.txt -o x.tkv --kv-index hnsw
+fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f notes.txt -o no/x.tkv
+fails 'no text' 1 'no text in it' "$topkv" prefill -m "$model" -f /dev/null -o x.tkv
+head -c 100000 notes.tkv >short.tkv
+fails 'a file that is cut off' 1 'cut off' "$topkv" verify short.tkv
+cp notes.tkv flipped.tkv && printf 'x' | dd of=flipped.tkv bs=1 seek=200000 conv=notrunc 2>/dev/null
+fails 'a damaged one' 1 'damaged' "$topkv" verify flipped.tkv
+
+# Killed at any time: the file is the old or the new one, and the next save leaves nothing else.
+before=$(cksum <notes.tkv)
+killed=0
+for i in 1 2 3 4 5 6 7 8; do
+  "$topkv" prefill -m "$model" -f notes.txt -f notes.txt -o notes.tkv --device cpu 2>/dev/null &
+  sleep "0.$i"
+  kill -9 $! 2>/dev/null && killed=$((killed + 1))
+  wait $! 2>/dev/null
+  "$topkv" verify notes.tkv >/dev/null 2>&1 || echo "FAILED: damaged when killed after 0.$i s"
+done
+"$topkv" prefill -m "$model" -f notes.txt -o notes.tkv --device cpu 2>/dev/null
+holds 'some were killed' test "$killed" -gt 0
+holds 'the last is as the first' test "$(cksum <notes.tkv)" = "$before"
+holds 'nothing else is left' test "$(ls -A | grep -c topkv-part)" -eq 0
+end
