@@ -41,13 +41,15 @@ struct EntryChoice {
   std::int64_t count = 0;
 };
 
-/// What is chosen to have k rows of an allowed range. Of consecutive keys more than hold k: those
-/// at the ends of the range may be short. A cluster holds one row at least.
+/// What is chosen to have k rows of an allowed range. Of pages more than hold k: those at the ends
+/// of the range may be short. A cluster holds one row at least; some more are chosen, for by a
+/// centroid that a device has rounded the best may come behind others that score alike.
 inline EntryChoice entry_choice(const StandIns& of, PositionRange allowed, std::int64_t k) {
-  EntryChoice choice{{0, of.count}, k};
+  constexpr std::int64_t more_clusters = 16;
+  EntryChoice choice{{0, of.count}, k + more_clusters};
   if (of.kind != StandInKind::centroids) {
     choice.among = {allowed.begin / of.page, (allowed.end + of.page - 1) / of.page};
-    if (of.page > 1) choice.count = k / of.page + 3;
+    choice.count = of.kind == StandInKind::bounds ? k / of.page + 3 : k;
   }
   choice.count = std::min(choice.count, choice.among.size());
   return choice;

@@ -29,6 +29,12 @@ class WantedChoice {
         heads_(static_cast<std::int64_t>(queries.size()) / of.dim),
         scale_(scale),
         choice_(entry_choice(of, allowed, k)) {
+    const std::int64_t slots =
+        of.block > 0 ? (of.count + of.block - 1) / of.block * of.block : of.count;
+    elements_.resize(
+        static_cast<std::size_t>(slots * of.dim * (of.kind == StandInKind::bounds ? 2 : 1)));
+    to_float(of.data, of.kind == StandInKind::centroids ? DType::f32 : DType::bf16,
+             std::ssize(elements_), elements_.data());
     for (std::int64_t h = 0; h < heads_; ++h) score(h);
     if (of.kind == StandInKind::components && heads_ > 1) weigh();
   }
@@ -81,12 +87,7 @@ class WantedChoice {
   }
 
  private:
-  double element(std::int64_t i) const {
-    if (of_.kind == StandInKind::centroids) return reinterpret_cast<const float*>(of_.data)[i];
-    float x = 0;
-    to_float(of_.data + i * bytes_of(DType::bf16), DType::bf16, 1, &x);
-    return x;
-  }
+  double element(std::int64_t i) const { return elements_[static_cast<std::size_t>(i)]; }
   double query(std::int64_t head, std::int64_t i) const {
     return queries_[static_cast<std::size_t>(head * of_.dim + i)];
   }
@@ -170,6 +171,7 @@ class WantedChoice {
   std::int64_t heads_;
   double scale_;
   EntryChoice choice_;
+  std::vector<float> elements_;
   std::vector<std::vector<double>> ranked_;  // per list: what entries are ranked by
   std::vector<double> errors_;
 };
