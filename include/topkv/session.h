@@ -182,9 +182,9 @@ struct SessionStats {
   // asked for.)
   std::int64_t exact_rows = 0;
   std::int64_t exact_rows_found = 0;
-  /// Likewise by mass: of the softmax weight of those rows (over them alone), the share in those
-  /// that were found too. How many queries had 0, 1, … 100 percent, rounded down: an average hides
-  /// the few that lose what was asked for.
+  /// Likewise by mass: of the softmax weight of those rows (over them alone), the share in those that
+  /// were found too. How many queries had 0, 1, … 100 percent, rounded down: an average hides the few
+  /// that lose what was asked for.
   std::array<std::int64_t, 101> mass_found = {};
 };
 

@@ -98,7 +98,8 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
         context->dtype().name() + ": prefill it with kv_dtype bf16");
   }
   // With another tail, or when a group shares its rows, the host searches. For itself it does where
-  // the index can have no tail: that takes no longer, and ranks rows by their keys.
+  // the index can have no tail: that takes no longer, and ranks rows by their keys. Where it takes
+  // entries, a device may choose these.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;
@@ -114,10 +115,12 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   if (seen.codes) stats.device_index_bytes = seen.codes->memory();
   if (retrieves && !seen.codes && indices[0] != nullptr)
     seen.selection = selection_on(device, shape, *indices[0]);
-  for (std::int64_t l = 0; seen.selection && l < shape.layers; ++l) {
+  if (seen.selection) {
     stats.device_index_bytes = seen.selection->memory();
-    seen.most_entries = std::max(
-        seen.most_entries, seen.selection->most_entries(l, k[static_cast<std::size_t>(l)]));
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      const std::int64_t rows = k[static_cast<std::size_t>(l)];
+      seen.most_entries = std::max(seen.most_entries, seen.selection->most_entries(l, rows));
+    }
   }
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);

@@ -214,6 +214,27 @@ INSTANTIATE_TEST_SUITE_P(Methods, ChoosingSession,
                                          Case{"retroinfer", "retroinfer:size=16,segment=1024,v=0"}),
                          testing::PrintToStringParamName());
 
+/// Pages of one key, and all components of queries that have their keys to themselves, are exact
+/// search: what is attended is known in float64.
+TEST(ChoosingSessions, OfEveryKeyByItselfAreDenseAttentionOverTheBestRows) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const auto& [index, shape] :
+       {std::pair{"quest:page=1", grouped}, {"quest:page=1", single}, {"sparq:r=1024", single}}) {
+    const TokenStream stream(shape, context_tokens + 40);
+    const auto context = stream.context(context_tokens)->with_index(index);
+    const RetrievalOptions options{
+        .index = index, .k = TopK::same(20), .window = 16, .sinks = 5, .capacity = 200};
+    const Choices choices;
+    Session session(context, options, place.device());
+    Feed feed(place, stream, context_tokens, context_tokens + 40);
+    feed.run(session, 1);
+    EXPECT_EQ(Choices::made(), 40 * shape.layers);
+    EXPECT_LE(feed.worst(options, {context_tokens, context_tokens + 17, context_tokens + 39}), 1.0)
+        << index;
+  }
+}
+
 /// A threshold is met by importances whose sum the device makes of centroids in bf16: a cluster
 /// next to it may be on its other side.
 TEST(ChoosingSessions, ThresholdsLeaveOutWhatTheyDoOnTheHost) {
