@@ -149,7 +149,7 @@ int main(int argc, char** argv) try {
                     1e3 * (result.times.matmul + result.times.other) / steps),
         flags.index == "exact" ? fmt::format("{:.0f}%", 100 * key_bytes / bandwidth / searched)
                                : "-",
-        static_cast<double>(session.stats().device_code_bytes) / gib,
+        static_cast<double>(session.stats().device_index_bytes) / gib,
         static_cast<double>(context->memory().rows_bytes) / gib);
     std::fflush(stdout);
   }

@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "gpu/cuda_codes.h"
+#include "gpu/cuda_selection.h"
 #include "gpu/elementwise.h"
 #include "gpu/experts.h"
 #include "gpu/phase_clock.h"
 #include "gpu/prefill.h"
 #include "gpu/recording.h"
+#include "gpu/selection.h"
 #include "gpu/session.h"
 #include "gpu/step_io.h"
 #include "src/core/convert.h"
@@ -95,6 +97,7 @@ CudaDevice::CudaDevice(int number, std::int64_t ceiling, const DriverMemory& dri
       staging_(stream_) {
   cublas_.set_workspace(arena_->allocate(Cublas::workspace_bytes, "matrix product workspace"));
   try_kernels();
+  most_candidates_ = most_candidates();
 }
 
 // What was begun must end before the memory that it uses goes.
@@ -346,6 +349,15 @@ std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShap
 std::shared_ptr<const DeviceCodes> CudaDevice::keep_codes(const AttentionShape& shape,
                                                           std::span<const HeadCodes> heads) {
   return std::make_shared<const CudaCodes>(*this, shape, heads);
+}
+
+bool CudaDevice::selects(const AttentionShape& shape, std::int64_t entries) const {
+  return CudaSelection::supports(shape, entries, most_candidates_);
+}
+
+std::shared_ptr<const DeviceSelection> CudaDevice::keep_selection(
+    const AttentionShape& shape, std::span<const StandIns> heads) {
+  return std::make_shared<const CudaSelection>(*this, shape, heads);
 }
 
 std::unique_ptr<DecodeBackend> CudaDevice::decode_backend(const SessionShape& shape) {

@@ -106,6 +106,9 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   }
   std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
                                                 std::span<const HeadCodes> heads) override;
+  bool selects(const AttentionShape& shape, std::int64_t entries) const override;
+  std::shared_ptr<const DeviceSelection> keep_selection(const AttentionShape& shape,
+                                                        std::span<const StandIns> heads) override;
   std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) override;
 
  private:
@@ -124,6 +127,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   Cublas cublas_;
   std::unique_ptr<CudnnAttention> cudnn_;  // null: not looked for yet, or not there
   bool looked_for_cudnn_ = false;
+  std::int64_t most_candidates_ = 0;  // of a choice
   std::shared_ptr<Arena> arena_;  // made last of what its account of libraries measures
   Buffer tokens_;                 // [embed_tokens] token ids
   Buffer argmax_scratch_;

@@ -7,6 +7,7 @@
 #include "gpu/arena.h"
 #include "gpu/cublas.h"
 #include "gpu/cuda_codes.h"
+#include "gpu/cuda_selection.h"
 #include "gpu/elementwise.h"
 #include "gpu/prefill.h"
 #include "gpu/scan_room.h"
@@ -61,6 +62,13 @@ class WithCudaSizes : public Base {
   std::int64_t codes_bytes(const AttentionShape& shape, std::int64_t tokens, std::int64_t key_bytes,
                            std::int64_t value_bits, std::int64_t rare) const final {
     return CudaCodes::bytes(shape, tokens, key_bytes, value_bits, rare);
+  }
+  /// (Of a device that need not be there: one that has clusters of blocks.)
+  bool selects(const AttentionShape& shape, std::int64_t entries) const override {
+    return CudaSelection::supports(shape, entries, std::int64_t{1} << 18);
+  }
+  std::int64_t selection_bytes(const AttentionShape& shape, const StandIns& head) const final {
+    return CudaSelection::bytes(shape, head);
   }
   std::int64_t scan_bytes(const SessionShape& shape) const final {
     return ScanLayout(shape, 1).device_bytes;

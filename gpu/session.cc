@@ -12,6 +12,7 @@
 #include "gpu/attention.h"
 #include "gpu/cuda_codes.h"
 #include "gpu/cuda_device.h"
+#include "gpu/cuda_selection.h"
 #include "gpu/faults.h"
 #include "gpu/resident_rows.h"
 #include "gpu/row_stream.h"
@@ -133,6 +134,25 @@ class CudaDecode final : public DecodeBackend {
     step.v = TensorView::tokens_first(host<float>(layout_.host_v), DType::f32, rows,
                                       attention_.kv_heads, d);
     return step;
+  }
+
+  /// What is resident is attended beside it.
+  void choose(std::int64_t layer, PositionRange allowed, std::int64_t k) override {
+    reach_fault("session.choose");
+    begun_.record(compute_);
+    begin_beside();
+    const auto& selection = static_cast<const CudaSelection&>(*shape_.selection);
+    chosen_ =
+        selection.choose(layer, given_.q, allowed, k,
+                         {host<int>(layout_.host_entries), host<float>(layout_.host_log_sums)},
+                         compute_);
+    choice_made_.record(compute_);
+  }
+
+  GivenEntries chosen() override {
+    reach_fault("session.chosen");
+    choice_made_.synchronize();
+    return chosen_;
   }
 
   void scan_own(std::shared_ptr<const DeviceCodes> codes) override {
@@ -502,6 +522,8 @@ class CudaDecode final : public DecodeBackend {
   Event exact_done_;
   Event on_host_;
   ScanProgress progress_;
+  GivenEntries chosen_;  // of this step, when choice_made_
+  Event choice_made_;
   Event staged_;              // the last partial has left its place in host memory
   Event handed_over_;         // tensors by the caller's stream, results to it
   AttentionQueries queries_;  // of this step

@@ -59,6 +59,9 @@ SessionLayout::SessionLayout(const SessionShape& shape) : rows(shape.rows) {
   host_rare = host.place(scanned * (a.head_dim + 1) * f32);
   host_tail = host.place(scanned * (a.head_dim + 1) * f32);
   host_tail_noise = host.place(scanned * std::int64_t{sizeof(TailNoise)});
+  const std::int64_t chosen = shape.selection ? a.q_heads : 0;
+  host_entries = host.place(chosen * shape.most_entries * std::int64_t{sizeof(int)});
+  host_log_sums = host.place(chosen * f32);
   host_bytes = host.used();
 }
 

@@ -34,7 +34,8 @@ struct SessionLayout {
   std::int64_t channels;  // of keys, [layers, kv_heads, head_dim], where rows are in blocks
   std::int64_t queries, exact, lse, scan_at, figures, tiles, bad, device_bytes;
   std::int64_t host_q, host_k, host_v, host_found, host_scan, host_begun, host_taken, host_ready,
-      host_estimate, host_noise, host_exact, host_rare, host_tail, host_tail_noise, host_bytes;
+      host_estimate, host_noise, host_exact, host_rare, host_tail, host_tail_noise, host_entries,
+      host_log_sums, host_bytes;
 };
 
 }  // namespace topkv::gpu

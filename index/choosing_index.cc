@@ -29,7 +29,24 @@ void score_all(const float* queries, std::int64_t heads, const KeyView& keys,
   });
 }
 
-void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const {
+std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
+                              const GivenEntries& given, std::int64_t head, GivenScores& room) {
+  room.numbers.clear();
+  for (const std::int32_t entry : given.of(head)) {
+    if (given.first + entry < stand_ins.count) room.numbers.push_back(given.first + entry);
+  }
+  room.scores.resize(room.numbers.size());
+  dot_gather(query, 1, stand_ins, room.numbers.data(), std::ssize(room.numbers), room.scores.data(),
+             std::ssize(room.numbers));
+  rank_not_numbers_last(room.scores);
+  room.scored.clear();
+  for (std::size_t i = 0; i < room.numbers.size(); ++i)
+    room.scored.push_back({room.scores[i], room.numbers[i]});
+  return room.scored;
+}
+
+void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+                           SearchResult& result) const {
   key_list().check_search(spec(), built(), queries, k);
   check_groups(spec(), queries);
   const std::int64_t group = queries.group;
@@ -39,13 +56,13 @@ void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, SearchResu
   const std::int64_t tokens = joins_questions() ? queries.tokens : 1;
   parallel_for(queries.count / group / tokens, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t question = begin; question < end; ++question)
-      search_question(queries, question * tokens * group, tokens, k, result);
+      search_question(queries, question * tokens * group, tokens, k, given, result);
   });
 }
 
 /// first: the number of the first of its queries.
 void ChoosingIndex::search_question(const QueryBlock& queries, std::int64_t first,
-                                    std::int64_t tokens, std::int64_t k,
+                                    std::int64_t tokens, std::int64_t k, const GivenEntries* given,
                                     SearchResult& result) const {
   const Scratch<Workspace> workspace;
   auto& [allowed, found, scores, ranked] = *workspace;
@@ -65,8 +82,13 @@ void ChoosingIndex::search_question(const QueryBlock& queries, std::int64_t firs
   bool enough = false;
   for (std::int64_t want = k; !enough; want *= 2) {
     for (auto& list : lists) list.clear();
-    const auto all = [&](std::int64_t keys) { return keys <= want && !chooses_fewer(); };
-    if (!all(most)) choose_together(heads, allowed, want, lists);
+    const auto all = [&](std::int64_t keys) { return takes_all(keys, want); };
+    const bool chosen = given != nullptr && want == k && !all(most) &&
+                        choose_given(heads, allowed[0], k, *given, lists);
+    if (!all(most) && !chosen) {
+      for (auto& list : lists) list.clear();
+      choose_together(heads, allowed, want, lists);
+    }
     enough = true;
     for (std::int64_t q = 0; q < count; ++q) {
       const PositionRange range = allowed[static_cast<std::size_t>(q / queries.group)];

@@ -8,6 +8,7 @@
 
 #include "index/inserting_index.h"
 #include "index/scan.h"
+#include "index/stand_ins.h"
 
 namespace topkv {
 
@@ -32,11 +33,39 @@ inline void rank_not_numbers_last(std::span<float> scores) {
   for (float& score : scores) score = std::isnan(score) ? no_threshold : score;
 }
 
+/// Memory that score_given works in.
+struct GivenScores {
+  std::vector<std::int64_t> numbers;
+  std::vector<float> scores;
+  std::vector<Scored> scored;
+};
+/// Scores for a query of the entries that were given for a head, in their order.
+std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
+                              const GivenEntries& given, std::int64_t head, GivenScores& room);
+
 class ChoosingIndex : public InsertingIndex {
  public:
   /// Throws InvalidArgument where queries are not whole groups whose heads have one range, or not
   /// whole questions.
-  void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final;
+  void search(const QueryBlock& queries, std::int64_t k, SearchResult& result) const final {
+    search(queries, k, nullptr, result);
+  }
+  /// The same with entries that a device chose by the stand-ins for the queries, those of one
+  /// token, as entry_choice says: it ranks these alone, and chooses for itself where they hold too
+  /// few rows that are allowed. Null: it chooses.
+  void search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+              SearchResult& result) const;
+
+  /// What a device needs to choose in its place. REQUIRES: built.
+  virtual StandIns stand_ins() const { return {}; }
+  /// The most that these would be of so many keys, without what they point to.
+  virtual StandIns planned_stand_ins(std::int64_t /*dim*/, std::int64_t /*keys*/) const {
+    return {};
+  }
+  /// Whether all of so many allowed keys are found, so that there is nothing to choose.
+  bool takes_all(std::int64_t allowed, std::int64_t k) const {
+    return allowed <= k && !chooses_fewer();
+  }
 
  protected:
   /// Whether it may choose fewer than k where there are more, and so is asked even where k are all.
@@ -58,9 +87,17 @@ class ChoosingIndex : public InsertingIndex {
     choose(first, allowed[0], k, found);
   }
 
+  /// As choose(), from entries that were given. False: they are too few, and found is not to be
+  /// used. REQUIRES: there are stand-ins.
+  virtual bool choose_given(const TokenHeads& /*token*/, PositionRange /*allowed*/,
+                            std::int64_t /*k*/, const GivenEntries& /*given*/,
+                            std::span<std::vector<std::int64_t>> /*found*/) const {
+    return false;
+  }
+
  private:
   void search_question(const QueryBlock& queries, std::int64_t first, std::int64_t tokens,
-                       std::int64_t k, SearchResult& result) const;
+                       std::int64_t k, const GivenEntries* given, SearchResult& result) const;
 };
 
 }  // namespace topkv

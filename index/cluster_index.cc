@@ -63,19 +63,46 @@ KeyView ClusterIndex::centroids() const {
           4 * keys().dim};
 }
 
+/// use(keys): consecutive ones, that are clustered by themselves.
+template <class Use>
+void ClusterIndex::each_segment(std::int64_t keys, const Use& use) const {
+  const std::int64_t step = params_.segment > 0 ? params_.segment : keys;
+  for (std::int64_t begin = 0; begin < keys;) {
+    // What would be left as less than half a segment goes with the one before it.
+    const std::int64_t end = keys - begin < step + step / 2 ? keys : begin + step;
+    use(PositionRange{begin, end});
+    begin = end;
+  }
+}
+
+/// That are wanted of so many keys of a segment.
+std::int64_t ClusterIndex::clusters_of(std::int64_t keys) const {
+  const auto wanted =
+      static_cast<std::int64_t>(std::llround(static_cast<double>(keys) / params_.keys_per_cluster));
+  return std::clamp<std::int64_t>(wanted, 1, keys);
+}
+
+StandIns ClusterIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
+  StandIns centroids{.kind = StandInKind::centroids, .dim = dim};
+  each_segment(keys,
+               [&](PositionRange segment) { centroids.count += clusters_of(segment.size()); });
+  return centroids;
+}
+
+StandIns ClusterIndex::stand_ins() const {
+  return {.kind = StandInKind::centroids,
+          .count = clusters(),
+          .dim = keys().dim,
+          .data = centroids().data};
+}
+
 void ClusterIndex::insert(std::int64_t first, const std::stop_token& stop) {
   cluster_of_.resize(static_cast<std::size_t>(size()));
   if (first > 0) {
     check_stop(stop);
     join_nearest(first);
   } else {
-    const std::int64_t step = params_.segment > 0 ? params_.segment : size();
-    for (std::int64_t begin = 0; begin < size();) {
-      // What would be left as less than half a segment goes with the one before it.
-      const std::int64_t end = size() - begin < step + step / 2 ? size() : begin + step;
-      cluster({begin, end}, stop);
-      begin = end;
-    }
+    each_segment(size(), [&](PositionRange segment) { cluster(segment, stop); });
   }
   gather();
 }
@@ -96,13 +123,10 @@ void ClusterIndex::cluster(PositionRange segment, const std::stop_token& stop) {
     vectors[static_cast<std::size_t>(i)] -=
         static_cast<float>(mean[static_cast<std::size_t>(i % dim)] / static_cast<double>(count));
   }
-  const auto wanted = static_cast<std::int64_t>(
-      std::llround(static_cast<double>(count) / params_.keys_per_cluster));
   const auto before = static_cast<std::int32_t>(clusters());
   Clustering found;
   try {
-    found = cluster_directions(std::move(vectors), dim, std::clamp<std::int64_t>(wanted, 1, count),
-                               stop);
+    found = cluster_directions(std::move(vectors), dim, clusters_of(count), stop);
   } catch (const std::exception&) {
     check_stop(stop);
     throw;
@@ -166,23 +190,48 @@ void ClusterIndex::take_best(const float* scores, bool fewer,
   for (std::int64_t ranked = std::min(k, clusters());; ranked = clusters()) {
     keeper->reset(ranked);
     keeper->push(scores, clusters(), 0);
-    const std::span<const Scored> best = keeper->sorted();
-    bool enough = true;
-    for (std::size_t t = 0; t < allowed.size(); ++t) {
-      std::vector<std::int64_t>& list = found[static_cast<std::int64_t>(t) * stride];
-      list.clear();
-      for (const Scored& cluster : best) {
-        if (std::ssize(list) == k || (fewer && cluster.score == no_threshold)) break;
-        for (std::int64_t at = members_.begin(cluster.position);
-             at < members_.begin(cluster.position + 1); ++at) {
-          const std::int64_t row = members_.row(at);
-          if (std::ssize(list) < k && allowed[t].contains(row)) list.push_back(row);
-        }
-      }
-      enough = enough && std::ssize(list) == k;
-    }
-    if (enough || ranked == clusters()) return;
+    if (take(keeper->sorted(), fewer, allowed, k, found, stride) || ranked == clusters()) return;
   }
+}
+
+/// False: of no use where there are other clusters, which may have rows that are wanted.
+bool ClusterIndex::take(std::span<const Scored> best, bool fewer,
+                        std::span<const PositionRange> allowed, std::int64_t k,
+                        std::vector<std::int64_t>* found, std::int64_t stride) const {
+  bool enough = true;
+  for (std::size_t t = 0; t < allowed.size(); ++t) {
+    std::vector<std::int64_t>& list = found[static_cast<std::int64_t>(t) * stride];
+    list.clear();
+    bool left_out = false;  // this one, so all that come after it
+    for (const Scored& cluster : best) {
+      left_out = fewer && cluster.score == no_threshold;
+      if (left_out || std::ssize(list) == k) break;
+      for (std::int64_t at = members_.begin(cluster.position);
+           at < members_.begin(cluster.position + 1); ++at) {
+        const std::int64_t row = members_.row(at);
+        if (std::ssize(list) < k && allowed[t].contains(row)) list.push_back(row);
+      }
+    }
+    enough = enough && (left_out || std::ssize(list) == k);
+  }
+  return enough;
+}
+
+bool ClusterIndex::take_given(std::span<Scored> given, bool fewer, PositionRange allowed,
+                              std::int64_t k, std::vector<std::int64_t>& found) const {
+  std::sort(given.begin(), given.end(), ranks_before);
+  return take(given, fewer, {&allowed, 1}, k, &found, 1) || std::ssize(given) == clusters();
+}
+
+bool ClusterIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                                const GivenEntries& given,
+                                std::span<std::vector<std::int64_t>> found) const {
+  const Scratch<GivenScores> room;
+  for (std::int64_t h = 0; h < token.heads; ++h) {
+    const std::span<Scored> scored = score_given(token.query(h), centroids(), given, h, *room);
+    if (!take_given(scored, false, allowed, k, found[static_cast<std::size_t>(h)])) return false;
+  }
+  return true;
 }
 
 void ClusterIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,

@@ -41,11 +41,17 @@ class ClusterIndex : public ChoosingIndex {
   /// Valid while no key is added.
   Grouping grouping() const { return {.groups = clusters(), .group = cluster_of_.data()}; }
 
+  StandIns stand_ins() const override;
+  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
   void clear() override;
   void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
               std::span<std::vector<std::int64_t>> found) const override;
+  bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                    const GivenEntries& given,
+                    std::span<std::vector<std::int64_t>> found) const override;
 
   std::int64_t clusters() const {
     return keys().dim == 0 ? 0 : std::ssize(centroids_) / keys().dim;
@@ -62,8 +68,16 @@ class ClusterIndex : public ChoosingIndex {
   /// clusters that score -inf are left out, where else they come last.
   void take_best(const float* scores, bool fewer, std::span<const PositionRange> allowed,
                  std::int64_t k, std::vector<std::int64_t>* found, std::int64_t stride) const;
+  /// Likewise, of some clusters. False: others may have rows that are wanted.
+  bool take_given(std::span<Scored> clusters, bool fewer, PositionRange allowed, std::int64_t k,
+                  std::vector<std::int64_t>& found) const;
 
  private:
+  template <class Use>
+  void each_segment(std::int64_t keys, const Use& use) const;
+  std::int64_t clusters_of(std::int64_t keys) const;
+  bool take(std::span<const Scored> best, bool fewer, std::span<const PositionRange> allowed,
+            std::int64_t k, std::vector<std::int64_t>* found, std::int64_t stride) const;
   void cluster(PositionRange segment, const std::stop_token& stop);
   void join_nearest(std::int64_t first);
   void gather();

@@ -31,7 +31,23 @@ std::uint16_t rounded_out(float x, bool up) {
 struct Workspace {
   std::vector<float> scores;  // [heads, pages]
   ScanKeeper keeper;
+  std::vector<float> split;
+  GivenScores given;
 };
+
+/// max(q min, q max) is q max for a positive q and q min for another: with the positive and the
+/// negative part of q beside each other a page's score is one inner product.
+void split_queries(const float* queries, std::int64_t heads, std::int64_t dim,
+                   std::vector<float>& split) {
+  split.resize(static_cast<std::size_t>(heads * 2 * dim));
+  for (std::int64_t h = 0; h < heads; ++h) {
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const float q = queries[h * dim + i];
+      split[static_cast<std::size_t>((2 * h) * dim + i)] = std::max(q, 0.0F);
+      split[static_cast<std::size_t>((2 * h + 1) * dim + i)] = std::min(q, 0.0F);
+    }
+  }
+}
 
 class QuestKind final : public IndexSpec::Kind {
  public:
@@ -82,45 +98,69 @@ void QuestIndex::insert(std::int64_t first, const std::stop_token& stop) {
   });
 }
 
-/// max(q min, q max) is q max for a positive q and q min for another: with the positive and the
-/// negative part of q beside each other a page's score is one inner product.
+KeyView QuestIndex::bounds() const {
+  const std::int64_t dim = keys().dim;
+  return {reinterpret_cast<const std::byte*>(bounds_.data()), DType::bf16, pages(), 2 * dim,
+          4 * dim};
+}
+
+StandIns QuestIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
+  return {
+      .kind = StandInKind::bounds, .count = (keys + page_ - 1) / page_, .dim = dim, .page = page_};
+}
+
+StandIns QuestIndex::stand_ins() const {
+  StandIns bounds = planned_stand_ins(keys().dim, size());
+  bounds.data = reinterpret_cast<const std::byte*>(bounds_.data());
+  return bounds;
+}
+
 void QuestIndex::score_pages(const float* queries, std::int64_t heads, PositionRange pages,
                              float* out) const {
-  const std::int64_t dim = keys().dim;
   const Scratch<std::vector<float>> split;
-  split->resize(static_cast<std::size_t>(heads * 2 * dim));
-  for (std::int64_t h = 0; h < heads; ++h) {
-    for (std::int64_t i = 0; i < dim; ++i) {
-      const float q = queries[h * dim + i];
-      (*split)[static_cast<std::size_t>((2 * h) * dim + i)] = std::max(q, 0.0F);
-      (*split)[static_cast<std::size_t>((2 * h + 1) * dim + i)] = std::min(q, 0.0F);
-    }
+  split_queries(queries, heads, keys().dim, *split);
+  score_all(split->data(), heads, bounds().part(pages), pages_at_a_time, out);
+}
+
+/// Up to k rows of pages, those of the best first.
+void QuestIndex::take(std::span<const Scored> best, PositionRange allowed, std::int64_t k,
+                      std::vector<std::int64_t>& found) const {
+  for (const Scored& page : best) {
+    const PositionRange rows = allowed.within({page.position * page_, (page.position + 1) * page_});
+    const std::int64_t room = k - std::ssize(found);
+    for (std::int64_t i = 0; i < std::min(rows.size(), room); ++i) found.push_back(rows.begin + i);
   }
-  const KeyView bounds{reinterpret_cast<const std::byte*>(bounds_.data()), DType::bf16,
-                       this->pages(), 2 * dim, 4 * dim};
-  score_all(split->data(), heads, bounds.part(pages), pages_at_a_time, out);
 }
 
 void QuestIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                         std::span<std::vector<std::int64_t>> found) const {
-  const PositionRange pages{allowed.begin / page_, (allowed.end + page_ - 1) / page_};
+  const auto [pages, count] = entry_choice(planned_stand_ins(token.dim, size()), allowed, k);
   const Scratch<Workspace> workspace;
-  auto& [scores, keeper] = *workspace;
+  auto& [scores, keeper, split, given] = *workspace;
   scores.resize(static_cast<std::size_t>(token.heads * pages.size()));
   score_pages(token.queries, token.heads, pages, scores.data());
   rank_not_numbers_last(scores);
   for (std::int64_t h = 0; h < token.heads; ++h) {
-    // Those at the ends of the range may be short.
-    keeper.reset(std::min(k / page_ + 3, pages.size()));
+    keeper.reset(count);
     keeper.push(scores.data() + h * pages.size(), pages.size(), pages.begin);
-    std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];
-    for (const Scored& page : keeper.sorted()) {
-      const PositionRange rows =
-          allowed.within({page.position * page_, (page.position + 1) * page_});
-      const std::int64_t room = k - std::ssize(list);
-      for (std::int64_t i = 0; i < std::min(rows.size(), room); ++i) list.push_back(rows.begin + i);
-    }
+    take(keeper.sorted(), allowed, k, found[static_cast<std::size_t>(h)]);
   }
+}
+
+bool QuestIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                              const GivenEntries& given,
+                              std::span<std::vector<std::int64_t>> found) const {
+  const Scratch<Workspace> workspace;
+  split_queries(token.queries, token.heads, token.dim, workspace->split);
+  for (std::int64_t h = 0; h < token.heads; ++h) {
+    const float* query = &workspace->split[static_cast<std::size_t>(h * 2 * token.dim)];
+    const std::span<Scored> pages = score_given(query, bounds(), given, h, workspace->given);
+    std::sort(pages.begin(), pages.end(), ranks_before);
+    std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];
+    take(pages, allowed, k, list);
+    if (std::ssize(list) < std::min(k, allowed.size())) return false;
+  }
+  return true;
 }
 
 std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::string_view options) {

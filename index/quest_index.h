@@ -34,13 +34,23 @@ class QuestIndex final : public ChoosingIndex {
   void score_pages(const float* queries, std::int64_t heads, PositionRange pages, float* out) const;
   std::int64_t pages() const { return (size() + page_ - 1) / page_; }
 
+  StandIns stand_ins() const override;
+  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
   void clear() override { bounds_ = {}; }
   void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
               std::span<std::vector<std::int64_t>> found) const override;
+  bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                    const GivenEntries& given,
+                    std::span<std::vector<std::int64_t>> found) const override;
 
  private:
+  KeyView bounds() const;
+  void take(std::span<const Scored> best, PositionRange allowed, std::int64_t k,
+            std::vector<std::int64_t>& found) const;
+
   std::int64_t page_;
   /// [pages, 2, dim], bf16: of each channel the largest value, then of each the smallest, both
   /// rounded away from the values, so that scores remain bounds.

@@ -146,6 +146,20 @@ void SparqIndex::score(const TokenHeads& token, PositionRange range, SparqScores
   });
 }
 
+StandIns SparqIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
+  return {.kind = StandInKind::components,
+          .count = keys,
+          .dim = dim,
+          .read = std::min(components_, dim),
+          .block = block_keys};
+}
+
+StandIns SparqIndex::stand_ins() const {
+  StandIns components = planned_stand_ins(keys().dim, size());
+  components.data = reinterpret_cast<const std::byte*>(blocks_.data());
+  return components;
+}
+
 void SparqIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                         std::span<std::vector<std::int64_t>> found) const {
   const Scratch<Workspace> workspace;
@@ -170,6 +184,19 @@ void SparqIndex::choose(const TokenHeads& token, PositionRange allowed, std::int
   for (const Scored& key : keeper.sorted()) {
     for (auto& list : found) list.push_back(key.position);
   }
+}
+
+bool SparqIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                              const GivenEntries& given,
+                              std::span<std::vector<std::int64_t>> found) const {
+  for (std::int64_t h = 0; h < token.heads; ++h) {
+    std::vector<std::int64_t>& list = found[static_cast<std::size_t>(h)];
+    for (const std::int32_t entry : given.of(h)) {
+      if (allowed.contains(given.first + entry)) list.push_back(given.first + entry);
+    }
+    if (std::ssize(list) < std::min(k, allowed.size())) return false;
+  }
+  return true;
 }
 
 std::shared_ptr<const IndexSpec::Kind> sparq_kind(std::string_view spec, std::string_view options) {

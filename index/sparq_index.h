@@ -46,11 +46,17 @@ class SparqIndex final : public ChoosingIndex {
   /// scale stands in its place. scale: of the token.
   void score(const TokenHeads& token, PositionRange range, SparqScores& out) const;
 
+  StandIns stand_ins() const override;
+  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
   void clear() override { blocks_ = {}; }
   void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
               std::span<std::vector<std::int64_t>> found) const override;
+  bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                    const GivenEntries& given,
+                    std::span<std::vector<std::int64_t>> found) const override;
 
  private:
   std::int64_t components_;

@@ -265,6 +265,40 @@ void SqueezedIndex::choose_together(const TokenHeads& first, std::span<const Pos
   }
 }
 
+StandIns SqueezedIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) const {
+  if (has_coarse()) return {};
+  StandIns centroids = ClusterIndex::planned_stand_ins(dim, keys);
+  centroids.weighed = chooses_fewer();
+  return centroids;
+}
+
+StandIns SqueezedIndex::stand_ins() const {
+  if (has_coarse()) return {};
+  StandIns centroids = ClusterIndex::stand_ins();
+  centroids.weighed = chooses_fewer();
+  for (std::int64_t c = 0; centroids.weighed && c < clusters(); ++c)
+    centroids.sizes.push_back(static_cast<float>(members(c)));
+  return centroids;
+}
+
+bool SqueezedIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                                 const GivenEntries& given,
+                                 std::span<std::vector<std::int64_t>> found) const {
+  if (!chooses_fewer()) return ClusterIndex::choose_given(token, allowed, k, given, found);
+  const Scratch<GivenScores> room;
+  for (std::int64_t h = 0; h < token.heads; ++h) {
+    const float log_sum = given.log_sums[static_cast<std::size_t>(h)];
+    if (!std::isfinite(log_sum)) return false;
+    const std::span<Scored> scored = score_given(token.query(h), centroids(), given, h, *room);
+    for (Scored& cluster : scored) {
+      const float importance = std::exp(token.scale * cluster.score - log_sum);
+      cluster.score = bin_of(importance) < of_token_.fine ? importance : no_threshold;
+    }
+    if (!take_given(scored, true, allowed, k, found[static_cast<std::size_t>(h)])) return false;
+  }
+  return true;
+}
+
 std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
                                                      std::string_view options) {
   SqueezedParams params;

@@ -73,6 +73,10 @@ class SqueezedIndex final : public ClusterIndex {
   /// Sets the thresholds of indices that have learned, all alike.
   static void calibrate(std::span<SqueezedIndex* const> heads, const std::stop_token& stop);
 
+  /// None with two levels.
+  StandIns stand_ins() const override;
+  StandIns planned_stand_ins(std::int64_t dim, std::int64_t keys) const override;
+
   const Thresholds& of_token() const { return of_token_; }
   const Thresholds& of_question() const { return of_question_; }
   void set_thresholds(const Thresholds& of_token, const Thresholds& of_question);
@@ -89,6 +93,9 @@ class SqueezedIndex final : public ClusterIndex {
   bool joins_questions() const override { return true; }
   void choose_together(const TokenHeads& first, std::span<const PositionRange> allowed,
                        std::int64_t k, std::span<std::vector<std::int64_t>> found) const override;
+  bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
+                    const GivenEntries& given,
+                    std::span<std::vector<std::int64_t>> found) const override;
 
  private:
   struct Histogram;

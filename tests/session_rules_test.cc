@@ -177,7 +177,7 @@ TEST_P(SessionRulesOn, TheHostSearchesForCodesTooAndKnowsWhatTheDeviceAttended) 
     ::test::Feed feed(place, stream, 1000, 1060);
     feed.run(all, step);
     EXPECT_LE(feed.worst(dense, {1000, 1012, 1030, 1059}), 1.0) << "times what rounding may do";
-    EXPECT_EQ(all.stats().device_code_bytes, 0);
+    EXPECT_EQ(all.stats().device_index_bytes, 0);
     EXPECT_EQ(all.stats().went_dense, 60 * 2 * 4);
     // Sinks, window and what is found hold about this share on any device.
     options.k = TopK::same(512);
@@ -208,7 +208,7 @@ TEST_P(SessionRulesOn, AnErrorBeginsWithAScan) {
                       place.device());
       ::test::Feed feed(place, stream, 4000, 4060);
       feed.run(session, step);
-      EXPECT_EQ(session.stats().device_code_bytes > 0, place.is_cuda());
+      EXPECT_EQ(session.stats().device_index_bytes > 0, place.is_cuda());
       see(session, feed);
       return feed.outs();
     };
@@ -251,7 +251,7 @@ TEST_P(SessionRulesOn, AShareBeginsWithAScanForASixteenth) {
       ::test::Feed feed(place, stream, 4000, 4060);
       feed.run(session, step);
       stats = session.stats();
-      EXPECT_EQ(stats.device_code_bytes > 0, place.is_cuda());
+      EXPECT_EQ(stats.device_index_bytes > 0, place.is_cuda());
       if (!mass) share = session.tail_figures()[1].mean_exact_mass();
       return feed.outs();
     };

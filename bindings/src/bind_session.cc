@@ -110,9 +110,10 @@ void bind_session(py::module_& module) {
       .def_readonly("attend_seconds", &SessionStats::attend_seconds)
       .def_readonly("coded_tokens", &SessionStats::coded_tokens,
                     "Of the session's own tokens, so many now have codes, the first ones.")
-      .def_readonly("device_code_bytes", &SessionStats::device_code_bytes,
-                    "What codes take of the device's memory, those of the context for all sessions "
-                    "together.")
+      .def_readonly(
+          "device_index_bytes", &SessionStats::device_index_bytes,
+          "What codes, or what else stands for keys, take of the device's memory, those of "
+          "the context for all sessions together.")
       .def_readonly("exact_rows", &SessionStats::exact_rows)
       .def_readonly("exact_rows_found", &SessionStats::exact_rows_found)
       .def_property_readonly(

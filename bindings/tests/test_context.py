@@ -170,7 +170,7 @@ def test_a_session_with_a_tail_tells_how_good_it_was(random):
         assert of.exact_mass == pytest.approx(of.mean_exact_mass * of.heads)
         assert 0 < of.mean_error < 2
     assert repr(figures[0]).startswith(f"TailFigures(heads={Q_HEADS}, mean_exact_mass=0.")
-    assert session.stats().device_code_bytes == 0  # of the device's memory
+    assert session.stats().device_index_bytes == 0  # of the device's memory
     assert session.stats().coded_tokens == 0  # there are too few of its own
     without = topkv.Session(context, k=8, window=6)
     assert all(of.mean_error is None is of.mean_exact_mass for of in without.tail_figures())

@@ -70,6 +70,13 @@ struct RetrievalOptions {
   /// with v=0 too, up to k=64 (k=32 of heads above 128 dims), heads of at most 256 dims, groups of
   /// at most 8 and 64 KV heads: the context's codes are copied to its memory for the first such
   /// session. Otherwise the host searches, and scores what an index proposes again exactly.
+  ///
+  /// With quest, sparq, retroinfer and squeezed (of one level) a CUDA device chooses pages, rows or
+  /// clusters for a step of one token of one session: what stands for keys is copied to its memory
+  /// likewise, and the host makes rows of what was chosen. Of heads of 64 or 128 dims, groups of at
+  /// most 16 and up to 262,144 pages, rows or clusters of a head (32,768 before compute capability
+  /// 9.0). Scores for that are of queries, and centroids, in bf16: rows that score alike may change
+  /// places.
   std::string index = "exact";
   /// Rows retrieved per layer; above the context: all of them. A CUDA device's scan finds about so
   /// many for each query head, as a sample of up to 32,768 keys tells (all keys where there are
@@ -119,7 +126,8 @@ struct StepTimes {
                       ///< beside search where a CUDA device scans for one token
   double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
                       ///< device: giving it those rows that are not resident there
-  double search = 0;  ///< or a scan of codes, its tail included; or waiting for a device's
+  double search = 0;  ///< or a scan of codes, its tail included; or waiting for a device's, or for
+                      ///< its choice
   double attend = 0;  ///< attention over the rows found, on the host
   double tail = 0;    ///< estimating the attention over all others, on the host, where no scan
                       ///< does; the session's own rows (in attend where a CUDA device scans for one
@@ -166,9 +174,9 @@ struct SessionStats {
   /// Of the session's own tokens, so many now have codes, the first ones (RetrievalOptions::tail).
   /// 0 again in a fork, which attends all of its own until it has some more.
   std::int64_t coded_tokens = 0;
-  /// Where a device scans codes: what they take of its memory, those of the context for all
-  /// sessions together.
-  std::int64_t device_code_bytes = 0;
+  /// Where a device scans codes, or chooses by what stands for keys: what that takes of its memory,
+  /// that of the context for all sessions together.
+  std::int64_t device_index_bytes = 0;
   // With measure_recall: rows of the context that exact search found, and how many of these the
   // index found too. Their ratio is the recall. (Of a scan that a rule asked for: as many as it was
   // asked for.)
@@ -180,12 +188,13 @@ struct SessionStats {
   std::array<std::int64_t, 101> mass_found = {};
 };
 
-/// Bytes of the device's memory that codes of a context of so many tokens (at least one) would take
-/// with these options, about, for all its sessions together: 0 where the device scans none.
+/// Bytes of the device's memory that codes, or what else stands for keys, of a context of so many
+/// tokens (at least one) would take with these options, about, for all its sessions together: 0
+/// where the host searches.
 /// (Windows, and what a step works on, come besides.) Throws InvalidArgument for an index or a tail
 /// that is none.
-std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
-                               std::int64_t tokens, const Device& device);
+std::int64_t device_index_bytes(const AttentionShape& shape, const RetrievalOptions& options,
+                                std::int64_t tokens, const Device& device);
 
 /// One thread at a time; different sessions are independent.
 class Session {

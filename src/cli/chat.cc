@@ -104,7 +104,7 @@ class Chat {
     check_rows(config.attention, count + flags_.most_own(),
                prefill_options(flags_.prefill, flags_.retrieval));
     check_indices(flags_.retrieval, config, count);
-    check_codes(model_.device(), config.attention, flags_.retrieval, count);
+    check_indices(model_.device(), config.attention, flags_.retrieval, count);
     session_.reset();  // and the context before it, whose rows may take all there is
     const Prefilled prefilled =
         prefill(model_, flags_.retrieval, flags_.prefill, tokens, progress_);

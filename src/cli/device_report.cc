@@ -63,19 +63,19 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
   return model;
 }
 
-void check_codes(const Device& device, const AttentionShape& shape, const RetrievalFlags& retrieval,
-                 std::int64_t tokens) {
+void check_indices(const Device& device, const AttentionShape& shape,
+                   const RetrievalFlags& retrieval, std::int64_t tokens) {
   if (!device.is_cuda() || tokens == 0) return;
   std::int64_t bytes = 0;
   for (const std::string& index : retrieval.indices) {
-    bytes += device_code_bytes(shape, retrieval_options(retrieval, shape.layers, index, 1), tokens,
-                               device);
+    bytes += device_index_bytes(shape, retrieval_options(retrieval, shape.layers, index, 1), tokens,
+                                device);
   }
   const DeviceMemory memory = device.memory();
   if (bytes <= memory.ceiling - memory.used) return;
   throw OutOfMemory(
-      fmt::format("GPU memory for the codes of {} tokens", tokens), bytes,
-      memory.ceiling - memory.used,
+      fmt::format("GPU memory for the codes, or what else stands for keys, of {} tokens", tokens),
+      bytes, memory.ceiling - memory.used,
       "raise --gpu-mem, use fewer tokens, or --kv-index exact, which keeps none; topkv "
       "plan says what fits");
 }

@@ -19,10 +19,10 @@ std::string plan_table(const DevicePlan& plan);
 Model load_model(const ModelFlags& flags, const Device& device, const PrefillFlags& prefill,
                  const RetrievalFlags& retrieval, ProgressBar& progress, std::int64_t length = 0);
 
-/// Throws OutOfMemory when the device has no room for the codes of a context of so many tokens: now
-/// rather than when the context has been read.
-void check_codes(const Device& device, const AttentionShape& shape, const RetrievalFlags& retrieval,
-                 std::int64_t tokens);
+/// Throws OutOfMemory when the device has no room for what it keeps of the indices (codes, what
+/// stands for keys) of a context of so many tokens: now rather than when the context has been read.
+void check_indices(const Device& device, const AttentionShape& shape,
+                   const RetrievalFlags& retrieval, std::int64_t tokens);
 
 /// "topkv: warning: …", for what the library tells of a result.
 std::string warning_line(const std::string& warning);

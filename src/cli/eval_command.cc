@@ -109,7 +109,7 @@ void check_memory(const EvalFlags& flags, const ModelConfig& config, std::int64_
       retrieval.indices.push_back(index);
     }
   }
-  check_codes(device, config.attention, retrieval, length);
+  check_indices(device, config.attention, retrieval, length);
 }
 
 int run_eval(const EvalFlags& flags) {

@@ -273,7 +273,7 @@ int run_fidelity(FidelityFlags flags) {
   const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
-  check_codes(device, config.attention, flags.retrieval, length);
+  check_indices(device, config.attention, flags.retrieval, length);
   const FidelityText text = make_fidelity_text(
       model.tokenizer(), beginning_tokens(model.tokenizer()), length, depths, flags.haystack, seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());

@@ -128,7 +128,7 @@ int run_needle(NeedleFlags flags) {
   ProgressBar progress = stderr_progress();
   const Model model =
       load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
-  check_codes(device, config.attention, flags.retrieval, plan.lengths.back());
+  check_indices(device, config.attention, flags.retrieval, plan.lengths.back());
   int status = 0;
   try {
     NeedleRun run(model, flags, plan, directory, progress);

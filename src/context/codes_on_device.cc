@@ -106,12 +106,6 @@ bool chooses_by_scan(const RetrievalOptions& options) {
 }
 
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
-                               std::int64_t tokens, const Device& device) {
-  const DeviceSizes& sizes = *device.compute();
-  return device_code_bytes(shape, options, tokens, sizes);
-}
-
-std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                std::int64_t tokens, const DeviceSizes& device) {
   const auto index = IndexSpec(options.index).make();
   const auto* codes = dynamic_cast<const CodesIndex*>(index.get());

@@ -30,7 +30,8 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
 /// itself.
 bool chooses_by_scan(const RetrievalOptions& options);
 
-/// What the public function of this name tells, of a device that need not be there.
+/// Bytes that they would take of a device that need not be there (device_index_bytes); 0: it scans
+/// none.
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                std::int64_t tokens, const DeviceSizes& device);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "index/choosing_index.h"
 #include "index/exact_index.h"
 #include "index/index_kind.h"
 #include "topkv/error.h"
@@ -65,13 +66,15 @@ const SegmentIndex& Segment::index(std::string_view spec) const {
 }
 
 void Segment::search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
-                     const QueryBlock& queries, std::int64_t k, SearchResult& result) const {
+                     const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+                     SearchResult& result) const {
   result.reset(queries.count, 1);
   if (std::ranges::none_of(queries.allowed, [](const auto& range) { return range.size() > 0; }))
     return;
   if (index != nullptr) {
-    index->layer(layer).heads[static_cast<std::size_t>(kv_head)]->search(queries, k, result);
-    return;
+    const KeyIndex& head = *index->layer(layer).heads[static_cast<std::size_t>(kv_head)];
+    if (given == nullptr) return head.search(queries, k, result);
+    return dynamic_cast<const ChoosingIndex&>(head).search(queries, k, given, result);
   }
   ExactIndex in_place;  // holds nothing but where the keys are
   in_place.build({});

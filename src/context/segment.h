@@ -47,10 +47,11 @@ struct SegmentIndex {
   std::vector<LayerIndex> layers;
   bool shared = false;  ///< the heads are another's too, which counts them
 
-  // What the last device that asked has of it (codes_on_device.h).
+  // What the last device that asked has of it (codes_on_device.h, selection_on_device.h).
   mutable std::mutex mutex;
   mutable std::shared_ptr<ComputeDevice> device;
   mutable std::shared_ptr<const DeviceCodes> codes;
+  mutable std::shared_ptr<const DeviceSelection> selection;
 };
 
 /// A value: copies share rows and indices. Whoever fills the rows keeps a pointer to do so.
@@ -74,9 +75,11 @@ struct Segment {
   /// However it is spelled. Throws InvalidArgument when there is none.
   const SegmentIndex& index(std::string_view spec) const;
   /// Finds up to k of the best rows for each query: with one of its indices or, null, where they
-  /// lie, exactly. Throws as KeyIndex::search does.
+  /// lie, exactly. given: entries that a device chose in the index's place; null: none. Throws as
+  /// KeyIndex::search does.
   void search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
-              const QueryBlock& queries, std::int64_t k, SearchResult& result) const;
+              const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+              SearchResult& result) const;
 };
 
 }  // namespace topkv

@@ -10,6 +10,7 @@
 #include "index/index_kind.h"
 #include "src/context/attention_step.h"
 #include "src/context/codes_on_device.h"
+#include "src/context/selection_on_device.h"
 #include "src/context/session_ahead.h"
 #include "src/context/session_state.h"
 #include "src/core/row_format.h"
@@ -97,7 +98,8 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
         context->dtype().name() + ": prefill it with kv_dtype bf16");
   }
   // With another tail, or when a group shares its rows, the host searches. For itself it does where
-  // the index can have no tail: that takes no longer, and ranks rows by their keys.
+  // the index can have no tail: that takes no longer, and ranks rows by their keys. Where it takes
+  // entries, a device may choose these.
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;
@@ -110,7 +112,16 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       seen.most_rows = std::max(seen.most_rows, most_scanned(l));
     }
   }
-  if (seen.codes) stats.device_code_bytes = seen.codes->memory();
+  if (seen.codes) stats.device_index_bytes = seen.codes->memory();
+  if (retrieves && !seen.codes && indices[0] != nullptr)
+    seen.selection = selection_on(device, shape, *indices[0]);
+  if (seen.selection) {
+    stats.device_index_bytes = seen.selection->memory();
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      const std::int64_t rows = k[static_cast<std::size_t>(l)];
+      seen.most_entries = std::max(seen.most_entries, seen.selection->most_entries(l, rows));
+    }
+  }
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
   if (shape.chunk_len > 0) joined = device.compute()->allocate(joined_bytes(seen), "session");
@@ -220,10 +231,10 @@ Session Session::fork() const {
   auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
   state->own->copy_from(*state_->own);
   state->coded.tried = state->left_window(0);
-  const std::int64_t code_bytes = state->stats.device_code_bytes;
+  const std::int64_t code_bytes = state->stats.device_index_bytes;
   state->stats = state_->stats;
   state->stats.coded_tokens = 0;
-  state->stats.device_code_bytes = code_bytes;
+  state->stats.device_index_bytes = code_bytes;
   state->step_times = state_->step_times;
   state->figures_before = tail_figures();
   for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) state->load(layer);

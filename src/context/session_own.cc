@@ -127,7 +127,7 @@ void Session::State::code_own() {
   }
   coded = std::move(next);
   stats.coded_tokens = coded.tokens;
-  stats.device_code_bytes = seen.codes->memory() + coded.codes->memory();
+  stats.device_index_bytes = seen.codes->memory() + coded.codes->memory();
   times(0).append += coding.seconds();
 }
 

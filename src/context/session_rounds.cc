@@ -130,7 +130,7 @@ void Session::State::search_more(std::int64_t layer, const TokenQueries& queries
     parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) {
         if (heads[static_cast<std::size_t>(head)].count() == 0) continue;
-        if (rows > wanted) search(layer, head, {&one, 1}, rows);
+        if (rows > wanted) search(layer, head, {&one, 1}, rows, nullptr);
         choose(layer, head, queries, rows);
       }
     });

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "index/choosing_index.h"
 #include "index/codes_index.h"
 #include "index/scratch.h"
 #include "src/context/session_state.h"
@@ -71,9 +72,11 @@ PositionRange Session::State::between(const Segment& segment, std::int64_t layer
 }
 
 /// Searches for so many rows for each query of a KV head: those of several sessions, with the same
-/// index and as many tokens each, look at the keys of their context together.
+/// index and as many tokens each, look at the keys of their context together. given: what a device
+/// chose among the context's for the one session there is; null: nothing.
 void Session::State::search(std::int64_t layer, std::int64_t head,
-                            std::span<const Searched> sessions, std::int64_t rows) {
+                            std::span<const Searched> sessions, std::int64_t rows,
+                            const GivenEntries* given) {
   const State& one = *sessions[0].session;
   const Scratch<SharedQueries> shared;
   if (sessions.size() > 1) {
@@ -92,7 +95,7 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
                             .group = one.shape.group(),
                             .scale = one.shape.softmax_scale(),
                             .tokens = sessions[0].queries.tokens},
-                           rows, shared->found);
+                           rows, nullptr, shared->found);
   }
   std::int64_t first = 0;
   for (const auto& [session, queries] : sessions) {
@@ -105,7 +108,8 @@ void Session::State::search(std::int64_t layer, std::int64_t head,
         continue;
       }
       session->segments[s].search(session->indices[s], layer, head,
-                                  session->block(step, step.allowed[s]), rows, found);
+                                  session->block(step, step.allowed[s]), rows,
+                                  s == 0 ? given : nullptr, found);
     }
     first += step.count();
   }
@@ -136,17 +140,20 @@ std::int64_t Session::State::place(std::int64_t head, std::int64_t query) const 
   return i / group * shape.q_heads + head * group + i % group;
 }
 
-void Session::State::measure_recall(std::int64_t layer, const TokenQueries& queries) {
+void Session::State::measure_recall(std::int64_t layer, const TokenQueries& queries, bool chosen) {
   const Stopwatch measuring;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
     if (seen.codes || seen.judged) copy_queries(layer, head, queries);  // those of all heads
-    measure_recall(layer, head);
+    const GivenEntries given =
+        chosen ? backend->chosen().part(head, shape.kv_heads) : GivenEntries{};
+    measure_recall(layer, head, chosen ? &given : nullptr);
   }
   measuring_seconds += measuring.seconds();
 }
 
 /// Compares the context's index with exact search on the queries of the last search.
-void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
+void Session::State::measure_recall(std::int64_t layer, std::int64_t head,
+                                    const GivenEntries* given) {
   const HeadStep& step = heads[static_cast<std::size_t>(head)];
   const std::int64_t count = step.count();
   const QueryBlock queries = block(step, step.allowed[0]);
@@ -161,8 +168,8 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   for (std::int64_t q = 0; q < count; ++q) rows = std::max(rows, rows_of(q));
   SearchResult wanted;
   SearchResult found;
-  segments[0].search(nullptr, layer, head, queries, rows, wanted);
-  if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, found);
+  segments[0].search(nullptr, layer, head, queries, rows, nullptr, wanted);
+  if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, given, found);
   for (std::int64_t q = 0; q < count; ++q) {
     std::vector<std::int64_t> have;
     const auto all = wanted.positions(q);
@@ -204,14 +211,33 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head) {
   }
 }
 
-/// Which rows each query of some sessions attends.
-void Session::State::search_all(std::int64_t layer, std::span<const Searched> sessions) {
+/// Has a device that can do so choose for a step of one token, before the queries are on the host.
+/// (For several sessions, and several tokens, an index reads what stands for keys once.)
+void Session::State::begin_choice(Part& part) {
+  const std::int64_t layer = part.step.layer;
+  part.chosen = false;
+  if (!seen.selection || !part.searched || part.step.tokens != 1 || part.number >= 0) return;
+  const std::int64_t rows = k[static_cast<std::size_t>(layer)];
+  const PositionRange allowed = between(segments[0], layer, part.queries.first);
+  const auto& index = dynamic_cast<const ChoosingIndex&>(*indices[0]->layer(layer).heads[0]);
+  if (allowed.size() == 0 || index.takes_all(allowed.size(), rows)) return;
+  backend->choose(layer, allowed, rows);
+  part.chosen = true;
+}
+
+/// Which rows each query of some sessions attends. chosen: a device has begun to choose for the one
+/// session.
+void Session::State::search_all(std::int64_t layer, std::span<const Searched> sessions,
+                                bool chosen) {
   const Stopwatch searching;
   const State& one = *sessions[0].session;
+  const GivenEntries all = chosen ? one.backend->chosen() : GivenEntries{};
   parallel_for(one.shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       for (const auto& [session, queries] : sessions) session->copy_queries(layer, head, queries);
-      search(layer, head, sessions, one.k[static_cast<std::size_t>(layer)]);
+      const GivenEntries given = chosen ? all.part(head, one.shape.kv_heads) : GivenEntries{};
+      search(layer, head, sessions, one.k[static_cast<std::size_t>(layer)],
+             chosen ? &given : nullptr);
       for (const auto& [session, queries] : sessions)
         session->choose(layer, head, queries, session->first_rows(layer));
     }
@@ -243,7 +269,7 @@ void Session::State::search_together(std::span<Part> parts) {
       part.found_rows = true;
       sessions->push_back({part.session, part.queries});
     }
-    if (!sessions->empty()) search_all(layer, *sessions);
+    if (!sessions->empty()) search_all(layer, *sessions, false);
   }
 }
 

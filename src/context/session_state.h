@@ -106,6 +106,7 @@ struct Session::State {
     PartialView found = {};       // room for what is attended beyond sinks and window
     bool searched = false;        // there may be such rows
     bool found_rows = false;      // they have been searched for, for all tokens
+    bool chosen = false;          // a device chooses for it (DecodeBackend::choose)
     std::int64_t scanned = 0;     // the first so many tokens, by the device, at first
     std::int64_t wanted = 0;      // for each query head, by their scan
     std::int64_t first_list = 0;  // of these, among the lists of all sessions
@@ -234,15 +235,16 @@ struct Session::State {
   QueryBlock block(const HeadStep& step, std::span<const PositionRange> allowed) const;
   void copy_queries(std::int64_t layer, std::int64_t head, const TokenQueries& queries);
   static void search_together(std::span<Part> parts);
-  static void search_all(std::int64_t layer, std::span<const Searched> sessions);
+  void begin_choice(Part& part);
+  static void search_all(std::int64_t layer, std::span<const Searched> sessions, bool chosen);
   static void search(std::int64_t layer, std::int64_t head, std::span<const Searched> sessions,
-                     std::int64_t rows);
+                     std::int64_t rows, const GivenEntries* given);
   void choose(std::int64_t layer, std::int64_t head, const TokenQueries& queries,
               std::int64_t rows);
   std::int64_t place(std::int64_t head, std::int64_t query) const;
   void attend_found(std::int64_t layer, const TokenQueries& queries, PartialView out);
-  void measure_recall(std::int64_t layer, const TokenQueries& queries);
-  void measure_recall(std::int64_t layer, std::int64_t head);
+  void measure_recall(std::int64_t layer, const TokenQueries& queries, bool chosen);
+  void measure_recall(std::int64_t layer, std::int64_t head, const GivenEntries* given);
 
   // session_own.cc
   bool attends_own() const;
@@ -294,7 +296,7 @@ struct Session::State {
   double measuring_seconds = 0;             // spent on recall, no part of the steps
   bool failed = false;                      // what its device keeps could not be put back
 
-  std::vector<Part> parts;  // of the step that this session is the first of
+  std::vector<Part> parts;             // of the step that this session is the first of
   PositionRange sees = all_positions;  // in this pass of a step
   Buffer joined;                       // by chunks: partials of passes, in the device's memory
   std::vector<HeadStep> heads;

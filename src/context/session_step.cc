@@ -101,7 +101,7 @@ double Session::State::searching(const Part& part) const {
   return stats.search_seconds + measuring_seconds - part.searching_before;
 }
 
-/// Gives the device the steps of some sessions, and has it begin with their scans.
+/// Gives the device the steps of some sessions, and has it begin with their scans, or choices.
 void Session::State::begin(std::span<Part> parts) {
   const Stopwatch watch;
   for (Part& part : parts) begin(part);
@@ -110,6 +110,7 @@ void Session::State::begin(std::span<Part> parts) {
   const Stopwatch scanning;
   scan(parts);
   const double scanned = cuda ? 0.0 : scanning.seconds();
+  for (Part& part : parts) part.session->begin_choice(part);
   for (const Part& part : parts) {
     State& of = *part.session;
     const auto share = 1 / static_cast<double>(parts.size());
@@ -255,7 +256,7 @@ void Session::State::retrieve(const Part& part) {
     } else {
       const PartialView found = of_tokens(part.found, t, block.tokens);
       const Searched searched{this, block};
-      if (!part.found_rows) search_all(layer, {&searched, 1});
+      if (!part.found_rows) search_all(layer, {&searched, 1}, part.chosen);
       if (attends_own()) attend_own(layer, block, found);
       attend_found(layer, block, found);
       if (host_estimates()) {
@@ -264,7 +265,7 @@ void Session::State::retrieve(const Part& part) {
         if (seen.judged) search_more(layer, block, of_tokens(exact_part, t, block.tokens), out);
       }
     }
-    if (options.measure_recall) measure_recall(layer, block);
+    if (options.measure_recall) measure_recall(layer, block, part.chosen);
   }
 }
 

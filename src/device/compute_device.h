@@ -245,6 +245,14 @@ class ComputeDevice : public DeviceSizes {
     return nullptr;
   }
 
+  /// What stands for a context's keys: [layers x kv_heads], of no kind where a layer has none.
+  /// Read during the call alone. REQUIRES: selects(shape, what has the most entries). Throws
+  /// OutOfMemory.
+  virtual std::shared_ptr<const DeviceSelection> keep_selection(
+      const AttentionShape& /*shape*/, std::span<const StandIns> /*heads*/) {
+    return nullptr;
+  }
+
   /// The decode step of a session.
   virtual std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) = 0;
 };

@@ -7,9 +7,11 @@
 #include <span>
 
 #include "index/row_tail.h"
+#include "index/stand_ins.h"
 #include "index/tail_noise.h"
 #include "src/attention/block_attention.h"
 #include "src/device/device_codes.h"
+#include "src/device/device_selection.h"
 #include "topkv/attention.h"
 #include "topkv/session.h"
 #include "topkv/types.h"
@@ -32,9 +34,13 @@ struct SessionShape {
   std::shared_ptr<const DeviceCodes> codes = {};
   std::int64_t most_rows = 0;   ///< wanted of a scan, for each query head
   std::int64_t usual_rows = 0;  ///< likewise, of scans for several tokens
-  std::int64_t most_own = 0;    ///< tokens that the session can have of its own
-  bool tail = false;            ///< whether an estimate is added to steps
-  bool judged = false;          ///< exact_part() and, of scans, scanned() are called in steps
+  /// Where the device chooses entries of the context by what stands for its keys: that. Null: the
+  /// host searches.
+  std::shared_ptr<const DeviceSelection> selection = {};
+  std::int64_t most_entries = 0;  ///< chosen for a head
+  std::int64_t most_own = 0;      ///< tokens that the session can have of its own
+  bool tail = false;              ///< whether an estimate is added to steps
+  bool judged = false;            ///< exact_part() and, of scans, scanned() are called in steps
 
   /// Whether rows are searched beyond those that are attended anyway.
   bool retrieves(std::int64_t layer) const {
@@ -47,14 +53,14 @@ struct SessionShape {
   }
 };
 
-/// A step: begin; scan where there are codes; given; then attend for each segment of the rows,
-/// exact_part (and scanned) where steps are judged, and after that further scans, each of which
-/// scanned follows; add for each further partial, add_tail, finish.
-/// Work is begun in this order; given and read_list wait for it. (Or it goes ahead: see
-/// goes_ahead.) Positions are those of the session: the context's rows come first. One thread at a
-/// time, but for what says otherwise; on CUDA the caller holds the device's lock in each call that
-/// gives it work, and from scan to attend. Allocates nothing after the first steps, but in
-/// scan_own. After a call that throws, begin or load may be called again.
+/// A step: begin; scan where there are codes, or choose; given; then attend for each segment of the
+/// rows, exact_part (and scanned) where steps are judged, and after that further scans, each of
+/// which scanned follows; add for each further partial, add_tail, finish. Work is begun in this
+/// order; given and read_list wait for it. (Or it goes ahead: see goes_ahead.) Positions are those
+/// of the session: the context's rows come first. One thread at a time, but for what says
+/// otherwise; on CUDA the caller holds the device's lock in each call that gives it work, and from
+/// scan to attend. Allocates nothing after the first steps, but in scan_own. After a call that
+/// throws, begin or load may be called again.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
@@ -87,6 +93,13 @@ class DecodeBackend {
   /// memory, [tokens x q_heads] heads. Waits for it, and for scans. Valid, and not to be written,
   /// until add.
   virtual PartialView exact_part() = 0;
+
+  /// With SessionShape::selection, of a step of one token: begins to choose the entries that are to
+  /// have k rows of the context within a range, which holds some (entry_choice), for the heads of
+  /// all KV heads.
+  virtual void choose(std::int64_t layer, PositionRange allowed, std::int64_t k);
+  /// Waits for it: of all heads, [kv_heads] parts. Valid until the next begin.
+  virtual GivenEntries chosen();
 
   /// From now on scans are of these codes too: of the session's own rows, from the first on. Waits
   /// for what has begun. Throws OutOfMemory; it is then as it was.

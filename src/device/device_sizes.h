@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "index/stand_ins.h"
 #include "src/core/matrix.h"
 #include "src/device/decode_backend.h"
 #include "src/device/device_prefill.h"
@@ -47,6 +48,15 @@ class DeviceSizes {
   virtual std::int64_t codes_bytes(const AttentionShape& /*shape*/, std::int64_t /*tokens*/,
                                    std::int64_t /*key_bytes*/, std::int64_t /*value_bits*/,
                                    std::int64_t /*rare*/) const {
+    return 0;
+  }
+  /// Whether it chooses entries of such a shape, of each head so many.
+  virtual bool selects(const AttentionShape& /*shape*/, std::int64_t /*entries*/) const {
+    return false;
+  }
+  /// Of ComputeDevice::keep_selection, where every head has such stand-ins.
+  virtual std::int64_t selection_bytes(const AttentionShape& /*shape*/,
+                                       const StandIns& /*head*/) const {
     return 0;
   }
   /// What scans of codes give a session.

@@ -239,6 +239,10 @@ class HostDecode final : public DecodeBackend {
 
 }  // namespace
 
+void DecodeBackend::choose(std::int64_t /*layer*/, PositionRange /*allowed*/, std::int64_t /*k*/) {
+  throw Error("this device keeps nothing to choose by");
+}
+GivenEntries DecodeBackend::chosen() { throw Error("this device keeps nothing to choose by"); }
 void DecodeBackend::scan_own(std::shared_ptr<const DeviceCodes> /*codes*/) {
   throw Error("this device keeps no codes to scan");
 }

@@ -212,7 +212,7 @@ class Comparison {
       sum.exact_rows_found += stats.exact_rows_found;
       for (std::size_t p = 0; p < sum.mass_found.size(); ++p)
         sum.mass_found[p] += stats.mass_found[p];
-      sum.device_code_bytes = stats.device_code_bytes;
+      sum.device_index_bytes = stats.device_index_bytes;
       for (const TailFigures& layer : sessions[s].with.tail_figures()) sums_[s].tail += layer;
       sums_[s].tokens += tokens;
     }
@@ -330,7 +330,7 @@ class Comparison {
       of.error_told = sums.tail.mean_error();
       of.mass_told = sums.tail.mean_exact_mass();
     }
-    of.bytes_held_device = sums.stats.device_code_bytes;
+    of.bytes_held_device = sums.stats.device_index_bytes;
     count_bytes(of, static_cast<double>(sums.stats.rows_retrieved) / tokens);
     if (retrieving == 0) return;
     const double heads = tokens * static_cast<double>(retrieving * shape_.q_heads);

@@ -112,7 +112,7 @@ TEST(CudaMemory, APlanWithoutTheDeviceIsWhatTheDeviceTakes) {
                                ->with_index(plan.index, {}, device);
       Session session(context, {.index = plan.index, .capacity = 1024}, device);
       model.generate(session, test::question(model), {.max_tokens = 4});
-      EXPECT_LE(session.stats().device_code_bytes, plan.gpu.items.back().bytes);
+      EXPECT_LE(session.stats().device_index_bytes, plan.gpu.items.back().bytes);
     }
     const std::int64_t taken = device.memory().peak - before;
     std::cout << "planned " << planned << " bytes besides CUDA, taken " << taken << '\n';

@@ -63,7 +63,7 @@ TEST(ScanningSession, AllKeysOfOtherShapesRetrievedEqualDense) {
         context,
         {.index = "codes", .k = TopK::same(100000), .window = 16, .sinks = 2, .capacity = 1024},
         place.device());
-    EXPECT_GT(all.stats().device_code_bytes, 0);
+    EXPECT_GT(all.stats().device_index_bytes, 0);
     Feed feed(place, stream, 1000, 1060);
     feed.run(all, 7);
     EXPECT_LE(feed.worst(dense, {1000, 1017, 1059}), 1.0)
@@ -118,20 +118,20 @@ TEST(ScanningSession, CodesTakeTheMemoryThatIsTold) {
     const TokenStream stream(shape, 30000);
     const RetrievalOptions options{.index = index, .window = 16, .capacity = 1024};
     Session session(stream.context(30000)->with_index(index), options, place.device());
-    const auto taken = static_cast<double>(session.stats().device_code_bytes);
+    const auto taken = static_cast<double>(session.stats().device_index_bytes);
     EXPECT_GT(taken, 0);
     const auto told =
-        static_cast<double>(device_code_bytes(shape, options, 30000, place.device()));
+        static_cast<double>(device_index_bytes(shape, options, 30000, place.device()));
     EXPECT_GE(told, taken) << index << " of " << shape.head_dim << " dims";
     // Partial sums of as many blocks as any device has, not of this one's.
     EXPECT_LE(told, 1.01 * taken + (8 << 20)) << index << " of " << shape.head_dim << " dims";
   }
-  EXPECT_EQ(device_code_bytes(wide, {.index = "codes:k=33"}, 30000, place.device()), 0);
-  EXPECT_EQ(device_code_bytes(small, {.index = "exact"}, 30000, place.device()), 0);
-  EXPECT_EQ(device_code_bytes(small, {.index = "codes", .select_by = SelectBy::group}, 30000,
+  EXPECT_EQ(device_index_bytes(wide, {.index = "codes:k=33"}, 30000, place.device()), 0);
+  EXPECT_EQ(device_index_bytes(small, {.index = "exact"}, 30000, place.device()), 0);
+  EXPECT_EQ(device_index_bytes(small, {.index = "codes", .select_by = SelectBy::group}, 30000,
                               place.device()),
             0);
-  EXPECT_EQ(device_code_bytes(small, {.index = "codes"}, 30000, Device()), 0);
+  EXPECT_EQ(device_index_bytes(small, {.index = "codes"}, 30000, Device()), 0);
 }
 
 TEST(ScanningSession, FiguresAreLikeTheHosts) {

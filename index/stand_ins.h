@@ -1,0 +1,84 @@
+// What an index scores in place of keys, for those that can leave the choice to a device: this
+// keeps stand-ins, chooses *entries* by them (pages of keys, keys, clusters of keys), and the index
+// makes rows of these (ChoosingIndex::search).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "topkv/types.h"
+
+namespace topkv {
+
+enum class StandInKind : std::uint8_t {
+  none,        ///< the index alone can choose
+  bounds,      ///< of pages (quest_index.h); each query head chooses for itself
+  components,  ///< of keys (sparq_index.h); the heads of a group choose together
+  centroids,   ///< of clusters (cluster_index.h); each query head chooses for itself
+};
+
+/// Of the keys of one KV head. Points to what the index holds, while no key is added.
+struct StandIns {
+  StandInKind kind = StandInKind::none;
+  std::int64_t count = 0;  ///< entries
+  std::int64_t dim = 0;    ///< of keys
+  std::int64_t page = 1;   ///< keys of an entry, where these are consecutive
+  std::int64_t read = 0;   ///< components that scores are made of
+  std::int64_t block = 0;  ///< keys whose components lie together
+  bool weighed = false;    ///< importances (squeezed_index.h) decide as well, made of `sizes`
+  /// bounds: bf16 [count, 2, dim], of each channel the largest value, then of each the smallest.
+  /// components: bf16 [blocks, dim, block]. centroids: float32 [count, dim]. Null: planned for.
+  const std::byte* data = nullptr;
+  std::vector<float> sizes = {};  ///< where `weighed`: keys of each entry
+};
+
+/// A choice of so many entries among these.
+struct EntryChoice {
+  PositionRange among;
+  std::int64_t count = 0;
+};
+
+/// What is chosen to have k rows of an allowed range. Of pages more than hold k: those at the ends
+/// of the range may be short. A cluster holds one row at least; some more are chosen, for by a
+/// centroid that a device has rounded the best may come behind others that score alike.
+inline EntryChoice entry_choice(const StandIns& of, PositionRange allowed, std::int64_t k) {
+  constexpr std::int64_t more_clusters = 16;
+  EntryChoice choice{{0, of.count}, k + more_clusters};
+  if (of.kind != StandInKind::centroids) {
+    choice.among = {allowed.begin / of.page, (allowed.end + of.page - 1) / of.page};
+    choice.count = of.kind == StandInKind::bounds ? k / of.page + 3 : k;
+  }
+  choice.count = std::min(choice.count, choice.among.size());
+  return choice;
+}
+
+/// Entries that were chosen for the heads of a token.
+struct GivenEntries {
+  /// [heads, each], or [1, each] where heads choose together: numbers from `first` on, each once.
+  /// Those that the index does not have stand for none.
+  std::span<const std::int32_t> entries;
+  std::int64_t each = 0;
+  std::int64_t first = 0;
+  /// Where importances decide, [heads]: ln Σ_j N_j exp(score_j) over all entries, scores scaled as
+  /// in attention.
+  std::span<const float> log_sums = {};
+
+  std::span<const std::int32_t> of(std::int64_t head) const {
+    const auto size = static_cast<std::size_t>(each);
+    return entries.subspan(entries.size() == size ? 0 : static_cast<std::size_t>(head) * size,
+                           size);
+  }
+  /// Number i of so many parts, each of as many heads.
+  GivenEntries part(std::int64_t i, std::int64_t parts) const {
+    const auto some = [&](auto all) {
+      const std::size_t size = all.size() / static_cast<std::size_t>(parts);
+      return all.subspan(static_cast<std::size_t>(i) * size, size);
+    };
+    return {some(entries), each, first, some(log_sums)};
+  }
+};
+
+}  // namespace topkv

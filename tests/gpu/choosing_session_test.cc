@@ -1,0 +1,367 @@
+// Sessions on a device that chooses pages, rows and clusters itself, against sessions on the host:
+// the same rows are found, so that results are the same but for rounding.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "src/core/faults.h"
+#include "tests/gpu/session_feed.h"
+#include "topkv/error.h"
+#include "topkv/session.h"
+
+namespace topkv {
+namespace {
+
+using reference::distance;
+using test::Feed;
+using test::Place;
+using test::TokenStream;
+
+constexpr std::int64_t context_tokens = 3000;
+const AttentionShape grouped{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
+const AttentionShape single{.layers = 2, .q_heads = 3, .kv_heads = 3, .head_dim = 128};
+
+/// How often a device was asked to choose, while one lives.
+class Choices {
+ public:
+  Choices() {
+    count = 0;
+    fault_hook = [](const char* place) { count += std::string_view(place) == "session.choose"; };
+  }
+  ~Choices() { fault_hook = nullptr; }
+  Choices(const Choices&) = delete;  // belongs to one scope
+  Choices& operator=(const Choices&) = delete;
+  static std::int64_t made() { return count; }
+
+ private:
+  static inline std::atomic<std::int64_t> count{0};
+};
+
+/// The first tokens as a context that has kept queries of its prefill.
+std::shared_ptr<const Context> prefilled(const TokenStream& stream, std::int64_t tokens,
+                                         KvDType dtype = {}) {
+  const Place host("cpu");
+  const Feed feed(host, stream, 0, tokens);
+  ContextBuilder builder(stream.shape, {.capacity = tokens, .dtype = dtype, .keep_queries = true});
+  for (std::int64_t t = 0; t < tokens; t += 500) {
+    for (std::int64_t l = 0; l < stream.shape.layers; ++l)
+      builder.attend(feed.step(l, t, std::min<std::int64_t>(500, tokens - t)));
+  }
+  return builder.freeze();
+}
+
+struct Outcome {
+  std::vector<std::vector<float>> outs;
+  SessionStats stats;
+  std::int64_t choices = 0;
+};
+
+Outcome run(const Place& place, const TokenStream& stream,
+            const std::shared_ptr<const Context>& context, RetrievalOptions options,
+            std::int64_t step) {
+  options.measure_recall = true;
+  const Choices choices;
+  Session session(context, options, place.device());
+  Feed feed(place, stream, context->tokens(), stream.total);
+  feed.run(session, step);
+  return {feed.outs(), session.stats(), Choices::made()};
+}
+
+/// Of the largest difference of two results; values are normal, rows' weights rounded to bf16.
+constexpr double same = 0.03;
+double furthest(const std::vector<std::vector<float>>& a,
+                const std::vector<std::vector<float>>& b) {
+  double most = 0;
+  for (std::size_t l = 0; l < a.size(); ++l) {
+    for (std::size_t i = 0; i < a[l].size(); ++i) {
+      const double off = std::abs(double{a[l][i]} - b[l][i]);
+      most = off <= most ? most : off;  // NaN replaces what was
+    }
+  }
+  return most;
+}
+
+/// That the rows were the same, which recall tells, and what came of them.
+void expect_same(const Outcome& got, const Outcome& want) {
+  EXPECT_LT(furthest(got.outs, want.outs), same);
+  EXPECT_EQ(got.stats.rows_retrieved, want.stats.rows_retrieved);
+  EXPECT_EQ(got.stats.exact_rows_found, want.stats.exact_rows_found);
+  EXPECT_EQ(got.stats.mass_found, want.stats.mass_found);
+  EXPECT_EQ(got.stats.retrieved_more, want.stats.retrieved_more);
+  EXPECT_EQ(got.stats.went_dense, want.stats.went_dense);
+}
+
+struct Case {
+  const char* name;
+  const char* index;
+  AttentionShape shape = grouped;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class ChoosingSession : public testing::TestWithParam<Case> {
+ protected:
+  RetrievalOptions options() const {
+    return {.index = GetParam().index,
+            .k = TopK::same(48),
+            .tail = "none",
+            .window = 16,
+            .sinks = 5,
+            .capacity = 200};
+  }
+};
+
+/// Tokens of its own leave the window meanwhile.
+TEST_P(ChoosingSession, FindsTheRowsThatTheHostFinds) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  const TokenStream stream(GetParam().shape, context_tokens + 60);
+  const auto context = prefilled(stream, context_tokens)->with_index(GetParam().index);
+  for (const std::int64_t k : {1, 48, 700}) {
+    SCOPED_TRACE(k);
+    RetrievalOptions options = this->options();
+    options.k = TopK::same(k);
+    const Outcome want = run(host, stream, context, options, 1);
+    const Outcome got = run(cuda, stream, context, options, 1);
+    expect_same(got, want);
+    EXPECT_EQ(want.choices, 0);
+    EXPECT_EQ(got.choices, 60 * stream.shape.layers);
+    EXPECT_GT(got.stats.device_index_bytes, 0);
+    // Steps of several tokens are the host's.
+    const Outcome many = run(cuda, stream, context, options, 7);
+    expect_same(many, run(host, stream, context, options, 7));
+    EXPECT_EQ(many.choices, 0);
+  }
+}
+
+TEST_P(ChoosingSession, RulesTailsGroupsAndDenseLayersAreAsOnTheHost) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  const TokenStream stream(GetParam().shape, context_tokens + 20);
+  const auto context = prefilled(stream, context_tokens)
+                           ->with_index(GetParam().index)
+                           ->with_index("mean")
+                           ->with_index("codes:k=16,v=8");
+  const auto check = [&](const char* name, auto change) {
+    SCOPED_TRACE(name);
+    RetrievalOptions options = this->options();
+    change(options);
+    const Outcome got = run(cuda, stream, context, options, 1);
+    expect_same(got, run(host, stream, context, options, 1));
+    EXPECT_EQ(got.choices, 20 * (stream.shape.layers - options.dense_layers));
+  };
+  check("by group", [](auto& o) { o.select_by = SelectBy::group; });
+  check("first layer dense", [](auto& o) { o.dense_layers = 1; });
+  check("mean", [](auto& o) { o.tail = "mean"; });
+  check("codes", [](auto& o) { o.tail = "codes:k=16,v=8"; });
+  check("mass", [](auto& o) { o.tail = "codes:k=16,v=8", o.mass = 0.4; });
+  check("error", [](auto& o) { o.tail = "codes:k=16,v=8", o.error = 0.3; });
+  check("window of one, no sinks", [](auto& o) { o.window = 1, o.sinks = 0; });
+  check("nearly all keys", [](auto& o) { o.k = TopK::same(context_tokens - 40); });
+}
+
+TEST_P(ChoosingSession, ForkTruncateAndTogetherGoOnAsBefore) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(GetParam().shape, context_tokens + 60);
+  const auto context = prefilled(stream, context_tokens)->with_index(GetParam().index);
+  Session session(context, options(), place.device());
+  const std::int64_t end = context_tokens + 60;
+  const auto outs = [&](Session& of) {
+    Feed feed(place, stream, context_tokens + 20, end);
+    feed.run(of, 1);
+    return feed.outs();
+  };
+  Feed first(place, stream, context_tokens, end);
+  first.run(session, context_tokens + 20, 1);
+  const std::int64_t before = place.device().memory().used;
+  Session copy = session.fork();
+  EXPECT_LT(place.device().memory().used - before, 4 << 20) << "what stands for keys was copied";
+  EXPECT_EQ(copy.stats().device_index_bytes, session.stats().device_index_bytes);
+  const auto want = outs(session);
+  EXPECT_EQ(outs(copy), want);
+  session.truncate(20);
+  EXPECT_EQ(outs(session), want);
+}
+
+TEST_P(ChoosingSession, StepsAllocateNothing) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(GetParam().shape, context_tokens + 40);
+  const auto context = prefilled(stream, context_tokens)->with_index(GetParam().index);
+  Session session(context, options(), place.device());
+  Feed feed(place, stream, context_tokens, context_tokens + 40);
+  const std::int64_t before = place.device().memory().used;
+  feed.run(session, 1);
+  EXPECT_EQ(place.device().memory().used, before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, ChoosingSession,
+                         testing::Values(Case{"quest", "quest:page=16"},
+                                         Case{"quest_of_one_head", "quest:page=4", single},
+                                         Case{"sparq", "sparq:r=16"},
+                                         Case{"sparq_of_one_head", "sparq:r=32", single},
+                                         Case{"squeezed", "squeezed:c=5,coarse=0,s=0"},
+                                         Case{"retroinfer", "retroinfer:size=16,segment=1024,v=0"}),
+                         testing::PrintToStringParamName());
+
+/// Pages of one key, and all components of queries that have their keys to themselves, are exact
+/// search: what is attended is known in float64.
+TEST(ChoosingSessions, OfEveryKeyByItselfAreDenseAttentionOverTheBestRows) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const auto& [index, shape] :
+       {std::pair{"quest:page=1", grouped}, {"quest:page=1", single}, {"sparq:r=1024", single}}) {
+    const TokenStream stream(shape, context_tokens + 40);
+    const auto context = stream.context(context_tokens)->with_index(index);
+    const RetrievalOptions options{
+        .index = index, .k = TopK::same(20), .window = 16, .sinks = 5, .capacity = 200};
+    const Choices choices;
+    Session session(context, options, place.device());
+    Feed feed(place, stream, context_tokens, context_tokens + 40);
+    feed.run(session, 1);
+    EXPECT_EQ(Choices::made(), 40 * shape.layers);
+    EXPECT_LE(feed.worst(options, {context_tokens, context_tokens + 17, context_tokens + 39}), 1.0)
+        << index;
+  }
+}
+
+/// A threshold is met by importances whose sum the device makes of centroids in bf16: a cluster
+/// next to it may be on its other side.
+TEST(ChoosingSessions, ThresholdsLeaveOutWhatTheyDoOnTheHost) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  for (const AttentionShape& shape : {grouped, single}) {
+    const TokenStream stream(shape, context_tokens + 40);
+    const char* index = "squeezed:c=5,coarse=0,s=90";
+    const auto context = prefilled(stream, context_tokens)->with_index(index);
+    const RetrievalOptions options{
+        .index = index, .k = TopK::same(1000), .window = 16, .sinks = 5, .capacity = 200};
+    const Outcome want = run(host, stream, context, options, 1);
+    const Outcome got = run(cuda, stream, context, options, 1);
+    EXPECT_EQ(got.choices, 40 * shape.layers);
+    EXPECT_LT(distance(got.outs, want.outs), 0.03);
+    const auto rows = static_cast<double>(want.stats.rows_retrieved);
+    EXPECT_NEAR(static_cast<double>(got.stats.rows_retrieved), rows, 0.02 * rows);
+    EXPECT_LT(rows, 0.5 * 40 * static_cast<double>(shape.layers * shape.q_heads * 1000));
+  }
+}
+
+TEST(ChoosingSessions, SeveralTogetherAndTwoLevelsAreSearchedByTheHost) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(grouped, context_tokens + 8);
+  const auto context = prefilled(stream, context_tokens)
+                           ->with_index("quest:page=16")
+                           ->with_index("squeezed:coarse=1,s=80");
+  const RetrievalOptions options{
+      .index = "quest:page=16", .k = TopK::same(48), .window = 16, .capacity = 20};
+  const Choices choices;
+  for (const std::int64_t count : {2, 5}) {  // of which the device is given four at a time
+    const std::int64_t before = Choices::made();
+    std::vector<Session> sessions;
+    std::vector<Session*> all;
+    for (std::int64_t i = 0; i < count; ++i)
+      sessions.emplace_back(context, options, place.device());
+    for (Session& session : sessions) all.push_back(&session);
+    const std::int64_t width = stream.q_width();
+    std::vector<float> q, k, v;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto add = [&](std::vector<float>& to, const std::vector<float>& from,
+                           std::int64_t size) {
+        const auto at = from.begin() + context_tokens * size;
+        to.insert(to.end(), at, at + size);
+      };
+      add(q, stream.q[0], width);
+      add(k, stream.k[0], stream.kv_width());
+      add(v, stream.v[0], stream.kv_width());
+    }
+    const Buffer on_q = place.put(q), on_k = place.put(k), on_v = place.put(v);
+    const Buffer out = place.room(count * width);
+    Session::attend_together(all, {.layer = 0,
+                                   .tokens = 1,
+                                   .q = on_q.floats(),
+                                   .k = on_k.floats(),
+                                   .v = on_v.floats(),
+                                   .out = out.floats()});
+    const auto got = place.get(out.floats(), count * width);
+    EXPECT_EQ(Choices::made(), before);
+    Session alone(context, options, place.device());
+    Feed feed(place, stream, context_tokens, context_tokens + 8);
+    feed.attend(alone, 0, context_tokens, 1);
+    EXPECT_EQ(Choices::made(), before + 1);
+    const auto want = feed.outs()[0];
+    for (std::int64_t i = 0; i < count * width; ++i)
+      ASSERT_NEAR(got[static_cast<std::size_t>(i)], want[static_cast<std::size_t>(i % width)],
+                  same);
+  }
+  Session two_levels(context, {.index = "squeezed:coarse=1,s=80", .window = 16, .capacity = 20},
+                     place.device());
+  Feed feed(place, stream, context_tokens, context_tokens + 8);
+  const std::int64_t before = Choices::made();
+  feed.run(two_levels, 1);
+  EXPECT_EQ(Choices::made(), before);
+  EXPECT_EQ(two_levels.stats().device_index_bytes, 0);
+}
+
+TEST(ChoosingSessions, BlocksOfRowsSlidingLayersAndChunksAreAsOnTheHost) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  AttentionShape sliding = grouped;
+  sliding.sliding_window = {0, 12};
+  AttentionShape chunks = grouped;
+  chunks.chunk_len = 1100;
+  for (const char* index : {"quest:page=16", "sparq:r=16", "retroinfer:v=0"}) {
+    for (const auto& [shape, dtype] :
+         {std::pair{sliding, KvDType{}}, {chunks, KvDType{}}, {grouped, KvDType(DType::q8)}}) {
+      SCOPED_TRACE(index);
+      const TokenStream stream(shape, 2030);
+      const auto context = stream.context(2000, dtype)->with_index(index);
+      const RetrievalOptions options{
+          .index = index, .k = TopK::same(48), .window = 16, .sinks = 5, .capacity = 200};
+      const Outcome got = run(cuda, stream, context, options, 1);
+      expect_same(got, run(host, stream, context, options, 1));
+      EXPECT_GT(got.choices, 0);
+    }
+  }
+}
+
+/// A session that finds no room says so, and leaves the device and the context as they were.
+TEST(ChoosingSessions, AreRefusedWithoutMemory) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(grouped, 20020);
+  const auto context = stream.context(20000)->with_index("sparq:r=16");
+  const RetrievalOptions options{
+      .index = "sparq:r=16", .k = TopK::same(48), .window = 16, .capacity = 20};
+  const std::int64_t told = device_index_bytes(grouped, options, 20000, place.device());
+  EXPECT_GT(told, 20000 * 2 * 2 * 64 * 2);
+  EXPECT_EQ(device_index_bytes(grouped, options, 20000, Device()), 0);
+  EXPECT_EQ(device_index_bytes(grouped, options, std::int64_t{1} << 19, place.device()), 0);
+  const DeviceMemory memory = place.device().memory();
+  {
+    const Buffer rest = place.compute().allocate(memory.ceiling - memory.used - (8 << 20), "test");
+    const std::int64_t before = place.device().memory().used;
+    EXPECT_THROW(Session(context, options, place.device()), OutOfMemory);
+    EXPECT_EQ(place.device().memory().used, before);
+  }
+  Session session(context, options, place.device());
+  EXPECT_LE(session.stats().device_index_bytes, told);
+  EXPECT_GE(session.stats().device_index_bytes, told / 10 * 9);
+  Feed feed(place, stream, 20000, 20020);
+  feed.run(session, 1);
+}
+
+}  // namespace
+}  // namespace topkv
