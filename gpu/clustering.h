@@ -26,7 +26,7 @@ void normalise_vectors(const float* vectors, std::int64_t count, std::int64_t di
 void pick_centroids(const __half* vectors, const int* numbers, std::int64_t count,
                     std::int64_t width, __half* centroids, cudaStream_t stream);
 
-/// Floats that find_nearest wants zeroed, but for those behind entry `centroids`, which are -inf.
+/// Floats that find_nearest takes: as many zeros as centroids, and -inf behind them.
 std::int64_t nearest_offsets(std::int64_t centroids);
 /// Of each of the vectors the number of the centroid whose product with it, in float32, is the
 /// largest; of equal ones the first. REQUIRES: both counts are at most 2^30, and not 0.

@@ -29,18 +29,19 @@ struct FoldRows {
 
 /// Of the matrix whose rows are gone through, that are in shared memory at a time.
 inline constexpr int fold_tile = 64;
-/// Entries that a launch's offsets have for each of its folds.
+/// Offsets for so many rows that pass.
 inline std::int64_t fold_padded(std::int64_t count) {
   return (count + fold_tile - 1) / fold_tile * fold_tile;
 }
 
 /// What is folded for row i of `kept` and each row j of `passed` is
-/// scale * (kept_i · passed_j) + offsets[z, j].
+/// scale * (kept_i · passed_j) + offset_j.
 template <class T>
 struct FoldTask {
   FoldRows<T> kept, passed;
   float scale = 1;
-  const float* offsets = nullptr;  ///< [folds, fold_padded(passed.count)], -inf behind passed.count
+  /// Of each matrix that passes fold_padded(passed.count), -inf behind passed.count.
+  const float* offsets = nullptr;
 };
 
 __device__ __forceinline__ void multiply_tile(float (&c)[4], const std::uint32_t (&a)[4],
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks_each)
   const int count = task.passed.count;
   const int tiles = (count + fold_tile - 1) / fold_tile;
   const T* passed = task.passed.of(z);
-  const float* offsets = task.offsets + std::int64_t{z} * tiles * fold_tile;
+  const float* offsets = task.offsets + z / task.passed.sharing * std::int64_t{tiles} * fold_tile;
   const std::uint32_t base = shared_address(shared);
   const auto* shared_offsets =
       reinterpret_cast<const float*>(shared + Tiling::stages * Tiling::tile_bytes);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <stop_token>
@@ -365,13 +366,14 @@ double mass_found(const KeyIndex& index, const Vectors& keys, std::int64_t k) {
     SearchResult result;
     index.search(block, k, result);
     std::vector<double> weights;
-    double sum = 0;
     for (std::int64_t row = 0; row < keys.count(); ++row) {
       double score = 0;
       for (std::int64_t j = 0; j < keys.dim; ++j) score += double{query[j]} * keys.at(row)[j];
-      weights.push_back(std::exp(scale * score));
-      sum += weights.back();
+      weights.push_back(scale * score);
     }
+    const double most = *std::max_element(weights.begin(), weights.end());
+    for (double& weight : weights) weight = std::exp(weight - most);
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const std::int64_t row : result.positions(0)) mass += weights[row] / sum / queries;
   }
   return mass;
