@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "gpu/arena.h"
+#include "gpu/clusterer.h"
 #include "gpu/code_encoder.h"
 #include "gpu/cublas.h"
 #include "gpu/cuda_sizes.h"
@@ -103,6 +104,9 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
                                                    std::int64_t chunk, RowStore& store) override;
   std::unique_ptr<CodeEncoder> code_encoder(std::int64_t dim) override {
     return make_code_encoder(*this, dim);
+  }
+  std::unique_ptr<Clusterer> clusterer(std::int64_t dim) override {
+    return make_clusterer(*this, dim);
   }
   std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& shape,
                                                 std::span<const HeadCodes> heads) override;

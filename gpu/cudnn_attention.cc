@@ -23,7 +23,7 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-enum Tensor : std::int64_t { q = 1, k, v, o, stats };
+enum Tensor : std::int64_t { q = 1, k, v, o, stats, tokens_of, rows_of };
 
 /// Loads what the front end calls; empty when all is there, else why not.
 std::string load() {
@@ -52,8 +52,8 @@ void check(cudnnStatus_t status, const char* call) {
 }
 
 auto key(const CudnnShape& s) {
-  return std::tie(s.head_dim, s.q_heads, s.kv_heads, s.tokens, s.rows, s.head_stride, s.causal,
-                  s.scale);
+  return std::tie(s.entries, s.padded, s.head_dim, s.q_heads, s.kv_heads, s.tokens, s.rows,
+                  s.head_stride, s.causal, s.scale);
 }
 
 struct Plan {
@@ -69,7 +69,7 @@ std::unique_ptr<fe::graph::Graph> describe(const CudnnShape& shape) {
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
   const std::int64_t dim = shape.head_dim;
-  const std::vector<std::int64_t> query_dims{1, shape.q_heads, shape.tokens, dim};
+  const std::vector<std::int64_t> query_dims{shape.entries, shape.q_heads, shape.tokens, dim};
   const std::vector<std::int64_t> query_strides{shape.tokens * shape.q_heads * dim, dim,
                                                 shape.q_heads * dim, 1};
   const auto rows = [&](const char* name, Tensor id) {
@@ -77,7 +77,7 @@ std::unique_ptr<fe::graph::Graph> describe(const CudnnShape& shape) {
         fe::graph::Tensor_attributes()
             .set_name(name)
             .set_uid(id)
-            .set_dim({1, shape.kv_heads, shape.rows, dim})
+            .set_dim({shape.entries, shape.kv_heads, shape.rows, dim})
             .set_stride({shape.kv_heads * shape.head_stride, shape.head_stride, dim, 1}));
   };
   const auto queries = graph->tensor(fe::graph::Tensor_attributes()
@@ -96,12 +96,25 @@ std::unique_ptr<fe::graph::Graph> describe(const CudnnShape& shape) {
       options.set_causal_mask_bottom_right(true);
     }
   }
+  if (shape.padded) {
+    const auto lengths = [&](const char* name, Tensor id) {
+      return graph->tensor(fe::graph::Tensor_attributes()
+                               .set_name(name)
+                               .set_uid(id)
+                               .set_data_type(fe::DataType_t::INT32)
+                               .set_dim({shape.entries, 1, 1, 1})
+                               .set_stride({1, 1, 1, 1}));
+    };
+    options.set_padding_mask(true)
+        .set_seq_len_q(lengths("tokens", tokens_of))
+        .set_seq_len_kv(lengths("rows", rows_of));
+  }
   const auto [out, lse] = graph->sdpa(queries, rows("k", k), rows("v", v), options);
   out->set_output(true).set_uid(o).set_dim(query_dims).set_stride(query_strides);
   lse->set_output(true)
       .set_uid(stats)
       .set_data_type(fe::DataType_t::FLOAT)
-      .set_dim({1, shape.q_heads, shape.tokens, 1})
+      .set_dim({shape.entries, shape.q_heads, shape.tokens, 1})
       .set_stride({shape.q_heads * shape.tokens, shape.tokens, 1, 1});
   return graph;
 }
@@ -180,7 +193,8 @@ std::int64_t CudnnAttention::workspace_bytes(const CudnnShape& shape) {
 
 void CudnnAttention::attend(const CudnnShape& shape, const __nv_bfloat16* queries,
                             const __nv_bfloat16* keys, const __nv_bfloat16* values,
-                            const CudnnPartial& out, void* workspace, cudaStream_t stream) {
+                            const CudnnPartial& out, void* workspace, cudaStream_t stream,
+                            const CudnnLengths& lengths) {
   Plan& plan = impl_->usable_plan(shape);
   check(fe::detail::set_stream(impl_->handle, stream), "cudnnSetStream");
   std::unordered_map<std::int64_t, void*> tensors{{q, const_cast<__nv_bfloat16*>(queries)},
@@ -188,6 +202,10 @@ void CudnnAttention::attend(const CudnnShape& shape, const __nv_bfloat16* querie
                                                   {v, const_cast<__nv_bfloat16*>(values)},
                                                   {o, out.out},
                                                   {stats, out.lse}};
+  if (shape.padded) {
+    tensors.emplace(tokens_of, const_cast<int*>(lengths.tokens));
+    tensors.emplace(rows_of, const_cast<int*>(lengths.rows));
+  }
   auto status = plan.graph->execute(impl_->handle, tensors, workspace);
   if (status.is_bad()) throw Error("cuDNN: " + status.get_message());
 }

@@ -26,6 +26,15 @@ struct CudnnShape {
   std::int64_t head_stride = 0;  ///< elements from one KV head's keys (values) to the next
   bool causal = false;           ///< the last token sees all rows, each one before it one less
   float scale = 0;               ///< on q·k
+  std::int64_t entries = 1;      ///< attended beside each other: all arrays have as many parts
+  bool padded = false;           ///< entries have lengths of their own (CudnnLengths)
+};
+
+/// Of padded entries: how many tokens and rows each has, in device memory, [entries]. What is
+/// written for those behind them, is nothing.
+struct CudnnLengths {
+  const int* tokens = nullptr;
+  const int* rows = nullptr;
 };
 
 /// cuDNN's result, which is not in the form of DevicePartial.
@@ -55,10 +64,11 @@ class CudnnAttention {
   std::int64_t workspace_bytes(const CudnnShape& shape);
 
   /// queries: [tokens, q_heads, head_dim]; keys, values: as in DeviceRows. Asynchronous, on stream.
-  /// workspace: workspace_bytes(shape), 256-byte aligned. Throws Error when cuDNN fails.
+  /// workspace: workspace_bytes(shape), 256-byte aligned. lengths: of padded entries, behind whose
+  /// rows are numbers up to a multiple of 256 rows. Throws Error when cuDNN fails.
   void attend(const CudnnShape& shape, const __nv_bfloat16* queries, const __nv_bfloat16* keys,
               const __nv_bfloat16* values, const CudnnPartial& out, void* workspace,
-              cudaStream_t stream);
+              cudaStream_t stream, const CudnnLengths& lengths = {});
 
  private:
   struct Impl;

@@ -24,7 +24,8 @@ CudnnAttention::~CudnnAttention() = default;
 bool CudnnAttention::supports(const CudnnShape&, std::string* why) { return available(why); }
 std::int64_t CudnnAttention::workspace_bytes(const CudnnShape&) { throw Unsupported(reason); }
 void CudnnAttention::attend(const CudnnShape&, const __nv_bfloat16*, const __nv_bfloat16*,
-                            const __nv_bfloat16*, const CudnnPartial&, void*, cudaStream_t) {
+                            const __nv_bfloat16*, const CudnnPartial&, void*, cudaStream_t,
+                            const CudnnLengths&) {
   throw Unsupported(reason);
 }
 

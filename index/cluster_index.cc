@@ -21,18 +21,17 @@ namespace {
 
 constexpr std::int64_t clusters_at_a_time = 512;  // that a thread scores
 
-class ClusterKind final : public IndexSpec::Kind {
+class RetroinferKind final : public ClusterKind {
  public:
-  ClusterKind(ClusterParams params, bool estimates)
+  RetroinferKind(ClusterParams params, bool estimates)
       : params_(std::move(params)), estimates_(estimates) {}
   std::string text() const override { return params_.text; }
-  bool ranks_keys() const override { return false; }
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<ClusterIndex>(params_);
   }
   bool has_tail() const override { return estimates_; }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
-                                     CodeEncoder* /*encoder*/,
+                                     const Accelerator& /*accelerator*/,
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
     const Grouping clusters = dynamic_cast<const ClusterIndex&>(index).grouping();
@@ -96,6 +95,37 @@ StandIns ClusterIndex::stand_ins() const {
           .data = centroids().data};
 }
 
+void ClusterIndex::build_with(Clusterer* clusterer, const KeyView& keys,
+                              const std::stop_token& stop) {
+  add(keys, stop);
+  clusterer_ = clusterer;
+  try {
+    build(stop);
+  } catch (...) {
+    clusterer_ = nullptr;
+    throw;
+  }
+  clusterer_ = nullptr;
+}
+
+Clustering ClusterIndex::cluster_vectors(std::vector<float> vectors, std::int64_t wanted,
+                                         const std::stop_token& stop) const {
+  const std::int64_t dim = keys().dim;
+  const std::int64_t clusters = std::clamp<std::int64_t>(wanted, 1, std::ssize(vectors) / dim);
+  try {
+    if (clusterer_ != nullptr) return clusterer_->cluster(vectors, clusters, stop);
+  } catch (const OutOfMemory&) {  // the host's threads do it
+  } catch (const Stopped&) {
+    check_stop(stop);
+  }
+  try {
+    return cluster_directions(std::move(vectors), dim, clusters, stop);
+  } catch (const std::exception&) {
+    check_stop(stop);
+    throw;
+  }
+}
+
 void ClusterIndex::insert(std::int64_t first, const std::stop_token& stop) {
   cluster_of_.resize(static_cast<std::size_t>(size()));
   if (first > 0) {
@@ -124,13 +154,7 @@ void ClusterIndex::cluster(PositionRange segment, const std::stop_token& stop) {
         static_cast<float>(mean[static_cast<std::size_t>(i % dim)] / static_cast<double>(count));
   }
   const auto before = static_cast<std::int32_t>(clusters());
-  Clustering found;
-  try {
-    found = cluster_directions(std::move(vectors), dim, clusters_of(count), stop);
-  } catch (const std::exception&) {
-    check_stop(stop);
-    throw;
-  }
+  const Clustering found = cluster_vectors(std::move(vectors), clusters_of(count), stop);
   for (std::int64_t i = 0; i < count; ++i) {
     cluster_of_[static_cast<std::size_t>(segment.begin + i)] =
         before + found.cluster[static_cast<std::size_t>(i)];
@@ -253,7 +277,7 @@ std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,
   parse_options(
       spec, options,
       {{"size", &size, 1, 4096}, {"segment", &segment, 1, 1 << 24}, {"v", &values, 0, 1}});
-  return std::make_shared<ClusterKind>(
+  return std::make_shared<RetroinferKind>(
       ClusterParams{
           .text = fmt::format("retroinfer:size={},segment={},v={}", size, segment, values),
           .keys_per_cluster = static_cast<double>(size),

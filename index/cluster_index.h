@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "index/choosing_index.h"
+#include "index/clustering.h"
+#include "index/index_kind.h"
 #include "index/row_summaries.h"
 #include "src/core/huge_vector.h"
 #include "topkv/index_spec.h"
@@ -33,6 +35,10 @@ struct ClusterParams {
 class ClusterIndex : public ChoosingIndex {
  public:
   explicit ClusterIndex(const ClusterParams& params) : params_(params) {}
+
+  /// add(keys) and build(); clusterer: clusters them where it has room, if not null, and may go
+  /// afterwards.
+  void build_with(Clusterer* clusterer, const KeyView& keys, const std::stop_token& stop);
 
   std::int64_t memory() const override;
   std::int64_t bytes_searched() const override { return std::ssize(centroids_) * 4; }
@@ -52,6 +58,11 @@ class ClusterIndex : public ChoosingIndex {
   bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                     const GivenEntries& given,
                     std::span<std::vector<std::int64_t>> found) const override;
+
+  /// Of vectors [count, dim] by their directions, into `wanted` clusters or as near to that as can
+  /// be.
+  Clustering cluster_vectors(std::vector<float> vectors, std::int64_t wanted,
+                             const std::stop_token& stop) const;
 
   std::int64_t clusters() const {
     return keys().dim == 0 ? 0 : std::ssize(centroids_) / keys().dim;
@@ -83,9 +94,21 @@ class ClusterIndex : public ChoosingIndex {
   void gather();
 
   ClusterParams params_;
+  Clusterer* clusterer_ = nullptr;        // during build_with
   std::vector<std::int32_t> cluster_of_;  // per key
   GroupedRows members_;                   // of the clusters
   HugeVector<float> centroids_;           // [clusters, dim]
+};
+
+/// Of indices that cluster keys.
+class ClusterKind : public IndexSpec::Kind {
+ public:
+  bool ranks_keys() const override { return false; }
+  bool is_clustered() const override { return true; }
+  void build(KeyIndex& index, const KeyView& keys, const Accelerator& accelerator,
+             const std::stop_token& stop) const override {
+    dynamic_cast<ClusterIndex&>(index).build_with(accelerator.clusterer, keys, stop);
+  }
 };
 
 /// spec: the whole string; options: what follows the colon. Throws InvalidArgument.

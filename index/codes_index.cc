@@ -32,16 +32,16 @@ class CodesKind : public IndexSpec::Kind {
   }
   bool has_tail() const override { return params_.value_bytes > 0; }
   bool is_coded() const override { return true; }
-  void build(KeyIndex& index, const KeyView& keys, CodeEncoder* encoder,
+  void build(KeyIndex& index, const KeyView& keys, const Accelerator& accelerator,
              const std::stop_token& stop) const override {
-    dynamic_cast<CodesIndex&>(index).build_with(encoder, keys, stop);
+    dynamic_cast<CodesIndex&>(index).build_with(accelerator.encoder, keys, stop);
   }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
-                                     CodeEncoder* encoder,
+                                     const Accelerator& accelerator,
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows,
-                                      params_.bits_of_value(rows.dim()), stop, encoder);
+                                      params_.bits_of_value(rows.dim()), stop, accelerator.encoder);
   }
   bool is_stored() const override { return true; }
   std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
@@ -75,7 +75,7 @@ class MeanKind final : public CodesKind {
     return codes != nullptr && codes->params().key_bytes == CodesParams{}.key_bytes;
   }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
-                                     CodeEncoder* /*encoder*/,
+                                     const Accelerator& /*accelerator*/,
                                      const std::stop_token& stop) const override {
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows, 0, stop);
   }

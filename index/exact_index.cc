@@ -259,7 +259,7 @@ std::shared_ptr<const IndexSpec::Kind> exact_kind() {
     bool is_stored() const override { return true; }
     /// Keys alone: there is nothing to keep.
     void transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const override {
-      if (archive.reading()) build(index, keys, nullptr, {});
+      if (archive.reading()) build(index, keys, {}, {});
     }
     std::unique_ptr<KeyIndex> make() const override { return std::make_unique<ExactIndex>(); }
   };

@@ -44,16 +44,11 @@ Clustering cluster_directions(std::vector<float> vectors, std::int64_t dim, std:
   std::vector<float> scores(static_cast<std::size_t>(count));
   std::vector<std::int64_t> nearest(static_cast<std::size_t>(count));
   index.search(count, vectors.data(), 1, scores.data(), nearest.data());
-  // FAISS leaves clusters empty where vectors repeat: numbers are given to those that have some.
-  Clustering found;
-  std::vector<std::int32_t> number(static_cast<std::size_t>(clusters), -1);
-  for (const std::int64_t centroid : nearest) {
-    // -1 where no score is a number
-    std::int32_t& of = number[static_cast<std::size_t>(std::max<std::int64_t>(centroid, 0))];
-    if (of < 0) of = static_cast<std::int32_t>(found.clusters++);
-    found.cluster.push_back(of);
-  }
-  return found;
+  // FAISS leaves clusters empty where vectors repeat; -1 is where no score is a number.
+  std::vector<std::int32_t> cluster;
+  for (const std::int64_t centroid : nearest)
+    cluster.push_back(static_cast<std::int32_t>(std::max<std::int64_t>(centroid, 0)));
+  return without_empty(cluster, clusters);
 }
 
 }  // namespace topkv

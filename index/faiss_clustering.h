@@ -5,15 +5,12 @@
 #include <stop_token>
 #include <vector>
 
+#include "index/clustering.h"
+
 namespace topkv {
 
 /// Makes a vector [dim] one of length 1, unless that is 0.
 void normalise(float* x, std::int64_t dim);
-
-struct Clustering {
-  std::vector<std::int32_t> cluster;  ///< per vector
-  std::int64_t clusters = 0;          ///< none of them is empty
-};
 
 /// Spherical k-means of vectors [count, dim], by their directions, into so many clusters, from 1 to
 /// count; fewer where vectors repeat. On the calling thread. Throws what FAISS does, soon when a

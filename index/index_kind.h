@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "index/accelerator.h"
 #include "index/prefill_queries.h"
 #include "index/row_tail.h"
 #include "topkv/index_spec.h"
@@ -16,7 +17,6 @@
 namespace topkv {
 
 class Archive;
-class CodeEncoder;
 
 /// Of which queries a search chooses the rows together, from all that these are.
 enum class ChoosesFor : std::uint8_t {
@@ -39,15 +39,14 @@ class IndexSpec::Kind {
   virtual void check_index() const {}
   /// Whether this index over the same keys will do in place of one that make() gives.
   virtual bool is_served_by(const KeyIndex& index) const { return index.spec() == text(); }
-  /// Inserts keys into what make() gave. encoder: for codes; null: the host's threads make them.
-  /// Throws as KeyIndex::build does.
-  virtual void build(KeyIndex& index, const KeyView& keys, CodeEncoder* /*encoder*/,
+  /// Inserts keys into what make() gave. Throws as KeyIndex::build does.
+  virtual void build(KeyIndex& index, const KeyView& keys, const Accelerator& /*accelerator*/,
                      const std::stop_token& stop) const {
     index.add(keys, stop);
     index.build(stop);
   }
-  /// Whether keys that a search leaves out score no more than those that it finds, but for some that
-  /// it misses. Not so where pages, clusters or a past decide.
+  /// Whether keys that a search leaves out score no more than those that it finds, but for some
+  /// that it misses. Not so where pages, clusters or a past decide.
   virtual bool ranks_keys() const { return true; }
   /// Whether building takes queries of the prefill as well: learn() is then called behind build(),
   /// for every head, and throws what build() does, or InvalidArgument where there are none.
@@ -75,12 +74,14 @@ class IndexSpec::Kind {
   }
   /// Whether it has codes.
   virtual bool is_coded() const { return false; }
+  /// Whether it clusters keys.
+  virtual bool is_clustered() const { return false; }
   virtual bool has_tail() const { return false; }
   /// What stands for those of the rows that are not attended, made with an index of this kind over
-  /// their keys, which it reads for its life; null where there is no tail. encoder:
-  /// as for build. Throws as KeyIndex::build does.
+  /// their keys, which it reads for its life; null where there is no tail. Throws as
+  /// KeyIndex::build does.
   virtual std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& /*rows*/,
-                                             CodeEncoder* /*encoder*/,
+                                             const Accelerator& /*accelerator*/,
                                              const std::stop_token& /*stop*/) const {
     return nullptr;
   }

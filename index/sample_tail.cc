@@ -212,7 +212,7 @@ std::shared_ptr<const IndexSpec::Kind> sample_kind(std::string_view spec,
     explicit Sample(const SampleParams& params) : params_(params) {}
     std::string text() const override { return params_.text(); }
     std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& rows,
-                                       CodeEncoder* /*encoder*/,
+                                       const Accelerator& /*accelerator*/,
                                        const std::stop_token& /*stop*/) const override {
       return std::make_unique<SampleTail>(params_, rows);
     }

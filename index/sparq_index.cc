@@ -48,7 +48,7 @@ class SparqKind final : public IndexSpec::Kind {
     return std::make_unique<SparqIndex>(components_, values_);
   }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
-                                     CodeEncoder* /*encoder*/,
+                                     const Accelerator& /*accelerator*/,
                                      const std::stop_token& stop) const override {
     if (!has_tail()) return nullptr;
     return std::make_unique<SparqTail>(dynamic_cast<const SparqIndex&>(index), rows, stop);

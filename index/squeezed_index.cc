@@ -64,11 +64,10 @@ void average(const TokenHeads& first, std::int64_t tokens, std::int64_t count, c
   }
 }
 
-class SqueezedKind final : public IndexSpec::Kind {
+class SqueezedKind final : public ClusterKind {
  public:
   explicit SqueezedKind(const SqueezedParams& params) : params_(params) {}
   std::string text() const override { return text_of(params_); }
-  bool ranks_keys() const override { return false; }
   ChoosesFor chooses_for() const override { return ChoosesFor::question; }
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<SqueezedIndex>(params_);
@@ -139,13 +138,7 @@ void SqueezedIndex::insert(std::int64_t first, const std::stop_token& stop) {
     const KeyView fine = centroids();
     const auto* data = reinterpret_cast<const float*>(fine.data);
     const std::int64_t wanted = std::llround(static_cast<double>(size() * params_.coarse) / 100);
-    try {
-      coarse_ = cluster_directions({data, data + fine.count * fine.dim}, fine.dim,
-                                   std::clamp<std::int64_t>(wanted, 1, fine.count), stop);
-    } catch (const std::exception&) {
-      check_stop(stop);
-      throw;
-    }
+    coarse_ = cluster_vectors({data, data + fine.count * fine.dim}, wanted, stop);
   }
   gather_coarse();
 }

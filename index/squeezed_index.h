@@ -36,7 +36,7 @@
 #include <vector>
 
 #include "index/cluster_index.h"
-#include "index/faiss_clustering.h"
+#include "index/clustering.h"
 #include "index/prefill_queries.h"
 
 namespace topkv {

@@ -135,7 +135,7 @@ std::shared_ptr<const IndexSpec::Kind> pages_kind(std::string_view spec, std::st
     explicit Pages(std::int64_t size) : size_(size) {}
     std::string text() const override { return fmt::format("pages:size={}", size_); }
     std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& rows,
-                                       CodeEncoder* /*encoder*/,
+                                       const Accelerator& /*accelerator*/,
                                        const std::stop_token& stop) const override {
       const Grouping pages{.groups = (rows.count() + size_ - 1) / size_, .page = size_};
       return std::make_unique<SummaryTail>(rows, pages, true, stop);

@@ -39,15 +39,19 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
       built->layers[l].heads = other->layers[l].heads;
     built->shared = true;
   }
+  const bool building = !built->shared && built->keys(1) > 0;
   // For rows that a device can copy quickly, where there are codes to make.
   std::unique_ptr<CodeEncoder> encoder;
-  const bool coded = spec.kind().is_coded() && !built->shared && built->keys(1) > 0;
-  if (coded && segment.store->keeps()) {
+  if (building && spec.kind().is_coded() && segment.store->keeps()) {
     try {
       encoder = device.compute()->code_encoder(shape.head_dim);
     } catch (const OutOfMemory&) {  // the host's threads make them
     }
   }
+  std::unique_ptr<Clusterer> clusterer;
+  if (building && spec.kind().is_clustered())
+    clusterer = device.compute()->clusterer(shape.head_dim);
+  const Accelerator accelerator{encoder.get(), clusterer.get()};
   const OneBlasThread one_blas_thread;  // not put back between the heads
   const auto work = [&](const std::stop_token& stop) {
     parallel_for(shape.layers * shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -57,14 +61,13 @@ std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const Att
         if (layer.heads.empty()) continue;
         KeyIndex& index = *layer.heads[head];
         const RowsView rows = segment.rows(i / shape.kv_heads, i % shape.kv_heads);
-        if (!built->shared) spec.kind().build(index, rows.keys, encoder.get(), stop);
+        if (!built->shared) spec.kind().build(index, rows.keys, accelerator, stop);
         if (!built->shared && spec.kind().learns_queries()) {
           std::vector<float> gathered;
           std::vector<std::int64_t> positions;
-          spec.kind().learn(
-              index, queries_of(segment, shape, i, gathered, positions), stop);
+          spec.kind().learn(index, queries_of(segment, shape, i, gathered, positions), stop);
         }
-        layer.tails[head] = spec.kind().make_tail(index, rows, encoder.get(), stop);
+        layer.tails[head] = spec.kind().make_tail(index, rows, accelerator, stop);
       }
     });
     if (built->shared || !spec.kind().learns_queries()) return;

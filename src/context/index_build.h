@@ -11,8 +11,8 @@
 namespace topkv {
 
 /// All heads in parallel; one that the segment has serves where it can. The device makes codes of
-/// rows that it can copy quickly. REQUIRES: the spec suits the rows (IndexSpec::check). Throws what
-/// progress throws, which ends the work.
+/// rows that it can copy quickly, and clusters keys where it has room. REQUIRES: the spec suits the
+/// rows (IndexSpec::check). Throws what progress throws, which ends the work.
 std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const AttentionShape& shape,
                                                 const Segment& segment, const ProgressFn& progress,
                                                 const Device& device);

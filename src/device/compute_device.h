@@ -20,6 +20,7 @@
 #include <string_view>
 #include <utility>
 
+#include "index/clustering.h"
 #include "index/code_encoder.h"
 #include "src/core/matrix.h"
 #include "src/device/decode_backend.h"
@@ -237,6 +238,10 @@ class ComputeDevice : public DeviceSizes {
   /// What codes vectors of so many elements that lie in page-locked memory; null: nothing, it is
   /// for the host's threads. The device outlives it. Throws OutOfMemory.
   virtual std::unique_ptr<CodeEncoder> code_encoder(std::int64_t /*dim*/) { return nullptr; }
+
+  /// What clusters vectors of so many elements; null: nothing, it is for the host's threads. The
+  /// device outlives it.
+  virtual std::unique_ptr<Clusterer> clusterer(std::int64_t /*dim*/) { return nullptr; }
 
   /// Codes of a context whose rows outlive the call: [layers x kv_heads], without keys where a
   /// layer has none. REQUIRES: scans_codes(shape). Throws OutOfMemory.
