@@ -165,7 +165,7 @@ int run_ask(AskFlags flags) {
   prefill.mode = "dense";
   const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
   check_model_of(model, info, flags);
-  check_codes(device, model.config().attention, flags.retrieval, info.tokens);
+  check_indices(device, model.config().attention, flags.retrieval, info.tokens);
   const Stopwatch watch;
   LoadedContext loaded = load_context(
       flags.file,
