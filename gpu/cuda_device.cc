@@ -355,8 +355,8 @@ bool CudaDevice::selects(const AttentionShape& shape, std::int64_t entries) cons
   return CudaSelection::supports(shape, entries, most_candidates_);
 }
 
-std::shared_ptr<const DeviceSelection> CudaDevice::keep_selection(
-    const AttentionShape& shape, std::span<const StandIns> heads) {
+std::shared_ptr<const DeviceSelection> CudaDevice::keep_selection(const AttentionShape& shape,
+                                                                  std::span<const StandIns> heads) {
   return std::make_shared<const CudaSelection>(*this, shape, heads);
 }
 

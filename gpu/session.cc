@@ -142,10 +142,9 @@ class CudaDecode final : public DecodeBackend {
     begun_.record(compute_);
     begin_beside();
     const auto& selection = static_cast<const CudaSelection&>(*shape_.selection);
-    chosen_ =
-        selection.choose(layer, given_.q, allowed, k,
-                         {host<int>(layout_.host_entries), host<float>(layout_.host_log_sums)},
-                         compute_);
+    chosen_ = selection.choose(
+        layer, given_.q, allowed, k,
+        {host<int>(layout_.host_entries), host<float>(layout_.host_log_sums)}, compute_);
     choice_made_.record(compute_);
   }
 

@@ -138,7 +138,8 @@ TEST(GivenEntries, NoOthersAreFound) {
   }
 }
 
-/// Entries that hold too few rows of the range, or sums beyond float32: the index chooses for itself.
+/// Entries that hold too few rows of the range, or sums beyond float32: the index chooses for
+/// itself.
 TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
   const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
   for (const std::string& spec : specs) {

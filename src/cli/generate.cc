@@ -248,7 +248,7 @@ int run_generate(GenerateFlags flags) {
   check_indices(flags.retrieval, model.config(), static_cast<std::int64_t>(reading.context.size()));
   model.check_reach(given + predict);  // now rather than when it gets there
   check_indices(device, model.config().attention, flags.retrieval,
-              static_cast<std::int64_t>(reading.context.size()));
+                static_cast<std::int64_t>(reading.context.size()));
   const Prefilled prefilled =
       prefill(model, flags.retrieval, flags.prefill, reading.context, progress);
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -203,6 +204,29 @@ TEST_P(ChoosingSession, StepsAllocateNothing) {
   const std::int64_t before = place.device().memory().used;
   feed.run(session, 1);
   EXPECT_EQ(place.device().memory().used, before);
+}
+
+/// Choices share memory: none may begin before another has written what it chose.
+TEST_P(ChoosingSession, ThreadsOverOneContextDoNotDisturbEachOther) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(GetParam().shape, context_tokens + 60);
+  const auto context = prefilled(stream, context_tokens)->with_index(GetParam().index);
+  const auto outs = [&] {
+    Session session(context, options(), place.device());
+    auto lock = place.compute().lock();
+    Feed feed(place, stream, context_tokens, context_tokens + 60);
+    lock.unlock();
+    feed.run(session, 1);
+    lock.lock();
+    return feed.outs();
+  };
+  const auto want = outs();
+  std::vector<std::vector<std::vector<float>>> got(4);
+  std::vector<std::thread> threads;
+  for (auto& of : got) threads.emplace_back([&] { of = outs(); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& of : got) EXPECT_EQ(of, want);
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, ChoosingSession,
