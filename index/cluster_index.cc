@@ -29,7 +29,14 @@ class RetroinferKind final : public ClusterKind {
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<ClusterIndex>(params_);
   }
+  bool is_stored() const override { return true; }
   bool has_tail() const override { return estimates_; }
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
+                                         const RowsView& rows, Archive& archive) const override {
+    if (!has_tail()) return nullptr;
+    return transfer_summaries(tail, rows, dynamic_cast<const ClusterIndex&>(index).grouping(),
+                              false, archive);
+  }
   std::unique_ptr<RowTail> make_tail(const KeyIndex& index, const RowsView& rows,
                                      const Accelerator& /*accelerator*/,
                                      const std::stop_token& stop) const override {
@@ -284,6 +291,22 @@ std::shared_ptr<const IndexSpec::Kind> retroinfer_kind(std::string_view spec,
           .segment = segment,
           .centred = true},
       values > 0);
+}
+
+void ClusterIndex::fields(Archive& archive) {
+  archive.array(cluster_of_);
+  archive.array(centroids_);
+  archive.check(std::ssize(cluster_of_) == size() && clusters() > 0 &&
+                    std::ssize(centroids_) == clusters() * keys().dim,
+                "its clusters are of other keys");
+  if (!archive.reading()) return;
+  std::vector<bool> used(static_cast<std::size_t>(clusters()), false);
+  for (const std::int32_t cluster : cluster_of_) {
+    archive.check(cluster >= 0 && cluster < clusters(), "a key is in a cluster that is not there");
+    used[static_cast<std::size_t>(cluster)] = true;
+  }
+  archive.check(std::ranges::find(used, false) == used.end(), "a cluster has no keys");
+  members_ = GroupedRows(grouping(), size());
 }
 
 }  // namespace topkv

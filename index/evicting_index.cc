@@ -36,6 +36,7 @@ class EvictingKind final : public IndexSpec::Kind {
   explicit EvictingKind(Evicts by) : by_(by) {}
   std::string text() const override { return by_ == Evicts::h2o ? "h2o" : "tova"; }
   bool ranks_keys() const override { return false; }
+  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<EvictingIndex>(by_); }
   bool learns_queries() const override { return true; }
   void learn(KeyIndex& index, const PrefillQueries& queries,
@@ -99,6 +100,17 @@ std::shared_ptr<const IndexSpec::Kind> h2o_kind() {
 
 std::shared_ptr<const IndexSpec::Kind> tova_kind() {
   return std::make_shared<EvictingKind>(Evicts::tova);
+}
+
+void EvictingIndex::fields(Archive& archive) {
+  archive.array(ranked_);
+  archive.check(std::ssize(ranked_) == size(), "it ranks other keys");
+  std::vector<bool> seen(ranked_.size(), false);
+  for (const std::int64_t position : ranked_) {
+    archive.check(position >= 0 && position < size() && !seen[static_cast<std::size_t>(position)],
+                  "a rank is not of a key, or a key has two");
+    seen[static_cast<std::size_t>(position)] = true;
+  }
 }
 
 }  // namespace topkv

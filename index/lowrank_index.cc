@@ -33,6 +33,7 @@ class LowrankKind final : public IndexSpec::Kind {
     CodeAxes::check(text(), dim);
   }
   bool ranks_keys() const override { return false; }
+  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<LowrankIndex>(rank_); }
 
  private:
@@ -107,6 +108,12 @@ std::shared_ptr<const IndexSpec::Kind> lowrank_kind(std::string_view spec,
   std::int64_t rank = 16;
   parse_options(spec, options, {{"r", &rank, 1, CodeAxes::most_dims}});
   return std::make_shared<LowrankKind>(rank);
+}
+
+void LowrankIndex::fields(Archive& archive) {
+  axes_.fields(keys().dim, true, archive);
+  archive.array(partial_);
+  archive.check(std::ssize(partial_) == size() * rank(), "there are other partial keys than keys");
 }
 
 }  // namespace topkv

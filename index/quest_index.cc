@@ -55,6 +55,7 @@ class QuestKind final : public IndexSpec::Kind {
   std::string text() const override { return fmt::format("quest:page={}", page_); }
   bool grows() const override { return true; }
   bool ranks_keys() const override { return false; }
+  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<QuestIndex>(page_); }
 
  private:
@@ -167,6 +168,11 @@ std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::st
   std::int64_t page = 16;
   parse_options(spec, options, {{"page", &page, 1, 4096}});
   return std::make_shared<QuestKind>(page);
+}
+
+void QuestIndex::fields(Archive& archive) {
+  archive.array(bounds_);
+  archive.check(std::ssize(bounds_) == pages() * 2 * keys().dim, "there are other bounds than pages");
 }
 
 }  // namespace topkv

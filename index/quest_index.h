@@ -40,6 +40,7 @@ class QuestIndex final : public ChoosingIndex {
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
   void clear() override { bounds_ = {}; }
+  void fields(Archive& archive) override;
   void choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
               std::span<std::vector<std::int64_t>> found) const override;
   bool choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,

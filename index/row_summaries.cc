@@ -140,4 +140,22 @@ std::int64_t RowSummaries::memory() const {
                                        sizeof(float));
 }
 
+void RowSummaries::fields(const RowsView& rows, const Grouping& grouping, Archive& archive) {
+  archive.value(dim_);
+  archive.array(counts_);
+  archive.array(keys_);
+  archive.array(values_);
+  archive.array(spreads_);
+  if (!archive.reading()) return;
+  archive.check(dim_ == rows.dim() && groups() == grouping.groups &&
+                    std::ssize(keys_) == 2 * groups() * dim_ &&
+                    std::ssize(values_) == groups() * dim_ && std::ssize(spreads_) == groups(),
+                "its summaries are of other groups");
+  std::vector<std::int32_t> counts(counts_.size(), 0);
+  for (std::int64_t row = 0; row < rows.count(); ++row)
+    ++counts[static_cast<std::size_t>(grouping.of(row))];
+  archive.check(counts == counts_, "a group has another number of rows");
+  for (const float spread : spreads_) archive.check(spread >= 0, "a spread is below 0");
+}
+
 }  // namespace topkv

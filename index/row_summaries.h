@@ -7,6 +7,7 @@
 #include <stop_token>
 #include <vector>
 
+#include "src/core/archive.h"
 #include "src/core/huge_vector.h"
 #include "topkv/view.h"
 
@@ -77,6 +78,9 @@ class RowSummaries {
                GroupLess& out) const;
 
   std::int64_t memory() const;
+
+  /// For a file, of these rows in these groups.
+  void fields(const RowsView& rows, const Grouping& grouping, Archive& archive);
 
  private:
   std::int64_t dim_ = 0;

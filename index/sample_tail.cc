@@ -10,6 +10,7 @@
 #include "index/spec.h"
 #include "index/tail_kind.h"
 #include "index/tail_loop.h"
+#include "src/core/archive.h"
 #include "src/core/dot.h"
 #include "src/core/vector_math.h"
 
@@ -214,6 +215,12 @@ std::shared_ptr<const IndexSpec::Kind> sample_kind(std::string_view spec,
     std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& rows,
                                        const Accelerator& /*accelerator*/,
                                        const std::stop_token& /*stop*/) const override {
+      return std::make_unique<SampleTail>(params_, rows);
+    }
+    bool is_stored() const override { return true; }
+    std::unique_ptr<RowTail> transfer_tail(RowTail* /*tail*/, const KeyIndex& /*index*/,
+                                           const RowsView& rows, Archive& archive) const override {
+      if (!archive.reading()) return nullptr;
       return std::make_unique<SampleTail>(params_, rows);
     }
 

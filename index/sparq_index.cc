@@ -41,7 +41,17 @@ class SparqKind final : public IndexSpec::Kind {
   std::string text() const override { return text_of(components_, values_); }
   /// With a tail not: it is made of all values.
   bool grows() const override { return !has_tail(); }
+  bool is_stored() const override { return true; }
   bool has_tail() const override { return values_ > 0; }
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
+                                         const RowsView& rows, Archive& archive) const override {
+    if (!has_tail()) return nullptr;
+    std::unique_ptr<SparqTail> read;
+    if (archive.reading())
+      read = std::make_unique<SparqTail>(dynamic_cast<const SparqIndex&>(index), rows);
+    (read ? *read : dynamic_cast<SparqTail&>(*tail)).fields(archive);
+    return read;
+  }
   bool ranks_keys() const override { return false; }
   ChoosesFor chooses_for() const override { return ChoosesFor::group; }
   std::unique_ptr<KeyIndex> make() const override {
@@ -204,6 +214,13 @@ std::shared_ptr<const IndexSpec::Kind> sparq_kind(std::string_view spec, std::st
   std::int64_t values = 0;
   parse_options(spec, options, {{"r", &components, 1, 1024}, {"v", &values, 0, 1}});
   return std::make_shared<SparqKind>(components, values);
+}
+
+void SparqIndex::fields(Archive& archive) {
+  archive.array(blocks_);
+  const std::int64_t blocks = (size() + block_keys - 1) / block_keys;
+  archive.check(std::ssize(blocks_) == blocks * keys().dim * block_keys,
+                "there are other components than keys");
 }
 
 }  // namespace topkv

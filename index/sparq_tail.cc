@@ -90,4 +90,11 @@ void SparqTail::attend(const QueryBlock& queries,
   }
 }
 
+void SparqTail::fields(Archive& archive) {
+  if (rows_.count() == 0) return;
+  archive.array(mean_);
+  archive.value(spread_);
+  archive.check(std::ssize(mean_) == rows_.dim() && spread_ >= 0, "its mean is of other values");
+}
+
 }  // namespace topkv

@@ -14,6 +14,7 @@
 
 #include "index/row_tail.h"
 #include "index/sparq_index.h"
+#include "src/core/archive.h"
 
 namespace topkv {
 
@@ -22,6 +23,11 @@ class SparqTail final : public RowTail {
   /// index: over the rows' keys; it and the rows outlive this. Throws InvalidArgument when a value
   /// is not finite, Stopped when that is requested.
   SparqTail(const SparqIndex& index, const RowsView& rows, const std::stop_token& stop);
+
+  /// That fields() is to read.
+  SparqTail(const SparqIndex& index, const RowsView& rows) : index_(index), rows_(rows) {}
+  /// For a file.
+  void fields(Archive& archive);
 
   /// Errors of the masses are not known, and told as none.
   void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,

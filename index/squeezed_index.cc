@@ -72,6 +72,7 @@ class SqueezedKind final : public ClusterKind {
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<SqueezedIndex>(params_);
   }
+  bool is_stored() const override { return true; }
   bool learns_queries() const override { return params_.sparsity > 0 || params_.coarse > 0; }
   void learn(KeyIndex& index, const PrefillQueries& queries,
              const std::stop_token& /*stop*/) const override {
@@ -306,6 +307,35 @@ std::shared_ptr<const IndexSpec::Kind> squeezed_kind(std::string_view spec,
         one_line(spec), params.coarse, params.fine));
   }
   return std::make_shared<SqueezedKind>(params);
+}
+
+void SqueezedIndex::fields(Archive& archive) {
+  ClusterIndex::fields(archive);
+  for (Thresholds* thresholds : {&of_token_, &of_question_}) {
+    archive.value(thresholds->coarse);
+    archive.value(thresholds->fine);
+  }
+  archive.value(clusters_read_);
+  archive.value(coarse_.clusters);
+  archive.array(coarse_.cluster);
+  if (!archive.reading()) return;
+  for (const Thresholds& thresholds : {of_token_, of_question_})
+    archive.check(thresholds.coarse >= 0 && thresholds.coarse <= bins && thresholds.fine >= 0 &&
+                      thresholds.fine <= bins,
+                  "a threshold is none of the bins");
+  archive.check(std::ssize(coarse_.cluster) == (has_coarse() ? clusters() : 0) &&
+                    coarse_.clusters >= (has_coarse() ? 1 : 0) && coarse_.clusters <= clusters(),
+                "its coarse clusters are of other clusters");
+  archive.check(clusters_read_ <= static_cast<double>(clusters()), "it reads more than there is");
+  if (!has_coarse()) return;
+  std::vector<bool> used(static_cast<std::size_t>(coarse_.clusters), false);
+  for (const std::int32_t cluster : coarse_.cluster) {
+    archive.check(cluster >= 0 && cluster < coarse_.clusters,
+                  "a cluster is in a coarse one that is not there");
+    used[static_cast<std::size_t>(cluster)] = true;
+  }
+  archive.check(std::ranges::find(used, false) == used.end(), "a coarse cluster has none");
+  gather_coarse();
 }
 
 }  // namespace topkv

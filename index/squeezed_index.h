@@ -89,6 +89,7 @@ class SqueezedIndex final : public ClusterIndex {
  protected:
   void insert(std::int64_t first, const std::stop_token& stop) override;
   void clear() override;
+  void fields(Archive& archive) override;
   bool chooses_fewer() const override { return params_.sparsity > 0 || params_.coarse > 0; }
   bool joins_questions() const override { return true; }
   void choose_together(const TokenHeads& first, std::span<const PositionRange> allowed,

@@ -129,19 +129,36 @@ void SummaryTail::attend(const QueryBlock& queries,
       });
 }
 
+std::unique_ptr<RowTail> transfer_summaries(RowTail* tail, const RowsView& rows,
+                                            const Grouping& grouping, bool second_order,
+                                            Archive& archive) {
+  std::unique_ptr<SummaryTail> read;
+  if (archive.reading()) read = std::make_unique<SummaryTail>(rows, grouping, second_order);
+  (read ? *read : dynamic_cast<SummaryTail&>(*tail)).fields(archive);
+  return read;
+}
+
 std::shared_ptr<const IndexSpec::Kind> pages_kind(std::string_view spec, std::string_view options) {
   class Pages final : public TailKind {
    public:
     explicit Pages(std::int64_t size) : size_(size) {}
     std::string text() const override { return fmt::format("pages:size={}", size_); }
+    bool is_stored() const override { return true; }
     std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& rows,
                                        const Accelerator& /*accelerator*/,
                                        const std::stop_token& stop) const override {
-      const Grouping pages{.groups = (rows.count() + size_ - 1) / size_, .page = size_};
-      return std::make_unique<SummaryTail>(rows, pages, true, stop);
+      return std::make_unique<SummaryTail>(rows, pages(rows), true, stop);
+    }
+    std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& /*index*/,
+                                           const RowsView& rows, Archive& archive) const override {
+      return transfer_summaries(tail, rows, pages(rows), true, archive);
     }
 
    private:
+    Grouping pages(const RowsView& rows) const {
+      return {.groups = (rows.count() + size_ - 1) / size_, .page = size_};
+    }
+
     std::int64_t size_;
   };
   std::int64_t size = 16;

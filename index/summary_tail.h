@@ -31,6 +31,14 @@ class SummaryTail final : public RowTail {
         second_order_(second_order),
         summaries_(rows, grouping, stop) {}
 
+  /// That fields() is to read.
+  SummaryTail(const RowsView& rows, const Grouping& grouping, bool second_order)
+      : rows_(rows), grouping_(grouping), second_order_(second_order) {}
+  /// For a file.
+  void fields(Archive& archive) {
+    if (rows_.count() > 0) summaries_.fields(rows_, grouping_, archive);
+  }
+
   /// Errors of the masses are not known, and told as none. With a softcap the second order term is
   /// left out.
   void attend(const QueryBlock& queries, std::span<const std::span<const std::int64_t>> taken,
@@ -53,6 +61,11 @@ class SummaryTail final : public RowTail {
   bool second_order_;
   RowSummaries summaries_;
 };
+
+/// IndexSpec::Kind::transfer_tail of such a tail.
+std::unique_ptr<RowTail> transfer_summaries(RowTail* tail, const RowsView& rows,
+                                            const Grouping& grouping, bool second_order,
+                                            Archive& archive);
 
 /// "pages:size=16", a tail alone: pages of consecutive rows.
 /// spec: the whole string; options: what follows "pages:". Throws InvalidArgument.

@@ -274,7 +274,12 @@ TEST(DamagedContextFile, RowsThatAreNotFinite) {
 /// what it makes of it is a search as any, however bad.
 TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
   const TempDirectory folder;
-  const Changed file(folder, 600, stored_indices());
+  std::vector<std::string> indices = stored_indices();
+  for (const char* more :
+       {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16", "h2o", "retroinfer:size=16,segment=1024,v=1",
+        "squeezed:c=5,coarse=1,s=80", "pages:size=16"})
+    indices.emplace_back(more);
+  const Changed file(folder, 600, indices);
   std::mt19937 random(5);
   int loaded = 0;
   int refused = 0;
@@ -296,8 +301,12 @@ TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
       try {
         const auto context = load_context(file.path()).context;
         ++loaded;
-        for (const char* index : {"codes:k=16,v=8", "ivf:size=32,share=32"})
+        for (const char* index :
+             {"codes:k=16,v=8", "ivf:size=32,share=32", "quest:page=16", "sparq:r=16,v=1",
+              "lowrank:r=16", "h2o", "retroinfer:size=16,segment=1024,v=1",
+              "squeezed:c=5,coarse=1,s=80"})
           answers(context, index, "");
+        answers(context, "exact", "pages:size=16");
         answers(context, "exact", "mean");
         if (kind == SectionKind::queries) context->with_index("h2o");
       } catch (const Error&) {

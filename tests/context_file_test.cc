@@ -46,8 +46,19 @@ class ContextFileOf : public testing::TestWithParam<const char*> {};
 
 TEST_P(ContextFileOf, GivesTheSameBits) {
   const KvDType dtype = KvDType::parse(GetParam());
-  const std::vector<std::string> indices = {"codes:k=16,v=8", "mean", "ivf:size=32,share=32",
-                                            "none"};
+  const std::vector<std::string> indices = {"codes:k=16,v=8",
+                                            "mean",
+                                            "ivf:size=32,share=32",
+                                            "none",
+                                            "quest:page=16",
+                                            "sparq:r=16,v=1",
+                                            "lowrank:r=16",
+                                            "h2o",
+                                            "tova",
+                                            "retroinfer:size=16,segment=1024,v=1",
+                                            "squeezed:c=5,coarse=1,s=80",
+                                            "pages:size=16",
+                                            "sample:rows=64,eps=0,delta=5"};
   const auto context = saved_context(file_shape(), 3000, dtype, indices);
   const TempDirectory folder;
   const auto path = folder.path() / "context.tkv";
@@ -68,7 +79,14 @@ TEST_P(ContextFileOf, GivesTheSameBits) {
                                                           {"codes:k=16,v=8", ""},
                                                           {"codes:k=16,v=8", "none"},
                                                           {"ivf:size=32,share=32", "codes:k=16,v=8"},
-                                                          {"none", ""}}) {
+                                                          {"none", ""},
+                                                          {"quest:page=16", "pages:size=16"},
+                                                          {"sparq:r=16,v=1", ""},
+                                                          {"lowrank:r=16", "sample:rows=64,eps=0,delta=5"},
+                                                          {"h2o", ""},
+                                                          {"tova", ""},
+                                                          {"retroinfer:size=16,segment=1024,v=1", ""},
+                                                          {"squeezed:c=5,coarse=1,s=80", ""}}) {
       EXPECT_EQ(answers(context, index, tail), answers(loaded.context, index, tail))
           << index << " with tail '" << tail << "'";
     }

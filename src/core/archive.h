@@ -5,7 +5,8 @@
 //
 // Numbers are little-endian, of their own size; an array is its length (64 bits) and its elements.
 // What is read is hostile until a class has checked it: an archive checks that lengths are within
-// what is there, so that memory is bounded by the file, and that floating-point numbers are finite.
+// what is there, so that memory is bounded by the file, and that floating-point numbers are finite:
+// these when they are written, too, so that what is kept can be read.
 #pragma once
 
 #include <bit>
@@ -30,7 +31,7 @@ class Archive {
   void value(T& x) {
     static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>);
     transfer(&x, sizeof x);
-    if constexpr (std::is_floating_point_v<T>) check(!reading() || std::isfinite(x), not_finite);
+    if constexpr (std::is_floating_point_v<T>) check(std::isfinite(x), not_finite);
   }
 
   template <class T, class Memory>
@@ -45,12 +46,11 @@ class Archive {
     }
     transfer(values.data(), count * static_cast<std::int64_t>(sizeof(T)));
     if constexpr (std::is_floating_point_v<T>) {
-      if (!reading()) return;
       for (const T x : values) check(std::isfinite(x), not_finite);
     }
   }
 
-  /// Reading: throws FileError, which says where, unless `holds`.
+  /// Throws unless `holds`: reading FileError, which says where, else InvalidArgument.
   void check(bool holds, std::string_view what) const {
     if (!holds) fail(what);
   }
