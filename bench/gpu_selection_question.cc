@@ -210,53 +210,51 @@ void question(const Shape& shape, const std::vector<std::int64_t>& tokens,
           },
           log_threshold);
       const std::vector<int> listed = counts.read();
-      for (const std::int64_t piece_rows : {2048, 4096, 8192}) {
-        QuestionAttention attention(cudnn, {.tokens = count,
-                                            .meetings = shape.meetings(),
-                                            .group = shape.group,
-                                            .head_dim = shape.head_dim,
-                                            .scale = shape.scale(),
-                                            .rows = shape.rows,
-                                            .piece_rows = piece_rows});
-        const Array<std::byte> attention_room(attention.room_bytes());
-        const auto attend = [&](std::int64_t) {
-          attention.attend(queries, layers.rows(0), chosen,
-                           {question.out.data(), question.lse.data()}, Into::overwrite,
-                           attention_room.data(), layers.stream);
-        };
-        attend(0);
-        for (std::size_t i = 0; i < wanted.size(); ++i) {
-          const std::int64_t head = checked[i];
-          const std::int64_t meeting = head / shape.group;
-          const std::vector<int> some =
-              entries.read(meeting * shape.rows, listed[static_cast<std::size_t>(meeting)]);
-          if (shape.group == 1)
-            check_choice(question, head, wanted[i], groups, log_threshold, some);
-          check_outputs(question, head, host_rows[i], some);
-        }
-        const auto seconds = [&](const std::function<void(std::int64_t)>& work) {
-          return median_seconds(layers.stream, 1, 1, work);
-        };
-        const double all = seconds([&](std::int64_t) {
-          weigh(0);
-          choose(0);
-          attend(0);
-        });
-        const double weighing = seconds(weigh);
-        const double attending = seconds(attend);
-        const auto [least, most] = std::minmax_element(listed.begin(), listed.end());
-        fmt::print(
-            "  squeezed, 5 % centroids, {:>2.0f} % left out, {:>6} to {:>6} rows of a head, pieces "
-            "of {} {:>8.1f} us  {:>5.2f}x "
-            "dense; paper: {}; alone: importances {:.1f} ({:.0f} TFLOP/s), choice {:.1f}, "
-            "attention {:.1f} ({:.0f} TFLOP/s), {:.2f} GiB\n",
-            100 - 100 * rows / static_cast<double>(shape.meetings() * shape.rows), *least, *most,
-            piece_rows, 1e6 * all, dense / all, paper, 1e6 * weighing,
-            products * static_cast<double>(groups.count) / weighing / 1e12, 1e6 * seconds(choose),
-            1e6 * attending,
-            products / static_cast<double>(shape.meetings()) * rows / attending / 1e12,
-            static_cast<double>(attention.room_bytes()) / (1 << 30));
+      const std::int64_t piece_rows = shape.rows > (1 << 18) ? 8192 : 4096;
+      QuestionAttention attention(cudnn, {.tokens = count,
+                                          .meetings = shape.meetings(),
+                                          .group = shape.group,
+                                          .head_dim = shape.head_dim,
+                                          .scale = shape.scale(),
+                                          .rows = shape.rows,
+                                          .piece_rows = piece_rows});
+      const Array<std::byte> attention_room(attention.room_bytes());
+      const auto attend = [&](std::int64_t) {
+        attention.attend(queries, layers.rows(0), chosen,
+                         {question.out.data(), question.lse.data()}, Into::overwrite,
+                         attention_room.data(), layers.stream);
+      };
+      attend(0);
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        const std::int64_t head = checked[i];
+        const std::int64_t meeting = head / shape.group;
+        const std::vector<int> some =
+            entries.read(meeting * shape.rows, listed[static_cast<std::size_t>(meeting)]);
+        if (shape.group == 1) check_choice(question, head, wanted[i], groups, log_threshold, some);
+        check_outputs(question, head, host_rows[i], some);
       }
+      const auto seconds = [&](const std::function<void(std::int64_t)>& work) {
+        return median_seconds(layers.stream, 1, 1, work);
+      };
+      const double all = seconds([&](std::int64_t) {
+        weigh(0);
+        choose(0);
+        attend(0);
+      });
+      const double weighing = seconds(weigh);
+      const double attending = seconds(attend);
+      const auto [least, most] = std::minmax_element(listed.begin(), listed.end());
+      fmt::print(
+          "  squeezed, 5 % centroids, {:.0f} % left out {:>8.1f} us  {:>5.2f}x dense; paper: {}; "
+          "{} "
+          "to {} rows of a head; alone: importances {:.1f} ({:.0f} TFLOP/s), choice {:.1f}, "
+          "attention {:.1f} ({:.0f} TFLOP/s), in {:.2f} GiB\n",
+          100 - 100 * rows / static_cast<double>(shape.meetings() * shape.rows), 1e6 * all,
+          dense / all, paper, *least, *most, 1e6 * weighing,
+          products * static_cast<double>(groups.count) / weighing / 1e12, 1e6 * seconds(choose),
+          1e6 * attending,
+          products / static_cast<double>(shape.meetings()) * rows / attending / 1e12,
+          static_cast<double>(attention.room_bytes()) / (1 << 30));
     }
   }
 }

@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply_tile(float (&c)[4], const std::uint32_t
 template <int dim_>
 struct FoldTiling {
   static constexpr int dim = dim_;
-  static constexpr int warps = 8;
+  static constexpr int warps = 4;  // of several blocks, so that some multiply while others fold
   static constexpr int threads = warps * warp;
   static constexpr int row_tiles = dim > 128 ? 1 : 2;  // of 16 rows, of a warp
   static constexpr int warp_rows = 16 * row_tiles;
@@ -70,7 +70,7 @@ struct FoldTiling {
   using Rows = SharedRows<dim>;
   static constexpr int tile_bytes = fold_tile * Rows::row_bytes;
   static constexpr int shared_bytes = stages * (tile_bytes + fold_tile * 4);
-  static constexpr int blocks_each = dim > 64 ? 1 : 2;  // of a multiprocessor
+  static constexpr int blocks_each = dim > 64 ? 2 : 3;  // of a multiprocessor
 };
 
 /// Fold: begin() sets the state of a thread's row, add() takes eight products of it, columns
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks_each)
     const int stage = tile % Tiling::stages;
     const std::uint32_t rows =
         base + static_cast<std::uint32_t>(stage * Tiling::tile_bytes) + of_lane;
-#pragma unroll 1
+#pragma unroll
     for (int column = 0; column < fold_tile; column += Tiling::at_once) {
       constexpr int pairs = Tiling::at_once / 16;
       float c[Tiling::row_tiles][2 * pairs][4] = {};

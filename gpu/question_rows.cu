@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "gpu/kernel_parts.cuh"
@@ -8,7 +9,9 @@ namespace topkv::gpu {
 namespace {
 
 constexpr int zero_rows = 256;    // what cuDNN may read at a time
-constexpr int copied_rows = 256;  // by a block
+constexpr int copied_rows = 256;  // by a block at a time
+// Enough to fill a device: most rounds of pieces find none, and end sooner with fewer blocks.
+constexpr std::int64_t most_blocks = 2048;
 
 /// By one block: a running sum.
 __global__ void __launch_bounds__(block)
@@ -52,80 +55,97 @@ __device__ __forceinline__ int meeting_of(const int* first, int meetings, int pi
   return low;
 }
 
-/// chunks: of 16 bytes, that a row has. A block copies some rows of a slot, or some of its queries.
+/// What is copied of a piece: rows, of which each has so many chunks of 16 bytes.
 template <int chunks>
-__global__ void __launch_bounds__(block)
-    pack_kernel(QuestionQueries queries, DeviceRows rows, ChosenEntries chosen,
-                QuestionPieces pieces, int row_blocks) {
-  await_previous();
-  const int thread = static_cast<int>(threadIdx.x);
-  const int slot = static_cast<int>(blockIdx.y);
-  const int piece = pieces.begin + slot;
-  const auto meetings = static_cast<int>(queries.meetings);
-  const bool there = piece < pieces.first[meetings];
-  const int part = static_cast<int>(blockIdx.x);
-  if (!there) {
-    if (part == 0 && thread == 0) pieces.tokens_of[slot] = pieces.rows_of[slot] = 0;
-    return;
-  }
-  const int meeting = meeting_of(pieces.first, meetings, piece);
-  constexpr int across = block / chunks;  // rows at the same time
-  const int chunk = thread % chunks;
-  if (part >= row_blocks) {
+struct PieceCopy {
+  static constexpr int across = block / chunks;  // rows at the same time
+  const QuestionQueries& queries;
+  const DeviceRows& rows;
+  const ChosenEntries& chosen;
+  const QuestionPieces& pieces;
+  int slot, meeting;
+  int thread = static_cast<int>(threadIdx.x);
+  int chunk = thread % chunks;
+
+  /// Queries [begin, begin + copied_rows).
+  __device__ void copy_queries(int begin) const {
     const auto group = static_cast<int>(queries.group);
     const auto vectors = static_cast<int>(queries.tokens) * group;
     const auto* from = reinterpret_cast<const uint4*>(queries.data) + chunk;
     auto* to =
         reinterpret_cast<uint4*>(pieces.queries) + std::int64_t{slot} * vectors * chunks + chunk;
-    const int begin = (part - row_blocks) * copied_rows;
     const int end = min(begin + copied_rows, vectors);
 #pragma unroll 4
     for (int i = begin + thread / chunks; i < end; i += across) {
-      const std::int64_t vector =
-          (std::int64_t{i / group} * meetings + meeting) * group + i % group;
+      const std::int64_t vector = (i / group * queries.meetings + meeting) * group + i % group;
       to[std::int64_t{i} * chunks] = from[vector * chunks];
     }
-    return;
   }
-  const int skip = (piece - pieces.first[meeting]) * pieces.rows;
-  const int count = min(pieces.rows, chosen.counts[meeting] - skip);
-  if (part == 0 && thread == 0) {
-    pieces.tokens_of[slot] = static_cast<int>(queries.tokens);
-    pieces.rows_of[slot] = count;
-  }
-  const int* entries = chosen.entries + meeting * chosen.capacity + skip;
-  const std::int64_t base = meeting * rows.head_stride / 8 + chunk;
-  const auto* keys = reinterpret_cast<const uint4*>(rows.keys) + base;
-  const auto* values = reinterpret_cast<const uint4*>(rows.values) + base;
-  const std::int64_t place = std::int64_t{slot} * pieces.rows * chunks + chunk;
-  auto* to_keys = reinterpret_cast<uint4*>(pieces.keys) + place;
-  auto* to_values = reinterpret_cast<uint4*>(pieces.values) + place;
-  const int begin = part * copied_rows;
-  const int end = min(begin + copied_rows, (count + zero_rows - 1) / zero_rows * zero_rows);
-#pragma unroll 4
-  for (int i = begin + thread / chunks; i < end; i += across) {
-    uint4 key{};
-    uint4 value{};
-    if (i < count) {
-      const std::int64_t row = std::int64_t{entries[i]} * chunks;
-      key = keys[row];
-      value = values[row];
+
+  /// Rows [begin, begin + copied_rows) of the piece, or zeros.
+  __device__ void copy_rows(int begin) const {
+    const int skip = (pieces.begin + slot - pieces.first[meeting]) * pieces.rows;
+    const int count = min(pieces.rows, chosen.counts[meeting] - skip);
+    if (begin == 0 && thread == 0) {
+      pieces.tokens_of[slot] = static_cast<int>(queries.tokens);
+      pieces.rows_of[slot] = count;
     }
-    to_keys[std::int64_t{i} * chunks] = key;
-    to_values[std::int64_t{i} * chunks] = value;
+    const int* entries = chosen.entries + meeting * chosen.capacity + skip;
+    const std::int64_t base = meeting * rows.head_stride / 8 + chunk;
+    const auto* keys = reinterpret_cast<const uint4*>(rows.keys) + base;
+    const auto* values = reinterpret_cast<const uint4*>(rows.values) + base;
+    const std::int64_t place = std::int64_t{slot} * pieces.rows * chunks + chunk;
+    auto* to_keys = reinterpret_cast<uint4*>(pieces.keys) + place;
+    auto* to_values = reinterpret_cast<uint4*>(pieces.values) + place;
+    const int end = min(begin + copied_rows, (count + zero_rows - 1) / zero_rows * zero_rows);
+#pragma unroll 4
+    for (int i = begin + thread / chunks; i < end; i += across) {
+      uint4 key{};
+      uint4 value{};
+      if (i < count) {
+        const std::int64_t row = std::int64_t{entries[i]} * chunks;
+        key = keys[row];
+        value = values[row];
+      }
+      to_keys[std::int64_t{i} * chunks] = key;
+      to_values[std::int64_t{i} * chunks] = value;
+    }
+  }
+};
+
+/// Blocks go through parts of pieces: some of rows, the others of queries.
+template <int chunks>
+__global__ void __launch_bounds__(block)
+    pack_kernel(const QuestionQueries queries, const DeviceRows rows, const ChosenEntries chosen,
+                const QuestionPieces pieces, int row_parts, int parts) {
+  await_previous();
+  const auto meetings = static_cast<int>(queries.meetings);
+  const int there = max(0, min(pieces.slots, pieces.first[meetings] - pieces.begin));
+  if (blockIdx.x == 0) {
+    for (int slot = there + static_cast<int>(threadIdx.x); slot < pieces.slots; slot += block)
+      pieces.tokens_of[slot] = pieces.rows_of[slot] = 0;
+  }
+  for (std::int64_t item = blockIdx.x; item < std::int64_t{there} * parts; item += gridDim.x) {
+    const auto slot = static_cast<int>(item / parts);
+    const auto part = static_cast<int>(item % parts);
+    const PieceCopy<chunks> copy{queries, rows,
+                                 chosen,  pieces,
+                                 slot,    meeting_of(pieces.first, meetings, pieces.begin + slot)};
+    if (part < row_parts) {
+      copy.copy_rows(part * copied_rows);
+    } else {
+      copy.copy_queries((part - row_parts) * copied_rows);
+    }
   }
 }
 
-/// A warp has a head of a token, `each` elements a lane.
+/// By a warp, `each` elements a lane: head `number` of all tokens' heads.
 template <int each>
-__global__ void __launch_bounds__(block)
-    merge_kernel(QuestionQueries queries, QuestionPieces pieces, DevicePartial partial,
-                 bool merge) {
-  await_previous();
-  const std::int64_t number =
-      (std::int64_t{blockIdx.x} * block + static_cast<int>(threadIdx.x)) / warp;
+__device__ __forceinline__ void merge_head(const QuestionQueries& queries,
+                                           const QuestionPieces& pieces,
+                                           const DevicePartial& partial, bool merge,
+                                           std::int64_t number) {
   const std::int64_t heads = queries.meetings * queries.group;
-  if (number >= queries.tokens * heads) return;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const std::int64_t token = number / heads;
   const std::int64_t meeting = number % heads / queries.group;
@@ -170,6 +190,20 @@ __global__ void __launch_bounds__(block)
   if (lane == 0) partial.lse[number] = sum > 0 ? most + logf(sum) : -INFINITY;
 }
 
+template <int each>
+__global__ void __launch_bounds__(block)
+    merge_kernel(const QuestionQueries queries, const QuestionPieces pieces,
+                 const DevicePartial partial, bool merge) {
+  await_previous();
+  if (merge && pieces.first[queries.meetings] <= pieces.begin) return;
+  const std::int64_t count = queries.tokens * queries.meetings * queries.group;
+  const std::int64_t step = std::int64_t{gridDim.x} * block / warp;
+  for (std::int64_t number =
+           (std::int64_t{blockIdx.x} * block + static_cast<int>(threadIdx.x)) / warp;
+       number < count; number += step)
+    merge_head<each>(queries, pieces, partial, merge, number);
+}
+
 }  // namespace
 
 void number_pieces(const int* counts, std::int64_t meetings, const QuestionPieces& pieces,
@@ -180,12 +214,14 @@ void number_pieces(const int* counts, std::int64_t meetings, const QuestionPiece
 
 void pack_pieces(const QuestionQueries& queries, const DeviceRows& rows,
                  const ChosenEntries& chosen, const QuestionPieces& pieces, cudaStream_t stream) {
-  const unsigned row_blocks = all_blocks(pieces.rows, copied_rows);
-  const dim3 blocks(row_blocks + all_blocks(queries.tokens * queries.group, copied_rows),
-                    static_cast<unsigned>(pieces.slots));
+  const auto row_parts = static_cast<int>(all_blocks(pieces.rows, copied_rows));
+  const int parts =
+      row_parts + static_cast<int>(all_blocks(queries.tokens * queries.group, copied_rows));
+  const auto blocks =
+      static_cast<unsigned>(std::min(most_blocks, std::int64_t{parts} * pieces.slots));
   const auto launch = [&](auto kernel) {
-    launch_overlapped(kernel, blocks, block, 0, stream, queries, rows, chosen, pieces,
-                      static_cast<int>(row_blocks));
+    launch_overlapped(kernel, dim3(blocks), block, 0, stream, queries, rows, chosen, pieces,
+                      row_parts, parts);
   };
   if (queries.head_dim == 64) {
     launch(pack_kernel<8>);
@@ -197,9 +233,11 @@ void pack_pieces(const QuestionQueries& queries, const DeviceRows& rows,
 void merge_pieces(const QuestionQueries& queries, const QuestionPieces& pieces,
                   const DevicePartial& partial, Into into, cudaStream_t stream) {
   const std::int64_t heads = queries.tokens * queries.meetings * queries.group;
+  const auto blocks =
+      static_cast<unsigned>(std::min(most_blocks, std::int64_t{all_blocks(heads, block / warp)}));
   const auto launch = [&](auto kernel) {
-    launch_overlapped(kernel, dim3(all_blocks(heads, block / warp)), block, 0, stream, queries,
-                      pieces, partial, into == Into::merge);
+    launch_overlapped(kernel, dim3(blocks), block, 0, stream, queries, pieces, partial,
+                      into == Into::merge);
   };
   if (queries.head_dim == 64) {
     launch(merge_kernel<2>);

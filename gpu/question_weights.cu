@@ -69,7 +69,10 @@ struct SumLog {
   template <int n>
   __device__ __forceinline__ void add(State& state, const float (&x)[n][2], int /*column*/) const {
 #pragma unroll
-    for (int i = 0; i < n; ++i) state.sum += exp2_fast(x[i][0]) + exp2_fast(x[i][1]);
+    for (int i = 0; i < n; ++i) {
+      // (What is not a number is of a token that has no say.)
+      state.sum += exp2_fast(fmaxf(x[i][0], -INFINITY)) + exp2_fast(fmaxf(x[i][1], -INFINITY));
+    }
   }
   __device__ __forceinline__ void finish(State state, int z, int row) const {
 #pragma unroll

@@ -87,7 +87,8 @@ void bind_context(py::module_& module) {
           "A context over the same rows that has this index too. progress is called with a "
           "Progress, several times a second. What it raises, and Ctrl-C, ends the building within "
           "about a second. device: a topkv.Device or its name; makes the codes of rows that a CUDA "
-          "device prefilled, which the host's threads do otherwise.")
+          "device prefilled, and clusters keys (squeezed, retroinfer), which the host's threads do "
+          "otherwise.")
       .def("__repr__", [](const Context& self) {
         return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
                            self.shape().layers, self.dtype().name(),

@@ -97,7 +97,9 @@ class Context {
   /// progress counts keys, over all heads.
   /// device: makes codes of rows that are page-locked, because a CUDA device prefilled them, about
   /// as fast as it can read them; of other rows, of other indices, and where the device has not the
-  /// few dozen MiB that this takes, the host makes them. The caller holds no lock of the device.
+  /// few dozen MiB that this takes, the host makes them. It clusters keys of any rows (squeezed,
+  /// retroinfer) where it has room for a head's in 16 bits and heads have at most 256 elements, else
+  /// the host does. The caller holds no lock of the device.
   std::shared_ptr<const Context> with_index(std::string_view spec, const ProgressFn& progress = {},
                                             const Device& device = {}) const;
 

@@ -347,7 +347,7 @@ TEST(GpuClustering, IsNotThereForLongVectorsAndSaysWhereThereIsNoRoom) {
 
 /// Of the softmax of some queries, what the rows that the index finds have.
 double mass_found(const KeyIndex& index, const Vectors& keys, std::int64_t k) {
-  constexpr std::int64_t queries = 64;
+  constexpr std::int64_t queries = 256;
   const double scale = 1 / std::sqrt(static_cast<double>(keys.dim));
   std::mt19937 random(15);
   std::normal_distribution<float> normal;
@@ -403,16 +403,20 @@ TEST(GpuClustering, ServesIndicesOfContexts) {
     const auto device = plain->with_index(
         spec, [&](const Progress& progress) { reported = progress.done; }, place.device());
     EXPECT_EQ(reported, 2 * tokens);
+    double of_host = 0;
+    double of_device = 0;
     for (std::int64_t head = 0; head < 2; ++head) {
       const auto& a = dynamic_cast<const ClusterIndex&>(host->index(spec, 0, head));
       const auto& b = dynamic_cast<const ClusterIndex&>(device->index(spec, 0, head));
-      const double of_host = mass_found(a, heads[head], 400);
-      EXPECT_GT(of_host, 0.3) << spec;
-      EXPECT_GT(mass_found(b, heads[head], 400), of_host - 0.03) << spec;
+      of_host += mass_found(a, heads[head], 400) / 2;
+      of_device += mass_found(b, heads[head], 400) / 2;
       EXPECT_NEAR(b.grouping().groups, a.grouping().groups, tokens / 400) << spec;
       // They are others: the device has made them.
       EXPECT_FALSE(std::equal(b.grouping().group, b.grouping().group + tokens, a.grouping().group));
     }
+    // Where clusters begin is chance: of other keys of this kind 0.92 to 0.99 are found.
+    EXPECT_GT(of_host, 0.9) << spec;
+    EXPECT_NEAR(of_device, of_host, 0.05) << spec;
   }
   // Coarse clusters are the device's as well.
   const auto clusterer = place.compute().clusterer(64);
