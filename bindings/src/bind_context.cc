@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
 #include "src/core/row_format.h"
+#include "topkv/context_file.h"
 
 namespace topkv::python {
 namespace {
@@ -33,6 +35,25 @@ std::unique_ptr<Index> index_of(const ContextPtr& context, const std::string& sp
   return std::make_unique<Index>(std::move(shared), true);
 }
 
+void save(const Context& self, const std::filesystem::path& path, std::string model,
+          std::string made_with, const py::object& tokens, const py::object& progress) {
+  ContextOrigin origin = {.model = std::move(model), .made_with = std::move(made_with)};
+  if (!tokens.is_none()) {
+    origin.tokens = tokens_of(tokens, "tokens");
+    // To C++ none at all are ids that are not known; here that is None.
+    if (origin.tokens.empty() && self.tokens() > 0)
+      throw InvalidArgument(
+          fmt::format("tokens: no ids for a context of {} tokens; give all of "
+                      "them, or None",
+                      self.tokens()));
+    for (const Token token : origin.tokens)
+      if (token < 0) throw InvalidArgument(fmt::format("tokens: {} is no token id", token));
+  }
+  const ProgressFn report = progress_of(progress);
+  const py::gil_scoped_release release;
+  save_context(self, path, origin, report);
+}
+
 }  // namespace
 
 void bind_context(py::module_& module) {
@@ -52,8 +73,7 @@ void bind_context(py::module_& module) {
                                   py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("shape", &Context::shape, py::return_value_policy::copy)
       .def_property_readonly("tokens", &Context::tokens)
-      .def_property_readonly("dtype",
-                             [](const Context& self) { return self.dtype().name(); })
+      .def_property_readonly("dtype", [](const Context& self) { return self.dtype().name(); })
       .def("memory", &Context::memory)
       .def("indices", &Context::indices, "Specs of its indices, all defaults spelled out.")
       .def("has_index", &Context::has_index, py::arg("spec"),
@@ -89,6 +109,20 @@ void bind_context(py::module_& module) {
           "about a second. device: a topkv.Device or its name; makes the codes of rows that a CUDA "
           "device prefilled, and clusters keys (squeezed, retroinfer), which the host's threads do "
           "otherwise.")
+      .def(
+          "save", &save, py::arg("path"), py::kw_only(), py::arg("model") = "",
+          py::arg("made_with") = "", py::arg("tokens") = py::none(),
+          py::arg("progress") = py::none(),
+          "Writes it to a file, which load_context reads. The file is seen when it is whole: until "
+          "then what was there stays.\n\n"
+          "model: what the network is known by, for who loads the rows to compare. made_with: how "
+          "they were made, for people, one line. tokens: ids of the text, all of them [tokens]; "
+          "None: not known. progress: called with a Progress, stage \"save\", in bytes; what it "
+          "raises, and Ctrl-C, ends the saving: there is then what was there, or, from the last "
+          "report on, all of the file.\n\n"
+          "Raises FileError (before anything is written where there is no room), and "
+          "InvalidArgument for an index that no file keeps (IndexSpec.is_stored) and for tokens of "
+          "another number.")
       .def("__repr__", [](const Context& self) {
         return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
                            self.shape().layers, self.dtype().name(),

@@ -118,6 +118,7 @@ void bind_index(py::module_& module);
 void bind_attention(py::module_& module);
 void bind_builder(py::module_& module);
 void bind_context(py::module_& module);
+void bind_context_file(py::module_& module);
 void bind_session(py::module_& module);
 void bind_tokenizer(py::module_& module);
 void bind_chat_template(py::module_& module);

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core, module) {
   bind_attention(module);
   bind_builder(module);
   bind_context(module);
+  bind_context_file(module);
   bind_session(module);
   bind_tokenizer(module);
   bind_chat_template(module);

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from saved_contexts import large_context
 
 import topkv
 
@@ -73,6 +74,14 @@ def test_another_thread_runs_in_the_middle_of_a_model_call(call, model):
         assert_other_threads_run(lambda: model.generate(session, tokens, max_tokens=1))
     else:
         assert_other_threads_run(lambda: getattr(model, call)(tokens))
+
+
+@pytest.mark.parametrize("call", ["save", "load", "verify"])
+def test_another_thread_runs_while_a_context_goes_to_a_file_and_back(call, tmp_path):
+    context, path = large_context(600_000), tmp_path / "text.topkv"
+    context.save(path)
+    calls = {"save": context.save, "load": topkv.load_context, "verify": topkv.verify_context}
+    assert_other_threads_run(lambda: calls[call](path))
 
 
 def assert_other_threads_run(call):

@@ -30,6 +30,7 @@ try:
         ChatTemplate,
         Context,
         ContextBuilder,
+        ContextFileInfo,
         ContextMemory,
         Device,
         DeviceMemory,
@@ -41,6 +42,7 @@ try:
         IndexSpec,
         InvalidArgument,
         KeyIndex,
+        LoadedContext,
         MemoryPlan,
         Model,
         ModelConfig,
@@ -58,11 +60,14 @@ try:
         Unsupported,
         __version__,
         attend_rows,
+        context_file_info,
         cuda_built,
         empty_lse,
+        load_context,
         memory_plans,
         merge,
         merge_into,
+        verify_context,
     )
 except ImportError as _error:
     if "libcublas" in str(_error):
@@ -79,6 +84,7 @@ __all__ = [
     "ChatTemplate",
     "Context",
     "ContextBuilder",
+    "ContextFileInfo",
     "ContextMemory",
     "Device",
     "DeviceMemory",
@@ -90,6 +96,7 @@ __all__ = [
     "IndexSpec",
     "InvalidArgument",
     "KeyIndex",
+    "LoadedContext",
     "MemoryPlan",
     "Model",
     "ModelConfig",
@@ -107,11 +114,14 @@ __all__ = [
     "Unsupported",
     "__version__",
     "attend_rows",
+    "context_file_info",
     "cuda_built",
     "empty_lse",
+    "load_context",
     "memory_plans",
     "merge",
     "merge_into",
+    "verify_context",
 ]
 
 

@@ -143,6 +143,10 @@ class IndexSpec:
     def has_tail(self) -> bool: ...
     @property
     def learns_queries(self) -> bool: ...
+    @property
+    def is_stored(self) -> bool:
+        """Whether a context with it can be saved."""
+
     def check(self, dim: int, keys: int) -> None: ...
     def __hash__(self) -> int: ...
 
@@ -299,6 +303,81 @@ class Context:
     ) -> Context:
         """A context over the same rows that has this index too; the device makes codes of rows that
         it prefilled."""
+
+    def save(
+        self,
+        path: _Path,
+        *,
+        model: str = "",
+        made_with: str = "",
+        tokens: _Ints | None = None,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> None:
+        """Writes it to a file, which is seen when it is whole. tokens: ids of the text, [tokens].
+        Raises FileError, and InvalidArgument for an index that cannot be kept in a file."""
+
+class LoadedContext:
+    """A context out of a file, and what the file says of its rows."""
+
+    @property
+    def context(self) -> Context: ...
+    @property
+    def model(self) -> str:
+        """The network that the rows are of, as who saved them called it; "": not said."""
+
+    @property
+    def made_with(self) -> str: ...
+    @property
+    def tokens(self) -> NDArray[np.int32] | None:
+        """Ids of the text [tokens], a copy; None: not in the file."""
+
+class ContextFileInfo:
+    """What a context file says of itself."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def writer(self) -> str: ...
+    @property
+    def shape(self) -> AttentionShape: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def indices(self) -> list[str]: ...
+    @property
+    def has_queries(self) -> bool: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def made_with(self) -> str: ...
+    @property
+    def has_token_ids(self) -> bool: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def rows_bytes(self) -> int: ...
+    @property
+    def index_bytes(self) -> int: ...
+    @property
+    def queries_bytes(self) -> int: ...
+
+def load_context(
+    path: _Path,
+    *,
+    mapped: bool = False,
+    memory_budget: int = 0,
+    progress: Callable[[Progress], object] | None = None,
+) -> LoadedContext:
+    """The context that Context.save wrote, to the bit. mapped: rows stay in the file, which must not
+    be changed. Raises FileError for what is damaged, OutOfMemory before rows are read."""
+
+def context_file_info(path: _Path) -> ContextFileInfo:
+    """What the file says of itself, out of its beginning. Raises FileError."""
+
+def verify_context(path: _Path, progress: Callable[[Progress], object] | None = None) -> None:
+    """Reads all of the file and raises FileError that names the first part that is damaged."""
 
 class SessionStats:
     """What a session did, summed over its life."""

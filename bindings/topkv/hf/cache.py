@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,27 +13,16 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, Cache, CacheLay
 
 import topkv
 from topkv import InvalidArgument, Unsupported
-from topkv.hf import families
+from topkv.hf import families, texts
 from topkv.hf.attention import Handle, base_of, implementation_over
 from topkv.hf.engine import Engine
-from topkv.hf.ids import HeldIds
 from topkv.hf.layer import TopkLayer
 from topkv.hf.mask import Length
 from topkv.hf.method import Method, PreparedMethod, check_session
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import flag, integer, make_options, text
-from topkv.hf.state import State, Text, forget
+from topkv.hf.state import CacheMemory, State, check_can_crop, forget
 from topkv.hf.watch import watch
-
-
-@dataclass(frozen=True)
-class CacheMemory:
-    """Bytes of a TopkCache. rows and index: host memory of the context, shared by its sessions
-    (0 while the text is being read); sliding: tensors of layers with a sliding window."""
-
-    rows: int
-    index: int
-    sliding: int
 
 
 class TopkCache(Cache):
@@ -167,32 +157,48 @@ class TopkCache(Cache):
 
         tokens: ids of the text, all of them. With them generate is refused another text; without,
         that is on you."""
-        if not isinstance(context, topkv.Context):
-            raise InvalidArgument(
-                f"context is a {type(context).__name__}; expected a topkv.Context, as "
-                "ContextBuilder.freeze() or Model.prefill() gives"
-            )
-        cache = cls(config, **options)
-        engine = cache._engine
-        if engine.sliding_layers():
-            raise Unsupported(
-                "from_context of a model with sliding-window layers: a context has no state of "
-                "theirs; read the text with the model"
-            )
-        if context.shape.layers != engine.options.layers:
-            raise InvalidArgument(
-                f"the context has {context.shape.layers} layers, the model {engine.options.layers}"
-            )
-        if context.shape.head_dim != families.head_dim(config):
-            raise InvalidArgument(
-                f"the context has heads of {context.shape.head_dim} dims, the model of "
-                f"{families.head_dim(config)}"
-            )
-        ids = HeldIds.of_text(tokens, context.tokens)
-        text = Text(context, context.tokens, ids)
-        engine.state = replace(engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids))
-        engine.freeze()
-        return cache
+        return texts.over(cls(config, **options), context, tokens, "from_context")
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        model: Any,
+        *,
+        mapped: bool = False,
+        memory_budget: int = 0,
+        check_model: bool = True,
+        **options: Any,
+    ) -> TopkCache:
+        """A cache over the text that save() wrote: it answers as the one saved did, to the bit.
+
+        Options are those of the cache that was saved but for what is given here; an index that the
+        file lacks is built. A file that another program wrote (``topkv.Context.save``) has none.
+        mapped, memory_budget: as of ``topkv.load_context``. check_model: refuse a file that says of
+        its rows that they are not of this model; False takes any whose heads are alike.
+
+        Raises topkv.FileError for a file that is not whole, topkv.InvalidArgument, which says both,
+        for another model, topkv.OutOfMemory."""
+        how = {"mapped": flag("mapped", mapped), "memory_budget": memory_budget}
+        return texts.load(cls, path, model, flag("check_model", check_model), options, **how)
+
+    def save(self, path: str | os.PathLike[str], model: Any, *, text_only: bool = False) -> None:
+        """Writes the text to a file for from_file(): rows, indices, ids if all are known, options,
+        and a fingerprint of `model`, the one that read it. Freezes the text if it is not frozen yet.
+
+        Tokens that follow the text are not in a file: with some there it is refused, unless
+        text_only leaves them out. The file is seen when it is whole; until then what was there stays.
+
+        Raises topkv.FileError, topkv.InvalidArgument for an index that no file keeps (see
+        ``topkv.IndexSpec.is_stored``), topkv.Unsupported for sliding-window layers, whose state is
+        in no context, and for texts sharded by sequence."""
+        texts.save(self, path, model, flag("text_only", text_only))
+
+    @property
+    def text_ids(self) -> torch.Tensor | None:
+        """Ids of the text once it is frozen, [1, tokens], as generate takes them; None: not known."""
+        ids = texts.known_ids(self._engine.state.text)
+        return None if ids is None else ids[None].clone()
 
     @property
     def context(self) -> topkv.Context | None:
@@ -342,16 +348,8 @@ class TopkCache(Cache):
             raise InvalidArgument(
                 f"crop by {removed} tokens: the last {own} can be removed, {before}"
             )
-        left = state.tokens - removed
         for _, layer in engine.sliding_layers() if removed else ():
-            is_full = state.tokens >= layer.sliding_window
-            # Else transformers' layer would go on with what it has of its window.
-            has_earlier = layer.keys.shape[-2] - removed >= min(layer.sliding_window - 1, left)
-            if not has_earlier or (is_full and not layer.record_past):
-                raise InvalidArgument(
-                    "crop of a cache with sliding-window layers: call "
-                    "activate_past_recording() before the tokens that may be taken back"
-                )
+            check_can_crop(layer, state.tokens, removed)
         with engine.change() as put:
             held = engine.held_without(removed)
             # With nothing to take back it lets go of what was recorded, if anything was.
@@ -391,9 +389,9 @@ class TopkCache(Cache):
 
     def _refuse_copy(self, *_: Any) -> NoReturn:
         raise Unsupported(
-            "a TopkCache cannot be copied, pickled or saved: its rows are in topkv's memory. "
-            "cache.session() gives another reader of the same text; to read the text in another "
-            "process, give it the ids"
+            "a TopkCache cannot be copied or pickled: its rows are in topkv's memory. "
+            "cache.session() gives another reader of the same text; cache.save(path, model) writes "
+            "the text to a file for another process"
         )
 
     __copy__ = __deepcopy__ = __reduce_ex__ = __reduce__ = _refuse_copy

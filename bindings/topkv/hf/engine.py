@@ -208,12 +208,13 @@ class Engine:
 
     def _report(self, tokens: int) -> None:
         if self.reading is None:
-            self.reading = Reading(*self._who_reports())
+            self.reading = Reading(*self.who_reports())
         total = max(self.reads_until, self.options.max_cache_len, self.state.tokens + tokens)
         known = max(self.reads_until, self.options.max_cache_len) >= self.state.tokens + tokens
         self.reading.begin(self.state.tokens, tokens, total if known else None)
 
-    def _who_reports(self) -> tuple[bool | None, bool]:
+    def who_reports(self) -> tuple[bool | None, bool]:
+        """Whether words about long work are wanted, and are this process's to say."""
         shards = self.options.shards
         return self.options.progress, shards is None or shards.is_first
 
@@ -322,7 +323,7 @@ class Engine:
         return self._with_index(text, tail)
 
     def _with_index(self, text: Text, index: str) -> Text:
-        with building(index, *self._who_reports()) as report:
+        with building(index, *self.who_reports()) as report:
             text = replace(text, context=text.context.with_index(index, report, self.device))
         if self.state.text is None:
             self.state.rows.keep(text.context)  # should the text be frozen again

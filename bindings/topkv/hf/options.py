@@ -117,6 +117,21 @@ def session_options(given: dict[str, Any]) -> dict[str, Any]:
     return {name: _SESSION[name](name, value) for name, value in given.items()}
 
 
+#: Those of a cache that a file of its text keeps, by the names of TopkCache.
+SAVED = (
+    *("session_capacity" if name == "capacity" else name for name in _SESSION),
+    "prefill",
+    "kv_dtype",
+)
+
+
+def saved_options(options: Options) -> dict[str, Any]:
+    """The values of SAVED."""
+    known = options.session | {"session_capacity": options.session["capacity"]}
+    known |= {"prefill": options.prefill["prefill"], "kv_dtype": options.kv_dtype}
+    return {name: known[name] for name in SAVED}
+
+
 def row_dtype_name(kv_dtype: Any) -> str | None:
     """"f32", "f16" or "bf16" for these and for PyTorch's dtypes; rows in blocks; None: not given."""
     names = (*ROW_DTYPES.values(), "q8", "q4", "q8/q4")

@@ -11,7 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from transformers.utils import logging
 
@@ -117,25 +118,33 @@ class Reading:
 
 
 @contextmanager
-def building(
-    index: str, wanted: bool | None, is_first: bool
+def _telling(
+    what: Callable[[topkv.Progress], str], wanted: bool | None, is_first: bool
 ) -> Iterator[Callable[[topkv.Progress], None]]:
-    """Yields what takes the reports of Context.with_index."""
+    """Yields what takes the reports of a long call of topkv."""
     line, began = _Line(wanted, is_first), clock()
 
     def report(progress: topkv.Progress) -> None:
         seconds = clock() - began
         left = seconds / max(progress.done, 1) * (progress.total - progress.done)
-        line.say(
-            seconds,
-            lambda: f"building {index}, {progress.done} of {progress.total} {progress.unit}, "
-            f"{span(left)} left",
-        )
+        line.say(seconds, lambda: f"{what(progress)}, {span(left)} left")
 
     try:
         yield report
     finally:
         line.clear()
+
+
+def building(index: str, *who: Any) -> AbstractContextManager[Callable[[topkv.Progress], None]]:
+    """Yields what takes the reports of Context.with_index. who: wanted, is_first."""
+    return _telling(lambda p: f"building {index}, {p.done} of {p.total} {p.unit}", *who)
+
+
+def moving(doing: str, *who: Any) -> AbstractContextManager[Callable[[topkv.Progress], None]]:
+    """The same for a context that is saved or loaded, in bytes."""
+    return _telling(
+        lambda p: f"{doing} the text, {p.done / 2**30:.1f} of {p.total / 2**30:.1f} GiB", *who
+    )
 
 
 class Counting:

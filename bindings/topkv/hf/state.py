@@ -16,10 +16,22 @@ from typing import Any
 import torch
 
 import topkv
+from topkv import InvalidArgument
 from topkv.hf.ids import HeldIds
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import Options
 from topkv.hf.rows import PrefillRows, SessionRows
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """Bytes of a TopkCache. rows and index: host memory of the context, shared by its sessions
+    (0 while the text is being read); sliding: tensors of layers with a sliding window."""
+
+    rows: int
+    index: int
+    sliding: int
+
 
 #: What transformers' sliding-window layers change.
 _SLIDING = ("keys", "values", "cumulative_length", "is_initialized", "record_past")
@@ -52,6 +64,19 @@ def forget(layer: Any) -> None:
     """What reset() is to a sliding-window layer."""
     layer.keys = layer.values = None
     layer.is_initialized, layer.cumulative_length, layer.record_past = False, 0, False
+
+
+def check_can_crop(layer: Any, tokens: int, removed: int) -> None:
+    """Raises unless a sliding-window layer can take back so many of the cache's tokens."""
+    is_full = tokens >= layer.sliding_window
+    # Else transformers' layer would go on with what it has of its window.
+    left = min(layer.sliding_window - 1, tokens - removed)
+    has_earlier = layer.keys.shape[-2] - removed >= left
+    if not has_earlier or (is_full and not layer.record_past):
+        raise InvalidArgument(
+            "crop of a cache with sliding-window layers: call activate_past_recording() before the "
+            "tokens that may be taken back"
+        )
 
 
 @dataclass

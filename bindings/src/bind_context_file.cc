@@ -1,0 +1,107 @@
+#include <fmt/format.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include "bindings/src/handles.h"
+#include "bindings/src/progress.h"
+#include "topkv/context_file.h"
+
+namespace topkv::python {
+namespace {
+
+LoadedContext load(const std::filesystem::path& path, bool mapped, std::int64_t memory_budget,
+                   const py::object& progress) {
+  const ContextLoadOptions options = {
+      .mapped = mapped, .memory_budget = memory_budget, .progress = progress_of(progress)};
+  const py::gil_scoped_release release;
+  return load_context(path, options);
+}
+
+void verify(const std::filesystem::path& path, const py::object& progress) {
+  const ProgressFn report = progress_of(progress);
+  const py::gil_scoped_release release;
+  verify_context(path, report);
+}
+
+/// None of a file that does not say.
+py::object tokens_in(const LoadedContext& loaded) {
+  const std::vector<Token>& tokens = loaded.origin.tokens;
+  if (tokens.empty()) return py::none();
+  return to_numpy(tokens.data(), std::ssize(tokens));
+}
+
+/// A text of a file as Python writes it: whatever it holds, one line.
+std::string quoted(const std::string& text) {
+  return py::cast<std::string>(py::repr(py::str(text)));
+}
+
+}  // namespace
+
+void bind_context_file(py::module_& module) {
+  py::class_<LoadedContext>(module, "LoadedContext",
+                            "A context out of a file, and what the file says of its rows.",
+                            py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly("context",
+                             [](const LoadedContext& self) { return unconst(self.context); })
+      .def_property_readonly(
+          "model", [](const LoadedContext& self) { return self.origin.model; },
+          "The network that the rows are of, as who saved them called it; \"\": not said.")
+      .def_property_readonly(
+          "made_with", [](const LoadedContext& self) { return self.origin.made_with; },
+          "How they were made, for people.")
+      .def_property_readonly("tokens", &tokens_in,
+                             "Ids of the text, int32 [tokens], a copy; None: not in the file.")
+      .def("__repr__", [](const LoadedContext& self) {
+        return fmt::format("<LoadedContext of {} tokens, model {}, {} token ids>",
+                           self.context->tokens(), quoted(self.origin.model),
+                           self.origin.tokens.empty() ? "without" : "with");
+      });
+
+  py::class_<ContextFileInfo>(module, "ContextFileInfo", "What a context file says of itself.")
+      .def_readonly("version", &ContextFileInfo::version, "Of the format.")
+      .def_readonly("writer", &ContextFileInfo::writer, "The topkv that wrote it.")
+      .def_readonly("shape", &ContextFileInfo::shape)
+      .def_property_readonly("dtype", [](const ContextFileInfo& self) { return self.dtype.name(); })
+      .def_readonly("tokens", &ContextFileInfo::tokens)
+      .def_readonly("indices", &ContextFileInfo::indices, "Specs, as Context.indices() has them.")
+      .def_readonly("has_queries", &ContextFileInfo::has_queries)
+      .def_readonly("model", &ContextFileInfo::model)
+      .def_readonly("made_with", &ContextFileInfo::made_with)
+      .def_readonly("has_token_ids", &ContextFileInfo::has_token_ids)
+      .def_readonly("file_bytes", &ContextFileInfo::file_bytes)
+      .def_readonly("rows_bytes", &ContextFileInfo::rows_bytes, "That they take in the file.")
+      .def_readonly("index_bytes", &ContextFileInfo::index_bytes)
+      .def_readonly("queries_bytes", &ContextFileInfo::queries_bytes)
+      .def("__repr__", [](const ContextFileInfo& self) {
+        return fmt::format(
+            "ContextFileInfo(tokens={}, shape={}, dtype='{}', indices={}, has_queries={}, "
+            "has_token_ids={}, model={}, made_with={}, file_bytes={}, rows_bytes={}, "
+            "index_bytes={}, queries_bytes={}, version={}, writer={})",
+            self.tokens, py::cast<std::string>(py::repr(py::cast(self.shape))), self.dtype.name(),
+            py::cast<std::string>(py::repr(py::cast(self.indices))),
+            self.has_queries ? "True" : "False", self.has_token_ids ? "True" : "False",
+            quoted(self.model), quoted(self.made_with), self.file_bytes, self.rows_bytes,
+            self.index_bytes, self.queries_bytes, self.version, quoted(self.writer));
+      });
+
+  module.def(
+      "load_context", &load, py::arg("path"), py::kw_only(), py::arg("mapped") = false,
+      py::arg("memory_budget") = 0, py::arg("progress") = py::none(),
+      "The context that Context.save wrote, to the bit: rows, indices and tails, none of "
+      "them built again.\n\n"
+      "mapped: rows stay in the file and are read where they lie, as they are needed, so that "
+      "they may be more than the memory; their checksums are left to verify_context. The file "
+      "must not be changed while the context lives: a page that is cut off ends the process. "
+      "memory_budget: bytes that rows may take, 0 for what the machine has free. progress: "
+      "called with a Progress, stage \"load\", in bytes; what it raises, and Ctrl-C, ends the "
+      "loading.\n\n"
+      "Raises FileError, which names the file and the part that is damaged, and OutOfMemory "
+      "before rows are read when they do not fit.");
+  module.def("context_file_info", &context_file_info, WithoutGil(), py::arg("path"),
+             "What the file says of itself, out of its beginning. Raises FileError.");
+  module.def("verify_context", &verify, py::arg("path"), py::arg("progress") = py::none(),
+             "Reads all of the file, with little memory, and raises FileError that names the first "
+             "part that is damaged. progress: as of load_context, stage \"verify\".");
+}
+
+}  // namespace topkv::python

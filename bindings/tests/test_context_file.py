@@ -1,0 +1,289 @@
+"""Contexts in files: what is loaded is what was saved, to the bit, and what is damaged is refused."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from saved_contexts import SHAPE, TOKENS, answers, large_context, make_context
+
+import topkv
+
+#: Indices of a context, and a session's index and tail over each.
+INDICES = ["codes:k=32,v=8", "ivf:size=32,share=512", "mean"]
+SESSIONS = [
+    {"index": "exact"},
+    {"index": "exact", "tail": "codes:k=32,v=8"},
+    {"index": "codes:k=32,v=8"},
+    {"index": "ivf:size=32,share=512"},
+    {"index": "exact", "tail": "mean"},
+]
+
+
+@pytest.fixture(scope="module")
+def context():
+    return make_context("bf16", INDICES)
+
+
+@pytest.fixture
+def path(context, tmp_path):
+    context.save(tmp_path / "text.topkv", tokens=np.arange(TOKENS) * 3)
+    return tmp_path / "text.topkv"
+
+
+def assert_same(a, b):
+    """Rows and what indices answer, to the bit."""
+    assert (a.tokens, a.dtype, a.indices()) == (b.tokens, b.dtype, b.indices())
+    assert repr(a.shape) == repr(b.shape)
+    for layer in range(SHAPE.layers):
+        for head in range(SHAPE.kv_heads):
+            for rows in (topkv.Context.keys, topkv.Context.values):
+                x, y = rows(a, layer, head), rows(b, layer, head)
+                assert x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["in_memory", "mapped"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "q4", "q8/q4"])
+def test_what_is_loaded_is_what_was_saved(dtype, mapped, tmp_path):
+    context = make_context(dtype, INDICES)
+    context.save(tmp_path / "text.topkv")
+    loaded = topkv.load_context(tmp_path / "text.topkv", mapped=mapped).context
+    assert_same(loaded, context)
+    assert loaded.memory().queries_bytes == context.memory().queries_bytes > 0
+    given = [answers(context, **options) for options in SESSIONS]
+    for options, expected in zip(SESSIONS, given):
+        np.testing.assert_array_equal(answers(loaded, **options), expected)
+    # Else the sessions would tell nothing of their indices.
+    assert len({x.tobytes() for x in given}) == len(SESSIONS)
+
+
+CHILD = """
+import sys, numpy as np, topkv
+sys.path.insert(0, sys.argv[1])
+from saved_contexts import answers
+from test_context_file import SESSIONS
+loaded = topkv.load_context(sys.argv[2], mapped=sys.argv[4] == "mapped")
+assert list(loaded.tokens) == list(range(0, 9000, 3)), loaded.tokens
+np.save(sys.argv[3], [answers(loaded.context, **options) for options in SESSIONS])
+"""
+
+
+@pytest.mark.parametrize("how", ["in memory", "mapped"])
+def test_another_process_answers_as_this_one(how, context, path, tmp_path):
+    out = tmp_path / "answers.npy"
+    program = [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(path), str(out), how]
+    subprocess.run(program, check=True)
+    expected = [answers(context, **options) for options in SESSIONS]
+    np.testing.assert_array_equal(np.load(out), expected)
+
+
+def test_a_file_tells_where_its_rows_are_from(context, tmp_path):
+    path = tmp_path / "text.topkv"
+    ids = np.arange(TOKENS, dtype=np.int64)
+    for tokens in (ids, ids.astype(np.int32), ids.tolist()):
+        context.save(path, model="some-network 7", made_with="by hand,\nin two lines", tokens=tokens)
+        loaded = topkv.load_context(str(path))
+        assert loaded.model == "some-network 7"
+        assert loaded.made_with == r"by hand,\x0ain two lines"
+        assert loaded.tokens.dtype == np.int32
+        np.testing.assert_array_equal(loaded.tokens, ids)
+        loaded.tokens[0] = 5  # a copy
+        assert loaded.tokens[0] == 0
+    assert repr(loaded) == "<LoadedContext of 3000 tokens, model 'some-network 7', with token ids>"
+    context.save(path)
+    loaded = topkv.load_context(path)
+    assert (loaded.model, loaded.made_with, loaded.tokens) == ("", "", None)
+    assert repr(loaded) == "<LoadedContext of 3000 tokens, model '', without token ids>"
+
+
+def test_a_file_tells_what_it_has(context, path):
+    info = topkv.context_file_info(path)
+    assert (info.tokens, info.dtype, info.indices) == (TOKENS, "bf16", context.indices())
+    assert repr(info.shape) == repr(SHAPE)
+    assert info.has_queries and info.has_token_ids
+    assert info.writer == f"topkv {topkv.__version__}" and info.version >= 1
+    assert info.rows_bytes == 3 * 2 * 2 * TOKENS * 64 * 2  # layers, heads, K and V, tokens, dims, bf16
+    assert info.index_bytes > 0 and info.queries_bytes > 0
+    parts = info.rows_bytes + info.index_bytes + info.queries_bytes
+    assert parts < info.file_bytes == path.stat().st_size
+    context.save(path, model="it's \x1b[31m", made_with="é")
+    info = topkv.context_file_info(path)
+    assert not info.has_token_ids
+    assert repr(info) == (
+        f"ContextFileInfo(tokens=3000, shape={SHAPE!r}, dtype='bf16', indices={info.indices!r}, "
+        f"has_queries=True, has_token_ids=False, model={info.model!r}, made_with='é', "
+        f"file_bytes={info.file_bytes}, rows_bytes={info.rows_bytes}, "
+        f"index_bytes={info.index_bytes}, queries_bytes={info.queries_bytes}, "
+        f"version={info.version}, writer='topkv {topkv.__version__}')"
+    )
+    assert "\x1b" not in repr(info)
+
+
+def test_tokens_that_are_not_those_of_the_text_are_refused(context, tmp_path):
+    path = tmp_path / "text.topkv"
+    for tokens, what in (
+        (range(2999), "2999 token ids for a context of 3000 tokens"),
+        ([], "no ids for a context of 3000 tokens"),
+        ([-1] * TOKENS, "-1 is no token id"),
+        ([2**31] * TOKENS, "2147483648 is no token id"),
+    ):
+        with pytest.raises(topkv.InvalidArgument, match=what):
+            context.save(path, tokens=tokens)
+    with pytest.raises(topkv.InvalidArgument, match="tokens"):
+        context.save(path, tokens=[0.5] * TOKENS)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("spec", ["hnsw:M=8", "faiss:IVF16,Flat"])
+def test_an_index_that_no_file_keeps_is_refused(spec, context, path):
+    before = path.read_bytes()
+    assert not topkv.IndexSpec(spec).is_stored
+    with pytest.raises(topkv.InvalidArgument, match=f"index {spec.split(':')[0]}.* cannot be kept"):
+        context.with_index(spec).save(path)
+    assert path.read_bytes() == before
+    for kept in context.indices():
+        assert topkv.IndexSpec(kept).is_stored
+
+
+def test_paths_that_lead_nowhere_are_named(context, tmp_path):
+    for path in (tmp_path / "none" / "text.topkv", str(tmp_path / "none")):
+        for call in (topkv.load_context, topkv.context_file_info, topkv.verify_context):
+            with pytest.raises(topkv.FileError) as caught:
+                call(path)
+            assert str(caught.value).startswith(str(path))
+    with pytest.raises(OSError, match="none"):
+        context.save(tmp_path / "none" / "text.topkv")
+    with pytest.raises(topkv.FileError):
+        context.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TypeError):
+        topkv.load_context(5)
+
+
+def test_a_file_that_is_cut_short_is_refused(path):
+    whole = path.read_bytes()
+    for length in (0, 7, 4096, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        calls = [
+            topkv.load_context,
+            lambda x: topkv.load_context(x, mapped=True),
+            topkv.context_file_info,
+            topkv.verify_context,
+        ]
+        for call in calls:
+            with pytest.raises(topkv.FileError) as caught:
+                call(path)
+            assert str(caught.value).startswith(str(path))
+    path.write_bytes(whole)
+    topkv.verify_context(path)
+
+
+def test_a_byte_that_changed_is_found(context, path):
+    whole = bytearray(path.read_bytes())
+    at = whole.index(context.keys(2, 1)[300].tobytes())
+    whole[at] ^= 1
+    path.write_bytes(whole)
+    for call in (topkv.load_context, topkv.verify_context):
+        with pytest.raises(topkv.FileError, match="K of layer 2, KV head 1: .* damaged"):
+            call(path)
+    # Mapped rows are read as they are needed: that is verify_context's to find.
+    rows = topkv.load_context(path, mapped=True).context.keys(2, 1)
+    assert (rows != context.keys(2, 1)).sum() == 1
+
+
+def test_rows_that_do_not_fit_are_refused_before_they_are_read(path):
+    with pytest.raises(topkv.OutOfMemory) as caught:
+        topkv.load_context(path, memory_budget=4096)
+    assert caught.value.available_bytes == 4096
+    rows = topkv.context_file_info(path).rows_bytes
+    assert caught.value.wanted_bytes >= rows
+    assert topkv.load_context(path, memory_budget=4 * rows).context.tokens == TOKENS
+
+
+def test_mapped_rows_outlive_their_name_and_their_context(context, path):
+    loaded = topkv.load_context(path, mapped=True)
+    rows = loaded.context.keys(1, 0)
+    context.save(path)  # another file of this name
+    path.unlink()
+    np.testing.assert_array_equal(answers(loaded.context), answers(context))
+    del loaded
+    gc.collect()
+    assert rows.tobytes() == context.keys(1, 0).tobytes()
+    assert not rows.flags.writeable
+
+
+def calls_on(path, context):
+    return {
+        "save": lambda progress: context.save(path, progress=progress),
+        "load": lambda progress: topkv.load_context(path, progress=progress),
+        "verify": lambda progress: topkv.verify_context(path, progress),
+    }
+
+
+@pytest.mark.parametrize("stage", ["save", "load", "verify"])
+def test_progress_is_told_in_bytes_to_the_end(stage, context, path):
+    seen = []
+    calls_on(path, context)[stage](seen.append)
+    assert {(x.stage, x.unit, x.total) for x in seen} == {(stage, "bytes", seen[0].total)}
+    assert [x.done for x in seen] == sorted(x.done for x in seen)
+    assert seen[-1].done == seen[-1].total > topkv.context_file_info(path).rows_bytes
+
+
+# On one processor, of a file large enough to be in its middle. In one call of C from the list on: what
+# that holds tells whether the call of topkv came to its end.
+ENDED_EARLY = """
+import functools, os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import topkv
+stage, path, how = sys.argv[1:]
+context = topkv.load_context(path, mapped=True).context
+calls = {"save": context.save, "load": topkv.load_context, "verify": topkv.verify_context}
+call, seen, done = calls[stage], [], []
+
+def stop(progress):
+    seen.append(progress)
+    raise KeyboardInterrupt
+
+if how == "callback":
+    call = functools.partial(call, progress=stop)
+print("begins", flush=True)
+try:
+    done.extend(map(call, [path]))
+except KeyboardInterrupt:
+    pass
+early = not done and all(x.done < x.total for x in seen) and len(seen) == (how == "callback")
+print("ended early" if early else (done, seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Rows alone, 922 MB."""
+    path = tmp_path_factory.mktemp("large") / "large.topkv"
+    large_context(3_600_000).save(path, model="as it was")
+    yield path
+    path.unlink()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot be made slow here")
+@pytest.mark.parametrize("how", ["callback", "ctrl_c"])
+@pytest.mark.parametrize("stage", ["save", "load", "verify"])
+def test_an_exception_of_a_callback_and_ctrl_c_end_a_call_in_its_middle(stage, how, large):
+    program = [sys.executable, "-c", ENDED_EARLY, stage, str(large), how]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "begins\n"
+            if how == "ctrl_c":
+                time.sleep(0.02)  # into the call
+                child.send_signal(signal.SIGINT)
+            output, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert output == "ended early\n"
+    assert list(large.parent.iterdir()) == [large]
+    assert topkv.context_file_info(large).model == "as it was"

@@ -1,0 +1,177 @@
+"""Texts that were not read by the cache that goes on from them: contexts, and files of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+
+import topkv
+from topkv import FileError, InvalidArgument, Unsupported
+from topkv.hf import families
+from topkv.hf.fingerprint import fingerprint
+from topkv.hf.ids import UNKNOWN, HeldIds
+from topkv.hf.options import SAVED, Options, saved_options, tail_of
+from topkv.hf.progress import moving
+from topkv.hf.state import Text
+
+#: Begins what a file says of how it was made; the options follow, in JSON, and what it was made with.
+_MADE = "topkv.hf.TopkCache "
+
+
+def known_ids(text: Text | None) -> torch.Tensor | None:
+    """Ids of a text [tokens], if all of them are known."""
+    if text is None or bool((text.ids == UNKNOWN).any()):
+        return None
+    return text.ids
+
+
+def check_fits(cache: Any, shape: topkv.AttentionShape, what: str) -> None:
+    """Raises unless rows of this shape can be those of the cache's model."""
+    engine = cache._engine
+    if engine.sliding_layers():
+        raise Unsupported(
+            f"{what} of a model with sliding-window layers: a context has no state of theirs; read "
+            "the text with the model"
+        )
+    if shape.layers != engine.options.layers:
+        raise InvalidArgument(
+            f"the context has {shape.layers} layers, the model {engine.options.layers}"
+        )
+    if shape.head_dim != families.head_dim(cache.config):
+        raise InvalidArgument(
+            f"the context has heads of {shape.head_dim} dims, the model of "
+            f"{families.head_dim(cache.config)}"
+        )
+
+
+def over(cache: Any, context: Any, tokens: Any, what: str) -> Any:
+    """The cache, which has read nothing, with a context as its text."""
+    if not isinstance(context, topkv.Context):
+        raise InvalidArgument(
+            f"context is a {type(context).__name__}; expected a topkv.Context, as "
+            "ContextBuilder.freeze() or Model.prefill() gives"
+        )
+    check_fits(cache, context.shape, what)
+    ids = HeldIds.of_text(tokens, context.tokens)
+    engine, text = cache._engine, Text(context, context.tokens, ids)
+    engine.state = replace(engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids))
+    engine.freeze()
+    return cache
+
+
+# ---- files ----
+
+
+def _check_can_be_saved(cache: Any, model: Any, text_only: bool) -> None:
+    engine = cache._engine
+    if engine.options.shards is not None:
+        raise Unsupported("save() of a text sharded by sequence: each process has a part of its rows")
+    if engine.sliding_layers():
+        raise Unsupported(
+            "save() of a model with sliding-window layers: a context file has no state of theirs"
+        )
+    if engine.method is not None:
+        raise Unsupported(
+            "save() of a session with a method written in Python, which no file holds: save the cache "
+            "whose session it is"
+        )
+    config = getattr(model, "config", None)
+    if config is None or families.text_config(config) is not families.text_config(cache.config):
+        raise InvalidArgument(
+            f"model is a {type(model).__name__} with another config than the cache was made with; "
+            "give save() the model that read the text"
+        )
+    state = engine.state
+    if state.text is not None and state.tokens > state.text_tokens and not text_only:
+        raise InvalidArgument(
+            f"{state.tokens - state.text_tokens} tokens follow the text of {state.text_tokens}, and a "
+            "file holds the text alone: save(..., text_only=True) leaves them out; to keep them, read "
+            "text and tokens together in another cache"
+        )
+    if state.text is None:  # refused before an index is built that would then be in the way
+        for spec in (engine.options.session["index"], tail_of(engine.options.session)):
+            if spec not in ("", "none") and not topkv.IndexSpec(spec).is_stored:
+                raise InvalidArgument(
+                    f'index {spec} cannot be kept in a file: end the text with cache.freeze("exact"), '
+                    "and give from_file() the index, which builds it"
+                )
+
+
+def save(cache: Any, path: str | os.PathLike[str], model: Any, text_only: bool) -> None:
+    engine = cache._engine
+    engine.settle()
+    _check_can_be_saved(cache, model, text_only)
+    of_model = fingerprint(model)
+    if cache.context is None:
+        cache.freeze()
+    ids = known_ids(engine.state.text)
+    with moving("saving", *engine.who_reports()) as report:
+        cache.context.save(
+            path,
+            model=of_model,
+            made_with=_made_with(engine.options),
+            tokens=None if ids is None else ids.cpu().numpy(),
+            progress=report,
+        )
+
+
+def _made_with(options: Options) -> str:
+    made = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    return f"{_MADE}{json.dumps(saved_options(options))} ({made})"
+
+
+def _options_in(made_with: str, path: Any) -> dict[str, Any]:
+    """Options of the cache that a file was written by; of a file by another program none."""
+    if not made_with.startswith(_MADE):
+        return {}
+    try:
+        found, _ = json.JSONDecoder().raw_decode(made_with, len(_MADE))
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{os.fspath(path)}: its options of a TopkCache are no JSON: {error}") from None
+    unknown = sorted(set(found) - set(SAVED)) if isinstance(found, dict) else [found]
+    if unknown:
+        raise FileError(
+            f"{os.fspath(path)}: it has options {unknown!r:.100} of a TopkCache, which this topkv "
+            f"{topkv.__version__} does not know"
+        )
+    return found
+
+
+def _check_model(of_file: str, of_model: str, path: Any) -> None:
+    if of_file == of_model:
+        return
+    says = f"its rows are of {of_file!r}" if of_file else "it does not say which model its rows are of"
+    raise InvalidArgument(
+        f"{os.fspath(path)}: {says}, the model given is {of_model!r}: give that model, or "
+        "check_model=False if you know that its rows would be the same"
+    )
+
+
+def load(
+    make: Any,
+    path: str | os.PathLike[str],
+    model: Any,
+    check_model: bool,
+    given: dict[str, Any],
+    **how: Any,
+) -> Any:
+    """The cache that TopkCache.from_file gives; make: of a config and options. how: of
+    load_context."""
+    info = topkv.context_file_info(path)
+    of_model = fingerprint(model) if check_model else ""
+    if check_model:
+        _check_model(info.model, of_model, path)
+    cache = make(model.config, **_options_in(info.made_with, path) | given)
+    check_fits(cache, info.shape, "from_file")
+    with moving("loading", *cache._engine.who_reports()) as report:
+        loaded = topkv.load_context(path, **how, progress=report)
+    if check_model:
+        _check_model(loaded.model, of_model, path)  # the file may be another one by now
+    tokens = loaded.tokens
+    ids = None if tokens is None else torch.from_numpy(tokens).to(model.device)
+    return over(cache, loaded.context, ids, "from_file")
