@@ -96,10 +96,10 @@ class Context {
   /// all heads in parallel. Layers with a sliding window get none. This context stays as it is.
   /// progress counts keys, over all heads.
   /// device: makes codes of rows that are page-locked, because a CUDA device prefilled them, about
-  /// as fast as it can read them; of other rows, of other indices, and where the device has not the
-  /// few dozen MiB that this takes, the host makes them. It clusters keys of any rows (squeezed,
-  /// retroinfer) where it has room for a head's in 16 bits and heads have at most 256 elements, else
-  /// the host does. The caller holds no lock of the device.
+  /// as fast as it can read them; of other rows, and where the device has not the few dozen MiB
+  /// that this takes, the host makes them. It clusters keys of any rows (squeezed, retroinfer)
+  /// where it has room for a head's in 16 bits and heads have at most 256 elements, else the host
+  /// does. Other indices are the host's. The caller holds no lock of the device.
   std::shared_ptr<const Context> with_index(std::string_view spec, const ProgressFn& progress = {},
                                             const Device& device = {}) const;
 
