@@ -234,8 +234,9 @@ def test_progress_is_told_in_bytes_to_the_end(stage, context, path):
     assert seen[-1].done == seen[-1].total > topkv.context_file_info(path).rows_bytes
 
 
-# On one processor, of a file large enough to be in its middle. In one call of C from the list on: what
-# that holds tells whether the call of topkv came to its end.
+# On one processor, of a file so large that saving is in its middle. (What is read may be there before
+# the first report; that is then the last.) In one call of C from the list on: what it holds tells
+# whether the call of topkv came to its end.
 ENDED_EARLY = """
 import functools, os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -256,7 +257,9 @@ try:
     done.extend(map(call, [path]))
 except KeyboardInterrupt:
     pass
-early = not done and all(x.done < x.total for x in seen) and len(seen) == (how == "callback")
+early = not done and len(seen) == (how == "callback")
+if stage == "save":
+    early = early and all(x.done < x.total for x in seen)
 print("ended early" if early else (done, seen))
 """
 
@@ -273,7 +276,7 @@ def large(tmp_path_factory):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot be made slow here")
 @pytest.mark.parametrize("how", ["callback", "ctrl_c"])
 @pytest.mark.parametrize("stage", ["save", "load", "verify"])
-def test_an_exception_of_a_callback_and_ctrl_c_end_a_call_in_its_middle(stage, how, large):
+def test_an_exception_of_a_callback_and_ctrl_c_end_a_call(stage, how, large):
     program = [sys.executable, "-c", ENDED_EARLY, stage, str(large), how]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
         try:

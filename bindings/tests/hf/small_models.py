@@ -12,6 +12,7 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -120,6 +121,29 @@ def make_model(family: str, device, dtype=torch.float32):
 
 def dtype_of(device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def other_llamas(device):
+    """What it is, and a model that differs in that alone from make_model("llama", ...)."""
+    config = make_config("llama")
+    state = make_model("llama", device, dtype_of(device)).state_dict()
+
+    def with_config(kind=LlamaForCausalLM, dtype=dtype_of(device), **changed):
+        model = kind(LlamaConfig(**config.to_dict() | changed)).to(device=device, dtype=dtype).eval()
+        model.load_state_dict(state)
+        return model
+
+    class Other(LlamaForCausalLM):
+        pass
+
+    tuned = with_config()
+    with torch.no_grad():
+        tuned.model.layers[1].self_attn.v_proj.weight *= 1.01
+    yield "weights", tuned
+    yield "config", with_config(rope_parameters={"rope_type": "default", "rope_theta": 12345.0})
+    yield "config", with_config(rms_norm_eps=1e-5)
+    yield "class", with_config(Other)
+    yield "dtype", with_config(dtype=torch.float16)
 
 
 def make_ids(tokens: int, device, seed: int = 0, rows: int = 1) -> torch.Tensor:

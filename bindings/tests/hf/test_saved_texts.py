@@ -11,11 +11,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import topkv
-from small_models import dtype_of, make_config, make_ids
+from small_models import dtype_of, make_ids, other_llamas
 from small_models import make_model as model_of
 from topkv import FileError, InvalidArgument, Unsupported
 from topkv.hf import Method, TopkCache, fingerprint, progress
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 TEXT = 300
 FEW = {"k": 6, "window": 16, "sinks": 2}
@@ -197,29 +196,6 @@ def refusal_of(path, model, **options):
     return str(caught.value)
 
 
-def other_models(device):
-    """Each differs in one thing from make_model's."""
-    config = make_config("llama")
-    state = make_model(device).state_dict()
-
-    def with_config(kind=LlamaForCausalLM, dtype=dtype_of(device), **changed):
-        model = kind(LlamaConfig(**config.to_dict() | changed)).to(device=device, dtype=dtype).eval()
-        model.load_state_dict(state)
-        return model
-
-    class Other(LlamaForCausalLM):
-        pass
-
-    tuned = with_config()
-    with torch.no_grad():
-        tuned.model.layers[1].self_attn.v_proj.weight *= 1.01
-    yield "weights", tuned
-    yield "config", with_config(rope_parameters={"rope_type": "default", "rope_theta": 12345.0})
-    yield "config", with_config(rms_norm_eps=1e-5)
-    yield "class", with_config(Other)
-    yield "dtype", with_config(dtype=torch.float16)
-
-
 def test_another_model_is_refused_and_both_are_named(model, path, monkeypatch):
     read(model).save(path, model)
     mine = fingerprint.fingerprint(model)
@@ -228,88 +204,18 @@ def test_another_model_is_refused_and_both_are_named(model, path, monkeypatch):
     seen = {mine}
     with monkeypatch.context() as patch:
         patch.setattr(topkv, "load_context", None)  # it is refused before rows are read
-        for _, other in other_models(model.device):
+        for _, other in other_llamas(model.device):
             text = refusal_of(path, other)
             theirs = fingerprint.fingerprint(other)
             assert text.startswith(f"{path}: ") and "check_model=False" in text
             assert repr(mine) in text and repr(theirs) in text
             seen.add(theirs)
     assert len(seen) == 6  # no two look the same
-    tuned = next(other for what, other in other_models(model.device) if what == "weights")
+    tuned = next(other for what, other in other_llamas(model.device) if what == "weights")
     loaded = TopkCache.from_file(path, tuned, check_model=False)
     assert loaded.context.tokens == TEXT
     with pytest.raises(InvalidArgument, match="check_model is 0"):
         TopkCache.from_file(path, tuned, check_model=0)
-
-
-def test_a_fingerprint_tells_what_differs():
-    device = torch.device("cpu")
-    parts = fingerprint.fingerprint(make_model(device)).split(", ")
-    assert parts[:2] == ["LlamaForCausalLM of transformers", "float32"]
-    place = {"class": [0], "dtype": [1, 3], "config": [2], "weights": [3]}
-    for what, other in other_models(device):
-        theirs = fingerprint.fingerprint(other).split(", ")
-        assert [i for i in range(4) if theirs[i] != parts[i]] == place[what], what
-
-
-def test_a_fingerprint_is_of_what_a_model_computes_alone():
-    """And so the same on every device, however the model is found, called and wrapped."""
-    model = make_model(torch.device("cpu"))
-    mine = fingerprint.fingerprint(model)
-    TopkCache(model.config)  # another attention implementation
-    model.config.use_cache = not model.config.use_cache
-    model.config.eos_token_id, model.config._name_or_path = 7, "elsewhere"
-    model.config.attention_dropout = 0.5
-    assert fingerprint.fingerprint(model.train()) == mine
-    assert fingerprint.fingerprint(torch.compile(model.eval())) == mine
-    model.requires_grad_(True)
-    assert fingerprint.fingerprint(model) == mine
-    with pytest.raises(InvalidArgument, match="model is a LlamaConfig; expected the model itself"):
-        fingerprint.fingerprint(model.config)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gpt_oss", "gpt2", "qwen3_moe"])
-def test_a_fingerprint_outlives_saving_and_loading_the_model(family, tmp_path):
-    model = model_of(family, torch.device("cpu"))
-    mine = fingerprint.fingerprint(model)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    assert fingerprint.fingerprint(again) == mine
-    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert fingerprint.fingerprint(half).split(", ")[2] == mine.split(", ")[2]
-
-
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_fingerprint_is_the_same_on_a_gpu(device):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    model = model_of("llama", torch.device("cpu"), torch.bfloat16)
-    mine = fingerprint.fingerprint(model)
-    assert fingerprint.fingerprint(model.to(device)) == mine
-
-
-def test_weights_that_are_not_in_memory_have_no_fingerprint():
-    model = make_model(torch.device("cpu"))
-    model.model.layers[0].mlp.to("meta")
-    with pytest.raises(Unsupported, match="model.layers.0.mlp.*not in memory"):
-        fingerprint.fingerprint(model)
-
-
-def test_quantised_weights_have_a_fingerprint_of_their_codes():
-    torchao = pytest.importorskip("torchao.quantization")
-
-    def quantised(seed):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(make_config("llama")).eval()
-        with torch.inference_mode(False), torch.no_grad():
-            torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
-        return fingerprint.fingerprint(model)
-
-    assert quantised(1) == quantised(1)
-    assert quantised(1) != quantised(2)
-    torch.manual_seed(1)
-    plain = AutoModelForCausalLM.from_config(make_config("llama"))
-    assert quantised(1) != fingerprint.fingerprint(plain)
 
 
 def test_a_file_that_does_not_say_its_model_is_refused_unless_asked_for(model, path):
