@@ -46,6 +46,8 @@ struct EntryChoice {
 /// centroid that a device has rounded the best may come behind others that score alike.
 inline EntryChoice entry_choice(const StandIns& of, PositionRange allowed, std::int64_t k) {
   constexpr std::int64_t more_clusters = 16;
+  // Above what there is: k may be any number.
+  k = std::min(k, std::max(of.count, allowed.size()));
   EntryChoice choice{{0, of.count}, k + more_clusters};
   if (of.kind != StandInKind::centroids) {
     choice.among = {allowed.begin / of.page, (allowed.end + of.page - 1) / of.page};

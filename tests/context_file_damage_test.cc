@@ -246,6 +246,20 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   with("\"heads_of\": 1", "\"heads_of\": -2");
   with("\"heads_of\": 1", "\"heads_of\": \"codes\"");
   with("\"writer\": ", "\"writter\": ");
+  // As many sections as a file of any size could not have.
+  file.write_with(0, [&] {
+    std::string huge = text;
+    for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+             {"\"tokens\": 40", "\"tokens\": 0"},
+             {"\"layers\": 1", "\"layers\": 1048576"},
+             {"\"q_heads\": 2", "\"q_heads\": 1048576"},
+             {"\"kv_heads\": 1", "\"kv_heads\": 1048576"},
+             {"\"head_dim\": 32", "\"head_dim\": 1"}})
+      huge.replace(huge.find(from), from.size(), to);
+    return huge;
+  }());
+  expect_refused(file, "2^41 sections");
+  with("\"spec\": \"mean\"", "\"spec\": \"exact\"");
 }
 
 TEST(DamagedContextFile, RowsThatAreNotFinite) {

@@ -154,6 +154,10 @@ TEST(ContextFile, RefusesWhatItCannotKeep) {
       {"cannot be kept"});
   expect_error<InvalidArgument>([&] { save_context(*context, path, {.tokens = {1, 2}}); }, "save: 2",
                                 {"300"});
+  expect_error<InvalidArgument>(
+      [&] { save_context(*context, path, {.tokens = std::vector<Token>(300, -1)}); }, "save: token id -1", {});
+  expect_error<InvalidArgument>(
+      [&] { save_context(*context, path, {.end = {.text_left = "\xff"}}); }, "save: ", {"UTF-8"});
   expect_error<FileError>([&] { save_context(*context, folder.path() / "no" / "c.tkv"); }, "", {"no"});
   EXPECT_EQ(bytes_of_file(path), "what was there");
 }
@@ -182,6 +186,17 @@ TEST(ContextFile, ProgressCountsBytesAndMayEndTheWork) {
   EXPECT_EQ(reports([&](const ProgressFn& fn) { load_context(path, {.progress = fn}); }), "load");
   EXPECT_EQ(reports([&](const ProgressFn& fn) { verify_context(path, fn); }), "verify");
   EXPECT_THROW(load_context(path, {.progress = [](const Progress&) { throw Enough(); }}), Enough);
+}
+
+TEST(ContextFile, IsAsOpenToOthersAsWhatItReplaces) {
+  const auto context = saved_context(file_shape(), 100, {}, {});
+  const TempDirectory folder;
+  const auto path = folder.write("c.tkv", "what was there");
+  for (const auto mode : {std::filesystem::perms(0600), std::filesystem::perms(0640)}) {
+    std::filesystem::permissions(path, mode);
+    save_context(*context, path);
+    EXPECT_EQ(std::filesystem::status(path).permissions(), mode);
+  }
 }
 
 TEST(ContextFile, StaysReadableWhileAnotherTakesItsPlace) {

@@ -51,6 +51,15 @@ void bind_context_file(py::module_& module) {
           "How they were made, for people.")
       .def_property_readonly("tokens", &tokens_in,
                              "Ids of the text, int32 [tokens], a copy; None: not in the file.")
+      .def_property_readonly(
+          "text_left", [](const LoadedContext& self) { return self.origin.end.text_left; },
+          "What the text has behind its last token, with which a prompt begins.")
+      .def_property_readonly(
+          "chat", [](const LoadedContext& self) { return self.origin.end.chat; },
+          "Whether the text is in a question of the model's chat template.")
+      .def_property_readonly(
+          "system", [](const LoadedContext& self) { return self.origin.end.system; },
+          "The system message before that question; \"\": none.")
       .def("__repr__", [](const LoadedContext& self) {
         return fmt::format("<LoadedContext of {} tokens, model {}, {} token ids>",
                            self.context->tokens(), quoted(self.origin.model),

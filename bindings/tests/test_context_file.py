@@ -82,6 +82,16 @@ def test_another_process_answers_as_this_one(how, context, path, tmp_path):
     np.testing.assert_array_equal(np.load(out), expected)
 
 
+def test_how_a_prompt_goes_on_is_kept(context, tmp_path):
+    path = tmp_path / "text.topkv"
+    context.save(path, text_left=" fox", chat=True, system="Be brief.")
+    loaded = topkv.load_context(path)
+    assert (loaded.text_left, loaded.chat, loaded.system) == (" fox", True, "Be brief.")
+    context.save(path)
+    loaded = topkv.load_context(path)
+    assert (loaded.text_left, loaded.chat, loaded.system) == ("", False, "")
+
+
 def test_a_file_tells_where_its_rows_are_from(context, tmp_path):
     path = tmp_path / "text.topkv"
     ids = np.arange(TOKENS, dtype=np.int64)

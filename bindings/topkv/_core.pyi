@@ -311,6 +311,9 @@ class Context:
         model: str = "",
         made_with: str = "",
         tokens: _Ints | None = None,
+        text_left: str = "",
+        chat: bool = False,
+        system: str = "",
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
         """Writes it to a file, which is seen when it is whole. tokens: ids of the text, [tokens].
@@ -330,6 +333,17 @@ class LoadedContext:
     @property
     def tokens(self) -> NDArray[np.int32] | None:
         """Ids of the text [tokens], a copy; None: not in the file."""
+
+    @property
+    def text_left(self) -> str:
+        """What the text has behind its last token, with which a prompt begins."""
+
+    @property
+    def chat(self) -> bool:
+        """Whether the text is in a question of the model's chat template."""
+
+    @property
+    def system(self) -> str: ...
 
 class ContextFileInfo:
     """What a context file says of itself."""

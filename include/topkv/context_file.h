@@ -71,8 +71,9 @@ struct ContextFileInfo {
 bool is_context_file(const std::filesystem::path& path);
 
 /// Writes a file that is seen when it is whole: until then what was there stays, and may be read.
-/// The context's tokens may not be fewer than origin's are, if these are known. progress: stage
-/// "save", in bytes; when it throws, so does this, and nothing has changed.
+/// origin.tokens: none, or as many as the context has, from 0 on. Texts of the origin are UTF-8; model
+/// and made_with are kept as one line. progress: stage "save", in bytes; when it throws, so does
+/// this, and nothing has changed, or, from the last report on, all is done.
 /// Throws FileError (no room among them, before anything is written) and InvalidArgument for an
 /// index that cannot be kept in a file (faiss:…, hnsw:…).
 void save_context(const Context& context, const std::filesystem::path& path,
@@ -86,7 +87,7 @@ LoadedContext load_context(const std::filesystem::path& path,
 /// Reads the beginning of a file. Throws as load_context does.
 ContextFileInfo context_file_info(const std::filesystem::path& path);
 
-/// Reads all of it and checks what load_context checks of rows in memory, with little memory.
+/// Reads all of it and checks what load_context checks, without rows in memory.
 /// progress: stage "verify", in bytes. Throws FileError naming the first part that is damaged.
 void verify_context(const std::filesystem::path& path, const ProgressFn& progress = {});
 

@@ -74,13 +74,13 @@ void name_index_of_file(AskFlags& flags, const ContextFileInfo& info) {
   flags.retrieval.indices = {name};
 }
 
-void check_model_of(const Model& model, const ContextFileInfo& info, const AskFlags& flags) {
+void check_model_of(const Model& model, const ContextOrigin& origin, const AskFlags& flags) {
   const std::string own = model.fingerprint();
-  if (own == info.model) return;
+  if (own == origin.model) return;
   throw FileError(fmt::format(
       "{}: is of another model, or of this one held otherwise: it was made by {} ({}), and {} with "
       "--weights {} is {}; give the model and the flags that it was made with",
-      printable(flags.file), info.model, info.made_with, model_name(flags.model),
+      printable(flags.file), origin.model, origin.made_with, model_name(flags.model),
       flags.model.weights, own));
 }
 
@@ -164,13 +164,17 @@ int run_ask(AskFlags flags) {
   PrefillFlags prefill;
   prefill.mode = "dense";
   const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
-  check_model_of(model, info, flags);
+  check_model_of(model, {.model = info.model, .made_with = info.made_with}, flags);
   check_indices(device, model.config().attention, flags.retrieval, info.tokens);
   const Stopwatch watch;
   LoadedContext loaded = load_context(
       flags.file,
       {.mapped = flags.mapped, .memory_budget = memory, .progress = progress.callback("load")});
   progress.finish();
+  // Another file may have taken the name since.
+  check_model_of(model, loaded.origin, flags);
+  if (loaded.origin.end.chat != info.end.chat || loaded.context->tokens() != info.tokens)
+    throw FileError(printable(flags.file) + ": was replaced while the model was loaded; ask again");
   fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
              byte_text(info.file_bytes), flags.mapped ? "mapped" : "read",
              format_seconds(watch.seconds()));

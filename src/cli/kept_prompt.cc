@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <utility>
 
 #include "src/cli/conversation.h"
 #include "src/cli/options.h"
@@ -33,31 +34,41 @@ std::string behind(const Render& render, const std::string& prompt) {
   return all.substr(at + stand_in.size());
 }
 
+/// Bytes of the text that are left at least: its last word, which any prompt may go on with.
+std::size_t least_left(const std::string& text) {
+  constexpr std::size_t longest_word = 64;
+  const std::size_t space = text.find_last_of(" \t\n\r");
+  const std::size_t word = space == text.npos ? text.size() : text.size() - space;
+  return std::min(word, longest_word);
+}
+
 KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginning,
                     const std::string& text, const Render& render) {
-  std::vector<std::vector<Token>> whole;
-  KeptPrompt kept;
+  std::vector<std::vector<Token>> whole;  // of each prompt
   for (const char* prompt : prompts) {
-    std::vector<Token> tokens = beginning;
+    std::vector<Token>& tokens = whole.emplace_back(beginning);
     const std::vector<Token> more = tokenizer.encode(render(text, prompt));
     tokens.insert(tokens.end(), more.begin(), more.end());
-    if (whole.empty()) kept.tokens = tokens;
-    kept.tokens.resize(common_tokens(kept.tokens, tokens));
-    whole.push_back(std::move(tokens));
   }
-  // The shortest end of the text that, read with what follows it, gives the tokens that are left.
+  // The shortest end of the text that, read by itself with any prompt behind it, has the tokens
+  // that it has there: those before it are the context's.
   constexpr std::size_t longest = 4096;
-  for (std::size_t left = 0; left <= std::min(longest, text.size()); ++left) {
+  for (std::size_t left = least_left(text); left <= std::min(longest, text.size()); ++left) {
     const std::string end = text.substr(text.size() - left);
     if ((static_cast<unsigned char>(end[0]) & 0xc0) == 0x80) continue;  // within a character
+    std::vector<Token> before;
     bool all = true;
     for (std::size_t i = 0; all && i < whole.size(); ++i) {
       const std::vector<Token> rest = tokenizer.encode(end + behind(render, prompts[i]));
-      all = std::ranges::equal(rest, std::span(whole[i]).subspan(kept.tokens.size()));
+      all = rest.size() <= whole[i].size() &&
+            std::equal(rest.rbegin(), rest.rend(), whole[i].rbegin());
+      if (!all) break;
+      const std::vector<Token> kept(whole[i].begin(),
+                                    whole[i].end() - static_cast<std::ptrdiff_t>(rest.size()));
+      if (i == 0) before = kept;
+      all = kept == before;
     }
-    if (!all) continue;
-    kept.end.text_left = end;
-    return kept;
+    if (all) return {.tokens = std::move(before), .end = {.text_left = end}};
   }
   throw Unsupported(
       "no place in the end of the text divides its tokens from those of any prompt: end it with a "

@@ -76,6 +76,14 @@ class OpenContext {
                                  [&](const Section& section) { return section.kind == kind; });
     };
     has_ = {is_there(SectionKind::tokens), is_there(SectionKind::queries)};
+    // Before as many are listed: rows alone have two for each layer and KV head.
+    const std::int64_t there = std::ssize(table_.sections);
+    if (meta_.shape.layers > there || meta_.shape.kv_heads > there / (2 * meta_.shape.layers) ||
+        std::ssize(meta_.indices) > there)
+      throw FileError(fmt::format("{}: is described as {} layers of {} KV heads with {} indices, and "
+                                  "has {} sections; there must be more",
+                                  path_text(file_.path()), meta_.shape.layers, meta_.shape.kv_heads,
+                                  meta_.indices.size(), there));
     const std::vector<Section> wanted = sections_of(meta_, has_);
     std::size_t next = 0;
     std::int64_t rows_end = -1;
@@ -88,12 +96,14 @@ class OpenContext {
           section.kv_head != one.kv_head)
         fail_section(file_.path(), section,
                      fmt::format("stands where {} is expected", one.name()));
-      if (one.bytes > 0 && section.bytes != one.bytes)
+      const bool archived = section.kind == SectionKind::queries ||
+                            section.kind == SectionKind::index || section.kind == SectionKind::tail;
+      if (!archived && section.bytes != one.bytes)
         fail_section(file_.path(), section,
                      fmt::format("has {} bytes; expected {}, for {} tokens", section.bytes,
                                  one.bytes, meta_.tokens));
       if (!is_rows(section)) continue;
-      if (one.bytes != section.bytes || (rows_end >= 0 && section.at != rows_end))
+      if (rows_end >= 0 && section.at != rows_end)
         fail_section(file_.path(), section, "does not follow the rows before it");
       rows_end = section.at + (section.bytes + FileTable::page - 1) / FileTable::page *
                                   FileTable::page;
@@ -111,9 +121,11 @@ class OpenContext {
 };
 
 /// Throws FileError where a row is not finite.
-void check_finite(const OpenContext& open, const Section& section, const KeyView& rows) {
+void check_finite(const OpenContext& open, const Section& section, const KeyView& rows,
+                  const std::stop_token& stop) {
   constexpr std::int64_t at_a_time = 4096;
   parallel_for(rows.count, at_a_time, [&](std::int64_t begin, std::int64_t end) {
+    if (stop.stop_requested()) throw Stopped("stopped");
     const std::int64_t bad = first_not_finite_row(rows.part({begin, end}));
     if (bad >= 0)
       fail_section(open.file().path(), section,
@@ -128,8 +140,9 @@ KeyView rows_of(const RowStore& store, const Section& section) {
 
 class Loading {
  public:
-  Loading(const std::filesystem::path& path, const ContextLoadOptions& options)
-      : open_(path), options_(options) {
+  /// open: outlives this.
+  Loading(const OpenContext& open, const ContextLoadOptions& options)
+      : open_(open), options_(options) {
     for (const Section& section : open_.table().sections) {
       if (!options.mapped || !is_rows(section)) bytes_ += section.bytes;
     }
@@ -174,10 +187,10 @@ class Loading {
 
   std::shared_ptr<RowStore> mapped_rows() const {
     const FileMeta& meta = open_.meta();
-    const auto mapped = std::make_shared<MappedFile>(MappedFile::open(open_.file().path()));
-    // The same file still: what was checked is what is mapped.
-    if (std::ssize(mapped->bytes()) != open_.file().bytes())
-      throw FileError(path_text(open_.file().path()) + ": was changed while it was opened");
+    // What was checked is what is mapped, whatever has the name by now.
+    const ReadableFile& file = open_.file();
+    const auto mapped =
+        std::make_shared<MappedFile>(MappedFile::of(file.handle(), file.bytes(), file.path()));
     const Section& first = *open_.of(SectionKind::keys).front();
     return std::make_shared<RowStore>(meta.shape, meta.dtype, meta.tokens,
                                       mapped->bytes().data() + first.at, mapped);
@@ -227,7 +240,7 @@ class Loading {
     for (std::int64_t layer = 0; layer < open_.meta().shape.layers; ++layer)
       store.extend(layer, open_.meta().tokens);
     for (const Section* section : sections) {
-      check_finite(open_, *section, rows_of(store, *section));
+      check_finite(open_, *section, rows_of(store, *section), stop_);
     }
   }
 
@@ -314,7 +327,7 @@ class Loading {
     });
   }
 
-  OpenContext open_;
+  const OpenContext& open_;
   ContextLoadOptions options_;
   std::stop_token stop_;
   std::int64_t bytes_ = 0;
@@ -324,7 +337,8 @@ class Loading {
 }  // namespace
 
 LoadedContext load_context(const std::filesystem::path& path, const ContextLoadOptions& options) {
-  Loading loading(path, options);
+  const OpenContext open(path);
+  Loading loading(open, options);
   if (!options.progress) return loading.load({});
   LoadedContext loaded;
   run_watched([&](const std::stop_token& stop) { loaded = loading.load(stop); },
@@ -379,15 +393,18 @@ void verify_context(const std::filesystem::path& path, const ProgressFn& progres
         }
       });
     }
-    const LoadedContext loaded = load_context(path, {.mapped = true});
+    Loading loading(open, {.mapped = true});
+    const LoadedContext loaded = loading.load(stop);
     for (const Section& section : open.table().sections) {
       if (!is_rows(section)) continue;
-      check_finite(open, section, rows_of(*ContextFile::segment(*loaded.context).store, section));
+      check_finite(open, section, rows_of(*ContextFile::segment(*loaded.context).store, section),
+                   stop);
     }
   };
   if (!progress) return work({});
   run_watched(work, [&] {
-    if (done < total) progress({"verify", "bytes", done, total});
+    // The end is told when rows and indices have been looked at, too.
+    progress({"verify", "bytes", std::min(done.load(), total - 1), total});
   });
   progress({"verify", "bytes", total, total});
 }

@@ -66,6 +66,7 @@ class Saving {
         origin_(origin),
         meta_(describe(context, origin)),
         text_(write_meta(meta_)) {
+    check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
     table_.sections = sections_of(meta_, {!origin.tokens.empty(), queries});
@@ -73,7 +74,7 @@ class Saving {
                            {.kind = SectionKind::meta, .bytes = std::ssize(text_)});
     for (Section& section : table_.sections) {
       if (!is_archived(section)) continue;
-      CountingArchive counting;
+      CountingArchive counting(section);
       transfer(section, counting);
       section.bytes = counting.bytes();
     }
@@ -127,6 +128,21 @@ class Saving {
   }
 
  private:
+  /// What is written can be read, and says the same.
+  void check_readable_again() const {
+    try {
+      const FileMeta read = parse_meta(text_, "save");
+      if (read.end.text_left == meta_.end.text_left && read.end.system == meta_.end.system) {
+        for (const Token token : origin_.tokens)
+          if (token < 0) throw InvalidArgument(fmt::format("save: token id {} is below 0", token));
+        return;
+      }
+    } catch (const FileError& error) {
+      throw InvalidArgument(error.what());
+    }
+    throw InvalidArgument("save: a text of the origin is not UTF-8, which files' descriptions are");
+  }
+
   /// Whether a class says what the section has (Archive); others lie in memory as in the file.
   static bool is_archived(const Section& section) {
     return section.kind == SectionKind::queries || section.kind == SectionKind::index ||

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -80,7 +81,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   const nlohmann::json parsed = parse_json(text, path);
   const JsonObject json(parsed, path);
   FileMeta meta;
-  meta.writer = json.text("writer");
+  meta.writer = printable(json.text("writer"));
   meta.tokens = json.integer("tokens", 0, most_tokens);
   AttentionShape& shape = meta.shape;
   shape.layers = json.integer("layers", 1, most_heads);
@@ -93,8 +94,8 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   shape.sliding_window = windows_of(json);
   shape.chunk_len = json.integer("chunk_len", 0, most_tokens);
   meta.indices = indices_of(json, path);
-  meta.model = json.text("model");
-  meta.made_with = json.text("made_with");
+  meta.model = printable(json.text("model"));
+  meta.made_with = printable(json.text("made_with"));
   meta.end = {.text_left = json.text("text_left"),
               .chat = json.flag("chat"),
               .system = json.text("system")};
@@ -107,6 +108,8 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
       spec.check(shape.head_dim, meta.tokens);
       if (spec.text() != index.spec)
         json.fail("indices", fmt::format("specs in full, as \"{}\"", spec.text()));
+      if (std::ranges::count(meta.indices, index.spec, &FileMeta::Index::spec) > 1)
+        json.fail("indices", fmt::format("each index once, not \"{}\" again", spec.text()));
     }
   } catch (const InvalidArgument& error) {
     throw FileError(fmt::format("{}: {}", path_text(path), error.what()));

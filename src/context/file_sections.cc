@@ -57,7 +57,9 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
 
 void CountingArchive::transfer(void* /*data*/, std::int64_t bytes) { bytes_ += bytes; }
 
-void CountingArchive::fail(std::string_view what) const { throw InvalidArgument(std::string(what)); }
+void CountingArchive::fail(std::string_view what) const {
+  throw InvalidArgument(fmt::format("save: {}: {}", section_.name(), what));
+}
 
 SectionWriter::SectionWriter(ReplacingFile& file, FileTable& table, const Section& section,
                              const std::function<void(std::int64_t)>& written)

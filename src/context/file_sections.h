@@ -27,6 +27,8 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has);
 /// Bytes that an archive takes.
 class CountingArchive final : public Archive {
  public:
+  /// section: outlives it; for messages.
+  explicit CountingArchive(const Section& section) : section_(section) {}
   bool reading() const override { return false; }
   std::int64_t bytes() const { return bytes_; }
 
@@ -36,6 +38,7 @@ class CountingArchive final : public Archive {
   [[noreturn]] void fail(std::string_view what) const override;
 
  private:
+  const Section& section_;
   std::int64_t bytes_ = 0;
 };
 

@@ -66,6 +66,8 @@ void KeptQueries::fields(std::int64_t layer, std::int64_t tokens, Archive& archi
   of.lost = lost != 0;
   const std::int64_t kept = std::ssize(of.positions);
   archive.check(lost >= 0 && lost <= 1 && of.stride > 0, "its stride is not above 0");
+  archive.check(kept <= most_spread + 1 + last && of.stride <= std::int64_t{1} << 40,
+                "more queries are kept than any context keeps");
   archive.check(kept == 0 || width_ <= std::ssize(of.data) / kept, "queries are missing");
   archive.check(kept * width_ == std::ssize(of.data) && (kept == 0 || !of.lost),
                 "it has other queries than positions");

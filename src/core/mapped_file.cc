@@ -52,11 +52,15 @@ MappedFile MappedFile::open(const std::filesystem::path& path) {
   if (!S_ISREG(status.st_mode)) {
     throw FileError(fmt::format("{}: is not a regular file; expected one", path_text(path)));
   }
+  return of(fd.get(), status.st_size, path);
+}
+
+MappedFile MappedFile::of(int fd, std::int64_t bytes, const std::filesystem::path& path) {
   MappedFile file;
   file.path_ = path;
-  const auto size = static_cast<std::size_t>(status.st_size);
+  const auto size = static_cast<std::size_t>(bytes);
   if (size == 0) return file;
-  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   if (data == MAP_FAILED) fail(path, "mapped into memory", errno);
   file.bytes_ = {static_cast<const std::byte*>(data), size};
   return file;

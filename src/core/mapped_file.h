@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 
@@ -21,6 +22,9 @@ class MappedFile {
   /// Maps the whole of a regular file; symbolic links are followed, an empty file has no bytes.
   /// Throws FileError when it is missing, not a regular file or cannot be mapped.
   static MappedFile open(const std::filesystem::path& path);
+
+  /// Of a file that is open, which may be closed then. path: for messages.
+  static MappedFile of(int file, std::int64_t bytes, const std::filesystem::path& path);
 
   MappedFile() = default;
   ~MappedFile();

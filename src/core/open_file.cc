@@ -33,6 +33,15 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
+/// call() until a signal does not interrupt it.
+template <class Call>
+int uninterrupted(const Call& call) {
+  for (;;) {
+    const int result = call();
+    if (result == 0 || errno != EINTR) return result;
+  }
+}
+
 /// call(done): one of pread and pwrite for what is left; 0 bytes are `ended`.
 template <class Call, class Fail>
 void transfer(std::int64_t bytes, const Call& call, const Fail& fail, const char* ended) {
@@ -82,12 +91,13 @@ ReplacingFile::ReplacingFile(const std::filesystem::path& path, std::int64_t byt
     : path_(path), bytes_(bytes) {
   check_writable(path);
   remove_rubbish();
-  begin();
   try {
-    if (const int error = bytes > 0 ? file_calls().allocate(file_.get(), bytes) : 0; error != 0)
-      fail("given room", error);
+    begin();
+    int error = bytes > 0 ? EINTR : 0;
+    while (error == EINTR) error = file_calls().allocate(file_.get(), bytes);
+    if (error != 0) fail("given room", error);
   } catch (...) {
-    file_calls().unlink(part_.c_str());
+    if (!part_.empty()) file_calls().unlink(part_.c_str());
     throw;
   }
 }
@@ -95,28 +105,34 @@ ReplacingFile::ReplacingFile(const std::filesystem::path& path, std::int64_t byt
 /// Opens a part of a name that is new, and holds a lock while it is written: whoever finds one that
 /// is not locked may remove it, and may do so before this one has its lock.
 void ReplacingFile::begin() {
+  // As open to others as what it replaces, from its first byte on.
+  struct stat old = {};
+  const bool replaces = ::stat(path_.c_str(), &old) == 0;
+  const int mode = replaces ? 0600 : 0666;
   std::random_device random;
   constexpr int tries = 100;
   for (int i = 1;; ++i) {
-    const auto part =
-        folder_of(path_) / fmt::format("{}{:08x}{}", prefix_of(path_), random(), part_ending);
-    FileHandle file(file_calls().open(part.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    part_ = folder_of(path_) / fmt::format("{}{:08x}{}", prefix_of(path_), random(), part_ending);
+    file_ = FileHandle(
+        file_calls().open(part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     int error = errno;
-    if (file.get() >= 0) {
-      struct stat status = {};
-      const bool locked = file_calls().lock(file.get()) == 0;
-      error = errno;
-      if (locked && ::fstat(file.get(), &status) == 0 && status.st_nlink > 0) {
-        file_ = std::move(file);
-        part_ = part;
-        return;
-      }
-      file_calls().unlink(part.c_str());
-      if (!locked && error != EWOULDBLOCK) fail("locked", error);
-    } else if (error != EEXIST) {
-      fail("begun", error);
+    if (file_.get() < 0) {
+      part_.clear();  // somebody else's, or none
+      if (error != EEXIST || i == tries) fail("begun", error);
+      continue;
     }
-    if (i == tries) fail("begun", error);
+    struct stat status = {};
+    bool locked = file_calls().lock(file_.get()) == 0;
+    error = errno;
+    // File systems without locks: what a process that ends leaves stays there.
+    locked = locked || error == ENOSYS || error == ENOTSUP || error == ENOLCK;
+    if (locked && ::fstat(file_.get(), &status) == 0 && status.st_nlink > 0) {
+      if (replaces) ::fchmod(file_.get(), old.st_mode & 07777);  // as far as that is allowed
+      return;
+    }
+    if ((!locked && error != EWOULDBLOCK) || i == tries) fail("locked", error);
+    file_calls().unlink(part_.c_str());
+    part_.clear();
   }
 }
 
@@ -164,7 +180,8 @@ void ReplacingFile::write(const void* from, std::int64_t bytes, std::int64_t at)
 }
 
 void ReplacingFile::sync() {
-  if (file_calls().fsync(file_.get()) != 0) fail("brought to the disk", errno);
+  if (uninterrupted([&] { return file_calls().fsync(file_.get()); }) != 0)
+    fail("brought to the disk", errno);
 }
 
 void ReplacingFile::commit() {

@@ -34,6 +34,7 @@ class ReadableFile {
   const std::filesystem::path& path() const { return path_; }
   /// When it was opened.
   std::int64_t bytes() const { return bytes_; }
+  int handle() const { return file_.get(); }
   /// Throws FileError where so many bytes cannot be read.
   void read(void* to, std::int64_t bytes, std::int64_t at) const;
 
@@ -45,7 +46,8 @@ class ReadableFile {
 
 /// A file beside the one that it is to replace, which stays as it is until commit and is whole at
 /// any time, whenever the process or the system ends. What was begun and not committed is removed:
-/// at once where an exception ends the work, else when the same file is replaced the next time.
+/// at once where an exception ends the work, else when the same file is replaced the next time (where
+/// the file system has locks). It has the other's permissions; owner and lists of access are new.
 /// Members are safe from many threads but for commit.
 class ReplacingFile {
  public:

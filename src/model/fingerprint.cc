@@ -51,7 +51,8 @@ std::string Model::fingerprint() const {
     for (const auto& entry : std::filesystem::directory_iterator(impl.directory)) {
       const std::filesystem::path& path = entry.path();
       if (path.extension() == ".safetensors" || path.filename() == "config.json" ||
-          path.filename() == "tokenizer.json")
+          path.filename() == "tokenizer.json" || path.filename() == "chat_template.jinja" ||
+          path.filename() == "tokenizer_config.json")
         files.push_back(path);
     }
   }

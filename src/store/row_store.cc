@@ -162,7 +162,7 @@ void RowStore::use_channels(const RowStore& other) {
 void RowStore::choose_channels_by(std::int64_t layer, const TensorView& keys) {
   constexpr std::int64_t most = 1024;  // tokens that are enough
   const std::int64_t tokens = std::min(keys.tokens, most);
-  parallel_for(kv_heads_, 1, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for_alone(kv_heads_, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> first(static_cast<std::size_t>(tokens * head_dim_));
     for (std::int64_t head = begin; head < end; ++head) {
       for (std::int64_t t = 0; t < tokens; ++t)
@@ -193,7 +193,8 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   if (start == 0 && tokens >= least_for_channels && !channels_.empty() && !channels_chosen_) {
     choose_channels_by(layer, keys);
   }
-  parallel_for(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
+  // Alone: a caller may hold a device's lock.
+  parallel_for_alone(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
     thread_local std::vector<float> scratch;  // appending one token must not allocate
     scratch.resize(static_cast<std::size_t>(head_dim_));
     for (std::int64_t i = begin; i < end; ++i) {
