@@ -30,11 +30,17 @@ holds 'a line of times for each' test "$(grep -c '^\[.* tokens read' log)" -eq 2
 printf '%s\n\n%s\n' "$first" "$second" | "$topkv" ask notes.tkv -m "$model" $flags -n 9 --mmap >mapped 2>log
 holds 'lines of standard input, rows in the file' cmp answers mapped
 for prompt in "$first" 'x' '.5' ' and' '
-then'; do
-  "$topkv" generate -m "$model" -f notes.txt -p "$prompt" $flags -n 20 >whole 2>/dev/null
-  "$topkv" ask notes.tkv -m "$model" $flags -n 20 -p "$prompt" >kept 2>/dev/null
-  holds "asked of the file as of the text: '$prompt'" cmp whole kept
+then' '17' 'é'; do
+  "$topkv" generate -m "$model" -f notes.txt -p "$prompt" $flags -n 1 --json >whole.json 2>/dev/null
+  "$topkv" ask notes.tkv -m "$model" $flags -n 1 -p "$prompt" --json >kept.json 2>/dev/null
+  holds "as many tokens as the text and the prompt have as one: '$prompt'" python3 -c '
+import json
+whole, kept = (json.load(open(f)) for f in ("whole.json", "kept.json"))
+assert whole["context_tokens"] + whole["prompt_tokens"] == kept["context_tokens"] + kept["prompt_tokens"]'
 done
+"$topkv" generate -m "$model" -f notes.txt -p "$first" $flags -n 9 >whole 2>/dev/null
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" >kept 2>/dev/null
+holds 'asked of the file as of the text' cmp -s whole kept
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --json >json 2>/dev/null
 holds 'JSON, a line for each' python3 -c 'import json; r = [json.loads(l) for l in open("json")]; assert len(r) == 1 and r[0]["text"] == " 7281934." and r[0]["context_tokens"] > 700'
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --kv-index ivf --kv-tail none >built 2>/dev/null
@@ -44,8 +50,8 @@ holds 'an index that the file has not is built' test "$(cat built)" = ' 7281934.
 mkdir chat && ln -s "$model"/* chat/
 printf '%s' '{% for m in messages %}{{ "<" ~ m.role ~ ">" }}{{ m.content }}{{ "\n" }}{% endfor %}{{ "<a>" if add_generation_prompt }}' >chat/chat_template.jinja
 "$topkv" prefill -m chat -f notes.txt -o chat.tkv --chat --system 'Be brief.' --device cpu 2>log || echo "FAILED: $(cat log)"
-"$topkv" generate -m chat --chat --system 'Be brief.' -f notes.txt -p "$first" $flags -n 20 >whole 2>/dev/null
-"$topkv" ask chat.tkv -m chat $flags -n 20 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
+"$topkv" generate -m chat --chat --system 'Be brief.' -f notes.txt -p "$first" $flags -n 9 >whole 2>/dev/null
+"$topkv" ask chat.tkv -m chat $flags -n 9 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
 holds 'asked of the file as of the text, in the template' cmp whole kept
 holds 'info says so' sh -c "'$topkv' info chat.tkv | grep -q 'in a chat template'"
 mkdir trims && ln -s "$model"/* trims/
