@@ -72,8 +72,8 @@ class Changed {
       const Section& section = table.sections[i];
       std::copy(contents[i].begin(), contents[i].end(), bytes.begin() + section.at);
       for (std::int64_t b = 0; b < FileTable::blocks(section.bytes); ++b)
-        table.checksum(section, b) = checksum(contents[i].data() + b * FileTable::block,
-                                              FileTable::block_bytes(section, b));
+        table.checksum(section, b) =
+            checksum(contents[i].data() + b * FileTable::block, FileTable::block_bytes(section, b));
     }
     const auto head = table.encode(std::ssize(bytes));
     std::memcpy(bytes.data(), head.data(), head.size());
@@ -147,7 +147,8 @@ TEST(DamagedContextFile, SectionsThatAreNotWhereTheyShouldBe) {
   const TempDirectory folder;
   const Changed file(folder);
   std::vector<std::string> contents;
-  for (std::size_t i = 0; i < file.table().sections.size(); ++i) contents.push_back(file.content(i));
+  for (std::size_t i = 0; i < file.table().sections.size(); ++i)
+    contents.push_back(file.content(i));
   for (std::size_t i = 0; i < contents.size(); ++i) {
     FileTable table = file.table();
     std::vector<std::string> fewer = contents;
@@ -284,14 +285,14 @@ TEST(DamagedContextFile, RowsThatAreNotFinite) {
   }
 }
 
-/// What an index or a tail has learned, changed at random with checksums that fit: it is refused, or
-/// what it makes of it is a search as any, however bad.
+/// What an index or a tail has learned, changed at random with checksums that fit: it is refused,
+/// or what it makes of it is a search as any, however bad.
 TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
   const TempDirectory folder;
   std::vector<std::string> indices = stored_indices();
   for (const char* more :
-       {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16", "h2o", "retroinfer:size=16,segment=1024,v=1",
-        "squeezed:c=5,coarse=1,s=80", "pages:size=16"})
+       {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16", "h2o",
+        "retroinfer:size=16,segment=1024,v=1", "squeezed:c=5,coarse=1,s=80", "pages:size=16"})
     indices.emplace_back(more);
   const Changed file(folder, 600, indices);
   std::mt19937 random(5);
@@ -307,7 +308,9 @@ TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
       std::string changed = content;
       for (int n = 1 + static_cast<int>(random() % 3); n > 0; --n) {
         // Lengths and small numbers lie at the beginning: half of the changes go there.
-        const std::size_t at = random() % (random() % 2 == 0 ? changed.size() : std::min<std::size_t>(changed.size(), 64));
+        const std::size_t at =
+            random() %
+            (random() % 2 == 0 ? changed.size() : std::min<std::size_t>(changed.size(), 64));
         const char values[] = {0, 1, '\x7f', '\x80', '\xff', static_cast<char>(random())};
         changed[at] = values[random() % 6];
       }

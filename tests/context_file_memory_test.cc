@@ -134,7 +134,8 @@ TEST(ContextFileMemory, ALoadFailsCleanly) {
         behind_the_description, [&] { load_context(path, {.mapped = mapped}); },
         [&](bool /*failed*/) {});
     EXPECT_GT(allocations, 20);
-    EXPECT_EQ(test::answers(load_context(path, {.mapped = mapped}).context, indices()[0], ""), want);
+    EXPECT_EQ(test::answers(load_context(path, {.mapped = mapped}).context, indices()[0], ""),
+              want);
   }
 }
 

@@ -73,20 +73,20 @@ TEST_P(ContextFileOf, GivesTheSameBits) {
     EXPECT_EQ(loaded.origin.tokens, origin.tokens);
     EXPECT_EQ(loaded.context->indices(), context->indices());
     expect_same_rows(*context, *loaded.context);
-    for (const auto& [index, tail] :
-         std::vector<std::pair<std::string, std::string>>{{"exact", ""},
-                                                          {"exact", "mean"},
-                                                          {"codes:k=16,v=8", ""},
-                                                          {"codes:k=16,v=8", "none"},
-                                                          {"ivf:size=32,share=32", "codes:k=16,v=8"},
-                                                          {"none", ""},
-                                                          {"quest:page=16", "pages:size=16"},
-                                                          {"sparq:r=16,v=1", ""},
-                                                          {"lowrank:r=16", "sample:rows=64,eps=0,delta=5"},
-                                                          {"h2o", ""},
-                                                          {"tova", ""},
-                                                          {"retroinfer:size=16,segment=1024,v=1", ""},
-                                                          {"squeezed:c=5,coarse=1,s=80", ""}}) {
+    for (const auto& [index, tail] : std::vector<std::pair<std::string, std::string>>{
+             {"exact", ""},
+             {"exact", "mean"},
+             {"codes:k=16,v=8", ""},
+             {"codes:k=16,v=8", "none"},
+             {"ivf:size=32,share=32", "codes:k=16,v=8"},
+             {"none", ""},
+             {"quest:page=16", "pages:size=16"},
+             {"sparq:r=16,v=1", ""},
+             {"lowrank:r=16", "sample:rows=64,eps=0,delta=5"},
+             {"h2o", ""},
+             {"tova", ""},
+             {"retroinfer:size=16,segment=1024,v=1", ""},
+             {"squeezed:c=5,coarse=1,s=80", ""}}) {
       EXPECT_EQ(answers(context, index, tail), answers(loaded.context, index, tail))
           << index << " with tail '" << tail << "'";
     }
@@ -116,7 +116,8 @@ TEST(ContextFile, WhatIsLoadedTakesMoreIndicesOfKeptQueries) {
 }
 
 TEST(ContextFile, OfNoTokens) {
-  const auto context = saved_context(file_shape(), 0, {}, {"codes:k=16,v=8", "ivf:size=32,share=32"});
+  const auto context =
+      saved_context(file_shape(), 0, {}, {"codes:k=16,v=8", "ivf:size=32,share=32"});
   const TempDirectory folder;
   save_context(*context, folder.path() / "c.tkv");
   verify_context(folder.path() / "c.tkv");
@@ -128,7 +129,8 @@ TEST(ContextFile, OfNoTokens) {
 }
 
 TEST(ContextFile, SaysWhatIsInIt) {
-  const auto context = saved_context(file_shape(), 500, KvDType::parse("q8/q4"), {"codes:k=16,v=8"});
+  const auto context =
+      saved_context(file_shape(), 500, KvDType::parse("q8/q4"), {"codes:k=16,v=8"});
   const TempDirectory folder;
   const auto path = folder.path() / "c.tkv";
   save_context(*context, path, {.model = "m\nodel"});
@@ -152,13 +154,18 @@ TEST(ContextFile, RefusesWhatItCannotKeep) {
   expect_error<InvalidArgument>(
       [&] { save_context(*context->with_index("hnsw:M=8,efc=60"), path); }, "index hnsw:M=8",
       {"cannot be kept"});
-  expect_error<InvalidArgument>([&] { save_context(*context, path, {.tokens = {1, 2}}); }, "save: 2",
-                                {"300"});
   expect_error<InvalidArgument>(
-      [&] { save_context(*context, path, {.tokens = std::vector<Token>(300, -1)}); }, "save: token id -1", {});
+      [&] {
+        save_context(*context, path, {.tokens = {1, 2}});
+      },
+      "save: 2", {"300"});
+  expect_error<InvalidArgument>(
+      [&] { save_context(*context, path, {.tokens = std::vector<Token>(300, -1)}); },
+      "save: token id -1", {});
   expect_error<InvalidArgument>(
       [&] { save_context(*context, path, {.end = {.text_left = "\xff"}}); }, "save: ", {"UTF-8"});
-  expect_error<FileError>([&] { save_context(*context, folder.path() / "no" / "c.tkv"); }, "", {"no"});
+  expect_error<FileError>([&] { save_context(*context, folder.path() / "no" / "c.tkv"); }, "",
+                          {"no"});
   EXPECT_EQ(bytes_of_file(path), "what was there");
 }
 

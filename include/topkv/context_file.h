@@ -1,4 +1,5 @@
-// Contexts in files: a prefill is paid for once. docs/context-files.md has the format, byte by byte.
+// Contexts in files: a prefill is paid for once. docs/context-files.md has the format, byte by
+// byte.
 //
 // What is loaded gives the same bits as what was saved: rows, indices and tails, none of them built
 // again. Any bytes may be given: a file that is damaged, or was made to do harm, is refused, never
@@ -30,7 +31,7 @@ struct ContextEnd {
 struct ContextOrigin {
   /// Model::fingerprint(), or what an application knows its network by.
   std::string model = {};
-  std::string made_with = {};       ///< how, for people: one line
+  std::string made_with = {};      ///< how, for people: one line
   std::vector<Token> tokens = {};  ///< whose rows these are; empty: not known
   ContextEnd end = {};
 };
@@ -71,11 +72,11 @@ struct ContextFileInfo {
 bool is_context_file(const std::filesystem::path& path);
 
 /// Writes a file that is seen when it is whole: until then what was there stays, and may be read.
-/// origin.tokens: none, or as many as the context has, from 0 on. Texts of the origin are UTF-8; model
-/// and made_with are kept as one line. progress: stage "save", in bytes; when it throws, so does
-/// this, and nothing has changed, or, from the last report on, all is done.
-/// Throws FileError (no room among them, before anything is written) and InvalidArgument for an
-/// index that cannot be kept in a file (faiss:…, hnsw:…).
+/// origin.tokens: none, or as many as the context has, from 0 on. Texts of the origin are UTF-8;
+/// model and made_with are kept as one line. progress: stage "save", in bytes; when it throws, so
+/// does this, and nothing has changed, or, from the last report on, all is done. Throws FileError
+/// (no room among them, before anything is written) and InvalidArgument for an index that cannot be
+/// kept in a file (faiss:…, hnsw:…).
 void save_context(const Context& context, const std::filesystem::path& path,
                   const ContextOrigin& origin = {}, const ProgressFn& progress = {});
 

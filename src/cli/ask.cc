@@ -110,14 +110,15 @@ class Asking {
       std::fwrite(piece.data(), 1, piece.size(), stdout);
       std::fflush(stdout);
     };
-    const GenerateResult result = model_.generate(
-        session, tokens,
-        {.max_tokens = most, .sampling = sampling_options(flags_.sampling, model_.config().sampling)},
-        [&](Token token) {
-          if (first_token == 0) first_token = watch.seconds();
-          show(stream.push(model_.tokenizer().bytes_of_token(token)));
-          return !interrupted();
-        });
+    const GenerateResult result =
+        model_.generate(session, tokens,
+                        {.max_tokens = most,
+                         .sampling = sampling_options(flags_.sampling, model_.config().sampling)},
+                        [&](Token token) {
+                          if (first_token == 0) first_token = watch.seconds();
+                          show(stream.push(model_.tokenizer().bytes_of_token(token)));
+                          return !interrupted();
+                        });
     show(stream.finish() + "\n");
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =

@@ -95,10 +95,10 @@ KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text) {
 
 KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
                        const std::string& system, const std::string& text) {
-  KeptPrompt kept = find_end(tokenizer, {}, text,
-                             [&](const std::string& before, const std::string& prompt) {
-                               return rendered(chat, system, before + prompt);
-                             });
+  KeptPrompt kept =
+      find_end(tokenizer, {}, text, [&](const std::string& before, const std::string& prompt) {
+        return rendered(chat, system, before + prompt);
+      });
   kept.end.chat = true;
   kept.end.system = system;
   return kept;

@@ -67,7 +67,8 @@ int run_prefill(PrefillCommandFlags flags) {
   check_model(flags.model, flags.retrieval);
   for (const std::string& index : flags.retrieval.indices) {
     if (!IndexSpec(index).is_stored())
-      throw UsageError(fmt::format("--kv-index {}: is not kept in files; topkv ask builds it", index));
+      throw UsageError(
+          fmt::format("--kv-index {}: is not kept in files; topkv ask builds it", index));
   }
   std::optional<ChatTemplate> chat;
   if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
@@ -82,7 +83,8 @@ int run_prefill(PrefillCommandFlags flags) {
   const KeptPrompt kept = chat ? kept_prompt(model.tokenizer(), *chat, flags.system, text)
                                : kept_prompt(model.tokenizer(), text);
   const auto tokens = static_cast<std::int64_t>(kept.tokens.size());
-  if (tokens == 0) throw FileError(fmt::format("{}: no token in it", printable(flags.files.front())));
+  if (tokens == 0)
+    throw FileError(fmt::format("{}: no token in it", printable(flags.files.front())));
   check_rows(model.config().attention, tokens, prefill_options(flags.prefill, flags.retrieval));
   check_indices(flags.retrieval, model.config(), tokens);
   model.check_reach(tokens);
@@ -94,9 +96,9 @@ int run_prefill(PrefillCommandFlags flags) {
   const Stopwatch saving;
   save_context(*prefilled.context, flags.output,
                {.model = model.fingerprint(),
-                .made_with = fmt::format("{} of {}, weights {}, {} prefill", model.config().model_type,
-                                         model_name(flags.model), name_of(model.weights()),
-                                         flags.prefill.mode),
+                .made_with = fmt::format("{} of {}, weights {}, {} prefill",
+                                         model.config().model_type, model_name(flags.model),
+                                         name_of(model.weights()), flags.prefill.mode),
                 .tokens = kept.tokens,
                 .end = kept.end},
                progress.callback("save"));

@@ -14,6 +14,7 @@
 #include "src/context/file_format.h"
 #include "src/context/file_meta.h"
 #include "src/context/file_sections.h"
+#include "src/context/open_context.h"
 #include "src/core/finite_rows.h"
 #include "src/core/mapped_file.h"
 #include "src/core/open_file.h"
@@ -24,101 +25,6 @@
 
 namespace topkv {
 namespace {
-
-bool is_rows(const Section& section) {
-  return section.kind == SectionKind::keys || section.kind == SectionKind::values;
-}
-
-/// A file whose sections are those of what it says of itself.
-class OpenContext {
- public:
-  explicit OpenContext(const std::filesystem::path& path)
-      : file_(path), table_(FileTable::parse(file_)) {
-    if (table_.sections.empty() || table_.sections.front().kind != SectionKind::meta)
-      throw FileError(path_text(path) + ": its first section is not the description");
-    const Section& first = table_.sections.front();
-    constexpr std::int64_t most_text = 1 << 24;
-    if (first.bytes > most_text)
-      fail_section(path, first, fmt::format("has {} bytes; at most {} are read", first.bytes,
-                                            most_text));
-    text_.resize(static_cast<std::size_t>(first.bytes));
-    read_all(first, text_.data());
-    meta_ = parse_meta(text_, path);
-    check_sections();
-  }
-
-  const ReadableFile& file() const { return file_; }
-  const FileTable& table() const { return table_; }
-  const FileMeta& meta() const { return meta_; }
-  const SectionsOf& has() const { return has_; }
-
-  /// Those of a kind.
-  std::vector<const Section*> of(SectionKind kind) const {
-    std::vector<const Section*> some;
-    for (const Section& section : table_.sections)
-      if (section.kind == kind) some.push_back(&section);
-    return some;
-  }
-
-  /// A section that lies in memory as in the file.
-  void read_all(const Section& section, void* to) const {
-    for (std::int64_t i = 0; i < FileTable::blocks(section.bytes); ++i) {
-      read_block(file_, table_, section, i,
-                 static_cast<std::byte*>(to) + i * FileTable::block);
-    }
-  }
-
- private:
-  /// Each is where sections_of has it, with as many bytes where these are known.
-  void check_sections() {
-    const auto is_there = [&](SectionKind kind) {
-      return std::ranges::any_of(table_.sections,
-                                 [&](const Section& section) { return section.kind == kind; });
-    };
-    has_ = {is_there(SectionKind::tokens), is_there(SectionKind::queries)};
-    // Before as many are listed: rows alone have two for each layer and KV head.
-    const std::int64_t there = std::ssize(table_.sections);
-    if (meta_.shape.layers > there || meta_.shape.kv_heads > there / (2 * meta_.shape.layers) ||
-        std::ssize(meta_.indices) > there)
-      throw FileError(fmt::format("{}: is described as {} layers of {} KV heads with {} indices, and "
-                                  "has {} sections; there must be more",
-                                  path_text(file_.path()), meta_.shape.layers, meta_.shape.kv_heads,
-                                  meta_.indices.size(), there));
-    const std::vector<Section> wanted = sections_of(meta_, has_);
-    std::size_t next = 0;
-    std::int64_t rows_end = -1;
-    for (const Section& section : table_.sections) {
-      check_zeros(file_, section.at + section.bytes, section.name());
-      if (&section == &table_.sections.front() || section.kind > SectionKind::tail) continue;
-      if (next == wanted.size()) fail_section(file_.path(), section, "is one section too many");
-      const Section& one = wanted[next++];
-      if (section.kind != one.kind || section.index != one.index || section.layer != one.layer ||
-          section.kv_head != one.kv_head)
-        fail_section(file_.path(), section,
-                     fmt::format("stands where {} is expected", one.name()));
-      const bool archived = section.kind == SectionKind::queries ||
-                            section.kind == SectionKind::index || section.kind == SectionKind::tail;
-      if (!archived && section.bytes != one.bytes)
-        fail_section(file_.path(), section,
-                     fmt::format("has {} bytes; expected {}, for {} tokens", section.bytes,
-                                 one.bytes, meta_.tokens));
-      if (!is_rows(section)) continue;
-      if (rows_end >= 0 && section.at != rows_end)
-        fail_section(file_.path(), section, "does not follow the rows before it");
-      rows_end = section.at + (section.bytes + FileTable::page - 1) / FileTable::page *
-                                  FileTable::page;
-    }
-    if (next != wanted.size())
-      throw FileError(fmt::format("{}: {} is missing", path_text(file_.path()),
-                                  wanted[next].name()));
-  }
-
-  ReadableFile file_;
-  FileTable table_;
-  std::string text_;
-  FileMeta meta_;
-  SectionsOf has_;
-};
 
 /// Throws FileError where a row is not finite.
 void check_finite(const OpenContext& open, const Section& section, const KeyView& rows,
@@ -165,10 +71,8 @@ class Loading {
       segment.indices.push_back(make_index(i, segment));
     read_indices(segment);
     LoadedContext loaded;
-    loaded.origin = {.model = meta.model,
-                     .made_with = meta.made_with,
-                     .tokens = read_tokens(),
-                     .end = meta.end};
+    loaded.origin = {
+        .model = meta.model, .made_with = meta.made_with, .tokens = read_tokens(), .end = meta.end};
     loaded.context = ContextFile::make(meta.shape, std::move(segment));
     return loaded;
   }
@@ -205,10 +109,11 @@ class Loading {
       for (std::int64_t i = 0; i < count; ++i) {
         // Powers of two, so small that no element is beyond float32.
         int exponent = 0;
-        if (!(channels[i] > 0 && channels[i] < 0x1p96F) || std::frexp(channels[i], &exponent) != 0.5F)
-          fail_section(open_.file().path(), *section,
-                       fmt::format("a scale is {}; expected a power of two below 2^96",
-                                   channels[i]));
+        if (!(channels[i] > 0 && channels[i] < 0x1p96F) ||
+            std::frexp(channels[i], &exponent) != 0.5F)
+          fail_section(
+              open_.file().path(), *section,
+              fmt::format("a scale is {}; expected a power of two below 2^96", channels[i]));
       }
     }
   }
@@ -292,9 +197,9 @@ class Loading {
       index->layers[l].heads = other.layers[l].heads;
       for (const auto& head : index->layers[l].heads) {
         if (!spec.kind().is_served_by(*head))
-          throw FileError(fmt::format("{}: indices[{}], {}, has the heads of {}, which do not serve it",
-                                      path_text(open_.file().path()), i, meta.spec,
-                                      other.spec.text()));
+          throw FileError(
+              fmt::format("{}: indices[{}], {}, has the heads of {}, which do not serve it",
+                          path_text(open_.file().path()), i, meta.spec, other.spec.text()));
       }
     }
     index->shared = true;

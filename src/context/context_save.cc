@@ -171,7 +171,8 @@ class Saving {
     const LayerIndex& layer = index.layer(section.layer);
     KeyIndex& head = *layer.heads[section.kv_head];
     const RowsView rows = segment_.rows(section.layer, section.kv_head);
-    if (section.kind == SectionKind::index) return index.spec.kind().transfer(head, rows.keys, archive);
+    if (section.kind == SectionKind::index)
+      return index.spec.kind().transfer(head, rows.keys, archive);
     index.spec.kind().transfer_tail(layer.tails[section.kv_head].get(), head, rows, archive);
   }
 

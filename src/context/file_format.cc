@@ -76,8 +76,8 @@ Header read_header(const ReadableFile& file) {
   if (header.unused != 0) fail(file, "its header has bytes that are not known");
   const auto bytes = static_cast<std::uint64_t>(file.bytes());
   if (header.file_bytes != bytes)
-    fail(file, fmt::format("has {} bytes where its header says {}: it is cut off, or longer",
-                           bytes, header.file_bytes));
+    fail(file, fmt::format("has {} bytes where its header says {}: it is cut off, or longer", bytes,
+                           header.file_bytes));
   // Each takes some bytes, so that products stay small.
   if (header.sections > static_cast<std::uint64_t>(FileTable::most_sections) ||
       header.sections > bytes / FileTable::section_bytes || header.checksums > bytes / 8)
@@ -148,15 +148,16 @@ std::vector<std::byte> FileTable::encode(std::int64_t file_bytes) const {
     to += sizeof entry;
   }
   std::memcpy(to, checksums.data(), checksums.size() * 8);
-  Header header{.magic = {},
-                .version = version,
-                .header_bytes = header_bytes,
-                .file_bytes = static_cast<std::uint64_t>(file_bytes),
-                .sections = sections.size(),
-                .checksums = checksums.size(),
-                .table_checksum = topkv::checksum(out.data() + header_bytes, bytes() - header_bytes),
-                .unused = 0,
-                .checksum = 0};
+  Header header{
+      .magic = {},
+      .version = version,
+      .header_bytes = header_bytes,
+      .file_bytes = static_cast<std::uint64_t>(file_bytes),
+      .sections = sections.size(),
+      .checksums = checksums.size(),
+      .table_checksum = topkv::checksum(out.data() + header_bytes, bytes() - header_bytes),
+      .unused = 0,
+      .checksum = 0};
   std::memcpy(header.magic, magic, sizeof magic);
   header.checksum = header_checksum(header);
   std::memcpy(out.data(), &header, sizeof header);

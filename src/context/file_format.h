@@ -52,7 +52,7 @@ struct FileTable {
   static constexpr std::int64_t section_bytes = 48;
   static constexpr std::int64_t most_sections = std::int64_t{1} << 24;
 
-  std::vector<Section> sections;        ///< by their places
+  std::vector<Section> sections;         ///< by their places
   std::vector<std::uint64_t> checksums;  ///< of all blocks
 
   static std::int64_t blocks(std::int64_t bytes) { return (bytes + block - 1) / block; }

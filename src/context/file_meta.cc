@@ -32,8 +32,7 @@ std::vector<std::int64_t> windows_of(const JsonObject& json) {
   return windows;
 }
 
-std::vector<FileMeta::Index> indices_of(const JsonObject& json,
-                                        const std::filesystem::path& path) {
+std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::filesystem::path& path) {
   const nlohmann::json* list = json.find("indices");
   if (list == nullptr || !list->is_array() || std::ssize(*list) > most_indices)
     json.fail("indices", fmt::format("a list of at most {} indices", most_indices));

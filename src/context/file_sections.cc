@@ -100,8 +100,7 @@ void SectionWriter::fail(std::string_view what) const {
 }
 
 SectionReader::SectionReader(const ReadableFile& file, const FileTable& table,
-                             const Section& section,
-                             const std::function<void(std::int64_t)>& read)
+                             const Section& section, const std::function<void(std::int64_t)>& read)
     : file_(file),
       table_(table),
       section_(section),

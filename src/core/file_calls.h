@@ -9,8 +9,8 @@
 
 namespace topkv {
 
-/// Each does what the call of its name does and gives what that gives, errno and all. Safe from many
-/// threads.
+/// Each does what the call of its name does and gives what that gives, errno and all. Safe from
+/// many threads.
 class FileCalls {
  public:
   virtual ~FileCalls() = default;

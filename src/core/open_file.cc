@@ -113,8 +113,8 @@ void ReplacingFile::begin() {
   constexpr int tries = 100;
   for (int i = 1;; ++i) {
     part_ = folder_of(path_) / fmt::format("{}{:08x}{}", prefix_of(path_), random(), part_ending);
-    file_ = FileHandle(
-        file_calls().open(part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    file_ =
+        FileHandle(file_calls().open(part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     int error = errno;
     if (file_.get() < 0) {
       part_.clear();  // somebody else's, or none

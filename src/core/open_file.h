@@ -46,9 +46,9 @@ class ReadableFile {
 
 /// A file beside the one that it is to replace, which stays as it is until commit and is whole at
 /// any time, whenever the process or the system ends. What was begun and not committed is removed:
-/// at once where an exception ends the work, else when the same file is replaced the next time (where
-/// the file system has locks). It has the other's permissions; owner and lists of access are new.
-/// Members are safe from many threads but for commit.
+/// at once where an exception ends the work, else when the same file is replaced the next time
+/// (where the file system has locks). It has the other's permissions; owner and lists of access are
+/// new. Members are safe from many threads but for commit.
 class ReplacingFile {
  public:
   /// Room for so many bytes is taken now. Throws FileError, naming the path, the call's error and,

@@ -16,7 +16,8 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t whole_bytes = std::int64_t{1} << 20;  // files of up to so many are read whole
+constexpr std::int64_t whole_bytes = std::int64_t{1}
+                                     << 20;  // files of up to so many are read whole
 constexpr std::int64_t piece_bytes = 4096;
 constexpr std::int64_t pieces = 256;
 
@@ -60,8 +61,7 @@ std::string Model::fingerprint() const {
   std::string all;
   for (const auto& path : files) all += fmt::format("{:016x} ", sampled(path));
   // What is decided while loading, too.
-  all += fmt::format("{} {}", name_of(impl.format),
-                     impl.config.rope_scaling.theta_factor);
+  all += fmt::format("{} {}", name_of(impl.format), impl.config.rope_scaling.theta_factor);
   for (const double factor : impl.config.rope_scaling.pair_factors)
     all += fmt::format(" {}", factor);
   return fmt::format("{:016x}", checksum(all.data(), std::ssize(all)));

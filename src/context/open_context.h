@@ -1,0 +1,47 @@
+// A context's file that is open, whose sections are those of what it says of itself.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "src/context/file_format.h"
+#include "src/context/file_meta.h"
+#include "src/context/file_sections.h"
+#include "src/core/open_file.h"
+
+namespace topkv {
+
+inline bool is_rows(const Section& section) {
+  return section.kind == SectionKind::keys || section.kind == SectionKind::values;
+}
+
+/// Safe from many threads.
+class OpenContext {
+ public:
+  /// Throws FileError for what is no context's file, or has other sections, or of other sizes, than
+  /// follow from its description.
+  explicit OpenContext(const std::filesystem::path& path);
+
+  const ReadableFile& file() const { return file_; }
+  const FileTable& table() const { return table_; }
+  const FileMeta& meta() const { return meta_; }
+  const SectionsOf& has() const { return has_; }
+
+  /// Those of a kind.
+  std::vector<const Section*> of(SectionKind kind) const;
+
+  /// Reads and checks a section that lies in memory as in the file.
+  void read_all(const Section& section, void* to) const;
+
+ private:
+  void check_sections();
+
+  ReadableFile file_;
+  FileTable table_;
+  std::string text_;
+  FileMeta meta_;
+  SectionsOf has_;
+};
+
+}  // namespace topkv
