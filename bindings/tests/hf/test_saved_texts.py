@@ -244,7 +244,7 @@ def test_a_model_that_did_not_read_the_text_cannot_save_it(model, path):
 
 
 def test_an_index_that_no_file_keeps_is_refused_before_it_is_built(model, path):
-    for options in ({"index": "hnsw:M=8"}, {"index": "exact", "tail": "sample"}):
+    for options in ({"index": "hnsw:M=8"}, {"index": "faiss:IVF16,Flat"}):
         cache = read(model, **options)
         with pytest.raises(InvalidArgument, match=r'cannot be kept in a file: .*cache.freeze\("exact"\)'):
             cache.save(path, model)
