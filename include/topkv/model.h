@@ -319,9 +319,9 @@ class Model {
   const Device& device() const;
   WeightFormat weights() const;
   /// What rows of this model depend on, in 16 characters, for ContextOrigin::model: configuration,
-  /// tokenizer and weights (of large files their length and a part), as what the weights are held
-  /// and for what length keys are turned. Where the files lie, and what they are named, does not
-  /// count but for the order. Reads a few MiB. Throws FileError.
+  /// tokenizer, chat template and weights (of large files their length and a part), how these are
+  /// held, and for what length keys are turned. Where the files lie, and what they are named, does
+  /// not count but for the order. Reads a few MiB. Throws FileError.
   std::string fingerprint() const;
   /// Throws FileError when the checkpoint has none.
   const Tokenizer& tokenizer() const;

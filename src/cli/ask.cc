@@ -1,13 +1,11 @@
 // `topkv ask`: prompts over a context that lies in a file, each in a session of its own.
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +13,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
+#include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/kept_prompt.h"
 #include "src/cli/numbers.h"
@@ -23,7 +22,6 @@
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
-#include "src/core/printable.h"
 #include "src/core/stopwatch.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
@@ -74,8 +72,8 @@ void name_index_of_file(AskFlags& flags, const ContextFileInfo& info) {
   flags.retrieval.indices = {name};
 }
 
-void check_model_of(const Model& model, const ContextOrigin& origin, const AskFlags& flags) {
-  const std::string own = model.fingerprint();
+/// own: the model's fingerprint.
+void check_model_of(const std::string& own, const ContextOrigin& origin, const AskFlags& flags) {
   if (own == origin.model) return;
   throw FileError(fmt::format(
       "{}: is of another model, or of this one held otherwise: it was made by {} ({}), and {} with "
@@ -165,7 +163,8 @@ int run_ask(AskFlags flags) {
   PrefillFlags prefill;
   prefill.mode = "dense";
   const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
-  check_model_of(model, {.model = info.model, .made_with = info.made_with}, flags);
+  const std::string own = model.fingerprint();
+  check_model_of(own, {.model = info.model, .made_with = info.made_with}, flags);
   check_indices(device, model.config().attention, flags.retrieval, info.tokens);
   const Stopwatch watch;
   LoadedContext loaded = load_context(
@@ -173,7 +172,7 @@ int run_ask(AskFlags flags) {
       {.mapped = flags.mapped, .memory_budget = memory, .progress = progress.callback("load")});
   progress.finish();
   // Another file may have taken the name since.
-  check_model_of(model, loaded.origin, flags);
+  check_model_of(own, loaded.origin, flags);
   if (loaded.origin.end.chat != info.end.chat || loaded.context->tokens() != info.tokens)
     throw FileError(printable(flags.file) + ": was replaced while the model was loaded; ask again");
   fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
@@ -191,21 +190,12 @@ int run_ask(AskFlags flags) {
   }
   if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
-  for (;;) {
-    std::string line;
-    {
-      const WaitsForPerson waiting;
-      stop_if_interrupted();
-      if (terminal) fmt::print(stderr, "> ");
-      if (!std::getline(std::cin, line)) break;
-    }
-    if (line.find_first_not_of(" \t\r") == line.npos) continue;
-    check_utf8("standard input", line);
-    asking.ask(line);
+  while (const std::optional<std::string> line = next_line(terminal)) {
+    if (line->find_first_not_of(" \t\r") == line->npos) continue;
+    check_utf8("standard input", *line);
+    asking.ask(*line);
     forget_interrupt();
   }
-  if (terminal) fmt::print(stderr, "\n");
-  if (std::cin.bad()) throw FileError("standard input: cannot be read");
   return 0;
 }
 

@@ -7,7 +7,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <optional>
 
@@ -15,6 +14,7 @@
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
+#include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
@@ -170,33 +170,12 @@ class Chat {
   std::vector<Token> held_;  // those of the context, then the session's own
 };
 
-/// The next line of standard input; nothing at its end.
-std::optional<std::string> next_question(bool prompts) {
-  const WaitsForPerson waiting;
-  stop_if_interrupted();
-  if (prompts) fmt::print(stderr, "> ");
-  std::string line;
-  if (std::getline(std::cin, line)) return line;
-  if (prompts) fmt::print(stderr, "\n");
-  if (std::cin.bad()) throw FileError("standard input: cannot be read");
-  return std::nullopt;
-}
-
-std::string text_of(const std::vector<std::string>& files) {
-  std::string text;
-  for (const std::string& file : files) text += read_file(file);
-  if (!files.empty() && text.empty()) {
-    throw FileError(fmt::format("{}: no text in it", printable(files.front())));
-  }
-  return text;
-}
-
 int run_chat(ChatFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
   ChatTemplate chat_template = ChatTemplate::load(flags.model.directory);
   const Device device = open_device(flags.model);
-  const std::string text = text_of(flags.files);
+  const std::string text = text_of_files(flags.files);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
@@ -206,7 +185,7 @@ int run_chat(ChatFlags flags) {
             progress);
   const bool prompts = ::isatty(STDIN_FILENO) != 0;
   bool all_asked = true;
-  while (const std::optional<std::string> question = next_question(prompts)) {
+  while (const std::optional<std::string> question = next_line(prompts)) {
     if (question->find_first_not_of(" \t\r") == std::string::npos) continue;
     all_asked = chat.ask(*question) && all_asked;
     forget_interrupt();

@@ -13,6 +13,7 @@
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
+#include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
@@ -71,15 +72,6 @@ void check_flags(const GenerateFlags& flags) {
 /// Whether the model has a say in how it is sampled.
 bool follows_model(const SamplingFlags& flags) {
   return flags.temperature.empty() && flags.top_k.empty() && flags.top_p.empty();
-}
-
-std::string context_text(const std::vector<std::string>& files) {
-  std::string text;
-  for (const std::string& file : files) text += file == "-" ? read_stdin() : read_file(file);
-  if (!files.empty() && text.empty()) {
-    throw FileError(fmt::format("{}: no text in it", files.front()));
-  }
-  return text;
 }
 
 // The tokens are those of files and prompt as one text. Where tokens join the two, as in ".\n",
@@ -229,7 +221,7 @@ int run_generate(GenerateFlags flags) {
   if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
   const Device device = open_device(flags.model);
 
-  const std::string text = context_text(flags.files);
+  const std::string text = text_of_files(flags.files);
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();

@@ -11,6 +11,7 @@
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
+#include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/kept_prompt.h"
 #include "src/cli/numbers.h"
@@ -21,7 +22,6 @@
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
-#include "src/core/printable.h"
 #include "src/core/stopwatch.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
@@ -55,13 +55,6 @@ void check_flags(const PrefillCommandFlags& flags) {
   check_writable(flags.output);  // now rather than when it has been paid for
 }
 
-std::string text_of(const std::vector<std::string>& files) {
-  std::string text;
-  for (const std::string& file : files) text += file == "-" ? read_stdin() : read_file(file);
-  if (text.empty()) throw FileError(fmt::format("{}: no text in it", printable(files.front())));
-  return text;
-}
-
 int run_prefill(PrefillCommandFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
@@ -74,7 +67,7 @@ int run_prefill(PrefillCommandFlags flags) {
   if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
   const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
   const Device device = open_device(flags.model);
-  const std::string text = text_of(flags.files);
+  const std::string text = text_of_files(flags.files);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();

@@ -73,7 +73,7 @@ class Saving {
     table_.sections.insert(table_.sections.begin(),
                            {.kind = SectionKind::meta, .bytes = std::ssize(text_)});
     for (Section& section : table_.sections) {
-      if (!is_archived(section)) continue;
+      if (!section.is_archived()) continue;
       CountingArchive counting(section);
       transfer(section, counting);
       section.bytes = counting.bytes();
@@ -97,7 +97,7 @@ class Saving {
     };
     std::vector<Piece> pieces;
     for (const Section& section : table_.sections) {
-      if (is_archived(section)) {
+      if (section.is_archived()) {
         pieces.push_back({&section, -1});
         continue;
       }
@@ -141,12 +141,6 @@ class Saving {
       throw InvalidArgument(error.what());
     }
     throw InvalidArgument("save: a text of the origin is not UTF-8, which files' descriptions are");
-  }
-
-  /// Whether a class says what the section has (Archive); others lie in memory as in the file.
-  static bool is_archived(const Section& section) {
-    return section.kind == SectionKind::queries || section.kind == SectionKind::index ||
-           section.kind == SectionKind::tail;
   }
 
   const std::byte* data_of(const Section& section) const {

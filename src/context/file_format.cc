@@ -44,10 +44,6 @@ struct Entry {
 };
 static_assert(sizeof(Entry) == FileTable::section_bytes);
 
-std::int64_t whole_pages(std::int64_t bytes) {
-  return (bytes + FileTable::page - 1) / FileTable::page * FileTable::page;
-}
-
 std::uint64_t header_checksum(const Header& header) {
   return checksum(&header, offsetof(Header, checksum));
 }
@@ -227,7 +223,7 @@ FileTable FileTable::parse(const ReadableFile& file) {
 
 void check_zeros(const ReadableFile& file, std::int64_t end, std::string_view what) {
   std::byte padding[FileTable::page];
-  const std::int64_t bytes = whole_pages(end) - end;
+  const std::int64_t bytes = FileTable::whole_pages(end) - end;
   file.read(padding, bytes, end);
   if (std::any_of(padding, padding + bytes, [](std::byte b) { return b != std::byte{0}; }))
     fail(file, fmt::format("what follows {} up to the next page is not 0", what));

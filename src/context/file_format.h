@@ -39,7 +39,11 @@ struct Section {
   std::int64_t at = 0;              ///< of the file, a multiple of `page`
   std::int64_t first_checksum = 0;  ///< of its blocks
 
-  /// "rows of keys, layer 3, KV head 1": for messages.
+  /// Whether a class says what it has (Archive); others lie in memory as in the file.
+  bool is_archived() const {
+    return kind == SectionKind::queries || kind == SectionKind::index || kind == SectionKind::tail;
+  }
+  /// "K of layer 3, KV head 1": for messages.
   std::string name() const;
 };
 
@@ -55,6 +59,7 @@ struct FileTable {
   std::vector<Section> sections;         ///< by their places
   std::vector<std::uint64_t> checksums;  ///< of all blocks
 
+  static std::int64_t whole_pages(std::int64_t bytes) { return (bytes + page - 1) / page * page; }
   static std::int64_t blocks(std::int64_t bytes) { return (bytes + block - 1) / block; }
   /// Bytes of number i of a section's blocks.
   static std::int64_t block_bytes(const Section& section, std::int64_t i) {

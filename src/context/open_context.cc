@@ -65,17 +65,14 @@ void OpenContext::check_sections() {
     if (section.kind != one.kind || section.index != one.index || section.layer != one.layer ||
         section.kv_head != one.kv_head)
       fail_section(file_.path(), section, fmt::format("stands where {} is expected", one.name()));
-    const bool archived = section.kind == SectionKind::queries ||
-                          section.kind == SectionKind::index || section.kind == SectionKind::tail;
-    if (!archived && section.bytes != one.bytes)
+    if (!section.is_archived() && section.bytes != one.bytes)
       fail_section(file_.path(), section,
                    fmt::format("has {} bytes; expected {}, for {} tokens", section.bytes, one.bytes,
                                meta_.tokens));
     if (!is_rows(section)) continue;
     if (rows_end >= 0 && section.at != rows_end)
       fail_section(file_.path(), section, "does not follow the rows before it");
-    rows_end =
-        section.at + (section.bytes + FileTable::page - 1) / FileTable::page * FileTable::page;
+    rows_end = section.at + FileTable::whole_pages(section.bytes);
   }
   if (next != wanted.size())
     throw FileError(fmt::format("{}: {} is missing", path_text(file_.path()), wanted[next].name()));

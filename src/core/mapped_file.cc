@@ -1,16 +1,14 @@
 #include "src/core/mapped_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <string>
 #include <system_error>
 #include <utility>
 
+#include "src/core/open_file.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
 
@@ -22,20 +20,6 @@ namespace {
                               std::generic_category().message(error)));
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;  // it closes what it holds
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 }  // namespace
 
 bool file_exists(const std::filesystem::path& path) {
@@ -44,15 +28,8 @@ bool file_exists(const std::filesystem::path& path) {
 }
 
 MappedFile MappedFile::open(const std::filesystem::path& path) {
-  // O_NONBLOCK: opening a named pipe must fail below, not wait for a writer.
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (fd.get() < 0) fail(path, "opened", errno);
-  struct stat status = {};
-  if (::fstat(fd.get(), &status) != 0) fail(path, "examined", errno);
-  if (!S_ISREG(status.st_mode)) {
-    throw FileError(fmt::format("{}: is not a regular file; expected one", path_text(path)));
-  }
-  return of(fd.get(), status.st_size, path);
+  const ReadableFile file(path);
+  return of(file.handle(), file.bytes(), path);
 }
 
 MappedFile MappedFile::of(int fd, std::int64_t bytes, const std::filesystem::path& path) {

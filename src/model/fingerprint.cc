@@ -2,22 +2,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "src/core/checksum.h"
-#include "src/core/files.h"
 #include "src/core/gguf_file.h"
-#include "src/core/mapped_file.h"
 #include "src/core/open_file.h"
 #include "src/model/model_impl.h"
 
 namespace topkv {
 namespace {
 
-constexpr std::int64_t whole_bytes = std::int64_t{1}
-                                     << 20;  // files of up to so many are read whole
+constexpr std::int64_t whole_bytes = 1 << 20;  // files of up to so many are read whole
 constexpr std::int64_t piece_bytes = 4096;
 constexpr std::int64_t pieces = 256;
 

@@ -1,0 +1,19 @@
+// What commands read: texts of files, and lines that people type.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace topkv::cli {
+
+/// The texts behind each other; "-" is standard input. Throws FileError for one that cannot be
+/// read, and where there are files and no text in them.
+std::string text_of_files(const std::vector<std::string>& files);
+
+/// The next line of standard input; nothing at its end. prompts: a person is asked for it. One
+/// signal ends the program while it waits. Throws FileError, and Interrupted when one has arrived
+/// before.
+std::optional<std::string> next_line(bool prompts);
+
+}  // namespace topkv::cli
