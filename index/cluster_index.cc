@@ -300,12 +300,7 @@ void ClusterIndex::fields(Archive& archive) {
                     std::ssize(centroids_) == clusters() * keys().dim,
                 "its clusters are of other keys");
   if (!archive.reading()) return;
-  std::vector<bool> used(static_cast<std::size_t>(clusters()), false);
-  for (const std::int32_t cluster : cluster_of_) {
-    archive.check(cluster >= 0 && cluster < clusters(), "a key is in a cluster that is not there");
-    used[static_cast<std::size_t>(cluster)] = true;
-  }
-  archive.check(std::ranges::find(used, false) == used.end(), "a cluster has no keys");
+  check_groups_used(cluster_of_, clusters(), archive);
   members_ = GroupedRows(grouping(), size());
 }
 

@@ -52,6 +52,16 @@ struct Sums {
 
 }  // namespace
 
+void check_groups_used(std::span<const std::int32_t> group, std::int64_t groups,
+                       const Archive& archive) {
+  std::vector<bool> used(static_cast<std::size_t>(groups), false);
+  for (const std::int32_t one : group) {
+    archive.check(one >= 0 && one < groups, "something is in a group that is not there");
+    used[static_cast<std::size_t>(one)] = true;
+  }
+  archive.check(std::ranges::find(used, false) == used.end(), "a group has nothing in it");
+}
+
 GroupedRows::GroupedRows(const Grouping& grouping, std::int64_t count)
     : begin_(static_cast<std::size_t>(grouping.groups + 1)) {
   for (std::int64_t row = 0; row < count; ++row)

@@ -24,6 +24,10 @@ struct Grouping {
   }
 };
 
+/// Reading: throws FileError unless each is in one of so many groups, and each of these has some.
+void check_groups_used(std::span<const std::int32_t> group, std::int64_t groups,
+                       const Archive& archive);
+
 /// Rows group by group, ascending in each.
 class GroupedRows {
  public:

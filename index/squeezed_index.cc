@@ -328,13 +328,7 @@ void SqueezedIndex::fields(Archive& archive) {
                 "its coarse clusters are of other clusters");
   archive.check(clusters_read_ <= static_cast<double>(clusters()), "it reads more than there is");
   if (!has_coarse()) return;
-  std::vector<bool> used(static_cast<std::size_t>(coarse_.clusters), false);
-  for (const std::int32_t cluster : coarse_.cluster) {
-    archive.check(cluster >= 0 && cluster < coarse_.clusters,
-                  "a cluster is in a coarse one that is not there");
-    used[static_cast<std::size_t>(cluster)] = true;
-  }
-  archive.check(std::ranges::find(used, false) == used.end(), "a coarse cluster has none");
+  check_groups_used(coarse_.cluster, coarse_.clusters, archive);
   gather_coarse();
 }
 
