@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "topkv/context.h"
+#include "topkv/device.h"
 #include "topkv/progress.h"
 #include "topkv/types.h"
 
@@ -49,7 +51,12 @@ struct ContextLoadOptions {
   /// process.
   bool mapped = false;
   std::int64_t memory_budget = 0;  ///< bytes that rows may take; 0: what the machine has free
-  ProgressFn progress = {};        ///< stage "load", in bytes
+  /// Specs of indices and tails that are wanted: of these, and exact, those that the file has are
+  /// loaded, and no byte of others is read. Not given: all.
+  std::optional<std::vector<std::string>> indices = {};
+  /// For sessions on a CUDA device: rows in memory are page-locked, as those that it prefilled.
+  Device device = {};
+  ProgressFn progress = {};  ///< stage "load", in bytes
 };
 
 /// What a file says of itself.
@@ -80,15 +87,17 @@ bool is_context_file(const std::filesystem::path& path);
 void save_context(const Context& context, const std::filesystem::path& path,
                   const ContextOrigin& origin = {}, const ProgressFn& progress = {});
 
-/// Throws FileError, which names the file, the part, what was found and what was expected, and
-/// OutOfMemory before rows are read when they do not fit.
+/// Throws FileError, which names the file, the part, what was found and what was expected,
+/// OutOfMemory before rows are read when they do not fit, InvalidArgument for a spec that is not
+/// understood, and Error where a driver refuses to page-lock.
 LoadedContext load_context(const std::filesystem::path& path,
                            const ContextLoadOptions& options = {});
 
 /// Reads the beginning of a file. Throws as load_context does.
 ContextFileInfo context_file_info(const std::filesystem::path& path);
 
-/// Reads all of it and checks what load_context checks, without rows in memory.
+/// Reads all of it and checks what load_context checks, with neither rows in memory nor more of
+/// indices than a head for each thread.
 /// progress: stage "verify", in bytes. Throws FileError naming the first part that is damaged.
 void verify_context(const std::filesystem::path& path, const ProgressFn& progress = {});
 
