@@ -78,12 +78,18 @@ struct ContextFileInfo {
 /// Whether there is a file that begins as contexts' files do.
 bool is_context_file(const std::filesystem::path& path);
 
+/// Bytes that a file of such a context has, about: rows, token ids and codes (`codes:…`, `mean`).
+/// How large other indices are is not known before they are built: they count as nothing. Throws
+/// InvalidArgument for a spec that is not understood, and rows beyond 64 bits.
+std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t tokens, KvDType dtype,
+                                 const std::vector<std::string>& indices);
+
 /// Writes a file that is seen when it is whole: until then what was there stays, and may be read.
 /// origin.tokens: none, or as many as the context has, from 0 on. Texts of the origin are UTF-8;
 /// model and made_with are kept as one line. progress: stage "save", in bytes; when it throws, so
 /// does this, and nothing has changed, or, from the last report on, all is done. Throws FileError
 /// (no room among them, before anything is written) and InvalidArgument for an index that cannot be
-/// kept in a file (faiss:…, hnsw:…).
+/// kept in a file (faiss:…).
 void save_context(const Context& context, const std::filesystem::path& path,
                   const ContextOrigin& origin = {}, const ProgressFn& progress = {});
 

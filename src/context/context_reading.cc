@@ -27,13 +27,11 @@ KeyView rows_of(const RowStore& store, const Section& section) {
 
 ContextReading::ContextReading(const OpenContext& open, const ContextLoadOptions& options)
     : open_(open), options_(options), wanted_(open.meta().indices.size(), !options.indices) {
-  for (const std::string& text : options.indices.value_or(std::vector<std::string>{"exact"})) {
-    const std::string spec = IndexSpec(text).text();
-    for (std::size_t i = 0; i < wanted_.size(); ++i) {
-      const std::string& there = open.meta().indices[i].spec;
-      wanted_[i] = wanted_[i] || there == spec || there == "exact";
-    }
-  }
+  std::vector<std::string> specs = {"exact"};
+  for (const std::string& text : options.indices.value_or(std::vector<std::string>{}))
+    specs.push_back(IndexSpec(text).text());
+  for (std::size_t i = 0; i < wanted_.size(); ++i)
+    wanted_[i] = wanted_[i] || std::ranges::count(specs, open.meta().indices[i].spec) > 0;
   for (const Section& section : open_.table().sections) {
     if (is_read(section) && !(options.mapped && is_rows(section))) bytes_ += section.bytes;
   }
@@ -99,7 +97,12 @@ void ContextReading::check(const std::stop_token& stop) {
   read_channels(*store);
   Segment segment;
   segment.store = store;
-  if (open_.has().queries) read_queries();
+  for (const Section* section : open_.of(SectionKind::queries)) {
+    KeptQueries of_layer(open_.meta().shape);
+    read_archive(*section, [&](Archive& archive) {
+      of_layer.fields(section->layer, open_.meta().tokens, archive);
+    });
+  }
   read_tokens();
   check_indices(segment);
   check_finite(*store);
