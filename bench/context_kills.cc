@@ -87,6 +87,11 @@ int run(int kills, const fs::path& folder) {
   const std::map<std::uint64_t, std::string> whole = {{checksum_of(folder / "a.tkv"), "a"},
                                                       {checksum_of(folder / "b.tkv"), "b"}};
   const auto a = load_context(folder / "a.tkv").context;
+  // Some are killed in their first save, some in a later one.
+  const auto begun = std::chrono::steady_clock::now();
+  save_context(*a, folder / "c.tkv");
+  const std::chrono::duration<double, std::micro> save = std::chrono::steady_clock::now() - begun;
+  const auto longest = static_cast<std::uint64_t>(3 * save.count()) + 1;
   std::ofstream(folder / "told") << std::string(sizeof(Told), '\0');
   Told* told = told_in(folder / "told");
   std::mt19937_64 random(1);
@@ -114,7 +119,7 @@ int run(int kills, const fs::path& folder) {
       if (::waitpid(child, nullptr, WNOHANG) != 0) throw std::runtime_error("the process ended");
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 150000));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % longest));
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
     during += told->begun > told->ended ? 1 : 0;
