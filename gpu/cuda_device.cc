@@ -11,6 +11,7 @@
 #include "gpu/cuda_selection.h"
 #include "gpu/elementwise.h"
 #include "gpu/experts.h"
+#include "gpu/page_lock.h"
 #include "gpu/phase_clock.h"
 #include "gpu/prefill.h"
 #include "gpu/recording.h"
@@ -142,6 +143,11 @@ void CudaDevice::copy_out(const std::byte* from, std::int64_t bytes, void* host)
   TOPKV_CUDA(cudaMemcpyAsync(host, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost,
                              stream_));
   stream_.synchronize();
+}
+
+std::shared_ptr<void> CudaDevice::lock_pages(std::byte* data, std::int64_t bytes) {
+  const DeviceLock current = lock();
+  return page_lock(data, bytes);
 }
 
 Matrix CudaDevice::upload(const Matrix& host, std::byte* storage) {

@@ -55,6 +55,7 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   void copy_in(const void* host, std::int64_t bytes, std::byte* to) override;
   void copy_out(const std::byte* from, std::int64_t bytes, void* host) override;
   void synchronize() override { stream_.synchronize(); }
+  std::shared_ptr<void> lock_pages(std::byte* data, std::int64_t bytes) override;
   Matrix upload(const Matrix& host, std::byte* storage) override;
   std::int64_t packed_bytes() const override;
   void prepare_packed() override;

@@ -82,6 +82,12 @@ class LinkResiduals {
 
   void clear() { judged_ = 0; }
 
+  /// For a file, of so many keys.
+  void fields(std::int64_t keys, Archive& archive) {
+    archive.value(judged_);
+    archive.check(judged_ >= 0 && judged_ <= keys, "more keys were judged than there are");
+  }
+
  private:
   std::int64_t judged_ = 0;  // keys when the residuals of all were found
 };

@@ -41,6 +41,33 @@ done
 "$topkv" generate -m "$model" -f notes.txt -p "$first" $flags -n 9 >whole 2>/dev/null
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" >kept 2>/dev/null
 holds 'asked of the file as of the text' cmp -s whole kept
+# Several together, as many as there are and each as if alone.
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" -p ' The grass is' -p "$second" -p "$first" >together 2>/dev/null
+{ for p in "$first" ' The grass is' "$second" "$first"; do "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$p"; done; } >serial 2>/dev/null
+holds 'answers together are those of each alone, in order' cmp together serial
+for i in 1 2 3 4 5 6 7 8 9; do printf '%s\n%s\n' "$first" "$second"; done >prompts
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 --json <prompts >json 2>/dev/null
+holds 'more than are stepped at a time, in JSON, in order' python3 -c '
+import json
+got = [json.loads(line) for line in open("json")]
+asked = open("prompts").read().splitlines()
+assert [one["prompt"] for one in got] == asked and [one["text"] for one in got] == [" 7281934.", " 5520017."] * 9'
+holds 'who waits for an answer before asking again gets it' python3 - "$topkv" "$model" "$first" "$second" <<'END'
+import subprocess, sys
+topkv, model, *prompts = sys.argv[1:]
+command = [topkv, "ask", "notes.tkv", "-m", model, "--device", "cpu", "-t", "2", "--kv-window", "64", "-n", "9"]
+with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asked:
+    for prompt, answer in zip(prompts, (" 7281934.", " 5520017.")):
+        asked.stdin.write(prompt + "\n")
+        asked.stdin.flush()
+        assert asked.stdout.readline() == answer + "\n"
+    asked.stdin.close()
+    assert asked.wait() == 0
+END
+"$topkv" prefill -m "$model" -f notes.txt -o graph.tkv --kv-index hnsw --device cpu 2>log || echo "FAILED: $(cat log)"
+"$topkv" ask graph.tkv -m "$model" $flags -n 9 -p "$first" -p "$second" >graph 2>log
+holds 'a graph is kept' cmp answers graph
+holds 'and not built again' sh -c "! grep -q 'index ' log"
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --json >json 2>/dev/null
 holds 'JSON, a line for each' python3 -c 'import json; r = [json.loads(l) for l in open("json")]; assert len(r) == 1 and r[0]["text"] == " 7281934." and r[0]["context_tokens"] > 700'
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --kv-index ivf --kv-tail none >built 2>/dev/null
@@ -75,7 +102,7 @@ fails 'a template that has the text twice' 1 'cannot be kept' "$topkv" prefill -
 fails 'another model' 1 'is of another model' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
 fails 'no context' 1 'is no context file' "$topkv" ask notes.txt -m "$model" -p x
 fails 'nothing there' 1 'cannot be opened' "$topkv" ask nothing.tkv -m "$model" -p x
-fails 'an index that is not kept' 2 'is not kept in files' "$topkv" prefill -m "$model" -f notes.txt -o x.tkv --kv-index hnsw
+fails 'an index that is not kept' 2 'is not kept in files' "$topkv" prefill -m "$model" -f notes.txt -o x.tkv --kv-index faiss:Flat
 fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f notes.txt -o no/x.tkv
 fails 'no text' 1 'no text in it' "$topkv" prefill -m "$model" -f /dev/null -o x.tkv
 head -c 100000 notes.tkv >short.tkv

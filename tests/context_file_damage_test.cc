@@ -290,9 +290,9 @@ TEST(DamagedContextFile, RowsThatAreNotFinite) {
 TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
   const TempDirectory folder;
   std::vector<std::string> indices = stored_indices();
-  for (const char* more :
-       {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16", "h2o",
-        "retroinfer:size=16,segment=1024,v=1", "squeezed:c=5,coarse=1,s=80", "pages:size=16"})
+  for (const char* more : {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16", "h2o",
+                           "retroinfer:size=16,segment=1024,v=1", "squeezed:c=5,coarse=1,s=80",
+                           "pages:size=16", "hnsw:M=4,efc=60,ef=0"})
     indices.emplace_back(more);
   const Changed file(folder, 600, indices);
   std::mt19937 random(5);
@@ -321,7 +321,7 @@ TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
         for (const char* index :
              {"codes:k=16,v=8", "ivf:size=32,share=32", "quest:page=16", "sparq:r=16,v=1",
               "lowrank:r=16", "h2o", "retroinfer:size=16,segment=1024,v=1",
-              "squeezed:c=5,coarse=1,s=80"})
+              "squeezed:c=5,coarse=1,s=80", "hnsw:M=4,efc=60,ef=0"})
           answers(context, index, "");
         answers(context, "exact", "pages:size=16");
         answers(context, "exact", "mean");
@@ -333,6 +333,65 @@ TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
   }
   EXPECT_GT(loaded, 20);
   EXPECT_GT(refused, 20);
+}
+
+/// Each number that a walk over a graph follows, with one that it must not.
+TEST(DamagedContextFile, GraphsThatLeadOutOfWhatThereIs) {
+  const TempDirectory folder;
+  constexpr std::int64_t nodes = 100;
+  const Changed file(folder, nodes, {"hnsw:M=4,efc=60,ef=0"});
+  const auto& sections = file.table().sections;
+  const auto graph = static_cast<std::size_t>(
+      std::ranges::find_if(
+          sections, [](const Section& s) { return s.kind == SectionKind::index && s.index == 1; }) -
+      sections.begin());
+  ASSERT_LT(graph, sections.size());
+  const std::string content = file.content(graph);
+  const auto number = [&](std::size_t at, auto value) {
+    std::memcpy(&value, content.data() + at, sizeof value);
+    return value;
+  };
+  const std::size_t rows = 4 + 8 + nodes * 4 + 8;
+  const std::size_t levels = rows + nodes * 4 + 8;
+  const std::size_t entry = levels + nodes;
+  const std::size_t lengths = entry + 4 + 8;
+  const auto lists = static_cast<std::size_t>(number(lengths - 8, std::int64_t{}));
+  const std::size_t links = lengths + lists * 2 + 8;
+  ASSERT_EQ(number(levels - 8, std::int64_t{}), nodes);
+  ASSERT_GT(lists, static_cast<std::size_t>(nodes));  // some have upper floors
+  const auto with = [&](std::size_t at, auto value, const std::string& what) {
+    std::string changed = content;
+    std::memcpy(changed.data() + at, &value, sizeof value);
+    ASSERT_NE(changed, content) << what;
+    file.write_with(graph, changed);
+    expect_refused(file, what);
+  };
+  with(0, -1.0F, "a norm below 0");
+  with(4, std::int64_t{nodes - 1}, "a place on the sphere is missing");
+  with(12, -2.0F, "a scale above 1");
+  with(12, 3e38F, "a place beyond float32");
+  with(rows, std::uint32_t{nodes}, "a node of no key");
+  with(rows, number(rows + 4, std::uint32_t{}), "two nodes of a key");
+  with(levels, std::uint8_t{65}, "too many floors");
+  with(levels, static_cast<std::uint8_t>(content[levels] + 1), "a floor more than there are lists");
+  with(entry, std::uint32_t{nodes}, "an entry that is no node");
+  std::uint32_t low = 0;  // on the ground floor alone
+  while (content[levels + low] != 0) ++low;
+  with(entry, low, "an entry below the highest floor");
+  with(lengths, std::uint16_t{9}, "more links than a list has room for");
+  with(lengths, std::uint16_t{0xffff}, "more links than there are");
+  with(lengths, static_cast<std::uint16_t>(number(lengths, std::uint16_t{}) - 1),
+       "a link too many");
+  with(links, std::uint32_t{nodes}, "a link to no node");
+  with(links, std::uint32_t{0xffffffff}, "a link to no node");
+  // A link of an upper floor to a node that is not on it.
+  std::size_t list = 0;
+  std::size_t link = 0;
+  for (std::uint32_t node = 0; content[levels + node] == 0; ++node)
+    link += number(lengths + 2 * list++, std::uint16_t{});
+  link += number(lengths + 2 * list++, std::uint16_t{});  // its ground floor
+  ASSERT_GT(number(lengths + 2 * list, std::uint16_t{}), 0);
+  with(links + 4 * link, low, "a link of a floor to a node below it");
 }
 
 }  // namespace

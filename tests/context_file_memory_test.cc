@@ -1,7 +1,9 @@
 // Saving and loading while each allocation in turn fails: nothing is lost, and the next call works.
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <oneapi/tbb/global_control.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -16,6 +18,13 @@
 namespace {
 
 std::atomic<std::int64_t> left{-1};  // allocations until one fails; below 0: none does
+std::atomic<bool> watching{false};
+std::atomic<std::int64_t> most{0};  // bytes that were allocated while watching, by malloc, too
+
+std::int64_t allocated() {
+  const struct mallinfo2 info = ::mallinfo2();
+  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+}
 
 }  // namespace
 
@@ -24,6 +33,7 @@ std::atomic<std::int64_t> left{-1};  // allocations until one fails; below 0: no
   if (left.load() >= 0 && left.fetch_sub(1) == 0) throw std::bad_alloc();
   void* memory = std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
+  if (watching) most = std::max(most.load(), allocated());
   return memory;
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
@@ -137,6 +147,28 @@ TEST(ContextFileMemory, ALoadFailsCleanly) {
     EXPECT_EQ(test::answers(load_context(path, {.mapped = mapped}).context, indices()[0], ""),
               want);
   }
+}
+
+TEST(ContextFileMemory, VerifyHoldsOneHeadOfAnIndexForEachThread) {
+  const oneapi::tbb::global_control one(oneapi::tbb::global_control::max_allowed_parallelism, 1);
+  const AttentionShape shape = {.layers = 6, .q_heads = 4, .kv_heads = 4, .head_dim = 64};
+  const auto context = saved_context(shape, 1500, {}, {"lowrank:r=32", "sparq:r=16,v=1"});
+  const TempDirectory folder;
+  const auto path = folder.path() / "c.tkv";
+  save_context(*context, path);
+  const auto peak = [&](const auto& work) {
+    const std::int64_t before = allocated();
+    most = before;
+    watching = true;
+    work();
+    watching = false;
+    return most - before;
+  };
+  const std::int64_t of_load = peak([&] { load_context(path, {.mapped = true}); });
+  const std::int64_t of_verify = peak([&] { verify_context(path); });
+  // Of 24 heads one at a time.
+  EXPECT_GT(of_load, context->memory().index_bytes * 9 / 10);
+  EXPECT_LT(of_verify, of_load / 4) << of_load;
 }
 
 }  // namespace

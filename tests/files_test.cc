@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
+#include "src/core/open_file.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 
@@ -38,6 +41,38 @@ TEST(Files, WhatWriteFileCouldNotReplaceIsRefused) {
   refused("/dev/null", "expected a new file or a regular one");
   refused(link, "expected a new file or a regular one");
   refused(directory.path() / std::string(300, 'a'), "cannot be written");
+}
+
+TEST(Files, ReplacesWhatIsThereInOneStep) {
+  const TempDirectory directory;
+  const auto old = directory.write("a.csv", "old and longer");
+  std::filesystem::permissions(old, std::filesystem::perms(0640));
+  write_file(old, "new");
+  EXPECT_EQ(read_file(old), "new");
+  EXPECT_EQ(std::filesystem::status(old).permissions(), std::filesystem::perms(0640));
+  write_file(old, "");
+  EXPECT_EQ(read_file(old), "");
+  directory.write("b.csv.part", "somebody else's");
+  write_file(directory.path() / "b.csv", "b");
+  EXPECT_EQ(read_file(directory.path() / "b.csv.part"), "somebody else's");
+  expect_error<FileError>([&] { write_file(directory.path() / "none" / "a.csv", "x"); },
+                          (directory.path() / "none" / "a.csv").string() + ": ", {});
+}
+
+TEST(Files, RoomIsAskedForAndNothingIsLeft) {
+  const TempDirectory directory;
+  const auto path = directory.write("a.tkv", "old");
+  check_room(path, 100);
+  check_room(directory.path() / "new.tkv", 100);
+  expect_error<FileError>([&] { check_room(path, std::int64_t{1} << 62); }, path.string() + ": ",
+                          {"it will take about 4", "free", "make room"});
+  expect_error<FileError>([&] { check_room(directory.path() / "none" / "a.tkv", 1); }, "",
+                          {"folder"});
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
+    names.push_back(entry.path().filename().string());
+  EXPECT_EQ(names, std::vector<std::string>{"a.tkv"});
+  EXPECT_EQ(read_file(path), "old");
 }
 
 }  // namespace

@@ -127,6 +127,88 @@ TEST(Generate, LogitsOfASessionThatRetrievesAllEqualTheDenseOnes) {
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 2e-3) << i;
 }
 
+/// The fact asked for in several ways, of different lengths.
+std::vector<std::vector<Token>> questions() {
+  std::vector<std::vector<Token>> all = {question()};
+  for (const char* text : {"\nThe special magic number for quiet-river is", "\nThe grass is",
+                           " The sky is blue. The sun"})
+    all.push_back(bundled().tokenizer().encode(text));
+  return all;
+}
+
+TEST(Generate, TogetherGivesTheTokensOfEachAlone) {
+  const auto context = bundled()
+                           .prefill(text_with_fact(2000), {.attention = {.mode = Prefill::window}})
+                           ->with_index("codes:k=32,v=8");
+  for (const double temperature : {0.0, 0.01}) {
+    for (const char* index : {"exact", "codes:k=32,v=8"}) {
+      const GenerateOptions options = {.max_tokens = 12, .sampling = {.temperature = temperature}};
+      const RetrievalOptions retrieval = {.index = index, .k = TopK::same(16), .window = 256};
+      std::vector<std::vector<Token>> want;
+      for (const auto& prompt : questions()) {
+        Session session(context, retrieval);
+        want.push_back(bundled().generate(session, prompt, options).tokens);
+      }
+      std::vector<Session> sessions;
+      std::vector<Session*> each;
+      for (std::size_t i = 0; i < want.size(); ++i) sessions.emplace_back(context, retrieval);
+      for (Session& session : sessions) each.push_back(&session);
+      std::vector<std::vector<Token>> told(want.size());
+      const auto got =
+          bundled().generate_together(each, questions(), options, [&](std::size_t i, Token token) {
+            told[i].push_back(token);
+            return true;
+          });
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        EXPECT_EQ(got[i].tokens, want[i]) << i << " " << index;
+        EXPECT_EQ(told[i], want[i]);
+        EXPECT_EQ(got[i].steps, std::ssize(want[i]) - (got[i].ended ? 0 : 1));
+        EXPECT_EQ(sessions[i].own_tokens(), std::ssize(questions()[i]) + got[i].steps);
+      }
+    }
+  }
+}
+
+TEST(Generate, TogetherOneMayStopAndWhatThrowsLeavesAllAsTheyWere) {
+  const auto context =
+      bundled().prefill(text_with_fact(500), {.attention = {.mode = Prefill::window}});
+  Session a(context);
+  Session b(context);
+  Session* const both[] = {&a, &b};
+  const std::vector<std::vector<Token>> prompts = {questions()[0], questions()[2]};
+  const auto results = bundled().generate_together(both, prompts, {.max_tokens = 6},
+                                                   [](std::size_t i, Token) { return i != 0; });
+  EXPECT_EQ(results[0].tokens.size(), 1U);
+  EXPECT_EQ(results[1].tokens.size(), 6U);
+  const std::int64_t own[] = {a.own_tokens(), b.own_tokens()};
+  const auto throws = [&](std::span<Session* const> sessions,
+                          const std::vector<std::vector<Token>>& given) {
+    EXPECT_THROW(bundled().generate_together(sessions, given), InvalidArgument);
+    EXPECT_EQ(a.own_tokens(), own[0]);
+    EXPECT_EQ(b.own_tokens(), own[1]);
+  };
+  Session* const twice[] = {&a, &a};
+  Session* const none[] = {&a, nullptr};
+  Session other(bundled().prefill(questions()[0]));
+  Session* const strangers[] = {&a, &other};
+  throws({}, {});
+  throws(both, {prompts[0]});
+  throws(both, {prompts[0], {}});
+  throws(both, {prompts[0], {-1}});
+  throws(twice, prompts);
+  throws(none, prompts);
+  throws(strangers, prompts);
+  int seen = 0;
+  EXPECT_THROW(bundled().generate_together(both, prompts, {.max_tokens = 6},
+                                           [&](std::size_t, Token) -> bool {
+                                             if (++seen == 5) throw std::runtime_error("enough");
+                                             return true;
+                                           }),
+               std::runtime_error);
+  EXPECT_EQ(a.own_tokens(), own[0]);
+  EXPECT_EQ(b.own_tokens(), own[1]);
+}
+
 TEST(Generate, ConcurrentSessionsGiveTheTokensOfOneAlone) {
   const auto context =
       bundled().prefill(text_with_fact(2000), {.attention = {.mode = Prefill::window}});

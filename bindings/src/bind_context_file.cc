@@ -2,6 +2,11 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
 #include "topkv/context_file.h"
@@ -10,9 +15,13 @@ namespace topkv::python {
 namespace {
 
 LoadedContext load(const std::filesystem::path& path, bool mapped, std::int64_t memory_budget,
+                   std::optional<std::vector<std::string>> indices, const Device& device,
                    const py::object& progress) {
-  const ContextLoadOptions options = {
-      .mapped = mapped, .memory_budget = memory_budget, .progress = progress_of(progress)};
+  const ContextLoadOptions options = {.mapped = mapped,
+                                      .memory_budget = memory_budget,
+                                      .indices = std::move(indices),
+                                      .device = device,
+                                      .progress = progress_of(progress)};
   const py::gil_scoped_release release;
   return load_context(path, options);
 }
@@ -95,13 +104,17 @@ void bind_context_file(py::module_& module) {
 
   module.def(
       "load_context", &load, py::arg("path"), py::kw_only(), py::arg("mapped") = false,
-      py::arg("memory_budget") = 0, py::arg("progress") = py::none(),
+      py::arg("memory_budget") = 0, py::arg("indices") = py::none(), py::arg("device") = Device(),
+      py::arg("progress") = py::none(),
       "The context that Context.save wrote, to the bit: rows, indices and tails, none of "
       "them built again.\n\n"
       "mapped: rows stay in the file and are read where they lie, as they are needed, so that "
       "they may be more than the memory; their checksums are left to verify_context. The file "
       "must not be changed while the context lives: a page that is cut off ends the process. "
-      "memory_budget: bytes that rows may take, 0 for what the machine has free. progress: "
+      "memory_budget: bytes that rows may take, 0 for what the machine has free. indices: specs of "
+      "those that are wanted; of these, and exact, it loads those that the file has, and reads no "
+      "other. None: all. device: a CUDA device for whose sessions rows in memory are page-locked. "
+      "progress: "
       "called with a Progress, stage \"load\", in bytes; what it raises, and Ctrl-C, ends the "
       "loading.\n\n"
       "Raises FileError, which names the file and the part that is damaged, and OutOfMemory "

@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "topkv/context.h"
+#include "topkv/device.h"
 #include "topkv/progress.h"
 #include "topkv/types.h"
 
@@ -49,7 +51,12 @@ struct ContextLoadOptions {
   /// process.
   bool mapped = false;
   std::int64_t memory_budget = 0;  ///< bytes that rows may take; 0: what the machine has free
-  ProgressFn progress = {};        ///< stage "load", in bytes
+  /// Specs of indices and tails that are wanted: of these, and exact, those that the file has are
+  /// loaded, and no byte of others is read. Not given: all.
+  std::optional<std::vector<std::string>> indices = {};
+  /// For sessions on a CUDA device: rows in memory are page-locked, as those that it prefilled.
+  Device device = {};
+  ProgressFn progress = {};  ///< stage "load", in bytes
 };
 
 /// What a file says of itself.
@@ -71,24 +78,32 @@ struct ContextFileInfo {
 /// Whether there is a file that begins as contexts' files do.
 bool is_context_file(const std::filesystem::path& path);
 
+/// Bytes that a file of such a context has, about: rows, token ids and codes (`codes:…`, `mean`).
+/// How large other indices are is not known before they are built: they count as nothing. Throws
+/// InvalidArgument for a spec that is not understood, and rows beyond 64 bits.
+std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t tokens, KvDType dtype,
+                                 const std::vector<std::string>& indices);
+
 /// Writes a file that is seen when it is whole: until then what was there stays, and may be read.
 /// origin.tokens: none, or as many as the context has, from 0 on. Texts of the origin are UTF-8;
 /// model and made_with are kept as one line. progress: stage "save", in bytes; when it throws, so
 /// does this, and nothing has changed, or, from the last report on, all is done. Throws FileError
 /// (no room among them, before anything is written) and InvalidArgument for an index that cannot be
-/// kept in a file (faiss:…, hnsw:…).
+/// kept in a file (faiss:…).
 void save_context(const Context& context, const std::filesystem::path& path,
                   const ContextOrigin& origin = {}, const ProgressFn& progress = {});
 
-/// Throws FileError, which names the file, the part, what was found and what was expected, and
-/// OutOfMemory before rows are read when they do not fit.
+/// Throws FileError, which names the file, the part, what was found and what was expected,
+/// OutOfMemory before rows are read when they do not fit, InvalidArgument for a spec that is not
+/// understood, and Error where a driver refuses to page-lock.
 LoadedContext load_context(const std::filesystem::path& path,
                            const ContextLoadOptions& options = {});
 
 /// Reads the beginning of a file. Throws as load_context does.
 ContextFileInfo context_file_info(const std::filesystem::path& path);
 
-/// Reads all of it and checks what load_context checks, without rows in memory.
+/// Reads all of it and checks what load_context checks, with neither rows in memory nor more of
+/// indices than a head for each thread.
 /// progress: stage "verify", in bytes. Throws FileError naming the first part that is damaged.
 void verify_context(const std::filesystem::path& path, const ProgressFn& progress = {});
 

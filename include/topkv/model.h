@@ -7,6 +7,7 @@
 // between them, and docs/models.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -273,6 +274,8 @@ using AttendFn = std::function<void(const AttentionStep& step)>;
 
 /// Called with each generated token; return false to stop.
 using TokenFn = std::function<bool(Token)>;
+/// Likewise, with the number of the session that it is of; false stops that one.
+using TokenOfFn = std::function<bool(std::size_t session, Token)>;
 
 struct GenerateResult {
   std::vector<Token> tokens;  ///< generated, without the end token
@@ -347,6 +350,18 @@ class Model {
   /// the call.
   GenerateResult generate(Session& session, std::span<const Token> prompt,
                           const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;
+
+  /// Likewise several sessions over one context, from 1 to 256, each with a prompt of its own,
+  /// which are read one after the other. Answers then grow in joint steps, a token of each that has
+  /// not ended: weights, and keys and codes as Session::attend_together says, are read once for
+  /// all. Each answers what it would alone, but for rounding. (With dual chunk attention one after
+  /// the other.) GenerateResult::times of the first are those of all; decode_seconds end with the
+  /// session's own answer. Throws as generate does, and InvalidArgument as attend_together does;
+  /// all sessions are then as they were before the call.
+  std::vector<GenerateResult> generate_together(std::span<Session* const> sessions,
+                                                std::span<const std::vector<Token>> prompts,
+                                                const GenerateOptions& options = {},
+                                                const TokenOfFn& on_token = {}) const;
 
   /// Logits [tokens, vocab_size] of a dense forward pass over the tokens; for tests and scoring.
   std::vector<float> logits(std::span<const Token> tokens) const;

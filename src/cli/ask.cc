@@ -9,7 +9,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
+#include "src/cli/answer_stream.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
@@ -89,35 +93,71 @@ class Asking {
          std::optional<ChatTemplate> chat)
       : flags_(flags), model_(model), loaded_(std::move(loaded)), chat_(std::move(chat)) {}
 
-  void ask(const std::string& prompt) const {
-    const std::vector<Token> tokens =
-        tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
-    if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
-    const auto read = static_cast<std::int64_t>(tokens.size());
+  /// Each by itself, in joint steps; answers in the order of the prompts.
+  void ask(std::span<const std::string> prompts) const {
+    std::vector<std::vector<Token>> tokens;
+    for (const std::string& prompt : prompts) {
+      tokens.push_back(tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt));
+      if (tokens.back().empty())
+        throw InvalidArgument("the prompt has no tokens; give it some text");
+      model_.check_reach(loaded_.context->tokens() + std::ssize(tokens.back()) +
+                         flags_.most_predicted());
+    }
+    while (!prompts.empty() && !interrupted()) {
+      const std::size_t asked = ask_together(prompts, tokens);
+      prompts = prompts.subspan(asked);
+      tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(asked));
+    }
+  }
+
+ private:
+  static constexpr std::size_t most_together = 16;
+
+  /// Asks as many of the first as there is memory for; gives how many.
+  std::size_t ask_together(std::span<const std::string> prompts,
+                           std::span<const std::vector<Token>> tokens) const {
     const std::int64_t most = flags_.most_predicted();
-    model_.check_reach(loaded_.context->tokens() + read + most);
+    std::vector<Session> sessions;
+    sessions.reserve(most_together);  // they stay where they are
+    while (sessions.size() < std::min(most_together, prompts.size())) {
+      const std::int64_t own = std::ssize(tokens[sessions.size()]) + most + 1;
+      try {
+        sessions.emplace_back(loaded_.context,
+                              retrieval_options(flags_.retrieval, model_.config().attention.layers,
+                                                flags_.retrieval.indices.front(), own),
+                              model_.device());
+      } catch (const OutOfMemory&) {
+        if (sessions.empty()) throw;
+        break;  // the others are asked after these
+      }
+    }
+    const std::size_t count = sessions.size();
+    std::vector<Session*> each;
+    for (Session& session : sessions) each.push_back(&session);
+    std::vector<AnswerStream> streams;
+    for (std::size_t i = 0; i < count; ++i)
+      streams.emplace_back(model_.tokenizer(), flags_.json ? AnswerStream::Shown::never
+                                               : i == 0    ? AnswerStream::Shown::at_once
+                                                           : AnswerStream::Shown::at_end);
     const Stopwatch watch;
-    double first_token = 0;
-    Session session(loaded_.context,
-                    retrieval_options(flags_.retrieval, model_.config().attention.layers,
-                                      flags_.retrieval.indices.front(), read + most + 1),
-                    model_.device());
-    Utf8Stream stream;
-    const auto show = [&](const std::string& piece) {
-      if (flags_.json) return;
-      std::fwrite(piece.data(), 1, piece.size(), stdout);
-      std::fflush(stdout);
-    };
-    const GenerateResult result =
-        model_.generate(session, tokens,
-                        {.max_tokens = most,
-                         .sampling = sampling_options(flags_.sampling, model_.config().sampling)},
-                        [&](Token token) {
-                          if (first_token == 0) first_token = watch.seconds();
-                          show(stream.push(model_.tokenizer().bytes_of_token(token)));
-                          return !interrupted();
-                        });
-    show(stream.finish() + "\n");
+    std::vector<double> first_token(count);
+    const std::vector<GenerateResult> results = model_.generate_together(
+        each, tokens.first(count),
+        {.max_tokens = most,
+         .sampling = sampling_options(flags_.sampling, model_.config().sampling)},
+        [&](std::size_t i, Token token) {
+          if (first_token[i] == 0) first_token[i] = watch.seconds();
+          return streams[i].take(token);
+        });
+    for (std::size_t i = 0; i < count; ++i) {
+      streams[i].finish();
+      print_figures(prompts[i], std::ssize(tokens[i]), results[i], first_token[i]);
+    }
+    return count;
+  }
+
+  void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
+                     double first_token) const {
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =
         result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
@@ -140,7 +180,6 @@ class Asking {
                format_rate(rate));
   }
 
- private:
   const AskFlags& flags_;
   const Model& model_;
   LoadedContext loaded_;
@@ -167,9 +206,15 @@ int run_ask(AskFlags flags) {
   check_model_of(own, {.model = info.model, .made_with = info.made_with}, flags);
   check_indices(device, model.config().attention, flags.retrieval, info.tokens);
   const Stopwatch watch;
-  LoadedContext loaded = load_context(
-      flags.file,
-      {.mapped = flags.mapped, .memory_budget = memory, .progress = progress.callback("load")});
+  const std::string& index = flags.retrieval.indices.front();
+  const std::string tail = tail_beside(flags.retrieval.tail, index);
+  std::vector<std::string> wanted = {index};
+  if (!tail.empty() && tail != "none") wanted.push_back(tail);
+  LoadedContext loaded = load_context(flags.file, {.mapped = flags.mapped,
+                                                   .memory_budget = memory,
+                                                   .indices = wanted,
+                                                   .device = device,
+                                                   .progress = progress.callback("load")});
   progress.finish();
   // Another file may have taken the name since.
   check_model_of(own, loaded.origin, flags);
@@ -178,22 +223,27 @@ int run_ask(AskFlags flags) {
   fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
              byte_text(info.file_bytes), flags.mapped ? "mapped" : "read",
              format_seconds(watch.seconds()));
-  const std::string& index = flags.retrieval.indices.front();
   loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
-  loaded.context = with_tail(loaded.context, tail_beside(flags.retrieval.tail, index),
-                             progress.callback("tail"), device);
+  loaded.context = with_tail(loaded.context, tail, progress.callback("tail"), device);
   progress.finish();
   const Asking asking(flags, model, std::move(loaded), std::move(chat));
-  for (const std::string& prompt : flags.prompts) {
-    stop_if_interrupted();
-    asking.ask(prompt);
-  }
+  stop_if_interrupted();
+  asking.ask(flags.prompts);
   if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
   while (const std::optional<std::string> line = next_line(terminal)) {
-    if (line->find_first_not_of(" \t\r") == line->npos) continue;
-    check_utf8("standard input", *line);
-    asking.ask(*line);
+    // Those that are there by now are asked together: who waits for an answer gets it.
+    std::vector<std::string> lines = {*line};
+    while (!terminal && lines.size() < 1024 && line_waits()) {
+      const std::optional<std::string> more = next_line(false);
+      if (!more) break;
+      lines.push_back(*more);
+    }
+    std::erase_if(
+        lines, [](const std::string& one) { return one.find_first_not_of(" \t\r") == one.npos; });
+    for (const std::string& one : lines) check_utf8("standard input", one);
+    asking.ask(lines);
+    if (!terminal && interrupted()) return interrupted_status();
     forget_interrupt();
   }
   return 0;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "src/cli/answer_stream.h"
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
@@ -131,18 +132,11 @@ class Chat {
   }
 
   void answer(const std::vector<Token>& asked, std::span<const Token> prompt, std::int64_t most) {
-    Utf8Stream stream;
-    const auto show = [](const std::string& piece) {
-      std::fwrite(piece.data(), 1, piece.size(), stdout);
-      std::fflush(stdout);
-    };
+    AnswerStream stream(model_.tokenizer(), AnswerStream::Shown::at_once);
     const GenerateResult result = model_.generate(
         *session_, prompt, {most, sampling_options(flags_.sampling, model_.config().sampling)},
-        [&](Token token) {
-          show(stream.push(model_.tokenizer().bytes_of_token(token)));
-          return !interrupted();
-        });
-    show(stream.finish() + "\n");
+        [&](Token token) { return stream.take(token); });
+    stream.finish();
     // The session has all of it but the token chosen last.
     held_ = asked;
     held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());

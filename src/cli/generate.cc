@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "src/cli/answer_stream.h"
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
@@ -252,21 +253,16 @@ int run_generate(GenerateFlags flags) {
       prefilled.context,
       retrieval_options(flags.retrieval, shape.layers, index, figures.prompt_tokens + predict + 1),
       device);
-  Utf8Stream stream;
-  const auto show = [&](const std::string& piece) {
-    if (flags.json) return;
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
-  };
+  AnswerStream stream(tokenizer,
+                      flags.json ? AnswerStream::Shown::never : AnswerStream::Shown::at_once);
   std::vector<StepTimes> before_decoding;
   const auto on_token = [&](Token token) {
     if (before_decoding.empty()) before_decoding = session.step_times();
-    show(stream.push(tokenizer.bytes_of_token(token)));
-    return !interrupted();
+    return stream.take(token);
   };
   const GenerateResult result = model.generate(
       session, reading.prompt, {.max_tokens = predict, .sampling = sampling}, on_token);
-  show(stream.finish() + "\n");
+  stream.finish();
 
   const SessionStats& stats = session.stats();
   if (stats.steps > 0) {

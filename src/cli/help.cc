@@ -146,7 +146,8 @@ examples:
 const char* const ask_help =
     R"(usage: topkv ask FILE.tkv -m DIR [-p PROMPT]... [flags]                [default] in brackets
 Asks of a context that topkv prefill wrote, with the model that it was read by: each prompt by
-itself, answers to standard output. Without -p each line of standard input is a prompt.
+itself, several of them in joint steps, answers in order to standard output. Without -p each line of
+standard input is a prompt.
   -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]

@@ -1,9 +1,12 @@
 #include "src/cli/input.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <cstdio>
-#include <iostream>
 
 #include "src/cli/interrupt.h"
 #include "src/cli/text.h"
@@ -11,6 +14,59 @@
 #include "topkv/error.h"
 
 namespace topkv::cli {
+namespace {
+
+/// Read here and not by a library, whose buffer nobody can look into.
+class StandardInput {
+ public:
+  std::optional<std::string> line() {
+    while (held_.find('\n', looked_at_) == held_.npos) {
+      if (!fill()) break;
+    }
+    if (held_.empty()) return std::nullopt;
+    const std::size_t end = held_.find('\n');
+    std::string line = held_.substr(0, end);
+    held_.erase(0, end == held_.npos ? end : end + 1);
+    looked_at_ = 0;
+    return line;
+  }
+
+  bool line_waits() {
+    while (held_.find('\n', looked_at_) == held_.npos) {
+      pollfd wanted = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+      if (!ended_ && ::poll(&wanted, 1, 0) <= 0) return false;
+      if (!fill()) break;
+    }
+    return true;
+  }
+
+ private:
+  /// False at the end.
+  bool fill() {
+    looked_at_ = held_.size();
+    if (ended_) return false;
+    std::array<char, 1 << 16> buffer;
+    ssize_t got = -1;
+    do {
+      got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
+    } while (got < 0 && errno == EINTR);
+    if (got < 0) throw FileError("standard input: cannot be read");
+    ended_ = got == 0;
+    held_.append(buffer.data(), static_cast<std::size_t>(got));
+    return got > 0;
+  }
+
+  std::string held_;
+  std::size_t looked_at_ = 0;  // no line end before it
+  bool ended_ = false;
+};
+
+StandardInput& standard_input() {
+  static StandardInput input;
+  return input;
+}
+
+}  // namespace
 
 std::string text_of_files(const std::vector<std::string>& files) {
   std::string text;
@@ -25,11 +81,11 @@ std::optional<std::string> next_line(bool prompts) {
   const WaitsForPerson waiting;
   stop_if_interrupted();
   if (prompts) fmt::print(stderr, "> ");
-  std::string line;
-  if (std::getline(std::cin, line)) return line;
-  if (prompts) fmt::print(stderr, "\n");
-  if (std::cin.bad()) throw FileError("standard input: cannot be read");
-  return std::nullopt;
+  std::optional<std::string> line = standard_input().line();
+  if (!line && prompts) fmt::print(stderr, "\n");
+  return line;
 }
+
+bool line_waits() { return standard_input().line_waits(); }
 
 }  // namespace topkv::cli

@@ -16,4 +16,7 @@ std::string text_of_files(const std::vector<std::string>& files);
 /// before.
 std::optional<std::string> next_line(bool prompts);
 
+/// Whether next_line would return without waiting: a line is there, or the end.
+bool line_waits();
+
 }  // namespace topkv::cli

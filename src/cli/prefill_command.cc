@@ -22,6 +22,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
+#include "src/core/open_file.h"
 #include "src/core/stopwatch.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
@@ -52,7 +53,7 @@ void check_flags(const PrefillCommandFlags& flags) {
   for (const std::string& file : flags.files) {
     if (file != "-") check_readable(file);
   }
-  check_writable(flags.output);  // now rather than when it has been paid for
+  check_writable(flags.output);
 }
 
 int run_prefill(PrefillCommandFlags flags) {
@@ -81,6 +82,11 @@ int run_prefill(PrefillCommandFlags flags) {
   check_rows(model.config().attention, tokens, prefill_options(flags.prefill, flags.retrieval));
   check_indices(flags.retrieval, model.config(), tokens);
   model.check_reach(tokens);
+  // Now rather than when it has been paid for.
+  check_room(flags.output,
+             expected_file_bytes(model.config().attention, tokens,
+                                 prefill_options(flags.prefill, flags.retrieval).kv_dtype,
+                                 flags.retrieval.indices));
   Prefilled prefilled = prefill(model, flags.retrieval, flags.prefill, kept.tokens, progress);
   for (std::size_t i = 1; i < flags.retrieval.indices.size(); ++i) {
     prefilled.context = prefilled.context->with_index(flags.retrieval.indices[i],

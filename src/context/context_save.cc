@@ -6,6 +6,7 @@
 #include <numeric>
 #include <stop_token>
 
+#include "index/codes_index.h"
 #include "index/index_kind.h"
 #include "src/context/context_file.h"
 #include "src/context/file_format.h"
@@ -16,6 +17,7 @@
 #include "src/core/printable.h"
 #include "src/core/threads.h"
 #include "src/core/watched.h"
+#include "src/store/row_store.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -183,6 +185,31 @@ class Saving {
 };
 
 }  // namespace
+
+std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t tokens, KvDType dtype,
+                                 const std::vector<std::string>& indices) {
+  std::int64_t of_row = 0;  // codes of a key and a value
+  std::int64_t most_key = 0;
+  for (const std::string& text : indices) {
+    const IndexSpec spec(text);
+    const auto index = spec.kind().make();
+    const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
+    if (codes == nullptr) continue;
+    // What codes keys in as many bytes shares them.
+    most_key = std::max(most_key, codes->params().bytes_of_key(shape.head_dim));
+    if (spec.has_code_tail()) of_row += (codes->params().bits_of_value(shape.head_dim) + 7) / 8;
+  }
+  std::int64_t heads = 0;  // windowed layers have no index
+  for (std::int64_t l = 0; l < shape.layers; ++l)
+    heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
+  const std::int64_t of_token = RowStore::bytes_per_token(shape, dtype) +
+                                heads * (of_row + most_key) +
+                                static_cast<std::int64_t>(sizeof(Token));
+  std::int64_t bytes = 0;
+  if (tokens < 0 || __builtin_mul_overflow(of_token, tokens, &bytes))
+    throw InvalidArgument(fmt::format("a context of {} tokens of {} bytes", tokens, of_token));
+  return bytes;
+}
 
 void save_context(const Context& context, const std::filesystem::path& path,
                   const ContextOrigin& origin, const ProgressFn& progress) {

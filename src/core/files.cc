@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 
+#include "src/core/open_file.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -75,27 +77,9 @@ std::string read_stdin() {
 }
 
 void write_file(const std::filesystem::path& path, std::string_view text) {
-  std::filesystem::path part = path;
-  part += ".part";
-  {
-    errno = 0;
-    std::ofstream out(part, std::ios::binary | std::ios::trunc);
-    out.write(text.data(), static_cast<std::streamsize>(text.size()));
-    out.close();
-    if (!out) {
-      const std::string why = errno != 0 ? std::strerror(errno) : "write error";
-      std::error_code unwritten;
-      std::filesystem::remove(part, unwritten);
-      fail_to_write(path, why);
-    }
-  }
-  std::error_code error;
-  std::filesystem::rename(part, path, error);
-  if (error) {
-    std::error_code kept;
-    std::filesystem::remove(part, kept);
-    fail_to_write(path, error.message());
-  }
+  ReplacingFile file(path, std::ssize(text));
+  file.write(text.data(), std::ssize(text), 0);
+  file.commit();
 }
 
 }  // namespace topkv

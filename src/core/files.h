@@ -21,7 +21,7 @@ std::string read_file(const std::filesystem::path& path);
 /// Everything on standard input. Throws FileError.
 std::string read_stdin();
 
-/// Replaces the file in one step, so that it is never seen half written. Throws FileError.
+/// Replaces the file in one step, as a ReplacingFile does. Throws FileError.
 void write_file(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace topkv

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <atomic>
@@ -194,6 +195,18 @@ void ReplacingFile::commit() {
     // Some file systems cannot: then the name is as durable as it gets.
     if (error != EINVAL && error != ENOTSUP) fail("made to last in its folder", error);
   }
+}
+
+void check_room(const std::filesystem::path& path, std::int64_t bytes) {
+  const ReplacingFile begun(path, 0);
+  struct statvfs there = {};
+  if (::statvfs(folder_of(path).c_str(), &there) != 0) return;  // not told: the file will find out
+  const auto free = static_cast<std::uint64_t>(there.f_bavail) * there.f_frsize;
+  if (static_cast<std::uint64_t>(bytes) <= free) return;
+  throw FileError(
+      fmt::format("{}: it will take about {}, and its folder has {} free; make room or write it "
+                  "elsewhere",
+                  path_text(path), byte_text(bytes), byte_text(static_cast<std::int64_t>(free))));
 }
 
 }  // namespace topkv

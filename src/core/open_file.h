@@ -77,4 +77,8 @@ class ReplacingFile {
   FileHandle file_;
 };
 
+/// Throws FileError where a ReplacingFile of about so many bytes could not be begun now: it begins
+/// one without room, removes it, and asks what is free. Other work may take that meanwhile.
+void check_room(const std::filesystem::path& path, std::int64_t bytes);
+
 }  // namespace topkv

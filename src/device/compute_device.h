@@ -118,6 +118,11 @@ class ComputeDevice : public DeviceSizes {
   /// Device to host; waits for all earlier work and the copy.
   virtual void copy_out(const std::byte* from, std::int64_t bytes, void* host) = 0;
   virtual void synchronize() = 0;
+  /// Page-locks host memory, which outlives what it gives: copies are then faster. Null where that
+  /// is for nothing. Throws Error when the driver refuses.
+  virtual std::shared_ptr<void> lock_pages(std::byte* /*data*/, std::int64_t /*bytes*/) {
+    return nullptr;
+  }
 
   /// A plain matrix as this device multiplies it: itself on the host; on CUDA a copy in bf16, in
   /// upload_bytes(host) bytes of device memory at `storage`. Packed ones are the same on every

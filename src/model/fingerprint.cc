@@ -7,8 +7,10 @@
 
 #include "src/core/checksum.h"
 #include "src/core/gguf_file.h"
+#include "src/core/mapped_file.h"
 #include "src/core/open_file.h"
 #include "src/model/model_impl.h"
+#include "src/model/safetensors.h"
 
 namespace topkv {
 namespace {
@@ -45,12 +47,11 @@ std::string Model::fingerprint() const {
   if (is_model_file(impl.directory)) {
     files.push_back(impl.directory);
   } else {
-    for (const auto& entry : std::filesystem::directory_iterator(impl.directory)) {
-      const std::filesystem::path& path = entry.path();
-      if (path.extension() == ".safetensors" || path.filename() == "config.json" ||
-          path.filename() == "tokenizer.json" || path.filename() == "chat_template.jinja" ||
-          path.filename() == "tokenizer_config.json")
-        files.push_back(path);
+    // As loading finds them: what else lies in the directory is not the model's.
+    files = SafeTensors::open(impl.directory).files();
+    for (const char* name :
+         {"config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"}) {
+      if (const auto path = impl.directory / name; file_exists(path)) files.push_back(path);
     }
   }
   std::ranges::sort(files);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
@@ -116,10 +117,31 @@ Forward::Forward(const ModelConfig& config, const Weights& weights,
 void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
                   const AttendFn& attend) {
   const auto count = static_cast<std::int64_t>(tokens.size());
-  auto lock = device_->lock();
-  recording_ = false;
+  DeviceLock lock = device_->lock();
   clock_->begin(Phase::other);
   place_angles(first, count, length);
+  AttentionStep step;
+  if (const DualChunk& chunks = config_.dual_chunk; chunks.chunk_size > 0) {
+    step.q_far = a_.q_far;
+    step.q_next = ChunkPositions(chunks).next_is_far(first, count) ? a_.q_far : a_.q_next;
+  }
+  run_placed(tokens, step, attend, std::move(lock));
+}
+
+void Forward::run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
+                       const AttendFn& attend) {
+  DeviceLock lock = device_->lock();
+  clock_->begin(Phase::other);
+  if (config_.sliding_rope_theta > 0)
+    place(sliding_rope_.angles(positions), std::ssize(tokens), a_.sliding_angles);
+  place(rope_.angles(positions), std::ssize(tokens), a_.angles);
+  run_placed(tokens, {}, attend, std::move(lock));
+}
+
+void Forward::run_placed(std::span<const Token> tokens, AttentionStep step, const AttendFn& attend,
+                         DeviceLock lock) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  recording_ = false;
   device_->embed(weights_.embedding, tokens, a_.x);
   if (config_.embedding_scale != 1) {
     device_->scale(static_cast<float>(config_.embedding_scale), count * config_.hidden_size, a_.x);
@@ -128,17 +150,13 @@ void Forward::run(std::span<const Token> tokens, std::int64_t first, std::int64_
     between(l, count);
     clock_->begin(Phase::attention);
     lock = {};  // others may use the device while this one waits for what the host does
-    AttentionStep step{.layer = l,
-                       .tokens = count,
-                       .q = a_.q,
-                       .k = a_.k,
-                       .v = a_.v,
-                       .out = a_.attended,
-                       .lse = a_.lse};
-    if (const DualChunk& chunks = config_.dual_chunk; chunks.chunk_size > 0) {
-      step.q_far = a_.q_far;
-      step.q_next = ChunkPositions(chunks).next_is_far(first, count) ? a_.q_far : a_.q_next;
-    }
+    step.layer = l;
+    step.tokens = count;
+    step.q = a_.q;
+    step.k = a_.k;
+    step.v = a_.v;
+    step.out = a_.attended;
+    step.lse = a_.lse;
     attend(step);
     lock = device_->lock();
   }

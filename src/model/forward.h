@@ -40,6 +40,11 @@ class Forward {
   void run(std::span<const Token> tokens, std::int64_t first, std::int64_t length,
            const AttendFn& attend);
 
+  /// Likewise one token of each of several texts, at positions of their own.
+  /// REQUIRES: as above; the model has no dual chunk attention.
+  void run_each(std::span<const Token> tokens, std::span<const std::int64_t> positions,
+                const AttendFn& attend);
+
   /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
   void logits(std::int64_t begin, std::int64_t count, float* out);
   /// The most likely token after token `at` of the last run. Throws InvalidArgument where no logit
@@ -74,6 +79,10 @@ class Forward {
   static std::int64_t lay_out(const ModelConfig& config, DType operand, std::int64_t chunk,
                               std::byte* memory, Activations& out);
 
+  /// Runs tokens whose angles are in place. step: what attend is given besides them. lock: is held
+  /// but while attend runs.
+  void run_placed(std::span<const Token> tokens, AttentionStep step, const AttendFn& attend,
+                  DeviceLock lock);
   /// What lies between the attention of layer l - 1 and that of layer l (the beginning and the end
   /// of the network for the first and the last).
   void between(std::int64_t l, std::int64_t tokens);

@@ -1,88 +1,30 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
-#include <utility>
 
 #include "src/core/convert.h"
 #include "src/core/stopwatch.h"
-#include "src/model/forward.h"
-#include "src/model/model_impl.h"
+#include "src/model/generate_parts.h"
 #include "src/model/sampler.h"
 #include "topkv/error.h"
 
 namespace topkv {
-namespace {
 
-/// A forward pass of the model, given back at the end.
-class Lease {
- public:
-  explicit Lease(const Model::Impl& model) : model_(model), forward_(model.take_forward()) {}
-  ~Lease() { model_.keep(std::move(forward_)); }
-  Lease(const Lease&) = delete;  // gives back once
-  Lease& operator=(const Lease&) = delete;
-  Forward& operator*() const { return *forward_; }
-
- private:
-  const Model::Impl& model_;
-  std::unique_ptr<Forward> forward_;
-};
-
-/// Takes back what a call gave to a session, unless it is kept: a call that fails leaves the
-/// session as it was.
-class Undo {
- public:
-  explicit Undo(Session& session) : session_(&session), own_(session.own_tokens()) {}
-  ~Undo() {
-    if (session_ == nullptr) return;
-    try {
-      session_->truncate(own_);
-    } catch (const std::exception&) {
-      // Only a device that no longer works: the session then refuses all calls itself.
-    }
-  }
-  Undo(const Undo&) = delete;  // belongs to one call
-  Undo& operator=(const Undo&) = delete;
-  void keep() { session_ = nullptr; }
-
- private:
-  Session* session_;
-  std::int64_t own_;
-};
-
-/// Runs tokens at positions first and on through the network, chunk by chunk; take(count) is called
-/// after each chunk.
-template <class Take>
-void feed(Forward& forward, std::span<const Token> tokens, std::int64_t first,
-          const AttendFn& attend, const Take& take) {
-  const auto chunk = static_cast<std::size_t>(session_chunk);
-  for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
-    const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
-    forward.run(piece, first + static_cast<std::int64_t>(begin),
-                first + static_cast<std::int64_t>(tokens.size()), attend);
-    take(static_cast<std::int64_t>(piece.size()));
-  }
-}
-
-template <class Take>
-void feed(Forward& forward, Session& session, std::span<const Token> tokens, const Take& take) {
-  feed(
-      forward, tokens, session.tokens(),
-      [&session](const AttentionStep& step) { session.attend(step); }, take);
-}
-
-}  // namespace
-
-GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
-                               const GenerateOptions& options, const TokenFn& on_token) const {
+void check_generation(const Model::Impl& model, const Session& session,
+                      std::span<const Token> prompt, const GenerateOptions& options) {
   if (prompt.empty())
     throw InvalidArgument("the prompt is empty; generation needs at least one token");
   if (options.max_tokens < 0) {
     throw InvalidArgument(
         fmt::format("{} tokens to generate; expected 0 or more", options.max_tokens));
   }
-  impl_->check_tokens(prompt);
-  impl_->check_session(session);
+  model.check_tokens(prompt);
+  model.check_session(session);
+}
+
+GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
+                               const GenerateOptions& options, const TokenFn& on_token) const {
+  check_generation(*impl_, session, prompt, options);
   const ModelConfig& config = impl_->config;
   Sampler sampler(options.sampling);
   impl_->check_reach(session.tokens() + static_cast<std::int64_t>(prompt.size()));

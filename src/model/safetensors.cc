@@ -110,6 +110,12 @@ void SafeTensors::open_shards() {
   }
 }
 
+std::vector<fs::path> SafeTensors::files() const {
+  std::vector<fs::path> paths;
+  for (const SafeTensorsFile& file : files_) paths.push_back(file.path());
+  return paths;
+}
+
 bool SafeTensors::has(std::string_view name) const { return places_.find(name) != places_.end(); }
 
 const SafeTensorsFile& SafeTensors::file_of(std::string_view name) const {

@@ -46,6 +46,8 @@ class SafeTensors {
   bool has(std::string_view name) const;
   /// The single file, or the index.
   const std::filesystem::path& source() const { return source_; }
+  /// Those that hold tensors: the single file, or the shards that the index names.
+  std::vector<std::filesystem::path> files() const;
 
   /// Throws FileError when there is no such tensor or it has another shape, Unsupported when its
   /// elements are not F32, F16 or BF16.

@@ -1,0 +1,306 @@
+#include "src/context/context_reading.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "index/index_kind.h"
+#include "src/context/context_file.h"
+#include "src/core/finite_rows.h"
+#include "src/core/mapped_file.h"
+#include "src/core/open_file.h"
+#include "src/core/printable.h"
+#include "src/core/threads.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+KeyView rows_of(const RowStore& store, const Section& section) {
+  const RowsView rows = store.rows(section.layer, section.kv_head);
+  return section.kind == SectionKind::keys ? rows.keys : rows.values;
+}
+
+}  // namespace
+
+ContextReading::ContextReading(const OpenContext& open, const ContextLoadOptions& options)
+    : open_(open), options_(options), wanted_(open.meta().indices.size(), !options.indices) {
+  std::vector<std::string> specs = {"exact"};
+  for (const std::string& text : options.indices.value_or(std::vector<std::string>{}))
+    specs.push_back(IndexSpec(text).text());
+  for (std::size_t i = 0; i < wanted_.size(); ++i)
+    wanted_[i] = wanted_[i] || std::ranges::count(specs, open.meta().indices[i].spec) > 0;
+  for (const Section& section : open_.table().sections) {
+    if (is_read(section) && !(options.mapped && is_rows(section))) bytes_ += section.bytes;
+  }
+}
+
+bool ContextReading::is_read(const Section& section) const {
+  if (section.kind == SectionKind::tail) return wanted_[section.index];
+  if (section.kind != SectionKind::index) return true;
+  for (std::size_t i = section.index; i < wanted_.size(); ++i) {
+    if (wanted_[i] && owner_of(i) == section.index) return true;
+  }
+  return false;
+}
+
+std::size_t ContextReading::owner_of(std::size_t index) const {
+  for (;;) {
+    const std::int64_t of = open_.meta().indices[index].heads_of;
+    if (of < 0) return index;
+    index = static_cast<std::size_t>(of);
+  }
+}
+
+IndexSpec ContextReading::checked_spec(std::size_t index) const {
+  IndexSpec spec(open_.meta().indices[index].spec);
+  const auto fail = [&](const std::string& what) {
+    throw FileError(fmt::format("{}: indices[{}], {}, {}", path_text(open_.file().path()), index,
+                                spec.text(), what));
+  };
+  if (!spec.kind().is_stored()) fail("is of a kind that is not kept in files");
+  const std::size_t owner = owner_of(index);
+  if (owner == index) return spec;
+  const IndexSpec other(open_.meta().indices[owner].spec);
+  if (!spec.kind().is_served_by(*other.kind().make()))
+    fail(fmt::format("has the heads of {}, which do not serve it", other.text()));
+  return spec;
+}
+
+LoadedContext ContextReading::load(const std::stop_token& stop) {
+  stop_ = stop;
+  const FileMeta& meta = open_.meta();
+  Segment segment;
+  const auto store = options_.mapped ? mapped_rows() : rows_in_memory();
+  read_channels(*store);
+  if (!options_.mapped) {
+    read_rows(*store);
+    // As rows of a prefill are; never a mapping, which is not written to.
+    const Region& all = store->whole_region();
+    store->keep(options_.device.compute()->lock_pages(all.data(), all.bytes()));
+  }
+  segment.store = store;
+  if (open_.has().queries) segment.queries = read_queries();
+  read_indices(segment);
+  LoadedContext loaded;
+  loaded.origin = {
+      .model = meta.model, .made_with = meta.made_with, .tokens = read_tokens(), .end = meta.end};
+  loaded.context = ContextFile::make(meta.shape, std::move(segment));
+  return loaded;
+}
+
+void ContextReading::check(const std::stop_token& stop) {
+  stop_ = stop;
+  const auto store = mapped_rows();
+  read_channels(*store);
+  Segment segment;
+  segment.store = store;
+  for (const Section* section : open_.of(SectionKind::queries)) {
+    KeptQueries of_layer(open_.meta().shape);
+    read_archive(*section, [&](Archive& archive) {
+      of_layer.fields(section->layer, open_.meta().tokens, archive);
+    });
+  }
+  read_tokens();
+  check_indices(segment);
+  check_finite(*store);
+}
+
+void ContextReading::note(std::int64_t bytes) {
+  if (stop_.stop_requested()) throw Stopped("load: stopped");
+  read_ += bytes;
+}
+
+std::shared_ptr<RowStore> ContextReading::rows_in_memory() const {
+  const FileMeta& meta = open_.meta();
+  return std::make_shared<RowStore>(meta.shape, meta.dtype, meta.tokens, options_.memory_budget,
+                                    "context");
+}
+
+std::shared_ptr<RowStore> ContextReading::mapped_rows() const {
+  const FileMeta& meta = open_.meta();
+  // What was checked is what is mapped, whatever has the name by now.
+  const ReadableFile& file = open_.file();
+  const auto mapped =
+      std::make_shared<MappedFile>(MappedFile::of(file.handle(), file.bytes(), file.path()));
+  const Section& first = *open_.of(SectionKind::keys).front();
+  return std::make_shared<RowStore>(meta.shape, meta.dtype, meta.tokens,
+                                    mapped->bytes().data() + first.at, mapped);
+}
+
+void ContextReading::read_channels(RowStore& store) {
+  for (const Section* section : open_.of(SectionKind::channels)) {
+    float* channels = store.channels(0);
+    open_.read_all(*section, channels);
+    note(section->bytes);
+    const auto count = section->bytes / static_cast<std::int64_t>(sizeof(float));
+    for (std::int64_t i = 0; i < count; ++i) {
+      // Powers of two, so small that no element is beyond float32.
+      int exponent = 0;
+      if (!(channels[i] > 0 && channels[i] < 0x1p96F) || std::frexp(channels[i], &exponent) != 0.5F)
+        fail_section(open_.file().path(), *section,
+                     fmt::format("a scale is {}; expected a power of two below 2^96", channels[i]));
+    }
+  }
+}
+
+void ContextReading::read_rows(RowStore& store) {
+  struct Piece {
+    const Section* section;
+    std::byte* to;
+    std::int64_t block;
+  };
+  std::vector<Piece> pieces;
+  for (const Section& section : open_.table().sections) {
+    if (!is_rows(section)) continue;
+    const RowStore::Arrays arrays = store.arrays(section.layer, section.kv_head);
+    std::byte* const to = section.kind == SectionKind::keys ? arrays.keys : arrays.values;
+    for (std::int64_t i = 0; i < FileTable::blocks(section.bytes); ++i)
+      pieces.push_back({&section, to + i * FileTable::block, i});
+  }
+  store.whole_region();  // on huge pages
+  parallel_for(std::ssize(pieces), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto& [section, to, block] = pieces[static_cast<std::size_t>(i)];
+      read_block(open_.file(), open_.table(), *section, block, to);
+      note(FileTable::block_bytes(*section, block));
+    }
+  });
+  for (std::int64_t layer = 0; layer < open_.meta().shape.layers; ++layer)
+    store.extend(layer, open_.meta().tokens);
+  check_finite(store);
+}
+
+void ContextReading::read_archive(const Section& section,
+                                  const std::function<void(Archive&)>& take) {
+  const std::function<void(std::int64_t)> read = [this](std::int64_t bytes) { note(bytes); };
+  SectionReader reader(open_.file(), open_.table(), section, read);
+  try {
+    take(reader);
+  } catch (const InvalidArgument& error) {  // keys that an index refuses
+    fail_section(open_.file().path(), section, error.what());
+  }
+  reader.finish();
+}
+
+std::shared_ptr<const KeptQueries> ContextReading::read_queries() {
+  const auto queries = std::make_shared<KeptQueries>(open_.meta().shape);
+  for (const Section* section : open_.of(SectionKind::queries)) {
+    read_archive(*section, [&](Archive& archive) {
+      queries->fields(section->layer, open_.meta().tokens, archive);
+    });
+  }
+  return queries;
+}
+
+std::vector<Token> ContextReading::read_tokens() {
+  std::vector<Token> tokens;
+  for (const Section* section : open_.of(SectionKind::tokens)) {
+    tokens.resize(static_cast<std::size_t>(open_.meta().tokens));
+    open_.read_all(*section, tokens.data());
+    note(section->bytes);
+    if (std::ranges::any_of(tokens, [](Token token) { return token < 0; }))
+      fail_section(open_.file().path(), *section, "a token id is below 0");
+  }
+  return tokens;
+}
+
+/// Throws FileError where a row is not finite.
+void ContextReading::check_finite(const RowStore& store) const {
+  constexpr std::int64_t at_a_time = 4096;
+  for (const Section& section : open_.table().sections) {
+    if (!is_rows(section)) continue;
+    const KeyView rows = rows_of(store, section);
+    parallel_for(rows.count, at_a_time, [&](std::int64_t begin, std::int64_t end) {
+      if (stop_.stop_requested()) throw Stopped("stopped");
+      const std::int64_t bad = first_not_finite_row(rows.part({begin, end}));
+      if (bad >= 0)
+        fail_section(open_.file().path(), section,
+                     fmt::format("the row of token {} is not finite", begin + bad));
+    });
+  }
+}
+
+void ContextReading::read_head(const Section& section, const IndexSpec& spec,
+                               const Segment& segment, KeyIndex& head) {
+  const RowsView rows = segment.rows(section.layer, section.kv_head);
+  read_archive(section, [&](Archive& archive) { spec.kind().transfer(head, rows.keys, archive); });
+}
+
+std::unique_ptr<RowTail> ContextReading::read_tail(const Section& section, const IndexSpec& spec,
+                                                   const Segment& segment, const KeyIndex& head) {
+  const RowsView rows = segment.rows(section.layer, section.kv_head);
+  std::unique_ptr<RowTail> tail;
+  read_archive(section, [&](Archive& archive) {
+    tail = spec.kind().transfer_tail(nullptr, head, rows, archive);
+  });
+  return tail;
+}
+
+void ContextReading::read_indices(Segment& segment) {
+  std::vector<std::shared_ptr<SegmentIndex>> indices(wanted_.size());
+  std::vector<std::size_t> owners;  // of those so far
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    if (!wanted_[i]) continue;
+    const std::size_t owner = owner_of(i);
+    // One that is not wanted, but whose heads are.
+    if (!indices[owner])
+      indices[owner] = std::make_shared<SegmentIndex>(checked_spec(owner), open_.meta().shape);
+    if (owner != i) {
+      indices[i] = std::make_shared<SegmentIndex>(checked_spec(i), open_.meta().shape);
+      for (std::size_t l = 0; l < indices[i]->layers.size(); ++l)
+        indices[i]->layers[l].heads = indices[owner]->layers[l].heads;
+    }
+    indices[i]->shared = std::ranges::count(owners, owner) > 0;
+    owners.push_back(owner);
+  }
+  // Heads before tails, which are made with them.
+  for (const SectionKind kind : {SectionKind::index, SectionKind::tail}) {
+    std::vector<const Section*> sections = open_.of(kind);
+    std::erase_if(sections, [this](const Section* section) { return !is_read(*section); });
+    parallel_for(std::ssize(sections), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const Section& section = *sections[static_cast<std::size_t>(i)];
+        SegmentIndex& index = *indices[section.index];
+        LayerIndex& layer = index.layers[section.layer];
+        KeyIndex& head = *layer.heads[section.kv_head];
+        if (kind == SectionKind::index) {
+          read_head(section, index.spec, segment, head);
+        } else {
+          layer.tails[section.kv_head] = read_tail(section, index.spec, segment, head);
+        }
+      }
+    });
+  }
+  for (std::size_t i = 0; i < indices.size(); ++i)
+    if (wanted_[i]) segment.indices.push_back(indices[i]);
+}
+
+void ContextReading::check_indices(const Segment& segment) {
+  const std::size_t count = wanted_.size();
+  std::vector<IndexSpec> specs;
+  for (std::size_t i = 0; i < count; ++i) specs.push_back(checked_spec(i));
+  // Of each index: its sections, of the same layers and heads for all.
+  std::vector<std::vector<const Section*>> heads(count);
+  std::vector<std::vector<const Section*>> tails(count);
+  for (const Section* section : open_.of(SectionKind::index))
+    heads[section->index].push_back(section);
+  for (const Section* section : open_.of(SectionKind::tail))
+    tails[section->index].push_back(section);
+  for (std::size_t own = 0; own < count; ++own) {
+    parallel_for(std::ssize(heads[own]), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (auto h = static_cast<std::size_t>(begin); h < static_cast<std::size_t>(end); ++h) {
+        const auto head = specs[own].kind().make();
+        read_head(*heads[own][h], specs[own], segment, *head);
+        for (std::size_t i = own; i < count; ++i) {
+          if (owner_of(i) == own && !tails[i].empty())
+            read_tail(*tails[i][h], specs[i], segment, *head);
+        }
+      }
+    });
+  }
+}
+
+}  // namespace topkv

@@ -1,0 +1,78 @@
+// What generation consists of, for one session or several.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "src/model/forward.h"
+#include "src/model/model_impl.h"
+#include "topkv/model.h"
+
+namespace topkv {
+
+/// A forward pass of the model, given back at the end.
+class Lease {
+ public:
+  explicit Lease(const Model::Impl& model) : model_(model), forward_(model.take_forward()) {}
+  ~Lease() { model_.keep(std::move(forward_)); }
+  Lease(const Lease&) = delete;  // gives back once
+  Lease& operator=(const Lease&) = delete;
+  Forward& operator*() const { return *forward_; }
+
+ private:
+  const Model::Impl& model_;
+  std::unique_ptr<Forward> forward_;
+};
+
+/// Takes back what a call gave to a session, unless it is kept: a call that fails leaves the
+/// session as it was.
+class Undo {
+ public:
+  explicit Undo(Session& session) : session_(&session), own_(session.own_tokens()) {}
+  ~Undo() {
+    if (session_ == nullptr) return;
+    try {
+      session_->truncate(own_);
+    } catch (const std::exception&) {
+      // Only a device that no longer works: the session then refuses all calls itself.
+    }
+  }
+  Undo(const Undo&) = delete;  // belongs to one call
+  Undo& operator=(const Undo&) = delete;
+  void keep() { session_ = nullptr; }
+
+ private:
+  Session* session_;
+  std::int64_t own_;
+};
+
+/// Runs tokens at positions first and on through the network, chunk by chunk; take(count) is called
+/// after each chunk.
+template <class Take>
+void feed(Forward& forward, std::span<const Token> tokens, std::int64_t first,
+          const AttendFn& attend, const Take& take) {
+  const auto chunk = static_cast<std::size_t>(session_chunk);
+  for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
+    const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
+    forward.run(piece, first + static_cast<std::int64_t>(begin),
+                first + static_cast<std::int64_t>(tokens.size()), attend);
+    take(static_cast<std::int64_t>(piece.size()));
+  }
+}
+
+template <class Take>
+void feed(Forward& forward, Session& session, std::span<const Token> tokens, const Take& take) {
+  feed(
+      forward, tokens, session.tokens(),
+      [&session](const AttentionStep& step) { session.attend(step); }, take);
+}
+
+/// Throws as Model::generate does, before any work.
+void check_generation(const Model::Impl& model, const Session& session,
+                      std::span<const Token> prompt, const GenerateOptions& options);
+
+}  // namespace topkv
