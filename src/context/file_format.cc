@@ -186,8 +186,9 @@ FileTable FileTable::parse(const ReadableFile& file) {
 
   FileTable table;
   table.checksums.resize(header.checksums);
-  std::memcpy(table.checksums.data(), bytes.data() + header.sections * section_bytes,
-              header.checksums * 8);
+  if (header.checksums > 0)
+    std::memcpy(table.checksums.data(), bytes.data() + header.sections * section_bytes,
+                header.checksums * 8);
   check_zeros(file, header_bytes + table_bytes, "its table of sections");
   std::uint64_t end = static_cast<std::uint64_t>(whole_pages(header_bytes + table_bytes));
   std::uint64_t blocks_before = 0;

@@ -201,7 +201,7 @@ class Reader {
     std::vector<float> order;              // distinct scores, the highest first
     for (const auto& [token, score] : *scores_) order.push_back(score);
     std::ranges::sort(order, std::greater<>());
-    order.erase(std::ranges::unique(order).begin(), order.end());
+    order.erase(std::unique(order.begin(), order.end()), order.end());
     for (const auto& [content, token] : vocabulary_.ids()) {
       const auto found = scores_->find(token);
       if (found == scores_->end()) continue;
