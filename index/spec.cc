@@ -65,7 +65,7 @@ void parse_options(std::string_view spec, std::string_view text,
     }
     if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
       throw InvalidArgument(
-          fmt::format("index \"{}\": option {} is given twice", one_line(spec), key));
+          fmt::format("index \"{}\": option {} is given twice; expected once", one_line(spec), key));
     }
     seen.push_back(key);
     const std::string_view text_value = part.substr(equals + 1);

@@ -34,8 +34,9 @@ void check_finite(const OpenContext& open, const Section& section, const KeyView
     if (stop.stop_requested()) throw Stopped("stopped");
     const std::int64_t bad = first_not_finite_row(rows.part({begin, end}));
     if (bad >= 0)
-      fail_section(open.file().path(), section,
-                   fmt::format("the row of token {} is not finite", begin + bad));
+      fail_section(
+          open.file().path(), section,
+          fmt::format("the row of token {} is not finite; expected finite rows", begin + bad));
   });
 }
 
@@ -176,8 +177,11 @@ class Loading {
       tokens.resize(static_cast<std::size_t>(open_.meta().tokens));
       open_.read_all(*section, tokens.data());
       note(section->bytes);
-      if (std::ranges::any_of(tokens, [](Token token) { return token < 0; }))
-        fail_section(open_.file().path(), *section, "a token id is below 0");
+      const auto bad = std::ranges::find_if(tokens, [](Token token) { return token < 0; });
+      if (bad != tokens.end())
+        fail_section(
+            open_.file().path(), *section,
+            fmt::format("token {} has the id {}; expected 0 or more", bad - tokens.begin(), *bad));
     }
     return tokens;
   }

@@ -142,7 +142,7 @@ class Reader {
                                     shown(content), shown(id), Vocabulary::max_tokens - 1));
       }
       if (!vocabulary_.add(content, id.get<Token>())) {
-        fail<FileError>(fmt::format("model.vocab gives {} the id {}, which another token has",
+        fail<FileError>(fmt::format("model.vocab gives {} the id {}, which another token has; expected one of its own",
                                     shown(content), shown(id)));
       }
     }
