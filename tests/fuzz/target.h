@@ -33,8 +33,8 @@ inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
 /// What holds for a parser, whatever it was given.
 inline void require(bool holds, std::string_view what, std::string_view found = {}) {
   if (holds) return;
-  std::fprintf(stderr, "fuzz: %.*s: %.*s\n", static_cast<int>(what.size()), what.data(),
-               static_cast<int>(found.size()), found.data());
+  const std::string text = "fuzz: " + std::string(what) + ": " + std::string(found) + "\n";
+  std::fwrite(text.data(), 1, text.size(), stderr);
   std::abort();
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the first inputs of the targets that are made from fixtures: python3 tests/fuzz/make_corpus.py
+"""Writes the first inputs of the targets that are made from fixtures: python3 tools/make_fuzz_corpus.py
 
 What fuzzing finds is added beside them. Contexts' are written by fuzz_context_corpus (context_corpus.cc).
 """
@@ -7,7 +7,7 @@ import json
 import struct
 from pathlib import Path
 
-here = Path(__file__).resolve().parent
+here = Path(__file__).resolve().parent.parent / "tests" / "fuzz"
 fixtures = here.parent / "fixtures"
 
 
@@ -47,7 +47,6 @@ put("generation_config", "sampling", '{"do_sample":true,"temperature":0.6,"top_p
 put("generation_config", "one_end", '{"eos_token_id":2,"bos_token_id":1,"pad_token_id":null}')
 
 put("safetensors", "three", tensors({"x": ("F32", [1], b"abcd"), "y": ("BF16", [2, 2], b"12345678"), "z": ("U8", [0, 3], b"")}))
-put("safetensors", "metadata", b"\x38\0\0\0\0\0\0\0" + b'{"__metadata__":{"format":"pt"},"i":{"dtype":"I4","shape":[2],"data_offsets":[0,1]}}'[:56])
 text = b'{"__metadata__":{"format":"pt"},"i":{"dtype":"I32","shape":[],"data_offsets":[0,4]}}  '
 put("safetensors", "scalar", struct.pack("<Q", len(text)) + text + b"1234")
 put("safetensors", "cut", struct.pack("<Q", 1 << 40) + b"{}")
@@ -157,7 +156,6 @@ for architecture in ("llama", "qwen2", "qwen3"):
     entries += [entry(f"{architecture}.{key}", u32, struct.pack("<I", value)) for key, value in sizes.items()]
     entries.append(entry(f"{architecture}.attention.layer_norm_rms_epsilon", f32, struct.pack("<f", 1e-6)))
     put("gguf", architecture, gguf(entries, [("token_embd.weight", [32, 2], 0, bytes(256)), ("output_norm.weight", [32], 0, bytes(128)), ("blk.0.attn_q.weight", [32, 2], 8, bytes(68))]))
-printable = [bytes([b]) for b in range(0x21, 0x7F)]
 spelled = [chr(b).encode() for b in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]] + [chr(256 + i).encode() for i in range(68)]
 bytes_tokens = [word(t) for t in spelled] + [word("aa"), word("<s>")]
 kinds = [struct.pack("<i", 1)] * 257 + [struct.pack("<i", 3)]
@@ -173,15 +171,15 @@ specs = ["exact", "codes:k=16,v=8", "ivf:size=32,share=32", "hnsw:M=16,efc=100,e
 for spec in specs:
     put("index_spec", "".join(c if c.isalnum() else "_" for c in spec), spec)
 
-put("command_line", "needle", "needle\n-m\nmodels/needle-14m\n-c\n4K,8K\n--depths\n10\n--kv-topk=64\n-o\nout")
-put("command_line", "generate", "generate\n-m\nx\n-p\nhello\n-n32\n--temp\n0.7\n--chat\n--kv-index\nexact\n--kv-index\nivf")
-put("command_line", "info", "info\nx.gguf\n--json")
-put("command_line", "bench", "bench\ndecode\n--heads\n8\n--kv-dtype\nq8/q4")
-put("command_line", "help", "eval\n--help")
-put("command_line", "twice", "plan\n-m\nx\n-m\ny\n--\n-z")
-put("flags", "all", "codes:k=16,v=8\nmean\nuniform:64\n0.95\n0.1\n512\n4\ngroup\n2\nwindow\n1K\nauto\nq8/q4\n8GiB\n0.7\n0.9")
-put("flags", "count", "1.5M")
-put("flags", "counts", "128K,1M, 4Ki")
-put("flags", "bytes", "8GiB")
-put("flags", "depths", "5,50%,95")
-put("flags", "seed", "18446744073709551615")
+put("cli_command_line", "needle", "needle\n-m\nmodels/needle-14m\n-c\n4K,8K\n--depths\n10\n--kv-topk=64\n-o\nout")
+put("cli_command_line", "generate", "generate\n-m\nx\n-p\nhello\n-n32\n--temp\n0.7\n--chat\n--kv-index\nexact\n--kv-index\nivf")
+put("cli_command_line", "info", "info\nx.gguf\n--json")
+put("cli_command_line", "bench", "bench\ndecode\n--heads\n8\n--kv-dtype\nq8/q4")
+put("cli_command_line", "help", "eval\n--help")
+put("cli_command_line", "twice", "plan\n-m\nx\n-m\ny\n--\n-z")
+put("cli_flags", "all", "codes:k=16,v=8\nmean\nuniform:64\n0.95\n0.1\n512\n4\ngroup\n2\nwindow\n1K\nauto\nq8/q4\n8GiB\n0.7\n0.9")
+put("cli_flags", "count", "1.5M")
+put("cli_flags", "counts", "128K,1M, 4Ki")
+put("cli_flags", "bytes", "8GiB")
+put("cli_flags", "depths", "5,50%,95")
+put("cli_flags", "seed", "18446744073709551615")
