@@ -23,10 +23,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (words.empty()) return 0;
   CLI::App app("topkv");
   app.require_subcommand(0, 1);
+  std::vector<cli::Run> commands;  // they own what flags are read into; none is run
   for (const auto add : {cli::add_needle, cli::add_generate, cli::add_chat, cli::add_prefill,
                          cli::add_ask, cli::add_verify, cli::add_info, cli::add_plan,
                          cli::add_fidelity, cli::add_eval, cli::add_bench})
-    add(app);
+    commands.push_back(add(app));
   std::vector<const char*> given = {"topkv"};
   for (const std::string& word : words) given.push_back(word.c_str());
   try {
