@@ -128,6 +128,7 @@ TEST(BadInputs, Tokenizers) {
       folder);
 }
 
+#if TOPKV_JINJA
 TEST(BadInputs, ChatTemplates) {
   const TempDirectory folder;
   expect_all_refused(
@@ -138,6 +139,7 @@ TEST(BadInputs, ChatTemplates) {
       },
       folder);
 }
+#endif
 
 TEST(BadInputs, DescriptionsOfContexts) {
   const TempDirectory folder;
