@@ -2,6 +2,7 @@
 
 PREFIX ?= /usr/local
 ARGS ?= -c 1M --kv-topk 64 --prefill window -o out/needle
+FUZZ_SECONDS ?= 60
 PYTHON_EXTRAS ?= test,hf,plot,quantised
 jobs := $(shell nproc)
 # pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it.
@@ -16,7 +17,7 @@ native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTU
 # Without one, checks compile it for the oldest, to see that it compiles.
 checked_architectures := $(if $(native),native,80-real)
 
-.PHONY: help needle check check-gpu check-python build install bundle wheel bench asan tsan setup clean
+.PHONY: help needle check check-gpu check-python build install bundle wheel bench asan tsan fuzz setup clean
 
 help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… replaces the flags)'
@@ -33,6 +34,7 @@ help:
 	@echo 'make bench     build and run the benchmarks'
 	@echo 'make asan      tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      tests of threads under ThreadSanitizer'
+	@echo 'make fuzz      each parser given mutated bytes for FUZZ_SECONDS, $(FUZZ_SECONDS); takes clang with libFuzzer'
 	@echo 'make setup     install the Debian packages that are missing'
 	@echo 'make clean     delete build/ and out/'
 
@@ -54,6 +56,11 @@ check asan tsan: setup
 	cmake --preset $(preset) $(architectures)
 	cmake --build --preset $(preset) --parallel $(jobs)
 	ctest --preset $(preset) --parallel $(jobs)
+
+fuzz: setup
+	cmake --preset fuzz
+	cmake --build --preset fuzz --parallel $(jobs)
+	bash tools/fuzz.sh build/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 check-gpu: setup
 	cmake --preset dev -D TOPKV_CUDA=ON $(native)

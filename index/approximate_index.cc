@@ -95,7 +95,9 @@ void ApproximateIndex::search(const QueryBlock& queries, std::int64_t k,
   if (size() == 0) return;
   const std::int64_t want = first_wanted(k);
   const Scratch<Workspace> workspace;
-  auto& [allowed, sought, found] = *workspace;
+  auto& allowed = workspace->allowed;
+  auto& sought = workspace->sought;
+  auto& found = workspace->found;
   const auto count = static_cast<std::size_t>(queries.count);
   if (found.size() < count) found.resize(count);
   allowed.clear();
@@ -126,7 +128,7 @@ void ApproximateIndex::search_group(const QueryBlock& queries, std::int64_t firs
   const std::span<const std::int64_t> rare = rare_.positions(allowed);
   const std::int64_t count = std::ssize(rare);
   const Scratch<Rare> workspace;
-  auto& [scores] = *workspace;
+  std::vector<float>& scores = workspace->scores;
   scores.resize(static_cast<std::size_t>(queries.group * count));
   parallel_for(count, tile_keys, [&](std::int64_t begin, std::int64_t end) {
     dot_gather(queries.query(first), queries.group, keys(), rare.data() + begin, end - begin,

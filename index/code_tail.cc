@@ -137,7 +137,10 @@ void CodeTail::attend_some(const QueryBlock& queries,
     std::vector<Rare> rare;      // likewise
   };
   const Scratch<Workspace> workspace;
-  auto& [tables, estimates, sums, rare] = *workspace;
+  auto& tables = workspace->tables;
+  auto& estimates = workspace->estimates;
+  auto& sums = workspace->sums;
+  auto& rare = workspace->rare;
   const auto grow = [](auto& list, std::int64_t size) {
     if (std::ssize(list) < size) list.resize(static_cast<std::size_t>(size));
   };

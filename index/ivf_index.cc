@@ -99,7 +99,9 @@ class IvfIndex final : public ApproximateIndex {
   void propose(const QueryBlock& queries, std::int64_t want,
                std::span<std::vector<std::int64_t>> found) const {
     const Scratch<Workspace> workspace;
-    auto& [scores, lists, rows] = *workspace;
+    auto& scores = workspace->scores;
+    auto& lists = workspace->lists;
+    auto& rows = workspace->rows;
     choose_lists(queries, want, *workspace);
     const PositionRange allowed = queries.allowed.front();
     rows.clear();
@@ -127,7 +129,8 @@ class IvfIndex final : public ApproximateIndex {
 
   /// workspace.lists = those that some query reads.
   void choose_lists(const QueryBlock& queries, std::int64_t want, Workspace& workspace) const {
-    auto& [scores, lists, rows] = workspace;
+    auto& scores = workspace.scores;
+    auto& lists = workspace.lists;
     const KeyView centroids = lists_.centroids();
     const std::int64_t count = lists_read(want);
     scores.resize(static_cast<std::size_t>(queries.count * centroids.count));
@@ -142,8 +145,7 @@ class IvfIndex final : public ApproximateIndex {
       }
     });
     std::ranges::sort(lists);
-    const auto repeated = std::ranges::unique(lists);
-    lists.erase(repeated.begin(), repeated.end());
+    lists.erase(std::unique(lists.begin(), lists.end()), lists.end());
   }
 
   /// By one query: those of its share of the keys, but of many times the keys that are wanted.

@@ -97,7 +97,11 @@ std::string SampleParams::text() const {
 void SampleTail::attend_one(const float* query, PositionRange allowed,
                             std::span<const std::int64_t> taken, float scale, float softcap,
                             Workspace& workspace, const TailParts& out) const {
-  auto& [before, drawn, known, scores, value] = workspace;
+  auto& before = workspace.before;
+  auto& drawn = workspace.drawn;
+  auto& known = workspace.known;
+  auto& scores = workspace.scores;
+  auto& value = workspace.value;
   const std::int64_t dim = rows_.dim();
   before.clear();
   known.clear();

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <numeric>
 
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -64,7 +65,7 @@ void parse_options(std::string_view spec, std::string_view text,
     }
     if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
       throw InvalidArgument(
-          fmt::format("index \"{}\": option {} is given twice", one_line(spec), key));
+          fmt::format("index \"{}\": option {} is given twice; expected once", one_line(spec), key));
     }
     seen.push_back(key);
     const std::string_view text_value = part.substr(equals + 1);
@@ -92,15 +93,6 @@ std::string_view nearest(std::string_view typed, std::span<const std::string_vie
   return best;
 }
 
-std::string one_line(std::string_view text) {
-  constexpr std::size_t longest = 200;
-  std::string line(text.substr(0, longest));
-  for (char& c : line) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) c = '?';
-  }
-  if (text.size() > longest) line += "...";
-  return line;
-}
+std::string one_line(std::string_view text) { return printable_beginning(text); }
 
 }  // namespace topkv

@@ -32,7 +32,7 @@ std::vector<std::string_view> split(std::string_view text, char separator);
 /// The known name nearest to what was typed, or "" when none is near.
 std::string_view nearest(std::string_view typed, std::span<const std::string_view> known);
 
-/// Text fit for one line of a message: control characters replaced, at most 200 characters.
+/// Text fit for one line of a message (printable_beginning).
 std::string one_line(std::string_view text);
 
 }  // namespace topkv

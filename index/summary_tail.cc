@@ -53,7 +53,11 @@ void SummaryTail::find_removed(PositionRange allowed, std::span<const std::int64
 void SummaryTail::attend_one(const float* query, PositionRange allowed,
                              std::span<const std::int64_t> taken, float ceiling, float scale,
                              float softcap, Workspace& workspace, const TailParts& out) const {
-  auto& [terms, scores, removed, rows, less] = workspace;
+  auto& terms = workspace.terms;
+  auto& scores = workspace.scores;
+  auto& removed = workspace.removed;
+  auto& rows = workspace.rows;
+  auto& less = workspace.less;
   const auto dim = static_cast<std::size_t>(rows_.dim());
   terms.assign(2 * dim, 0.0F);
   for (std::size_t i = 0; i < dim; ++i) {

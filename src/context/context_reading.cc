@@ -201,8 +201,11 @@ std::vector<Token> ContextReading::read_tokens() {
     tokens.resize(static_cast<std::size_t>(open_.meta().tokens));
     open_.read_all(*section, tokens.data());
     note(section->bytes);
-    if (std::ranges::any_of(tokens, [](Token token) { return token < 0; }))
-      fail_section(open_.file().path(), *section, "a token id is below 0");
+    const auto bad = std::ranges::find_if(tokens, [](Token token) { return token < 0; });
+    if (bad != tokens.end())
+      fail_section(
+          open_.file().path(), *section,
+          fmt::format("token {} has the id {}; expected 0 or more", bad - tokens.begin(), *bad));
   }
   return tokens;
 }
@@ -217,8 +220,9 @@ void ContextReading::check_finite(const RowStore& store) const {
       if (stop_.stop_requested()) throw Stopped("stopped");
       const std::int64_t bad = first_not_finite_row(rows.part({begin, end}));
       if (bad >= 0)
-        fail_section(open_.file().path(), section,
-                     fmt::format("the row of token {} is not finite", begin + bad));
+        fail_section(
+            open_.file().path(), section,
+            fmt::format("the row of token {} is not finite; expected finite rows", begin + bad));
     });
   }
 }

@@ -65,11 +65,17 @@ Header read_header(const ReadableFile& file) {
   file.read(&header, sizeof header, 0);
   if (std::memcmp(header.magic, magic, sizeof magic) != 0)
     fail(file, "is no context file: it does not begin as one does (topkv prefill writes them)");
-  if (header.checksum != header_checksum(header)) fail(file, "its header is damaged");
-  if (header.version != FileTable::version || header.header_bytes != FileTable::header_bytes)
+  if (header.checksum != header_checksum(header))
+    fail(file, fmt::format("its header is damaged: it has the checksum {:016x}; expected {:016x}",
+                           header.checksum, header_checksum(header)));
+  if (header.version != FileTable::version)
     fail(file, fmt::format("is of version {} of the format; this topkv reads version {}",
                            header.version, FileTable::version));
-  if (header.unused != 0) fail(file, "its header has bytes that are not known");
+  if (header.header_bytes != FileTable::header_bytes || header.unused != 0)
+    fail(file,
+         fmt::format("its header says that it has {} bytes, and {} where nothing is; expected "
+                     "{}, and 0",
+                     header.header_bytes, header.unused, FileTable::header_bytes));
   const auto bytes = static_cast<std::uint64_t>(file.bytes());
   if (header.file_bytes != bytes)
     fail(file, fmt::format("has {} bytes where its header says {}: it is cut off, or longer", bytes,
@@ -181,13 +187,18 @@ FileTable FileTable::parse(const ReadableFile& file) {
   if (table_bytes > file.bytes() - header_bytes) fail(file, "its table is longer than the file");
   std::vector<std::byte> bytes(static_cast<std::size_t>(table_bytes));
   file.read(bytes.data(), table_bytes, header_bytes);
-  if (topkv::checksum(bytes.data(), table_bytes) != header.table_checksum)
-    fail(file, "its table of sections is damaged");
+  const std::uint64_t sum = topkv::checksum(bytes.data(), table_bytes);
+  if (sum != header.table_checksum)
+    fail(file,
+         fmt::format("its table of sections is damaged: it has the checksum {:016x}; expected "
+                     "{:016x}",
+                     sum, header.table_checksum));
 
   FileTable table;
   table.checksums.resize(header.checksums);
-  std::memcpy(table.checksums.data(), bytes.data() + header.sections * section_bytes,
-              header.checksums * 8);
+  if (header.checksums > 0)
+    std::memcpy(table.checksums.data(), bytes.data() + header.sections * section_bytes,
+                header.checksums * 8);
   check_zeros(file, header_bytes + table_bytes, "its table of sections");
   std::uint64_t end = static_cast<std::uint64_t>(whole_pages(header_bytes + table_bytes));
   std::uint64_t blocks_before = 0;
@@ -205,14 +216,23 @@ FileTable FileTable::parse(const ReadableFile& file) {
                           .first_checksum = static_cast<std::int64_t>(entry.first_checksum)};
     // One behind the other, so that each byte of the file is one section's, or 0.
     if (entry.at != end || entry.at > whole || entry.bytes > whole - entry.at ||
-        entry.first_checksum != blocks_before || entry.unused != 0 || entry.flags > 1)
-      fail(file, fmt::format("section {} of {} ({}) does not follow the one before it within the "
-                             "file",
-                             i, header.sections, section.name()));
+        entry.first_checksum != blocks_before)
+      fail(file, fmt::format("section {} of {} ({}) has {} bytes at {}, and checksums from {} on; "
+                             "expected them at {}, where the one before it ends, within the "
+                             "file's {}, and from {} on",
+                             i, header.sections, section.name(), entry.bytes, entry.at,
+                             entry.first_checksum, end, whole, blocks_before));
+    if (entry.unused != 0 || entry.flags > 1)
+      fail(file,
+           fmt::format("section {} of {} ({}) has flags {}, and {} where nothing is; expected "
+                       "0 or 1, and 0",
+                       i, header.sections, section.name(), entry.flags, entry.unused));
     end += static_cast<std::uint64_t>(whole_pages(section.bytes));
     blocks_before += static_cast<std::uint64_t>(blocks(section.bytes));
     if (section.required && !is_known(entry.kind))
-      fail(file, fmt::format("has {}, which this topkv does not know and must", section.name()));
+      fail(file, fmt::format("has {}, which this topkv does not know and must; expected kinds "
+                             "1 to {}: of a later topkv?",
+                             section.name(), static_cast<std::uint32_t>(SectionKind::tail)));
     table.sections.push_back(section);
   }
   if (end != whole || blocks_before != header.checksums)

@@ -13,7 +13,9 @@ namespace topkv {
 OpenContext::OpenContext(const std::filesystem::path& path)
     : file_(path), table_(FileTable::parse(file_)) {
   if (table_.sections.empty() || table_.sections.front().kind != SectionKind::meta)
-    throw FileError(path_text(path) + ": its first section is not the description");
+    throw FileError(fmt::format("{}: its first section is {}; expected the description",
+                                path_text(path),
+                                table_.sections.empty() ? "none" : table_.sections.front().name()));
   const Section& first = table_.sections.front();
   constexpr std::int64_t most_text = 1 << 24;
   if (first.bytes > most_text)
@@ -60,7 +62,10 @@ void OpenContext::check_sections() {
   for (const Section& section : table_.sections) {
     check_zeros(file_, section.at + section.bytes, section.name());
     if (&section == &table_.sections.front() || section.kind > SectionKind::tail) continue;
-    if (next == wanted.size()) fail_section(file_.path(), section, "is one section too many");
+    if (next == wanted.size())
+      fail_section(
+          file_.path(), section,
+          fmt::format("is one section too many; expected {} behind the description", next));
     const Section& one = wanted[next++];
     if (section.kind != one.kind || section.index != one.index || section.layer != one.layer ||
         section.kv_head != one.kv_head)
@@ -75,7 +80,10 @@ void OpenContext::check_sections() {
     rows_end = section.at + FileTable::whole_pages(section.bytes);
   }
   if (next != wanted.size())
-    throw FileError(fmt::format("{}: {} is missing", path_text(file_.path()), wanted[next].name()));
+    throw FileError(
+        fmt::format("{}: {} is missing: it has {} sections behind the description; "
+                    "expected {}",
+                    path_text(file_.path()), wanted[next].name(), next, wanted.size()));
 }
 
 }  // namespace topkv

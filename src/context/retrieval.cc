@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "src/core/dot.h"
+#include "src/core/printable.h"
 #include "src/core/vector_math.h"
 #include "topkv/error.h"
 
@@ -86,8 +87,10 @@ void Selector::choose_shared(std::int64_t k, const Groups& groups) {
       }
     }
     std::ranges::sort(candidates_, {}, &Candidate::position);
-    const auto twice = std::ranges::unique(candidates_, {}, &Candidate::position);
-    candidates_.erase(twice.begin(), twice.end());
+    const auto same = [](const Candidate& a, const Candidate& b) {
+      return a.position == b.position;
+    };
+    candidates_.erase(std::unique(candidates_.begin(), candidates_.end(), same), candidates_.end());
     score_candidates(groups, first);
     all_.assign(candidates_.begin(), candidates_.end());
     take_best(k);
@@ -184,7 +187,7 @@ TopK TopK::parse(std::string_view text) {
       throw InvalidArgument(fmt::format(
           "k '{}' is not understood; expected a number from 1 (64), one per layer (64,32,…), or a "
           "sum over the layers (uniform:512, linear:512)",
-          text));
+          printable_beginning(text)));
     }
     return value;
   };

@@ -115,9 +115,12 @@ class GgufFile::Parser {
 
   void parse() {
     if (bytes_.size() < 4 || std::memcmp(bytes_.data(), "GGUF", 4) != 0) {
+      const std::string_view first(reinterpret_cast<const char*>(bytes_.data()),
+                                   std::min<std::size_t>(bytes_.size(), 4));
       fail(
-          "begins otherwise than a GGUF file (with the letters GGUF); expected one, or the "
-          "directory of a model");
+          fmt::format("begins otherwise than a GGUF file (with \"{}\", not the letters GGUF); "
+                      "expected one, or the directory of a model",
+                      printable(first)));
     }
     at_ = 4;
     const auto version = take<std::uint32_t>("the version");

@@ -56,6 +56,8 @@ class Builder : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
                    const Json::exception& error) override {
     error_ = error.what();
+    constexpr int out_of_range = 406;
+    if (error.id == out_of_range) error_ += "; expected a number that 64 bits hold";
     return false;
   }
 

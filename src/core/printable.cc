@@ -29,6 +29,14 @@ std::string printable(std::string_view bytes) {
   return text;
 }
 
+std::string printable_beginning(std::string_view bytes) {
+  constexpr std::size_t most = 200;
+  if (bytes.size() <= most) return printable(bytes);
+  std::size_t end = most;  // where a character begins, if they are any
+  while (end > most - 4 && (static_cast<unsigned char>(bytes[end]) & 0xC0U) == 0x80) --end;
+  return printable(bytes.substr(0, end)) + "...";
+}
+
 std::string listed(std::span<const std::string> texts, std::size_t most) {
   std::string list = fmt::format("{}", fmt::join(texts.first(std::min(texts.size(), most)), ", "));
   if (texts.size() > most) list += fmt::format(" and {} more", texts.size() - most);

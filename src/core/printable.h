@@ -13,6 +13,9 @@ namespace topkv {
 /// are written as \xNN.
 std::string printable(std::string_view bytes);
 
+/// The same of what somebody typed, or a file has: no more than a message has room for.
+std::string printable_beginning(std::string_view bytes);
+
 /// "a, b and 3 more": the first of some texts, so many at most.
 std::string listed(std::span<const std::string> texts, std::size_t most);
 

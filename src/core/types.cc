@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -44,7 +45,8 @@ DType parse_dtype(std::string_view name) {
     if (name == name_of(dtype)) return dtype;
   }
   throw InvalidArgument(
-      fmt::format("unknown element type '{}'; known are f32, f16, bf16, q8 and q4", name));
+      fmt::format("unknown element type '{}'; known are f32, f16, bf16, q8 and q4",
+                  printable_beginning(name)));
 }
 
 std::string KvDType::name() const {

@@ -146,7 +146,8 @@ WeightFormat parse_weight_format(std::string_view name) {
     if (name == name_of(format)) return format;
   }
   throw InvalidArgument(
-      fmt::format("unknown weight format \"{}\"; expected stored, int8 or int4", name));
+      fmt::format("unknown weight format \"{}\"; expected stored, int8 or int4",
+                  printable_beginning(name)));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -28,6 +28,9 @@ constexpr std::array<SafeTensorsDType, 22> dtypes = {{
     {"F6_E3M2", 6, {}}, {"F4", 4, {}},
 }};
 
+constexpr std::string_view known_dtypes = "one of the format, as F32, F16 or BF16";
+constexpr std::string_view sizes_of_any = "an array of integers from 0 to 2^63 - 1";
+
 /// Reads the header of a file of known size into entries.
 class HeaderReader {
  public:
@@ -131,22 +134,21 @@ class HeaderReader {
 
   SafeTensorsDType dtype(const std::string& name, const Json& value) const {
     const auto found = value.find("dtype");
-    if (found == value.end()) fail(name, "has no dtype", "one");
+    if (found == value.end()) fail(name, "has no dtype", known_dtypes);
     if (found->is_string()) {
       const auto& wanted = found->get_ref<const std::string&>();
       const auto* known = std::find_if(dtypes.begin(), dtypes.end(),
                                        [&](const SafeTensorsDType& d) { return d.name == wanted; });
       if (known != dtypes.end()) return *known;
     }
-    fail(name, fmt::format("has dtype {}", shown(*found)),
-         "one of the format, as F32, F16 or BF16");
+    fail(name, fmt::format("has dtype {}", shown(*found)), known_dtypes);
   }
 
   /// An array of sizes or offsets.
   std::vector<std::int64_t> sizes(const std::string& name, const Json& value,
                                   const char* key) const {
     const auto found = value.find(key);
-    if (found == value.end()) fail(name, fmt::format("has no {}", key), "one");
+    if (found == value.end()) fail(name, fmt::format("has no {}", key), sizes_of_any);
     std::vector<std::int64_t> sizes;
     bool good = found->is_array();
     for (std::size_t i = 0; good && i < found->size(); ++i) {
@@ -156,7 +158,7 @@ class HeaderReader {
     }
     if (!good) {
       fail(name, fmt::format("has {} {}", key, shown(*found)),
-           "an array of integers from 0 to 2^63 - 1");
+           sizes_of_any);
     }
     return sizes;
   }

@@ -2,12 +2,12 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <pcre2.h>
 
 #include <array>
 #include <cstdint>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "src/core/json_file.h"
@@ -109,8 +109,10 @@ Code compile(const std::string& pattern, std::uint32_t more_options) {
                           PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | more_options, &error,
                           &offset, nullptr));
   if (code == nullptr) {
-    throw FileError(fmt::format("the regular expression, for PCRE2 {}, does not compile: {}",
-                                shown(pattern), reason_of(error)));
+    throw FileError(
+        fmt::format("the regular expression, for PCRE2 {}, does not compile: {}; expected one "
+                    "that does",
+                    shown(pattern), reason_of(error)));
   }
   // A pattern that JIT does not take is interpreted: the same matches, slower.
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);

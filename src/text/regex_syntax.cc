@@ -106,7 +106,8 @@ class Translator {
 
   [[noreturn]] void refuse(std::string_view what) const {
     throw Unsupported(
-        fmt::format("the regular expression {} has {} before offset {}, which is not implemented",
+        fmt::format("the regular expression {} has {} before offset {}, which is not implemented; "
+                    "topkv runs what it knows PCRE2 to read alike",
                     shown(std::string(pattern_)), what, at_));
   }
 

@@ -142,7 +142,7 @@ class Reader {
                                     shown(content), shown(id), Vocabulary::max_tokens - 1));
       }
       if (!vocabulary_.add(content, id.get<Token>())) {
-        fail<FileError>(fmt::format("model.vocab gives {} the id {}, which another token has",
+        fail<FileError>(fmt::format("model.vocab gives {} the id {}, which another token has; expected one of its own",
                                     shown(content), shown(id)));
       }
     }
@@ -201,7 +201,7 @@ class Reader {
     std::vector<float> order;              // distinct scores, the highest first
     for (const auto& [token, score] : *scores_) order.push_back(score);
     std::ranges::sort(order, std::greater<>());
-    order.erase(std::ranges::unique(order).begin(), order.end());
+    order.erase(std::unique(order.begin(), order.end()), order.end());
     for (const auto& [content, token] : vocabulary_.ids()) {
       const auto found = scores_->find(token);
       if (found == scores_->end()) continue;

@@ -1,0 +1,40 @@
+// Command lines up to where a command would run: words, a line each, the first of which says the
+// command.
+#include <CLI/CLI.hpp>
+#include <span>
+#include <vector>
+
+#include "src/cli/arguments.h"
+#include "src/cli/commands.h"
+#include "src/cli/numbers.h"
+#include "tests/fuzz/target.h"
+
+namespace fuzz = topkv::fuzz;
+namespace cli = topkv::cli;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  std::vector<std::string> words;
+  std::string_view rest = fuzz::text_of(data, size);
+  while (!rest.empty() && words.size() < 64) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    words.push_back(std::string(rest.substr(0, end)).c_str());  // a word ends at a byte 0
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  if (words.empty()) return 0;
+  CLI::App app("topkv");
+  app.require_subcommand(0, 1);
+  std::vector<cli::Run> commands;  // they own what flags are read into; none is run
+  for (const auto add : {cli::add_needle, cli::add_generate, cli::add_chat, cli::add_prefill,
+                         cli::add_ask, cli::add_verify, cli::add_info, cli::add_plan,
+                         cli::add_fidelity, cli::add_eval, cli::add_bench})
+    commands.push_back(add(app));
+  std::vector<const char*> given = {"topkv"};
+  for (const std::string& word : words) given.push_back(word.c_str());
+  try {
+    cli::check_arguments(*app.get_subcommand(words.front()), std::span(given).subspan(2));
+    app.parse(static_cast<int>(given.size()), given.data());
+  } catch (const cli::UsageError&) {
+  } catch (const CLI::Error&) {  // run_app tells both as usage errors
+  }
+  return 0;
+}

@@ -1,0 +1,108 @@
+// Writes the first inputs of the targets of contexts' files: fuzz_context_corpus tests/fuzz/corpus
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "src/context/file_format.h"
+#include "src/core/open_file.h"
+#include "tests/context_file_case.h"
+#include "topkv/context_file.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path corpus;
+
+void put(const char* target, const std::string& name, const std::string& bytes) {
+  fs::create_directories(corpus / target);
+  std::ofstream(corpus / target / name, std::ios::binary) << bytes;
+}
+
+struct Saved {
+  std::string bytes;
+  topkv::FileTable table;
+};
+
+Saved saved(const topkv::AttentionShape& shape, std::int64_t tokens, const std::string& dtype,
+            const std::vector<std::string>& indices) {
+  const auto context =
+      topkv::test::saved_context(shape, tokens, topkv::KvDType::parse(dtype), indices);
+  const fs::path path = corpus / "c.tkv";
+  topkv::ContextOrigin origin{.model = "m", .made_with = "t"};
+  for (topkv::Token t = 0; t < tokens; ++t) origin.tokens.push_back(t);
+  topkv::save_context(*context, path, origin);
+  Saved out{topkv::test::bytes_of_file(path), topkv::FileTable::parse(topkv::ReadableFile(path))};
+  fs::remove(path);
+  return out;
+}
+
+std::string content(const Saved& of, const topkv::Section& section) {
+  return of.bytes.substr(static_cast<std::size_t>(section.at),
+                         static_cast<std::size_t>(section.bytes));
+}
+
+/// As context_bytes.h reads it.
+std::string sections(const Saved& of) {
+  std::string out;
+  for (const topkv::Section& section : of.table.sections) {
+    out += static_cast<char>(section.kind);
+    out += static_cast<char>(section.required);
+    out += static_cast<char>(section.index);
+    out += static_cast<char>(section.layer | section.kv_head << 4U);
+    const std::string bytes = content(of, section);
+    const std::uint32_t size = static_cast<std::uint32_t>(bytes.size()) << 8U;
+    out.append(reinterpret_cast<const char*>(&size), 4);
+    out += bytes;
+  }
+  return out;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return std::fprintf(stderr, "usage: fuzz_context_corpus CORPUS\n"), 2;
+  corpus = argv[1];
+  const topkv::AttentionShape tiny{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
+  const char* const specs[] = {"codes:k=8,v=4",
+                               "mean",
+                               "ivf:size=8,share=2",
+                               "quest:page=8",
+                               "sparq:r=8,v=1",
+                               "lowrank:r=8",
+                               "h2o",
+                               "retroinfer:size=8,segment=1024,v=1",
+                               "pages:size=8",
+                               "squeezed:c=20,coarse=1,s=80",
+                               "tova",
+                               "none",
+                               "sample:rows=8,eps=10,delta=5"};
+  std::size_t number = 0;
+  for (const std::string spec : specs) {
+    const std::string name = spec.substr(0, spec.find(':'));
+    const Saved with = saved(tiny, 24, "f32", {spec});
+    if (number % 3 == 0) put("context_sections", name, sections(with));
+    // An index, and its tail behind it, as context_archive reads them.
+    std::string archive(1, static_cast<char>(number++));
+    for (const topkv::Section& section : with.table.sections)
+      if (section.kind == topkv::SectionKind::index || section.kind == topkv::SectionKind::tail)
+        archive += content(with, section);
+    put("context_archive", name, archive);
+    put("context_description", name, content(with, with.table.sections.front()));
+    for (const topkv::Section& section : with.table.sections)
+      if (section.kind == topkv::SectionKind::queries && number == 1)
+        put("context_archive", "queries",
+            static_cast<char>(std::size(specs)) + content(with, section));
+  }
+  for (const char* dtype : {"bf16", "q8", "q4", "q8/q4", "f16"}) {
+    std::string name = dtype;
+    if (name == "q8/q4") name = "mixed";
+    put("context_sections", name,
+        sections(saved(
+            {.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 32, .sliding_window = {0, 4}}, 8,
+            dtype, {})));
+  }
+  put("context_file", "plain", saved(tiny, 4, "bf16", {}).bytes);
+  put("context_file", "mean", saved(tiny, 4, "f32", {"none"}).bytes);
+}

@@ -1,0 +1,102 @@
+// What the targets have in common. A target is one parser behind LLVMFuzzerTestOneInput: it is
+// given any bytes, and either reads them or throws an exception of include/topkv/error.h that says
+// why, on one line. All else ends the process: another exception, a signal, a sanitizer's report.
+#pragma once
+
+#include <oneapi/tbb/global_control.h>
+#include <stdlib.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "src/core/utf8.h"
+#include "topkv/error.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace topkv::fuzz {
+
+/// Threads would only make what is found hard to find again.
+inline const oneapi::tbb::global_control one_thread(
+    oneapi::tbb::global_control::max_allowed_parallelism, 1);
+
+inline std::string_view text_of(const std::uint8_t* data, std::size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
+
+/// What holds for a parser, whatever it was given.
+inline void require(bool holds, std::string_view what, std::string_view found = {}) {
+  if (holds) return;
+  const std::string text = "fuzz: " + std::string(what) + ": " + std::string(found) + "\n";
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::abort();
+}
+
+/// beginning: of what errors about files say.
+inline void check_message(const Error& error, std::string_view beginning) {
+  const std::string_view text = error.what();
+  require(!text.empty(), "an error without a message");
+  require(text.size() < 4096, "a message that is too long", text);
+  for (const char c : text)
+    require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f, "a message of several lines", text);
+  require(valid_utf8_bytes(text) == text.size(), "a message that is not UTF-8", text);
+  if (dynamic_cast<const FileError*>(&error) != nullptr)
+    require(text.starts_with(beginning), "a message that does not begin with the file", text);
+}
+
+/// Whether the call returned.
+template <class Call>
+bool accepts(const Call& call, std::string_view beginning = {}) {
+  try {
+    call();
+    return true;
+  } catch (const Error& error) {
+    check_message(error, beginning);
+    return false;
+  }
+}
+
+/// A folder of this process, in memory where the system has such a place.
+class Folder {
+ public:
+  Folder() {
+    std::error_code error;
+    const std::filesystem::path memory = "/dev/shm";
+    std::string name =
+        ((std::filesystem::is_directory(memory, error) ? memory
+                                                       : std::filesystem::temp_directory_path()) /
+         "topkv-fuzz-XXXXXX")
+            .string();
+    require(::mkdtemp(name.data()) != nullptr, "no folder can be made", name);
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;  // it removes the folder
+  Folder& operator=(const Folder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string text() const { return path_.string(); }
+
+  std::filesystem::path write(std::string_view name, std::string_view content) const {
+    const std::filesystem::path file = path_ / name;
+    std::ofstream stream(file, std::ios::binary | std::ios::trunc);
+    stream.write(content.data(), static_cast<std::streamsize>(content.size()));
+    stream.close();
+    require(!stream.fail(), "a file cannot be written", file.string());
+    return file;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace topkv::fuzz
