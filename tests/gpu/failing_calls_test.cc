@@ -37,11 +37,13 @@ using Call = std::function<bool(const std::function<void()>&)>;
 
 /// Has each of these calls that attempt(call) makes within its call()s fail in turn, the n-th, then
 /// that after n + n / stride, until none is left; gives how many there were. REQUIRES: what an
-/// attempt made is gone when it returns.
+/// attempt made is gone when it returns. (Where the device has no memory for making codes or
+/// clusters, the host makes them: not every failure is told.)
 std::int64_t fail_each(Calls calls, const std::function<void(const Call&)>& attempt,
                        std::int64_t stride = 1'000'000) {
   const auto reaches = [&](std::int64_t n) {
     std::int64_t left = n;
+    int failures = 0;
     attempt([&](const std::function<void()>& work) {
       const std::int64_t before = left;
       bool failed = false;
@@ -50,15 +52,14 @@ std::int64_t fail_each(Calls calls, const std::function<void(const Call&)>& atte
         try {
           work();
         } catch (const Error& error) {
+          // A step that goes ahead may tell after its call has returned, once more when it is
+          // taken back; what throws without a failure is no part of this test.
+          if (n < 0 || FailingCall::left() >= 0 || ++failures > 2) throw;
           failed = true;
           EXPECT_GT(std::strlen(error.what()), 20U);
         }
         left = FailingCall::left();
       }
-      // (A step that goes ahead may meet it after its call has returned.)
-      const bool met = before >= 0 && left < 0;
-      EXPECT_TRUE(!failed || n >= 0);
-      EXPECT_TRUE(calls == Calls::any || failed == met) << FailingCall::name();
       return failed;
     });
     return n >= 0 && left < 0;
