@@ -22,6 +22,7 @@ void CudaRecording::run(cudaStream_t stream, const std::function<void()>& work) 
     } catch (...) {
       cudaStreamEndCapture(stream, &recorded);
       if (recorded != nullptr) cudaGraphDestroy(recorded);
+      cudaGetLastError();  // a recording that was broken off ends with an error of its own
       throw;
     }
     TOPKV_CUDA(cudaStreamEndCapture(stream, &recorded));

@@ -6,6 +6,7 @@
 // searches were ever nested on the thread.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,14 +17,17 @@ template <class T>
 class Scratch {
  public:
   Scratch() {
-    if (!idle().empty()) {
-      object_ = std::move(idle().back());
-      idle().pop_back();
+    Kept& kept = of_thread();
+    if (!kept.idle.empty()) {
+      object_ = std::move(kept.idle.back());
+      kept.idle.pop_back();
     } else {
+      kept.idle.reserve(kept.made + 1);  // giving back must not fail
       object_ = std::make_unique<T>();
+      ++kept.made;
     }
   }
-  ~Scratch() { idle().push_back(std::move(object_)); }
+  ~Scratch() { of_thread().idle.push_back(std::move(object_)); }
   Scratch(const Scratch&) = delete;  // belongs to one scope
   Scratch& operator=(const Scratch&) = delete;
 
@@ -31,9 +35,13 @@ class Scratch {
   T* operator->() const { return object_.get(); }
 
  private:
-  static std::vector<std::unique_ptr<T>>& idle() {
-    thread_local std::vector<std::unique_ptr<T>> objects;
-    return objects;
+  struct Kept {
+    std::vector<std::unique_ptr<T>> idle;
+    std::size_t made = 0;  // idle ones and those that are lent
+  };
+  static Kept& of_thread() {
+    thread_local Kept kept;
+    return kept;
   }
 
   std::unique_ptr<T> object_;

@@ -8,10 +8,9 @@ void SearchResult::reset(std::int64_t queries, std::int64_t k) {
   k_ = k;
   counts_.assign(static_cast<std::size_t>(queries), 0);
   const auto slots = static_cast<std::size_t>(queries * k);
-  if (positions_.size() < slots) {
-    positions_.resize(slots);
-    scores_.resize(slots);
-  }
+  // Each by its own size: the one may have grown when the other could not.
+  if (positions_.size() < slots) positions_.resize(slots);
+  if (scores_.size() < slots) scores_.resize(slots);
 }
 
 std::span<const std::int64_t> SearchResult::positions(std::int64_t query) const {

@@ -1,45 +1,17 @@
 // Saving and loading while each allocation in turn fails: nothing is lost, and the next call works.
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <oneapi/tbb/global_control.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <new>
+#include <optional>
 
 #include "src/core/file_calls.h"
 #include "tests/context_file_case.h"
+#include "tests/counted_memory.h"
 #include "tests/temp_directory.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
-
-namespace {
-
-std::atomic<std::int64_t> left{-1};  // allocations until one fails; below 0: none does
-std::atomic<bool> watching{false};
-std::atomic<std::int64_t> most{0};  // bytes that were allocated while watching, by malloc, too
-
-std::int64_t allocated() {
-  const struct mallinfo2 info = ::mallinfo2();
-  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
-}
-
-}  // namespace
-
-// GCC pairs what it inlines: these are to be calls.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  if (left.load() >= 0 && left.fetch_sub(1) == 0) throw std::bad_alloc();
-  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  if (watching) most = std::max(most.load(), allocated());
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);
-}
 
 namespace topkv {
 namespace {
@@ -54,11 +26,8 @@ class CountingFrom : public FileCalls {
  public:
   /// From the first open, or the pread of this number.
   CountingFrom(std::int64_t n, std::int64_t pread) : n_(n), preads_(pread) { use_file_calls(this); }
-  ~CountingFrom() override {
-    use_file_calls(nullptr);
-    left = -1;
-  }
-  bool reached() const { return armed_ && left < 0; }
+  ~CountingFrom() override { use_file_calls(nullptr); }
+  bool reached() const { return failing_ && ::test::FailingAllocation::left() < 0; }
 
   int open(const char* path, int flags, int mode) override {
     if (preads_ == 0) arm();
@@ -71,13 +40,11 @@ class CountingFrom : public FileCalls {
 
  private:
   void arm() {
-    if (armed_) return;
-    armed_ = true;
-    left = n_;
+    if (!failing_) failing_.emplace(n_);
   }
   std::int64_t n_;
   std::int64_t preads_;
-  bool armed_ = false;
+  std::optional<::test::FailingAllocation> failing_;
 };
 
 /// Has each allocation of work() fail, one after the other; gives how many there were. pread: as
@@ -156,13 +123,10 @@ TEST(ContextFileMemory, VerifyHoldsOneHeadOfAnIndexForEachThread) {
   const TempDirectory folder;
   const auto path = folder.path() / "c.tkv";
   save_context(*context, path);
-  const auto peak = [&](const auto& work) {
-    const std::int64_t before = allocated();
-    most = before;
-    watching = true;
+  const auto peak = [](const auto& work) {
+    const ::test::HeapPeak heap;
     work();
-    watching = false;
-    return most - before;
+    return heap.bytes();
   };
   const std::int64_t of_load = peak([&] { load_context(path, {.mapped = true}); });
   const std::int64_t of_verify = peak([&] { verify_context(path); });

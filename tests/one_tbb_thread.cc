@@ -1,6 +1,7 @@
 // Linked into the tests when they run under ThreadSanitizer. oneTBB is not built with it, so every
 // hand-over of a task between oneTBB's threads would be reported as a race. With one thread per
-// arena there is none, while the tests' own threads, each with an arena, run side by side as ever.
+// arena there is none: the library's own loops run on other threads then (src/core/std_threads.h),
+// and the tests' own threads, each with an arena, run side by side as ever.
 
 #include <oneapi/tbb/global_control.h>
 

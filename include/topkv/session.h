@@ -211,6 +211,19 @@ class Session {
   /// A session that goes on from here with the same own tokens. Copies only the session's own rows.
   Session fork() const;
 
+  /// The session's own rows as a context of their own, whose token 0 stood at position
+  /// context().tokens(): a copy, without any index but exact, for save_context to keep beside the
+  /// context's file. Safe as fork() is. Throws InvalidArgument when layers differ in tokens,
+  /// OutOfMemory.
+  std::shared_ptr<const Context> own_rows() const;
+
+  /// Goes on where the session was that gave these rows: what follows is what a fork of that one
+  /// gives, bit for bit. Both are over the same context, or one loaded from its file: that is for
+  /// the caller to know (ContextOrigin may say it). Throws InvalidArgument when this session has
+  /// tokens of its own, or the rows are of another shape or dtype, or beyond its capacity; the
+  /// session is then as it was.
+  void resume(const Context& own_rows);
+
   /// The step for an application that owns its network: takes q, k, v of the next tokens of one
   /// layer, at positions tokens() and on, and gives attention over everything before and including
   /// each of them. Every layer must be given the same tokens in turn, layer 0 first.

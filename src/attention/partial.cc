@@ -10,10 +10,11 @@
 namespace topkv {
 
 void Partial::reset(std::int64_t heads, std::int64_t head_dim) {
-  heads_ = heads;
-  head_dim_ = head_dim;
+  heads_ = 0;  // should there be no memory: it never tells of more than there is
   out_.assign(static_cast<std::size_t>(heads * head_dim), 0.0F);
   lse_.assign(static_cast<std::size_t>(heads), empty_lse);
+  heads_ = heads;
+  head_dim_ = head_dim;
 }
 
 void merge(PartialView into, PartialView other) {

@@ -225,22 +225,6 @@ AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, 
   return part;
 }
 
-Session Session::fork() const {
-  state_->settle();
-  state_->check_usable();
-  auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
-  state->own->copy_from(*state_->own);
-  state->coded.tried = state->left_window(0);
-  const std::int64_t code_bytes = state->stats.device_index_bytes;
-  state->stats = state_->stats;
-  state->stats.coded_tokens = 0;
-  state->stats.device_index_bytes = code_bytes;
-  state->step_times = state_->step_times;
-  state->figures_before = tail_figures();
-  for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) state->load(layer);
-  return Session(std::move(state));
-}
-
 namespace {
 
 /// A step of so many sessions as if it were one's: for what can be checked of it so.

@@ -79,9 +79,10 @@ struct Session::State {
   class PartCounts {
    public:
     void reset(std::int64_t tasks) {
-      if (tasks > size_)
-        parts_ =
-            std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(size_ = tasks));
+      if (tasks > size_) {
+        parts_ = std::make_unique<std::atomic<std::int64_t>[]>(static_cast<std::size_t>(tasks));
+        size_ = tasks;
+      }
       for (std::int64_t i = 0; i < tasks; ++i) parts_[static_cast<std::size_t>(i)] = 0;
     }
     /// One more part of a task: how many now.

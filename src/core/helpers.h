@@ -2,13 +2,13 @@
 // them longer than small work takes.
 #pragma once
 
-#include <oneapi/tbb/task_group.h>
-
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
 #include <thread>
+
+#include "src/core/threads.h"
 
 namespace topkv {
 
@@ -62,7 +62,7 @@ class Helpers {
   void (*call_)(const void*) = nullptr;
   std::mutex mutex_;
   std::exception_ptr error_;  // of a thread at work, the first
-  oneapi::tbb::task_group tasks_;
+  TaskGroup tasks_;
 };
 
 }  // namespace topkv

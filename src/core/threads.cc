@@ -34,7 +34,13 @@ OneBlasThread::~OneBlasThread() {
   if (--blas_holders == 0) openblas_set_num_threads(blas_threads_before);
 }
 
-std::int64_t thread_count() { return oneapi::tbb::this_task_arena::max_concurrency(); }
+std::int64_t thread_count() {
+#ifdef TOPKV_STD_THREADS
+  return std_threads;
+#else
+  return oneapi::tbb::this_task_arena::max_concurrency();
+#endif
+}
 
 OneOpenmpThread::OneOpenmpThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
 

@@ -11,8 +11,13 @@
 #include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
+#include <oneapi/tbb/task_group.h>
 
 #include <cstdint>
+
+#ifdef TOPKV_STD_THREADS
+#include "src/core/std_threads.h"
+#endif
 
 namespace topkv {
 
@@ -53,13 +58,27 @@ void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     body(std::int64_t{0}, count);
     return;
   }
+#ifdef TOPKV_STD_THREADS
+  std_parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+    const OneOpenmpThread one;
+    body(begin, end);
+  });
+#else
   oneapi::tbb::parallel_for(
       oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
       [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
         const OneOpenmpThread one;
         body(range.begin(), range.end());
       });
+#endif
 }
+
+/// Tasks that run beside their owner, who waits for them before this goes.
+#ifdef TOPKV_STD_THREADS
+using TaskGroup = StdTaskGroup;
+#else
+using TaskGroup = oneapi::tbb::task_group;
+#endif
 
 /// The same for callers that hold a lock: a thread that waits in here takes up no other work, which
 /// might wait for that lock.

@@ -113,7 +113,11 @@ std::unique_ptr<Forward> Model::Impl::take_forward() const {
       return forward;
     }
   }
-  return std::make_unique<Forward>(config, weights, device.compute(), session_chunk);
+  auto made = std::make_unique<Forward>(config, weights, device.compute(), session_chunk);
+  const std::lock_guard lock(idle_mutex);
+  idle.reserve(forwards + 1);  // giving it back must not fail
+  ++forwards;
+  return made;
 }
 
 void Model::Impl::keep(std::unique_ptr<Forward> forward) const {

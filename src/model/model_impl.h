@@ -83,6 +83,7 @@ struct Model::Impl {
 
   mutable std::mutex idle_mutex;
   mutable std::vector<std::unique_ptr<Forward>> idle;
+  mutable std::size_t forwards = 0;  // idle ones and those that are lent
 };
 
 }  // namespace topkv

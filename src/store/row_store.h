@@ -61,6 +61,8 @@ class RowStore {
   float* channels(std::int64_t layer) const;
   /// Takes the scales of channels over, for good. REQUIRES: same shape and dtype, this empty.
   void use_channels(const RowStore& other);
+  /// Whether these are the other's. REQUIRES: same shape and dtype.
+  bool has_channels_of(const RowStore& other) const { return channels_ == other.channels_; }
   /// The layer's next tokens have been put in its arrays. REQUIRES: room for them.
   void extend(std::int64_t layer, std::int64_t tokens);
   /// Forgets the layer's tokens from number `tokens` on.

@@ -1,0 +1,90 @@
+// One session that generates a hundred thousand tokens with a small model: memory must grow by the
+// session's rows alone. Prints resident memory, that of rows (in whole huge pages once an array of
+// them is as long), and the difference, as it goes on; fails when the difference grows by more than
+// 16 MiB after the first twentieth.
+//
+//   long_generation_bench MODEL [tokens [index]]          default 100000 exact
+#include <fmt/format.h>
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "bench/machine.h"
+#include "topkv/model.h"
+
+namespace {
+
+constexpr double mib = 1 << 20;
+constexpr std::int64_t huge_page = 2 << 20;
+
+double resident() {
+  malloc_trim(0);
+  std::ifstream statm("/proc/self/statm");
+  double mapped = 0;
+  double pages = 0;
+  statm >> mapped >> pages;
+  return pages * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    fmt::print(stderr, "long_generation_bench MODEL [tokens [index]]\n");
+    return 1;
+  }
+  const std::int64_t total = argc > 2 ? std::atoll(argv[2]) : 100'000;
+  const std::string index = argc > 3 ? argv[3] : "exact";
+  const topkv::Model model = topkv::Model::load(argv[1]);
+  const auto text = model.tokenizer().encode("The grass is green. The sky is blue. Once upon a");
+  const auto context = model.prefill(text)->with_index(index);
+  topkv::Session session(
+      context,
+      {.index = index, .k = topkv::TopK::same(16), .window = 256, .capacity = total + 1024});
+  const topkv::AttentionShape& shape = context->shape();
+  const std::int64_t token_bytes = model.config().kv_bytes_per_token(context->dtype());
+  const std::int64_t arrays = 2 * shape.layers * shape.kv_heads;
+  fmt::print("{} bytes of rows a token\n{:>8}{:>10}{:>10}{:>12}{:>12}\n", token_bytes, "tokens",
+             "RSS MiB", "rows MiB", "rest MiB", "tokens/s");
+  std::fflush(stdout);
+  // Of more than one draw, so that the text is not one that repeats itself.
+  const topkv::SamplingOptions sampling{.temperature = 1, .seed = 1};
+  std::vector<topkv::Token> prompt = text;
+  const std::int64_t part = std::max<std::int64_t>(1, total / 20);
+  double settled = 0;
+  double worst = 0;
+  for (std::int64_t done = 0; done < total;) {
+    std::int64_t got = 0;
+    const double seconds = bench::seconds_of([&] {
+      while (got < part) {  // again after an end token
+        const auto result = model.generate(
+            session, prompt,
+            {.max_tokens = std::min(part - got, std::int64_t{1000}), .sampling = sampling});
+        got += std::max<std::int64_t>(1, std::ssize(result.tokens));
+        prompt = {result.tokens.empty() ? text.front() : result.tokens.back()};
+      }
+    });
+    done += got;
+    const std::int64_t array = session.own_tokens() * token_bytes / arrays;
+    const std::int64_t page = array < huge_page ? 4096 : huge_page;
+    const auto rows = static_cast<double>((array + page - 1) / page * page * arrays);
+    const double rest = resident() - rows;
+    fmt::print("{:>8}{:>10.1f}{:>10.1f}{:>12.1f}{:>12.1f}\n", session.own_tokens(),
+               (rest + rows) / mib, rows / mib, rest / mib, static_cast<double>(got) / seconds);
+    std::fflush(stdout);
+    if (settled == 0) settled = rest;
+    worst = std::max(worst, rest);
+  }
+  if (worst > settled + 16 * mib) {
+    fmt::print(stderr, "what is no rows grew from {:.1f} to {:.1f} MiB\n", settled / mib,
+               worst / mib);
+    return 1;
+  }
+  return 0;
+}

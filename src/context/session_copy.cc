@@ -1,0 +1,83 @@
+// Sessions out of sessions: forks, and own rows that go to a file and come back.
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+
+#include "src/context/session_ahead.h"
+#include "src/context/session_state.h"
+#include "topkv/error.h"
+
+namespace topkv {
+
+Session Session::fork() const {
+  state_->settle();
+  state_->check_usable();
+  auto state = std::make_unique<State>(state_->context, state_->options, state_->device);
+  state->own->copy_from(*state_->own);
+  state->coded.tried = state->left_window(0);
+  const std::int64_t code_bytes = state->stats.device_index_bytes;
+  state->stats = state_->stats;
+  state->stats.coded_tokens = 0;
+  state->stats.device_index_bytes = code_bytes;
+  state->step_times = state_->step_times;
+  state->figures_before = tail_figures();
+  for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) state->load(layer);
+  return Session(std::move(state));
+}
+
+std::shared_ptr<const Context> Session::own_rows() const {
+  State& s = *state_;
+  s.settle();
+  s.check_usable();
+  for (std::int64_t layer = 1; layer < s.shape.layers; ++layer) {
+    if (s.own->size(layer) == s.own->size(0)) continue;
+    throw InvalidArgument(
+        fmt::format("own_rows amid a step: layer {} holds {} tokens of the session, layer 0 {}",
+                    layer, s.own->size(layer), s.own->size(0)));
+  }
+  const auto rows =
+      std::make_shared<RowStore>(s.shape, s.own->dtype(), s.own->size(0), 0, "session's rows");
+  rows->copy_from(*s.own);
+  return Context(s.shape, {.store = rows}).with_index("exact");
+}
+
+void Session::resume(const Context& own_rows) {
+  State& s = *state_;
+  s.settle();
+  s.check_usable();
+  if (s.own->size(0) > 0) {
+    throw InvalidArgument(
+        fmt::format("resume: the session has {} tokens of its own; give the rows to a new one",
+                    s.own->size(0)));
+  }
+  const RowStore& rows = *own_rows.segment_->store;
+  const AttentionShape& shape = own_rows.shape();
+  if (shape.layers != s.shape.layers || shape.kv_heads != s.shape.kv_heads ||
+      shape.head_dim != s.shape.head_dim || rows.dtype() != s.own->dtype()) {
+    throw InvalidArgument(fmt::format(
+        "resume: rows of {} layers, {} KV heads of {} in {}; the session's are of {}, {} of {} in "
+        "{}",
+        shape.layers, shape.kv_heads, shape.head_dim, rows.dtype().name(), s.shape.layers,
+        s.shape.kv_heads, s.shape.head_dim, s.own->dtype().name()));
+  }
+  if (!rows.has_channels_of(*s.own)) {
+    throw InvalidArgument(
+        "resume: keys of these rows have other scales than the context's; they are another "
+        "context's session's");
+  }
+  if (own_rows.tokens() > s.own->capacity()) {
+    throw InvalidArgument(fmt::format("resume: {} tokens in a session with capacity for {}",
+                                      own_rows.tokens(), s.own->capacity()));
+  }
+  try {
+    s.own->copy_from(rows);
+    s.coded.tried = s.left_window(0);
+    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.load(layer);
+  } catch (...) {
+    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.take_back(layer, 0);
+    throw;
+  }
+}
+
+}  // namespace topkv
