@@ -76,7 +76,8 @@ std::int64_t most_candidates();
 void choose_best(const float* scores, const MeetingQueries& queries, std::int64_t count,
                  std::int64_t k, const ChosenEntries& chosen, cudaStream_t stream);
 
-/// The k for which the heads' softmax weights sum to the most. shares: [meetings, group], how much
+/// The k for which the heads' softmax weights sum to the most; those that no head has a number for
+/// come behind those whose weights are 0 in float32. shares: [meetings, group], how much
 /// of a head's softmax these have. capacity: k.
 void choose_heaviest(const float* scores, const MeetingQueries& queries, std::int64_t count,
                      std::int64_t k, const ChosenEntries& chosen, float* shares,
@@ -91,8 +92,9 @@ struct DeviceClusters {
   std::int64_t row_slots = 0;
 };
 /// Rows of the clusters whose importance, exp(score) / Σ_j N_j exp(score_j) over all clusters of
-/// the meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Rows
-/// do not ascend over clusters. capacity: row_slots.
+/// the meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Of a
+/// head none of whose scores is above -inf none are. Rows do not ascend over clusters. capacity:
+/// row_slots.
 void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
                       const DeviceClusters& clusters, float log_threshold,
                       const ChosenEntries& chosen, cudaStream_t stream);
