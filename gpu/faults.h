@@ -16,6 +16,8 @@ struct Faults {
   static inline std::atomic<std::int64_t> copies{0};
   /// Streams do not wait for events of other streams.
   static inline std::atomic<bool> drop_waits{false};
+  /// The host does not wait for a choice (DecodeBackend::chosen).
+  static inline std::atomic<bool> drop_choice_waits{false};
 };
 
 /// Holds up the stream by Faults::copy_delay_us, if that is not 0.

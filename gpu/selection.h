@@ -59,6 +59,10 @@ void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
 void score_centroids(const MeetingQueries& queries, const __nv_bfloat16* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream);
 
+/// The same in float32, of queries that are too, in place of queries.data.
+void score_centroids(const MeetingQueries& queries, const float* exact, const float* centroids,
+                     std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream);
+
 /// SparQ: by the `read` components with the largest sum of |q| over the group, divided by the
 /// square root of the share of |q| that they have. components: as spread_components writes them.
 /// REQUIRES: slots is a multiple of 8.
