@@ -24,10 +24,13 @@ struct ChoiceTask {
   float log_threshold;
 };
 
-/// exp(score - log), 0 of what is not a number. An infinite score has all the weight.
+/// exp(score - log). An infinite score has all the weight.
+__device__ __forceinline__ float weight_of_number(float score, float log) {
+  return score == log ? 1.0F : __expf(score - log);
+}
+/// 0 of what is not a number.
 __device__ __forceinline__ float weight(float score, float log) {
-  if (score == log) return 1.0F;
-  return isnan(score) ? 0.0F : __expf(score - log);
+  return isnan(score) ? 0.0F : weight_of_number(score, log);
 }
 
 /// Which of a thread's candidates.
@@ -157,7 +160,9 @@ struct Heaviest {
       if (task.group == 1) break;
 #pragma unroll
       for (int i = 0; i < each; ++i) {
-        if (!isnan(x[i])) sums[i] = (isnan(sums[i]) ? 0.0F : sums[i]) + weight(x[i], logs[g]);
+        // The sum of two that are no less than 0; of a number and none: the number.
+        const float mine = weight_of_number(x[i], logs[g]);
+        sums[i] = fmaxf(sums[i] + mine, fmaxf(sums[i], mine));
       }
     }
     // Of one head: by its scores, which have the order of its weights.

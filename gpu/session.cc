@@ -141,7 +141,7 @@ class CudaDecode final : public DecodeBackend {
     reach_fault("session.choose");
     begun_.record(compute_);
     begin_beside();
-    inject_copy_delay(compute_);
+    inject_choice_delay(compute_);
     const auto& selection = static_cast<const CudaSelection&>(*shape_.selection);
     chosen_ = selection.choose(
         layer, given_.q, allowed, k,

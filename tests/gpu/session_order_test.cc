@@ -54,7 +54,7 @@ TEST(CudaSessionOrder, WithoutItsWaitAChoiceComesTooLate) {
     Feed feed(place, stream, 300, 310);
     feed.run(session, 302, 1);  // what lies where choices come is one from now on
     {
-      const test::InjectedFaults late(test::UserStream::delay_us, false, drop_wait);
+      const test::LateChoices late(20'000, drop_wait);
       feed.run(session, 1);
     }
     EXPECT_EQ(feed.worst(options, {303, 305, 309}) > 1.0, drop_wait);
