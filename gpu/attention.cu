@@ -7,6 +7,7 @@
 #include "gpu/attention_kernel.cuh"
 #include "gpu/attention_parts.cuh"
 #include "gpu/handles.h"
+#include "gpu/kernel_architecture.h"
 #include "gpu/merge_weights.cuh"
 #include "topkv/error.h"
 
@@ -146,23 +147,17 @@ __global__ void __launch_bounds__(T::threads, T::blocks_per_sm)
   }
 }
 
-/// Prepares the kernel for the current device. Whether it knows clusters there.
+/// Prepares the kernel for the current device.
 template <class T>
-bool prepare_kernel() {
-  // A thread asks once for each device that it turns to: this takes as long as a launch.
+void prepare_kernel() {
+  // A thread does so once for each device that it turns to: this takes as long as a launch.
   thread_local int prepared_for = -1;
-  thread_local bool clusters = false;
   int device = 0;
   TOPKV_CUDA(cudaGetDevice(&device));
-  if (device != prepared_for) {
-    TOPKV_CUDA(cudaFuncSetAttribute(attention_kernel<T>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, T::shared_bytes));
-    cudaFuncAttributes attributes{};
-    TOPKV_CUDA(cudaFuncGetAttributes(&attributes, attention_kernel<T>));
-    clusters = attributes.ptxVersion >= 90;
-    prepared_for = device;
-  }
-  return clusters;
+  if (device == prepared_for) return;
+  TOPKV_CUDA(cudaFuncSetAttribute(attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  T::shared_bytes));
+  prepared_for = device;
 }
 
 /// How many blocks share the key tiles of a row tile: a cluster's.
@@ -180,7 +175,9 @@ void launch(const AttentionTask& task, std::int64_t kv_heads, cudaStream_t strea
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = 1;
   attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = prepare_kernel<T>() && T::splits_keys ? cluster_blocks<T>(task) : 1;
+  attribute.val.clusterDim.z =
+      T::splits_keys && kernel_architecture() >= 90 ? cluster_blocks<T>(task) : 1;
+  prepare_kernel<T>();
 
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>((task.rows + T::tile_rows - 1) / T::tile_rows),

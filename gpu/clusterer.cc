@@ -11,15 +11,17 @@
 
 #include "gpu/clustering.h"
 #include "gpu/cuda_device.h"
+#include "gpu/long_work.h"
+#include "src/core/faults.h"
 #include "src/device/pieces.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {
 namespace {
 
-constexpr int rounds = 10;                                     // as on the host
-constexpr std::int64_t sent_bytes = std::int64_t{64} << 20;    // of vectors at a time
-constexpr std::int64_t step_products = std::int64_t{1} << 36;  // between looks at a stop request
+constexpr int rounds = 10;  // as on the host
+/// Products of elements in a step: an H100 takes 4 ms for so many, for which others wait.
+constexpr std::int64_t step_products = std::int64_t{1} << 39;
 
 /// Pieces of device memory, one behind the other.
 struct Layout {
@@ -27,7 +29,7 @@ struct Layout {
 
   Layout(std::int64_t count, std::int64_t clusters, std::int64_t width) {
     Pieces pieces;
-    sent = pieces.place(sent_bytes);
+    sent = pieces.place(LongWork::piece_bytes);
     vectors = pieces.place(count * width * std::int64_t{sizeof(__half)});
     nearest = pieces.place(count * std::int64_t{sizeof(int)});
     centroids = pieces.place(clusters * width * std::int64_t{sizeof(__half)});
@@ -83,12 +85,14 @@ std::vector<Split> splits_of(const std::vector<int>& sizes) {
   return splits;
 }
 
-/// One call at a time. The device's lock is held for a step at a time, so that those who decode on
-/// it meanwhile wait for no more; the stream keeps steps in order.
+/// One call at a time; the stream keeps its steps in order.
 class CudaClusterer final : public Clusterer {
  public:
   CudaClusterer(CudaDevice& device, std::int64_t dim)
-      : device_(device), dim_(dim), width_(width_of(dim)) {}
+      : device_(device), work_(device), dim_(dim), width_(width_of(dim)) {
+    const auto lock = device.lock();
+    wave_ = nearest_wave(width_);
+  }
 
   Clustering cluster(std::span<const float> vectors, std::int64_t clusters,
                      const std::stop_token& stop) override {
@@ -117,26 +121,26 @@ class CudaClusterer final : public Clusterer {
     return reinterpret_cast<T*>(memory_.data() + offset);
   }
   template <class T>
-  void copy_in(const std::vector<T>& from, std::int64_t to) {
-    device_.copy_in(from.data(), std::ssize(from) * std::int64_t{sizeof(T)}, memory_.data() + to);
+  void copy_in(const std::vector<T>& from, std::int64_t to) const {
+    work_.copy_in(from.data(), std::ssize(from) * std::int64_t{sizeof(T)}, memory_.data() + to);
   }
   template <class T>
   void copy_out(std::int64_t from, std::vector<T>& to) {
-    const auto lock = device_.lock();
-    device_.copy_out(memory_.data() + from, std::ssize(to) * std::int64_t{sizeof(T)}, to.data());
+    work_.copy_out(memory_.data() + from, std::ssize(to) * std::int64_t{sizeof(T)}, to.data());
   }
 
   void send(const Layout& layout, std::span<const float> vectors, std::int64_t count,
             const std::stop_token& stop) {
     const std::int64_t bytes = dim_ * std::int64_t{sizeof(float)};
-    const std::int64_t most = sent_bytes / bytes;
+    const std::int64_t most = LongWork::piece_bytes / bytes;
     for (std::int64_t first = 0; first < count; first += most) {
       check(stop);
-      const auto lock = device_.lock();
       const std::int64_t some = std::min(most, count - first);
-      device_.copy_in(vectors.data() + first * dim_, some * bytes, memory_.data() + layout.sent);
-      normalise_vectors(at<float>(layout.sent), some, dim_,
-                        at<__half>(layout.vectors) + first * width_, device_.compute_stream());
+      work_.give([&] {
+        device_.copy_in(vectors.data() + first * dim_, some * bytes, memory_.data() + layout.sent);
+        normalise_vectors(at<float>(layout.sent), some, dim_,
+                          at<__half>(layout.vectors) + first * width_, device_.compute_stream());
+      });
     }
   }
 
@@ -146,57 +150,62 @@ class CudaClusterer final : public Clusterer {
     std::vector<float> offsets(static_cast<std::size_t>(nearest_offsets(clusters)),
                                -std::numeric_limits<float>::infinity());
     std::fill_n(offsets.begin(), clusters, 0.0F);
-    const auto lock = device_.lock();
     copy_in(numbers, layout.numbers);
     copy_in(offsets, layout.offsets);
-    pick_centroids(at<__half>(layout.vectors), at<int>(layout.numbers), clusters, width_,
-                   at<__half>(layout.centroids), device_.compute_stream());
+    work_.give([&] {
+      pick_centroids(at<__half>(layout.vectors), at<int>(layout.numbers), clusters, width_,
+                     at<__half>(layout.centroids), device_.compute_stream());
+    });
   }
 
   /// Every vector to the nearest centroid; sums: whether clusters' sums are wanted as well.
   void assign(const Layout& layout, std::int64_t count, std::int64_t clusters, bool sums,
               const std::stop_token& stop) {
     if (sums) {
-      const auto lock = device_.lock();
       const auto clear = [&](std::int64_t offset, std::int64_t bytes) {
         TOPKV_CUDA(cudaMemsetAsync(memory_.data() + offset, 0, static_cast<std::size_t>(bytes),
                                    device_.compute_stream()));
       };
-      clear(layout.sums, clusters * width_ * std::int64_t{sizeof(std::int64_t)});
-      clear(layout.sizes, clusters * std::int64_t{sizeof(int)});
+      work_.give([&] {
+        clear(layout.sums, clusters * width_ * std::int64_t{sizeof(std::int64_t)});
+        clear(layout.sizes, clusters * std::int64_t{sizeof(int)});
+      });
     }
-    const std::int64_t most = std::max<std::int64_t>(1 << 14, step_products / clusters);
+    // Whole waves: what is left of one would keep the device less busy in every step.
+    const std::int64_t waves = step_products / (clusters * width_ * wave_);
+    const std::int64_t most = wave_ * std::max<std::int64_t>(1, waves);
     for (std::int64_t first = 0; first < count; first += most) {
+      reach_fault("clustering.step");
       check(stop);
-      const auto lock = device_.lock();
       const cudaStream_t stream = device_.compute_stream();
       const std::int64_t some = std::min(most, count - first);
       const __half* vectors = at<__half>(layout.vectors) + first * width_;
       int* nearest = at<int>(layout.nearest) + first;
-      find_nearest(vectors, some, at<__half>(layout.centroids), clusters, width_,
-                   at<float>(layout.offsets), nearest, stream);
-      if (sums) {
+      work_.give([&] {
+        find_nearest(vectors, some, at<__half>(layout.centroids), clusters, width_,
+                     at<float>(layout.offsets), nearest, stream);
+        if (!sums) return;
         add_to_clusters(vectors, nearest, some, width_, at<std::int64_t>(layout.sums),
                         at<int>(layout.sizes), stream);
-      }
-      if (count > most) device_.synchronize();
+      });
+      work_.wait();
     }
   }
 
   void update(const Layout& layout, std::int64_t clusters) {
     std::vector<int> sizes(static_cast<std::size_t>(clusters));
-    {
-      const auto lock = device_.lock();
+    work_.give([&] {
       point_centroids(at<std::int64_t>(layout.sums), clusters, width_, at<__half>(layout.centroids),
                       device_.compute_stream());
-    }
+    });
     copy_out(layout.sizes, sizes);
     const std::vector<Split> splits = splits_of(sizes);
     if (splits.empty()) return;
-    const auto lock = device_.lock();
     copy_in(splits, layout.numbers);
-    split_centroids(at<Split>(layout.numbers), std::ssize(splits), dim_,
-                    at<__half>(layout.centroids), device_.compute_stream());
+    work_.give([&] {
+      split_centroids(at<Split>(layout.numbers), std::ssize(splits), dim_,
+                      at<__half>(layout.centroids), device_.compute_stream());
+    });
   }
 
   static void check(const std::stop_token& stop) {
@@ -204,8 +213,10 @@ class CudaClusterer final : public Clusterer {
   }
 
   CudaDevice& device_;
+  LongWork work_;
   const std::int64_t dim_;
   const std::int64_t width_;
+  std::int64_t wave_ = 0;  // vectors that the device works on at the same time
   std::mutex mutex_;
   Buffer memory_;  // as large as any call wanted it
 };

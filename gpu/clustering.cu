@@ -148,6 +148,19 @@ void pick_centroids(const __half* vectors, const int* numbers, std::int64_t coun
                     count * width / 8, width / 8, centroids);
 }
 
+std::int64_t nearest_wave(std::int64_t width) {
+  int device = 0;
+  int processors = 0;
+  TOPKV_CUDA(cudaGetDevice(&device));
+  TOPKV_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  const auto of = [&](auto tiling) {
+    using Tiling = decltype(tiling);
+    return std::int64_t{processors} * Tiling::blocks_each * Tiling::block_rows;
+  };
+  if (width == 64) return of(FoldTiling<64>());
+  return width == 128 ? of(FoldTiling<128>()) : of(FoldTiling<256>());
+}
+
 std::int64_t nearest_offsets(std::int64_t centroids) { return fold_padded(centroids); }
 
 void find_nearest(const __half* vectors, std::int64_t count, const __half* centroids,

@@ -26,6 +26,8 @@ void normalise_vectors(const float* vectors, std::int64_t count, std::int64_t di
 void pick_centroids(const __half* vectors, const int* numbers, std::int64_t count,
                     std::int64_t width, __half* centroids, cudaStream_t stream);
 
+/// Vectors that find_nearest has the current device work on at the same time.
+std::int64_t nearest_wave(std::int64_t width);
 /// Floats that find_nearest takes: as many zeros as centroids, and -inf behind them.
 std::int64_t nearest_offsets(std::int64_t centroids);
 /// Of each of the vectors the number of the centroid whose product with it, in float32, is the

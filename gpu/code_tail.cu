@@ -209,10 +209,7 @@ __global__ void __launch_bounds__(threads<D>)
 }  // namespace
 
 bool can_scan_early() {
-  // Code for older devices has no such waits, wherever it runs.
-  cudaFuncAttributes attributes{};
-  TOPKV_CUDA(cudaFuncGetAttributes(&attributes, tail_kernel<few_dims>));
-  return attributes.ptxVersion >= 90;
+  return kernel_architecture() >= 90;  // code for older devices has no such waits
 }
 
 void estimate_rest(const CodeScan& scan, cudaStream_t stream) {

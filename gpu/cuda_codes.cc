@@ -7,6 +7,7 @@
 #include "gpu/code_format.cuh"
 #include "gpu/code_stages.h"
 #include "gpu/cuda_device.h"
+#include "gpu/long_work.h"
 #include "src/core/convert.h"
 #include "src/core/row_format.h"
 #include "src/device/pieces.h"
@@ -135,6 +136,7 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   }
   const int key_bytes = key_bytes_for(bytes);
   const int value_bytes = value_bytes_for(bits);
+  LongWork work(device);
   splits_ = scan_splits(scan_of(shape, key_bytes, value_bytes));
   early_ = can_scan_early();
   scan_tokens_ = scan_tokens_for(shape);
@@ -146,17 +148,17 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   const Buffer staged = device.allocate(most_staged, "codes on their way");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!has_codes[static_cast<std::size_t>(layer)]) continue;
-    place(device, layer,
+    place(device, work, layer,
           heads.subspan(static_cast<std::size_t>(layer * shape.kv_heads),
                         static_cast<std::size_t>(shape.kv_heads)),
           *layout_, staged);
   }
   const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.kv_heads), 0);
   for (const std::int64_t counts : {layout_->arrived, layout_->rare_arrived}) {
-    device.copy_in(none.data(), std::ssize(none) * std::int64_t{sizeof(int)},
-                   memory_.data() + counts);
+    work.copy_in(none.data(), std::ssize(none) * std::int64_t{sizeof(int)},
+                 memory_.data() + counts);
   }
-  device.synchronize();
+  work.wait();
 }
 
 CudaCodes::~CudaCodes() = default;
@@ -175,14 +177,15 @@ std::int64_t CudaCodes::bytes(const AttentionShape& shape, std::int64_t tokens,
       .bytes;
 }
 
-void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const HeadCodes> heads,
-                      const Layout& layout, const Buffer& staged) {
+void CudaCodes::place(CudaDevice& device, const LongWork& work, std::int64_t layer,
+                      std::span<const HeadCodes> heads, const Layout& layout,
+                      const Buffer& staged) {
   const Layout::Layer& to = layout.layers[static_cast<std::size_t>(layer)];
   const std::int64_t row = shape_.head_dim * bytes_of(DType::bf16);
   const auto copy = [&](const auto& from, std::int64_t offset) {
     if (from.empty()) return;
-    device.copy_in(from.data(), static_cast<std::int64_t>(from.size() * sizeof(from[0])),
-                   memory_.data() + offset);
+    work.copy_in(from.data(), static_cast<std::int64_t>(from.size() * sizeof(from[0])),
+                 memory_.data() + offset);
   };
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     const HeadCodes& head = heads[static_cast<std::size_t>(h)];
@@ -238,14 +241,16 @@ void CudaCodes::place(CudaDevice& device, std::int64_t layer, std::span<const He
 
     const std::int64_t key_codes = key_code_bytes(head);
     const std::int64_t value_codes = staged_bytes(head) - key_codes;
-    device.copy_in(head.keys, key_codes, staged.data());
+    work.copy_in(head.keys, key_codes, staged.data());
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(staged.data());
-    if (value_codes > 0) device.copy_in(head.values, value_codes, staged.data() + key_codes);
-    encode_units({bytes, static_cast<int>(head.key_bytes), bytes + key_codes,
-                  static_cast<int>(head.value_lanes), static_cast<int>(head.value_bits)},
-                 at<int>(to.rare_keys) + h * layout.rare_slots, static_cast<int>(rare_count),
-                 static_cast<int>(n - rare_count), layout.key_bytes, layout.value_bytes,
-                 at<std::uint8_t>(to.units) + h * layout.head_bytes, device.compute_stream());
+    if (value_codes > 0) work.copy_in(head.values, value_codes, staged.data() + key_codes);
+    work.give([&] {
+      encode_units({bytes, static_cast<int>(head.key_bytes), bytes + key_codes,
+                    static_cast<int>(head.value_lanes), static_cast<int>(head.value_bits)},
+                   at<int>(to.rare_keys) + h * layout.rare_slots, static_cast<int>(rare_count),
+                   static_cast<int>(n - rare_count), layout.key_bytes, layout.value_bytes,
+                   at<std::uint8_t>(to.units) + h * layout.head_bytes, device.compute_stream());
+    });
   }
 }
 

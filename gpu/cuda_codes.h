@@ -14,6 +14,7 @@
 namespace topkv::gpu {
 
 class CudaDevice;
+class LongWork;
 
 /// After it is made: const members from any thread, scan() by whoever holds the device's lock.
 class CudaCodes final : public DeviceCodes {
@@ -43,8 +44,8 @@ class CudaCodes final : public DeviceCodes {
 
  private:
   struct Layout;
-  void place(CudaDevice& device, std::int64_t layer, std::span<const HeadCodes> heads,
-             const Layout& layout, const Buffer& staged);
+  void place(CudaDevice& device, const LongWork& work, std::int64_t layer,
+             std::span<const HeadCodes> heads, const Layout& layout, const Buffer& staged);
   template <class T>
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);

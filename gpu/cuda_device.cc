@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "gpu/cuda_codes.h"
@@ -121,9 +122,18 @@ void CudaDevice::try_kernels() {
 }
 
 DeviceLock CudaDevice::lock() {
+  ++waiting_;
   std::unique_lock lock(mutex_);
+  --waiting_;
+  ++taken_;
   TOPKV_CUDA(cudaSetDevice(number_));
   return lock;
+}
+
+// A mutex goes to who comes first, and that is mostly the thread that has just given it back.
+void CudaDevice::let_others() const {
+  const std::int64_t until = taken_ + waiting_;
+  while (waiting_ > 0 && taken_ < until) std::this_thread::yield();
 }
 
 std::unique_ptr<PhaseClock> CudaDevice::phase_clock() {

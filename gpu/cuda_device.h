@@ -6,6 +6,7 @@
 // Arithmetic allocates nothing and waits for nothing but room in the staging ring.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -47,6 +48,9 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   std::string name() const override { return name_; }
   DeviceMemory memory() const override { return arena_->memory(); }
   DeviceLock lock() override;
+  /// For who takes the lock again and again: waits until those have had it that wait for it now.
+  /// The caller does not hold it.
+  void let_others() const;
   std::unique_ptr<PhaseClock> phase_clock() override;
 
   Buffer allocate(std::int64_t bytes, std::string_view what) override {
@@ -128,6 +132,8 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   const std::string name_;
   const VectorLimits limits_;
   std::recursive_mutex mutex_;
+  std::atomic<std::int64_t> waiting_ = 0;  // for it
+  std::atomic<std::int64_t> taken_ = 0;    // times that it was
   Stream stream_;
   Cublas cublas_;
   std::unique_ptr<CudnnAttention> cudnn_;  // null: not looked for yet, or not there

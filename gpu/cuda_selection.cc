@@ -5,6 +5,7 @@
 
 #include "gpu/cuda_device.h"
 #include "gpu/elementwise.h"
+#include "gpu/long_work.h"
 #include "gpu/selection.h"
 #include "gpu/selection_checks.h"
 #include "gpu/selection_step.h"
@@ -13,15 +14,21 @@
 namespace topkv::gpu {
 namespace {
 
-constexpr std::int64_t staged_bytes = 8 << 20;  // of components on their way
-
-/// Elements of an entry.
-std::int64_t width_of(const StandIns& of) {
-  return of.kind == StandInKind::bounds ? 2 * of.dim : of.dim;
+/// Of an entry. Where importances decide, scores are as the host's: in float32.
+std::int64_t entry_bytes(const StandIns& of) {
+  const std::int64_t elements = of.kind == StandInKind::bounds ? 2 * of.dim : of.dim;
+  return elements * bytes_of(of.weighed ? DType::f32 : DType::bf16);
 }
 /// Room for entries: whole blocks of components.
 std::int64_t slots_of(const StandIns& of) {
   return of.block > 0 ? (of.count + of.block - 1) / of.block * of.block : of.count;
+}
+/// Blocks of components that are on their way at a time.
+std::int64_t blocks_at_once(const StandIns& of) {
+  const std::int64_t bytes = of.block * entry_bytes(of);
+  if (bytes == 0) return 0;
+  return std::clamp<std::int64_t>(LongWork::piece_bytes / bytes, 1,
+                                  std::max<std::int64_t>(1, slots_of(of) / of.block));
 }
 
 /// What is in memory behind the entries that a head has scores as no number.
@@ -32,25 +39,30 @@ constexpr int no_number_byte = 0xff;
 /// Where everything lies.
 struct CudaSelection::Layout {
   struct Layer {
-    std::int64_t entries, sizes;
+    std::int64_t entries, sizes, spans;
   };
   std::vector<Layer> layers;
-  std::int64_t queries, scores, counts, shares, bytes;
+  std::int64_t queries, counts, shares, bytes;
+  std::int64_t scores;  // of a choice; before there is one, components on their way
 
   Layout(const AttentionShape& shape, std::span<const StandIns> of_layers) {
     const std::int64_t f32 = bytes_of(DType::f32);
     Pieces pieces;
     std::int64_t most = 0;
+    std::int64_t staged = 0;
     for (const StandIns& of : of_layers) {
       const std::int64_t slots = shape.kv_heads * slots_of(of);
       Layer layer{};
-      layer.entries = pieces.place(slots * width_of(of) * bytes_of(DType::bf16));
+      const bool grouped = of.kind == StandInKind::centroids;
+      layer.entries = pieces.place(slots * entry_bytes(of));
       layer.sizes = pieces.place(of.weighed ? slots * f32 : 0);
+      layer.spans = pieces.place(grouped ? slots * 2 * std::int64_t{sizeof(int)} : 0);
       layers.push_back(layer);
       most = std::max(most, of.count);
+      staged = std::max(staged, blocks_at_once(of) * of.block * entry_bytes(of));
     }
     queries = pieces.place(shape.q_heads * shape.head_dim * bytes_of(DType::bf16));
-    scores = pieces.place(shape.q_heads * most * f32);
+    scores = pieces.place(std::max(shape.q_heads * most * f32, staged));
     counts = pieces.place(shape.q_heads * std::int64_t{sizeof(int)});
     shares = pieces.place(shape.q_heads * f32);
     bytes = pieces.used();
@@ -72,24 +84,18 @@ CudaSelection::CudaSelection(CudaDevice& device, const AttentionShape& shape,
     layers_.push_back(*std::ranges::max_element(of, {}, &StandIns::count));
     layers_.back().data = nullptr;
     layers_.back().sizes = {};
+    layers_.back().spans = {};
   }
   layout_ = std::make_unique<const Layout>(shape, layers_);
   memory_ = device.allocate(layout_->bytes, "index of a context");
-  Buffer staged;
-  if (std::ranges::any_of(layers_, [](const StandIns& of) { return of.block > 0; }))
-    staged = device.allocate(staged_bytes, "index on its way");
-  TOPKV_CUDA(cudaMemsetAsync(memory_.data(), no_number_byte,
-                             static_cast<std::size_t>(layout_->bytes), device.compute_stream()));
-  for (std::int64_t i = 0; i < std::ssize(heads); ++i) {
-    const auto layer = static_cast<std::size_t>(i / shape.kv_heads);
-    const std::int64_t slots = slots_of(layers_[layer]);
-    const std::int64_t before = i % shape.kv_heads * slots;
-    place(
-        device, heads[static_cast<std::size_t>(i)],
-        layout_->layers[layer].entries + before * width_of(layers_[layer]) * bytes_of(DType::bf16),
-        layout_->layers[layer].sizes + before * bytes_of(DType::f32), slots, staged);
-  }
-  device.synchronize();
+  LongWork work(device);
+  work.give([&] {
+    TOPKV_CUDA(cudaMemsetAsync(memory_.data(), no_number_byte,
+                               static_cast<std::size_t>(layout_->bytes), device.compute_stream()));
+  });
+  for (std::int64_t i = 0; i < std::ssize(heads); ++i)
+    place(device, work, i, heads[static_cast<std::size_t>(i)]);
+  work.wait();
 }
 
 CudaSelection::~CudaSelection() = default;
@@ -103,37 +109,50 @@ std::int64_t CudaSelection::bytes(const AttentionShape& shape, const StandIns& h
 
 std::int64_t CudaSelection::most_entries(std::int64_t layer, std::int64_t k) const {
   const StandIns& of = layers_[static_cast<std::size_t>(layer)];
-  return entry_choice(of, {0, of.count * of.page}, k).count;
+  const PositionRange most =  // of which most are chosen: of clusters a narrow one
+      of.kind == StandInKind::centroids ? PositionRange{0, 1}
+                                        : PositionRange{0, of.count * of.page};
+  return entry_choice(of, most, k).count;
 }
 
-/// One head's: bounds as they are, centroids rounded, components of all blocks beside each other.
-void CudaSelection::place(CudaDevice& device, const StandIns& head, std::int64_t to,
-                          std::int64_t sizes, std::int64_t slots, const Buffer& staged) {
-  const std::int64_t bf16 = bytes_of(DType::bf16);
-  std::byte* const entries = memory_.data() + to;
+/// Those of a head: bounds as they are, centroids rounded unless importances decide, components of
+/// all blocks beside each other.
+void CudaSelection::place(CudaDevice& device, const LongWork& work, std::int64_t number,
+                          const StandIns& head) {
+  const auto layer = static_cast<std::size_t>(number / shape_.kv_heads);
+  const Layout::Layer& to = layout_->layers[layer];
+  const std::int64_t slots = slots_of(layers_[layer]);
+  const std::int64_t before = number % shape_.kv_heads * slots;
+  std::byte* const entries = memory_.data() + to.entries + before * entry_bytes(layers_[layer]);
+  const auto copy = [&](const auto& from, std::int64_t offset, std::int64_t each) {
+    const std::int64_t size = each * std::int64_t{sizeof(from[0])};
+    work.copy_in(from.data(), head.count * size, memory_.data() + offset + before * size);
+  };
   switch (head.kind) {
     case StandInKind::none:
       return;
     case StandInKind::bounds:
-      return device.copy_in(head.data, head.count * width_of(head) * bf16, entries);
+      return work.copy_in(head.data, head.count * entry_bytes(head), entries);
     case StandInKind::centroids:
-      device.upload({head.data, DType::f32, head.count, head.dim}, entries);
-      if (head.weighed)
-        device.copy_in(head.sizes.data(), head.count * bytes_of(DType::f32),
-                       memory_.data() + sizes);
-      return;
+      copy(head.spans, to.spans, 2);
+      if (!head.weighed) return work.upload({head.data, DType::f32, head.count, head.dim}, entries);
+      copy(head.sizes, to.sizes, 1);
+      return work.copy_in(head.data, head.count * entry_bytes(head), entries);
     case StandInKind::components:
       break;
   }
-  const std::int64_t block_bytes = head.dim * head.block * bf16;
+  const std::int64_t block_bytes = head.block * entry_bytes(head);
   const std::int64_t blocks = slots_of(head) / head.block;
-  const std::int64_t at_once = std::max<std::int64_t>(1, staged.bytes() / block_bytes);
+  const std::int64_t at_once = blocks_at_once(head);
   for (std::int64_t first = 0; first < blocks; first += at_once) {
     const std::int64_t some = std::min(at_once, blocks - first);
-    device.copy_in(head.data + first * block_bytes, some * block_bytes, staged.data());
-    join_blocks(reinterpret_cast<const __nv_bfloat16*>(staged.data()), some, head.dim, head.block,
-                first * head.block, slots, reinterpret_cast<__nv_bfloat16*>(entries),
-                device.compute_stream());
+    work.give([&] {
+      std::byte* const staged = at<std::byte>(layout_->scores);
+      device.copy_in(head.data + first * block_bytes, some * block_bytes, staged);
+      join_blocks(reinterpret_cast<const __nv_bfloat16*>(staged), some, head.dim, head.block,
+                  first * head.block, slots, reinterpret_cast<__nv_bfloat16*>(entries),
+                  device.compute_stream());
+    });
   }
 }
 
@@ -162,10 +181,22 @@ GivenEntries CudaSelection::choose(std::int64_t layer, const float* queries, Pos
     return {
         {room.entries, static_cast<std::size_t>(shape_.kv_heads * wanted)}, wanted, among.begin};
   }
+  GivenEntries given{
+      {room.entries, static_cast<std::size_t>(shape_.q_heads * wanted)}, wanted, among.begin};
   if (of.kind == StandInKind::bounds) {
-    score_pages(groups, entries + among.begin * width_of(of), slots, among.size(), scores, stream);
+    score_pages(groups, entries + among.begin * 2 * of.dim, slots, among.size(), scores, stream);
   } else {
-    score_centroids(groups, entries, slots, among.size(), scores, stream);
+    if (of.weighed) {
+      score_centroids(groups, queries, at<const float>(from.entries), slots, among.size(), scores,
+                      stream);
+      sum_weights(scores, at<const float>(from.sizes), shape_.q_heads, shape_.group(), among.size(),
+                  slots, room.log_sums, stream);
+      given.log_sums = {room.log_sums, static_cast<std::size_t>(shape_.q_heads)};
+    } else {
+      score_centroids(groups, entries, slots, among.size(), scores, stream);
+    }
+    leave_out_elsewhere(at<const int>(from.spans), allowed, shape_.q_heads, shape_.group(),
+                        among.size(), slots, scores, stream);
   }
   // Each query head by itself: as if it were a group.
   MeetingQueries heads = groups;
@@ -173,13 +204,6 @@ GivenEntries CudaSelection::choose(std::int64_t layer, const float* queries, Pos
   heads.group = 1;
   choose_best(scores, heads, among.size(), wanted, {room.entries, at<int>(layout_->counts), wanted},
               stream);
-  GivenEntries given{
-      {room.entries, static_cast<std::size_t>(shape_.q_heads * wanted)}, wanted, among.begin};
-  if (of.weighed) {
-    sum_weights(scores, at<const float>(from.sizes), shape_.q_heads, shape_.group(), among.size(),
-                slots, room.log_sums, stream);
-    given.log_sums = {room.log_sums, static_cast<std::size_t>(shape_.q_heads)};
-  }
   return given;
 }
 

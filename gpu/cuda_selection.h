@@ -16,6 +16,7 @@
 namespace topkv::gpu {
 
 class CudaDevice;
+class LongWork;
 
 /// Where a session has what is chosen for it, in page-locked memory.
 struct ChoiceRoom {
@@ -46,15 +47,14 @@ class CudaSelection final : public DeviceSelection {
 
  private:
   struct Layout;
-  void place(CudaDevice& device, const StandIns& head, std::int64_t to, std::int64_t sizes,
-             std::int64_t slots, const Buffer& staged);
+  void place(CudaDevice& device, const LongWork& work, std::int64_t number, const StandIns& head);
   template <class T>
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);
   }
 
   AttentionShape shape_;
-  std::vector<StandIns> layers_;  // of each the head that has the most entries, without data
+  std::vector<StandIns> layers_;  // of each the head with the most entries, without what is held
   std::unique_ptr<const Layout> layout_;
   Buffer memory_;
 };

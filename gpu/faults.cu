@@ -13,14 +13,20 @@ __global__ void spin(long long nanoseconds) {
   }
 }
 
+void hold_up(const std::atomic<int>& microseconds, cudaStream_t stream) {
+  const int most = microseconds.load(std::memory_order_relaxed);
+  if (most <= 0) return;
+  spin<<<1, 1, 0, stream>>>(most * 1000LL);
+  TOPKV_CUDA(cudaGetLastError());
+}
+
 }  // namespace
 
 void inject_copy_delay(cudaStream_t stream) {
   Faults::copies.fetch_add(1, std::memory_order_relaxed);
-  const int microseconds = Faults::copy_delay_us.load(std::memory_order_relaxed);
-  if (microseconds <= 0) return;
-  spin<<<1, 1, 0, stream>>>(microseconds * 1000LL);
-  TOPKV_CUDA(cudaGetLastError());
+  hold_up(Faults::copy_delay_us, stream);
 }
+
+void inject_choice_delay(cudaStream_t stream) { hold_up(Faults::choice_delay_us, stream); }
 
 }  // namespace topkv::gpu

@@ -59,6 +59,10 @@ void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
 void score_centroids(const MeetingQueries& queries, const __nv_bfloat16* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream);
 
+/// The same in float32, of queries that are too, in place of queries.data.
+void score_centroids(const MeetingQueries& queries, const float* exact, const float* centroids,
+                     std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream);
+
 /// SparQ: by the `read` components with the largest sum of |q| over the group, divided by the
 /// square root of the share of |q| that they have. components: as spread_components writes them.
 /// REQUIRES: slots is a multiple of 8.
@@ -76,7 +80,8 @@ std::int64_t most_candidates();
 void choose_best(const float* scores, const MeetingQueries& queries, std::int64_t count,
                  std::int64_t k, const ChosenEntries& chosen, cudaStream_t stream);
 
-/// The k for which the heads' softmax weights sum to the most. shares: [meetings, group], how much
+/// The k for which the heads' softmax weights sum to the most; those that no head has a number for
+/// come behind those whose weights are 0 in float32. shares: [meetings, group], how much
 /// of a head's softmax these have. capacity: k.
 void choose_heaviest(const float* scores, const MeetingQueries& queries, std::int64_t count,
                      std::int64_t k, const ChosenEntries& chosen, float* shares,
@@ -91,8 +96,9 @@ struct DeviceClusters {
   std::int64_t row_slots = 0;
 };
 /// Rows of the clusters whose importance, exp(score) / Σ_j N_j exp(score_j) over all clusters of
-/// the meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Rows
-/// do not ascend over clusters. capacity: row_slots.
+/// the meeting with N_j rows each, is at least exp(log_threshold) for any head of the group. Of a
+/// head none of whose scores is above -inf none are. Rows do not ascend over clusters. capacity:
+/// row_slots.
 void choose_important(const float* scores, const MeetingQueries& queries, std::int64_t count,
                       const DeviceClusters& clusters, float log_threshold,
                       const ChosenEntries& chosen, cudaStream_t stream);

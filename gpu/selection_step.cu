@@ -27,6 +27,18 @@ __global__ void leave_out_kernel(int first, std::int64_t count, float* scores) {
     scores[std::int64_t{blockIdx.x} * count + i] = NAN;
 }
 
+/// A thread an entry of a KV head.
+__global__ void elsewhere_kernel(const int2* spans, int begin, int end, int group, int count,
+                                 std::int64_t slots, float* scores) {
+  await_previous();
+  const int i = static_cast<int>(blockIdx.x) * block + static_cast<int>(threadIdx.x);
+  if (i >= count) return;
+  const std::int64_t kv_head = blockIdx.y;
+  const int2 span = spans[kv_head * slots + i];  // first, last
+  if (span.x < end && span.y >= begin) return;
+  for (int g = 0; g < group; ++g) scores[(kv_head * group + g) * count + i] = NAN;
+}
+
 /// A block a head.
 __global__ void __launch_bounds__(sum_threads)
     sum_kernel(const float* scores, const float* sizes, int group, int count, std::int64_t slots,
@@ -67,6 +79,18 @@ void leave_out_first(std::int64_t first, std::int64_t heads, std::int64_t count,
   if (first == 0 || heads == 0) return;
   launch_overlapped(leave_out_kernel, static_cast<unsigned>(heads), warp, 0, stream,
                     static_cast<int>(first), count, scores);
+}
+
+void leave_out_elsewhere(const int* spans, PositionRange allowed, std::int64_t heads,
+                         std::int64_t group, std::int64_t count, std::int64_t slots, float* scores,
+                         cudaStream_t stream) {
+  if (heads == 0 || count == 0) return;
+  launch_overlapped(
+      elsewhere_kernel,
+      dim3(static_cast<unsigned>((count - 1) / block + 1), static_cast<unsigned>(heads / group)),
+      block, 0, stream, reinterpret_cast<const int2*>(spans), static_cast<int>(allowed.begin),
+      static_cast<int>(allowed.end), static_cast<int>(group), static_cast<int>(count), slots,
+      scores);
 }
 
 void sum_weights(const float* scores, const float* sizes, std::int64_t heads, std::int64_t group,

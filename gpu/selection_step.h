@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "topkv/types.h"
+
 namespace topkv::gpu {
 
 /// Components of keys as SparqIndex keeps them, [blocks, dim, block_keys], to [dim, slots] from key
@@ -19,6 +21,12 @@ void join_blocks(const __nv_bfloat16* blocks, std::int64_t count, std::int64_t d
 /// The first of each head's scores [heads, count] become NaN: they come last, and weigh nothing.
 void leave_out_first(std::int64_t first, std::int64_t heads, std::int64_t count, float* scores,
                      cudaStream_t stream);
+
+/// Likewise the scores of entries none of whose keys is in the range, as far as the first and the
+/// last of each tell: spans, [heads / group, slots, 2].
+void leave_out_elsewhere(const int* spans, PositionRange allowed, std::int64_t heads,
+                         std::int64_t group, std::int64_t count, std::int64_t slots, float* scores,
+                         cudaStream_t stream);
 
 /// log_sums[h] = ln Σ_j sizes[h / group, j] exp(scores[h, j]) over j below `count`; of scores that
 /// are not numbers nothing. sizes: [heads / group, slots]; log_sums: page-locked.

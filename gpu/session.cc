@@ -141,6 +141,7 @@ class CudaDecode final : public DecodeBackend {
     reach_fault("session.choose");
     begun_.record(compute_);
     begin_beside();
+    inject_choice_delay(compute_);
     const auto& selection = static_cast<const CudaSelection&>(*shape_.selection);
     chosen_ = selection.choose(
         layer, given_.q, allowed, k,
@@ -150,7 +151,7 @@ class CudaDecode final : public DecodeBackend {
 
   GivenEntries chosen() override {
     reach_fault("session.chosen");
-    choice_made_.synchronize();
+    if (!Faults::drop_choice_waits.load(std::memory_order_relaxed)) choice_made_.synchronize();
     return chosen_;
   }
 

@@ -13,12 +13,39 @@ namespace {
 constexpr int warps = block / warp;
 constexpr int at_once = 8;  // rows that a lane reads a part of before it sums
 
-/// Rows of `width` bf16 for each meeting.
+/// Rows of `width` elements for each meeting.
+template <class Element>
 struct StandIns {
-  const __nv_bfloat16* rows;
+  const Element* rows;
   std::int64_t meeting_stride;  // elements
   std::int64_t count;
 };
+
+/// Eight elements of a row, and their products with as many of a query.
+template <class Element>
+struct Eight;
+template <>
+struct Eight<__nv_bfloat16> {
+  uint4 x{};
+  __device__ __forceinline__ void load(const __nv_bfloat16* from) {
+    x = *reinterpret_cast<const uint4*>(from);
+  }
+  __device__ __forceinline__ float dot(float4 a, float4 b) const {
+    return a.x * low(x.x) + a.y * high(x.x) + a.z * low(x.y) + a.w * high(x.y) + b.x * low(x.z) +
+           b.y * high(x.z) + b.z * low(x.w) + b.w * high(x.w);
+  }
+};
+template <>
+struct Eight<float> {
+  float4 x{}, y{};
+  __device__ __forceinline__ void load(const float* from) { x = load4(from), y = load4(from + 4); }
+  __device__ __forceinline__ float dot(float4 a, float4 b) const {
+    return a.x * x.x + a.y * x.y + a.z * x.z + a.w * x.w + b.x * y.x + b.y * y.y + b.z * y.z +
+           b.w * y.w;
+  }
+};
+__device__ __forceinline__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float widened(float x) { return x; }
 
 /// x[i], summed over neighbouring lanes: lane l has the sum of element element_of(l).
 template <int lanes>
@@ -43,9 +70,9 @@ __device__ __forceinline__ float sum_transposed(float (&x)[at_once]) {
 
 /// Width: 8 lanes. split: rows are twice as long as queries, whose positive part meets the first
 /// half and whose negative part the second.
-template <int lanes, bool split>
-__global__ void __launch_bounds__(block, 3)
-    stand_in_kernel(const __nv_bfloat16* queries, int group, float scale, StandIns of,
+template <int lanes, bool split, class Element>
+__global__ void __launch_bounds__(block, sizeof(Element) == 2 ? 3 : 2)
+    stand_in_kernel(const Element* queries, int group, float scale, StandIns<Element> of,
                     float* scores) {
   constexpr int width = 8 * lanes;
   constexpr int dim = split ? width / 2 : width;
@@ -55,8 +82,7 @@ __global__ void __launch_bounds__(block, 3)
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < group * width; i += block) {
     const int at = i % width;
-    const float q =
-        scale * __bfloat162float(queries[(meeting * group + i / width) * dim + at % dim]);
+    const float q = scale * widened(queries[(meeting * group + i / width) * dim + at % dim]);
     coefficients[i] = !split ? q : at < dim ? fmaxf(q, 0.0F) : fminf(q, 0.0F);
   }
   __syncthreads();
@@ -66,13 +92,11 @@ __global__ void __launch_bounds__(block, 3)
   const int part = lane % lanes;
   const std::int64_t first =
       (std::int64_t{blockIdx.x} * warps + thread / warp) * warp_rows + lane / lanes * at_once;
-  const __nv_bfloat16* rows = of.rows + meeting * of.meeting_stride + 8 * part;
-  uint4 x[at_once];
+  const Element* rows = of.rows + meeting * of.meeting_stride + 8 * part;
+  Eight<Element> x[at_once];
 #pragma unroll
-  for (int i = 0; i < at_once; ++i) {
-    x[i] = first + i < of.count ? *reinterpret_cast<const uint4*>(rows + (first + i) * width)
-                                : uint4{0, 0, 0, 0};
-  }
+  for (int i = 0; i < at_once; ++i)
+    if (first + i < of.count) x[i].load(rows + (first + i) * width);
   // The element whose sum this lane has in the end (sum_transposed).
   const int element = part / (lanes / at_once);
   for (int g = 0; g < group; ++g) {
@@ -80,25 +104,36 @@ __global__ void __launch_bounds__(block, 3)
     const float4 b = load4(coefficients + g * width + 8 * part + 4);
     float sums[at_once];
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      sums[i] = a.x * low(x[i].x) + a.y * high(x[i].x) + a.z * low(x[i].y) + a.w * high(x[i].y) +
-                b.x * low(x[i].z) + b.y * high(x[i].z) + b.z * low(x[i].w) + b.w * high(x[i].w);
-    }
+    for (int i = 0; i < at_once; ++i) sums[i] = x[i].dot(a, b);
     const float score = sum_transposed<lanes>(sums);
     if (part % (lanes / at_once) == 0 && first + element < of.count)
       scores[(meeting * group + g) * of.count + first + element] = score;
   }
 }
 
-template <int lanes, bool split>
-void launch_scores(const MeetingQueries& queries, const StandIns& of, float* scores,
-                   cudaStream_t stream) {
+template <int lanes, bool split, class Element>
+void launch_scores(const MeetingQueries& queries, const Element* data, const StandIns<Element>& of,
+                   float* scores, cudaStream_t stream) {
   constexpr int block_rows = warps * at_once * (warp / lanes);
   const auto group = static_cast<int>(queries.group);
-  launch_overlapped(stand_in_kernel<lanes, split>,
+  launch_overlapped(stand_in_kernel<lanes, split, Element>,
                     dim3(all_blocks(of.count, block_rows), static_cast<unsigned>(queries.meetings)),
                     block, sizeof(float) * 8 * lanes * static_cast<std::size_t>(group), stream,
-                    queries.data, group, queries.scale, of, scores);
+                    data, group, queries.scale, of, scores);
+}
+
+template <class Element>
+void score_rows(const MeetingQueries& queries, const Element* data, const Element* centroids,
+                std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
+  check_queries("scores of centroids", queries);
+  check_slots("scores of centroids", 0, count, slots);
+  if (count <= 0 || queries.meetings == 0) return;
+  const StandIns<Element> of{centroids, slots * queries.head_dim, count};
+  if (queries.head_dim == 64) {
+    launch_scores<8, false>(queries, data, of, scores, stream);
+  } else {
+    launch_scores<16, false>(queries, data, of, scores, stream);
+  }
 }
 
 /// A thread a channel of a page. As the rounding is none, bounds are those of the keys themselves.
@@ -150,25 +185,22 @@ void score_pages(const MeetingQueries& queries, const __nv_bfloat16* bounds,
   check_queries("scores of pages", queries);
   check_slots("scores of pages", 0, pages, page_slots);
   if (pages <= 0 || queries.meetings == 0) return;
-  const StandIns of{bounds, page_slots * 2 * queries.head_dim, pages};
+  const StandIns<__nv_bfloat16> of{bounds, page_slots * 2 * queries.head_dim, pages};
   if (queries.head_dim == 64) {
-    launch_scores<16, true>(queries, of, scores, stream);
+    launch_scores<16, true>(queries, queries.data, of, scores, stream);
   } else {
-    launch_scores<32, true>(queries, of, scores, stream);
+    launch_scores<32, true>(queries, queries.data, of, scores, stream);
   }
 }
 
 void score_centroids(const MeetingQueries& queries, const __nv_bfloat16* centroids,
                      std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
-  check_queries("scores of centroids", queries);
-  check_slots("scores of centroids", 0, count, slots);
-  if (count <= 0 || queries.meetings == 0) return;
-  const StandIns of{centroids, slots * queries.head_dim, count};
-  if (queries.head_dim == 64) {
-    launch_scores<8, false>(queries, of, scores, stream);
-  } else {
-    launch_scores<16, false>(queries, of, scores, stream);
-  }
+  score_rows(queries, queries.data, centroids, slots, count, scores, stream);
+}
+
+void score_centroids(const MeetingQueries& queries, const float* exact, const float* centroids,
+                     std::int64_t slots, std::int64_t count, float* scores, cudaStream_t stream) {
+  score_rows(queries, exact, centroids, slots, count, scores, stream);
 }
 
 }  // namespace topkv::gpu

@@ -7,6 +7,7 @@
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "src/core/dot.h"
+#include "src/core/faults.h"
 #include "src/core/threads.h"
 
 namespace topkv {
@@ -83,8 +84,9 @@ void ChoosingIndex::search_question(const QueryBlock& queries, std::int64_t firs
   for (std::int64_t want = k; !enough; want *= 2) {
     for (auto& list : lists) list.clear();
     const auto all = [&](std::int64_t keys) { return takes_all(keys, want); };
-    const bool chosen = given != nullptr && want == k && !all(most) &&
-                        choose_given(heads, allowed[0], k, *given, lists);
+    const bool asked = given != nullptr && want == k && !all(most);
+    const bool chosen = asked && choose_given(heads, allowed[0], k, *given, lists);
+    if (asked) reach_fault(chosen ? "search.choice_taken" : "search.choice_dropped");
     if (!all(most) && !chosen) {
       for (auto& list : lists) list.clear();
       choose_together(heads, allowed, want, lists);

@@ -96,10 +96,16 @@ StandIns ClusterIndex::planned_stand_ins(std::int64_t dim, std::int64_t keys) co
 }
 
 StandIns ClusterIndex::stand_ins() const {
-  return {.kind = StandInKind::centroids,
-          .count = clusters(),
-          .dim = keys().dim,
-          .data = centroids().data};
+  StandIns centroids{.kind = StandInKind::centroids,
+                     .count = clusters(),
+                     .dim = keys().dim,
+                     .data = this->centroids().data};
+  centroids.spans.reserve(static_cast<std::size_t>(2 * clusters()));
+  for (std::int64_t c = 0; c < clusters(); ++c) {
+    centroids.spans.push_back(static_cast<std::int32_t>(members_.row(members_.begin(c))));
+    centroids.spans.push_back(static_cast<std::int32_t>(members_.row(members_.begin(c + 1) - 1)));
+  }
+  return centroids;
 }
 
 void ClusterIndex::build_with(Clusterer* clusterer, const KeyView& keys,

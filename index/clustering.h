@@ -23,8 +23,9 @@ class Clusterer {
   virtual ~Clusterer() = default;
 
   /// Spherical k-means of vectors [count, dim], as cluster_directions (faiss_clustering.h): as near
-  /// to their centroids on average, but not the same clusters. Ends within about a second with
-  /// Stopped when that is requested. Throws OutOfMemory, before it has begun, where there is no
+  /// to their centroids on average, but not the same clusters. Takes the device's lock for pieces
+  /// of some milliseconds; the caller does not hold it. Ends within about a second with Stopped
+  /// when that is requested. Throws OutOfMemory, before it has begun, where there is no
   /// room for so many. REQUIRES: finite numbers, 1 <= clusters <= count.
   virtual Clustering cluster(std::span<const float> vectors, std::int64_t clusters,
                              const std::stop_token& stop) = 0;

@@ -28,11 +28,13 @@ struct StandIns {
   std::int64_t page = 1;   ///< keys of an entry, where these are consecutive
   std::int64_t read = 0;   ///< components that scores are made of
   std::int64_t block = 0;  ///< keys whose components lie together
-  bool weighed = false;    ///< importances (squeezed_index.h) decide as well, made of `sizes`
+  bool weighed = false;    ///< importances (squeezed_index.h) decide as well, made of `sizes`, by
+                           ///< scores in float32
   /// bounds: bf16 [count, 2, dim], of each channel the largest value, then of each the smallest.
   /// components: bf16 [blocks, dim, block]. centroids: float32 [count, dim]. Null: planned for.
   const std::byte* data = nullptr;
-  std::vector<float> sizes = {};  ///< where `weighed`: keys of each entry
+  std::vector<float> sizes = {};         ///< where `weighed`: keys of each entry
+  std::vector<std::int32_t> spans = {};  ///< centroids: the first and the last key of each
 };
 
 /// A choice of so many entries among these.
@@ -42,14 +44,21 @@ struct EntryChoice {
 };
 
 /// What is chosen to have k rows of an allowed range. Of pages more than hold k: those at the ends
-/// of the range may be short. A cluster holds one row at least; some more are chosen, for by a
-/// centroid that a device has rounded the best may come behind others that score alike.
+/// of the range may be short. Of clusters those come first whose first and last keys are not both
+/// on one side of the range; nearly all of these hold a row of it at least, unless it is narrow and
+/// lies among keys: then some times as many are chosen. And always a few more, for by a centroid
+/// that a device has rounded the best may come behind others that score alike.
 inline EntryChoice entry_choice(const StandIns& of, PositionRange allowed, std::int64_t k) {
   constexpr std::int64_t more_clusters = 16;
+  constexpr std::int64_t most_times = 4;
   // Above what there is: k may be any number.
   k = std::min(k, std::max(of.count, allowed.size()));
-  EntryChoice choice{{0, of.count}, k + more_clusters};
-  if (of.kind != StandInKind::centroids) {
+  EntryChoice choice{{0, of.count}, 0};
+  if (of.kind == StandInKind::centroids) {
+    // So that there are two rows to each of as many.
+    const std::int64_t times = 2 * of.count / std::max<std::int64_t>(1, allowed.size()) + 1;
+    choice.count = k * std::min(times, most_times) + more_clusters;
+  } else {
     choice.among = {allowed.begin / of.page, (allowed.end + of.page - 1) / of.page};
     choice.count = of.kind == StandInKind::bounds ? k / of.page + 3 : k;
   }

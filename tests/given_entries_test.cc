@@ -2,15 +2,18 @@
 // is what they find by themselves, of the entries that they were given and of no others.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "index/choosing_index.h"
 #include "index/squeezed_index.h"
+#include "src/core/faults.h"
 #include "tests/key_cases.h"
 #include "tests/reference.h"
 #include "tests/wanted_choice.h"
@@ -37,6 +40,23 @@ std::unique_ptr<ChoosingIndex> built(const std::string& spec, const KeyView& key
   }
   return std::unique_ptr<ChoosingIndex>(choosing);
 }
+
+/// Choices that searches were given, while one lives.
+class Choices {
+ public:
+  Choices() {
+    taken = dropped = 0;
+    fault_hook = [](const char* place) {
+      taken += std::string_view(place) == "search.choice_taken";
+      dropped += std::string_view(place) == "search.choice_dropped";
+    };
+  }
+  ~Choices() { fault_hook = nullptr; }
+  Choices(const Choices&) = delete;  // belongs to one scope
+  Choices& operator=(const Choices&) = delete;
+
+  static inline std::atomic<std::int64_t> taken{0}, dropped{0};
+};
 
 /// A token of a group, and its search.
 struct Token {
@@ -100,13 +120,17 @@ TEST(GivenEntries, FindWhatTheIndexWouldFind) {
     EXPECT_EQ(planned.weighed, of.weighed);
     EXPECT_GE(planned.count, of.count);
     EXPECT_LE(planned.count, of.count + of.count / 20 + 1) << spec;
-    for (const PositionRange range : {PositionRange{0, rows}, {4, 2900}, {13, 100}}) {
+    for (const PositionRange range :
+         {PositionRange{0, rows}, {4, 2900}, {13, 100}, {1500, 1580}, {2905, rows}}) {
       for (const std::int64_t k : {1, 40, 500}) {
         SCOPED_TRACE(spec + ", " + std::to_string(k) + " of " + std::to_string(range.size()));
         const Token token(range);
         if (index->takes_all(range.size(), k)) continue;
         const Given given(token.wanted(of, k), of.weighed);
+        const Choices choices;
         expect_same(token.search(*index, k, &given.all), token.search(*index, k, nullptr));
+        EXPECT_EQ(Choices::taken, 1);
+        EXPECT_EQ(Choices::dropped, 0);
       }
     }
   }
@@ -153,7 +177,9 @@ TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
       if (i % static_cast<std::size_t>(given.all.each) >= 2) given.entries[i] = 1 << 20;
     }
     for (float& sum : given.log_sums) sum = std::numeric_limits<float>::quiet_NaN();
+    const Choices choices;
     expect_same(token.search(*index, k, &given.all), token.search(*index, k, nullptr));
+    EXPECT_EQ(Choices::dropped, 1);
   }
 }
 

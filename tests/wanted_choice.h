@@ -18,7 +18,7 @@
 
 namespace topkv::test {
 
-/// Of one KV head, for queries that are exact in bf16.
+/// Of one KV head, for queries as a device takes them: rounded to bf16 unless importances decide.
 class WantedChoice {
  public:
   /// queries: [heads, dim].
@@ -28,6 +28,7 @@ class WantedChoice {
         queries_(queries),
         heads_(static_cast<std::int64_t>(queries.size()) / of.dim),
         scale_(scale),
+        allowed_(allowed),
         choice_(entry_choice(of, allowed, k)) {
     const std::int64_t slots =
         of.block > 0 ? (of.count + of.block - 1) / of.block * of.block : of.count;
@@ -45,12 +46,7 @@ class WantedChoice {
   std::int64_t lists() const { return std::ssize(ranked_); }
 
   /// ln Σ N_j exp(score_j) of a head, and what it may be off by.
-  double log_sum(std::int64_t head) const {
-    const auto& scores = ranked_[static_cast<std::size_t>(head)];
-    double sum = 0;
-    for (std::size_t i = 0; i < scores.size(); ++i) sum += of_.sizes[i] * std::exp(scores[i]);
-    return std::log(sum);
-  }
+  double log_sum(std::int64_t head) const { return log_sums_[static_cast<std::size_t>(head)]; }
   double error(std::int64_t list) const { return errors_[static_cast<std::size_t>(list)]; }
 
   /// Those of a list, ascending, as they should be.
@@ -93,7 +89,8 @@ class WantedChoice {
   }
 
   /// A sum of n products is off by 2^-24 of what they sum up to without signs, n + 2 times at most;
-  /// centroids are rounded to bf16, which is 2^-9 of each product.
+  /// centroids are rounded to bf16 unless importances decide, which is 2^-9 of each product. Those
+  /// that are beside the allowed range come last.
   void score(std::int64_t head) {
     const std::vector<std::int64_t> components = read_components();
     double all = 0;
@@ -102,6 +99,7 @@ class WantedChoice {
     for (const std::int64_t i : components) read += std::abs(query(head, i));
     std::vector<double> scores;
     double error = 0;
+    double weights = 0;
     for (std::int64_t e = among().begin; e < among().end; ++e) {
       double sum = 0;
       double size = 0;
@@ -122,12 +120,21 @@ class WantedChoice {
           add(query(head, i) * element((e / of_.block * of_.dim + i) * of_.block + e % of_.block));
       }
       scores.push_back(factor * sum);
-      const double rounded = of_.kind == StandInKind::centroids ? 0x1p-9 : 0;
+      if (of_.weighed) weights += of_.sizes[static_cast<std::size_t>(e)] * std::exp(factor * sum);
+      if (of_.kind == StandInKind::centroids && is_elsewhere(e))
+        scores.back() = -std::numeric_limits<double>::infinity();
+      const double rounded = of_.kind == StandInKind::centroids && !of_.weighed ? 0x1p-9 : 0;
       const double terms = static_cast<double>(2 * of_.dim + 2);
       error = std::max(error, factor * size * (rounded + terms * 0x1p-23));
     }
     ranked_.push_back(std::move(scores));
     errors_.push_back(error);
+    log_sums_.push_back(std::log(weights));
+  }
+
+  bool is_elsewhere(std::int64_t cluster) const {
+    const auto at = static_cast<std::size_t>(2 * cluster);
+    return of_.spans[at] >= allowed_.end || of_.spans[at + 1] < allowed_.begin;
   }
 
   /// Of the heads together (SparQ, algorithm 1): those with the largest sum of |q|.
@@ -170,10 +177,12 @@ class WantedChoice {
   std::vector<float> queries_;
   std::int64_t heads_;
   double scale_;
+  PositionRange allowed_;
   EntryChoice choice_;
   std::vector<float> elements_;
   std::vector<std::vector<double>> ranked_;  // per list: what entries are ranked by
   std::vector<double> errors_;
+  std::vector<double> log_sums_;  // per head
 };
 
 }  // namespace topkv::test

@@ -27,9 +27,10 @@ std::unique_ptr<SessionHandle> make(const ContextPtr& context, const py::object&
                                     std::optional<double> error, const std::string& select_by,
                                     std::int64_t dense_layers, std::int64_t window,
                                     std::int64_t sinks, std::int64_t capacity, bool measure_recall,
-                                    std::int64_t memory_budget) {
+                                    std::int64_t memory_budget, bool host_search) {
   RetrievalOptions options = {.index = index,
                               .k = parse_k(k),
+                              .host_search = host_search,
                               .select_by = parse_select_by(select_by),
                               .tail = tail,
                               .mass = mass,
@@ -193,14 +194,16 @@ void bind_session(py::module_& module) {
       "layer's output is expected to be off by more. select_by: \"query_head\", each has its "
       "own rows, or \"group\". dense_layers: the first n attend every token. "
       "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
-      "for what the machine has free.",
+      "for what the machine has free. host_search: the host finds rows where a CUDA device could, "
+      "and nothing that stands for keys takes its memory.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
            py::arg("mass") = py::none(), py::arg("error") = py::none(),
            py::arg("select_by") = "query_head", py::arg("dense_layers") = 0,
            py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("capacity") = 16384,
-           py::arg("measure_recall") = false, py::arg("memory_budget") = 0)
+           py::arg("measure_recall") = false, py::arg("memory_budget") = 0,
+           py::arg("host_search") = false)
       .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),

@@ -476,6 +476,7 @@ class Session:
         capacity: int = 16384,
         measure_recall: bool = False,
         memory_budget: int = 0,
+        host_search: bool = False,
     ) -> None: ...
     @overload
     def attend(

@@ -76,12 +76,19 @@ struct RetrievalOptions {
   /// likewise, and the host makes rows of what was chosen. Of heads of 64 or 128 dims, groups of at
   /// most 16 and up to 262,144 pages, rows or clusters of a head (32,768 before compute capability
   /// 9.0). Scores for that are of queries, and centroids, in bf16: rows that score alike may change
-  /// places.
+  /// places; squeezed with s takes them in float32, as the host does.
+  ///
+  /// Where the device has no room for what it is to keep, codes or the others, the session is
+  /// refused: OutOfMemory says how many bytes are wanted and free. host_search below leaves the
+  /// search to the host.
   std::string index = "exact";
   /// Rows retrieved per layer; above the context: all of them. A CUDA device's scan finds about so
   /// many for each query head, as a sample of up to 32,768 keys tells (all keys where there are
   /// few), the host's about twice as many, for codes misorder keys that score alike.
   TopK k = TopK::same(64);
+  /// The host searches where a CUDA device could, and nothing that stands for keys takes the
+  /// device's memory. Slower: many times with codes, some times with the others.
+  bool host_search = false;
   SelectBy select_by = SelectBy::query_head;
   /// What stands for the rows of the context that are not found: spec of an index that the context
   /// has and that codes values too ("codes:k=16,v=8"); "mean", which the context must have
@@ -190,7 +197,7 @@ struct SessionStats {
 
 /// Bytes of the device's memory that codes, or what else stands for keys, of a context of so many
 /// tokens (at least one) would take with these options, about, for all its sessions together: 0
-/// where the host searches.
+/// where the host searches. A session that finds less free is refused (RetrievalOptions::index).
 /// (Windows, and what a step works on, come besides.) Throws InvalidArgument for an index or a tail
 /// that is none.
 std::int64_t device_index_bytes(const AttentionShape& shape, const RetrievalOptions& options,
@@ -201,7 +208,9 @@ class Session {
  public:
   /// On a CUDA device the session keeps window and sinks there; nothing is allocated later on but
   /// room for codes of its own tokens, which it does without where there is no memory for them.
-  /// Throws InvalidArgument on options that cannot work with this context, OutOfMemory.
+  /// Throws InvalidArgument on options that cannot work with this context, OutOfMemory: for want of
+  /// host memory, of the device's for window and sinks, or for what stands for keys (unless
+  /// host_search).
   Session(std::shared_ptr<const Context> context, RetrievalOptions options = {},
           const Device& device = {});
   ~Session();

@@ -76,8 +76,8 @@ void check_indices(const Device& device, const AttentionShape& shape,
   throw OutOfMemory(
       fmt::format("GPU memory for the codes, or what else stands for keys, of {} tokens", tokens),
       bytes, memory.ceiling - memory.used,
-      "raise --gpu-mem, use fewer tokens, or --kv-index exact, which keeps none; topkv "
-      "plan says what fits");
+      "raise --gpu-mem, use fewer tokens, leave the search to the host (--kv-host-search), or take "
+      "--kv-index exact, which keeps none; topkv plan says what fits");
 }
 
 std::string warning_line(const std::string& warning) {

@@ -46,7 +46,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
-  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
@@ -80,7 +80,7 @@ the tokens are those of files and prompt as one text: end a file's last line bef
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
   --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
-  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
@@ -110,7 +110,7 @@ the prompt the program, as the end of input (Ctrl-D) does.
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
   --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
-  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
@@ -162,7 +162,7 @@ standard input is a prompt.
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
-  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
   --json                 a line of JSON for each answer instead of text as it comes
 examples:
@@ -214,7 +214,7 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
                          repeat to compare [none]
   --kv-error X           with a tail: more rows, up to all, where the expected error is above X;
                          repeat to compare [none]
-  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4, f16, f32; repeat to compare [bf16]
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --seed N [42]
   --prefill HOW          window (time grows with the length) or dense (its square) [window]
@@ -244,7 +244,7 @@ every budget in a session of its own. docs/eval.md: tasks, methods, files.
   -f, --file FILES       qa: the text to ask about, a.txt,b.md
   --questions FILE       qa: lines of {"question": …, "answers": […], "context_file": …}
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
-  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   -o, --output DIR       results; goes on where it stopped, adds to its lists [by settings]
@@ -293,7 +293,7 @@ decode: one token at a time, for each index with each k
   --kv-topk K            rows retrieved per layer; repeat to compare several [64]
   --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
   --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
-  --kv-select HOW        query_head or group chooses rows [query_head]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
   --sessions N           that are stepped together, a token each; repeat to compare several [1]
   --tokens N             steps timed, from 10 [16]  --after N  steps before, from 4 [4]  --profile

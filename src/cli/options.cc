@@ -86,6 +86,7 @@ void add_flags(CLI::App& command, RetrievalFlags& flags) {
   command.add_option("--kv-window", flags.window, a_count);
   command.add_option("--kv-sinks", flags.sinks, a_count);
   one_of(command.add_option("--kv-select", flags.select), {"query_head", "group"});
+  command.add_flag("--kv-host-search", flags.host_search);
   command.add_option("--kv-dense-layers", flags.dense_layers, "a number of layers, or all");
 }
 
@@ -127,6 +128,7 @@ RetrievalOptions retrieval_options(const RetrievalFlags& flags, std::int64_t lay
   options.mass = mass_of(flags);
   options.error = error_of(flags);
   options.select_by = flags.select == "group" ? SelectBy::group : SelectBy::query_head;
+  options.host_search = flags.host_search;
   options.dense_layers = flags.dense_layers == "all"
                              ? layers
                              : parse_count("--kv-dense-layers", flags.dense_layers, 0);

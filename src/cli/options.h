@@ -39,6 +39,7 @@ struct RetrievalFlags {
   std::string window = "1024";
   std::string sinks = "4";
   std::string select = "query_head";
+  bool host_search = false;
   std::string dense_layers = "0";
 };
 

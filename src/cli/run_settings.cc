@@ -25,6 +25,7 @@ void add_settings(Json& json, const RetrievalFlags& flags) {
   json["kv_window"] = parse_count("--kv-window", flags.window);
   json["kv_sinks"] = parse_count("--kv-sinks", flags.sinks, 0);
   json["kv_select"] = flags.select;
+  if (flags.host_search) json["kv_host_search"] = true;
   json["kv_dense_layers"] = count_or("--kv-dense-layers", flags.dense_layers, "all");
 }
 

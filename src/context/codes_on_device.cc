@@ -1,5 +1,7 @@
 #include "src/context/codes_on_device.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -92,10 +94,22 @@ std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const Attentio
                  dynamic_cast<const CodeTail*>(layer.tails[head].get()),
                  segment.rows(i / shape.kv_heads, i % shape.kv_heads));
   }
-  const auto device_lock = compute->lock();
-  index.codes = compute->keep_codes(shape, heads);  // throws before anything changes
+  try {
+    index.codes = compute->keep_codes(shape, heads);  // throws before anything changes
+  } catch (const OutOfMemory& error) {
+    refuse_index(device, error);
+  }
   index.device = compute;
   return index.codes;
+}
+
+void refuse_index(const Device& device, const OutOfMemory& error) {
+  throw OutOfMemory(
+      fmt::format("memory of {} for the codes, or what else stands for keys, of a context",
+                  device.name()),
+      error.wanted_bytes(), error.available_bytes(),
+      "raise the device's ceiling (--gpu-mem), end other programs that use it, take fewer tokens, "
+      "or leave the search to the host: host_search (--kv-host-search)");
 }
 
 bool chooses_by_scan(const RetrievalOptions& options) {
@@ -109,8 +123,8 @@ std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptio
                                std::int64_t tokens, const DeviceSizes& device) {
   const auto index = IndexSpec(options.index).make();
   const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
-  if (codes == nullptr || !chooses_by_scan(options) || !device.scans_codes(shape) ||
-      options.dense_layers >= shape.layers || tokens > most_scanned) {
+  if (codes == nullptr || options.host_search || !chooses_by_scan(options) ||
+      !device.scans_codes(shape) || options.dense_layers >= shape.layers || tokens > most_scanned) {
     return 0;
   }
   const std::int64_t key_bytes = codes->params().bytes_of_key(shape.head_dim);

@@ -9,6 +9,7 @@
 #include "src/context/segment.h"
 #include "src/device/device_sizes.h"
 #include "topkv/device.h"
+#include "topkv/error.h"
 #include "topkv/session.h"
 
 namespace topkv {
@@ -22,9 +23,13 @@ HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView
 /// The index's codes where the device scans them; null: it does not. The host scans those of at
 /// least one key and at most 2^30 where they lie. A CUDA device scans such of up to 64 bytes a key
 /// in its memory: made at the first call and kept, with the device, while the index lives, unless
-/// another one asks. segment: the index's. Safe from many threads. Throws OutOfMemory.
+/// another one asks. segment: the index's. Safe from many threads, of which none holds the device's
+/// lock. Throws OutOfMemory, as refuse_index does.
 std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
                                             const Segment& segment, const SegmentIndex& index);
+
+/// Throws what a device had no room for, with what to do.
+[[noreturn]] void refuse_index(const Device& device, const OutOfMemory& error);
 
 /// Whether rows are chosen, and a tail made, as scans do it: no other tail, each query head for
 /// itself.

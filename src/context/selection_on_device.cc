@@ -29,8 +29,11 @@ std::shared_ptr<const DeviceSelection> selection_on(const Device& device,
     if (layer.heads.empty()) heads.resize(heads.size() + static_cast<std::size_t>(shape.kv_heads));
   }
   if (!compute->selects(shape, entries)) return nullptr;
-  const auto device_lock = compute->lock();
-  index.selection = compute->keep_selection(shape, heads);  // throws before anything changes
+  try {
+    index.selection = compute->keep_selection(shape, heads);  // throws before anything changes
+  } catch (const OutOfMemory& error) {
+    refuse_index(device, error);
+  }
   index.device = compute;
   return index.selection;
 }
@@ -39,7 +42,7 @@ std::int64_t device_selection_bytes(const AttentionShape& shape, const Retrieval
                                     std::int64_t tokens, const DeviceSizes& device) {
   const auto index = IndexSpec(options.index).make();
   const auto* choosing = dynamic_cast<const ChoosingIndex*>(index.get());
-  if (choosing == nullptr || options.dense_layers >= shape.layers) return 0;
+  if (choosing == nullptr || options.host_search || options.dense_layers >= shape.layers) return 0;
   const StandIns head = choosing->planned_stand_ins(shape.head_dim, tokens);
   if (head.kind == StandInKind::none || !device.selects(shape, head.count)) return 0;
   return device.selection_bytes(shape, head);

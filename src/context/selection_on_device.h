@@ -12,8 +12,9 @@
 namespace topkv {
 
 /// What stands for the index's keys where a CUDA device chooses by it; null: the host searches.
-/// Made at the first call and kept as codes are (codes_on_device.h). segment: the index's. Safe
-/// from many threads. Throws OutOfMemory.
+/// Made at the first call and kept as codes are (codes_on_device.h), and refused as they are where
+/// there is no room. segment: the index's. Safe from many threads, of which none holds the device's
+/// lock. Throws OutOfMemory.
 std::shared_ptr<const DeviceSelection> selection_on(const Device& device,
                                                     const AttentionShape& shape,
                                                     const SegmentIndex& index);

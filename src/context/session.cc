@@ -104,8 +104,9 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
   seen.tail = retrieves && options.tail != no_tail;
   seen.judged = seen.tail && (options.mass || options.error);
+  const bool on_device = device.is_cuda() && !options.host_search;
   if (retrieves && chooses_by_scan(options) &&
-      (device.is_cuda() || IndexSpec(options.index).has_tail())) {
+      (device.is_cuda() ? on_device : IndexSpec(options.index).has_tail())) {
     seen.codes = codes_on(device, shape, segments[0], *indices[0]);
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       seen.usual_rows = std::max(seen.usual_rows, first_rows(l));
@@ -113,7 +114,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
     }
   }
   if (seen.codes) stats.device_index_bytes = seen.codes->memory();
-  if (retrieves && !seen.codes && indices[0] != nullptr)
+  if (retrieves && on_device && !seen.codes && indices[0] != nullptr)
     seen.selection = selection_on(device, shape, *indices[0]);
   if (seen.selection) {
     stats.device_index_bytes = seen.selection->memory();

@@ -249,15 +249,16 @@ class ComputeDevice : public DeviceSizes {
   virtual std::unique_ptr<Clusterer> clusterer(std::int64_t /*dim*/) { return nullptr; }
 
   /// Codes of a context whose rows outlive the call: [layers x kv_heads], without keys where a
-  /// layer has none. REQUIRES: scans_codes(shape). Throws OutOfMemory.
+  /// layer has none. Takes the lock itself, for a piece of it at a time: the caller does not hold
+  /// it. REQUIRES: scans_codes(shape). Throws OutOfMemory.
   virtual std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& /*shape*/,
                                                         std::span<const HeadCodes> /*heads*/) {
     return nullptr;
   }
 
   /// What stands for a context's keys: [layers x kv_heads], of no kind where a layer has none.
-  /// Read during the call alone. REQUIRES: selects(shape, what has the most entries). Throws
-  /// OutOfMemory.
+  /// Read during the call alone. Takes the lock as keep_codes does. REQUIRES: selects(shape, what
+  /// has the most entries). Throws OutOfMemory.
   virtual std::shared_ptr<const DeviceSelection> keep_selection(
       const AttentionShape& /*shape*/, std::span<const StandIns> /*heads*/) {
     return nullptr;

@@ -1,8 +1,9 @@
 // Sessions on a device that chooses pages, rows and clusters itself, against sessions on the host:
 // the same rows are found, so that results are the same but for rounding.
+#include "tests/gpu/choosing_session.h"
+
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -12,92 +13,25 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/faults.h"
-#include "tests/gpu/session_feed.h"
-#include "topkv/error.h"
 #include "topkv/session.h"
 
 namespace topkv {
 namespace {
 
 using reference::distance;
+using test::Choices;
+using test::expect_same;
 using test::Feed;
+using test::Outcome;
 using test::Place;
+using test::prefilled;
+using test::run;
+using test::same;
 using test::TokenStream;
 
 constexpr std::int64_t context_tokens = 3000;
 const AttentionShape grouped{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
 const AttentionShape single{.layers = 2, .q_heads = 3, .kv_heads = 3, .head_dim = 128};
-
-/// How often a device was asked to choose, while one lives.
-class Choices {
- public:
-  Choices() {
-    count = 0;
-    fault_hook = [](const char* place) { count += std::string_view(place) == "session.choose"; };
-  }
-  ~Choices() { fault_hook = nullptr; }
-  Choices(const Choices&) = delete;  // belongs to one scope
-  Choices& operator=(const Choices&) = delete;
-  static std::int64_t made() { return count; }
-
- private:
-  static inline std::atomic<std::int64_t> count{0};
-};
-
-/// The first tokens as a context that has kept queries of its prefill.
-std::shared_ptr<const Context> prefilled(const TokenStream& stream, std::int64_t tokens,
-                                         KvDType dtype = {}) {
-  const Place host("cpu");
-  const Feed feed(host, stream, 0, tokens);
-  ContextBuilder builder(stream.shape, {.capacity = tokens, .dtype = dtype, .keep_queries = true});
-  for (std::int64_t t = 0; t < tokens; t += 500) {
-    for (std::int64_t l = 0; l < stream.shape.layers; ++l)
-      builder.attend(feed.step(l, t, std::min<std::int64_t>(500, tokens - t)));
-  }
-  return builder.freeze();
-}
-
-struct Outcome {
-  std::vector<std::vector<float>> outs;
-  SessionStats stats;
-  std::int64_t choices = 0;
-};
-
-Outcome run(const Place& place, const TokenStream& stream,
-            const std::shared_ptr<const Context>& context, RetrievalOptions options,
-            std::int64_t step) {
-  options.measure_recall = true;
-  const Choices choices;
-  Session session(context, options, place.device());
-  Feed feed(place, stream, context->tokens(), stream.total);
-  feed.run(session, step);
-  return {feed.outs(), session.stats(), Choices::made()};
-}
-
-/// Of the largest difference of two results; values are normal, rows' weights rounded to bf16.
-constexpr double same = 0.03;
-double furthest(const std::vector<std::vector<float>>& a,
-                const std::vector<std::vector<float>>& b) {
-  double most = 0;
-  for (std::size_t l = 0; l < a.size(); ++l) {
-    for (std::size_t i = 0; i < a[l].size(); ++i) {
-      const double off = std::abs(double{a[l][i]} - b[l][i]);
-      most = off <= most ? most : off;  // NaN replaces what was
-    }
-  }
-  return most;
-}
-
-/// That the rows were the same, which recall tells, and what came of them.
-void expect_same(const Outcome& got, const Outcome& want) {
-  EXPECT_LT(furthest(got.outs, want.outs), same);
-  EXPECT_EQ(got.stats.rows_retrieved, want.stats.rows_retrieved);
-  EXPECT_EQ(got.stats.exact_rows_found, want.stats.exact_rows_found);
-  EXPECT_EQ(got.stats.mass_found, want.stats.mass_found);
-  EXPECT_EQ(got.stats.retrieved_more, want.stats.retrieved_more);
-  EXPECT_EQ(got.stats.went_dense, want.stats.went_dense);
-}
 
 struct Case {
   const char* name;
@@ -254,19 +188,63 @@ TEST(ChoosingSessions, OfEveryKeyByItselfAreDenseAttentionOverTheBestRows) {
     Feed feed(place, stream, context_tokens, context_tokens + 40);
     feed.run(session, 1);
     EXPECT_EQ(Choices::made(), 40 * shape.layers);
+    EXPECT_EQ(Choices::dropped(), 0);
     EXPECT_LE(feed.worst(options, {context_tokens, context_tokens + 17, context_tokens + 39}), 1.0)
         << index;
   }
 }
 
-/// A threshold is met by importances whose sum the device makes of centroids in bf16: a cluster
-/// next to it may be on its other side.
+/// Queries that bf16 does not hold: a device chooses pages and rows by others near them, so that
+/// rows that score alike may change places, and the host finds no less with its own.
+TEST(ChoosingSessions, QueriesThatAreRoundedFindAsMuch) {
+  TOPKV_NEEDS_GPU();
+  const Place cuda("cuda");
+  const Place host("cpu");
+  TokenStream stream(grouped, context_tokens + 40);
+  for (std::size_t l = 0; l < stream.q.size(); ++l)
+    stream.q[l] =
+        reference::random_floats(std::ssize(stream.q[l]), 50 + static_cast<unsigned>(l), 2.0F);
+  const auto plain = prefilled(stream, context_tokens);
+  for (const char* index : {"quest:page=16", "sparq:r=16", "retroinfer:size=16,segment=1024,v=0",
+                            "squeezed:c=5,coarse=0,s=0"}) {
+    SCOPED_TRACE(index);
+    const auto context = plain->with_index(index);
+    const RetrievalOptions options{.index = index,
+                                   .k = TopK::same(48),
+                                   .tail = "none",
+                                   .window = 16,
+                                   .sinks = 5,
+                                   .capacity = 200};
+    const Outcome want = run(host, stream, context, options, 1);
+    const Outcome got = run(cuda, stream, context, options, 1);
+    EXPECT_EQ(got.choices, 40 * grouped.layers);
+    EXPECT_EQ(got.dropped, 0);
+    EXPECT_EQ(got.stats.rows_retrieved, want.stats.rows_retrieved);
+    // SparQ may read another component, and so rank all rows a little differently.
+    if (std::string_view(index).substr(0, 5) != "sparq") {
+      EXPECT_LT(distance(got.outs, want.outs), 0.03);
+    }
+    const auto found = static_cast<double>(want.stats.exact_rows_found);
+    EXPECT_NEAR(static_cast<double>(got.stats.exact_rows_found), found, 0.01 * found);
+  }
+}
+
+/// Importances are the host's: of scores in float32, so that a cluster would have to be as near to
+/// the threshold as they are rounded to be on its other side.
 TEST(ChoosingSessions, ThresholdsLeaveOutWhatTheyDoOnTheHost) {
   TOPKV_NEEDS_GPU();
   const Place cuda("cuda");
   const Place host("cpu");
   for (const AttentionShape& shape : {grouped, single}) {
-    const TokenStream stream(shape, context_tokens + 40);
+    TokenStream stream(shape, context_tokens + 40);
+    for (std::size_t l = 0; l < stream.q.size(); ++l)  // not exact in bf16
+      stream.q[l] =
+          reference::random_floats(std::ssize(stream.q[l]), 60 + static_cast<unsigned>(l), 2.0F);
+    // A channel that is far larger than others, as models' keys have: rounded, it would move sums.
+    for (auto& keys : stream.k) {
+      for (std::size_t i = 3; i < keys.size(); i += static_cast<std::size_t>(shape.head_dim))
+        keys[i] += 30;
+    }
     const char* index = "squeezed:c=5,coarse=0,s=90";
     const auto context = prefilled(stream, context_tokens)->with_index(index);
     const RetrievalOptions options{
@@ -274,10 +252,14 @@ TEST(ChoosingSessions, ThresholdsLeaveOutWhatTheyDoOnTheHost) {
     const Outcome want = run(host, stream, context, options, 1);
     const Outcome got = run(cuda, stream, context, options, 1);
     EXPECT_EQ(got.choices, 40 * shape.layers);
+    EXPECT_EQ(got.dropped, 0);
     EXPECT_LT(distance(got.outs, want.outs), 0.03);
+    EXPECT_EQ(got.stats.rows_retrieved, want.stats.rows_retrieved);
+    EXPECT_EQ(got.stats.exact_rows_found, want.stats.exact_rows_found);
+    EXPECT_EQ(got.stats.mass_found, want.stats.mass_found);
     const auto rows = static_cast<double>(want.stats.rows_retrieved);
-    EXPECT_NEAR(static_cast<double>(got.stats.rows_retrieved), rows, 0.02 * rows);
-    EXPECT_LT(rows, 0.5 * 40 * static_cast<double>(shape.layers * shape.q_heads * 1000));
+    EXPECT_GT(rows, 0);
+    EXPECT_LT(rows, 0.9 * 40 * static_cast<double>(shape.layers * shape.q_heads * 1000));
   }
 }
 
@@ -359,32 +341,6 @@ TEST(ChoosingSessions, BlocksOfRowsSlidingLayersAndChunksAreAsOnTheHost) {
       EXPECT_GT(got.choices, 0);
     }
   }
-}
-
-/// A session that finds no room says so, and leaves the device and the context as they were.
-TEST(ChoosingSessions, AreRefusedWithoutMemory) {
-  TOPKV_NEEDS_GPU();
-  const Place place("cuda");
-  const TokenStream stream(grouped, 20020);
-  const auto context = stream.context(20000)->with_index("sparq:r=16");
-  const RetrievalOptions options{
-      .index = "sparq:r=16", .k = TopK::same(48), .window = 16, .capacity = 20};
-  const std::int64_t told = device_index_bytes(grouped, options, 20000, place.device());
-  EXPECT_GT(told, 20000 * 2 * 2 * 64 * 2);
-  EXPECT_EQ(device_index_bytes(grouped, options, 20000, Device()), 0);
-  EXPECT_EQ(device_index_bytes(grouped, options, std::int64_t{1} << 19, place.device()), 0);
-  const DeviceMemory memory = place.device().memory();
-  {
-    const Buffer rest = place.compute().allocate(memory.ceiling - memory.used - (8 << 20), "test");
-    const std::int64_t before = place.device().memory().used;
-    EXPECT_THROW(Session(context, options, place.device()), OutOfMemory);
-    EXPECT_EQ(place.device().memory().used, before);
-  }
-  Session session(context, options, place.device());
-  EXPECT_LE(session.stats().device_index_bytes, told);
-  EXPECT_GE(session.stats().device_index_bytes, told / 10 * 9);
-  Feed feed(place, stream, 20000, 20020);
-  feed.run(session, 1);
 }
 
 }  // namespace

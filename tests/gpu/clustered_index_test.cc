@@ -32,7 +32,7 @@ TEST(GpuClusteredIndex, IsTheHostsForLongVectorsAndWhereThereIsNoRoom) {
   {
     const DeviceMemory memory = place.compute().memory();
     const Buffer rest =
-        place.compute().allocate(memory.ceiling - memory.used - (8 << 20), "a test");
+        place.compute().allocate(memory.ceiling - memory.used - (4 << 20), "a test");
     EXPECT_THROW(clusterer->cluster(all.data, 150, {}), OutOfMemory);
     // Of an index the host's threads cluster the keys.
     ClusterIndex alone({.text = "a test"});

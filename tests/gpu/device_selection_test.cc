@@ -43,16 +43,15 @@ struct Made {
       heads.push_back(dynamic_cast<const ChoosingIndex&>(*indices.back()).stand_ins());
     }
   }
-  void keep() {
-    const auto lock = place.compute().lock();
-    selection = place.compute().keep_selection(shape, heads);
-  }
+  void keep() { selection = place.compute().keep_selection(shape, heads); }
 
   /// Chooses for random queries, and checks all heads of the layer.
   void expect(std::int64_t layer, PositionRange allowed, std::int64_t k) const {
     const std::int64_t group = shape.group();
-    const auto queries = reference::random_bf16(shape.q_heads * shape.head_dim,
-                                                static_cast<unsigned>(100 + layer), 2.0F);
+    const auto queries = reference::random_floats(shape.q_heads * shape.head_dim,
+                                                  static_cast<unsigned>(100 + layer), 2.0F);
+    std::vector<float> rounded;
+    for (const float q : queries) rounded.push_back(reference::as_bf16(q));
     const Buffer on_device = place.put(queries);
     auto& cuda = static_cast<gpu::CudaDevice&>(place.compute());
     const auto& on_cuda = static_cast<const gpu::CudaSelection&>(*selection);
@@ -69,7 +68,7 @@ struct Made {
     EXPECT_LE(all.each, most);
     for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
       const StandIns& of = heads[static_cast<std::size_t>(layer * shape.kv_heads + head)];
-      const auto from = queries.begin() + head * group * shape.head_dim;
+      const auto from = (of.weighed ? queries : rounded).begin() + head * group * shape.head_dim;
       const WantedChoice wanted(of, {from, from + group * shape.head_dim}, shape.softmax_scale(),
                                 allowed, k);
       const GivenEntries given = all.part(head, shape.kv_heads);
@@ -117,8 +116,14 @@ TEST(DeviceSelection, ChoosesWhatScoresBest) {
       Made made(place, spec, shape, 3001);
       made.keep();
       for (const std::int64_t layer : {0, 2}) {
-        for (const PositionRange allowed : {PositionRange{0, 3001}, {4, 2900}, {13, 2500}}) {
+        for (const PositionRange allowed : {PositionRange{0, 3001},
+                                            {4, 2900},
+                                            {13, 2500},
+                                            {13, 90},
+                                            {1500, 1600},
+                                            {2900, 3001}}) {
           for (const std::int64_t k : {1, 64, 1000}) {
+            if (allowed.size() < 200 && k != 64) continue;  // which is enough of narrow ones
             SCOPED_TRACE(spec + ", " + std::to_string(shape.group()) + " heads of " +
                          std::to_string(shape.head_dim) + ", layer " + std::to_string(layer) +
                          ", " + std::to_string(k) + " rows of " + std::to_string(allowed.begin) +
@@ -139,6 +144,7 @@ TEST(DeviceSelection, HeadsMayHaveFewerClusters) {
     StandIns& few = made.heads[1];
     few.count = 20;
     few.sizes.resize(few.weighed ? 20 : 0);
+    few.spans.resize(40);
     made.keep();
     for (const std::int64_t k : {5, 64, 3000}) made.expect(0, {0, 3001}, k);
   }
@@ -160,6 +166,23 @@ TEST(DeviceSelection, TakesTheMemoryThatIsTold) {
     EXPECT_LE(told, made.selection->memory() * 11 / 10) << spec;
     made.selection = nullptr;
     EXPECT_EQ(place.device().memory().used, before) << spec;
+  }
+}
+
+/// What is on its way is a part of it.
+TEST(DeviceSelection, TakesNoMoreOnTheWay) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  for (const std::string spec : {"sparq:r=16", "quest:page=16"}) {
+    Made made(place, spec, shape_of(2, 3, 64), 20001);
+    const DeviceMemory before = place.device().memory();
+    const std::int64_t told = place.compute().allocation_bytes(place.compute().selection_bytes(
+        made.shape,
+        dynamic_cast<const ChoosingIndex&>(*make_index(spec)).planned_stand_ins(64, 20001)));
+    const Buffer rest =
+        place.compute().allocate(before.ceiling - before.used - told - (4 << 20), "test");
+    made.keep();
+    EXPECT_NE(made.selection, nullptr) << spec;
   }
 }
 

@@ -23,4 +23,20 @@ class InjectedFaults {
   InjectedFaults& operator=(const InjectedFaults&) = delete;
 };
 
+/// Choices come late, and are waited for or not.
+class LateChoices {
+ public:
+  LateChoices(int delay_us, bool drop_waits) {
+    topkv::gpu::Faults::choice_delay_us = delay_us;
+    topkv::gpu::Faults::drop_choice_waits = drop_waits;
+  }
+  ~LateChoices() {
+    cudaDeviceSynchronize();
+    topkv::gpu::Faults::choice_delay_us = 0;
+    topkv::gpu::Faults::drop_choice_waits = false;
+  }
+  LateChoices(const LateChoices&) = delete;  // belongs to one scope
+  LateChoices& operator=(const LateChoices&) = delete;
+};
+
 }  // namespace test

@@ -8,12 +8,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <numeric>
-#include <random>
 #include <set>
 #include <vector>
 
 #include "tests/gpu/attention_case.h"
+#include "tests/gpu/choices.h"
 #include "tests/gpu/device_array.h"
 #include "tests/gpu/needs_gpu.h"
 #include "tests/reference.h"
@@ -23,8 +22,9 @@ namespace topkv::gpu {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
+using test::best_of;
+using test::nasty_scores;
 using test::to_bf16;
 
 /// Random rows of some meetings and a query for each of their heads.
@@ -128,189 +128,6 @@ struct Chosen {
   DeviceArray<float> out, lse;
   std::int64_t room;
 };
-
-/// Positions of the k best scores, of equal ones the first; what is no number comes last.
-std::set<std::int64_t> best_of(const std::vector<double>& scores, std::int64_t k) {
-  std::vector<std::int64_t> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto rank = [&](std::int64_t i) {
-    return std::isnan(scores[i]) ? -std::numeric_limits<double>::max() : scores[i];
-  };
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
-    if (std::isnan(scores[a]) || std::isnan(scores[b]))
-      return !std::isnan(scores[a]) && std::isnan(scores[b]);
-    return rank(a) > rank(b);
-  });
-  return {order.begin(), order.begin() + k};
-}
-
-/// Queries of which only the number matters.
-MeetingQueries shape_of(std::int64_t meetings, std::int64_t group) {
-  return {nullptr, meetings, group, 64, 1.0F};
-}
-
-std::vector<float> nasty_scores(std::int64_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0F, 3.0F);
-  std::vector<float> scores(static_cast<std::size_t>(count));
-  for (float& score : scores) score = normal(random);
-  const auto put = [&](float x, int of) {
-    for (std::int64_t i = static_cast<std::int64_t>(seed) % of; i < count; i += of) scores[i] = x;
-  };
-  if (seed % 4 == 1) put(not_a_number, 3);
-  if (seed % 4 == 2) put(1.5F, 2);  // as many ties
-  if (seed % 4 == 3) {
-    put(infinity, 97);
-    put(-infinity, 5);
-    put(-0.0F, 7);
-  }
-  return scores;
-}
-
-TEST(GpuSelection, BestOfAnyHead) {
-  TOPKV_NEEDS_GPU();
-  struct {
-    std::int64_t meetings, group, count, k;
-  } const cases[] = {{2, 1, 1, 1},         {3, 1, 33, 5},       {2, 3, 2048, 128},
-                     {1, 2, 2049, 2049},   {2, 7, 5000, 100},   {1, 1, 8193, 64},
-                     {2, 2, 40000, 256},   {1, 1, 65536, 4096}, {1, 2, 70001, 9},
-                     {1, 1, 262144, 1000}, {4, 1, 4096, 4095}};
-  unsigned seed = 0;
-  for (const auto& [meetings, group, count, k] : cases) {
-    for (int repeat = 0; repeat < 4; ++repeat, ++seed) {
-      const std::vector<float> scores = nasty_scores(meetings * group * count, seed);
-      const DeviceArray<float> device(scores);
-      const std::int64_t room = group * k;
-      const DeviceArray<int> entries(meetings * room);
-      const DeviceArray<int> counts(meetings);
-      choose_best(device.data(), shape_of(meetings, group), count, k,
-                  {entries.data(), counts.data(), room}, nullptr);
-      const std::vector<int> got = entries.read();
-      const std::vector<int> got_counts = counts.read();
-      for (std::int64_t m = 0; m < meetings; ++m) {
-        std::set<std::int64_t> want;
-        for (std::int64_t g = 0; g < group; ++g) {
-          const auto begin = scores.begin() + (m * group + g) * count;
-          want.merge(best_of({begin, begin + count}, k));
-        }
-        const std::vector<int> ascending(want.begin(), want.end());
-        const auto begin = got.begin() + m * room;
-        ASSERT_EQ(std::vector<int>(begin, begin + got_counts[m]), ascending)
-            << "meeting " << m << " of " << group << " heads, " << k << " of " << count << ", seed "
-            << seed;
-      }
-    }
-  }
-}
-
-TEST(GpuSelection, HeaviestOfAllHeads) {
-  TOPKV_NEEDS_GPU();
-  struct {
-    std::int64_t meetings, group, count, k;
-  } const cases[] = {{2, 1, 300, 5}, {3, 4, 4096, 128}, {1, 7, 20000, 64}, {1, 16, 777, 700}};
-  for (const auto& [meetings, group, count, k] : cases) {
-    const std::vector<float> scores = nasty_scores(meetings * group * count, 4);
-    const DeviceArray<float> device(scores);
-    const DeviceArray<int> entries(meetings * k);
-    const DeviceArray<int> counts(meetings);
-    const DeviceArray<float> shares(meetings * group);
-    choose_heaviest(device.data(), shape_of(meetings, group), count, k,
-                    {entries.data(), counts.data(), k}, shares.data(), nullptr);
-    const std::vector<int> got = entries.read();
-    const std::vector<float> got_shares = shares.read();
-    for (std::int64_t m = 0; m < meetings; ++m) {
-      std::vector<double> weights(static_cast<std::size_t>(count), 0.0);
-      std::vector<double> sums;
-      for (std::int64_t g = 0; g < group; ++g) {
-        const auto begin = scores.begin() + (m * group + g) * count;
-        double sum = 0;
-        for (std::int64_t i = 0; i < count; ++i) sum += std::exp(double{begin[i]});
-        for (std::int64_t i = 0; i < count; ++i) weights[i] += std::exp(double{begin[i]}) / sum;
-        sums.push_back(sum);
-      }
-      ASSERT_EQ(counts.read()[m], k);
-      const std::set<std::int64_t> found(got.begin() + m * k, got.begin() + (m + 1) * k);
-      ASSERT_EQ(std::ssize(found), k);
-      double least = infinity;
-      for (const std::int64_t i : found) least = std::min(least, weights[i]);
-      for (std::int64_t i = 0; i < count; ++i)
-        if (found.count(i) == 0) {
-          ASSERT_LE(weights[i], least * (1 + 1e-5));
-        }
-      for (std::int64_t g = 0; g < group; ++g) {
-        const auto begin = scores.begin() + (m * group + g) * count;
-        double share = 0;
-        for (const std::int64_t i : found) share += std::exp(double{begin[i]}) / sums[g];
-        ASSERT_NEAR(got_shares[m * group + g], share, 1e-4);
-      }
-    }
-  }
-}
-
-TEST(GpuSelection, ImportantClusters) {
-  TOPKV_NEEDS_GPU();
-  struct {
-    std::int64_t meetings, group, clusters, rows;
-    double log_threshold;
-  } const cases[] = {{2, 1, 100, 1500, -5.0},
-                     {1, 3, 3000, 40000, -9.0},
-                     {2, 1, 20000, 90000, -12.0},
-                     {1, 2, 64, 64, -100.0},  // all
-                     {1, 2, 64, 500, 0.5}};   // none
-  for (const auto& [meetings, group, clusters, rows, log_threshold] : cases) {
-    std::mt19937 random(5);
-    std::vector<int> begin, members;
-    for (std::int64_t m = 0; m < meetings; ++m) {
-      std::vector<std::vector<int>> of(static_cast<std::size_t>(clusters));
-      std::uniform_int_distribution<std::size_t> any(0, of.size() - 1);
-      for (int row = 0; row < rows; ++row) of[any(random)].push_back(row);
-      int before = 0;
-      for (const auto& one : of) {
-        begin.push_back(before);
-        before += static_cast<int>(one.size());
-        members.insert(members.end(), one.begin(), one.end());
-      }
-      begin.push_back(before);
-    }
-    const std::vector<float> scores = nasty_scores(meetings * group * clusters, 8);
-    const DeviceArray<float> device(scores);
-    const DeviceArray<int> device_begin(begin);
-    const DeviceArray<int> device_members(members);
-    const DeviceArray<int> entries(meetings * rows);
-    const DeviceArray<int> counts(meetings);
-    choose_important(device.data(), shape_of(meetings, group), clusters,
-                     {device_begin.data(), device_members.data(), clusters, rows},
-                     static_cast<float>(log_threshold), {entries.data(), counts.data(), rows},
-                     nullptr);
-    const std::vector<int> got = entries.read();
-    const std::vector<int> got_counts = counts.read();
-    for (std::int64_t m = 0; m < meetings; ++m) {
-      const int* first = begin.data() + m * (clusters + 1);
-      const auto at = got.begin() + m * rows;
-      const std::set<int> found(at, at + got_counts[m]);
-      ASSERT_EQ(std::ssize(found), got_counts[m]) << "a row stands twice";
-      std::int64_t expected = 0;
-      for (std::int64_t c = 0; c < clusters; ++c) {
-        double margin = -infinity;  // above the threshold, of any head
-        for (std::int64_t g = 0; g < group; ++g) {
-          const auto of_head = scores.begin() + (m * group + g) * clusters;
-          double sum = 0;
-          for (std::int64_t j = 0; j < clusters; ++j)
-            sum += (first[j + 1] - first[j]) * std::exp(double{of_head[j]});
-          margin = std::max(margin, of_head[c] - std::log(sum) - log_threshold);
-        }
-        for (int i = first[c]; i < first[c + 1]; ++i) {
-          const bool is_there = found.count(members[m * rows + i]) > 0;
-          if (std::abs(margin) > 1e-4) {
-            ASSERT_EQ(is_there, margin > 0) << "cluster " << c;
-          }
-          expected += is_there;
-        }
-      }
-      ASSERT_EQ(expected, got_counts[m]);
-    }
-  }
-}
 
 TEST(GpuSelection, ScoresOfPagesBoundTheirKeys) {
   TOPKV_NEEDS_GPU();
@@ -492,27 +309,6 @@ TEST(GpuSelection, ManyHeadsOfOneMeeting) {
   choose_best(scores.data(), one, of.rows, of.rows, chosen.chosen(), nullptr);
   chosen.attend(1);
   chosen.expect_attended(1);
-}
-
-TEST(GpuSelection, ScoresThatAreNoNumbersWeighNothing) {
-  TOPKV_NEEDS_GPU();
-  for (const std::int64_t group : {1, 3}) {
-    const std::int64_t count = 5000;
-    std::vector<float> scores = nasty_scores(group * count, 4);
-    for (std::int64_t g = 0; g < group; ++g)
-      for (std::int64_t i = 0; i < 2000; ++i) scores[g * count + i] = not_a_number;
-    const DeviceArray<float> device(scores);
-    const DeviceArray<int> entries(50);
-    const DeviceArray<int> counts(1);
-    const DeviceArray<float> shares(group);
-    choose_heaviest(device.data(), shape_of(1, group), count, 50,
-                    {entries.data(), counts.data(), 50}, shares.data(), nullptr);
-    for (const int entry : entries.read()) ASSERT_GE(entry, 2000);
-    for (const float share : shares.read()) {
-      ASSERT_GT(share, 0.0F);
-      ASSERT_LE(share, 1.0F);
-    }
-  }
 }
 
 TEST(GpuSelection, AllPagesChosenIsDenseAttention) {

@@ -43,6 +43,24 @@ TEST(CudaSessionOrder, LatePartialsTilesAndChoicesChangeNothing) {
   }
 }
 
+/// Choices that come late are waited for by the host: of an earlier one it would take other rows.
+TEST(CudaSessionOrder, WithoutItsWaitAChoiceComesTooLate) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  const TokenStream stream(shape, 310);
+  const RetrievalOptions options = with_dense_layers(0, chosen);
+  for (const bool drop_wait : {false, true}) {
+    Session session(stream.context(300)->with_index(chosen), options, place.device());
+    Feed feed(place, stream, 300, 310);
+    feed.run(session, 302, 1);  // what lies where choices come is one from now on
+    {
+      const test::LateChoices late(20'000, drop_wait);
+      feed.run(session, 1);
+    }
+    EXPECT_EQ(feed.worst(options, {303, 305, 309}) > 1.0, drop_wait);
+  }
+}
+
 /// Largest error of tokens 200 and on whose tensors are made late on the caller's stream.
 double worst_on_a_stream(std::int64_t tokens, bool drop_waits, std::int64_t chunk_len = 0,
                          const char* index = exact) {

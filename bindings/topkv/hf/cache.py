@@ -65,6 +65,8 @@ class TopkCache(Cache):
       session_capacity: tokens that can follow the text.
       device_memory: most bytes topkv may take of the GPU; 0: what is free.
       measure_recall: compare every search with exact search (slow); see ``stats()``.
+      host_search: the host finds rows where a GPU could, so that codes, or what else stands for keys,
+        take none of its memory; slower.
       shard: "sequence": ranks of `process_group` each keep the rows of a part of the text.
       progress: say on stderr how far a text is read or an index built, when that takes more than
         some seconds; None: as transformers' progress bars are switched.
@@ -96,6 +98,7 @@ class TopkCache(Cache):
         session_capacity: int = 16384,
         device_memory: int = 0,
         measure_recall: bool = False,
+        host_search: bool = False,
         shard: str | None = None,
         process_group: Any = None,
         progress: bool | None = None,
@@ -251,7 +254,8 @@ class TopkCache(Cache):
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
         what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
         beams). What is `given` replaces the cache's: k, index (one that freeze() built; None: the cache's), tail (built
-        if it is not there), mass, error, window, sinks, select_by, dense_layers, session_capacity, measure_recall.
+        if it is not there), mass, error, window, sinks, select_by, dense_layers, session_capacity, measure_recall,
+        host_search.
         With a `method`, which prepare() gave, it finds the rows instead of an index.
         """
         batch = integer("batch", batch, 1)

@@ -146,7 +146,7 @@ class PreparedMethod:
 
 
 #: Options of a session that are of an index.
-_OF_AN_INDEX = ("index", "tail", "mass", "error", "select_by", "measure_recall")
+_OF_AN_INDEX = ("index", "tail", "mass", "error", "select_by", "measure_recall", "host_search")
 
 
 def check_session(method: Any, text: Any, given: dict[str, Any], session: dict[str, Any], batch: int):

@@ -95,6 +95,7 @@ _SESSION = {
     "sinks": lambda name, value: integer(name, value, 0),
     "capacity": lambda _, value: integer("session_capacity", value, 1),
     "measure_recall": flag,
+    "host_search": flag,
 }
 
 
