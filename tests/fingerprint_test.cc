@@ -36,8 +36,7 @@ TEST_F(Fingerprint, DoesNotDependOnWhatElseLiesInTheDirectory) {
 TEST_F(Fingerprint, IsOfTheShardsThatTheIndexNames) {
   const std::string shard = "model-00001-of-00001.safetensors";
   nlohmann::json map;
-  for (const std::string& name : SafeTensors::open(folder_.path()).names())
-    map[name] = shard;
+  for (const std::string& name : SafeTensors::open(folder_.path()).names()) map[name] = shard;
   fs::rename(folder_.path() / "model.safetensors", folder_.path() / shard);
   std::ofstream(folder_.path() / "model.safetensors.index.json")
       << nlohmann::json{{"weight_map", map}};

@@ -300,3 +300,18 @@ def test_an_exception_of_a_callback_and_ctrl_c_end_a_call(stage, how, large):
     assert output == "ended early\n"
     assert list(large.parent.iterdir()) == [large]
     assert topkv.context_file_info(large).model == "as it was"
+
+
+def test_the_indices_that_are_wanted_are_loaded_and_no_others(context, tmp_path):
+    path = tmp_path / "text.topkv"
+    context.with_index("quest:page=16").with_index("hnsw:M=8").save(path)
+    everything = topkv.load_context(path).context.indices()
+    assert "quest:page=16" in everything and "hnsw:M=8,efc=100,ef=0" in everything
+    for mapped in (False, True):
+        some = topkv.load_context(path, mapped=mapped, indices=["hnsw:M=8", "lowrank:r=8"]).context
+        assert some.indices() == ["exact", "hnsw:M=8,efc=100,ef=0"]
+        assert topkv.load_context(path, mapped=mapped, indices=[]).context.indices() == ["exact"]
+    with pytest.raises(topkv.InvalidArgument, match="nothing"):
+        topkv.load_context(path, indices=["nothing"])
+    loaded = topkv.load_context(path, device=topkv.Device()).context
+    assert loaded.indices() == everything
