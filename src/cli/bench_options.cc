@@ -18,8 +18,9 @@ constexpr std::int64_t fewest_before = 4;   // to warm up
 
 // Flags of one of the two measurements alone.
 constexpr const char* of_decode[] = {
-    "--kv-index", "--kv-topk", "--kv-window", "--kv-sinks", "--kv-select", "--kv-host-search", "--kv-dense-layers",
-    "--kv-tail",  "--kv-mass", "--kv-error",  "--sessions", "--tokens",    "--after",   "--profile"};
+    "--kv-index",       "--kv-topk",         "--kv-window", "--kv-sinks", "--kv-select",
+    "--kv-host-search", "--kv-dense-layers", "--kv-tail",   "--kv-mass",  "--kv-error",
+    "--sessions",       "--tokens",          "--after",     "--profile"};
 constexpr const char* of_prefill[] = {"--prefill", "--prefill-window", "--chunk", "--at"};
 
 template <std::size_t count>
