@@ -133,8 +133,8 @@ refuses 2 '--at: is of topkv bench prefill' bench decode --shape needle-14m -c 4
 refuses 2 '--kv-topk: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --kv-topk 8
 refuses 2 '--tokens: is of topkv bench decode' bench prefill --shape needle-14m -c 4K --tokens 20
 refuses 2 "--device: expected auto, cpu, cuda or cuda:N, found 'gpu'" bench prefill --shape needle-14m -c 4K --device gpu
-refuses 2 "--device: .*found 'cuda:x'" needle -m models/needle-14m --device cuda:x
-refuses 2 '--gpu-mem' needle -m models/needle-14m --gpu-mem lots
+refuses 2 "--device: .*found 'cuda:x'" needle -m "$model" --device cuda:x
+refuses 2 '--gpu-mem' needle -m "$model" --gpu-mem lots
 refuses 2 '--layers: expected 1 to 8.* found 9' bench decode --shape needle-14m -c 4K --layers 9
 refuses 2 '--tokens: .*10' bench decode --shape needle-14m -c 4K --tokens 9
 refuses 2 '--kv-topk: 64 is given twice' bench decode --shape needle-14m -c 4K --kv-topk 64 --kv-topk 64

@@ -162,9 +162,12 @@ TEST_F(TokenizerFile, OtherKindsOfTokenizerAreUnsupported) {
     return [=](Json& f) { f[Json::json_pointer(place)] = value; };
   };
   const Json metaspace = {{"type", "Metaspace"}, {"replacement", "▁"}};
-  expect_refused<Unsupported>(set("/pre_tokenizer", metaspace), {"pre_tokenizer", "Metaspace"});
-  expect_refused<Unsupported>(set("/pre_tokenizer", nullptr), {"pre_tokenizer", "ByteLevel"});
+  expect_refused<Unsupported>(set("/pre_tokenizer", metaspace), {"decoder", "ByteLevel"});
+  expect_refused<Unsupported>(set("/pre_tokenizer", nullptr), {"decoder", "ByteLevel"});
+  expect_refused<Unsupported>(set("/pre_tokenizer", {{"type", "BertPreTokenizer"}}),
+                              {"pre_tokenizer", "BertPreTokenizer"});
   expect_refused<Unsupported>(set("/model/type", "Unigram"), {"model.type", "Unigram"});
+  expect_refused<Unsupported>(set("/model/type", "WordPiece"), {"model.type", "WordPiece"});
   expect_refused<Unsupported>(set("/model/byte_fallback", true), {"byte_fallback"});
   expect_refused<Unsupported>(set("/model/dropout", 0.1), {"dropout"});
   expect_refused<Unsupported>(set("/model/end_of_word_suffix", "</w>"), {"end_of_word_suffix"});
@@ -174,8 +177,8 @@ TEST_F(TokenizerFile, OtherKindsOfTokenizerAreUnsupported) {
   expect_refused<Unsupported>(set("/post_processor", {{"type", "RobertaProcessing"}}),
                               {"post_processor", "RobertaProcessing"});
   expect_refused<Unsupported>(set("/added_tokens/0/single_word", true), {"single_word"});
-  expect_refused<Unsupported>(set("/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext"),
-                              {"behavior", "MergedWithNext"});
+  expect_refused<Unsupported>(set("/pre_tokenizer/pretokenizers/0/behavior", "Kept"),
+                              {"behavior", "Kept"});
   expect_refused<Unsupported>(
       [](Json& f) {
         f["model"]["vocab"].erase("é");

@@ -210,7 +210,7 @@ TEST(Bpe, MergesChosenToFallIntoOnePlaceAreFoundAllTheSame) {
     append_utf8(static_cast<char32_t>(itself ? byte : next++), content);
     ASSERT_TRUE(vocabulary.add(content, byte));
   }
-  Bpe bpe(vocabulary, false);
+  Bpe bpe(vocabulary, {});
   constexpr std::uint64_t count = 1'500'000;
   for (std::uint64_t i = 1; i <= count; ++i) {
     const std::uint64_t pair = (i << 32U | (i ^ 0x5A5A5U)) * inverse;

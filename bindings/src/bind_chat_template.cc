@@ -5,6 +5,7 @@
 #include "bindings/src/handles.h"
 #include "topkv/chat_template.h"
 #include "topkv/error.h"
+#include "topkv/find_model.h"
 
 namespace topkv::python {
 namespace {
@@ -32,7 +33,12 @@ void bind_chat_template(py::module_& module) {
       module, "ChatTemplate",
       "The chat template of a model directory or a GGUF file, rendered as transformers' "
       "apply_chat_template does. Immutable; safe from many threads.")
-      .def_static("load", &ChatTemplate::load, py::arg("directory"), WithoutGil())
+      .def_static(
+          "load",
+          [](const std::filesystem::path& directory) {
+            return ChatTemplate::load(find_model(directory.native(), ModelFiles::description));
+          },
+          py::arg("directory"), WithoutGil())
       .def(
           "render",
           [](const ChatTemplate& self, const py::sequence& messages, bool add_generation_prompt) {

@@ -5,6 +5,7 @@
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
 #include "bindings/src/progress.h"
+#include "topkv/find_model.h"
 #include "topkv/memory_plan.h"
 #include "topkv/model.h"
 
@@ -17,8 +18,14 @@ void warn(const std::string& warning) {
   if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 1) != 0) throw py::error_already_set();
 }
 
+/// A path, or the name of a model that was downloaded.
+std::filesystem::path found(const std::filesystem::path& model,
+                            ModelFiles files = ModelFiles::description) {
+  return find_model(model.native(), files);
+}
+
 ModelConfig load_config(const std::filesystem::path& directory, std::int64_t length) {
-  ModelConfig config = ModelConfig::load(directory, length);
+  ModelConfig config = ModelConfig::load(found(directory), length);
   for (const std::string& warning : config.warnings) warn(warning);
   return config;
 }
@@ -245,7 +252,7 @@ void bind_memory_plan(py::module_& module) {
         if (kv_dtype) request.rows = KvDType::parse(*kv_dtype);
         request.index = kv_index;
         const py::gil_scoped_release release;
-        return memory_plans(directory, request);
+        return memory_plans(found(directory), request);
       },
       py::arg("directory"), py::arg("tokens"), py::kw_only(), py::arg("gpu_memory") = 0,
       py::arg("memory") = 0, py::arg("prefill") = "dense", py::arg("weights") = py::none(),
@@ -258,6 +265,16 @@ void bind_memory_plan(py::module_& module) {
 }  // namespace
 
 void bind_model(py::module_& module) {
+  module.def(
+      "find_model",
+      [](const std::filesystem::path& model, bool weights) {
+        return found(model, weights ? ModelFiles::all : ModelFiles::description);
+      },
+      py::arg("model"), py::kw_only(), py::arg("weights") = true,
+      "Where a model is: the path that is given, or the snapshot of \"org/name\" (or "
+      "\"org/name@revision\") in Hugging Face's cache folder. weights: these must be there, too. "
+      "Raises FileError with the line that downloads what lacks. Whatever takes the directory of a "
+      "model takes a name as well.");
   bind_memory_plan(module);
   bind_config(module);
   bind_results(module);
@@ -274,7 +291,8 @@ void bind_model(py::module_& module) {
             const Device where = device_of(device);
             const LoadOptions options{parse_weight_format(weights), length, progress_of(progress)};
             const py::gil_scoped_release release;
-            return std::make_shared<Model>(Model::load(directory, where, &warn, options));
+            return std::make_shared<Model>(
+                Model::load(found(directory, ModelFiles::all), where, &warn, options));
           },
           py::arg("directory"), py::arg("device") = py::none(), py::kw_only(),
           py::arg("weights") = "stored", py::arg("progress") = py::none(), py::arg("length") = 0,
@@ -318,7 +336,7 @@ void bind_model(py::module_& module) {
                 prefill_options(prefill, window, sinks, chunk, "bf16", 0, {});
             const WeightFormat format = parse_weight_format(weights);
             const py::gil_scoped_release release;
-            return Model::plan(directory, where, options,
+            return Model::plan(found(directory), where, options,
                                {.window = window, .sinks = sinks, .capacity = capacity}, format);
           },
           py::arg("directory"), py::arg("device") = py::none(), py::arg("prefill") = "dense",

@@ -9,10 +9,10 @@
 namespace topkv::python {
 
 void bind_tokenizer(py::module_& module) {
-  py::class_<Tokenizer>(module, "Tokenizer",
-                        "BPE, byte-level or SentencePiece's, of a tokenizer.json or a GGUF file. "
-                        "Immutable; safe from "
-                        "many threads.")
+  py::class_<Tokenizer>(
+      module, "Tokenizer",
+      "BPE, of bytes or of SentencePiece's pieces, or Unigram, of a tokenizer.json or a "
+      "GGUF file. Immutable; safe from many threads.")
       .def_static("load", &Tokenizer::load, py::arg("tokenizer_json"), WithoutGil())
       .def("encode", &Tokenizer::encode, py::arg("text"), py::arg("add_special_tokens") = false,
            WithoutGil(), "Token ids as the tokenizers library gives them.")

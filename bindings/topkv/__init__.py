@@ -4,6 +4,7 @@ The full K and V of every layer and KV head (the *rows*) stay in host memory. Fo
 attention is taken, under one exact softmax, over the first tokens (*sinks*), the last tokens
 (*window*) and the few rows between them that an index finds.
 
+    find_model       where a model is that was downloaded by its name
     Model            a checkpoint: prefill() makes a Context, generate() decodes through a Session
     ContextBuilder   for an application that owns its network: takes K and V, gives attention
     Context          one prefilled text, immutable, shared by sessions; has indices over its keys
@@ -63,6 +64,7 @@ try:
         context_file_info,
         cuda_built,
         empty_lse,
+        find_model,
         load_context,
         memory_plans,
         merge,
@@ -117,6 +119,7 @@ __all__ = [
     "context_file_info",
     "cuda_built",
     "empty_lse",
+    "find_model",
     "load_context",
     "memory_plans",
     "merge",

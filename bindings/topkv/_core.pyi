@@ -1,6 +1,7 @@
 """The C++ library as topkv re-exports it. The module's own docstrings say more."""
 
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
@@ -563,7 +564,7 @@ class Session:
     def tail_figures(self) -> list[TailFigures]: ...
 
 class Tokenizer:
-    """BPE, byte-level or SentencePiece's, of a tokenizer.json or a GGUF file."""
+    """BPE, of bytes or of SentencePiece's pieces, or Unigram, of a tokenizer.json or a GGUF file."""
 
     @staticmethod
     def load(tokenizer_json: _Path) -> Tokenizer: ...
@@ -750,6 +751,9 @@ def memory_plans(
     kv_index: str | None = None,
 ) -> list[MemoryPlan]:
     """Every way of holding a model and a context, the most exact first."""
+
+def find_model(model: _Path, *, weights: bool = True) -> pathlib.Path:
+    """Where a model is: a path, or "org/name" in Hugging Face's cache folder."""
 
 class Model:
     """A loaded checkpoint in Hugging Face layout (directory), or a GGUF file."""

@@ -13,8 +13,9 @@
 
 namespace topkv {
 
-/// Byte-level BPE, or SentencePiece's BPE with a token for each byte, of a tokenizer.json or a GGUF
-/// file. Immutable; safe from many threads.
+/// BPE, of bytes or of SentencePiece's pieces, or Unigram, of a tokenizer.json; BPE of a GGUF file.
+/// docs/models.md lists the parts of a tokenizer.json that are taken. Immutable; safe from many
+/// threads.
 class Tokenizer {
  public:
   /// Throws FileError, or Unsupported naming the component.
@@ -29,10 +30,12 @@ class Tokenizer {
   /// Throws InvalidArgument for 512 MiB or more, FileError when a regular expression of the file
   /// takes too many steps on this text.
   std::vector<Token> encode(std::string_view text, bool add_special_tokens = false) const;
-  /// The text of the tokens; incomplete UTF-8 becomes U+FFFD. Special tokens, and ids that are no
-  /// token, are left out.
+  /// The text of the tokens, as the library's decoder puts it together: without the space in front
+  /// that encode puts there, if any; incomplete UTF-8 becomes U+FFFD. Special tokens, and ids that
+  /// are no token, are left out.
   std::string decode(std::span<const Token> tokens) const;
-  /// Raw bytes of one token, for streaming through a Utf8Stream; empty for special tokens.
+  /// Raw bytes of one token in a text that has begun, for streaming through a Utf8Stream: with the
+  /// space in front that decode drops from the first. Empty for special tokens.
   std::string bytes_of_token(Token token) const;
   /// Id of a token by its content as the file spells it ("Ġthe"), -1 when there is none.
   Token find(std::string_view content) const;

@@ -32,7 +32,7 @@ examples:
 const char* const needle_help =
     R"(usage: topkv needle -m DIR [-c 128K,1M] [flags]                       [default] in brackets
 Hides facts at several depths of a long text, prefills it once and asks for each in its own session.
-  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx LIST         tokens of the context alone; K = Ki = 1024, M = Mi = 1024²: 4096,1M [128K]
@@ -64,7 +64,7 @@ const char* const generate_help =
     R"(usage: topkv generate -m DIR -p PROMPT [-f FILE]... [flags]           [default] in brackets
 Continues a prompt. Files become a frozen context before it, of which each step retrieves rows;
 the tokens are those of files and prompt as one text: end a file's last line before a question.
-  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
@@ -96,7 +96,7 @@ const char* const chat_help =
 A conversation in the model's chat template: each line of standard input is a question, answers go
 to standard output. Files are read once, before the first question. Ctrl-C ends an answer, and at
 the prompt the program, as the end of input (Ctrl-D) does.
-  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
@@ -123,7 +123,7 @@ const char* const prefill_help =
     R"(usage: topkv prefill -m DIR -f FILE... -o FILE.tkv [flags]             [default] in brackets
 Reads texts once and writes their context to a file, for topkv ask: rows, indices and codes. The
 file is seen when it is whole; what had its name stays until then.
-  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
@@ -148,7 +148,7 @@ const char* const ask_help =
 Asks of a context that topkv prefill wrote, with the model that it was read by: each prompt by
 itself, several of them in joint steps, answers in order to standard output. Without -p each line of
 standard input is a prompt.
-  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --weights FORMAT       as the context was read with [stored]
@@ -186,7 +186,7 @@ Tells a model's shape and the memory that its contexts take, and whether this ma
 that the configuration is one that topkv runs and that the weights are there in full: ends with
 status 1 where some are missing or damaged. Without any, config.json says what they will take.
 Of a context that topkv prefill wrote: whose it is and what is in it.
-  -m, --model DIR        model in Hugging Face layout, or a *.gguf; the same as DIR without it
+  -m, --model DIR        directory, *.gguf, or org/name; the same as DIR without it
   --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
   --json                 print one JSON object
@@ -200,7 +200,7 @@ const char* const fidelity_help =
 Compares decoding with retrieval with dense attention over the same context, token by token: the
 error of every layer's output, and what it does to the next token. Each --kv-index with each
 --kv-tail, --kv-topk, --kv-mass and --kv-error is one setting.
-  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024² [64K]
@@ -230,7 +230,7 @@ const char* const eval_help =
     R"(usage: topkv eval -m DIR [--tasks LIST] [--methods LIST] [flags]    [default] in brackets
 Compares methods on tasks: each sample's text is prefilled once, then every method answers it with
 every budget in a session of its own. docs/eval.md: tasks, methods, files.
-  -m, --model DIR        Hugging Face layout, or *.gguf    -t, --threads N       [all cores]
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
   --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   --tasks LIST           ruler or some of it (niah_single_1, vt, …), passkey, passkey_steps,
@@ -260,7 +260,7 @@ Says how a model and a context of so many tokens fit the memory there is: the mo
 holding weights, rows and codes that does, the flags for it, and what the next better one would
 need. Reads headers alone, or config.json where there are no weights yet. Ends with status 1 when
 nothing fits. The GPU need not be here.
-  -m, --model DIR        model in Hugging Face layout; the same as DIR without it
+  -m, --model DIR        directory, *.gguf, or org/name; the same as DIR without it
   -c, --ctx N            tokens of the context and of what is generated, together [1M]
   --gpu-mem SIZE         of the GPU, what may be taken [of the GPU here: 9/10 of what is free]
   --device WHERE         without --gpu-mem: cpu, cuda, cuda:N or auto: the GPU if one is here [auto]

@@ -17,6 +17,7 @@
 #include "src/cli/text.h"
 #include "src/eval/haystack.h"
 #include "topkv/error.h"
+#include "topkv/find_model.h"
 #include "topkv/key_index.h"
 
 namespace topkv::cli {
@@ -64,8 +65,11 @@ bool names_index(const std::string& tail) { return !tail.empty() && tail != "non
 
 void add_flags(CLI::App& command, ModelFlags& flags) {
   command
-      .add_option("-m,--model", flags.directory,
-                  "the directory of a model, such as models/needle-14m, or a GGUF file")
+      .add_option(
+          "-m,--model", flags.directory,
+          "the directory of a model, such as models/needle-14m, a GGUF file, or the name of "
+          "a model that was downloaded, such as Qwen/Qwen3-8B")
+      ->transform([](const std::string& model) { return find_model(model).string(); })
       ->required();
   command.add_option("-t,--threads", flags.threads, "a number of threads");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N");
@@ -74,8 +78,7 @@ void add_flags(CLI::App& command, ModelFlags& flags) {
 }
 
 void add_flags(CLI::App& command, RetrievalFlags& flags) {
-  command
-      .add_option("--kv-index", flags.indices, "an index such as exact, ivf or hnsw:M=16")
+  command.add_option("--kv-index", flags.indices, "an index such as exact, ivf or hnsw:M=16")
       ->expected(1)
       ->take_all();
   command.add_option("--kv-tail", flags.tail,
@@ -170,6 +173,7 @@ void take_model(std::string& directory, const std::string& argument, const char*
   } else if (!argument.empty()) {
     throw UsageError(fmt::format("unexpected argument '{}' beside -m", argument));
   }
+  directory = find_model(directory, ModelFiles::description).string();
 }
 
 Device open_device(const ModelFlags& flags) {
@@ -337,7 +341,13 @@ std::int64_t ThreadLimit::threads() const {
 }
 
 std::string model_name(const ModelFlags& flags) {
-  const auto path = std::filesystem::weakly_canonical(flags.directory);
+  auto path = std::filesystem::weakly_canonical(flags.directory);
+  // In the cache of find_model: models--org--name/snapshots/commit.
+  const auto snapshots = path.parent_path();
+  const std::string cached = snapshots.parent_path().filename().string();
+  if (snapshots.filename() == "snapshots" && cached.starts_with("models--")) {
+    path = cached.substr(cached.rfind("--") + 2);
+  }
   return printable(path.filename().empty() ? path.string() : path.filename().string());
 }
 

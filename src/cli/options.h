@@ -96,8 +96,8 @@ void check_flags(const SamplingFlags& flags);
 /// layer is dense.
 void name_index(RetrievalFlags& flags, const AttentionShape& shape);
 
-/// Of a command that takes its model with -m or without: puts it into `directory`. Throws
-/// UsageError when there is none, or both.
+/// Of a command that takes its model with -m or without, and needs no weights: puts where it is
+/// into `directory`. Throws UsageError when there is none, or both, and what find_model throws.
 void take_model(std::string& directory, const std::string& argument, const char* command);
 
 /// What is wrong with them for this model; names an index. Reads config.json alone, throws what
@@ -150,7 +150,7 @@ class ThreadLimit {
   std::unique_ptr<Control> control_;
 };
 
-/// The model as people name it: by its directory.
+/// The model as people name it: by its directory, or its name in Hugging Face's cache folder.
 std::string model_name(const ModelFlags& flags);
 
 /// Most memory that the process has held so far.

@@ -8,6 +8,7 @@
 
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
+#include "src/core/serde_number.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -28,7 +29,7 @@ std::string cut(std::string text, std::size_t length) {
 /// recursion; depth is limited for those who walk the result.
 class Builder : public nlohmann::json_sax<Json> {
  public:
-  explicit Builder(std::string file) : file_(std::move(file)) {}
+  Builder(std::string file, JsonFloats floats) : file_(std::move(file)), floats_(floats) {}
 
   Json take() { return std::move(root_); }
   const std::string& error() const { return error_; }  // empty: none
@@ -37,7 +38,9 @@ class Builder : public nlohmann::json_sax<Json> {
   bool boolean(bool value) override { return add(value); }
   bool number_integer(number_integer_t value) override { return add(value); }
   bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t& /*text*/) override { return add(value); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    return add(floats_ == JsonFloats::serde ? serde_number(text, value) : value);
+  }
   bool string(string_t& value) override { return add(std::move(value)); }
   bool binary(binary_t& /*value*/) override { return false; }  // text has none
 
@@ -97,6 +100,7 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
   std::string file_;
+  JsonFloats floats_;
   std::string error_;
   Json root_;
   std::vector<Json*> open_;  // each the last in the one before, which so stays where it is
@@ -106,12 +110,12 @@ class Builder : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::filesystem::path& file) {
+Json parse_json(std::string_view text, const std::filesystem::path& file, JsonFloats floats) {
   if (text.size() > static_cast<std::size_t>(max_json_bytes)) {
     throw FileError(fmt::format("{}: has {} bytes of JSON; expected at most {}", path_text(file),
                                 text.size(), max_json_bytes));
   }
-  Builder builder(path_text(file));
+  Builder builder(path_text(file), floats);
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     std::string reason = builder.error();  // "[json.exception.parse_error.101] parse error at …"
     reason.erase(0, reason.find("] ") + 2);
@@ -121,10 +125,10 @@ Json parse_json(std::string_view text, const std::filesystem::path& file) {
   return builder.take();
 }
 
-Json read_json_file(const std::filesystem::path& file) {
+Json read_json_file(const std::filesystem::path& file, JsonFloats floats) {
   const MappedFile mapped = MappedFile::open(file);
   const auto bytes = mapped.bytes();
-  return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file);
+  return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file, floats);
 }
 
 std::string shown(const Json& value) {

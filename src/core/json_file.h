@@ -14,13 +14,21 @@ namespace topkv {
 /// Longest JSON text that is parsed; the limit that the safetensors format sets for its header.
 inline constexpr std::int64_t max_json_bytes = 100'000'000;
 
+/// What becomes of numbers with a point or an exponent.
+enum class JsonFloats : std::uint8_t {
+  nearest,  ///< the nearest double
+  serde,    ///< what serde_json makes of them; see serde_number
+};
+
 /// Parses strict JSON (UTF-8, no comments, no NaN). Throws FileError that begins with `file` when
 /// the text is malformed or too long, is nested more than 64 deep (so that code which recurses over
 /// the result is safe), has more than 2^23 values, or gives a key twice in one object.
-nlohmann::json parse_json(std::string_view text, const std::filesystem::path& file);
+nlohmann::json parse_json(std::string_view text, const std::filesystem::path& file,
+                          JsonFloats floats = JsonFloats::nearest);
 
 /// Reads and parses a whole file.
-nlohmann::json read_json_file(const std::filesystem::path& file);
+nlohmann::json read_json_file(const std::filesystem::path& file,
+                              JsonFloats floats = JsonFloats::nearest);
 
 /// A value or name from a file, fit for an error message: JSON on one line, ASCII, cut when long.
 std::string shown(const nlohmann::json& value);

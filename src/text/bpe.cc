@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <queue>
 #include <utility>
 
@@ -26,30 +27,35 @@ std::uint64_t pair_of(Token left, Token right) {
 
 }  // namespace
 
-Bpe::Bpe(const Vocabulary& vocabulary, bool ignore_merges)
-    : pieces_(vocabulary.spelling() == Vocabulary::Spelling::pieces), merges_(256) {
+Bpe::Bpe(const Vocabulary& vocabulary, const Options& options)
+    : pieces_(vocabulary.spelling() == Vocabulary::Spelling::pieces),
+      unknown_(options.unknown),
+      fuse_unknown_(options.fuse_unknown),
+      merges_(256) {
   byte_tokens_.fill(-1);
   for (const auto& [content, token] : vocabulary.ids()) {
     if (pieces_) {
+      if (content.empty()) continue;
       const Utf8Char first = first_utf8_char(content);
       if (first.bytes == content.size()) characters_.emplace(first.code_point, token);
-      if (ignore_merges) whole_words_.emplace(content, token);
+      if (options.ignore_merges) whole_words_.emplace(content, token);
       continue;
     }
     auto bytes = bytes_from_byte_level(content);
     if (!bytes) continue;
     if (bytes->size() == 1) byte_tokens_[static_cast<unsigned char>(bytes->front())] = token;
-    if (ignore_merges) whole_words_.emplace(*std::move(bytes), token);
+    if (options.ignore_merges) whole_words_.emplace(*std::move(bytes), token);
   }
   for (int byte = 0; byte < 256; ++byte) {
     Token& token = byte_tokens_[static_cast<std::size_t>(byte)];
-    if (pieces_) token = vocabulary.find(byte_piece(static_cast<unsigned char>(byte)));
-    if (token < 0 && !never_in_utf8(byte)) {
-      throw Unsupported(fmt::format(
-          "model.vocab has no token for the byte 0x{:02x}; topkv runs {} vocabularies, which have "
-          "one for each",
-          byte, pieces_ ? "byte_fallback" : "byte-level"));
+    if (pieces_ && options.byte_fallback) {
+      token = vocabulary.find(byte_piece(static_cast<unsigned char>(byte)));
     }
+    if (token >= 0 || never_in_utf8(byte) || (pieces_ && unknown_ >= 0)) continue;
+    throw Unsupported(fmt::format(
+        "model.vocab has no token for the byte 0x{:02x}; topkv runs {}", byte,
+        pieces_ ? "vocabularies with byte_fallback and a token for each, or with an unk_token"
+                : "byte-level vocabularies, which have one for each"));
   }
 }
 
@@ -62,20 +68,36 @@ void Bpe::add_merge(Token left, Token right, Token merged, std::int32_t rank) {
 
 template <class Put>
 void Bpe::start(std::string_view piece, const Put& put) const {
-  for (std::size_t at = 0; at < piece.size();) {
-    std::size_t bytes = 1;
-    if (pieces_) {
-      const Utf8Char next = first_utf8_char(piece.substr(at));
-      bytes = next.bytes;
-      const auto known = characters_.find(next.code_point);
-      if (known != characters_.end()) {
-        put(at, known->second);
-        at += bytes;
-        continue;
-      }
-    }
-    for (; bytes > 0; --bytes, ++at) put(at, byte_tokens_[static_cast<unsigned char>(piece[at])]);
+  if (pieces_) {
+    start_pieces(piece, put);
+    return;
   }
+  for (const char byte : piece) put(byte_tokens_[static_cast<unsigned char>(byte)]);
+}
+
+template <class Put>
+void Bpe::start_pieces(std::string_view piece, const Put& put) const {
+  // As the `tokenizers` library does it, an unknown token waits for a known one behind it, also
+  // where bytes come in between.
+  bool unknown = false;
+  const auto token_of = [&](char byte) { return byte_tokens_[static_cast<unsigned char>(byte)]; };
+  while (!piece.empty()) {
+    const Utf8Char next = first_utf8_char(piece);
+    const std::string_view bytes = piece.substr(0, next.bytes);
+    piece.remove_prefix(next.bytes);
+    const auto known = characters_.find(next.code_point);
+    if (known != characters_.end()) {
+      if (unknown) put(unknown_);
+      unknown = false;
+      put(known->second);
+    } else if (std::ranges::all_of(bytes, [&](char byte) { return token_of(byte) >= 0; })) {
+      for (const char byte : bytes) put(token_of(byte));
+    } else {
+      if (unknown && !fuse_unknown_) put(unknown_);
+      unknown = true;
+    }
+  }
+  if (unknown) put(unknown_);
 }
 
 void Bpe::grow() {
@@ -135,7 +157,7 @@ void Bpe::merge_short(std::string_view piece, std::vector<Token>& out) const {
     symbols[i].rank = merge.rank;
     symbols[i].merged = merge.merged;
   };
-  start(piece, [&](std::size_t, Token token) { symbols[count++].token = token; });
+  start(piece, [&](Token token) { symbols[count++].token = token; });
   for (std::size_t i = 0; i + 1 < count; ++i) look_up(i);
   while (count > 1) {
     std::size_t best = 0;
@@ -153,7 +175,7 @@ void Bpe::merge_short(std::string_view piece, std::vector<Token>& out) const {
 }
 
 void Bpe::merge_long(std::string_view piece, std::vector<Token>& out) const {
-  // A linked list of symbols, at the place of their first byte, and a heap of the merges that were
+  // A linked list of symbols, at most one for each byte, and a heap of the merges that were
   // possible when they were put in. One that no longer is, is recognised by its rank.
   struct Symbol {
     Token token = -1;  // -1: merged into the symbol before
@@ -180,12 +202,11 @@ void Bpe::merge_long(std::string_view piece, std::vector<Token>& out) const {
     const std::int32_t rank = merge_at(place).rank;
     if (rank != no_merge) heap.push({rank, place});
   };
-  std::int32_t last = -1;
-  start(piece, [&](std::size_t at, Token token) {
-    const auto place = static_cast<std::int32_t>(at);
-    symbol(place) = {token, last, -1};
-    if (last >= 0) symbol(last).next = place;
-    last = place;
+  std::int32_t count = 0;
+  start(piece, [&](Token token) {
+    symbol(count) = {token, count - 1, -1};
+    if (count > 0) symbol(count - 1).next = count;
+    ++count;
   });
   for (std::int32_t i = 0; i >= 0; i = symbol(i).next) propose(i);
   while (!heap.empty()) {

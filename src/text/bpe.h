@@ -1,5 +1,5 @@
-// Byte-pair encoding: a piece of text starts as one token per byte; then the neighbours whose merge
-// was learnt first are merged, leftmost first, until none can be.
+// Byte-pair encoding: a piece of text starts as one token per byte, or per character; then the
+// neighbours whose merge was learnt first are merged, leftmost first, until none can be.
 // Source: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016.
 //
 // Threads: const members are safe from many threads, each with its own WordCache.
@@ -20,12 +20,18 @@ namespace topkv {
 
 class Bpe {
  public:
-  /// ignore_merges: a piece that is a token as a whole becomes that token (Llama 3).
-  /// What merges start from are bytes; where the vocabulary is spelled in pieces, characters, and
-  /// the bytes of those that are no token.
-  /// Throws Unsupported when a byte that UTF-8 uses is no token: the `tokenizers` library would
-  /// drop it from the text.
-  Bpe(const Vocabulary& vocabulary, bool ignore_merges);
+  struct Options {
+    bool ignore_merges = false;  ///< a piece that is a token as a whole becomes that (Llama 3)
+    // Of a vocabulary that is spelled in pieces, for characters that are no token:
+    bool byte_fallback = false;  ///< they become the tokens of their bytes, if there are all
+    Token unknown = -1;          ///< else this; -1: there is none
+    bool fuse_unknown = false;   ///< those next to each other become one
+  };
+
+  /// What merges start from are bytes; where the vocabulary is spelled in pieces, characters.
+  /// Throws Unsupported when a byte that UTF-8 uses is no token, nor an unknown one stands for it:
+  /// the `tokenizers` library would drop it from the text.
+  Bpe(const Vocabulary& vocabulary, const Options& options);
 
   /// The next merge to be learnt. A pair given again counts from its last place.
   void add_merge(Token left, Token right, Token merged) {
@@ -48,14 +54,18 @@ class Bpe {
   std::size_t slot_of(std::uint64_t pair) const;
   const Merge& find_merge(Token left, Token right) const;
   void grow();
-  /// Gives put the place and the token of each symbol that merges start from.
+  /// Gives put each token that merges start from.
   template <class Put>
   void start(std::string_view piece, const Put& put) const;
+  template <class Put>
+  void start_pieces(std::string_view piece, const Put& put) const;
   void merge_short(std::string_view piece, std::vector<Token>& out) const;
   void merge_long(std::string_view piece, std::vector<Token>& out) const;
 
-  std::array<Token, 256> byte_tokens_ = {};
+  std::array<Token, 256> byte_tokens_ = {};  // -1: none
   bool pieces_ = false;
+  Token unknown_ = -1;
+  bool fuse_unknown_ = false;
   std::unordered_map<char32_t, Token> characters_;  // that are tokens; of pieces
   std::vector<Merge> merges_;  // open addressing, a power of two in size, at most half full
   std::int32_t merge_count_ = 0;

@@ -182,7 +182,10 @@ class Translator {
     if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", piece_space}});
     normalizers.push_back(
         {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", piece_space}});
-    Json decoders = Json::array({{{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
+    Json decoders = Json::array(
+        {{{"type", "Replace"}, {"pattern", {{"String", piece_space}}}, {"content", " "}},
+         {{"type", "ByteFallback"}},
+         {{"type", "Fuse"}}});
     if (prefix) {
       decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     }

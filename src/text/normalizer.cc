@@ -1,19 +1,17 @@
 #include "src/text/normalizer.h"
 
 #include <fmt/format.h>
-#include <utf8proc.h>
 
-#include <algorithm>
-#include <array>
-#include <iterator>
-#include <new>
 #include <nlohmann/json.hpp>
-#include <vector>
+#include <utility>
 
 #include "src/core/json_file.h"
+#include "src/core/printable.h"
 #include "src/core/utf8.h"
-#include "src/text/unicode_additions.h"
-#include "src/text/vocabulary.h"
+#include "src/text/matches.h"
+#include "src/text/nfc.h"
+#include "src/text/regex_syntax.h"
+#include "src/text/white_space.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -21,165 +19,169 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The `tokenizers` library normalizes by Unicode 9. What came later neither composes nor moves
-// there; of that, these are the characters of Unicode 10 to 14 that otherwise would. U+11A7, a
-// vowel, is here because utf8proc 2.8 takes it for a final consonant and loses it.
-constexpr UnicodeRange inert_marks[] = {
-    {0x7fd, 0x7fd, {}},     {0x898, 0x89f, {}},     {0x8ca, 0x8d3, {}},     {0x9fe, 0x9fe, {}},
-    {0xc3c, 0xc3c, {}},     {0xd3b, 0xd3c, {}},     {0xeba, 0xeba, {}},     {0x11a7, 0x11a7, {}},
-    {0x1715, 0x1715, {}},   {0x1abf, 0x1ace, {}},   {0x1df6, 0x1dfa, {}},   {0xa82c, 0xa82c, {}},
-    {0x10d24, 0x10d27, {}}, {0x10eab, 0x10eac, {}}, {0x10f46, 0x10f50, {}}, {0x10f82, 0x10f85, {}},
-    {0x11070, 0x11070, {}}, {0x1133b, 0x1133b, {}}, {0x1145e, 0x1145e, {}}, {0x11839, 0x1183a, {}},
-    {0x11930, 0x11938, {}}, {0x1193d, 0x1193e, {}}, {0x11943, 0x11943, {}}, {0x119e0, 0x119e0, {}},
-    {0x11a34, 0x11a34, {}}, {0x11a47, 0x11a47, {}}, {0x11a99, 0x11a99, {}}, {0x11d42, 0x11d42, {}},
-    {0x11d44, 0x11d45, {}}, {0x11d97, 0x11d97, {}}, {0x16ff0, 0x16ff1, {}}, {0x1e130, 0x1e136, {}},
-    {0x1e2ae, 0x1e2ae, {}}, {0x1e2ec, 0x1e2ef, {}}};
+constexpr std::size_t max_steps = 32;
+constexpr std::size_t max_content_bytes = 8192;
+constexpr std::size_t max_text_bytes = std::size_t{1} << 31U;  // places in a text are 32-bit
 
-/// A character that stays as it is and parts what is normalized before and behind it. Some that
-/// do so anyway are among them.
-bool is_inert(char32_t c) {
-  static const std::vector<UnicodeRange> inert = [] {
-    std::vector<UnicodeRange> all(std::begin(inert_marks), std::end(inert_marks));
-    all.insert(all.end(), unicode_additions().begin(), unicode_additions().end());
-    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.last < b.last; });
-    return all;
-  }();
-  const auto range = std::lower_bound(inert.begin(), inert.end(), c,
-                                      [](const auto& a, char32_t value) { return a.last < value; });
-  return range != inert.end() && c >= range->first;
-}
+/// Of a regular expression that goes over the text a few times from every place.
+constexpr std::size_t steps_per_byte = 200;
 
-bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
-
-// Characters below U+0300 are what NFC makes of them, and begin with a byte up to 0xCB.
-bool may_change(char c) { return static_cast<unsigned char>(c) >= 0xCC; }
-
-bool is_mark(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class != 0; }
-
-/// utf8proc_map with UTF8PROC_STABLE and UTF8PROC_COMPOSE, in its steps: it puts the marks behind a
-/// character into order by swapping neighbours, which takes forever over a million of them.
-void append_known(std::string_view text, std::string& out) {
-  if (text.empty()) return;
-  std::vector<utf8proc_int32_t> points;
-  points.reserve(text.size());
-  while (!text.empty()) {
-    const Utf8Char next = first_utf8_char(text);
-    std::array<utf8proc_int32_t, 32> parts;  // no character has as many
-    int boundary = 0;
-    const auto count = utf8proc_decompose_char(
-        static_cast<utf8proc_int32_t>(next.code_point), parts.data(), parts.size(),
-        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE),  // NOLINT: flags
-        &boundary);
-    points.insert(points.end(), parts.begin(), parts.begin() + count);
-    text.remove_prefix(next.bytes);
-  }
-  for (auto at = points.begin(); at != points.end();) {
-    const auto marks = std::find_if(at, points.end(), is_mark);
-    at = std::find_if_not(marks, points.end(), is_mark);
-    std::stable_sort(marks, at, [](utf8proc_int32_t a, utf8proc_int32_t b) {
-      return utf8proc_get_property(a)->combining_class < utf8proc_get_property(b)->combining_class;
-    });
-  }
-  const auto composed = utf8proc_normalize_utf32(
-      points.data(), static_cast<utf8proc_ssize_t>(points.size()),
-      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));  // NOLINT: flags
-  if (composed < 0) throw std::bad_alloc();  // well-formed text fails for lack of memory alone
-  points.resize(static_cast<std::size_t>(composed));
-  for (const utf8proc_int32_t c : points) append_utf8(static_cast<char32_t>(c), out);
-}
-
-void append_nfc(std::string_view text, std::string& out) {
-  std::size_t known = 0;  // begin of the characters that are not inert
-  for (std::size_t at = 0; at < text.size();) {
-    const Utf8Char next = first_utf8_char(text.substr(at));
-    if (is_inert(next.code_point)) {
-      append_known(text.substr(known, at - known), out);
-      out.append(text.substr(at, next.bytes));
-      known = at + next.bytes;
-    }
-    at += next.bytes;
-  }
-  append_known(text.substr(known), out);
+void check_size(const std::string& text) {
+  if (text.size() < max_text_bytes) return;
+  throw FileError("the normalizer makes 2 GiB or more of the text: encode it in parts");
 }
 
 }  // namespace
 
+class Normalizer::Parser {
+ public:
+  explicit Parser(const std::filesystem::path& file) : file_(file) {}
+
+  std::vector<Step> parse(const Json& description) {
+    if (!description.is_null()) component(description, "normalizer.");
+    return std::move(steps_);
+  }
+
+ private:
+  /// What make gives; its errors name the place.
+  template <class Make>
+  auto at(const std::string& where, const Make& make) const {
+    const std::string place =
+        fmt::format("{}: {}", path_text(file_), where.substr(0, where.size() - 1));
+    try {
+      return make();
+    } catch (const Unsupported& error) {
+      throw Unsupported(fmt::format("{}: {}", place, error.what()));
+    } catch (const FileError& error) {
+      throw FileError(fmt::format("{}: {}", place, error.what()));
+    }
+  }
+
+  void component(const Json& description, const std::string& where) {
+    const JsonObject object(description, file_, where);
+    const std::string type = object.text("type");
+    if (type == "Sequence") {
+      const Json* list = object.find("normalizers");
+      if (list == nullptr || !list->is_array()) object.fail("normalizers", "an array");
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        component((*list)[i], fmt::format("{}normalizers[{}].", where, i));
+      }
+      return;
+    }
+    if (steps_.size() == max_steps) object.unsupported("type", "at most 32 components");
+    if (type == "NFC") {
+      steps_.push_back({.kind = Step::Kind::nfc});
+    } else if (type == "Prepend") {
+      steps_.push_back({.kind = Step::Kind::prepend, .content = content(object, "prepend")});
+    } else if (type == "Replace") {
+      replace(object, where);
+    } else if (type == "Strip") {
+      steps_.push_back({.kind = Step::Kind::strip,
+                        .left = object.flag("strip_left"),
+                        .right = object.flag("strip_right")});
+    } else if (type == "Precompiled") {
+      precompiled(object, where);
+    } else {
+      object.unsupported("type", "NFC, Prepend, Replace, Strip, Precompiled and Sequence");
+    }
+  }
+
+  static std::string content(const JsonObject& object, const char* key) {
+    std::string text = object.text(key);
+    if (text.size() > max_content_bytes) object.unsupported(key, "texts of at most 8192 bytes");
+    return text;
+  }
+
+  void replace(const JsonObject& object, const std::string& where) {
+    const Json* pattern = object.find("pattern");
+    if (pattern == nullptr) object.fail("pattern", "an object");
+    const std::string inside = where + "pattern.";
+    const JsonObject choice(*pattern, file_, inside);
+    Step step{.kind = Step::Kind::replace_text, .content = content(object, "content")};
+    if (choice.contains("Regex")) {
+      step.kind = Step::Kind::replace_matches;
+      step.regex = at(inside, [&] { return Regex(pcre2_from_oniguruma(choice.text("Regex"))); });
+    } else {
+      step.pattern = content(choice, "String");
+      if (step.pattern.empty()) choice.unsupported("String", "a text that is not empty");
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  void precompiled(const JsonObject& object, const std::string& where) {
+    const std::string map = object.text("precompiled_charsmap");
+    steps_.push_back({.kind = Step::Kind::charsmap,
+                      .charsmap = at(where, [&] { return Charsmap::parse(map); })});
+  }
+
+  const std::filesystem::path& file_;
+  std::vector<Step> steps_;
+};
+
 Normalizer Normalizer::parse(const Json& description, const std::filesystem::path& file) {
   Normalizer result;
-  result.read(description, file, "normalizer.");
-  if (result.prepends_ && !result.replaces_spaces_) {
-    JsonObject(description, file, "normalizer.")
-        .unsupported("type", "Prepend with a Replace of spaces only");
-  }
+  result.steps_ = Parser(file).parse(description);
   return result;
 }
 
-void Normalizer::read(const Json& description, const std::filesystem::path& file,
-                      const std::string& where) {
-  if (description.is_null()) return;
-  const JsonObject object(description, file, where);
-  const std::string type = object.text("type");
-  if (type == "NFC") {
-    nfc_ = true;
-  } else if (type == "Prepend") {
-    if (object.text("prepend") != piece_space) object.unsupported("prepend", "\"\u2581\"");
-    prepends_ = true;
-  } else if (type == "Replace") {
-    const Json* pattern = object.find("pattern");
-    if (pattern == nullptr) object.fail("pattern", "an object");
-    const JsonObject choice(*pattern, file, where + "pattern.");
-    if (!choice.contains("String") || choice.text("String") != " ") {
-      object.unsupported("pattern", "{\"String\": \" \"}");
+/// Whether what the text began with is at the front still. The `tokenizers` library takes a
+/// replacement to stand where the last character of what it replaces was.
+bool Normalizer::run(const Step& step, std::string_view text, RegexScratch& regex,
+                     std::string& out) {
+  bool at_front = true;
+  std::size_t given = 0;  // everything before is in out
+  const auto replace = [&](std::size_t begin, std::size_t end) {
+    out.append(text.substr(given, begin - given)).append(step.content);
+    check_size(out);
+    given = end;
+    if (begin == 0 && end > 0) {
+      at_front = !step.content.empty() && first_utf8_char(text).bytes == end;
     }
-    if (object.text("content") != piece_space) object.unsupported("content", "\"\u2581\"");
-    replaces_spaces_ = true;
-  } else if (type == "Sequence") {
-    const Json* list = object.find("normalizers");
-    if (list == nullptr || !list->is_array()) object.fail("normalizers", "an array");
-    for (std::size_t i = 0; i < list->size(); ++i) {
-      read((*list)[i], file, fmt::format("{}normalizers[{}].", where, i));
+  };
+  switch (step.kind) {
+    case Step::Kind::nfc:
+      if (const std::string_view composed = apply_nfc(text, out); composed.data() != out.data()) {
+        out = composed;
+      }
+      return true;
+    case Step::Kind::prepend:
+      out.append(step.content).append(text);
+      return true;
+    case Step::Kind::strip: {
+      const std::size_t begin = step.left ? leading_space(text) : 0;
+      text.remove_prefix(begin);
+      out = step.right ? text.substr(0, trailing_space(text)) : text;
+      return begin == 0;
     }
-  } else {
-    object.unsupported("type", "NFC, Prepend, Replace and Sequence");
+    case Step::Kind::charsmap:
+      step.charsmap->apply(text, max_text_bytes, out);
+      return true;
+    case Step::Kind::replace_text:
+      for (std::size_t at = text.find(step.pattern); at != std::string_view::npos;
+           at = text.find(step.pattern, given)) {
+        replace(at, at + step.pattern.size());
+      }
+      break;
+    case Step::Kind::replace_matches:
+      regex.allow(steps_per_byte * text.size());
+      for_each_match(*step.regex, text, regex, replace);
+      break;
   }
+  out.append(text.substr(given));
+  return at_front;
 }
 
-std::string_view Normalizer::apply(std::string_view text, std::string& buffer) const {
-  if (!replaces_spaces_) return apply_nfc(text, buffer);
-  if (text.empty()) return text;
-  std::string composed;
-  const std::string_view from = apply_nfc(text, composed);
-  buffer.clear();
-  if (prepends_) buffer += piece_space;
-  for (const char c : from) {
-    if (c == ' ') {
-      buffer += piece_space;
-    } else {
-      buffer += c;
-    }
+Normalizer::Normalized Normalizer::apply(std::string_view text, Scratch& scratch) const {
+  Normalized result{text};
+  for (const Step& step : steps_) {
+    if (result.text.empty()) break;
+    scratch.next.clear();
+    const bool kept = run(step, result.text, scratch.regex, scratch.next);
+    result.at_front = result.at_front && kept;
+    scratch.text.swap(scratch.next);
+    result.text = scratch.text;
   }
-  return buffer;
-}
-
-std::string_view Normalizer::apply_nfc(std::string_view text, std::string& buffer) const {
-  if (!nfc_ || std::none_of(text.begin(), text.end(), may_change)) return text;
-  buffer.clear();
-  // An ASCII character never composes with what stands before it, so text may be cut there: a run
-  // of other characters is normalized together with the one ASCII character in front of it.
-  std::size_t copied = 0;
-  const auto* const end = text.end();
-  for (const auto* at = text.begin(); at != end;) {
-    const auto* const run = std::find_if_not(at, end, is_ascii);
-    at = std::find_if(run, end, is_ascii);
-    if (std::none_of(run, at, may_change)) continue;
-    const auto begin = static_cast<std::size_t>(run - text.begin());
-    const std::size_t first = begin > copied ? begin - 1 : begin;
-    buffer.append(text.substr(copied, first - copied));
-    copied = static_cast<std::size_t>(at - text.begin());
-    append_nfc(text.substr(first, copied - first), buffer);
-  }
-  buffer.append(text.substr(copied));
-  return buffer;
+  return result;
 }
 
 }  // namespace topkv

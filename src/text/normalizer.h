@@ -1,37 +1,58 @@
-// What is done to a text before tokenization: nothing, Unicode's form NFC, and spaces made
-// SentencePiece's, with or without one in front.
+// What is done to a text before tokenization: the "normalizer" of a tokenizer.json, as a chain of
+// steps.
+//
+// Threads: immutable; each thread brings its own scratch.
 #pragma once
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "src/text/charsmap.h"
+#include "src/text/regex.h"
 
 namespace topkv {
 
-/// Immutable; safe from many threads.
 class Normalizer {
  public:
-  /// Reads null, NFC, Prepend and Replace (of U+2581, in front and for spaces) and Sequences of
-  /// them. Throws FileError, or Unsupported naming the component;
-  /// both begin with `file`.
+  struct Scratch {
+    RegexScratch regex;
+    std::string text;
+    std::string next;
+  };
+  struct Normalized {
+    std::string_view text;  ///< of what was given, or of the scratch
+    bool at_front = true;   ///< it begins with what the text began with, or what was put there
+  };
+
+  /// Reads null, NFC, Prepend, Replace (of a text or a regular expression), Strip, Precompiled and
+  /// Sequences of them. Throws FileError, or Unsupported naming the component; both begin with
+  /// `file`.
   static Normalizer parse(const nlohmann::json& description, const std::filesystem::path& file);
 
-  /// The normalized text: `text` itself, or a view of `buffer`, which is overwritten.
-  /// REQUIRES: text is well-formed UTF-8.
-  std::string_view apply(std::string_view text, std::string& buffer) const;
-
-  /// Whether spaces become U+2581.
-  bool replaces_spaces() const { return replaces_spaces_; }
+  /// REQUIRES: text is well-formed UTF-8 and not in the scratch. Throws FileError, with no path in
+  /// front, when the regular expressions take too many steps, or the text grows beyond 2 GiB.
+  Normalized apply(std::string_view text, Scratch& scratch) const;
 
  private:
-  std::string_view apply_nfc(std::string_view text, std::string& buffer) const;
-  void read(const nlohmann::json& description, const std::filesystem::path& file,
-            const std::string& where);
+  struct Step {
+    enum class Kind { nfc, prepend, replace_text, replace_matches, strip, charsmap };
+    Kind kind;
+    std::string pattern = {};  // replace_text: not empty
+    std::string content = {};  // prepend and both replace
+    std::optional<Regex> regex = {};
+    std::optional<Charsmap> charsmap = {};
+    bool left = false;  // strip
+    bool right = false;
+  };
+  class Parser;
 
-  bool nfc_ = false;
-  bool prepends_ = false;         // a space in front of what is not empty
-  bool replaces_spaces_ = false;  // by U+2581
+  static bool run(const Step& step, std::string_view text, RegexScratch& regex, std::string& out);
+
+  std::vector<Step> steps_;
 };
 
 }  // namespace topkv

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <utility>
+#include <variant>
 
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
@@ -19,25 +20,30 @@ struct Tokenizer::Impl {
 };
 
 void Tokenizer::Impl::encode(std::string_view text, std::vector<Token>& out) const {
-  PreTokenizer::Scratch scratch;
+  Normalizer::Scratch normalizing;
+  PreTokenizer::Scratch cutting;
   WordCache cache;
-  std::string normalized;
   const PreTokenizer::PieceFn piece = [&](std::string_view word) {
-    parts.bpe.encode(word, cache, out);
+    std::visit([&](const auto& model) { model.encode(word, cache, out); }, parts.model);
   };
+  bool at_front = true;  // nothing was found before
   parts.added_raw.split(text, [&](std::string_view raw, Token raw_token) {
     if (raw_token >= 0) {
       out.push_back(raw_token);
+      at_front = false;
       return;
     }
-    parts.added_normalized.split(parts.normalizer.apply(raw, normalized),
-                                 [&](std::string_view part, Token token) {
-                                   if (token >= 0) {
-                                     out.push_back(token);
-                                   } else {
-                                     parts.pre_tokenizer.split(part, scratch, piece);
-                                   }
-                                 });
+    const auto normalized = parts.normalizer.apply(raw, normalizing);
+    at_front = at_front && normalized.at_front;
+    parts.added_normalized.split(normalized.text, [&](std::string_view part, Token token) {
+      if (token >= 0) {
+        out.push_back(token);
+      } else {
+        parts.pre_tokenizer.split(part, at_front, cutting, piece);
+      }
+      at_front = false;
+    });
+    at_front = false;
   });
 }
 
@@ -76,10 +82,7 @@ std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tok
 }
 
 std::string Tokenizer::decode(std::span<const Token> tokens) const {
-  std::string bytes;
-  for (const Token token : tokens) bytes += impl_->parts.vocabulary.bytes(token);
-  if (impl_->parts.drops_first_space && bytes.starts_with(' ')) bytes.erase(0, 1);
-  return valid_utf8_bytes(bytes) < bytes.size() ? replace_invalid_utf8(bytes) : bytes;
+  return impl_->parts.vocabulary.text(tokens);
 }
 
 std::string Tokenizer::bytes_of_token(Token token) const {

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "src/text/added_tokens.h"
-#include "src/text/bpe.h"
+#include "src/text/model_file.h"
 #include "src/text/normalizer.h"
 #include "src/text/post_processor.h"
 #include "src/text/pre_tokenizer.h"
@@ -19,10 +19,9 @@ struct TokenizerParts {
   Normalizer normalizer;         // then each part in between is normalized
   AddedTokens added_normalized;  // looked for in normalized text
   PreTokenizer pre_tokenizer;
-  Bpe bpe;
+  TokenModel model;
   TokenTemplate around;
-  Vocabulary vocabulary;           // model.vocab and the added tokens
-  bool drops_first_space = false;  // of decoded text
+  Vocabulary vocabulary;  // model.vocab and the added tokens
 };
 
 /// Throws FileError for what is broken or contradicts itself, Unsupported naming the component for

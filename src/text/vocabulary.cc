@@ -2,47 +2,40 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <system_error>
+
+#include "src/core/utf8.h"
 #include "src/text/byte_level.h"
 
 namespace topkv {
-namespace {
-
-/// -1: the content is no byte's.
-int byte_of_piece(std::string_view content) {
-  if (content.size() != 6 || !content.starts_with("<0x")) return -1;
-  for (int byte = 0; byte < 256; ++byte) {
-    if (content == byte_piece(static_cast<unsigned char>(byte))) return byte;
-  }
-  return -1;
-}
-
-std::string bytes_of_piece(std::string_view content) {
-  if (const int byte = byte_of_piece(content); byte >= 0) return {static_cast<char>(byte)};
-  std::string bytes;
-  for (std::size_t at = 0; at < content.size();) {
-    const bool space = content.substr(at).starts_with(piece_space);
-    bytes += space ? ' ' : content[at];
-    at += space ? piece_space.size() : 1;
-  }
-  return bytes;
-}
-
-}  // namespace
-
 std::string byte_piece(unsigned char byte) { return fmt::format("<0x{:02X}>", byte); }
+
+int byte_of_piece(std::string_view content) {
+  if (content.size() != 6 || !content.starts_with("<0x") || content.back() != '>') return -1;
+  int byte = 0;
+  const char* const end = content.data() + 5;
+  const auto [read, error] = std::from_chars(content.data() + 3, end, byte, 16);
+  return error == std::errc() && read == end && byte >= 0 ? byte : -1;
+}
 
 bool Vocabulary::add(const std::string& content, Token token) {
   const auto index = static_cast<std::size_t>(token);
-  if (contains(token) || !ids_.emplace(content, token).second) return false;
+  if (contains(token)) return false;
+  const auto [entry, is_new] = ids_.emplace(content, token);
+  if (!is_new) return false;
   if (index >= tokens_.size()) tokens_.resize(index + 1);
-  tokens_[index] = {true, spelling_ == Spelling::pieces
-                              ? bytes_of_piece(content)
-                              : bytes_from_byte_level(content).value_or(content)};
+  tokens_[index] = {&entry->first, false,
+                    spelling_ == Spelling::pieces
+                        ? decoder_.bytes(content)
+                        : bytes_from_byte_level(content).value_or(content)};
   return true;
 }
 
 void Vocabulary::make_special(Token token) {
-  tokens_[static_cast<std::size_t>(token)].bytes.clear();
+  Entry& entry = tokens_[static_cast<std::size_t>(token)];
+  entry.special = true;
+  entry.bytes.clear();
 }
 
 Token Vocabulary::find(std::string_view content) const {
@@ -51,12 +44,28 @@ Token Vocabulary::find(std::string_view content) const {
 }
 
 bool Vocabulary::contains(Token token) const {
-  return token >= 0 && token < size() && tokens_[static_cast<std::size_t>(token)].used;
+  return token >= 0 && token < size() &&
+         tokens_[static_cast<std::size_t>(token)].content != nullptr;
 }
 
 const std::string& Vocabulary::bytes(Token token) const {
   static const std::string none;
   return contains(token) ? tokens_[static_cast<std::size_t>(token)].bytes : none;
+}
+
+std::string Vocabulary::text(std::span<const Token> tokens) const {
+  if (spelling_ == Spelling::pieces) {
+    std::vector<std::string> contents;
+    for (const Token token : tokens) {
+      if (!contains(token)) continue;
+      const Entry& entry = tokens_[static_cast<std::size_t>(token)];
+      if (!entry.special) contents.push_back(*entry.content);
+    }
+    return decoder_.text(std::move(contents));
+  }
+  std::string all;
+  for (const Token token : tokens) all += bytes(token);
+  return valid_utf8_bytes(all) < all.size() ? replace_invalid_utf8(all) : all;
 }
 
 }  // namespace topkv

@@ -6,11 +6,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "src/text/decoder.h"
 #include "src/text/keyed_hash.h"
 #include "topkv/types.h"
 
@@ -28,15 +31,24 @@ inline constexpr std::string_view piece_space = "\u2581";
 
 /// The content that a byte has among SentencePiece's pieces: "<0x41>".
 std::string byte_piece(unsigned char byte);
+/// The byte, in digits of either case; -1: the content is no byte's.
+int byte_of_piece(std::string_view content);
 
+/// Movable alone: tokens point to their contents.
 class Vocabulary {
  public:
   /// How contents stand for bytes.
   enum class Spelling : std::uint8_t {
     byte_level,  ///< in the byte-level alphabet of GPT-2; what cannot be read so stands for itself
-    pieces,      ///< as SentencePiece does: U+2581 is a space, "<0x41>" a byte
+    pieces,      ///< as the decoder says
   };
-  explicit Vocabulary(Spelling spelling = Spelling::byte_level) : spelling_(spelling) {}
+  Vocabulary() = default;
+  explicit Vocabulary(Decoder decoder)
+      : spelling_(Spelling::pieces), decoder_(std::move(decoder)) {}
+
+  ~Vocabulary() = default;
+  Vocabulary(Vocabulary&&) noexcept = default;
+  Vocabulary& operator=(Vocabulary&&) noexcept = default;
 
   /// Ids are below this; memory grows with the largest one.
   static constexpr Token max_tokens = 1 << 20;
@@ -50,8 +62,12 @@ class Vocabulary {
   /// -1 when there is none.
   Token find(std::string_view content) const;
   bool contains(Token token) const;
-  /// Bytes that the token stands for. Empty for special tokens and for ids without a token.
+  /// Bytes that the token stands for in a text that has begun. Empty for special tokens and for ids
+  /// without a token.
   const std::string& bytes(Token token) const;
+  /// The text of the tokens. Special ones, and ids without a token, are left out. Incomplete UTF-8
+  /// becomes U+FFFD.
+  std::string text(std::span<const Token> tokens) const;
 
   /// Number of tokens.
   std::int64_t count() const { return static_cast<std::int64_t>(ids_.size()); }
@@ -62,10 +78,12 @@ class Vocabulary {
 
  private:
   struct Entry {
-    bool used = false;
+    const std::string* content = nullptr;  // in ids_; null: no token
+    bool special = false;
     std::string bytes;
   };
-  Spelling spelling_;
+  Spelling spelling_ = Spelling::byte_level;
+  Decoder decoder_;
   TokenMap ids_;
   std::vector<Entry> tokens_;  // by id
 };

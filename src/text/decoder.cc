@@ -1,0 +1,202 @@
+#include "src/text/decoder.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "src/core/json_file.h"
+#include "src/core/utf8.h"
+#include "src/text/vocabulary.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t max_steps = 32;
+constexpr std::size_t max_pattern_bytes = 1024;
+
+std::string replaced(std::string_view text, std::string_view pattern, std::string_view content) {
+  std::string out;
+  while (true) {
+    const std::size_t found = text.find(pattern);
+    out += text.substr(0, found);
+    if (found == std::string_view::npos) return out;
+    out += content;
+    text.remove_prefix(found + pattern.size());
+  }
+}
+
+std::string stripped(std::string_view text, std::string_view c, std::size_t start,
+                     std::size_t stop) {
+  for (; start > 0 && text.starts_with(c); --start) text.remove_prefix(c.size());
+  for (; stop > 0 && text.ends_with(c); --stop) text.remove_suffix(c.size());
+  return std::string(text);
+}
+
+/// Bytes in a row become one text, or U+FFFD for each of them.
+std::vector<std::string> with_bytes_read(std::vector<std::string> contents) {
+  std::vector<std::string> out;
+  std::string bytes;
+  const auto flush = [&] {
+    if (bytes.empty()) return;
+    if (valid_utf8_bytes(bytes) == bytes.size()) {
+      out.push_back(bytes);
+    } else {
+      std::string& text = out.emplace_back();
+      for (std::size_t i = 0; i < bytes.size(); ++i) append_utf8(replacement_character, text);
+    }
+    bytes.clear();
+  };
+  for (std::string& content : contents) {
+    const int byte = byte_of_piece(content);
+    if (byte >= 0) {
+      bytes.push_back(static_cast<char>(byte));
+    } else {
+      flush();
+      out.push_back(std::move(content));
+    }
+  }
+  flush();
+  return out;
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += part;
+  return text;
+}
+
+}  // namespace
+
+class Decoder::Parser {
+ public:
+  explicit Parser(const std::filesystem::path& file) : file_(file) {}
+
+  std::vector<Step> parse(const Json& description) {
+    component(description, "decoder.");
+    return std::move(steps_);
+  }
+
+ private:
+  void component(const Json& description, const std::string& where) {
+    const JsonObject object(description, file_, where);
+    const std::string type = object.text("type");
+    if (type == "Sequence") {
+      const Json* list = object.find("decoders");
+      if (list == nullptr || !list->is_array()) object.fail("decoders", "an array");
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        component((*list)[i], fmt::format("{}decoders[{}].", where, i));
+      }
+      return;
+    }
+    if (steps_.size() == max_steps) object.unsupported("type", "at most 32 components");
+    if (type == "Replace") {
+      replace(object, where);
+    } else if (type == "Metaspace") {
+      const std::string scheme = object.text("prepend_scheme", "always");
+      steps_.push_back({.kind = Step::Kind::metaspace,
+                        .pattern = character(object, "replacement"),
+                        .drops_first = scheme != "never"});
+    } else if (type == "ByteFallback") {
+      steps_.push_back({.kind = Step::Kind::byte_fallback});
+    } else if (type == "Fuse") {
+      fused_ = true;
+      steps_.push_back({.kind = Step::Kind::fuse});
+    } else if (type == "Strip") {
+      if (!fused_) object.unsupported("type", "Strip behind Fuse only");
+      constexpr std::int64_t most = 1 << 20;
+      steps_.push_back({.kind = Step::Kind::strip,
+                        .pattern = character(object, "content"),
+                        .start = static_cast<std::size_t>(object.integer("start", 0, most)),
+                        .stop = static_cast<std::size_t>(object.integer("stop", 0, most))});
+    } else {
+      object.unsupported("type",
+                         "Replace, Metaspace, ByteFallback, Fuse, Strip and Sequence, and "
+                         "ByteLevel with a ByteLevel pre_tokenizer");
+    }
+  }
+
+  static std::string character(const JsonObject& object, const char* key) {
+    std::string text = object.text(key);
+    if (text.empty() || first_utf8_char(text).bytes != text.size()) {
+      object.fail(key, "one character");
+    }
+    return text;
+  }
+
+  void replace(const JsonObject& object, const std::string& where) {
+    const Json* pattern = object.find("pattern");
+    if (pattern == nullptr) object.fail("pattern", "an object");
+    const JsonObject choice(*pattern, file_, where + "pattern.");
+    if (!choice.contains("String")) object.unsupported("pattern", "a \"String\"");
+    Step step{.kind = Step::Kind::replace,
+              .pattern = choice.text("String"),
+              .content = object.text("content")};
+    if (step.pattern.empty()) choice.unsupported("String", "a text that is not empty");
+    // Contents of tokens are short; what they are replaced by must not make them long.
+    if (step.pattern.size() > max_pattern_bytes || step.content.size() > 4 * step.pattern.size()) {
+      object.unsupported("content", "texts at most four times as long as what they replace");
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  const std::filesystem::path& file_;
+  std::vector<Step> steps_;
+  bool fused_ = false;
+};
+
+Decoder Decoder::parse(const Json& description, const std::filesystem::path& file) {
+  Decoder result;
+  result.steps_ = Parser(file).parse(description);
+  return result;
+}
+
+std::string Decoder::text(std::vector<std::string> contents) const {
+  for (const Step& step : steps_) {
+    switch (step.kind) {
+      case Step::Kind::replace:
+        for (std::string& content : contents) {
+          content = replaced(content, step.pattern, step.content);
+        }
+        break;
+      case Step::Kind::metaspace:
+        for (std::size_t i = 0; i < contents.size(); ++i) {
+          contents[i] = replaced(contents[i], step.pattern, i == 0 && step.drops_first ? "" : " ");
+        }
+        break;
+      case Step::Kind::byte_fallback:
+        contents = with_bytes_read(std::move(contents));
+        break;
+      case Step::Kind::fuse:
+        contents = {joined(contents)};
+        break;
+      case Step::Kind::strip:
+        for (std::string& content : contents) {
+          content = stripped(content, step.pattern, step.start, step.stop);
+        }
+        break;
+    }
+  }
+  return joined(contents);
+}
+
+std::string Decoder::bytes(std::string_view content) const {
+  std::string text(content);
+  bool byte = false;  // and so no longer text
+  for (const Step& step : steps_) {
+    if (byte) break;
+    if (step.kind == Step::Kind::replace) text = replaced(text, step.pattern, step.content);
+    if (step.kind == Step::Kind::metaspace) text = replaced(text, step.pattern, " ");
+    if (step.kind == Step::Kind::byte_fallback) {
+      const int value = byte_of_piece(text);
+      byte = value >= 0;
+      if (byte) text.assign(1, static_cast<char>(value));
+    }
+    if (step.kind == Step::Kind::fuse) break;  // what is behind it is of the whole text
+  }
+  return text;
+}
+
+}  // namespace topkv

@@ -1,0 +1,175 @@
+// Tokenizers whose vocabulary is spelled in pieces, by hand: Unigram, BPE with an unknown token,
+// decoders, and files and texts that are made to go wrong. What the `tokenizers` library makes of
+// many more is compared in bindings/tests/test_tokenizers.py.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "src/core/serde_number.h"
+#include "src/text/charsmap.h"
+#include "tests/temp_directory.h"
+#include "topkv/error.h"
+#include "topkv/tokenizer.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+using Ids = std::vector<Token>;
+
+Json metaspace(const char* scheme) {
+  return {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", scheme}};
+}
+
+Json unigram() {
+  Json vocab = Json::array();
+  const auto add = [&](const char* piece, double score) {
+    vocab.push_back(Json::array({piece, score}));
+  };
+  add("<unk>", 0);
+  add("▁", -1);
+  add("a", -2);
+  add("b", -3);
+  add("ab", -4.5);
+  add("▁a", -2.5);
+  add("aba", -7.25);
+  add("é", -2);
+  return {{"added_tokens", Json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", metaspace("always")},
+          {"decoder", metaspace("always")},
+          {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}}}};
+}
+
+class Pieces : public testing::Test {
+ protected:
+  Tokenizer load(const Json& json) const {
+    return Tokenizer::load(directory_.write("tokenizer.json", json.dump()));
+  }
+
+  template <class E>
+  void expect_refused(const std::function<void(Json& file)>& change,
+                      const std::vector<std::string_view>& parts) const {
+    Json json = unigram();
+    change(json);
+    const auto path = directory_.write("tokenizer.json", json.dump());
+    expect_error<E>([&] { Tokenizer::load(path); }, path.string() + ": ", parts);
+  }
+
+  TempDirectory directory_;
+};
+
+std::string repeated(std::size_t count, std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < count; ++i) out += text;
+  return out;
+}
+
+TEST_F(Pieces, BestCutWinsAndTheLongestLastPieceAmongEqualOnes) {
+  const Tokenizer tokenizer = load(unigram());
+  EXPECT_EQ(tokenizer.encode("ab"), (Ids{1, 4}));  // -1 - 4.5 = -2.5 - 3: the longest last
+  EXPECT_EQ(tokenizer.encode("b ab"), (Ids{1, 3, 1, 4}));
+  EXPECT_EQ(tokenizer.encode("ba"), (Ids{1, 3, 2}));
+  EXPECT_EQ(tokenizer.encode(""), Ids{});
+  EXPECT_EQ(tokenizer.encode(" "), Ids{1});
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("ab  é b")), "ab  é b");
+}
+
+TEST_F(Pieces, UnknownCharactersNextToEachOtherAreOneToken) {
+  const Tokenizer tokenizer = load(unigram());
+  EXPECT_EQ(tokenizer.encode("x"), (Ids{1, 0}));
+  EXPECT_EQ(tokenizer.encode("xyza<unk>東z"), (Ids{1, 0, 2, 0}));
+}
+
+TEST_F(Pieces, BytesStandForUnknownCharactersWhereThereAreAll) {
+  Json json = unigram();
+  json["model"]["byte_fallback"] = true;
+  json["model"]["vocab"].push_back(Json::array({"<0xC3>", -20}));
+  json["model"]["vocab"].push_back(Json::array({"<0xA8>", -20}));
+  json["decoder"] = {{"type", "Sequence"},
+                     {"decoders", Json::array({{{"type", "ByteFallback"}}, metaspace("always")})}};
+  const Tokenizer tokenizer = load(json);
+  EXPECT_EQ(tokenizer.encode("aèx"), (Ids{5, 0}));  // x has no byte
+  EXPECT_EQ(tokenizer.encode("aè"), (Ids{5, 8, 9}));
+  EXPECT_EQ(tokenizer.decode(Ids{5, 8, 9}), "aè");
+  EXPECT_EQ(tokenizer.decode(Ids{5, 8, 2, 9, 9}), "a�a��");  // one for each byte
+  Utf8Stream stream;
+  EXPECT_EQ(stream.push(tokenizer.bytes_of_token(8)), "");
+  EXPECT_EQ(stream.push(tokenizer.bytes_of_token(9)), "è");
+}
+
+TEST_F(Pieces, MarksInFrontAreAsTheSchemeSays) {
+  Json json = unigram();
+  json["added_tokens"] = {{{"id", 2},
+                           {"content", "a"},
+                           {"single_word", false},
+                           {"lstrip", false},
+                           {"rstrip", false},
+                           {"normalized", false},
+                           {"special", false}}};
+  EXPECT_EQ(load(json).encode("bab"), (Ids{1, 3, 2, 1, 3}));
+  json["pre_tokenizer"] = metaspace("first");
+  EXPECT_EQ(load(json).encode("bab"), (Ids{1, 3, 2, 3}));
+  EXPECT_EQ(load(json).encode("ab"), (Ids{2, 3}));
+  json["pre_tokenizer"] = metaspace("never");
+  EXPECT_EQ(load(json).encode("bab"), (Ids{3, 2, 3}));
+}
+
+TEST_F(Pieces, PartsThatAreNotRunAreRefusedByName) {
+  const auto set = [](const char* place, const Json& value) {
+    return [=](Json& f) { f[Json::json_pointer(place)] = value; };
+  };
+  expect_refused<Unsupported>(set("/model/unk_id", nullptr), {"model.unk_id"});
+  expect_refused<FileError>(set("/model/unk_id", 8), {"model.unk_id", "0 to 7"});
+  expect_refused<FileError>(set("/model/vocab", Json::object()), {"model.vocab"});
+  expect_refused<FileError>(set("/model/vocab/2", Json::array({"a"})), {"model.vocab[2]"});
+  expect_refused<FileError>(set("/model/vocab/2", Json::array({"a", "b"})), {"model.vocab[2]"});
+  expect_refused<FileError>(set("/model/vocab/2", Json::array({"b", -1})),
+                            {"which another token has"});
+  expect_refused<Unsupported>(set("/model/vocab/2", Json::array({std::string(1025, 'a'), -1})),
+                              {"1025 bytes"});
+  expect_refused<Unsupported>(set("/decoder", nullptr), {"decoder"});
+  expect_refused<Unsupported>(set("/decoder", {{"type", "WordPiece"}}), {"decoder", "WordPiece"});
+  expect_refused<Unsupported>(
+      set("/decoder", {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}),
+      {"decoder", "Fuse"});
+  expect_refused<Unsupported>(set("/pre_tokenizer/prepend_scheme", "last"), {"prepend_scheme"});
+  expect_refused<FileError>(set("/pre_tokenizer/replacement", "ab"), {"one character"});
+  expect_refused<FileError>(set("/pre_tokenizer/add_prefix_space", false), {"add_prefix_space"});
+  expect_refused<Unsupported>(set("/normalizer", {{"type", "Lowercase"}}), {"Lowercase"});
+  const auto mapped = [&](const std::string& base64) {
+    return set("/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", base64}});
+  };
+  expect_refused<FileError>(mapped("AAA"), {"normalizer", "base64"});
+  expect_refused<FileError>(mapped("AA!="), {"normalizer", "base64"});
+  expect_refused<FileError>(mapped("AAAA"), {"less than 4 bytes"});
+  expect_refused<FileError>(mapped("AAAAAA=="), {"empty trie"});
+  expect_refused<FileError>(mapped("BAAAAA=="), {"shorter than its trie"});
+  expect_refused<FileError>(mapped("BAAAAAAAAAA="), {"points outside of its trie"});
+}
+
+TEST_F(Pieces, EndlessTextTakesOnePass) {
+  constexpr std::size_t count = 200'000;
+  Json json = unigram();
+  json["model"]["vocab"].push_back(Json::array({std::string(1024, 'a'), -1}));
+  const Ids ids = load(json).encode(std::string(count, 'a'));
+  EXPECT_LT(ids.size(), count / 1024 + 1024);
+  const std::string unknown = repeated(count, "東");
+  EXPECT_EQ(load(unigram()).encode(unknown), (Ids{1, 0}));
+  EXPECT_EQ(load(unigram()).encode(std::string(count, ' ')), Ids(count, 1));
+}
+
+TEST(SerdeNumber, IsTheDigitsAsAnIntegerTimesAPowerOfTen) {
+  EXPECT_EQ(serde_number("-0.5", -0.5), -0.5);
+  EXPECT_EQ(serde_number("1e3", 1000), 1000);
+  EXPECT_EQ(serde_number("12.50E-2", 0.125), 0.125);
+  // What serde_json 1 gives, which is not the nearest double.
+  EXPECT_EQ(serde_number("-0.43561181362301915", -0.43561181362301915), -0.4356118136230191);
+  EXPECT_EQ(serde_number("-9.634415443986683", -9.634415443986683), -9.634415443986684);
+  EXPECT_EQ(serde_number("1e400", 7), 7);
+  EXPECT_EQ(serde_number("1e-400", 0), 0);
+}
+
+}  // namespace
+}  // namespace topkv
