@@ -81,7 +81,8 @@ void parse_options(std::string_view spec, std::string_view text,
 
 std::string_view nearest(std::string_view typed, std::span<const std::string_view> known) {
   std::string_view best;
-  std::size_t best_distance = 3;
+  // Half of a short name is another name.
+  std::size_t best_distance = std::min<std::size_t>(3, typed.size() / 2 + 1);
   for (const std::string_view name : known) {
     if (typed.size() > name.size() + 2) continue;  // far, and cheap to see
     const std::size_t distance = edit_distance(typed, name);

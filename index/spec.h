@@ -29,7 +29,8 @@ std::int64_t parse_count(std::string_view text);
 /// Text split at every separator; "" gives one empty part.
 std::vector<std::string_view> split(std::string_view text, char separator);
 
-/// The known name nearest to what was typed, or "" when none is near.
+/// The known name nearest to what was typed, or "" when none is near: more than two letters
+/// differ, or more than half of them.
 std::string_view nearest(std::string_view typed, std::span<const std::string_view> known);
 
 /// Text fit for one line of a message (printable_beginning).

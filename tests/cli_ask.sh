@@ -87,6 +87,14 @@ printf '%s' '{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}' 
 "$topkv" info notes.tkv --json >info.json
 holds 'info in JSON' python3 -c 'import json; i = json.load(open("info.json")); assert i["indices"] == ["exact", "codes:k=32,v=8"] and i["rows_bytes"] == i["tokens"] * 4096'
 holds 'verify finds it whole' "$topkv" verify notes.tkv 2>log
+"$topkv" verify notes.tkv --json >verified 2>log
+holds 'and says so in JSON' python3 -c '
+import json, os
+v = json.load(open("verified"))
+assert v["whole"] is True and v["file"] == "notes.tkv" and v["file_bytes"] == os.path.getsize("notes.tkv")'
+"$topkv" ask notes.tkv -m "$model" $flags </dev/null >nothing 2>log
+holds 'nothing asked is no error' test "$? $(cat nothing)" = '0 '
+holds 'but said' grep -q '^topkv: warning: nothing was asked: there is no -p' log
 
 # What is refused, in a line.
 fails() { # WHAT STATUS PATTERN COMMAND...
@@ -99,11 +107,13 @@ fails() { # WHAT STATUS PATTERN COMMAND...
   holds "$what prints nothing" test ! -s out
 }
 fails 'a template that has the text twice' 1 'cannot be kept' "$topkv" prefill -m trims -f notes.txt -o t.tkv --chat --device cpu
-fails 'another model' 1 'is of another model' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
+fails 'another model' 1 'notes.tkv: is of another model.*made with llama of .*, weights stored.*weights int8; give the model and the flags.*(fingerprints: ' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
 fails 'no context' 1 'is no context file' "$topkv" ask notes.txt -m "$model" -p x
 fails 'nothing there' 1 'cannot be opened' "$topkv" ask nothing.tkv -m "$model" -p x
 fails 'an index that is not kept' 2 'is not kept in files' "$topkv" prefill -m "$model" -f notes.txt -o x.tkv --kv-index faiss:Flat
 fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f notes.txt -o no/x.tkv
+fails 'a place where no file can be' 1 '/proc/x.tkv: cannot be ' "$topkv" prefill -m "$model" -f notes.txt -o /proc/x.tkv
+holds 'is told before anything is read' sh -c '! grep -q "prefill  " log'
 fails 'no text' 1 'no text in it' "$topkv" prefill -m "$model" -f /dev/null -o x.tkv
 head -c 100000 notes.tkv >short.tkv
 fails 'a file that is cut off' 1 'cut off' "$topkv" verify short.tkv

@@ -59,7 +59,7 @@ refuses 2 'no model given: topkv plan DIR' plan
 refuses 2 '--gpu-mem beside --device cpu; expected one' plan "$model" --device cpu --gpu-mem 4GiB
 refuses 2 '-c: .*expected a count' plan "$model" -c many
 refuses 2 'no plan for the index hnsw.*expected exact or codes' plan "$model" --kv-index hnsw:M=16
-refuses 1 'no-such-model' plan no-such-model
+refuses 1 'no-such-model: there is no such directory; .*; a directory with config.json alone is enough here' plan no-such-model
 refuses 2 '--model is missing; expected the directory' needle
 refuses 2 '--prompt is missing; expected a text' generate -m "$model"
 refuses 2 '--temp' generate -m "$model" -p a --temp hot
@@ -89,7 +89,8 @@ refuses 1 'no-such-model: there is no such directory; expected .* config.json' n
 refuses 1 'model.safetensors: begins otherwise than a GGUF file .*or the directory of a model' needle -m "$model"/model.safetensors
 refuses 1 '\.: has no config.json; expected the directory of a model' needle -m .
 refuses 1 'no-such-model' generate -m no-such-model -p a
-refuses 1 'no-such-model' info -m no-such-model
+refuses 1 'no-such-model: .* config.json alone is enough' info -m no-such-model
+refuses 1 'config.json alone is enough' info .
 refuses 2 "-p: expected a text to continue, found '' (see" generate -m "$model" -p ''
 refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
@@ -119,9 +120,35 @@ refuses 1 '/dev/null: cannot be written: is a device' fidelity -m "$model" --svg
 refuses 2 "--svg: './a' is the file of --csv; expected another" fidelity -m "$model" --csv a --svg ./a
 refuses 2 "--csv: expected a file to write, found ''" fidelity -m "$model" --csv ''
 [ ! -e a ] && rm -r folder link
+# What is read is not written over, whatever its name.
+echo 'The grass is green.' >in.txt && cp in.txt kept && ln -s in.txt soft && ln in.txt hard
+mkdir own texts && cp "$model"/config.json "$model"/tokenizer.json own && ln -s "$model"/model.safetensors own
+cp in.txt texts/a.txt && cp own/config.json config
+for name in in.txt ./in.txt soft hard; do
+  refuses_early 2 "error: -o: expected another place than what is read, found '$name', which is 'in.txt' of -f" \
+    prefill -m own -f - -f in.txt -o "$name"
+done
+refuses 2 "-o: .*found 'own/config.json', which is 'own/config.json' of -m" prefill -m own -f in.txt -o own/config.json
+refuses 2 "--csv: .*found 'own/config.json', which is .* of -m" fidelity -m own --csv own/config.json
+refuses 2 "--svg: .*found 'texts/a.txt', which is .* of --haystack" fidelity -m own --haystack texts --svg texts/a.txt
+refuses 2 "-o: .*found 'own', which is 'own' of -m" needle -m own -c 4K -o own
+refuses 2 "-o: .*found 'texts/', which is 'texts' of --haystack" needle -m own -c 4K --haystack texts -o texts/
+refuses 2 "-o: .*found 'texts', which is 'texts' of --essays" eval -m own --essays texts -o texts
+mkdir results && ln in.txt results/scores.csv && echo '{}' >results/samples.jsonl
+refuses 2 "-o: .*found 'results/scores.csv', which is 'in.txt' of -f" eval -m own --tasks qa -f in.txt --questions config -o results
+refuses 2 "-o: .*found 'results/samples.jsonl', which is .* of --questions" eval -m own --tasks qa --questions results/samples.jsonl -o results --fresh
+"$topkv" prefill -m own -f - -o in.txt <in.txt >stdout 2>stderr
+[ $? -eq 2 ] && grep -q "found 'in.txt', which is the standard input of -f" stderr || {
+  failures=$((failures + 1))
+  echo "FAILED: prefill -f - <in.txt -o in.txt"
+}
+cmp in.txt kept && cmp own/config.json config && cmp texts/a.txt kept || failures=$((failures + 1))
+refuses_early 2 "-o: expected a file to write, found '-'; .*./-" prefill -m own -f - -o -
+refuses 2 "--csv: expected a file to write, found '-'" fidelity -m own --csv -
+rm -r own texts results soft hard
 refuses 2 '--questions' fidelity -m "$model" --questions -3
-refuses 2 'what is missing; expected decode or prefill' bench
-refuses 2 "what: expected decode or prefill, found 'encode'; did you mean decode?" bench encode --shape needle-14m -c 4K
+refuses 2 'error: bench: expected decode or prefill, found none (see' bench
+refuses 2 "error: bench: expected decode or prefill, found 'encode'; did you mean decode?" bench encode --shape needle-14m -c 4K
 refuses 2 '--shape is missing; expected llama3-8b' bench decode -c 4K
 refuses 2 'did you mean llama3-8b?' bench decode --shape llama-8b -c 4K
 refuses 2 'nor the path of a config.json' bench decode --shape gpt5 -c 4K
@@ -184,6 +211,10 @@ refuses 1 '[0-9.]* PiB ([0-9]* bytes) wanted' generate -m "$model" -p a -n 1T
 refuses 2 "-c: a value is missing; expected tokens such as .*, found the flag --depths" \
   needle -m "$model" -c --depths 3
 refuses 2 "--kv-topk: expected rows per layer.*, found ''" needle -m "$model" --kv-topk= --depths 1
+refuses 2 "-c: expected tokens such as .*, found '=4K'; write -c 4K (see" needle -m "$model" -c=4K
+refuses 2 "-p: expected a text to continue, found ''; leave the flag out for prompts that are lines of standard input" ask book.tkv -m "$model" -p ''
+refuses 2 "FILE: expected a context's file, found none" ask -m "$model"
+refuses 2 'no index is named "foo"; known are' generate -m "$model" -p a --kv-index foo
 refuses 2 '--ctx: a value is missing' needle -m "$model" --ctx
 refuses 2 "-c: given twice, '1K' and '2K'" needle -m "$model" -c 1K --depths 2 -c 2K
 refuses 2 "--fresh: takes no value, found 'yes'" needle -m "$model" --fresh=yes
@@ -244,6 +275,10 @@ tells '5[0-9][0-9] tokens are more than the 300 positions' needle -m short -c 25
 sed 's/"hidden_act"/"attention_magic": 3, "hidden_act"/' "$model"/config.json >short/config.json
 tells 'attention_magic is 3' info short
 tells 'attention_magic is 3' generate -m short -p a -n 1
+printf 'caf\351 noir\n' >latin && printf 'ab\000cd\351' >binary
+tells 'latin: is not UTF-8: byte 0xe9 at position 3; such bytes are read as U+FFFD' generate -m "$model" -p a -n 1 -f latin -f in.txt
+tells 'binary: is no text: byte 0x00 at position 2' generate -m "$model" -p a -n 1 -f in.txt -f binary
+"$topkv" generate -m "$model" -p a -n 1 2>&1 | grep -q 'index  *0\|0/0' && { failures=$((failures + 1)); echo "FAILED: generate tells of an index over nothing"; }
 
 for command in needle generate info plan fidelity eval bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {

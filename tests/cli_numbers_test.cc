@@ -59,13 +59,16 @@ TEST(CliSeed, TakesAllOf64BitsAndNoSign) {
   }
 }
 
-TEST(CliBytes, SizesTakeUnitsWithAndWithoutB) {
-  EXPECT_EQ(parse_bytes("--mem", "8GiB"), std::int64_t{8} << 30);
-  EXPECT_EQ(parse_bytes("--mem", "8GB"), std::int64_t{8} << 30);
-  EXPECT_EQ(parse_bytes("--mem", "8G"), std::int64_t{8} << 30);
+TEST(CliBytes, UnitsAreBinaryButThoseThatBytesAreSoldIn) {
+  for (const char* text : {"8GiB", "8Gi", "8G", "8 GiB", "8gib"})
+    EXPECT_EQ(parse_bytes("--mem", text), std::int64_t{8} << 30) << text;
+  for (const char* text : {"8GB", "8 GB", "8gb", "8000MB", "8000000KB", "8000000kB"})
+    EXPECT_EQ(parse_bytes("--mem", text), 8'000'000'000) << text;
+  EXPECT_EQ(parse_bytes("--mem", "1.5TB"), 1'500'000'000'000);
+  EXPECT_EQ(parse_bytes("--mem", "2000000B"), 2'000'000);
   EXPECT_EQ(parse_bytes("--mem", "512 MiB"), std::int64_t{512} << 20);
   EXPECT_EQ(parse_bytes("--mem", "1048576"), 1 << 20);
-  for (const char* text : {"8", "1K", "1023KiB", "1048575"}) {  // a unit forgotten
+  for (const char* text : {"8", "1K", "1023KiB", "1MB", "1048575"}) {  // a unit forgotten
     expect_error<UsageError>([&] { parse_bytes("--mem", text); },
                              "--mem: ", {"1 MiB or more", text});
   }

@@ -31,5 +31,9 @@ holds 'an index that is asked for stays' test "$(grep -c -- '--kv-index exact' o
 
 plan -c 1M --mem 10MiB
 holds 'where no length fits none is named' test "$(grep -c '^fits' out)" -eq 0
+holds 'which is said' grep -q '^too much  1,024 tokens, too' out
+holds 'and that exact search does not fit either' grep -q '^too much  --kv-index exact, too$' out
+plan -c 1M --mem 2000000KB
+holds 'KB are thousands of bytes' grep -q '^host memory, 1.9 GiB$' out
 
 end

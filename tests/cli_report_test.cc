@@ -99,6 +99,9 @@ TEST(ProgressText, TellsHowFarHowFastAndHowLong) {
   EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 100000, 100000}, 40),
             "prefill  100,000/100,000 tokens  100 %  2,500 tokens/s  in 40 s");
   EXPECT_EQ(progress_text("ask", {"ask", "needles", 0, 0}, 0), "ask  0/0 needles");
+  EXPECT_EQ(
+      progress_text("save", {"save", "bytes", std::int64_t{1} << 30, std::int64_t{4} << 30}, 2),
+      "save  1.0 GiB/4.0 GiB  25 %  512.0 MiB/s  6.0 s left");
 }
 
 TEST(ProgressText, InANarrowTerminalLosesTheLeastFirst) {

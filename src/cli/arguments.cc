@@ -28,6 +28,11 @@ std::string expected(const CLI::Option& option) {
   return option.get_description().empty() ? "a value" : option.get_description();
 }
 
+/// What a command does without the flag.
+std::string without(const CLI::Option& option) {
+  return option.get_default_str().empty() ? "its default" : option.get_default_str();
+}
+
 /// A word taken apart: "--name", "--name=value", "-n", "-nvalue".
 struct Flag {
   std::string name;
@@ -80,7 +85,9 @@ class Checker {
       if (!option->get_required()) continue;
       if (is_positional(*option) ? given > 0 : values_.contains(option)) continue;
       throw UsageError(
-          fmt::format("{} is missing; expected {}", option->get_name(), expected(*option)));
+          is_positional(*option)
+              ? fmt::format("{}: expected {}, found none", option->get_name(), expected(*option))
+              : fmt::format("{} is missing; expected {}", option->get_name(), expected(*option)));
     }
   }
 
@@ -125,10 +132,14 @@ class Checker {
                       flag.name, expected(option), next, option.get_name(), next));
     }
     const std::string value = flag.has_value ? flag.value : next;
+    if (!flag.name.starts_with("--") && flag.has_value && value.starts_with('=')) {
+      throw UsageError(fmt::format("{}: expected {}, found '{}'; write {} {}", flag.name,
+                                   expected(option), value, flag.name, value.substr(1)));
+    }
     if (value.empty()) {
       throw UsageError(
           fmt::format("{}: expected {}, found ''{}", flag.name, expected(option),
-                      option.get_required() ? "" : "; leave the flag out for its default"));
+                      option.get_required() ? "" : "; leave the flag out for " + without(option)));
     }
     const auto [earlier, first] = values_.emplace(&option, value);
     if (!first && !may_repeat(option)) {

@@ -80,10 +80,11 @@ void name_index_of_file(AskFlags& flags, const ContextFileInfo& info) {
 void check_model_of(const std::string& own, const ContextOrigin& origin, const AskFlags& flags) {
   if (own == origin.model) return;
   throw FileError(fmt::format(
-      "{}: is of another model, or of this one held otherwise: it was made by {} ({}), and {} with "
-      "--weights {} is {}; give the model and the flags that it was made with",
-      printable(flags.file), origin.model, origin.made_with, model_name(flags.model),
-      flags.model.weights, own));
+      "{}: is of another model, or of this one held otherwise: it was made with {}, "
+      "found {} with --weights {}; give the model and the flags that it was made with "
+      "(fingerprints: {} there, {} here)",
+      printable(flags.file), origin.made_with.empty() ? "one that is not said" : origin.made_with,
+      model_name(flags.model), flags.model.weights, origin.model, own));
 }
 
 /// A model, and a context that it read.
@@ -231,6 +232,7 @@ int run_ask(AskFlags flags) {
   asking.ask(flags.prompts);
   if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  bool asked = false;
   while (const std::optional<std::string> line = next_line(terminal)) {
     // Those that are there by now are asked together: who waits for an answer gets it.
     std::vector<std::string> lines = {*line};
@@ -242,10 +244,13 @@ int run_ask(AskFlags flags) {
     std::erase_if(
         lines, [](const std::string& one) { return one.find_first_not_of(" \t\r") == one.npos; });
     for (const std::string& one : lines) check_utf8("standard input", one);
+    asked = asked || !lines.empty();
     asking.ask(lines);
     if (!terminal && interrupted()) return interrupted_status();
     forget_interrupt();
   }
+  if (!asked && !terminal)
+    print_warning("nothing was asked: there is no -p, and no line with text on standard input");
   return 0;
 }
 
@@ -259,7 +264,10 @@ Run add_ask(CLI::App& app) {
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->sampling);
   command->add_option("FILE", flags->file, "a context's file")->required();
-  command->add_option("-p,--prompt", flags->prompts, "a text to continue")->expected(1)->take_all();
+  command->add_option("-p,--prompt", flags->prompts, "a text to continue")
+      ->expected(1)
+      ->take_all()
+      ->default_str("prompts that are lines of standard input");
   command->add_flag("--mmap", flags->mapped);
   command->add_option("--mem", flags->memory, "a size such as 8GiB");
   command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");

@@ -85,7 +85,7 @@ void plan_prefill(const BenchFlags& flags, BenchPlan& plan) {
 }  // namespace
 
 void add_flags(CLI::App& command, BenchFlags& flags) {
-  one_of(command.add_option("what", flags.what), {"decode", "prefill"})->required();
+  one_of(command.add_option("bench", flags.what), {"decode", "prefill"})->required();
   command
       .add_option("--shape", flags.shape,
                   "llama3-8b, qwen2.5-7b-1m, needle-14m or the path of a config.json")

@@ -9,6 +9,7 @@
 
 #include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
+#include "src/cli/outputs.h"
 #include "src/cli/run_settings.h"
 #include "src/cli/text.h"
 #include "src/core/files.h"
@@ -46,6 +47,16 @@ void check_qa(const EvalFlags& flags, const EvalSettings& settings) {
   }
   if (qa) check_readable(flags.questions);
   for (const std::filesystem::path& file : settings.sources.files) check_readable(file);
+}
+
+void check_output(const EvalFlags& flags, const EvalSettings& settings) {
+  if (flags.output.empty()) return;
+  std::vector<Input> inputs = inputs_of(flags.model.directory, "--essays", flags.essays);
+  for (const std::filesystem::path& file : settings.sources.files) inputs.push_back({"-f", file});
+  if (!flags.questions.empty()) inputs.push_back({"--questions", flags.questions});
+  check_output_directory(flags.output,
+                         {"run.json", "samples.jsonl", "summary.csv", "scores.csv", "scores.svg"},
+                         inputs);
 }
 
 /// "a.txt,b.md", and several of these.
@@ -109,6 +120,7 @@ EvalSettings make_settings(const EvalFlags& flags) {
   check_essays(flags.essays);
   settings.sources = {flags.essays, files_of(flags.files), flags.questions};
   check_qa(flags, settings);
+  check_output(flags, settings);
   return settings;
 }
 

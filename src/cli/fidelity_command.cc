@@ -16,6 +16,7 @@
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
+#include "src/cli/outputs.h"
 #include "src/cli/report.h"
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
@@ -107,8 +108,9 @@ void check_output(const FidelityFlags& flags) {
     std::error_code error;
     return std::filesystem::weakly_canonical(std::filesystem::absolute(file), error);
   };
-  if (!flags.csv.empty()) check_writable(flags.csv);
-  if (!flags.svg.empty()) check_writable(flags.svg);
+  const std::vector<Input> inputs = inputs_of(flags.model.directory, "--haystack", flags.haystack);
+  if (!flags.csv.empty()) check_output("--csv", flags.csv, inputs);
+  if (!flags.svg.empty()) check_output("--svg", flags.svg, inputs);
   if (!flags.csv.empty() && !flags.svg.empty() && resolved(flags.csv) == resolved(flags.svg)) {
     throw UsageError(fmt::format("--svg: '{}' is the file of --csv; expected another", flags.svg));
   }

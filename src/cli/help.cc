@@ -24,6 +24,9 @@ and each step attends only the rows that an index finds.
   -h, --help       this text
   --version        print the version
 
+Counts of tokens and sizes are in powers of 1024 (4K = 4096, 8G = 8GiB); KB, MB, GB and TB are powers
+of 1000.
+
 examples:
   topkv needle -m models/needle-14m -c 1M
   topkv generate -m models/needle-14m -f notes.txt -p "The meeting was moved to"
@@ -37,7 +40,7 @@ Hides facts at several depths of a long text, prefills it once and asks for each
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx LIST         tokens of the context alone; K = Ki = 1024, M = Mi = 1024²: 4096,1M [128K]
   --ruler-length         -c counts the question and 128 tokens of answer too, as RULER does
-  --depths N|LIST        N depths spread evenly, or percent: 5,50,95 [10]
+  --depths N|LIST        N depths spread evenly, or percent: 5,50,95, one as 50% [10]
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
   --needle STYLE         number, word, uuid (as in RULER) or passkey [number]
   --needle-text T --question Q --answer A                  a needle of your own instead
@@ -132,8 +135,7 @@ file is seen when it is whole; what had its name stays until then.
   --chat                 the texts are the beginning of a message in the model's chat template
   --system TEXT          with --chat: a system message before it
   --length N             tokens that LongRoPE, dynamic NTK turn keys for [all the model can]
-  --kv-index SPEC        codes, exact, ivf and others, but hnsw and faiss; repeat for several
-                         [codes, k by dim]
+  --kv-index SPEC        codes, exact, ivf, hnsw, but no faiss; repeat for several [codes, k by dim]
   --kv-tail SPEC         a tail that the index has not: mean, or a spec of codes
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
@@ -175,6 +177,7 @@ const char* const verify_help =
 Reads all of a context's file and checks it: every checksum, that rows are finite, that indices are
 of these rows. Ends with status 1, and names the first part that is damaged.
   -t, --threads N        [all cores]
+  --json                 print one JSON object
 examples:
   topkv verify book.tkv
   topkv verify book.tkv && cp book.tkv backup/
@@ -205,7 +208,7 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
   -c, --ctx N            tokens of the context; K = Ki = 1024, M = Mi = 1024² [64K]
   --haystack WHAT        generated, noise, needles, or a DIR of *.txt and *.md [generated]
-  --questions N|LIST     N facts asked for, spread evenly, or depths in percent [4]
+  --questions N|LIST     N facts asked for, spread evenly, or depths as 5,50,95 or 50% [4]
   --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes; repeat to compare
                          [what the index has]
@@ -262,7 +265,8 @@ need. Reads headers alone, or config.json where there are no weights yet. Ends w
 nothing fits. The GPU need not be here.
   -m, --model DIR        directory, *.gguf, or org/name; the same as DIR without it
   -c, --ctx N            tokens of the context and of what is generated, together [1M]
-  --gpu-mem SIZE         of the GPU, what may be taken [of the GPU here: 9/10 of what is free]
+  --gpu-mem SIZE         of the GPU, what may be taken: 16GiB (or G) is 16 * 2^30 bytes, 16GB is
+                         16 * 10^9 [of the GPU here: 9/10 of what is free]
   --device WHERE         without --gpu-mem: cpu, cuda, cuda:N or auto: the GPU if one is here [auto]
   --mem SIZE             of the host, what may be taken [what is free here]
   --weights FORMAT       settled: stored, int8 or int4 [what fits]

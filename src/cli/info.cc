@@ -223,7 +223,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
 }
 
 int run_info(const InfoFlags& flags) {
-  const ModelConfig config = ModelConfig::load(flags.directory);
+  const ModelConfig config = described_model(flags.directory);
   for (const std::string& warning : config.warnings) print_warning(warning);
   const KvDType dtype = KvDType::parse(flags.dtype);
   const WeightsFound weights = find_weights(flags.directory, parse_weight_format(flags.weights));

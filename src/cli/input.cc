@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/text.h"
 #include "src/core/files.h"
@@ -66,11 +67,33 @@ StandardInput& standard_input() {
   return input;
 }
 
+/// What is first in the file tells what it is: Latin-1, UTF-16, no text at all.
+void warn_unless_text(const std::string& file, std::string_view text) {
+  const std::size_t zero = text.find('\0');
+  const std::size_t bad = first_not_utf8(text);
+  if (zero == text.npos && bad == text.npos) return;
+  const std::string name = file == "-" ? "standard input" : printable(file);
+  if (zero < bad) {
+    print_warning(fmt::format(
+        "{}: is no text: byte 0x00 at position {}; it is read as it is: give a file of text", name,
+        zero));
+    return;
+  }
+  print_warning(
+      fmt::format("{}: is not UTF-8: byte 0x{:02x} at position {}; such bytes are read as U+FFFD: "
+                  "convert it, as with iconv -f latin1 -t utf-8",
+                  name, static_cast<unsigned char>(text[bad]), bad));
+}
+
 }  // namespace
 
 std::string text_of_files(const std::vector<std::string>& files) {
   std::string text;
-  for (const std::string& file : files) text += file == "-" ? read_stdin() : read_file(file);
+  for (const std::string& file : files) {
+    const std::string one = file == "-" ? read_stdin() : read_file(file);
+    warn_unless_text(file, one);
+    text += one;
+  }
   if (!files.empty() && text.empty()) {
     throw FileError(fmt::format("{}: no text in it", printable(files.front())));
   }

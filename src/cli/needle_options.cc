@@ -10,6 +10,7 @@
 
 #include "src/cli/arguments.h"
 #include "src/cli/numbers.h"
+#include "src/cli/outputs.h"
 #include "src/cli/run_settings.h"
 #include "src/cli/suggest.h"
 #include "src/cli/text.h"
@@ -95,6 +96,10 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
   plan.predict = flags.sampling.predict.empty() ? plan.task.default_predict()
                                                 : parse_count("-n", flags.sampling.predict);
   check_haystack_flag(flags.haystack);
+  if (!flags.output.empty()) {
+    check_output_directory(flags.output, {"run.json", "cells.jsonl", "summary.csv", "heatmap.svg"},
+                           inputs_of(flags.model.directory, "--haystack", flags.haystack));
+  }
   return plan;
 }
 

@@ -31,38 +31,49 @@ bool take_number(std::string_view& text, double& value) {
   return true;
 }
 
-// 1024^n for "", "K"/"Ki", "M"/"Mi", "G"/"Gi", "T"/"Ti"; 0 for anything else.
-double binary_factor(std::string_view unit) {
-  if (unit.empty()) return 1;
-  if (unit.size() == 2 && unit[1] != 'i') return 0;
-  if (unit.size() > 2) return 0;
-  switch (unit[0]) {
+// base^n for "K", "M", "G", "T"; 0 for anything else.
+double power(double base, char unit) {
+  switch (unit) {
     case 'k':
     case 'K':
-      return 1024.0;
+      return base;
     case 'm':
     case 'M':
-      return 1024.0 * 1024;
+      return base * base;
     case 'g':
     case 'G':
-      return 1024.0 * 1024 * 1024;
+      return base * base * base;
     case 't':
     case 'T':
-      return 1024.0 * 1024 * 1024 * 1024;
+      return base * base * base * base;
     default:
       return 0;
   }
+}
+
+// 1024^n for "", "K"/"Ki", "M"/"Mi", "G"/"Gi", "T"/"Ti"; 0 for anything else.
+double binary_factor(std::string_view unit) {
+  if (unit.empty()) return 1;
+  if (unit.size() > 2 || (unit.size() == 2 && unit[1] != 'i')) return 0;
+  return power(1024, unit[0]);
+}
+
+// 1000^n for "KB", "MB", "GB", "TB"; all else as of counts, with a "B" behind it or without.
+double byte_factor(std::string_view unit) {
+  const bool has_b = !unit.empty() && (unit.back() == 'B' || unit.back() == 'b');
+  if (has_b) unit.remove_suffix(1);
+  return has_b && unit.size() == 1 ? power(1000, unit[0]) : binary_factor(unit);
 }
 
 [[noreturn]] void refuse(std::string_view flag, std::string_view expected, std::string_view text) {
   throw UsageError(fmt::format("{}: expected {}, found '{}'", flag, expected, text));
 }
 
-// The number at the head of text times the unit behind it.
+// The number at the head of text times what the unit behind it stands for, 0 for none.
 std::int64_t scaled(std::string_view flag, std::string_view text, std::string_view unit,
-                    double value, std::string_view expected) {
-  const double exact = value * binary_factor(unit);
-  if (binary_factor(unit) == 0) {
+                    double value, double factor, std::string_view expected) {
+  const double exact = value * factor;
+  if (factor == 0) {
     refuse(flag, fmt::format("{}; '{}' is no unit", expected, unit), text);
   }
   if (exact >= static_cast<double>(most_count)) {
@@ -90,7 +101,7 @@ std::int64_t parse_count(std::string_view flag, std::string_view text, std::int6
   std::string_view rest = trimmed(text);
   double value = 0;
   if (!take_number(rest, value)) refuse(flag, expected, text);
-  const std::int64_t count = scaled(flag, text, rest, value, expected);
+  const std::int64_t count = scaled(flag, text, rest, value, binary_factor(rest), expected);
   if (count < least || count > most) {
     refuse(flag,
            most == most_count ? fmt::format("{} or more", least)
@@ -106,8 +117,7 @@ std::int64_t parse_bytes(std::string_view flag, std::string_view text) {
   double value = 0;
   if (!take_number(rest, value)) refuse(flag, expected, text);
   rest = trimmed(rest);
-  if (!rest.empty() && (rest.back() == 'B' || rest.back() == 'b')) rest.remove_suffix(1);
-  const std::int64_t bytes = scaled(flag, text, rest, value, expected);
+  const std::int64_t bytes = scaled(flag, text, rest, value, byte_factor(rest), expected);
   if (bytes < least_bytes) {
     throw UsageError(fmt::format("{}: expected {}, found '{}', which is {}", flag, expected, text,
                                  exact_byte_text(bytes)));

@@ -1,7 +1,8 @@
 // Numbers as people type them: "128K" tokens, "8GiB", "5,50,95" percent.
 //
-// Token counts and bytes are binary: K = Ki = 1024, M = Mi = 1024², G = Gi = 1024³. All functions
-// are pure; they throw UsageError naming the flag, the text found and what was expected.
+// Token counts and bytes are binary: K = Ki = 1024, M = Mi = 1024², G = Gi = 1024³; but of bytes
+// KB, MB, GB and TB are powers of 1000, as those who sell memory count. All functions are pure;
+// they throw UsageError naming the flag, the text found and what was expected.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ inline constexpr std::int64_t most_count = std::int64_t{1} << 62;
 std::int64_t parse_count(std::string_view flag, std::string_view text, std::int64_t least = 1,
                          std::int64_t most = most_count);
 
-/// "8GiB", "8G", "512MB", "1073741824": bytes, at least 1 MiB. Less is a unit forgotten ("8").
+/// "8GiB", "8Gi", "8G": 8 * 2^30; "8GB": 8 * 10^9; "1073741824": bytes, at least 1 MiB. Less is a
+/// unit forgotten ("8").
 std::int64_t parse_bytes(std::string_view flag, std::string_view text);
 
 /// "0.7", "1": a decimal number from `least` to `most`; with `above`, more than `least`.

@@ -176,6 +176,22 @@ void take_model(std::string& directory, const std::string& argument, const char*
   directory = find_model(directory, ModelFiles::description).string();
 }
 
+ModelConfig described_model(const std::string& directory) {
+  const std::filesystem::path path(directory);
+  std::error_code error;
+  try {
+    return ModelConfig::load(path);
+  } catch (const FileError& failure) {
+    if (std::filesystem::exists(path, error) &&
+        (!std::filesystem::is_directory(path, error) ||
+         std::filesystem::exists(path / "config.json", error))) {
+      throw;
+    }
+    throw FileError(
+        fmt::format("{}; a directory with config.json alone is enough here", failure.what()));
+  }
+}
+
 Device open_device(const ModelFlags& flags) {
   const std::int64_t ceiling =
       flags.gpu_memory.empty() ? 0 : parse_bytes("--gpu-mem", flags.gpu_memory);

@@ -100,6 +100,9 @@ void name_index(RetrievalFlags& flags, const AttentionShape& shape);
 /// into `directory`. Throws UsageError when there is none, or both, and what find_model throws.
 void take_model(std::string& directory, const std::string& argument, const char* command);
 
+/// ModelConfig::load for a command that needs no weights, which it says where there is no model.
+ModelConfig described_model(const std::string& directory);
+
 /// What is wrong with them for this model; names an index. Reads config.json alone, throws what
 /// ModelConfig::load throws too.
 ModelConfig check_model(const ModelFlags& flags, RetrievalFlags& retrieval);

@@ -115,9 +115,14 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
     PlanRequest exact = request;
     exact.index = "exact";
     const std::vector<MemoryPlan> plans = memory_plans(flags.directory, exact);
-    if (const MemoryPlan* chosen = most_exact(plans)) fmt::print("fits      {}\n", chosen->flags());
+    if (const MemoryPlan* chosen = most_exact(plans)) {
+      fmt::print("fits      {}\n", chosen->flags());
+    } else {
+      fmt::print("too much  --kv-index exact, too\n");
+    }
   }
   constexpr std::int64_t step = 1024;
+  const bool shorter = request.tokens > step;
   std::int64_t fitting = 0;  // in steps
   std::int64_t too_many = (request.tokens + step - 1) / step;
   while (too_many - fitting > 1) {
@@ -126,7 +131,12 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
     const bool fits = most_exact(memory_plans(flags.directory, request)) != nullptr;
     (fits ? fitting : too_many) = middle;
   }
-  if (fitting > 0) fmt::print("fits      {} tokens\n", format_grouped(fitting * step));
+  if (fitting > 0) {
+    fmt::print("fits      {} tokens\n", format_grouped(fitting * step));
+  } else if (shorter) {
+    fmt::print("too much  {} tokens, too: what no length makes smaller is too large\n",
+               format_grouped(step));
+  }
 }
 
 void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
@@ -162,7 +172,7 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
 
 int run_plan(const PlanFlags& flags) {
   const PlanRequest request = request_of(flags);
-  const ModelConfig config = ModelConfig::load(flags.directory);
+  const ModelConfig config = described_model(flags.directory);
   for (const std::string& warning : config.warnings) print_warning(warning);
   if (const std::string line = config.beyond_reach(request.tokens); !line.empty())
     print_warning(line);

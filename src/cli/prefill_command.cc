@@ -16,6 +16,7 @@
 #include "src/cli/kept_prompt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
+#include "src/cli/outputs.h"
 #include "src/cli/prefilled.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/text.h"
@@ -50,10 +51,12 @@ void check_flags(const PrefillCommandFlags& flags) {
     throw UsageError("--system: a plain text has no system message; add --chat");
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1)
     throw UsageError("--file: '-' is given twice; standard input can be read once");
+  std::vector<Input> inputs = inputs_of(flags.model.directory);
   for (const std::string& file : flags.files) {
+    inputs.push_back({"-f", file});
     if (file != "-") check_readable(file);
   }
-  check_writable(flags.output);
+  check_output("-o", flags.output, inputs);
 }
 
 int run_prefill(PrefillCommandFlags flags) {

@@ -35,12 +35,14 @@ Prefilled prefill(const Model& model, const RetrievalFlags& retrieval, const Pre
   if (index != "exact") options.indices = retrieval.indices;
   Prefilled prefilled = without_index(model, std::move(options), tokens, progress);
   const Stopwatch indexing;
-  if (index != "exact") {  // an empty context has none yet
-    prefilled.context =
-        prefilled.context->with_index(index, progress.callback("index"), model.device());
-  }
-  prefilled.context = with_tail(prefilled.context, tail_beside(retrieval.tail, index),
-                                progress.callback("tail"), model.device());
+  // An empty context has none yet, and nothing to tell of them.
+  const auto told = [&](const char* title) {
+    return tokens.empty() ? ProgressFn() : progress.callback(title);
+  };
+  if (index != "exact")
+    prefilled.context = prefilled.context->with_index(index, told("index"), model.device());
+  prefilled.context = with_tail(prefilled.context, tail_beside(retrieval.tail, index), told("tail"),
+                                model.device());
   prefilled.times.indexing += indexing.seconds();
   progress.finish();
   return prefilled;

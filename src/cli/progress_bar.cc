@@ -8,6 +8,7 @@
 #include "src/cli/interrupt.h"
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
+#include "src/core/byte_text.h"
 #include "src/core/figures.h"
 
 namespace topkv::cli {
@@ -17,13 +18,17 @@ std::string progress_text(const std::string& title, const Progress& progress, do
   const double done = static_cast<double>(progress.done);
   const double total = static_cast<double>(progress.total);
   const double rate = seconds > 0 ? done / seconds : 0;
-  const std::string counts = fmt::format("  {}/{} {}", format_grouped(progress.done),
-                                         format_grouped(progress.total), progress.unit);
+  const bool bytes = progress.unit == "bytes";
+  const std::string counts =
+      bytes ? fmt::format("  {}/{}", byte_text(progress.done), byte_text(progress.total))
+            : fmt::format("  {}/{} {}", format_grouped(progress.done),
+                          format_grouped(progress.total), progress.unit);
   const std::string percent = total > 0 ? fmt::format("  {:.0f} %", 100 * done / total) : "";
   std::string speed;
   std::string time;
   if (rate > 0 && seconds > 0.05) {
-    speed = fmt::format("  {} {}/s", format_rate(rate), progress.unit);
+    speed = bytes ? fmt::format("  {}/s", byte_text(static_cast<std::int64_t>(rate)))
+                  : fmt::format("  {} {}/s", format_rate(rate), progress.unit);
     time = progress.done < progress.total
                ? fmt::format("  {} left", format_seconds((total - done) / rate))
                : fmt::format("  in {}", format_seconds(seconds));

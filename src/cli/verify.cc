@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
 #include "src/cli/help.h"
@@ -22,6 +23,7 @@ namespace {
 struct VerifyFlags {
   ModelFlags model;  // its threads
   std::string file;
+  bool json = false;
 };
 
 int run_verify(const VerifyFlags& flags) {
@@ -32,6 +34,17 @@ int run_verify(const VerifyFlags& flags) {
   verify_context(flags.file, progress.callback("verify"));
   progress.finish();
   const ContextFileInfo info = context_file_info(flags.file);
+  if (flags.json) {
+    Json json;
+    json["file"] = printable(flags.file);
+    json["whole"] = true;
+    json["tokens"] = info.tokens;
+    json["file_bytes"] = info.file_bytes;
+    json["seconds"] = watch.seconds();
+    json["version"] = version();
+    fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+    return 0;
+  }
   fmt::print("{}: whole, {} tokens, {} read in {}\n", printable(flags.file),
              format_grouped(info.tokens), byte_text(info.file_bytes),
              format_seconds(watch.seconds()));
@@ -45,6 +58,7 @@ Run add_verify(CLI::App& app) {
   const auto flags = std::make_shared<VerifyFlags>();
   command->add_option("FILE", flags->file, "a context's file")->required();
   command->add_option("-t,--threads", flags->model.threads, "a number of threads");
+  command->add_flag("--json", flags->json);
   return [flags] { return run_verify(*flags); };
 }
 

@@ -9,6 +9,7 @@
 
 #include "src/text/jinja/limits.h"
 #include "src/text/jinja/nodes.h"
+#include "src/text/jinja/unparsable.h"
 
 namespace topkv {
 namespace {
@@ -137,19 +138,24 @@ jinja::program parse(std::string_view given) {
       source += '\n';
     }
   }
+  jinja::lexer_result read;
   try {
-    const jinja::lexer_result read = jinja::lexer().tokenize(source);
-    check_tokens(read.tokens, source);
-    refuse_chains(read.tokens, source);
+    read = jinja::lexer().tokenize(source);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail_to_split(error.what());
+  }
+  check_tokens(read.tokens, source);
+  refuse_chains(read.tokens, source);
+  try {
     jinja::program program = jinja::parse_from_tokens(read);
     guard(program, read.source);
     return program;
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    // Of the engine: what is wrong, then where, over several lines.
-    const std::string message = error.what();
-    fail("it is no template: " + message.substr(0, message.find('\n')));
+    fail_to_parse(read, error.what());
   }
 }
 
