@@ -9,6 +9,7 @@
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "src/core/above.h"
+#include "src/core/stopping.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "topkv/attention.h"
@@ -99,7 +100,10 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
   const std::int64_t pieces = (rows.count() + piece_keys - 1) / piece_keys;
   if (std::ssize(work.pieces) < pieces) work.pieces.resize(static_cast<std::size_t>(pieces));
   parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t piece = begin; piece < end; ++piece) pass_piece(tokens, piece, work);
+    for (std::int64_t piece = begin; piece < end; ++piece) {
+      check_stop();
+      pass_piece(tokens, piece, work);
+    }
   });
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const TailParts& parts = tokens[t].parts;

@@ -11,6 +11,7 @@
 #include "index/scratch.h"
 #include "src/core/archive.h"
 #include "src/core/dot.h"
+#include "src/core/stopping.h"
 #include "src/core/threads.h"
 #include "src/core/tile_dot.h"
 #include "topkv/error.h"
@@ -70,6 +71,7 @@ void deal_out(PositionRange blocks, std::int64_t queries, std::vector<Worker>& w
           for (std::size_t q = 0; q < size; ++q) reset(q, worker.keepers[q]);
           if (worker.scores.size() < size * tile_keys) worker.scores.resize(size * tile_keys);
         }
+        check_stop();
         scan(block, worker);
       }
     }

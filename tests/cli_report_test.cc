@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <sstream>
 
+#include "src/cli/pace.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
 #include "src/cli/terminal_heatmap.h"
@@ -94,24 +97,153 @@ TEST(Heatmap, TerminalColoursAreOnlyThereWhenWanted) {
 }
 
 TEST(ProgressText, TellsHowFarHowFastAndHowLong) {
-  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 25000, 100000}, 10),
+  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 25000, 100000}, 10, 30.0),
             "prefill  25,000/100,000 tokens  25 %  2,500 tokens/s  30 s left");
-  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 100000, 100000}, 40),
+  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 100000, 100000}, 40, 0.0),
             "prefill  100,000/100,000 tokens  100 %  2,500 tokens/s  in 40 s");
-  EXPECT_EQ(progress_text("ask", {"ask", "needles", 0, 0}, 0), "ask  0/0 needles");
-  EXPECT_EQ(
-      progress_text("save", {"save", "bytes", std::int64_t{1} << 30, std::int64_t{4} << 30}, 2),
-      "save  1.0 GiB/4.0 GiB  25 %  512.0 MiB/s  6.0 s left");
+  EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 25000, 100000}, 10, std::nullopt),
+            "prefill  25,000/100,000 tokens  25 %  2,500 tokens/s");
+  EXPECT_EQ(progress_text("ask", {"ask", "needles", 0, 0}, 0, std::nullopt), "ask  0/0 needles");
+  EXPECT_EQ(progress_text("save",
+                          {"save", "bytes", std::int64_t{1} << 30, std::int64_t{4} << 30}, 2, 6.0),
+            "save  1.0 GiB/4.0 GiB  25 %  512.0 MiB/s  6.0 s left");
 }
 
 TEST(ProgressText, InANarrowTerminalLosesTheLeastFirst) {
   const Progress progress{"prefill", "tokens", 25000, 100000};
-  EXPECT_EQ(progress_text("1M prefill", progress, 10, 60), "1M prefill  25 %  30 s left");
-  EXPECT_EQ(progress_text("1M prefill", progress, 10, 20), "1M prefill  25 %");
-  EXPECT_EQ(progress_text("1M prefill", progress, 10, 12), "1M pr…  25 %");
+  EXPECT_EQ(progress_text("1M prefill", progress, 10, 30, 60), "1M prefill  25 %  30 s left");
+  EXPECT_EQ(progress_text("1M prefill", progress, 10, 30, 20), "1M prefill  25 %");
+  EXPECT_EQ(progress_text("1M prefill", progress, 10, 30, 12), "1M pr…  25 %");
   for (std::size_t width = 1; width < 100; ++width) {
-    EXPECT_LE(width_of(progress_text("1M faiss:IVF,SQ8", progress, 10, width)), width);
+    EXPECT_LE(width_of(progress_text("1M faiss:IVF,SQ8", progress, 10, 30, width)), width);
   }
+}
+
+/// What chunks of so many tokens take that attend all before them.
+double dense_seconds(double tokens) { return 1e-3 * tokens + 1.4e-7 / 2 * tokens * tokens; }
+
+TEST(Pace, OfADensePrefillIsKnownFromItsFirstChunks) {
+  Pace pace;
+  constexpr std::int64_t total = 180'000;
+  for (std::int64_t done = 2048; done < total / 2; done += 2048) {
+    pace.add(done, dense_seconds(static_cast<double>(done)));
+    const double left = dense_seconds(total) - dense_seconds(static_cast<double>(done));
+    const auto known = pace.seconds_left(total);
+    if (done < 3 * 2048) {
+      EXPECT_FALSE(known);
+      continue;
+    }
+    ASSERT_TRUE(known);
+    EXPECT_NEAR(*known, left, 1e-6 * left) << done;
+    // What a rate that stays as it is would say is far too little.
+    EXPECT_LT(*pace.steady_seconds_left(total), left) << done;
+  }
+}
+
+TEST(Pace, WithUnevenChunksIsAboutRight) {
+  Pace pace;
+  constexpr std::int64_t total = 180'000;
+  for (std::int64_t chunk = 1; chunk * 2048 < total * 46 / 100; ++chunk) {
+    const double uneven = chunk % 2 == 0 ? 1.03 : 0.97;
+    pace.add(chunk * 2048, uneven * dense_seconds(static_cast<double>(chunk * 2048)));
+  }
+  const double left = dense_seconds(total) - dense_seconds(static_cast<double>(pace.done()));
+  EXPECT_NEAR(*pace.seconds_left(total), left, 0.15 * left);
+}
+
+TEST(Pace, OfWorkThatIsAlwaysAsFastIsItsRate) {
+  Pace pace;
+  for (std::int64_t done = 100; done <= 500; done += 100) {
+    pace.add(done, 0.02 * static_cast<double>(done));
+    pace.add(done, 100);  // told again, later: nothing more was done
+  }
+  EXPECT_NEAR(*pace.seconds_left(1000), 10, 1e-9);
+  EXPECT_NEAR(*pace.steady_seconds_left(1000), 10, 1e-9);
+  EXPECT_EQ(pace.done(), 500);
+  EXPECT_EQ(pace.seconds(), 10);
+}
+
+// The first chunk has much to load: a fit would have the work get faster and faster.
+TEST(Pace, NeverGetsFasterThanItWas) {
+  Pace pace;
+  pace.add(100, 10);
+  pace.add(200, 12);
+  pace.add(300, 13);
+  const auto left = pace.seconds_left(10'000);
+  ASSERT_TRUE(left);
+  EXPECT_GT(*left, 13.0 / 300 * 9'700 / 2);
+}
+
+/// A bar in memory, whose time stands still until it is told.
+struct TimedBar {
+  TimedBar() = default;
+  TimedBar(const TimedBar&) = delete;  // the bar knows where it is
+  TimedBar& operator=(const TimedBar&) = delete;
+
+  void wait(double seconds) {
+    now += std::chrono::duration_cast<ProgressBar::Clock::duration>(
+        std::chrono::duration<double>(seconds));
+  }
+
+  std::string shown() {
+    std::fflush(memory.file);
+    return {memory.text, memory.size};
+  }
+
+  struct Memory {
+    ~Memory() {
+      std::fclose(file);
+      std::free(text);
+    }
+    char* text = nullptr;
+    std::size_t size = 0;
+    std::FILE* file = open_memstream(&text, &size);
+  };
+
+  Memory memory;
+  ProgressBar::Clock::time_point now{std::chrono::hours(1)};
+  ProgressBar bar{memory.file, false, [this] { return now; }};
+};
+
+TEST(ProgressBar, CountsTheTimeLeftDownUntilMoreIsDone) {
+  TimedBar timed;
+  const ProgressFn told = timed.bar.callback("prefill");
+  for (std::int64_t done = 1000; done <= 3000; done += 1000) {
+    EXPECT_FALSE(timed.bar.seconds_left());
+    timed.wait(2);
+    told({"prefill", "tokens", done, 10'000});
+  }
+  ASSERT_TRUE(timed.bar.seconds_left());
+  EXPECT_NEAR(*timed.bar.seconds_left(), 14, 1e-6);
+  timed.wait(1.5);
+  told({"prefill", "tokens", 3000, 10'000});
+  EXPECT_NEAR(*timed.bar.seconds_left(), 12.5, 1e-6);
+  timed.wait(100);
+  told({"prefill", "tokens", 3000, 10'000});
+  EXPECT_EQ(*timed.bar.seconds_left(), 0);
+  told({"prefill", "tokens", 10'000, 10'000});
+  EXPECT_FALSE(timed.bar.seconds_left());
+}
+
+TEST(ProgressBar, OfABriefWorkShowsNothingInTheFirstSecond) {
+  TimedBar timed;
+  const ProgressFn brief = timed.bar.brief_callback("prompt");
+  timed.wait(0.9);
+  brief({"prompt", "tokens", 256, 512});
+  brief({"prompt", "tokens", 512, 512});
+  timed.bar.finish();
+  EXPECT_EQ(timed.shown(), "");
+  const ProgressFn longer = timed.bar.brief_callback("prompt");
+  timed.wait(0.9);
+  longer({"prompt", "tokens", 256, 512});
+  timed.wait(0.2);
+  longer({"prompt", "tokens", 256, 512});
+  timed.wait(0.9);
+  longer({"prompt", "tokens", 512, 512});
+  timed.bar.finish();
+  EXPECT_EQ(timed.shown(),
+            "prompt  256/512 tokens  50 %  284 tokens/s\n"
+            "prompt  512/512 tokens  100 %  256 tokens/s  in 2.0 s\n");
 }
 
 std::string progress_output(bool terminal) {

@@ -56,7 +56,8 @@ ContextPtr prefill(const Model& self, py::handle tokens, const std::string& pref
 GenerateResult generate(const Model& self, SessionHandle& session, py::handle prompt,
                         std::int64_t max_tokens, std::optional<double> temperature,
                         std::optional<std::int64_t> top_k, std::optional<double> top_p,
-                        std::uint64_t seed, const py::object& on_token) {
+                        std::uint64_t seed, const py::object& on_token,
+                        const py::object& progress) {
   const SamplingOptions& own = self.config().sampling;
   const SamplingOptions sampling = {temperature.value_or(own.temperature),
                                     top_k.value_or(own.top_k), top_p.value_or(own.top_p), seed};
@@ -64,9 +65,10 @@ GenerateResult generate(const Model& self, SessionHandle& session, py::handle pr
     warn(self.config().sampling_warning);
   const std::vector<Token> ids = tokens_of(prompt, "prompt");
   const TokenFn report = on_token_of(on_token);
+  const GenerateOptions options{max_tokens, sampling, progress_of(progress)};
   const Exclusive::Write use(session.use, "the session");
   const py::gil_scoped_release release;
-  return self.generate(session.session, ids, {max_tokens, sampling}, report);
+  return self.generate(session.session, ids, options, report);
 }
 
 py::array_t<float> as_logits(const Model& model, const std::vector<float>& logits) {
@@ -78,10 +80,7 @@ py::array_t<float> as_logits(const Model& model, const std::vector<float>& logit
 py::array_t<float> logits(const Model& self, py::handle tokens) {
   const std::vector<Token> ids = tokens_of(tokens, "tokens");
   std::vector<float> result;
-  {
-    const py::gil_scoped_release release;
-    result = self.logits(ids);
-  }
+  run_interruptible([&](const std::stop_token&) { result = self.logits(ids); });
   return as_logits(self, result);
 }
 
@@ -89,10 +88,7 @@ py::array_t<float> session_logits(const Model& self, SessionHandle& session, py:
   const std::vector<Token> ids = tokens_of(tokens, "tokens");
   const Exclusive::Write use(session.use, "the session");
   std::vector<float> result;
-  {
-    const py::gil_scoped_release release;
-    result = self.logits(session.session, ids);
-  }
+  run_interruptible([&](const std::stop_token&) { result = self.logits(session.session, ids); });
   return as_logits(self, result);
 }
 
@@ -318,10 +314,12 @@ void bind_model(py::module_& module) {
       .def("generate", &generate, py::arg("session"), py::arg("prompt"),
            py::arg("max_tokens") = 128, py::arg("temperature") = py::none(),
            py::arg("top_k") = py::none(), py::arg("top_p") = py::none(), py::arg("seed") = 0,
-           py::arg("on_token") = py::none(),
+           py::arg("on_token") = py::none(), py::kw_only(), py::arg("progress") = py::none(),
            "Feeds the prompt's token ids to the session, then generates. temperature (0: greedy), "
            "top_k, top_p: config.sampling's unless given. "
-           "on_token(token) may return False to stop.")
+           "on_token(token) may return False to stop. progress is called with a Progress, stage "
+           "\"prompt\", in tokens, while the prompt is read; what it raises, and Ctrl-C, ends that "
+           "within about a second and leaves the session as it was.")
       .def("logits", &logits, py::arg("tokens"),
            "float32 [tokens, vocab_size] of a dense forward pass.")
       .def("logits", &session_logits, py::arg("session"), py::arg("tokens"),

@@ -111,6 +111,8 @@ def test_an_exception_of_a_progress_callback_ends_the_work(context, model):
     reports = []
 
     def stop(progress):
+        if progress.stage == "prefill" and progress.done == 0:
+            return  # told while the first chunk is read, if that takes long
         reports.append(progress)
         raise Enough
 
@@ -131,6 +133,22 @@ def test_an_exception_of_on_token_ends_the_generation_and_the_session_goes_on(mo
     assert seen == result.tokens
 
 
+def test_an_exception_of_a_prompt_s_progress_leaves_the_session_as_it_was(model):
+    session = topkv.Session(model.prefill(range(10, 30)))
+    reports = []
+
+    def stop(progress):
+        reports.append(progress)
+        if progress.done == 512:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        model.generate(session, [50] * 600, max_tokens=2, progress=stop)
+    assert session.own_tokens == 0
+    assert {report.stage for report in reports} == {"prompt"} and reports[-1].total == 600
+    assert model.generate(session, [52], max_tokens=3).steps == 2
+
+
 def test_on_token_stops_by_returning_false(model):
     session = topkv.Session(model.prefill(range(10, 30)))
     numbers = itertools.count(1)
@@ -139,8 +157,8 @@ def test_on_token_stops_by_returning_false(model):
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
-@pytest.mark.parametrize("watched", [False, True], ids=["alone", "with_a_callback"])
-def test_a_signal_ends_a_long_call(watched, model):
+@pytest.mark.parametrize("call", ["prefill", "watched prefill", "prompt", "logits"])
+def test_a_signal_ends_a_long_call(call, model):
     class Interrupt(BaseException):
         pass
 
@@ -151,8 +169,13 @@ def test_a_signal_ends_a_long_call(watched, model):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Interrupt):
-            model.prefill(np.full(400_000, 20), "window", chunk=128,
-                          progress=(lambda progress: None) if watched else None)
+            if call == "prompt":
+                model.generate(topkv.Session(model.prefill([20])), np.full(30_000, 20))
+            elif call == "logits":
+                model.logits(np.full(20_000, 20))
+            else:
+                model.prefill(np.full(400_000, 20), "window", chunk=128,
+                              progress=(lambda progress: None) if "watched" in call else None)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

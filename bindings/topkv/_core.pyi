@@ -803,8 +803,10 @@ class Model:
         top_p: float | None = None,
         seed: int = 0,
         on_token: Callable[[int], object] | None = None,
+        *,
+        progress: Callable[[Progress], object] | None = None,
     ) -> GenerateResult:
-        """Feeds the prompt to the session, then generates. None: as config.sampling."""
+        """Feeds the prompt to the session, then generates. None: as config.sampling. progress: while the prompt is read."""
 
     @overload
     def logits(self, tokens: _Ints) -> NDArray[np.float32]:

@@ -207,6 +207,8 @@ struct LoadOptions {
 struct GenerateOptions {
   std::int64_t max_tokens = 128;
   SamplingOptions sampling = {};
+  /// While the prompt is read: stage "prompt", in tokens (of all prompts together).
+  ProgressFn progress = {};
 };
 
 struct PrefillOptions {
@@ -334,6 +336,7 @@ class Model {
   void check_reach(std::int64_t tokens) const;
 
   /// Runs the tokens through the network into a new context. times, when given, is added to.
+  /// progress: stage "prefill", in tokens, then "index"; when it throws, the context is discarded.
   /// On a CUDA device the rows of the context are page-locked, so that copies run at full speed.
   /// Throws InvalidArgument for no tokens or ids outside the vocabulary, OutOfMemory before any
   /// work when the rows do not fit.
@@ -346,8 +349,8 @@ class Model {
   /// the last token chosen (the end token, or where max_tokens or on_token ended it). The forward
   /// pass runs at positions session.tokens() and on.
   /// Throws InvalidArgument for an empty prompt, and a session on another device or over a context
-  /// of another shape. Whatever is thrown, by on_token too, the session is then as it was before
-  /// the call.
+  /// of another shape. Whatever is thrown, by on_token and progress too, the session is then as it
+  /// was before the call.
   GenerateResult generate(Session& session, std::span<const Token> prompt,
                           const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;
 

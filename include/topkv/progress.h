@@ -16,8 +16,9 @@ struct Progress {
 };
 
 /// Called from the thread that started the work, at least once at the end of each stage (done ==
-/// total), and while indices are built several times a second. May throw: the exception ends the
-/// work, within about a second where an index is built, and reaches the caller. May be empty.
+/// total), and several times a second while indices are built and tokens are read, with the same
+/// done again until more is. May throw: the exception ends the work within about a second, and
+/// reaches the caller. May be empty: then nothing ends the work.
 using ProgressFn = std::function<void(const Progress&)>;
 
 }  // namespace topkv

@@ -6,6 +6,7 @@
 
 #include "src/core/matrix_product.h"
 #include "src/core/row_format.h"
+#include "src/core/stopping.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 
@@ -112,6 +113,7 @@ void attend_tile(const Tile& tile, const RowSpan& span, PositionRange keys, OutR
   const std::int64_t sinks = std::min(tile.visible.sinks, window);
   const auto run = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = std::max(begin, keys.begin); at < std::min(end, last); at += key_tile) {
+      check_stop();
       add_key_tile(tile, span, at, std::min({at + key_tile, end, last}), s);
     }
   };

@@ -91,10 +91,15 @@ void check_model_of(const std::string& own, const ContextOrigin& origin, const A
 class Asking {
  public:
   Asking(const AskFlags& flags, const Model& model, LoadedContext loaded,
-         std::optional<ChatTemplate> chat)
-      : flags_(flags), model_(model), loaded_(std::move(loaded)), chat_(std::move(chat)) {}
+         std::optional<ChatTemplate> chat, ProgressBar& progress)
+      : flags_(flags),
+        model_(model),
+        loaded_(std::move(loaded)),
+        chat_(std::move(chat)),
+        progress_(progress) {}
 
-  /// Each by itself, in joint steps; answers in the order of the prompts.
+  /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
+  /// the user has asked to stop while prompts are read.
   void ask(std::span<const std::string> prompts) const {
     std::vector<std::vector<Token>> tokens;
     for (const std::string& prompt : prompts) {
@@ -145,7 +150,8 @@ class Asking {
     const std::vector<GenerateResult> results = model_.generate_together(
         each, tokens.first(count),
         {.max_tokens = most,
-         .sampling = sampling_options(flags_.sampling, model_.config().sampling)},
+         .sampling = sampling_options(flags_.sampling, model_.config().sampling),
+         .progress = progress_.brief_callback("prompt")},
         [&](std::size_t i, Token token) {
           if (first_token[i] == 0) first_token[i] = watch.seconds();
           return streams[i].take(token);
@@ -185,6 +191,7 @@ class Asking {
   const Model& model_;
   LoadedContext loaded_;
   std::optional<ChatTemplate> chat_;
+  ProgressBar& progress_;
 };
 
 int run_ask(AskFlags flags) {
@@ -227,7 +234,7 @@ int run_ask(AskFlags flags) {
   loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
   loaded.context = with_tail(loaded.context, tail, progress.callback("tail"), device);
   progress.finish();
-  const Asking asking(flags, model, std::move(loaded), std::move(chat));
+  const Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
   stop_if_interrupted();
   asking.ask(flags.prompts);
   if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
@@ -245,7 +252,13 @@ int run_ask(AskFlags flags) {
         lines, [](const std::string& one) { return one.find_first_not_of(" \t\r") == one.npos; });
     for (const std::string& one : lines) check_utf8("standard input", one);
     asked = asked || !lines.empty();
-    asking.ask(lines);
+    try {
+      asking.ask(lines);
+    } catch (const Interrupted&) {
+      if (!terminal) throw;
+      progress.finish();
+      fmt::print(stderr, "[interrupted: the question is not asked]\n");
+    }
     if (!terminal && interrupted()) return interrupted_status();
     forget_interrupt();
   }

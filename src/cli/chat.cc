@@ -70,8 +70,8 @@ class Chat {
     read(conversation_.before_questions());
   }
 
-  /// Prints the answer as it comes. False, and told, where there is no room for the question: then
-  /// the conversation is as before.
+  /// Prints the answer as it comes. False, and told, where there is no room for the question, or
+  /// the user has asked to stop before there is an answer: then the conversation is as before.
   bool ask(const std::string& question) {
     const std::vector<Token> asked = conversation_.ask(question);
     std::size_t same = std::min(common_tokens(held_, asked), asked.size() - 1);
@@ -94,7 +94,15 @@ class Chat {
           format_grouped(flags_.most_own() - room), format_grouped(flags_.most_own()))));
       return false;
     }
-    answer(asked, prompt, std::min(room, flags_.most_predicted()));
+    try {
+      answer(asked, prompt, std::min(room, flags_.most_predicted()));
+    } catch (const Interrupted&) {
+      held_.resize(same);
+      conversation_.forget_question();
+      progress_.finish();
+      fmt::print(stderr, "[interrupted: the question is not asked]\n");
+      return false;
+    }
     return true;
   }
 
@@ -133,9 +141,12 @@ class Chat {
 
   void answer(const std::vector<Token>& asked, std::span<const Token> prompt, std::int64_t most) {
     AnswerStream stream(model_.tokenizer(), AnswerStream::Shown::at_once);
-    const GenerateResult result = model_.generate(
-        *session_, prompt, {most, sampling_options(flags_.sampling, model_.config().sampling)},
-        [&](Token token) { return stream.take(token); });
+    const GenerateResult result =
+        model_.generate(*session_, prompt,
+                        {.max_tokens = most,
+                         .sampling = sampling_options(flags_.sampling, model_.config().sampling),
+                         .progress = progress_.brief_callback("prompt")},
+                        [&](Token token) { return stream.take(token); });
     stream.finish();
     // The session has all of it but the token chosen last.
     held_ = asked;

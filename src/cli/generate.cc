@@ -261,7 +261,9 @@ int run_generate(GenerateFlags flags) {
     return stream.take(token);
   };
   const GenerateResult result = model.generate(
-      session, reading.prompt, {.max_tokens = predict, .sampling = sampling}, on_token);
+      session, reading.prompt,
+      {.max_tokens = predict, .sampling = sampling, .progress = progress.brief_callback("prompt")},
+      on_token);
   stream.finish();
 
   const SessionStats& stats = session.stats();

@@ -1,9 +1,38 @@
 #include "src/cli/prefilled.h"
 
+#include <fmt/format.h>
+
+#include "src/cli/text.h"
+#include "src/core/figures.h"
 #include "src/core/stopwatch.h"
 
 namespace topkv::cli {
 namespace {
+
+constexpr double long_wait = 60;  // seconds
+
+/// Once it is known that a dense prefill on the host takes long: that there is another way.
+class QuickerWay {
+ public:
+  QuickerWay(const Model& model, const PrefillOptions& options, ProgressBar& progress)
+      : there_is_(!model.device().is_cuda() && options.attention.mode == Prefill::dense),
+        progress_(progress) {}
+
+  void tell() {
+    const std::optional<double> left = progress_.seconds_left();
+    if (!there_is_ || !left) return;
+    there_is_ = false;
+    if (*left < long_wait) return;
+    progress_.note(fmt::format(
+        "dense prefill: each token attends all before it, which takes about {} more; with "
+        "--prefill window each attends the first and the latest tokens alone, in far less time",
+        format_seconds(*left)));
+  }
+
+ private:
+  bool there_is_;
+  ProgressBar& progress_;
+};
 
 Prefilled without_index(const Model& model, PrefillOptions options,
                         const std::vector<Token>& tokens, ProgressBar& progress) {
@@ -16,11 +45,16 @@ Prefilled without_index(const Model& model, PrefillOptions options,
             .freeze();
     return prefilled;
   }
+  QuickerWay quicker(model, options, progress);
   const Stopwatch watch;
   prefilled.context = model.prefill(
       tokens, options,
-      [&, prefill = progress.callback("prefill"), index = progress.callback("index")](
-          const Progress& done) { (done.stage == "index" ? index : prefill)(done); },
+      [&, prefill = progress.callback("prefill"),
+       index = progress.callback("index")](const Progress& done) {
+        if (done.stage == "index") return index(done);
+        prefill(done);
+        quicker.tell();
+      },
       &prefilled.times);
   prefilled.seconds = watch.seconds() - prefilled.times.indexing;
   return prefilled;

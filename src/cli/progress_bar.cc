@@ -14,7 +14,7 @@
 namespace topkv::cli {
 
 std::string progress_text(const std::string& title, const Progress& progress, double seconds,
-                          std::size_t width) {
+                          std::optional<double> left, std::size_t width) {
   const double done = static_cast<double>(progress.done);
   const double total = static_cast<double>(progress.total);
   const double rate = seconds > 0 ? done / seconds : 0;
@@ -29,9 +29,11 @@ std::string progress_text(const std::string& title, const Progress& progress, do
   if (rate > 0 && seconds > 0.05) {
     speed = bytes ? fmt::format("  {}/s", byte_text(static_cast<std::int64_t>(rate)))
                   : fmt::format("  {} {}/s", format_rate(rate), progress.unit);
-    time = progress.done < progress.total
-               ? fmt::format("  {} left", format_seconds((total - done) / rate))
-               : fmt::format("  in {}", format_seconds(seconds));
+    if (progress.done >= progress.total) {
+      time = fmt::format("  in {}", format_seconds(seconds));
+    } else if (left) {
+      time = fmt::format("  {} left", format_seconds(*left));
+    }
   }
   for (const std::string& text :
        {title + counts + percent + speed + time, title + percent + time, title + percent}) {
@@ -43,16 +45,30 @@ std::string progress_text(const std::string& title, const Progress& progress, do
 }
 
 ProgressFn ProgressBar::callback(std::string title) {
-  idle_since_ = Clock::now();
+  idle_since_ = now_();
   return [this, title = std::move(title)](const Progress& progress) {
     report(title, progress);
     stop_if_interrupted();
   };
 }
 
+ProgressFn ProgressBar::brief_callback(std::string title) {
+  idle_since_ = now_();
+  return [this, title = std::move(title),
+          quiet_until = idle_since_ + std::chrono::seconds(1)](const Progress& progress) {
+    show(title, progress, quiet_until);
+    stop_if_interrupted();
+  };
+}
+
 void ProgressBar::report(const std::string& title, const Progress& progress) {
+  show(title, progress, {});
+}
+
+void ProgressBar::show(const std::string& title, const Progress& progress,
+                       Clock::time_point quiet_until) {
   using namespace std::chrono_literals;
-  const auto now = Clock::now();
+  const auto now = now_();
   const std::string stage = fmt::format("{}\n{}", title, progress.stage);
   const bool first = stage != stage_;
   const bool last = progress.done >= progress.total;
@@ -60,22 +76,32 @@ void ProgressBar::report(const std::string& title, const Progress& progress) {
     finish();
     stage_ = stage;
     started_ = progress.done == 0 ? now : idle_since_;
+    shown_ = {};
+    pace_ = {};
   }
+  const double since = std::chrono::duration<double>(now - started_).count();
+  pace_.add(progress.done, since);
+  left_ = progress.unit == "tokens" ? pace_.seconds_left(progress.total)
+                                    : pace_.steady_seconds_left(progress.total);
+  if (left_) left_ = std::max(0.0, *left_ - (since - pace_.seconds()));
   const auto pause = terminal_ ? Clock::duration(100ms) : Clock::duration(10s);
-  if (!first && !last && now - shown_ < pause) return;
-  shown_ = now;
+  if (now >= quiet_until && (last || now - shown_ >= pause)) {
+    shown_ = now;
+    write(title, progress, pace_.done() > 0 ? pace_.seconds() : since);
+  }
+  if (!last) return;
+  finish();
+  stage_.clear();
+  idle_since_ = now;
+  left_.reset();
+}
 
-  const double seconds = std::chrono::duration<double>(now - started_).count();
+void ProgressBar::write(const std::string& title, const Progress& progress, double seconds) {
   if (terminal_) {
     // Its last column stays free: a line that fills it would scroll on some terminals.
-    rewrite(progress_text(title, progress, seconds, line_width(out_) - 1));
+    rewrite(progress_text(title, progress, seconds, left_, line_width(out_) - 1));
   } else {
-    fmt::print(out_, "{}\n", progress_text(title, progress, seconds));
-  }
-  if (last) {
-    finish();
-    stage_.clear();
-    idle_since_ = now;
+    fmt::print(out_, "{}\n", progress_text(title, progress, seconds, left_));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "index/scratch.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
+#include "src/core/stopping.h"
 #include "src/core/stopwatch.h"
 #include "src/core/threads.h"
 
@@ -289,6 +290,7 @@ void Session::State::attend_found(std::int64_t layer, const TokenQueries& querie
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t head = task / per_head;
       const std::int64_t i = task % per_head;
+      check_stop();
       HeadStep& step = heads[static_cast<std::size_t>(head)];
       if (i >= step.count()) continue;
       const float* q = &step.queries[static_cast<std::size_t>(i * d)];

@@ -9,6 +9,7 @@
 #include "src/context/session_state.h"
 #include "src/core/convert.h"
 #include "src/core/faults.h"
+#include "src/core/stopping.h"
 #include "src/core/stopwatch.h"
 #include "topkv/error.h"
 
@@ -242,6 +243,7 @@ void Session::State::retrieve(const Part& part) {
   }
   const std::int64_t tokens = std::min(tokens_at_once(part), queries.tokens);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
+    check_stop();
     const TokenQueries block = queries.part(t, std::min(tokens, queries.tokens - t));
     if (seen.codes) {
       if (t > 0)  // the first were with all sessions'

@@ -15,6 +15,8 @@
 
 #include <cstdint>
 
+#include "src/core/stopping.h"
+
 #ifdef TOPKV_STD_THREADS
 #include "src/core/std_threads.h"
 #endif
@@ -49,7 +51,8 @@ class OneBlasThread {
 
 /// Calls body(begin, end) for disjoint ranges that cover [0, count), none shorter than grain if
 /// it can be helped. Which thread takes which range is not fixed: results must not depend on it.
-/// An exception in a body ends the loop and is rethrown here. Nests.
+/// An exception in a body ends the loop and is rethrown here. Bodies are stopped by what stops the
+/// caller (stopping.h). Nests.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
   if (count <= 0) return;
@@ -58,9 +61,11 @@ void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     body(std::int64_t{0}, count);
     return;
   }
+  const std::stop_token* stop = current_stop;
 #ifdef TOPKV_STD_THREADS
   std_parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
     const OneOpenmpThread one;
+    const StopScope scope(stop);
     body(begin, end);
   });
 #else
@@ -68,6 +73,7 @@ void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
       oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
       [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
         const OneOpenmpThread one;
+        const StopScope scope(stop);
         body(range.begin(), range.end());
       });
 #endif

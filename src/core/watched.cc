@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "src/core/stopping.h"
 #include "src/core/threads.h"
 
 namespace topkv {
@@ -24,7 +25,11 @@ void run_watched(const std::function<void(const std::stop_token&)>& work,
   std::thread worker([&, threads = static_cast<int>(thread_count())] {
     try {
       oneapi::tbb::task_arena arena(threads);
-      arena.execute([&] { work(stop.get_token()); });
+      const std::stop_token token = stop.get_token();
+      arena.execute([&] {
+        const StopScope scope(&token);
+        work(token);
+      });
     } catch (...) {
       of_work = std::current_exception();
     }

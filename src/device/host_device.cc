@@ -9,6 +9,7 @@
 #include "src/core/dot.h"
 #include "src/core/matrix_product.h"
 #include "src/core/packed_product.h"
+#include "src/core/stopping.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/compute_device.h"
@@ -280,6 +281,7 @@ class HostDevice final : public ComputeDevice {
       thread_local std::vector<float> widened;
       widened.resize(static_cast<std::size_t>(feature_tile * in));
       for (std::int64_t tile = begin; tile < end; ++tile) {
+        check_stop();
         const std::int64_t first = tile / token_tiles * feature_tile;
         const std::int64_t features = std::min(feature_tile, weight.out_features - first);
         const std::int64_t token = tile % token_tiles * token_tile;

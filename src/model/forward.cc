@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "src/core/stopping.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
 #include "src/device/pieces.h"
@@ -147,6 +148,7 @@ void Forward::run_placed(std::span<const Token> tokens, AttentionStep step, cons
     device_->scale(static_cast<float>(config_.embedding_scale), count * config_.hidden_size, a_.x);
   }
   for (std::int64_t l = 0; l < config_.attention.layers; ++l) {
+    check_stop();
     between(l, count);
     clock_->begin(Phase::attention);
     lock = {};  // others may use the device while this one waits for what the host does
@@ -273,6 +275,7 @@ void Forward::mlp(const LayerWeights& w, std::int64_t tokens) {
   const std::int64_t most = w.mixture.empty() ? mlp_tokens : mixture_tokens(config_.mixture);
   read_residual(w.mlp_norm, tokens);
   for (std::int64_t first = 0; first < tokens; first += most) {
+    check_stop();
     const std::int64_t count = std::min(most, tokens - first);
     const std::int64_t values = count * config_.intermediate_size;
     const std::byte* x = a_.hidden + first * hidden * operand;

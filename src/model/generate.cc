@@ -47,9 +47,12 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   GenerateResult result;
   Undo undo(session);
   const Stopwatch prompting;
-  impl_->blaming_weights([&] { feed(forward, session, prompt, choose); });
+  Reading reading(options.progress, "prompt", std::ssize(prompt));
+  impl_->blaming_weights([&] { feed(forward, session, prompt, reading, choose); });
   result.prompt_seconds = prompting.seconds();
 
+  const ProgressFn nobody;
+  Reading answer(nobody, {}, options.max_tokens);
   const Stopwatch decoding;
   while (static_cast<std::int64_t>(result.tokens.size()) < options.max_tokens) {
     const Token token = greedy ? next : sampler.sample(logits);
@@ -62,7 +65,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
     if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
     impl_->check_reach(session.tokens() + 1);
     impl_->blaming_weights(
-        [&] { feed(forward, session, std::span(&result.tokens.back(), 1), choose); });
+        [&] { feed(forward, session, std::span(&result.tokens.back(), 1), answer, choose); });
     ++result.steps;
   }
   undo.keep();
@@ -93,8 +96,10 @@ std::vector<float> Model::logits(std::span<const Token> tokens, std::int64_t fir
   Forward& forward = *lease;
   std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.vocab_size));
   float* next = logits.data();
+  const ProgressFn nobody;
+  Reading reading(nobody, {}, std::ssize(tokens));
   impl_->blaming_weights([&] {
-    feed(forward, tokens, first, attend, [&](std::int64_t count) {
+    feed(forward, tokens, first, attend, reading, [&](std::int64_t count) {
       forward.logits(0, count, next);
       next += count * config.vocab_size;
     });

@@ -10,6 +10,7 @@
 
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
+#include "src/model/reading.h"
 #include "topkv/model.h"
 
 namespace topkv {
@@ -51,24 +52,28 @@ class Undo {
 };
 
 /// Runs tokens at positions first and on through the network, chunk by chunk; take(count) is called
-/// after each chunk.
+/// after each chunk, and is part of what `reading` watches.
 template <class Take>
 void feed(Forward& forward, std::span<const Token> tokens, std::int64_t first,
-          const AttendFn& attend, const Take& take) {
+          const AttendFn& attend, Reading& reading, const Take& take) {
   const auto chunk = static_cast<std::size_t>(session_chunk);
   for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
     const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
-    forward.run(piece, first + static_cast<std::int64_t>(begin),
-                first + static_cast<std::int64_t>(tokens.size()), attend);
-    take(static_cast<std::int64_t>(piece.size()));
+    const auto count = static_cast<std::int64_t>(piece.size());
+    reading.chunk(count, [&] {
+      forward.run(piece, first + static_cast<std::int64_t>(begin),
+                  first + static_cast<std::int64_t>(tokens.size()), attend);
+      take(count);
+    });
   }
 }
 
 template <class Take>
-void feed(Forward& forward, Session& session, std::span<const Token> tokens, const Take& take) {
+void feed(Forward& forward, Session& session, std::span<const Token> tokens, Reading& reading,
+          const Take& take) {
   feed(
       forward, tokens, session.tokens(),
-      [&session](const AttentionStep& step) { session.attend(step); }, take);
+      [&session](const AttentionStep& step) { session.attend(step); }, reading, take);
 }
 
 /// Throws as Model::generate does, before any work.

@@ -67,10 +67,21 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
   const auto keep = [&] {
     for (const auto& one : undo) one->keep();
   };
+  std::int64_t asked = 0;
+  for (const std::vector<Token>& prompt : prompts) asked += std::ssize(prompt);
   if (config.dual_chunk.chunk_size > 0) {  // positions of a step are those of one text
-    for (std::size_t i = 0; i < sessions.size(); ++i)
-      results.push_back(generate(*sessions[i], prompts[i], options,
+    std::int64_t read = 0;
+    GenerateOptions of_one = options;
+    if (options.progress) {
+      of_one.progress = [&](const Progress& one) {
+        options.progress({one.stage, one.unit, read + one.done, asked});
+      };
+    }
+    for (std::size_t i = 0; i < sessions.size(); ++i) {
+      results.push_back(generate(*sessions[i], prompts[i], of_one,
                                  [&](Token token) { return !on_token || on_token(i, token); }));
+      read += std::ssize(prompts[i]);
+    }
     keep();
     return results;
   }
@@ -80,11 +91,12 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
   const Lease lease(*impl_);
   Forward& forward = *lease;
   const ForwardTimes before = forward.times();
+  Reading reading(options.progress, "prompt", asked);
   for (std::size_t i = 0; i < all.size(); ++i) {
     impl_->check_reach(sessions[i]->tokens() + std::ssize(prompts[i]));
     const Stopwatch prompting;
     impl_->blaming_weights([&] {
-      feed(forward, *sessions[i], prompts[i],
+      feed(forward, *sessions[i], prompts[i], reading,
            [&](std::int64_t count) { all[i].choose(forward, count - 1); });
     });
     all[i].result.prompt_seconds = prompting.seconds();

@@ -7,6 +7,7 @@
 #include "src/core/stopwatch.h"
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
+#include "src/model/reading.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -53,9 +54,10 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   builder.reserve(total, chunk);
   const AttendFn attend = [&](const AttentionStep& step) { builder.attend(step); };
   IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), builder);
+  Reading reading(progress, "prefill", total);
   for (std::int64_t begin = 0; begin < total; begin += chunk) {
     const std::int64_t count = std::min(chunk, total - begin);
-    {
+    reading.chunk(count, [&] {
       const auto lock = device->lock();
       const auto chunk_tokens =
           tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
@@ -63,8 +65,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
         forward.run(chunk_tokens, begin, total, attend);
         if (begin + count == total) builder.synchronize();
       });
-    }
-    if (progress) progress({"prefill", "tokens", begin + count, total});
+    });
   }
   const Stopwatch indexing;
   std::shared_ptr<const Context> context = growth.freeze(progress);
