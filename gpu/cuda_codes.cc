@@ -8,6 +8,7 @@
 #include "gpu/code_stages.h"
 #include "gpu/cuda_device.h"
 #include "gpu/long_work.h"
+#include "index/value_codes.h"
 #include "src/core/convert.h"
 #include "src/core/row_format.h"
 #include "src/device/pieces.h"
@@ -45,16 +46,19 @@ HeadTables tables_of(const AttentionShape& shape) {
   return {code_dims(static_cast<int>(shape.head_dim))};
 }
 
-/// Of all keys of a head, as the host lays them out.
-std::int64_t key_code_bytes(const HeadCodes& head) {
-  return (head.rows.count() + unit_keys - 1) / unit_keys * unit_keys * head.key_bytes;
-}
-/// And of values.
-std::int64_t staged_bytes(const HeadCodes& head) {
-  const std::int64_t blocks = (head.rows.count() + unit_keys - 1) / unit_keys;
-  return key_code_bytes(head) +
-         (head.values == nullptr ? 0 : blocks * (unit_keys / 4) * head.value_lanes);
-}
+/// A head's codes as the host lays them out: of its keys, and of its values behind them.
+struct StagedBytes {
+  std::int64_t keys, values;
+
+  /// lanes: 0: values have none.
+  StagedBytes(std::int64_t count, std::int64_t key_bytes, std::int64_t lanes)
+      : keys((count + unit_keys - 1) / unit_keys * unit_keys * key_bytes),
+        values((count + unit_keys - 1) / unit_keys * (unit_keys / 4) * lanes) {}
+  explicit StagedBytes(const HeadCodes& head)
+      : StagedBytes(head.rows.count(), head.key_bytes,
+                    head.values == nullptr ? 0 : head.value_lanes) {}
+  std::int64_t both() const { return keys + values; }
+};
 
 }  // namespace
 
@@ -66,11 +70,13 @@ struct CudaCodes::Layout {
   int key_bytes, value_bytes;
   std::int64_t head_bytes, rare_slots, unit_slots;
   std::vector<Layer> layers;  // those without codes have no bytes
-  std::int64_t coefficients, scales, plans, scores, maxima, count, arrived, rare_arrived, sums,
-      masses, outs, lses, bytes;
+  std::int64_t coefficients, scales, plans, maxima, count, arrived, rare_arrived, sums, masses,
+      outs, lses, bytes;
+  std::int64_t scores;  // of a scan; before there is one, a head's codes on their way
 
   Layout(const AttentionShape& shape, const std::vector<bool>& has_codes, std::int64_t tokens,
-         std::int64_t rare, int key_bytes, int value_bytes, int scan_tokens, int splits)
+         std::int64_t rare, int key_bytes, int value_bytes, std::int64_t staged, int scan_tokens,
+         int splits)
       : key_bytes(key_bytes),
         value_bytes(value_bytes),
         head_bytes((tokens + unit_keys - 1) / unit_keys * unit_bytes(key_bytes, value_bytes)),
@@ -97,7 +103,7 @@ struct CudaCodes::Layout {
     coefficients = pieces.place(meetings * 16 * key_slots(key_bytes));
     scales = pieces.place(group * std::int64_t{sizeof(QueryScale)});
     plans = pieces.place(group * std::int64_t{sizeof(QueryPlan)});
-    scores = pieces.place(group * most_sampled * f32);
+    scores = pieces.place(std::max(group * most_sampled * f32, staged));
     maxima = pieces.place(group * most_sampled / maximum_keys * f32);
     count = pieces.place(scan_lists * meetings * std::int64_t{sizeof(int)});
     arrived = pieces.place(meetings * std::int64_t{sizeof(int)});
@@ -123,6 +129,7 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   std::int64_t rare = 0;
   std::int64_t bytes = 0;  // of a key
   std::int64_t bits = 0;   // of a value
+  std::int64_t staged = 0;
   for (std::size_t i = 0; i < heads.size(); ++i) {
     const HeadCodes& head = heads[i];
     if (i % static_cast<std::size_t>(shape.kv_heads) == 0)
@@ -133,6 +140,7 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
     rare = std::max(rare, std::ssize(head.rare));
     bytes = std::max(bytes, head.key_bytes);
     bits = std::max(bits, head.value_bits);
+    staged = std::max(staged, StagedBytes(head).both());
   }
   const int key_bytes = key_bytes_for(bytes);
   const int value_bytes = value_bytes_for(bits);
@@ -141,17 +149,14 @@ CudaCodes::CudaCodes(CudaDevice& device, const AttentionShape& shape,
   early_ = can_scan_early();
   scan_tokens_ = scan_tokens_for(shape);
   layout_ = std::make_unique<const Layout>(shape, has_codes, tokens, rare, key_bytes, value_bytes,
-                                           scan_tokens_, splits_);
+                                           staged, scan_tokens_, splits_);
   memory_ = device.allocate(layout_->bytes, "codes of rows");
-  std::int64_t most_staged = 1;
-  for (const HeadCodes& head : heads) most_staged = std::max(most_staged, staged_bytes(head));
-  const Buffer staged = device.allocate(most_staged, "codes on their way");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     if (!has_codes[static_cast<std::size_t>(layer)]) continue;
     place(device, work, layer,
           heads.subspan(static_cast<std::size_t>(layer * shape.kv_heads),
                         static_cast<std::size_t>(shape.kv_heads)),
-          *layout_, staged);
+          *layout_);
   }
   const std::vector<int> none(static_cast<std::size_t>(scan_tokens_ * shape.kv_heads), 0);
   for (const std::int64_t counts : {layout_->arrived, layout_->rare_arrived}) {
@@ -173,13 +178,14 @@ std::int64_t CudaCodes::bytes(const AttentionShape& shape, std::int64_t tokens,
   constexpr std::int64_t many_blocks = 1024;
   const auto splits =
       static_cast<int>(std::clamp<std::int64_t>(many_blocks / shape.kv_heads, 1, most_splits));
-  return Layout(shape, has_codes, tokens, rare, of_key, of_value, scan_tokens_for(shape), splits)
+  const StagedBytes staged(tokens, key_bytes, ValueCoder::lanes_for(value_bits));
+  return Layout(shape, has_codes, tokens, rare, of_key, of_value, staged.both(),
+                scan_tokens_for(shape), splits)
       .bytes;
 }
 
 void CudaCodes::place(CudaDevice& device, const LongWork& work, std::int64_t layer,
-                      std::span<const HeadCodes> heads, const Layout& layout,
-                      const Buffer& staged) {
+                      std::span<const HeadCodes> heads, const Layout& layout) {
   const Layout::Layer& to = layout.layers[static_cast<std::size_t>(layer)];
   const std::int64_t row = shape_.head_dim * bytes_of(DType::bf16);
   const auto copy = [&](const auto& from, std::int64_t offset) {
@@ -239,13 +245,13 @@ void CudaCodes::place(CudaDevice& device, const LongWork& work, std::int64_t lay
     copy(rare, to.rare + h * 2 * layout.rare_slots * row);
     if (n == rare_count) continue;
 
-    const std::int64_t key_codes = key_code_bytes(head);
-    const std::int64_t value_codes = staged_bytes(head) - key_codes;
-    work.copy_in(head.keys, key_codes, staged.data());
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(staged.data());
-    if (value_codes > 0) work.copy_in(head.values, value_codes, staged.data() + key_codes);
+    const StagedBytes staged(head);
+    auto* const codes = at<std::byte>(layout.scores);
+    work.copy_in(head.keys, staged.keys, codes);
+    if (staged.values > 0) work.copy_in(head.values, staged.values, codes + staged.keys);
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(codes);
     work.give([&] {
-      encode_units({bytes, static_cast<int>(head.key_bytes), bytes + key_codes,
+      encode_units({bytes, static_cast<int>(head.key_bytes), bytes + staged.keys,
                     static_cast<int>(head.value_lanes), static_cast<int>(head.value_bits)},
                    at<int>(to.rare_keys) + h * layout.rare_slots, static_cast<int>(rare_count),
                    static_cast<int>(n - rare_count), layout.key_bytes, layout.value_bytes,

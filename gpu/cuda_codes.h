@@ -45,7 +45,7 @@ class CudaCodes final : public DeviceCodes {
  private:
   struct Layout;
   void place(CudaDevice& device, const LongWork& work, std::int64_t layer,
-             std::span<const HeadCodes> heads, const Layout& layout, const Buffer& staged);
+             std::span<const HeadCodes> heads, const Layout& layout);
   template <class T>
   T* at(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -132,8 +133,15 @@ DeviceLock CudaDevice::lock() {
 
 // A mutex goes to who comes first, and that is mostly the thread that has just given it back.
 void CudaDevice::let_others() const {
+  constexpr int short_waits = 64;  // then who has the lock keeps it for longer than a step's part
   const std::int64_t until = taken_ + waiting_;
-  while (waiting_ > 0 && taken_ < until) std::this_thread::yield();
+  for (int waits = 0; waiting_ > 0 && taken_ < until; ++waits) {
+    if (waits < short_waits) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
 }
 
 std::unique_ptr<PhaseClock> CudaDevice::phase_clock() {

@@ -19,6 +19,16 @@ std::int64_t entry_bytes(const StandIns& of) {
   const std::int64_t elements = of.kind == StandInKind::bounds ? 2 * of.dim : of.dim;
   return elements * bytes_of(of.weighed ? DType::f32 : DType::bf16);
 }
+/// What they are, without them.
+StandIns described(const StandIns& of) {
+  return {.kind = of.kind,
+          .count = of.count,
+          .dim = of.dim,
+          .page = of.page,
+          .read = of.read,
+          .block = of.block,
+          .weighed = of.weighed};
+}
 /// Room for entries: whole blocks of components.
 std::int64_t slots_of(const StandIns& of) {
   return of.block > 0 ? (of.count + of.block - 1) / of.block * of.block : of.count;
@@ -81,10 +91,7 @@ CudaSelection::CudaSelection(CudaDevice& device, const AttentionShape& shape,
   for (std::size_t l = 0; l < static_cast<std::size_t>(shape.layers); ++l) {
     const auto of = heads.subspan(l * static_cast<std::size_t>(shape.kv_heads),
                                   static_cast<std::size_t>(shape.kv_heads));
-    layers_.push_back(*std::ranges::max_element(of, {}, &StandIns::count));
-    layers_.back().data = nullptr;
-    layers_.back().sizes = {};
-    layers_.back().spans = {};
+    layers_.push_back(described(*std::ranges::max_element(of, {}, &StandIns::count)));
   }
   layout_ = std::make_unique<const Layout>(shape, layers_);
   memory_ = device.allocate(layout_->bytes, "index of a context");

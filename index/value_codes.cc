@@ -23,8 +23,6 @@ Place place_of(std::int64_t position, std::int64_t axis, std::int64_t lanes) {
   return {position / 4 * lanes + lane, static_cast<int>(position % 4 + axis / lanes * 4)};
 }
 
-std::int64_t lanes_of(std::int64_t bits) { return ((bits + 1) / 2 + 15) / 16 * 16; }
-
 }  // namespace
 
 /// Hashes, which multiply, so that an axis costs one product. (The finalizer of MurmurHash3,
@@ -45,7 +43,7 @@ ValueCoder::ValueCoder(const KeyView& values, std::int64_t bits) {
   std::vector<float> sample;
   axes_ = CodeAxes(values, sample);
   const std::int64_t used = std::min(bits, values.dim);
-  lanes_ = lanes_of(used);
+  lanes_ = lanes_for(used);
   double left = std::accumulate(axes_.variances().begin(), axes_.variances().end(), 0.0);
   double coded = 0;
   for (const std::vector<float>& along : axes_.spread(sample, used, levels_sample)) {
@@ -83,7 +81,7 @@ void ValueCoder::fields(std::int64_t dim, std::int64_t bits, Archive& archive) {
   archive.value(variance_);
   archive.value(error_variance_);
   if (!archive.reading()) return;
-  archive.check(lanes_ == lanes_of(used), "codes are of another size than the tail has");
+  archive.check(lanes_ == lanes_for(used), "codes are of another size than the tail has");
   archive.check(std::ssize(low_) == used && std::ssize(high_) == used,
                 "it has other levels than bits");
   archive.check(variance_ >= 0 && error_variance_ >= 0, "a variance is below 0");

@@ -34,6 +34,10 @@ class ValueCoder {
   /// Bytes of the codes of four values: half as many as axes, up to a multiple of 16. Axis a is the
   /// lower nibble of byte a, or the upper one of byte a - lanes().
   std::int64_t lanes() const { return lanes_; }
+  /// Of codes of so many bits.
+  static constexpr std::int64_t lanes_for(std::int64_t bits) {
+    return ((bits + 1) / 2 + 15) / 16 * 16;
+  }
   /// Axes that have a bit.
   std::int64_t bits() const { return static_cast<std::int64_t>(low_.size()); }
   const CodeAxes& axes() const { return axes_; }

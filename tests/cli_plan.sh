@@ -11,6 +11,8 @@ plan() { "$topkv" plan "$model" --device cpu "$@" >out 2>log; }
 plan -c 64K --mem 4GiB
 holds 'a plan that fits ends with 0' test $? -eq 0
 holds 'and needs no way out' test "$(grep -c '^fits' out)" -eq 0
+plan -c 64K --mem 4GiB --kv-host-search
+holds 'a search that is left to the host is among the flags' grep -q '^run .*--kv-host-search' out
 
 plan -c 1M --mem 1GiB
 holds 'where nothing fits the status is 1' test $? -eq 1

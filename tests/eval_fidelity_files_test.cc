@@ -76,6 +76,7 @@ std::size_t count(const std::string& text, const std::string& part) {
 TEST(FidelityCsv, HasTheFieldsOfJsonButLists) {
   FidelityReport report{1.9, some_settings()};
   report.settings[0].recall = 0.25;
+  report.settings[1].options.host_search = true;
   const std::vector<Json> json =
       fidelity_json(report, {8169, "a \"b\", c", "window", "stored", "NVIDIA H200", "0.1.0"});
   const std::vector<std::string> lines = lines_of(fidelity_csv(json));
@@ -94,6 +95,8 @@ TEST(FidelityCsv, HasTheFieldsOfJsonButLists) {
         EXPECT_EQ(fields[f], "") << names[f];
       } else if (value.is_string()) {
         EXPECT_EQ(fields[f], value.get<std::string>()) << names[f];
+      } else if (value.is_boolean()) {
+        EXPECT_EQ(fields[f], value.get<bool>() ? "true" : "false") << names[f];
       } else {
         EXPECT_EQ(std::stod(fields[f]), value.get<double>()) << names[f];
       }

@@ -96,6 +96,9 @@ TEST(MemoryPlan, WhatIsSettledStaysAndExactReadsKeys) {
                 .index = "exact"});
   ASSERT_EQ(plans.size(), 1U);
   EXPECT_EQ(plans[0].flags(), "--weights int4 --kv-dtype q8 --kv-index exact");
+  const auto by_host = memory_plans(bundled, {.tokens = 4096, .host_search = true});
+  EXPECT_EQ(by_host[0].flags(),
+            "--weights stored --kv-dtype bf16 --kv-index codes:k=32,v=8 --kv-host-search");
   EXPECT_EQ(plans[0].host.reads,
             item(plans[0].host, "weights") + 4096 * 8 * 2 * vector_bytes(DType::q8, 64));
 }
@@ -112,6 +115,13 @@ TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {
     EXPECT_GE(item(gpu, "weights"), 27 * mib);
     EXPECT_GE(item(gpu, "codes of the context"), 640 * mib);
     EXPECT_LE(item(gpu, "codes of the context"), 720 * mib);
+    PlanRequest by_host = request;
+    by_host.host_search = true;
+    const MemoryPlan other = memory_plans(bundled, by_host).front();
+    EXPECT_EQ(item(other.gpu, "codes of the context"), 0);
+    EXPECT_EQ(item(other.host, "codes"), item(plans.front().host, "codes"));
+    EXPECT_EQ(other.host.reads, item(other.host, "codes"));
+    EXPECT_EQ(plans.front().host.reads, 0);
   } catch (const Unsupported& error) {
     EXPECT_NE(std::string(error.what()).find("without CUDA"), std::string::npos) << error.what();
   }

@@ -241,21 +241,24 @@ void bind_memory_plan(py::module_& module) {
       "memory_plans",
       [](const std::filesystem::path& directory, std::int64_t tokens, std::int64_t gpu_memory,
          std::int64_t memory, const std::string& prefill, const std::optional<std::string>& weights,
-         const std::optional<std::string>& kv_dtype, const std::optional<std::string>& kv_index) {
+         const std::optional<std::string>& kv_dtype, const std::optional<std::string>& kv_index,
+         bool host_search) {
         PlanRequest request{.tokens = tokens, .gpu_memory = gpu_memory, .memory = memory};
         request.prefill = prefill_options(prefill, 1024, 4, 0, "bf16", 0, {}).attention;
         if (weights) request.weights = parse_weight_format(*weights);
         if (kv_dtype) request.rows = KvDType::parse(*kv_dtype);
         request.index = kv_index;
+        request.host_search = host_search;
         const py::gil_scoped_release release;
         return memory_plans(found(directory), request);
       },
       py::arg("directory"), py::arg("tokens"), py::kw_only(), py::arg("gpu_memory") = 0,
       py::arg("memory") = 0, py::arg("prefill") = "dense", py::arg("weights") = py::none(),
       py::arg("kv_dtype") = py::none(), py::arg("kv_index") = py::none(),
+      py::arg("host_search") = false,
       "Every way of holding a model and a context of so many tokens in these memories (bytes; "
       "gpu_memory 0: the host computes; memory 0: what is free), the most exact first. What is "
-      "given is settled. There need be no GPU.");
+      "given is settled; host_search: codes take none of the GPU. There need be no GPU.");
 }
 
 }  // namespace

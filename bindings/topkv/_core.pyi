@@ -749,6 +749,7 @@ def memory_plans(
     weights: str | None = None,
     kv_dtype: str | None = None,
     kv_index: str | None = None,
+    host_search: bool = False,
 ) -> list[MemoryPlan]:
     """Every way of holding a model and a context, the most exact first."""
 

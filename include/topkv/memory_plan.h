@@ -29,6 +29,7 @@ struct PlanRequest {
   std::optional<WeightFormat> weights = {};
   std::optional<KvDType> rows = {};
   std::optional<std::string> index = {};  ///< "exact", or codes
+  bool host_search = false;               ///< of RetrievalOptions: codes take none of the GPU
 };
 
 /// Of one place: what it has to hold.
@@ -48,6 +49,7 @@ struct MemoryPlan {
   WeightFormat weights = WeightFormat::stored;
   KvDType rows = {};
   std::string index;
+  bool host_search = false;
   PlacePlan gpu;  ///< no items: the host computes
   PlacePlan host;
   /// The sum of what each part took from a small model's distribution of the next token (KL; see

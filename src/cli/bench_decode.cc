@@ -42,8 +42,10 @@ class Decoder {
                           inputs_.k.data() + i * kv_size(), inputs_.v.data() + i * kv_size());
       }
     });
-    const auto lock = device_.lock();
-    inputs_.send();
+    {
+      const auto lock = device_.lock();
+      inputs_.send();
+    }
     const Stopwatch watch;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       Session::attend_together(sessions_, {.layer = layer,
@@ -53,6 +55,7 @@ class Decoder {
                                            .v = inputs_.device_v() + layer * count * kv_size(),
                                            .out = inputs_.device_out()});
     }
+    const auto lock = device_.lock();  // not before: what is long in a step takes turns for it
     device_.synchronize();
     return watch.seconds();
   }

@@ -28,6 +28,7 @@ std::string settings_line(const EvalFlags& flags) {
   const RetrievalFlags& kv = flags.retrieval;
   std::string text = fmt::format("window {}, sinks {}, rows by {}", kv.window, kv.sinks,
                                  kv.select == "group" ? "group" : "query head");
+  if (kv.host_search) text += ", found by the host";
   if (kv.dense_layers != "0") text += fmt::format(", first {} layers dense", kv.dense_layers);
   text += fmt::format("; prefill {}", flags.prefill.mode);
   if (flags.prefill.mode == "window") text += " " + flags.prefill.window;

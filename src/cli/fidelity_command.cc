@@ -217,7 +217,7 @@ void print_report(const FidelityReport& report, std::int64_t tokens, const std::
   fmt::print(
       "{}",
       labelled("",
-               fmt::format("Against dense attention over {} tokens ({} prefill): "
+               fmt::format("Against dense attention over {} tokens ({} prefill{}): "
                            "{} tokens of questions and answers, perplexity {:.3f}. "
                            "error: |out - dense| / |dense| of a layer; told: what "
                            "the sessions expect it to be; KL: of the "
@@ -226,8 +226,11 @@ void print_report(const FidelityReport& report, std::int64_t tokens, const std::
                            "attended; recall: of exact search's rows; by mass: of "
                            "their softmax weight; p10: the "
                            "10th percentile over layers, heads and tokens.{}",
-                           format_grouped(tokens), prefill, report.settings.front().tokens,
-                           report.dense_perplexity,
+                           format_grouped(tokens), prefill,
+                           report.settings.front().options.host_search
+                               ? "; the host finds rows where a GPU could"
+                               : "",
+                           report.settings.front().tokens, report.dense_perplexity,
                            ruled(report) ? " rows: of a query head in a layer; more, "
                                            "dense: share of these that took more than "
                                            "at first, and all."

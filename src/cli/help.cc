@@ -272,6 +272,7 @@ nothing fits. The GPU need not be here.
   --weights FORMAT       settled: stored, int8 or int4 [what fits]
   --kv-dtype TYPE        settled: bf16, q8, q8/q4, q4, f16 or f32 [what fits]
   --kv-index SPEC        settled: codes:k=16,v=8 or exact [codes, k by dim, or half of it]
+  --kv-host-search       the host searches, and codes take none of the GPU
   --prefill HOW          dense or window: what the prefill's buffers are for [dense]
   --json                 one JSON object, with every way there is
 examples:

@@ -35,6 +35,7 @@ struct PlanFlags {
   std::string dtype;
   std::string index;
   std::string prefill = "dense";
+  bool host_search = false;
   bool json = false;
 };
 
@@ -45,6 +46,7 @@ PlanRequest request_of(const PlanFlags& flags) {
   if (!flags.weights.empty()) request.weights = parse_weight_format(flags.weights);
   if (!flags.dtype.empty()) request.rows = KvDType::parse(flags.dtype);
   if (!flags.index.empty()) request.index = flags.index;
+  request.host_search = flags.host_search;
   request.prefill.mode = flags.prefill == "dense" ? Prefill::dense : Prefill::window;
   if (!flags.gpu_memory.empty()) {
     if (flags.device == "cpu") throw UsageError("--gpu-mem beside --device cpu; expected one");
@@ -211,6 +213,7 @@ Run add_plan(CLI::App& app) {
   one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
   one_of(command->add_option("--kv-dtype", flags->dtype), kv_dtypes);
   command->add_option("--kv-index", flags->index, "exact, or codes such as codes:k=16,v=8");
+  command->add_flag("--kv-host-search", flags->host_search);
   one_of(command->add_option("--prefill", flags->prefill), {"dense", "window"});
   command->add_flag("--json", flags->json);
   return [flags] {

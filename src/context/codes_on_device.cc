@@ -108,8 +108,10 @@ void refuse_index(const Device& device, const OutOfMemory& error) {
       fmt::format("memory of {} for the codes, or what else stands for keys, of a context",
                   device.name()),
       error.wanted_bytes(), error.available_bytes(),
-      "raise the device's ceiling (--gpu-mem), end other programs that use it, take fewer tokens, "
-      "or leave the search to the host: host_search (--kv-host-search)");
+      fmt::format("raise the device's ceiling (--gpu-mem), end other programs that use it, take "
+                  "fewer tokens, or leave the search to the host: host_search (--kv-host-search); "
+                  "found: {}",
+                  error.what()));
 }
 
 bool chooses_by_scan(const RetrievalOptions& options) {

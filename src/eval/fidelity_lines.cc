@@ -34,8 +34,9 @@ std::string rule_text(const RetrievalOptions& options) {
 
 std::string setting_text(const Fidelity& setting) {
   const std::string rule = rule_text(setting.options);
-  return fmt::format("{}, top {}, tail {}{}{}{}", setting.options.index, setting.k,
+  return fmt::format("{}, top {}, tail {}{}{}{}{}", setting.options.index, setting.k,
                      setting.options.tail, rule.empty() ? "" : ", ", rule,
+                     setting.options.host_search ? ", found by the host" : "",
                      rows_text(setting).empty() ? "" : ", rows " + rows_text(setting));
 }
 
@@ -50,6 +51,7 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     json["kv_mass"] = or_null(setting.options.mass);
     json["kv_error"] = or_null(setting.options.error);
     json["kv_select"] = setting.options.select_by == SelectBy::group ? "group" : "query_head";
+    json["kv_host_search"] = setting.options.host_search;
     json["kv_window"] = setting.options.window;
     json["kv_sinks"] = setting.options.sinks;
     json["kv_dense_layers"] = setting.options.dense_layers;

@@ -80,7 +80,7 @@ struct IndexBytes {
 };
 
 IndexBytes index_bytes(const AttentionShape& shape, const std::string& text, std::int64_t tokens,
-                       const DeviceSizes& device) {
+                       const DeviceSizes& device, bool host_search) {
   const IndexSpec spec(text);
   if (spec.text() == "exact") return {};
   const CodesParams params = params_of(spec);
@@ -91,6 +91,7 @@ IndexBytes index_bytes(const AttentionShape& shape, const std::string& text, std
     heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
   RetrievalOptions retrieval;
   retrieval.index = text;
+  retrieval.host_search = host_search;
   return {heads * tokens * of_row, device_code_bytes(shape, retrieval, tokens, device)};
 }
 
@@ -145,9 +146,10 @@ class Planner {
     plan.weights = weights;
     plan.rows = rows;
     plan.index = index;
+    plan.host_search = request_.host_search;
     const AttentionShape& shape = config_.attention;
     const std::int64_t tokens = request_.tokens;
-    const IndexBytes of_index = index_bytes(shape, index, tokens, *device_);
+    const IndexBytes of_index = index_bytes(shape, index, tokens, *device_, request_.host_search);
     const std::int64_t of_rows = RowStore::bytes_per_token(shape, rows) * tokens;
     const bool cuda = device_->is_cuda();
 
@@ -219,8 +221,8 @@ std::int64_t MemoryPlan::missing() const {
 }
 
 std::string MemoryPlan::flags() const {
-  return fmt::format("--weights {} --kv-dtype {} --kv-index {}", name_of(weights), rows.name(),
-                     index);
+  return fmt::format("--weights {} --kv-dtype {} --kv-index {}{}", name_of(weights), rows.name(),
+                     index, host_search ? " --kv-host-search" : "");
 }
 
 std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,

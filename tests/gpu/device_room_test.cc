@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/device/compute_device.h"
 #include "tests/gpu/choosing_session.h"
 #include "topkv/error.h"
 #include "topkv/session.h"
@@ -90,6 +91,42 @@ TEST(DeviceRoom, CodesAreRefusedLikewise) {
   EXPECT_EQ(session.stats().device_index_bytes, 0);
   Feed feed(place, stream, 20000, 20020);
   feed.run(session, 1);
+  const Place host("cpu");
+  Session by_host(context, options);
+  Feed want(host, stream, 20000, 20020);
+  want.run(by_host, 1);
+  EXPECT_LT(furthest(feed.outs(), want.outs()), same);
+}
+
+/// What is on its way is a part of what is told, of so many codes that a scan's room does not hold
+/// a head's.
+TEST(DeviceRoom, CodesTakeNoMoreOnTheWay) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  AttentionShape shape = grouped;
+  shape.layers = 1;
+  constexpr std::int64_t keys = 400'000;
+  constexpr std::int64_t key_bytes = 64;
+  constexpr std::int64_t value_bits = 64;
+  constexpr std::int64_t lanes = 32;
+  const std::vector<std::uint16_t> rows(keys * 64);
+  const KeyView view{reinterpret_cast<const std::byte*>(rows.data()), DType::bf16, keys, 64, 128};
+  const std::vector<std::uint8_t> codes(keys * key_bytes);
+  HeadCodes head;
+  head.rows = {view, view};
+  head.keys = codes.data();
+  head.key_bytes = key_bytes;
+  head.values = codes.data();
+  head.value_lanes = lanes;
+  head.value_bits = value_bits;
+  const std::vector<HeadCodes> heads(2, head);
+  const std::int64_t told = place.compute().codes_bytes(shape, keys, key_bytes, value_bits, 0);
+  const DeviceMemory before = place.device().memory();
+  const std::int64_t left = place.compute().allocation_bytes(told) + (4 << 20);
+  const Buffer rest = place.compute().allocate(before.ceiling - before.used - left, "test");
+  const auto kept = place.compute().keep_codes(shape, heads);
+  EXPECT_LE(kept->memory(), told);
+  EXPECT_GE(kept->memory(), told / 10 * 8);  // blocks are counted as of any device
 }
 
 }  // namespace

@@ -22,10 +22,12 @@ class EvalMethod:
     parsed: _core.Method  # of a class: window, sinks and dense layers alone
     own: type | None = None  # a class that finds the rows
     is_plain: bool = False  # transformers' own DynamicCache
+    host_search: bool = False  # of a session; a class is asked where it runs
 
     def options(self, budget: int | None) -> dict[str, Any]:
         """Of a session, by the names that TopkCache.session() has."""
-        return self.parsed.options(1 if budget is None else budget)
+        options = self.parsed.options(1 if budget is None else budget)
+        return options | {"host_search": self.host_search}
 
 
 def load_class(path: str, name: str) -> type:
@@ -72,7 +74,8 @@ def _parse(text: str, settings: Settings, head_dim: int, layers: int) -> EvalMet
     path, colon, name = head.rpartition(":")
     if not (colon and path.endswith(".py")):
         parsed = parse(text)
-        return EvalMethod(text, parsed, is_plain=head == "dense" and not parsed.budgets)
+        is_plain = head == "dense" and not parsed.budgets
+        return EvalMethod(text, parsed, is_plain=is_plain, host_search=settings.host_search)
     own = load_class(path, name)
     if "select=" in parameters:
         raise InvalidArgument(

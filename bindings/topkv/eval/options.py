@@ -93,6 +93,8 @@ def parser() -> argparse.ArgumentParser:
         help="first layers that attend all rows [0]")
     add("--kv-select", choices=("query_head", "group"), default="query_head",
         help="who chooses rows [query_head]")
+    add("--kv-host-search", action="store_true",
+        help="the host finds rows where a GPU could, whose memory indices then leave free")
     add("--kv-dtype", metavar="TYPE", help="of topkv's rows: f32, f16, bf16, q8, q8/q4, q4 [the "
         "model's; bf16 on a GPU]")
     add("--device", type=device, metavar="WHERE", help="PyTorch's, as cpu or cuda:1 [a GPU if there is one]")
@@ -121,6 +123,7 @@ def settings_of(flags: argparse.Namespace) -> Settings:
         sinks=flags.kv_sinks,
         dense_layers=flags.kv_dense_layers,
         select_by=flags.kv_select,
+        host_search=flags.kv_host_search,
         kv_dtype=flags.kv_dtype,
         chunk=flags.chunk,
     )

@@ -22,7 +22,7 @@ class Settings:
 
     methods: ';' between them; a class as FILE.py:NAME. samples: None for 20, and all questions of
     qa. essays, questions: a folder and a file, "" for none. window, sinks, dense_layers, select_by:
-    of methods that do not say. kv_dtype: of rows in topkv, None for what TopkCache takes. chunk:
+    of methods that do not say. host_search: of all indices. kv_dtype: of rows in topkv, None for what TopkCache takes. chunk:
     tokens that the model reads at a time.
     """
 
@@ -39,6 +39,7 @@ class Settings:
     sinks: int = 4
     dense_layers: int = 0
     select_by: str = "query_head"
+    host_search: bool = False
     kv_dtype: str | torch.dtype | None = None
     chunk: int = 2048
 
@@ -104,12 +105,16 @@ def configuration(
         made["questions"] = path(settings.questions)
     for name in ("window", "sinks", "dense_layers", "select_by", "kv_dtype", "chunk"):
         made[name] = getattr(settings, name)
+    if settings.host_search:  # runs from before there was such a choice go on
+        made["host_search"] = True
     return made | facts
 
 
 def in_words(settings: Settings) -> str:
     words = f"window {settings.window}, sinks {settings.sinks}, rows by "
     words += settings.select_by.replace("_", " ")
+    if settings.host_search:
+        words += ", found by the host"
     if settings.dense_layers:
         words += f", first {settings.dense_layers} layers dense"
     if settings.kv_dtype:
