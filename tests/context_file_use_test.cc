@@ -168,5 +168,24 @@ TEST_P(Loaded, GraphsGiveTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Rows, Loaded, testing::Bool(),
                          [](const auto& info) { return info.param ? "InTheFile" : "InMemory"; });
 
+TEST(ContextFile, TakesAboutWhatWasExpected) {
+  const TempDirectory folder;
+  for (const std::int64_t count : {6, 1500}) {
+    for (const std::vector<std::string>& indices :
+         {std::vector<std::string>{}, {"codes"}, {"codes:v=0"}, {"codes:k=32,v=8", "codes"}}) {
+      const auto path = folder.path() / "c.tkv";
+      save_context(*saved_context(file_shape(), count, {}, indices), path,
+                   {.tokens = std::vector<Token>(static_cast<std::size_t>(count))});
+      const std::int64_t expected = expected_file_bytes(file_shape(), count, {}, indices);
+      const ContextFileInfo info = context_file_info(path);
+      const std::int64_t taken = info.file_bytes - info.queries_bytes;
+      SCOPED_TRACE(std::to_string(count) + " tokens, " + (indices.empty() ? "" : indices.front()));
+      EXPECT_LE(expected, taken);  // or a file for which there is room would be refused
+      // Parts begin at pages, and indices have more than codes and axes.
+      EXPECT_GE(expected + (256 << 10), taken);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace topkv

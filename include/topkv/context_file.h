@@ -78,7 +78,8 @@ struct ContextFileInfo {
 /// Whether there is a file that begins as contexts' files do.
 bool is_context_file(const std::filesystem::path& path);
 
-/// Bytes that a file of such a context has, about: rows, token ids and codes (`codes:…`, `mean`).
+/// Bytes that a file of such a context has, about: rows, token ids and codes (`codes:…`, `mean`)
+/// with their axes.
 /// How large other indices are is not known before they are built: they count as nothing. Throws
 /// InvalidArgument for a spec that is not understood, and rows beyond 64 bits.
 std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t tokens, KvDType dtype,

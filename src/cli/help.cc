@@ -24,8 +24,8 @@ and each step attends only the rows that an index finds.
   -h, --help       this text
   --version        print the version
 
-Counts of tokens and sizes are in powers of 1024 (4K = 4096, 8G = 8GiB); KB, MB, GB and TB are powers
-of 1000.
+Counts of tokens and sizes are in powers of 1024 (4K = 4096, 8G = 8GiB); KB, MB, GB and TB are
+powers of 1000.
 
 examples:
   topkv needle -m models/needle-14m -c 1M

@@ -190,6 +190,7 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
                                  const std::vector<std::string>& indices) {
   std::int64_t of_row = 0;  // codes of a key and a value
   std::int64_t most_key = 0;
+  std::int64_t axes = 0;  // matrices of a head: most of what a short text takes
   for (const std::string& text : indices) {
     const IndexSpec spec(text);
     const auto index = spec.kind().make();
@@ -197,16 +198,23 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
     if (codes == nullptr) continue;
     // What codes keys in as many bytes shares them.
     most_key = std::max(most_key, codes->params().bytes_of_key(shape.head_dim));
-    if (spec.has_code_tail()) of_row += (codes->params().bits_of_value(shape.head_dim) + 7) / 8;
+    const std::int64_t bits =
+        spec.has_code_tail() ? codes->params().bits_of_value(shape.head_dim) : 0;
+    of_row += (bits + 7) / 8;
+    axes += bits > 0 ? 1 : 0;
   }
+  axes += most_key > 0 ? 1 : 0;
   std::int64_t heads = 0;  // windowed layers have no index
   for (std::int64_t l = 0; l < shape.layers; ++l)
     heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
   const std::int64_t of_token = RowStore::bytes_per_token(shape, dtype) +
                                 heads * (of_row + most_key) +
                                 static_cast<std::int64_t>(sizeof(Token));
+  const std::int64_t fixed =
+      heads * axes * shape.head_dim * shape.head_dim * static_cast<std::int64_t>(sizeof(float));
   std::int64_t bytes = 0;
-  if (tokens < 0 || __builtin_mul_overflow(of_token, tokens, &bytes))
+  if (tokens < 0 || __builtin_mul_overflow(of_token, tokens, &bytes) ||
+      __builtin_add_overflow(bytes, fixed, &bytes))
     throw InvalidArgument(fmt::format("a context of {} tokens of {} bytes", tokens, of_token));
   return bytes;
 }
