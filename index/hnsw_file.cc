@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "index/hnsw_graph.h"
-#include "src/core/memory.h"
+#include "src/core/memory_grant.h"
 #include "topkv/error.h"
 
 namespace topkv::hnsw {
@@ -50,12 +50,12 @@ void Graph::fields(Archive& archive) {
 
 void Graph::make_nodes(const std::vector<std::uint8_t>& levels, Node entry) {
   // Of many links, most of which may be missing: what is read does not bound what it takes.
-  std::size_t bytes = levels.size() * (size_data_per_element_ + sizeof(char*) + sizeof(int));
-  for (const std::uint8_t level : levels) bytes += level * size_links_per_element_;
-  const std::int64_t available = available_host_memory();
-  if (static_cast<std::int64_t>(bytes) > available)
-    throw OutOfMemory("a graph of hnsw", static_cast<std::int64_t>(bytes), available,
-                      "free memory");
+  // Mutexes and marks of nodes are there for a moment alone (drop_locks).
+  std::size_t bytes = levels.size() * (size_data_per_element_ + sizeof(char*) + sizeof(int) +
+                                       sizeof(std::mutex) + sizeof(hnswlib::vl_type));
+  for (const std::uint8_t level : levels)
+    if (level > 0) bytes += level * size_links_per_element_ + malloc_overhead;
+  const MemoryGrant grant("a graph of hnsw", static_cast<std::int64_t>(bytes));
   resizeIndex(levels.size());
   drop_locks();
   std::fill(element_levels_.begin(), element_levels_.end(), 0);
@@ -66,8 +66,10 @@ void Graph::make_nodes(const std::vector<std::uint8_t>& levels, Node entry) {
     setExternalLabel(node, rows_[node]);
     if (levels[node] == 0) continue;
     // free() is hnswlib's.
-    linkLists_[node] = static_cast<char*>(std::calloc(levels[node], size_links_per_element_));
+    const std::size_t links = levels[node] * size_links_per_element_;
+    linkLists_[node] = static_cast<char*>(std::malloc(links));
     if (linkLists_[node] == nullptr) throw std::bad_alloc();
+    std::memset(linkLists_[node], 0, links);  // taken now, while it is granted
     element_levels_[node] = levels[node];
   }
   maxlevel_ = levels[entry];

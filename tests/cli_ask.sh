@@ -29,6 +29,9 @@ holds 'an answer for each prompt' test "$(cat answers)" = ' 7281934.
 holds 'a line of times for each' test "$(grep -c '^\[.* tokens read' log)" -eq 2
 printf '%s\n\n%s\n' "$first" "$second" | "$topkv" ask notes.tkv -m "$model" $flags -n 9 --mmap >mapped 2>log
 holds 'lines of standard input, rows in the file' cmp answers mapped
+printf '%s\n\377\n%s\n' "$first" "$second" | "$topkv" ask notes.tkv -m "$model" $flags -n 9 >before 2>log
+holds 'a line that is not UTF-8 ends it' grep -q '^topkv: error: standard input' log
+holds 'and those before it are answered' test "$(cat before)" = ' 7281934.'
 for prompt in "$first" 'x' '.5' ' and' '
 then' '17' 'é'; do
   "$topkv" generate -m "$model" -f notes.txt -p "$prompt" $flags -n 1 --json >whole.json 2>/dev/null

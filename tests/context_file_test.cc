@@ -147,6 +147,37 @@ TEST(ContextFile, SaysWhatIsInIt) {
   EXPECT_EQ(info.rows_bytes, context->memory().rows_bytes + 3 * 2 * 64 * 4);
 }
 
+TEST(ContextFile, TakesAboutWhatIsExpectedOfIt) {
+  const AttentionShape shape = file_shape();
+  constexpr std::int64_t few = 512;
+  constexpr std::int64_t many = 2048;
+  struct Case {
+    std::vector<std::string> indices;
+    std::int64_t of_row;  // codes of a key and a value, in bytes
+  };
+  for (const Case& c : {Case{{}, 0},
+                        {{"codes:k=16,v=8"}, 16 + 8},
+                        {{"codes:k=16,v=8", "codes:k=16,v=8"}, 16 + 8},
+                        {{"codes:k=16,v=8", "codes:k=8,v=8"}, 16 + 8 + 8 + 8},
+                        {{"codes:k=16,v=8", "mean"}, 16 + 8},
+                        {{"mean", "codes:k=16,v=8"}, 16 + 8},
+                        {{"mean"}, 16}}) {
+    SCOPED_TRACE(c.indices.empty() ? "" : c.indices.back());
+    const auto codes = [&](std::int64_t tokens) {
+      return expected_file_bytes(shape, tokens, DType::bf16, c.indices) -
+             expected_file_bytes(shape, tokens, DType::bf16, {});
+    };
+    EXPECT_EQ(codes(many), many * 2 * shape.kv_heads * c.of_row);  // one layer of 3 has a window
+    const TempDirectory folder;
+    const auto index_bytes = [&](std::int64_t tokens) {
+      save_context(*saved_context(shape, tokens, DType::bf16, c.indices), folder.path() / "a.tkv");
+      return context_file_info(folder.path() / "a.tkv").index_bytes;
+    };
+    const auto grown = static_cast<double>(codes(many) - codes(few));
+    EXPECT_NEAR(static_cast<double>(index_bytes(many) - index_bytes(few)), grown, 0.25 * grown);
+  }
+}
+
 TEST(ContextFile, RefusesWhatItCannotKeep) {
   const auto context = saved_context(file_shape(), 300, {}, {});
   const TempDirectory folder;

@@ -59,6 +59,20 @@ TEST(Files, ReplacesWhatIsThereInOneStep) {
                           (directory.path() / "none" / "a.csv").string() + ": ", {});
 }
 
+TEST(Files, OfTheLongestNamesAreReplacedToo) {
+  const TempDirectory directory;
+  for (const std::string& name :
+       {std::string(234, 'a'), std::string(235, 'a'), std::string(255, 'a'), "b" + [] {
+          std::string all;
+          while (all.size() < 250) all += "\u00e9";
+          return all;
+        }()}) {
+    write_file(directory.path() / name, "old");
+    write_file(directory.path() / name, name);
+    EXPECT_EQ(read_file(directory.path() / name), name);
+  }
+}
+
 TEST(Files, RoomIsAskedForAndNothingIsLeft) {
   const TempDirectory directory;
   const auto path = directory.write("a.tkv", "old");

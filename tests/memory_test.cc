@@ -1,12 +1,17 @@
 // The memory that the host can give: what the kernel says, and the limits of control groups, read
 // from files as a system has them; regions.
+#include "src/core/memory.h"
+
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
+#include <thread>
 
-#include "src/core/memory.h"
+#include "src/core/memory_grant.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 
@@ -113,9 +118,46 @@ TEST(Region, BeginsAtAHugePageAndIsZero) {
 }
 
 TEST(Region, MoreThanThereIsAddressSpaceIsRefused) {
-  for (const std::int64_t bytes :
-       {std::int64_t{1} << 60, std::numeric_limits<std::int64_t>::max()})
+  for (const std::int64_t bytes : {std::int64_t{1} << 60, std::numeric_limits<std::int64_t>::max()})
     EXPECT_THROW(Region{bytes}, OutOfMemory);
+}
+
+/// What a second thread is told that asks for 600 bytes of 1,000 while a first one has a grant of
+/// 600, of which it then takes so many. The second looks before that, and must not trust what it
+/// sees.
+bool second_gets_them(std::int64_t taken_by_first) {
+  std::atomic<std::int64_t> taken = 0;
+  std::atomic<int> looks = 0;
+  const auto available = [&] {
+    const std::int64_t free = 1000 - taken;
+    ++looks;
+    looks.notify_all();
+    return free;
+  };
+  std::optional<MemoryGrant> first;
+  first.emplace("the first", 600, available);
+  bool got = false;
+  std::thread second([&] {
+    try {
+      const MemoryGrant grant("the second", 600, available);
+      got = true;
+    } catch (const OutOfMemory& error) {
+      EXPECT_EQ(error.available_bytes(), 1000 - taken_by_first);
+    }
+  });
+  for (int seen = looks; seen < 2; seen = looks) looks.wait(seen);
+  taken = taken_by_first;
+  first.reset();
+  second.join();
+  return got;
+}
+
+TEST(MemoryGrant, IsNotGivenTwiceOver) {
+  EXPECT_FALSE(second_gets_them(600));
+  EXPECT_TRUE(second_gets_them(0));  // the first has failed
+  EXPECT_THROW(MemoryGrant("all", std::numeric_limits<std::int64_t>::max()), OutOfMemory);
+  const MemoryGrant one("one", 600, [] { return std::int64_t{1000}; });
+  const MemoryGrant two("two", 400, [] { return std::int64_t{1000}; });
 }
 
 }  // namespace

@@ -165,6 +165,12 @@ TEST(Generate, TogetherGivesTheTokensOfEachAlone) {
         EXPECT_EQ(got[i].steps, std::ssize(want[i]) - (got[i].ended ? 0 : 1));
         EXPECT_EQ(sessions[i].own_tokens(), std::ssize(questions()[i]) + got[i].steps);
       }
+      double searched = 0;
+      for (const Session& session : sessions) searched += session.stats().search_seconds;
+      EXPECT_GT(searched, 0);
+      EXPECT_DOUBLE_EQ(got[0].times.search, searched);  // the first's times are those of all
+      EXPECT_GT(got[0].times.attention, 0);
+      for (std::size_t i = 1; i < got.size(); ++i) EXPECT_EQ(got[i].times.total(), 0);
     }
   }
 }
@@ -198,6 +204,9 @@ TEST(Generate, TogetherOneMayStopAndWhatThrowsLeavesAllAsTheyWere) {
   throws(twice, prompts);
   throws(none, prompts);
   throws(strangers, prompts);
+  const std::int64_t steps = a.stats().steps;  // refused before any work
+  EXPECT_THROW(bundled().generate_together(strangers, prompts, {.max_tokens = 1}), InvalidArgument);
+  EXPECT_EQ(a.stats().steps, steps);
   int seen = 0;
   EXPECT_THROW(bundled().generate_together(both, prompts, {.max_tokens = 6},
                                            [&](std::size_t, Token) -> bool {

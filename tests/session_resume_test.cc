@@ -143,6 +143,49 @@ TEST(SessionResume, RowsThatDoNotFitAreRefusedAndTheSessionStaysAsItWas) {
   EXPECT_EQ(of_louder.own_tokens(), 0);
 }
 
+// Its own first tokens would have chosen others: they are many, and one channel is far larger.
+class SessionResumeOn : public testing::TestWithParam<std::string> {};
+
+TEST_P(SessionResumeOn, KeysGoOnBeingScaledAsTheContextsWhenTheRowsAreTakenBack) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  constexpr std::int64_t more = 300;
+  const Place place(GetParam());
+  TokenStream stream(stack(), context_tokens + more);
+  auto keys = stream.k;
+  for (auto& layer : keys) {
+    for (std::int64_t t = context_tokens; t < context_tokens + more; ++t) {
+      for (std::int64_t i = 5; i < stream.kv_width(); i += 64)
+        layer[static_cast<std::size_t>(t * stream.kv_width() + i)] *= 64;
+    }
+  }
+  stream.replace_rows(keys, stream.v);
+  const auto context = stream.context(context_tokens, DType::q8);
+  const RetrievalOptions options{.k = TopK::same(8), .window = 16, .capacity = 400};
+  Session session(context, options, place.device());
+  Feed feed(place, stream, context_tokens, context_tokens + more);
+  feed.run(session, context_tokens + own, 1);
+  const TempDirectory folder;
+  save_context(*session.own_rows(), folder.path() / "turns.tkv");
+  Session fork = session.fork();
+  Session resumed(context, options, place.device());
+  resumed.resume(*load_context(folder.path() / "turns.tkv").context);
+  std::vector<std::vector<std::vector<float>>> outs;
+  for (Session* each : {&fork, &resumed}) {
+    each->truncate(0);
+    Feed to(place, stream, context_tokens, context_tokens + more);
+    to.run(*each, more);
+    outs.push_back(to.outs());
+  }
+  for (std::size_t l = 0; l < outs[0].size(); ++l)
+    EXPECT_EQ(std::memcmp(outs[0][l].data(), outs[1][l].data(), outs[0][l].size() * 4), 0)
+        << "layer " << l;
+  Session third(context, options, place.device());
+  third.resume(*resumed.own_rows());  // refused for other scales
+  EXPECT_EQ(third.own_tokens(), more);
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, SessionResumeOn, testing::ValuesIn(test::devices));
+
 TEST(SessionResume, AmidAStepThereAreNoRowsToGiveAndOfNoTokensThereAreNone) {
   const Place place("cpu");
   const TokenStream stream(stack(), total);

@@ -95,8 +95,9 @@ void save_context(const Context& context, const std::filesystem::path& path,
                   const ContextOrigin& origin = {}, const ProgressFn& progress = {});
 
 /// Throws FileError, which names the file, the part, what was found and what was expected,
-/// OutOfMemory before rows are read when they do not fit, InvalidArgument for a spec that is not
-/// understood, and Error where a driver refuses to page-lock.
+/// OutOfMemory before rows are read when they do not fit, and afterwards for an index (a graph of
+/// hnsw) that does not, InvalidArgument for a spec that is not understood, and Error where a driver
+/// refuses to page-lock.
 LoadedContext load_context(const std::filesystem::path& path,
                            const ContextLoadOptions& options = {});
 
@@ -105,7 +106,8 @@ ContextFileInfo context_file_info(const std::filesystem::path& path);
 
 /// Reads all of it and checks what load_context checks, with neither rows in memory nor more of
 /// indices than a head for each thread.
-/// progress: stage "verify", in bytes. Throws FileError naming the first part that is damaged.
+/// progress: stage "verify", in bytes. Throws FileError naming the first part that is damaged, and
+/// OutOfMemory for a head that does not fit.
 void verify_context(const std::filesystem::path& path, const ProgressFn& progress = {});
 
 }  // namespace topkv

@@ -357,10 +357,11 @@ class Model {
   /// Likewise several sessions over one context, from 1 to 256, each with a prompt of its own,
   /// which are read one after the other. Answers then grow in joint steps, a token of each that has
   /// not ended: weights, and keys and codes as Session::attend_together says, are read once for
-  /// all. Each answers what it would alone, but for rounding. (With dual chunk attention one after
-  /// the other.) GenerateResult::times of the first are those of all; decode_seconds end with the
-  /// session's own answer. Throws as generate does, and InvalidArgument as attend_together does;
-  /// all sessions are then as they were before the call.
+  /// all (those of the last matrix, whose output is large, once for 16). Each answers what it would
+  /// alone, but for rounding. (With dual chunk attention one after the other.)
+  /// GenerateResult::times of the first are those of all, the others' are 0; decode_seconds end
+  /// with the session's own answer. Throws as generate does, and InvalidArgument as attend_together
+  /// does, before any work; all sessions are then as they were before the call.
   std::vector<GenerateResult> generate_together(std::span<Session* const> sessions,
                                                 std::span<const std::vector<Token>> prompts,
                                                 const GenerateOptions& options = {},

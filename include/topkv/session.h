@@ -189,9 +189,9 @@ struct SessionStats {
   // asked for.)
   std::int64_t exact_rows = 0;
   std::int64_t exact_rows_found = 0;
-  /// Likewise by mass: of the softmax weight of those rows (over them alone), the share in those that
-  /// were found too. How many queries had 0, 1, … 100 percent, rounded down: an average hides the few
-  /// that lose what was asked for.
+  /// Likewise by mass: of the softmax weight of those rows (over them alone), the share in those
+  /// that were found too. How many queries had 0, 1, … 100 percent, rounded down: an average hides
+  /// the few that lose what was asked for.
   std::array<std::int64_t, 101> mass_found = {};
 };
 
@@ -223,14 +223,16 @@ class Session {
   /// The session's own rows as a context of their own, whose token 0 stood at position
   /// context().tokens(): a copy, without any index but exact, for save_context to keep beside the
   /// context's file. Safe as fork() is. Throws InvalidArgument when layers differ in tokens,
-  /// OutOfMemory.
+  /// OutOfMemory, and Error where the session's device no longer works.
   std::shared_ptr<const Context> own_rows() const;
 
   /// Goes on where the session was that gave these rows: what follows is what a fork of that one
   /// gives, bit for bit. Both are over the same context, or one loaded from its file: that is for
   /// the caller to know (ContextOrigin may say it). Throws InvalidArgument when this session has
-  /// tokens of its own, or the rows are of another shape or dtype, or beyond its capacity; the
-  /// session is then as it was.
+  /// tokens of its own, or the rows are of another shape or dtype, have other scales than the
+  /// context's (q8, q4), or are beyond its capacity; OutOfMemory and Error of the device. The
+  /// session is then as it was. Rows are taken to be finite: load_context has checked them, but
+  /// for those it mapped (ContextLoadOptions::mapped), which verify_context checks.
   void resume(const Context& own_rows);
 
   /// The step for an application that owns its network: takes q, k, v of the next tokens of one
@@ -265,6 +267,8 @@ class Session {
   /// (or devices) differ. Whatever it throws, all of them are then as they were before, but that
   /// they may have made codes of their own tokens, each some 60 MiB of a CUDA device's memory.
   static void attend_together(std::span<Session* const> sessions, const AttentionStep& step);
+  /// Throws where attend_together would because of the sessions, whatever the step.
+  static void check_together(std::span<Session* const> sessions);
 
   /// Forgets the session's own tokens from number `own_tokens` on, in all layers: speculative
   /// tokens that were rejected. Throws InvalidArgument when it has fewer.
@@ -289,7 +293,6 @@ class Session {
  private:
   struct State;
   explicit Session(std::unique_ptr<State> state);
-  static void check_together(std::span<Session* const> sessions);
   std::unique_ptr<State> state_;
 };
 

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -26,6 +27,7 @@
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
+#include "src/core/memory.h"
 #include "src/core/stopwatch.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
@@ -102,13 +104,38 @@ class Asking {
   /// the user has asked to stop while prompts are read.
   void ask(std::span<const std::string> prompts) const {
     std::vector<std::vector<Token>> tokens;
-    for (const std::string& prompt : prompts) {
-      tokens.push_back(tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt));
-      if (tokens.back().empty())
-        throw InvalidArgument("the prompt has no tokens; give it some text");
-      model_.check_reach(loaded_.context->tokens() + std::ssize(tokens.back()) +
-                         flags_.most_predicted());
+    for (const std::string& prompt : prompts) tokens.push_back(tokens_of(prompt));
+    answer(prompts, std::move(tokens));
+  }
+
+  /// Likewise lines of standard input, up to one that cannot be asked: its error comes then.
+  void ask_lines(std::span<const std::string> lines) const {
+    std::vector<std::vector<Token>> tokens;
+    std::exception_ptr refused;
+    try {
+      for (const std::string& line : lines) {
+        check_utf8("standard input", line);
+        tokens.push_back(tokens_of(line));
+      }
+    } catch (const std::exception&) {
+      refused = std::current_exception();
     }
+    answer(lines.first(tokens.size()), std::move(tokens));
+    if (refused && !interrupted()) std::rethrow_exception(refused);
+  }
+
+ private:
+  static constexpr std::size_t most_together = 16;
+
+  std::vector<Token> tokens_of(const std::string& prompt) const {
+    std::vector<Token> tokens =
+        tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
+    if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
+    model_.check_reach(loaded_.context->tokens() + std::ssize(tokens) + flags_.most_predicted());
+    return tokens;
+  }
+
+  void answer(std::span<const std::string> prompts, std::vector<std::vector<Token>> tokens) const {
     while (!prompts.empty() && !interrupted()) {
       const std::size_t asked = ask_together(prompts, tokens);
       prompts = prompts.subspan(asked);
@@ -116,17 +143,20 @@ class Asking {
     }
   }
 
- private:
-  static constexpr std::size_t most_together = 16;
-
   /// Asks as many of the first as there is memory for; gives how many.
   std::size_t ask_together(std::span<const std::string> prompts,
                            std::span<const std::vector<Token>> tokens) const {
     const std::int64_t most = flags_.most_predicted();
     std::vector<Session> sessions;
     sessions.reserve(most_together);  // they stay where they are
+    // Of host memory none has taken its own yet when the next one looks at what is free.
+    const AttentionShape& shape = loaded_.context->shape();
+    const std::int64_t token_bytes =
+        shape.layers * shape.kv_heads * loaded_.context->dtype().row_bytes(shape.head_dim);
+    std::int64_t left = available_host_memory();
     while (sessions.size() < std::min(most_together, prompts.size())) {
       const std::int64_t own = std::ssize(tokens[sessions.size()]) + most + 1;
+      if (!sessions.empty() && own > left / token_bytes) break;
       try {
         sessions.emplace_back(loaded_.context,
                               retrieval_options(flags_.retrieval, model_.config().attention.layers,
@@ -136,6 +166,7 @@ class Asking {
         if (sessions.empty()) throw;
         break;  // the others are asked after these
       }
+      left -= own * token_bytes;
     }
     const std::size_t count = sessions.size();
     std::vector<Session*> each;
@@ -250,10 +281,9 @@ int run_ask(AskFlags flags) {
     }
     std::erase_if(
         lines, [](const std::string& one) { return one.find_first_not_of(" \t\r") == one.npos; });
-    for (const std::string& one : lines) check_utf8("standard input", one);
     asked = asked || !lines.empty();
     try {
-      asking.ask(lines);
+      asking.ask_lines(lines);
     } catch (const Interrupted&) {
       if (!terminal) throw;
       progress.finish();

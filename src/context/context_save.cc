@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <numeric>
+#include <memory>
+#include <set>
 #include <stop_token>
 
 #include "index/codes_index.h"
@@ -189,26 +190,32 @@ class Saving {
 std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t tokens, KvDType dtype,
                                  const std::vector<std::string>& indices) {
   std::int64_t of_row = 0;  // codes of a key and a value
-  std::int64_t most_key = 0;
-  std::int64_t axes = 0;  // matrices of a head: most of what a short text takes
+  std::int64_t axes = 0;    // matrices of a head: most of what a short text takes
+  std::set<std::string> seen;
+  std::vector<std::unique_ptr<KeyIndex>> built;
   for (const std::string& text : indices) {
     const IndexSpec spec(text);
-    const auto index = spec.kind().make();
-    const auto* codes = dynamic_cast<const CodesIndex*>(index.get());
-    if (codes == nullptr) continue;
-    // What codes keys in as many bytes shares them.
-    most_key = std::max(most_key, codes->params().bytes_of_key(shape.head_dim));
-    const std::int64_t bits =
-        spec.has_code_tail() ? codes->params().bits_of_value(shape.head_dim) : 0;
-    of_row += (bits + 7) / 8;
-    axes += bits > 0 ? 1 : 0;
+    if (!seen.insert(spec.text()).second) continue;
+    const auto serves = [&](const auto& other) { return spec.kind().is_served_by(*other); };
+    const bool shared = std::ranges::any_of(built, serves);
+    std::unique_ptr<KeyIndex> index = spec.kind().make();
+    if (const auto* codes = dynamic_cast<const CodesIndex*>(index.get())) {
+      if (!shared) {
+        of_row += codes->params().bytes_of_key(shape.head_dim);
+        ++axes;
+      }
+      if (spec.has_code_tail() && codes->spec() == spec.text()) {  // of "mean" no value has a code
+        const std::int64_t bits = codes->params().bits_of_value(shape.head_dim);
+        of_row += (bits + 7) / 8;
+        axes += bits > 0 ? 1 : 0;
+      }
+    }
+    built.push_back(std::move(index));
   }
-  axes += most_key > 0 ? 1 : 0;
   std::int64_t heads = 0;  // windowed layers have no index
   for (std::int64_t l = 0; l < shape.layers; ++l)
     heads += shape.window_of(l) == 0 ? shape.kv_heads : 0;
-  const std::int64_t of_token = RowStore::bytes_per_token(shape, dtype) +
-                                heads * (of_row + most_key) +
+  const std::int64_t of_token = RowStore::bytes_per_token(shape, dtype) + heads * of_row +
                                 static_cast<std::int64_t>(sizeof(Token));
   const std::int64_t fixed =
       heads * axes * shape.head_dim * shape.head_dim * static_cast<std::int64_t>(sizeof(float));

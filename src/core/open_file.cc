@@ -25,10 +25,23 @@ constexpr std::int64_t most_at_once = std::int64_t{1} << 30;  // what a call tak
 
 std::string message_of(int error) { return std::generic_category().message(error); }
 
-std::string prefix_of(const std::filesystem::path& path) {
-  return "." + path.filename().string() + ".";
-}
 constexpr std::string_view part_ending = ".topkv-part";
+constexpr std::size_t part_digits = 8;
+constexpr std::size_t longest_name = 255;  // bytes, of most file systems
+
+/// A part's name begins so: with that of the file, or as much of it as leaves room for the rest.
+/// (Two files may then have parts of one beginning; a part that is written has its lock.)
+std::string prefix_of(const std::filesystem::path& path) {
+  constexpr std::size_t most = longest_name - 2 - part_digits - part_ending.size();
+  std::string name = path.filename().string();
+  if (name.size() > most) {
+    std::size_t end = most;
+    while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0U) == 0x80U)
+      --end;  // within a character of UTF-8
+    name.resize(end > 0 ? end : most);
+  }
+  return "." + name + ".";
+}
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
@@ -157,8 +170,8 @@ void ReplacingFile::remove_rubbish() const {
   for (auto at = std::filesystem::directory_iterator(folder_of(path_), ignored);
        at != std::filesystem::directory_iterator(); at.increment(ignored)) {
     const std::string name = at->path().filename().string();
-    if (name.size() != prefix.size() + 8 + part_ending.size() || !name.starts_with(prefix) ||
-        !name.ends_with(part_ending))
+    if (name.size() != prefix.size() + part_digits + part_ending.size() ||
+        !name.starts_with(prefix) || !name.ends_with(part_ending))
       continue;
     const FileHandle left(
         file_calls().open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0));

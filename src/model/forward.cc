@@ -361,18 +361,26 @@ void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
 }
 
 // The cap keeps the order of logits.
-Token Forward::best(std::int64_t at) {
+void Forward::best(std::int64_t begin, std::span<Token> best) {
   const auto lock = device_->lock();
   const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
-  clock_->begin(Phase::matmul);
-  device_->matmul(weights_.lm_head, a_.hidden + at * row, 1, false, a_.logits);
-  clock_->end();
-  const Token best = device_->argmax(a_.logits, config_.vocab_size);
-  if (best != 0) return best;
-  float logit = 0;  // of those that are no numbers the first is the best
-  device_->copy_out(reinterpret_cast<const std::byte*>(a_.logits), bytes_of(DType::f32), &logit);
-  if (std::isnan(logit)) fail_not_finite();
-  return best;
+  const auto count = std::ssize(best);
+  const std::int64_t step = std::min(logit_rows, chunk_);
+  for (std::int64_t done = 0; done < count; done += step) {
+    const std::int64_t rows = std::min(step, count - done);
+    clock_->begin(Phase::matmul);
+    device_->matmul(weights_.lm_head, a_.hidden + (begin + done) * row, rows, false, a_.logits);
+    clock_->end();
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const float* logits = a_.logits + i * config_.vocab_size;
+      Token& token = best[static_cast<std::size_t>(done + i)];
+      token = device_->argmax(logits, config_.vocab_size);
+      if (token != 0) continue;
+      float logit = 0;  // of those that are no numbers the first is the best
+      device_->copy_out(reinterpret_cast<const std::byte*>(logits), bytes_of(DType::f32), &logit);
+      if (std::isnan(logit)) fail_not_finite();
+    }
+  }
 }
 
 ForwardTimes Forward::times() const {

@@ -47,9 +47,9 @@ class Forward {
 
   /// Logits [count, vocab] of tokens begin and on of the last run, in host memory.
   void logits(std::int64_t begin, std::int64_t count, float* out);
-  /// The most likely token after token `at` of the last run. Throws InvalidArgument where no logit
-  /// is a number (fail_not_finite).
-  Token best(std::int64_t at);
+  /// The most likely token after each of tokens begin and on of the last run, `best.size()` of
+  /// them. Throws InvalidArgument where no logit of one is a number (fail_not_finite).
+  void best(std::int64_t begin, std::span<Token> best);
 
   /// Seconds so far. attention includes what attend spent searching. Waits for the device.
   ForwardTimes times() const;

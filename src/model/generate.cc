@@ -35,7 +35,7 @@ GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
   Token next = 0;
   const auto choose = [&](std::int64_t count) {
     if (greedy) {
-      next = forward.best(count - 1);
+      forward.best(count - 1, {&next, 1});
     } else {
       forward.logits(count - 1, 1, logits.data());
       if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();

@@ -18,28 +18,56 @@ namespace {
 
 /// One of the sessions.
 struct Answering {
-  Answering(Session& of, const GenerateOptions& options, std::int64_t vocabulary)
-      : session(&of), sampler(options.sampling) {
-    if (options.sampling.temperature != 0) logits.resize(static_cast<std::size_t>(vocabulary));
-  }
-  bool greedy() const { return logits.empty(); }
-
-  /// Takes what the forward pass has at place `at`.
-  void choose(Forward& forward, std::int64_t at) {
-    if (greedy()) {
-      next = forward.best(at);
-      return;
-    }
-    forward.logits(at, 1, logits.data());
-    if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();
-  }
+  Answering(Session& of, const GenerateOptions& options)
+      : session(&of), sampler(options.sampling) {}
 
   Session* session;
   Sampler sampler;
-  std::vector<float> logits = {};  // of the next token; empty: greedy
-  Token next = 0;
+  std::span<const float> logits = {};  // of the next token, unless greedy
+  Token next = 0;                      // greedy
   GenerateResult result = {};
 };
+
+/// What follows the sessions' last tokens: of several at once.
+class Choices {
+ public:
+  Choices(std::size_t sessions, const GenerateOptions& options, std::int64_t vocabulary)
+      : vocabulary_(static_cast<std::size_t>(vocabulary)) {
+    if (options.sampling.temperature == 0) {
+      best_.resize(sessions);
+    } else {
+      logits_.resize(sessions * vocabulary_);
+    }
+  }
+  bool greedy() const { return logits_.empty(); }
+
+  /// Those of `live` take what the forward pass has from place `at` on; it is kept from place
+  /// `first` on, until something else is kept there.
+  void take(Forward& forward, std::int64_t at, std::span<Answering* const> live,
+            std::size_t first = 0) {
+    if (greedy()) {
+      forward.best(at, std::span(best_).subspan(first, live.size()));
+      for (std::size_t i = 0; i < live.size(); ++i) live[i]->next = best_[first + i];
+      return;
+    }
+    const auto logits = std::span(logits_).subspan(first * vocabulary_, live.size() * vocabulary_);
+    forward.logits(at, std::ssize(live), logits.data());
+    if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();
+    for (std::size_t i = 0; i < live.size(); ++i)
+      live[i]->logits = logits.subspan(i * vocabulary_, vocabulary_);
+  }
+
+ private:
+  std::size_t vocabulary_;
+  std::vector<Token> best_;
+  std::vector<float> logits_;
+};
+
+double search_seconds(std::span<Session* const> sessions) {
+  double seconds = 0;
+  for (const Session* session : sessions) seconds += session->stats().search_seconds;
+  return seconds;
+}
 
 }  // namespace
 
@@ -53,14 +81,9 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
         fmt::format("generate_together: {} sessions and {} prompts; expected as many of each, from "
                     "1 to {}",
                     sessions.size(), prompts.size(), session_chunk));
-  for (std::size_t i = 0; i < sessions.size(); ++i) {
-    if (sessions[i] == nullptr)
-      throw InvalidArgument(fmt::format("generate_together: session {} is null", i));
-    if (std::ranges::count(sessions, sessions[i]) > 1)
-      throw InvalidArgument(fmt::format(
-          "generate_together: session {} is there twice; give each once, or a fork of it", i));
+  Session::check_together(sessions);
+  for (std::size_t i = 0; i < sessions.size(); ++i)
     check_generation(*impl_, *sessions[i], prompts[i], options);
-  }
   std::vector<GenerateResult> results;
   std::vector<std::unique_ptr<Undo>> undo;
   for (Session* session : sessions) undo.push_back(std::make_unique<Undo>(*session));
@@ -83,21 +106,27 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
       read += std::ssize(prompts[i]);
     }
     keep();
+    for (std::size_t i = 1; i < results.size(); ++i)
+      results[0].times += std::exchange(results[i].times, {});
     return results;
   }
 
   std::vector<Answering> all;
-  for (Session* session : sessions) all.emplace_back(*session, options, config.vocab_size);
+  for (Session* session : sessions) all.emplace_back(*session, options);
+  Choices choices(sessions.size(), options, config.vocab_size);
   const Lease lease(*impl_);
   Forward& forward = *lease;
   const ForwardTimes before = forward.times();
   Reading reading(options.progress, "prompt", asked);
+  const double searched_before = search_seconds(sessions);
   for (std::size_t i = 0; i < all.size(); ++i) {
     impl_->check_reach(sessions[i]->tokens() + std::ssize(prompts[i]));
     const Stopwatch prompting;
     impl_->blaming_weights([&] {
-      feed(forward, *sessions[i], prompts[i], reading,
-           [&](std::int64_t count) { all[i].choose(forward, count - 1); });
+      feed(forward, *sessions[i], prompts[i], reading, [&](std::int64_t count) {
+        Answering* const one = &all[i];
+        choices.take(forward, count - 1, {&one, 1}, i);
+      });
     });
     all[i].result.prompt_seconds = prompting.seconds();
   }
@@ -112,7 +141,7 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
   const auto goes_on = [&](Answering& one) {
     std::vector<Token>& answer = one.result.tokens;
     if (std::ssize(answer) >= options.max_tokens) return false;
-    const Token token = one.greedy() ? one.next : one.sampler.sample(one.logits);
+    const Token token = choices.greedy() ? one.next : one.sampler.sample(one.logits);
     if (std::ranges::count(config.eos, token) > 0) {
       one.result.ended = true;
       return false;
@@ -144,12 +173,14 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
         of_each.tokens = 1;
         Session::attend_together(stepped, of_each);
       });
-      for (std::size_t i = 0; i < live.size(); ++i)
-        live[i]->choose(forward, static_cast<std::int64_t>(i));
+      choices.take(forward, 0, live);
     });
   }
   keep();
-  all[0].result.times = forward.times() - before;
+  ForwardTimes& times = all[0].result.times;
+  times = forward.times() - before;
+  times.search = search_seconds(sessions) - searched_before;
+  times.attention -= times.search;
   for (Answering& one : all) results.push_back(std::move(one.result));
   return results;
 }

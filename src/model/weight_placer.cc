@@ -48,11 +48,13 @@ ExpertMatrices Placer::fused_experts(const std::string& name, const ExpertMixtur
 
 Vector Placer::expert_biases(const std::string& name, std::int64_t experts, std::int64_t count,
                              std::int64_t first, std::int64_t step) {
-  std::vector<float> all(static_cast<std::size_t>(experts * count * step));
+  const std::span<float> all = room_for(experts * count * step);
   const std::int64_t bytes = from_.fused_biases(name, experts, all) / step;
-  std::vector<float> some;
-  for (std::int64_t i = first; i < experts * count * step; i += step)
-    some.push_back(all[static_cast<std::size_t>(i)]);
+  const std::span<float> some = all.first(static_cast<std::size_t>(experts * count));
+  if (device_ != nullptr) {
+    for (std::size_t i = 0; i < some.size(); ++i)  // never from before where it is put
+      some[i] = all[static_cast<std::size_t>(first) + i * static_cast<std::size_t>(step)];
+  }
   return put(some, bytes);
 }
 
@@ -71,13 +73,20 @@ Matrix Placer::embedding(const ModelConfig& config) {
 }
 
 Vector Placer::vector(const std::string& name, std::int64_t size, float offset) {
-  std::vector<float> values(static_cast<std::size_t>(size));
+  const std::span<float> values = room_for(size);
   const std::int64_t bytes = from_.vector(name, values);
-  for (float& value : values) value += offset;
+  if (device_ != nullptr)
+    for (float& value : values) value += offset;
   return put(values, bytes);
 }
 
-Vector Placer::put(const std::vector<float>& values, std::int64_t held) {
+std::span<float> Placer::room_for(std::int64_t values) {
+  const auto count = static_cast<std::size_t>(values);
+  if (values_.size() < count) values_.resize(count);
+  return std::span(values_).first(count);
+}
+
+Vector Placer::put(std::span<const float> values, std::int64_t held) {
   count(held);
   const auto size = static_cast<std::int64_t>(values.size());
   const std::int64_t bytes = size * bytes_of(DType::f32);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,7 +79,10 @@ class Placer {
   using ExpertSource = std::function<MatrixSource(std::int64_t expert)>;
   ExpertMatrices experts(const ExpertMixture& mixture, const ExpertSource& source);
   /// held: bytes that they have in the file.
-  Vector put(const std::vector<float>& values, std::int64_t held);
+  Vector put(std::span<const float> values, std::int64_t held);
+  /// Room for so many, until the next call. A plan of a file's numbers measures many large vectors
+  /// of which there are no values.
+  std::span<float> room_for(std::int64_t values);
 
   /// Experts of one form: where some have an order of their inputs, all get one. Throws Unsupported
   /// for others that differ.
@@ -122,6 +126,7 @@ class Placer {
   std::int64_t idle_ = 0;
   std::vector<std::byte> codes_;
   std::vector<float> scales_, offsets_;
+  std::vector<float> values_;  // of a vector
 };
 
 }  // namespace topkv

@@ -258,7 +258,7 @@ void RowStore::copy_from(const RowStore& other) {
   };
   parallel_for_alone(layers * kv_heads_ * 2, 1, copy);  // a caller may hold a device's lock
   channels_ = other.channels_;
-  channels_chosen_ = other.channels_chosen_;
+  channels_chosen_ = channels_chosen_ || other.channels_chosen_;  // a file's store does not say so
   for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 

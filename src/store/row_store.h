@@ -74,8 +74,9 @@ class RowStore {
   void keep(std::shared_ptr<void> kept) { kept_ = std::move(kept); }
   bool keeps() const { return kept_ != nullptr; }
 
-  /// Copies the rows that `other` has in every layer. REQUIRES: same shape and dtype, this empty,
-  /// capacity enough.
+  /// Copies the rows that `other` has in every layer, and the scales. Scales that are there for
+  /// good stay so. REQUIRES: same shape and dtype, this empty, capacity enough, scales that are
+  /// there for good those of other.
   void copy_from(const RowStore& other);
 
   std::int64_t size(std::int64_t layer) const {

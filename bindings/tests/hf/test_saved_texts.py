@@ -138,6 +138,15 @@ def test_options_given_are_taken_for_those_of_the_file(model, path):
         TopkCache.from_file(path, model, k=0)
 
 
+def test_of_several_indices_the_one_that_is_searched_is_loaded(model, path):
+    cache = read(model)
+    cache.freeze()
+    cache.context.with_index("ivf").save(path, model=fingerprint.fingerprint(model))
+    loaded = TopkCache.from_file(path, model, **FEW)
+    assert loaded.context.indices() == cache.context.indices()
+    assert torch.equal(questions_of(model, loaded), questions_of(model, cache))
+
+
 def test_saving_ends_the_text_and_the_cache_goes_on(model, path):
     ids = make_ids(TEXT + 3, model.device)
     cache, undisturbed = read(model), read(model)

@@ -168,8 +168,10 @@ def load(
         _check_model(info.model, of_model, path)
     cache = make(model.config, **_options_in(info.made_with, path) | given)
     check_fits(cache, info.shape, "from_file")
+    session = cache._engine.options.session
+    searched = [spec for spec in (session["index"], tail_of(session)) if spec not in ("", "none")]
     with moving("loading", *cache._engine.who_reports()) as report:
-        loaded = topkv.load_context(path, **how, progress=report)
+        loaded = topkv.load_context(path, **how, indices=searched, progress=report)
     if check_model:
         _check_model(loaded.model, of_model, path)  # the file may be another one by now
     tokens = loaded.tokens
