@@ -40,6 +40,10 @@ void Graph::fields(Archive& archive) {
     const std::uint8_t highest = *std::ranges::max_element(levels);
     archive.check(highest <= most_level && entry < count && levels[entry] == highest,
                   "its entry is not a node of the highest floor");
+    std::int64_t lists = std::ssize(levels);
+    for (const std::uint8_t level : levels) lists += level;
+    archive.check_left(lists * std::int64_t{sizeof(std::uint16_t)},
+                       "its levels have more lists than there is room for");  // of each a length
     rows_ = std::move(rows);
     make_nodes(levels, entry);
   }

@@ -374,6 +374,19 @@ TEST(DamagedContextFile, GraphsThatLeadOutOfWhatThereIs) {
   with(rows, number(rows + 4, std::uint32_t{}), "two nodes of a key");
   with(levels, std::uint8_t{65}, "too many floors");
   with(levels, static_cast<std::uint8_t>(content[levels] + 1), "a floor more than there are lists");
+  // Refused before memory is taken for them.
+  std::string tall = content;
+  std::fill_n(tall.begin() + static_cast<std::ptrdiff_t>(levels), nodes, char{64});
+  file.write_with(graph, tall);
+  expect_refused(file, "floors of more lists than there are bytes");
+  try {
+    load_context(file.path());
+    FAIL() << "floors of more lists than there are bytes";
+  } catch (const FileError& error) {
+    EXPECT_NE(std::string(error.what()).find("more lists than there is room for"),
+              std::string::npos)
+        << error.what();
+  }
   with(entry, std::uint32_t{nodes}, "an entry that is no node");
   std::uint32_t low = 0;  // on the ground floor alone
   while (content[levels + low] != 0) ++low;

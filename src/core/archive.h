@@ -54,6 +54,10 @@ class Archive {
   void check(bool holds, std::string_view what) const {
     if (!holds) fail(what);
   }
+  /// Reading: throws unless there are so many bytes yet, before memory is taken for what they say.
+  void check_left(std::int64_t bytes, std::string_view what) const {
+    if (reading()) check(bytes <= left(), what);
+  }
 
  protected:
   static constexpr std::string_view not_finite = "a number is not finite";

@@ -46,6 +46,8 @@ class GgufFile {
   static GgufFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
+  /// All of it, in which tensors' bytes lie.
+  std::span<const std::byte> bytes() const { return file_.bytes(); }
   const Tensors& tensors() const { return tensors_; }
 
   bool has(std::string_view key) const { return values_.find(key) != values_.end(); }

@@ -31,8 +31,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<const char*> given = {"topkv"};
   for (const std::string& word : words) given.push_back(word.c_str());
   try {
-    cli::check_arguments(*app.get_subcommand(words.front()), std::span(given).subspan(2));
-    app.parse(static_cast<int>(given.size()), given.data());
+    fuzz::accepts([&] {
+      cli::check_arguments(*app.get_subcommand(words.front()), std::span(given).subspan(2));
+      app.parse(static_cast<int>(given.size()), given.data());
+    });
   } catch (const cli::UsageError&) {
   } catch (const CLI::Error&) {  // run_app tells both as usage errors
   }

@@ -28,7 +28,8 @@ const char* const specs[] = {"codes:k=8,v=4",
                              "squeezed:c=20,coarse=1,s=80",
                              "tova",
                              "none",
-                             "sample:rows=8,eps=10,delta=5"};
+                             "sample:rows=8,eps=10,delta=5",
+                             "hnsw:M=2,efc=8"};
 
 class Bytes final : public topkv::Archive {
  public:

@@ -77,7 +77,8 @@ int main(int argc, char** argv) {
                                "squeezed:c=20,coarse=1,s=80",
                                "tova",
                                "none",
-                               "sample:rows=8,eps=10,delta=5"};
+                               "sample:rows=8,eps=10,delta=5",
+                               "hnsw:M=2,efc=8"};
   std::size_t number = 0;
   for (const std::string spec : specs) {
     const std::string name = spec.substr(0, spec.find(':'));
