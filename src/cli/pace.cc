@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace topkv::cli {
+namespace {
+
+constexpr std::int64_t least_told = 8;
+
+}  // namespace
 
 void Pace::add(std::int64_t done, double seconds) {
   if (done <= done_) return;
@@ -39,7 +44,7 @@ std::optional<double> Pace::steady_seconds_left(std::int64_t total) const {
 }
 
 std::optional<double> Pace::seconds_left(std::int64_t total) const {
-  if (told_ < 3) return std::nullopt;
+  if (told_ < least_told) return std::nullopt;
   return std::max(0.0,
                   seconds_at(static_cast<double>(total)) - seconds_at(static_cast<double>(done_)));
 }

@@ -20,9 +20,8 @@ class QuickerWay {
 
   void tell() {
     const std::optional<double> left = progress_.seconds_left();
-    if (!there_is_ || !left) return;
+    if (!there_is_ || !left || *left < long_wait) return;
     there_is_ = false;
-    if (*left < long_wait) return;
     progress_.note(fmt::format(
         "dense prefill: each token attends all before it, which takes about {} more; with "
         "--prefill window each attends the first and the latest tokens alone, in far less time",
