@@ -84,6 +84,8 @@ TEST(DeviceRoom, CodesAreRefusedLikewise) {
   } catch (const OutOfMemory& error) {
     EXPECT_GT(error.wanted_bytes(), error.available_bytes());
     EXPECT_NE(std::string(error.what()).find("host_search"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("raise --gpu-mem to at least"), std::string::npos)
+        << error.what();
   }
   options.host_search = true;
   EXPECT_EQ(device_index_bytes(grouped, options, 20000, place.device()), 0);
