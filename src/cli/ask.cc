@@ -120,7 +120,8 @@ class Asking {
     } catch (const std::exception&) {
       refused = std::current_exception();
     }
-    answer(lines.first(tokens.size()), std::move(tokens));
+    const std::span<const std::string> asked = lines.first(tokens.size());
+    answer(asked, std::move(tokens));
     if (refused && !interrupted()) std::rethrow_exception(refused);
   }
 
