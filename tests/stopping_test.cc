@@ -2,6 +2,7 @@
 #include "src/core/stopping.h"
 
 #include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
 
 #include <atomic>
 #include <cstdint>
@@ -211,6 +212,20 @@ TEST(Prompt, ThatIsWatchedGivesWhatItGivesAlone) {
     answers[watched ? 1 : 0] = bundled().generate(session, tokens(600), options).tokens;
   }
   EXPECT_EQ(answers[0], answers[1]);
+}
+
+// What a session has asked of the threads of an arena is not left there.
+TEST(Prompt, ThatIsWatchedEndsOnOneThreadToo) {
+  const oneapi::tbb::global_control one(oneapi::tbb::global_control::max_allowed_parallelism, 1);
+  const auto context = bundled().prefill(tokens(900))->with_index("codes:k=32,v=8");
+  Session session(context, {.index = "codes:k=32,v=8", .k = TopK::same(16), .window = 64});
+  const GenerateOptions watched{.max_tokens = 3, .progress = [](const Progress&) {}};
+  for (int turn = 0; turn < 3; ++turn)
+    EXPECT_EQ(bundled().generate(session, tokens(20), watched).tokens.size(), 3U);
+  const GenerateOptions stopped{.max_tokens = 3,
+                                .progress = [](const Progress&) { throw Enough(); }};
+  EXPECT_THROW(bundled().generate(session, tokens(300), stopped), Enough);
+  EXPECT_EQ(bundled().generate(session, tokens(20), {.max_tokens = 3}).tokens.size(), 3U);
 }
 
 TEST(Prompt, WhoseProgressThrowsLeavesTheSessionsAsTheyWere) {

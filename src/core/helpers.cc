@@ -6,7 +6,7 @@ namespace topkv {
 
 Helpers::~Helpers() {
   release();
-  tasks_.wait();  // they are on their way
+  coming_.tasks.wait();  // they are on their way
 }
 
 void Helpers::wake(std::int64_t count) {
@@ -15,10 +15,11 @@ void Helpers::wake(std::int64_t count) {
   awake_ = true;
   const auto owner = std::this_thread::get_id();
   // Those that did not come in time for an earlier turn are still to come.
-  for (std::int64_t coming = coming_; coming < count; ++coming) {
-    ++coming_;
-    tasks_.run([this, owner] {
-      --coming_;
+  Coming& coming = current_stop != nullptr ? watched_ : coming_;
+  for (std::int64_t n = coming.count; n < count; ++n) {
+    ++coming.count;
+    coming.tasks.run([this, &coming, owner] {
+      --coming.count;
       // The owner may be given one of these while it waits for something else.
       if (std::this_thread::get_id() != owner) help();
     });
@@ -30,6 +31,7 @@ void Helpers::release() noexcept {
   awake_ = false;
   // Who is counted after this sees the state as it is now.
   while (busy_ != 0) pause();
+  if (current_stop != nullptr) watched_.tasks.wait();
 }
 
 void Helpers::help() {

@@ -49,6 +49,12 @@ class Helpers {
   void release() noexcept;
 
  private:
+  /// Tasks that threads take up, and how many were not yet.
+  struct Coming {
+    TaskGroup tasks;
+    std::atomic<std::int64_t> count = 0;
+  };
+
   void help();
 
   // A turn is from one wake to the next. A thread that comes late helps with what there is then.
@@ -56,13 +62,15 @@ class Helpers {
   std::uint64_t turn_ = 0;  // a multiple of next_turn
   bool awake_ = false;
   std::atomic<std::uint64_t> state_ = over;  // turn_, and what threads of this turn are to do
-  std::atomic<std::int64_t> coming_ = 0;     // threads that were woken and are not here yet
   std::atomic<std::int64_t> busy_ = 0;       // threads that may be at work
   const void* work_ = nullptr;
   void (*call_)(const void*) = nullptr;
   std::mutex mutex_;
   std::exception_ptr error_;  // of a thread at work, the first
-  TaskGroup tasks_;
+  Coming coming_;             // threads that were woken and are not here yet
+  // The same of watched work (run_watched), which leaves its arena when it has ended: what nobody
+  // took up there would never be.
+  Coming watched_;
 };
 
 }  // namespace topkv
