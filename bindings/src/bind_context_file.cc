@@ -15,12 +15,12 @@ namespace topkv::python {
 namespace {
 
 LoadedContext load(const std::filesystem::path& path, bool mapped, std::int64_t memory_budget,
-                   std::optional<std::vector<std::string>> indices, const Device& device,
+                   std::optional<std::vector<std::string>> indices, const py::object& device,
                    const py::object& progress) {
   const ContextLoadOptions options = {.mapped = mapped,
                                       .memory_budget = memory_budget,
                                       .indices = std::move(indices),
-                                      .device = device,
+                                      .device = device_of(device),
                                       .progress = progress_of(progress)};
   const py::gil_scoped_release release;
   return load_context(path, options);
@@ -104,7 +104,7 @@ void bind_context_file(py::module_& module) {
 
   module.def(
       "load_context", &load, py::arg("path"), py::kw_only(), py::arg("mapped") = false,
-      py::arg("memory_budget") = 0, py::arg("indices") = py::none(), py::arg("device") = Device(),
+      py::arg("memory_budget") = 0, py::arg("indices") = py::none(), py::arg("device") = py::none(),
       py::arg("progress") = py::none(),
       "The context that Context.save wrote, to the bit: rows, indices and tails, none of "
       "them built again.\n\n"

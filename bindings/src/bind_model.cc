@@ -80,6 +80,7 @@ py::array_t<float> as_logits(const Model& model, const std::vector<float>& logit
 py::array_t<float> logits(const Model& self, py::handle tokens) {
   const std::vector<Token> ids = tokens_of(tokens, "tokens");
   std::vector<float> result;
+  self.check_reach(std::ssize(ids));  // its warning names who called, on this thread alone
   run_interruptible([&](const std::stop_token&) { result = self.logits(ids); });
   return as_logits(self, result);
 }
@@ -88,6 +89,7 @@ py::array_t<float> session_logits(const Model& self, SessionHandle& session, py:
   const std::vector<Token> ids = tokens_of(tokens, "tokens");
   const Exclusive::Write use(session.use, "the session");
   std::vector<float> result;
+  self.check_reach(session.session.tokens() + std::ssize(ids));
   run_interruptible([&](const std::stop_token&) { result = self.logits(session.session, ids); });
   return as_logits(self, result);
 }

@@ -384,12 +384,12 @@ def load_context(
     mapped: bool = False,
     memory_budget: int = 0,
     indices: Sequence[str] | None = None,
-    device: Device = ...,
+    device: Device | str | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> LoadedContext:
     """The context that Context.save wrote, to the bit. mapped: rows stay in the file, which must not
     be changed. indices: specs that are wanted of those that it has, None for all. device: a CUDA
-    device for whose sessions rows in memory are page-locked. Raises FileError for what is damaged, OutOfMemory before rows are read."""
+    device for whose sessions rows in memory are page-locked. Raises FileError for what is damaged, OutOfMemory."""
 
 def context_file_info(path: _Path) -> ContextFileInfo:
     """What the file says of itself, out of its beginning. Raises FileError."""
