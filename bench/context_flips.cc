@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/random_context.h"
 #include "src/context/open_context.h"
-#include "topkv/context.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 
@@ -26,18 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::shared_ptr<const Context> context_of(std::int64_t tokens) {
-  const AttentionShape shape = {.layers = 16, .q_heads = 8, .kv_heads = 8, .head_dim = 128};
-  ContextBuilder builder(shape, {.capacity = tokens});
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  std::vector<float> rows(static_cast<std::size_t>(tokens * shape.kv_heads * shape.head_dim));
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    for (float& x : rows) x = normal(random);
-    const TensorView view =
-        TensorView::tokens_first(rows.data(), DType::f32, tokens, shape.kv_heads, shape.head_dim);
-    builder.append(layer, view, view);
-  }
-  return builder.freeze()->with_index("codes:k=16,v=8");
+  return random_context({.layers = 16, .q_heads = 8, .kv_heads = 8, .head_dim = 128}, tokens, 1);
 }
 
 template <class Work>

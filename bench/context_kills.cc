@@ -20,10 +20,10 @@
 #include <thread>
 #include <vector>
 
+#include "bench/random_context.h"
 #include "src/core/checksum.h"
 #include "src/core/files.h"
 #include "src/core/mapped_file.h"
-#include "topkv/context.h"
 #include "topkv/context_file.h"
 
 namespace topkv {
@@ -38,18 +38,8 @@ struct Told {
 };
 
 std::shared_ptr<const Context> context_of(std::int64_t tokens) {
-  const AttentionShape shape = {.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 128};
-  ContextBuilder builder(shape, {.capacity = tokens});
-  std::mt19937 random(static_cast<unsigned>(tokens));
-  std::normal_distribution<float> normal;
-  std::vector<float> rows(static_cast<std::size_t>(tokens * shape.kv_heads * shape.head_dim));
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    for (float& x : rows) x = normal(random);
-    const TensorView view =
-        TensorView::tokens_first(rows.data(), DType::f32, tokens, shape.kv_heads, shape.head_dim);
-    builder.append(layer, view, view);
-  }
-  return builder.freeze()->with_index("codes:k=16,v=8");
+  return random_context({.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 128}, tokens,
+                        static_cast<unsigned>(tokens));
 }
 
 std::uint64_t checksum_of(const fs::path& path) {

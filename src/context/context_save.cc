@@ -64,8 +64,7 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
 class Saving {
  public:
   Saving(const Context& context, const ContextOrigin& origin)
-      : context_(context),
-        segment_(ContextFile::segment(context)),
+      : segment_(ContextFile::segment(context)),
         origin_(origin),
         meta_(describe(context, origin)),
         text_(write_meta(meta_)) {
@@ -173,7 +172,6 @@ class Saving {
     index.spec.kind().transfer_tail(layer.tails[section.kv_head].get(), head, rows, archive);
   }
 
-  const Context& context_;
   const Segment& segment_;
   const ContextOrigin& origin_;
   FileMeta meta_;

@@ -341,15 +341,19 @@ void fail_not_finite() {
       "made for a wider range than the device computes in");
 }
 
+void Forward::make_logits(std::int64_t begin, std::int64_t rows) {
+  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
+  clock_->begin(Phase::matmul);
+  device_->matmul(weights_.lm_head, a_.hidden + begin * row, rows, false, a_.logits);
+  clock_->end();
+}
+
 void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
   const auto lock = device_->lock();
-  const std::int64_t row = config_.hidden_size * bytes_of(device_->operand_dtype());
   const std::int64_t step = std::min(logit_rows, chunk_);
   for (std::int64_t done = 0; done < count; done += step) {
     const std::int64_t rows = std::min(step, count - done);
-    clock_->begin(Phase::matmul);
-    device_->matmul(weights_.lm_head, a_.hidden + (begin + done) * row, rows, false, a_.logits);
-    clock_->end();
+    make_logits(begin + done, rows);
     device_->copy_out(reinterpret_cast<const std::byte*>(a_.logits),
                       rows * config_.vocab_size * bytes_of(DType::f32),
                       out + done * config_.vocab_size);

@@ -104,6 +104,9 @@ class Forward {
   void mix(const MixtureWeights& w, const std::byte* operand, std::int64_t tokens, float* x);
   /// a_.mlp = the gate of a_.gate and a_.up, so many values.
   void activate(std::int64_t values);
+  /// Logits of rows of the hidden states, from `begin` on, at the head of a_.logits. REQUIRES: at
+  /// most logit_rows; the device is locked.
+  void make_logits(std::int64_t begin, std::int64_t rows);
   void project(std::initializer_list<Product> products, const std::byte* x, std::int64_t tokens,
                bool accumulate = false);
   void norm(const Vector& weight, std::int64_t tokens);

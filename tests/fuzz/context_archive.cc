@@ -7,6 +7,7 @@
 #include "index/index_kind.h"
 #include "src/context/kept_queries.h"
 #include "src/core/archive.h"
+#include "tests/fuzz/context_specs.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;
@@ -15,21 +16,6 @@ namespace {
 
 constexpr std::int64_t rows = 24;
 constexpr std::int64_t dim = 16;
-
-const char* const specs[] = {"codes:k=8,v=4",
-                             "mean",
-                             "ivf:size=8,share=2",
-                             "quest:page=8",
-                             "sparq:r=8,v=1",
-                             "lowrank:r=8",
-                             "h2o",
-                             "retroinfer:size=8,segment=1024,v=1",
-                             "pages:size=8",
-                             "squeezed:c=20,coarse=1,s=80",
-                             "tova",
-                             "none",
-                             "sample:rows=8,eps=10,delta=5",
-                             "hnsw:M=2,efc=8"};
 
 class Bytes final : public topkv::Archive {
  public:
@@ -113,12 +99,12 @@ void queries_of(std::string_view bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
-  const std::size_t which = data[0] % (std::size(specs) + 1);
+  const std::size_t which = data[0] % (std::size(fuzz::context_specs) + 1);
   const std::string_view bytes = fuzz::text_of(data + 1, size - 1);
   fuzz::accepts(
       [&] {
-        if (which == std::size(specs)) return queries_of(bytes);
-        const topkv::IndexSpec spec(specs[which]);
+        if (which == std::size(fuzz::context_specs)) return queries_of(bytes);
+        const topkv::IndexSpec spec(fuzz::context_specs[which]);
         const auto index = spec.kind().make();
         Bytes archive(bytes);
         // An index, and its tail behind it.

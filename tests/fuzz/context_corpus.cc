@@ -7,6 +7,7 @@
 #include "src/context/file_format.h"
 #include "src/core/open_file.h"
 #include "tests/context_file_case.h"
+#include "tests/fuzz/context_specs.h"
 #include "topkv/context_file.h"
 
 namespace {
@@ -65,22 +66,8 @@ int main(int argc, char** argv) {
   if (argc != 2) return std::fprintf(stderr, "usage: fuzz_context_corpus CORPUS\n"), 2;
   corpus = argv[1];
   const topkv::AttentionShape tiny{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
-  const char* const specs[] = {"codes:k=8,v=4",
-                               "mean",
-                               "ivf:size=8,share=2",
-                               "quest:page=8",
-                               "sparq:r=8,v=1",
-                               "lowrank:r=8",
-                               "h2o",
-                               "retroinfer:size=8,segment=1024,v=1",
-                               "pages:size=8",
-                               "squeezed:c=20,coarse=1,s=80",
-                               "tova",
-                               "none",
-                               "sample:rows=8,eps=10,delta=5",
-                               "hnsw:M=2,efc=8"};
   std::size_t number = 0;
-  for (const std::string spec : specs) {
+  for (const std::string spec : topkv::fuzz::context_specs) {
     const std::string name = spec.substr(0, spec.find(':'));
     const Saved with = saved(tiny, 24, "f32", {spec});
     if (number % 3 == 0) put("context_sections", name, sections(with));
@@ -94,7 +81,7 @@ int main(int argc, char** argv) {
     for (const topkv::Section& section : with.table.sections)
       if (section.kind == topkv::SectionKind::queries && number == 1)
         put("context_archive", "queries",
-            static_cast<char>(std::size(specs)) + content(with, section));
+            static_cast<char>(std::size(topkv::fuzz::context_specs)) + content(with, section));
   }
   for (const char* dtype : {"bf16", "q8", "q4", "q8/q4", "f16"}) {
     std::string name = dtype;
