@@ -25,6 +25,12 @@ target_link_options(topkv-cli PRIVATE LINKER:--disable-new-dtags)
 
 install(TARGETS topkv EXPORT topkvTargets)
 install(TARGETS topkv-cli)
+
+set(printed ${PROJECT_BINARY_DIR}/src/cli/printed)
+install(FILES ${printed}/topkv.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${printed}/topkv DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(FILES ${printed}/_topkv DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+install(FILES ${printed}/topkv.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/topkv TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE TYPE DOC)
 install(FILES ${PROJECT_SOURCE_DIR}/src/eval/wonderwords/LICENSE TYPE DOC RENAME LICENSE.wonderwords)

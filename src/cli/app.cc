@@ -20,6 +20,7 @@
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/suggest.h"
+#include "src/cli/terminal.h"
 #include "src/cli/text.h"
 #include "topkv/error.h"
 
@@ -62,10 +63,13 @@ void check_command(const CLI::App& app, const Commands& commands,
                                did_you_mean(nearest(first, names_of(commands)))));
 }
 
+// Of a terminal's lines, as far as prose reads well.
+std::size_t help_width() { return std::clamp<std::size_t>(line_width(stdout), 40, 100); }
+
 // topkv help [COMMAND]
 int show_help(const CLI::App& app, const Commands& commands, std::span<const char* const> words) {
   if (words.empty()) {
-    fmt::print("{}", main_help);
+    fmt::print("{}", main_help_text(help_width()));
     return 0;
   }
   if (words.size() > 1) {
@@ -89,10 +93,10 @@ int written(int status) {
 
 }  // namespace
 
-CLI::App* add_command(CLI::App& app, const char* name, const char* help) {
+CLI::App* add_command(CLI::App& app, const char* name) {
   CLI::App* command = app.add_subcommand(name);
-  command->formatter_fn([help](const CLI::App*, const std::string&, CLI::AppFormatMode) {
-    return std::string(help);
+  command->formatter_fn([name](const CLI::App*, const std::string&, CLI::AppFormatMode) {
+    return help_text(help_of(name), help_width());
   });
   return command;
 }
@@ -100,7 +104,7 @@ CLI::App* add_command(CLI::App& app, const char* name, const char* help) {
 int run_app(int argc, const char* const* argv) {
   CLI::App app("topkv");
   app.formatter_fn([](const CLI::App*, const std::string&, CLI::AppFormatMode) {
-    return std::string(main_help);
+    return main_help_text(help_width());
   });
   app.set_version_flag("--version", "topkv " + version());
   app.require_subcommand(0, 1);
@@ -109,7 +113,8 @@ int run_app(int argc, const char* const* argv) {
                              {"ask", add_ask(app)},           {"verify", add_verify(app)},
                              {"info", add_info(app)},         {"plan", add_plan(app)},
                              {"fidelity", add_fidelity(app)}, {"eval", add_eval(app)},
-                             {"bench", add_bench(app)}};
+                             {"bench", add_bench(app)},       {"completion", add_completion(app)},
+                             {"manual", add_manual(app)}};
   const std::span<const char* const> words(argv + std::min(argc, 1), argv + argc);
   std::string name;  // of the command, once it is known
   try {

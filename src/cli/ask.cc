@@ -17,7 +17,6 @@
 #include "src/cli/answer_stream.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/kept_prompt.h"
@@ -301,7 +300,7 @@ int run_ask(AskFlags flags) {
 }  // namespace
 
 Run add_ask(CLI::App& app) {
-  CLI::App* command = add_command(app, "ask", ask_help);
+  CLI::App* command = add_command(app, "ask");
   const auto flags = std::make_shared<AskFlags>();
   flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
   add_flags(*command, flags->model);

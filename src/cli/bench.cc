@@ -11,7 +11,6 @@
 #include "src/cli/bench_report.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/commands.h"
-#include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/terminal.h"
@@ -41,7 +40,7 @@ int run_bench(const BenchFlags& flags, const CLI::App& command) {
 }  // namespace
 
 Run add_bench(CLI::App& app) {
-  CLI::App* command = add_command(app, "bench", bench_help);
+  CLI::App* command = add_command(app, "bench");
   const auto flags = std::make_shared<BenchFlags>();
   add_flags(*command, *flags);
   return [flags, command] { return run_bench(*flags, *command); };

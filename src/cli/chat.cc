@@ -14,7 +14,6 @@
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
@@ -201,7 +200,7 @@ int run_chat(ChatFlags flags) {
 }  // namespace
 
 Run add_chat(CLI::App& app) {
-  CLI::App* command = add_command(app, "chat", chat_help);
+  CLI::App* command = add_command(app, "chat");
   const auto flags = std::make_shared<ChatFlags>();
   flags->prefill.mode = "dense";
   add_flags(*command, flags->model);

@@ -27,8 +27,10 @@ Run add_plan(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_fidelity(CLI::App& app);
+Run add_completion(CLI::App& app);
+Run add_manual(CLI::App& app);
 
-/// Adds a command whose --help prints this text.
-CLI::App* add_command(CLI::App& app, const char* name, const char* help);
+/// Adds a command that src/cli/help.h knows, whose --help prints what is said there.
+CLI::App* add_command(CLI::App& app, const char* name);
 
 }  // namespace topkv::cli

@@ -11,7 +11,6 @@
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/eval_options.h"
-#include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/report.h"
 #include "src/cli/terminal.h"
@@ -168,7 +167,7 @@ int run_eval(const EvalFlags& flags) {
 }  // namespace
 
 Run add_eval(CLI::App& app) {
-  CLI::App* command = add_command(app, "eval", eval_help);
+  CLI::App* command = add_command(app, "eval");
   const auto flags = std::make_shared<EvalFlags>();
   add_flags(*command, *flags);
   return [flags] { return run_eval(*flags); };

@@ -12,7 +12,6 @@
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
@@ -329,7 +328,7 @@ int run_fidelity(FidelityFlags flags) {
 }  // namespace
 
 Run add_fidelity(CLI::App& app) {
-  CLI::App* command = add_command(app, "fidelity", fidelity_help);
+  CLI::App* command = add_command(app, "fidelity");
   const auto flags = std::make_shared<FidelityFlags>();
   add_flags(*command, *flags);
   return [flags] { return run_fidelity(*flags); };

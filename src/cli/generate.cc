@@ -13,7 +13,6 @@
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/numbers.h"
@@ -299,7 +298,7 @@ int run_generate(GenerateFlags flags) {
 }  // namespace
 
 Run add_generate(CLI::App& app) {
-  CLI::App* command = add_command(app, "generate", generate_help);
+  CLI::App* command = add_command(app, "generate");
   const auto flags = std::make_shared<GenerateFlags>();
   flags->prefill.mode = "dense";
   flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";

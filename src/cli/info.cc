@@ -12,7 +12,6 @@
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/kept_context.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
@@ -239,7 +238,7 @@ int run_info(const InfoFlags& flags) {
 }  // namespace
 
 Run add_info(CLI::App& app) {
-  CLI::App* command = add_command(app, "info", info_help);
+  CLI::App* command = add_command(app, "info");
   const auto flags = std::make_shared<InfoFlags>();
   command->add_option("-m,--model", flags->directory);
   command->add_option("DIR", flags->argument);

@@ -9,7 +9,6 @@
 
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/needle_run.h"
 #include "src/cli/profile.h"
@@ -152,7 +151,7 @@ int run_needle(NeedleFlags flags) {
 }  // namespace
 
 Run add_needle(CLI::App& app) {
-  CLI::App* command = add_command(app, "needle", needle_help);
+  CLI::App* command = add_command(app, "needle");
   const auto flags = std::make_shared<NeedleFlags>();
   add_flags(*command, *flags);
   return [flags] { return run_needle(*flags); };

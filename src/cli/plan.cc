@@ -9,7 +9,6 @@
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/report.h"
@@ -202,7 +201,7 @@ int run_plan(const PlanFlags& flags) {
 }  // namespace
 
 Run add_plan(CLI::App& app) {
-  CLI::App* command = add_command(app, "plan", plan_help);
+  CLI::App* command = add_command(app, "plan");
   const auto flags = std::make_shared<PlanFlags>();
   command->add_option("-m,--model", flags->directory);
   command->add_option("DIR", flags->argument);

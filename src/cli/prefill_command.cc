@@ -10,7 +10,6 @@
 
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
-#include "src/cli/help.h"
 #include "src/cli/input.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/kept_prompt.h"
@@ -118,7 +117,7 @@ int run_prefill(PrefillCommandFlags flags) {
 }  // namespace
 
 Run add_prefill(CLI::App& app) {
-  CLI::App* command = add_command(app, "prefill", prefill_help);
+  CLI::App* command = add_command(app, "prefill");
   const auto flags = std::make_shared<PrefillCommandFlags>();
   flags->prefill.mode = "dense";
   add_flags(*command, flags->model);

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
-#include "src/cli/help.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
@@ -54,7 +53,7 @@ int run_verify(const VerifyFlags& flags) {
 }  // namespace
 
 Run add_verify(CLI::App& app) {
-  CLI::App* command = add_command(app, "verify", verify_help);
+  CLI::App* command = add_command(app, "verify");
   const auto flags = std::make_shared<VerifyFlags>();
   command->add_option("FILE", flags->file, "a context's file")->required();
   command->add_option("-t,--threads", flags->model.threads, "a number of threads");

@@ -1,0 +1,179 @@
+// What --help says of the commands that run a model for what it answers.
+#include "src/cli/help_models.h"
+
+#include "src/cli/help_shared.h"
+
+namespace topkv::cli {
+namespace {
+
+const std::string by_generation_config = "by generation_config.json, else off";
+
+FlagHelp files(const std::string& meaning) { return {"-f, --file", "FILE", meaning}; }
+
+FlagHelp chat_message(const std::string& what) {
+  return {"--chat", "", what + " in the model's chat template"};
+}
+
+FlagHelp system_message(const std::string& condition) {
+  return {"--system", "TEXT", condition + "a system message before all"};
+}
+
+}  // namespace
+
+CommandHelp needle_help() {
+  return {
+      "needle",
+      "hide facts in a long text and ask for them",
+      "-m DIR [-c 128K,1M] [flags]",
+      "Hides facts at several depths of a long text, prefills it once and asks for each in its own "
+      "session.",
+      {model_help(),
+       {"task",
+        {{"-c, --ctx", "LIST", "tokens of the context alone; K = 1024, M = 1024²: 4096,1M", "128K"},
+         {"--ruler-length", "",
+          "-c counts the question and 128 tokens of answer too, as RULER does"},
+         {"--depths", "N|LIST", "N depths spread evenly, or percent: 5,50,95, one as 50%", "10"},
+         {"--haystack",
+          "DIR",
+          "generated, noise, needles, or a folder of *.txt and *.md",
+          "generated",
+          {"generated", "noise", "needles"}},
+         {"--needle",
+          "STYLE",
+          "number, word, uuid (as in RULER) or passkey",
+          "number",
+          {"number", "word", "uuid", "passkey"}},
+         {"--needle-text", "TEXT", "a needle of your own, with --question and --answer"},
+         {"--question", "TEXT", "that asks for it"},
+         {"--answer", "TEXT", "that is expected"},
+         {"--separate", "",
+          "a context for each needle; passkey and own needles always have that"}}},
+       retrieval_help("64"),
+       prefill_help("window"),
+       sampling_help("32; 64 for uuid", "0"),
+       {"results",
+        {{"-o, --output", "DIR", "goes on where it stopped, adds -c and --kv-index", "by settings"},
+         {"--fresh", "", "start over"},
+         {"--kv-recall", "",
+          "also ask beside exact search, and report the share of its rows found"},
+         {"--profile", "", "time of a step by layer"},
+         {"--json", "", "cells as lines of JSON"}}}},
+      {"topkv needle -m models/needle-14m -c 32K,128K,1M --kv-topk 64",
+       "topkv needle -m models/needle-14m -c 128K --kv-index exact --kv-index hnsw:M=16 -o "
+       "out/hnsw"}};
+}
+
+CommandHelp generate_help() {
+  return {
+      "generate",
+      "continue a prompt, over files as context if you like",
+      "-m DIR -p PROMPT [-f FILE]... [flags]",
+      "Continues a prompt. Files become a frozen context before it, of which each step retrieves "
+      "rows; the tokens are those of files and prompt as one text: end a file's last line before a "
+      "question.",
+      {model_help(),
+       {"text",
+        {{"-p, --prompt", "TEXT", "what to continue; with --chat what to ask"},
+         files("text of the context; repeat for several, - is standard input"),
+         chat_message("files and prompt are a message"),
+         system_message("with --chat: "),
+         length_help("all the model can")}},
+       sampling_help("128", by_generation_config),
+       retrieval_help("64"),
+       prefill_help("dense"),
+       {"results",
+        {{"--profile", "", "where the time of a step went, layer by layer"},
+         {"--json", "", "one JSON object at the end instead of text as it comes"}}}},
+      {"topkv generate -m models/needle-14m -p \"Once upon a time\" -n 40",
+       "cat book.txt | topkv generate -m models/needle-14m -f - -p \"The hero's name is\" "
+       "--prefill "
+       "window"}};
+}
+
+CommandHelp chat_help() {
+  return {
+      "chat",
+      "a conversation over files, for models with a chat template",
+      "-m DIR [-f FILE]... [flags]",
+      "A conversation in the model's chat template: each line of standard input is a question, "
+      "answers go to standard output. Files are read once, before the first question. Ctrl-C ends "
+      "an answer, and at the prompt the program, as the end of input (Ctrl-D) does.",
+      {model_help(),
+       {"text",
+        {files("text to talk about; repeat for several"),
+         system_message(""),
+         {"--room", "N", "tokens of questions and answers together, beside the files", "64K"}}},
+       sampling_help("1024", "0"),
+       retrieval_help("64"),
+       prefill_help("dense")},
+      {"topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt",
+       "printf 'Who is the hero?\\nWhy?\\n' | topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt"}};
+}
+
+CommandHelp prefill_command_help() {
+  return {"prefill",
+          "read texts once, into a context that stays in a file",
+          "-m DIR -f FILE... -o FILE.tkv [flags]",
+          "Reads texts once and writes their context to a file, for topkv ask: rows, indices and "
+          "codes. The file is seen when it is whole; what had its name stays until then.",
+          {model_help(),
+           {"text",
+            {files("text of the context; repeat for several, - is standard input"),
+             chat_message("the texts are the beginning of a message"),
+             system_message("with --chat: "), length_help("all the model can")}},
+           {"file",
+            {{"-o, --output", "FILE", "the file to write"},
+             {"--kv-index",
+              "SPEC",
+              "codes, exact, ivf, hnsw, but no faiss; repeat for several",
+              "codes, k by dim",
+              {"codes", "exact", "ivf", "hnsw"}},
+             {"--kv-tail",
+              "SPEC",
+              "a tail that the index has not: mean, or a spec of codes",
+              "",
+              {"mean", "codes"}}}},
+           prefill_help("dense")},
+          {"topkv prefill -m Qwen2.5-7B-Instruct-1M -f book.txt -o book.tkv --chat",
+           "topkv prefill -m models/needle-14m -f notes.txt -o notes.tkv --prefill window"}};
+}
+
+CommandHelp ask_help() {
+  FlagGroup retrieval = retrieval_help("64");
+  retrieval.flags.front() = index_help("the file's");
+  retrieval.flags.front().meaning = "one of the file, or another, which is built first";
+  return {
+      "ask",
+      "ask of such a context, as often as you like",
+      "FILE.tkv -m DIR [-p PROMPT]... [flags]",
+      "Asks of a context that topkv prefill wrote, with the model that it was read by: each prompt "
+      "by itself, several of them in joint steps, answers in order to standard output. Without -p "
+      "each line of standard input is a prompt.",
+      {model_help("as the context was read with"),
+       {"text",
+        {{"-p, --prompt", "TEXT",
+          "what to continue, or to ask where the context is in a chat template; repeat for "
+          "several"},
+         {"--mmap", "", "rows stay in the file: for contexts larger than the memory"},
+         memory_help(),
+         length_help("as the context was read with")}},
+       sampling_help("128", by_generation_config),
+       retrieval,
+       {"results", {{"--json", "", "a line of JSON for each answer instead of text as it comes"}}}},
+      {"topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p \"Who is the hero?\" -p \"Where does it "
+       "end?\"",
+       "topkv ask notes.tkv -m models/needle-14m <prompts.txt"}};
+}
+
+CommandHelp verify_help() {
+  return {
+      "verify",
+      "check such a file, byte by byte",
+      "FILE.tkv [flags]",
+      "Reads all of a context's file and checks it: every checksum, that rows are finite, that "
+      "indices are of these rows. Ends with status 1, and names the first part that is damaged.",
+      {{"", {threads_help(), {"--json", "", "print one JSON object"}}}},
+      {"topkv verify book.tkv", "topkv verify book.tkv && cp book.tkv backup/"}};
+}
+
+}  // namespace topkv::cli
