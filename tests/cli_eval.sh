@@ -42,6 +42,7 @@ holds 'there is a summary' grep -q \
   '^method,length,budget,niah_single_1,passkey,passkey_steps,average,rows_per_head,bytes_read$' out/summary.csv
 holds 'there are scores' grep -q '^dense,niah_single_1,1024,,1,100.00,20.65,100.00,wilson,percent,' out/scores.csv
 holds 'there is a picture' grep -q '</svg>' out/scores.svg
+holds 'there is a page with the picture' grep -q '</svg>' out/report.html
 holds 'the table has a line for each method and budget' [ "$(grep -c '^ *1K  ' stdout)" -ge 5 ]
 cp out/samples.jsonl whole.jsonl
 

@@ -11,7 +11,7 @@ fidelity() {
 
 echo old >a.csv
 holds 'settings are compared' fidelity --kv-index exact --kv-index hnsw --kv-topk 8 --kv-topk 64 \
-  --kv-tail none --csv a.csv --svg a.svg
+  --kv-tail none --csv a.csv --svg a.svg --html a.html
 holds 'the table is printed' grep -q '^exact  *64  *none' stdout
 holds 'a file is replaced by a heading and a line per setting' [ "$(wc -l <a.csv)" -eq 5 ]
 holds 'it begins with its names' sh -c 'head -n 1 a.csv | grep -q "^setting,index,kv_topk,kv_tail,"'
@@ -19,7 +19,9 @@ holds 'specs are quoted' grep -q ',"hnsw:M=16,efc=100,ef=0",64,none,' a.csv
 holds 'there is a picture' grep -q '</svg>' a.svg
 holds 'of the settings whose bytes are known' [ "$(grep -c '<title>exact, top' a.svg)" -eq 4 ]
 holds 'and a note of the others' grep -q 'Not shown.*hnsw:M=16,efc=100,ef=0, tail none, top 8, 64<' a.svg
-holds 'nothing else is left' [ "$(ls)" = "$(printf 'a.csv\na.svg\nstderr\nstdout')" ]
+holds 'there is a page with picture, tables and settings' grep -q '</svg>' a.html
+holds 'a row for each setting' [ "$(grep -c '<td>exact</td>' a.html)" -eq 2 ]
+holds 'nothing else is left' [ "$(ls)" = "$(printf 'a.csv\na.html\na.svg\nstderr\nstdout')" ]
 
 cp a.svg kept.svg
 fidelity --kv-index hnsw --kv-tail none --json --csv b.csv --svg a.svg

@@ -14,6 +14,8 @@ holds 'the model finds all needles of 2K' grep -q '^score .* 3 of 3 found' stdou
 holds 'there is a configuration' grep -q '"kv_topk": "64"' out/run.json
 holds 'there is a summary' grep -q '^2048,[0-9]*,"codes:k=32,v=8",3,3,1.0000,' out/summary.csv
 holds 'there is a picture' grep -q '</svg>' out/heatmap.svg
+holds 'there is a page with the picture' grep -q '</svg>' out/report.html
+holds 'the page has the settings' grep -q '<td>kv_topk</td>' out/report.html
 cp out/cells.jsonl whole.jsonl
 
 holds 'a finished grid is shown again' needle
@@ -103,7 +105,7 @@ bad=$(printf 'caf\351')
 cp -r "$model" "$bad" && holds 'a path that is not UTF-8 is taken' \
   "$topkv" needle -m "$bad" -c 1K --depths 1 -n 4 -o "out-$bad" 2>/dev/null
 holds 'and taken up again' "$topkv" needle -m "$bad" -c 1K --depths 1 -n 4 -o "out-$bad" 2>/dev/null
-for file in run.json cells.jsonl summary.csv heatmap.svg; do
+for file in run.json cells.jsonl summary.csv heatmap.svg report.html; do
   holds "its $file is UTF-8" iconv -f utf-8 -t utf-8 "out-$bad/$file"
 done
 

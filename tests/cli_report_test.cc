@@ -21,7 +21,7 @@ namespace topkv::cli {
 namespace {
 
 TEST(Report, TablesLineUpByCharactersNotBytes) {
-  EXPECT_EQ(format_table({"a", "b"}, {{"é", "1"}, {"xyz", "22"}}, {false, true}),
+  EXPECT_EQ(format_table({{"a", "b"}, {{"é", "1"}, {"xyz", "22"}}, {false, true}}),
             "a     b\n"
             "é     1\n"
             "xyz  22\n");

@@ -73,5 +73,23 @@ TEST(Heatmap, IndicesHavePanelsBesideEachOtherWithWhatTheyFound) {
   EXPECT_EQ(place(ten, "index5", "y"), place(ten, "index9", "y"));
 }
 
+TEST(Heatmap, PanelsFillTheWidthThatTheTextTakes) {
+  const auto right = [](const std::string& svg) {  // of the last cell of the first row
+    const std::size_t mark = svg.find("class='missed'");
+    const std::size_t x = svg.find("x='", mark);
+    const std::size_t width = svg.find("width='", mark);
+    return std::stoi(svg.substr(x + 3)) + std::stoi(svg.substr(width + 7));
+  };
+  const Grid grid = make_grid({sample_cells()[1]}, {sample_cells()[1].length},
+                              {sample_cells()[1].depth}, {sample_cells()[1].index});
+  const auto picture = [&](std::size_t letters) {
+    return svg_heatmap(grid, "title", std::string(letters, 's'));
+  };
+  ASSERT_FALSE(sample_cells()[1].found);
+  EXPECT_GT(right(picture(34)), right(picture(4)));
+  EXPECT_NEAR(right(picture(34)), 20 + 34 * 8 - 24, 4);
+  EXPECT_EQ(right(picture(300)), right(picture(200)));  // a cell is no banner
+}
+
 }  // namespace
 }  // namespace topkv

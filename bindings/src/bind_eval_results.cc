@@ -179,7 +179,8 @@ void bind_eval_results(py::module_& module) {
             return write_scores(self, title, subtitle).table;
           },
           py::arg("title"), py::arg("subtitle"),
-          "Writes summary.csv, scores.csv and scores.svg of all answers, and returns the table.")
+          "Writes summary.csv, scores.csv, scores.svg and report.html of all answers, and returns "
+          "the table.")
       .def("__repr__", [](const EvalDirectory& self) {
         return fmt::format("<Directory of {} answers>", self.results().size());
       });

@@ -129,6 +129,19 @@ def test_mass_of_the_bench_and_of_rows_is_the_same_picture(tmp_path):
         np.testing.assert_allclose(ax.lines[0].get_data(), ([64, 1024], [25, 75]))
 
 
+def test_mass_names_the_kind_of_each_layer_that_is_known(tmp_path):
+    rows = [{"kind": kind, "layer": layer, "k": k, "share": 0.5}
+            for kind, layer in (("diffuse", 0), ("broad", 1)) for k in (64, 1024)]
+    bench = write_lines(tmp_path / "bench.json", [{"bench": "decode", "attention_mass": rows}])
+    for source in (rows, bench):
+        ax = plot.mass_kept(source)
+        assert [line.get_label() for line in ax.lines] == ["0 (diffuse)", "1 (broad)"]
+    ax = plot.mass_kept({0: np.ones(2), 5: np.ones(2)}, [1, 2], kinds={5: "full attention"})
+    assert [line.get_label() for line in ax.lines] == ["0", "5 (full attention)"]
+    with pytest.raises(topkv.InvalidArgument, match=r"no layer 1 among \[0\]"):
+        plot.mass_kept(np.ones((1, 2)), [1, 2], kinds={1: "broad"})
+
+
 def test_mass_refuses_arrays_that_do_not_fit_ks():
     with pytest.raises(topkv.InvalidArgument, match=r"layer 0: expected an array \[3, ...\]"):
         plot.mass_kept(np.ones((2, 4)), [1, 2, 3])

@@ -86,8 +86,8 @@ def needle_heatmap(cells: Any, *, title: str | None = None) -> Figure:
 
 
 def mass_kept(
-    shares: Any, ks: Sequence[int] | None = None, *, ax: Axes | None = None,
-    title: str | None = None,
+    shares: Any, ks: Sequence[int] | None = None, *, kinds: Mapping[Any, str] | None = None,
+    ax: Axes | None = None, title: str | None = None,
 ) -> Axes:
     """The share of a layer's attention that its best k rows hold, against k: a line for each layer,
     its mean, over a light band from the lower to the upper quartile.
@@ -95,15 +95,22 @@ def mass_kept(
     shares: {layer: array [ks, ...]} or an array [layers, ks, ...], as topkv.mass.attention_mass
     gives them, with ks; or rows with "layer", "k" and "share", or a file of such rows; or the lines
     that `topkv bench decode --json` prints. Everything behind the axis of ks is averaged over.
+    kinds: what each layer is, for the legend: {0: "diffuse", 1: "broad"}; rows may tell it themselves
+    as "kind", as those of `topkv bench` do.
     """
-    layers, counts = _mass_arrays(shares, ks)
+    rows = None if ks is not None or isinstance(shares, (Mapping, np.ndarray)) else rows_of(shares)
+    kinds = {**_kinds(rows or ()), **(kinds or {})}
+    layers, counts = _mass_arrays(shares if rows is None else rows, ks)
+    unknown = [layer for layer in kinds if layer not in layers]
+    if unknown:
+        raise InvalidArgument(f"kinds: there is no layer {unknown[0]} among {list(layers)}")
     ax = ax if ax is not None else plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
     colours = colormaps["viridis"](np.linspace(0, 0.92, len(layers)))
     alpha = min(0.15, 0.6 / len(layers))  # many bands must not hide the lines
     for (layer, values), colour in zip(layers.items(), colours):
         samples = 100 * values.reshape(len(counts), -1)
         ax.plot(counts, samples.mean(axis=1), color=colour, marker="o", markersize=3,
-                label=f"{layer}")
+                label=f"{layer} ({kinds[layer]})" if kinds.get(layer) else f"{layer}")
         if samples.shape[1] > 1:
             low, high = np.percentile(samples, (25, 75), axis=1)
             ax.fill_between(counts, low, high, color=colour, alpha=alpha, linewidth=0)
@@ -215,6 +222,16 @@ def _found_title(panels: Mapping[str, Mapping]) -> str:
 def _found_text(panel: Mapping) -> str:
     found, asked = (sum(column) for column in zip(*panel.values()))
     return f"{found:g} of {asked}"
+
+
+def _kinds(rows: Iterable[Any]) -> dict[int, str]:
+    """What rows say that their layers are."""
+    kinds = {}
+    for row in rows:
+        for entry in row.get("attention_mass", (row,)):
+            if isinstance(entry, Mapping) and "kind" in entry:
+                kinds[int(number(member(entry, "layer")))] = str(entry["kind"])
+    return kinds
 
 
 def _mass_arrays(shares: Any, ks: Sequence[int] | None) -> tuple[dict[Any, np.ndarray], list[int]]:

@@ -136,7 +136,7 @@ std::string table(std::vector<std::string> headings, const std::vector<Column<Re
       rows[i].push_back(column.text(column.value(results[i], report)));
     }
   }
-  return format_table(headings, rows, right, fit);
+  return format_table({headings, rows, right}, fit);
 }
 
 std::string mass_table(const BenchReport& report) {
@@ -145,8 +145,8 @@ std::string mass_table(const BenchReport& report) {
     rows.push_back({std::string(name_of(mass.kind)), std::to_string(mass.layer),
                     std::to_string(mass.k), fmt::format("{:.1f} %", 100 * mass.share)});
   }
-  return format_table({"layer kind", "layer", "best rows", "of the attention"}, rows,
-                      {false, true, true, true});
+  return format_table(
+      {{"layer kind", "layer", "best rows", "of the attention"}, rows, {false, true, true, true}});
 }
 
 // Seconds of a token's mean in one layer.
@@ -233,7 +233,8 @@ std::string bench_text(const BenchReport& report, bool profile, std::size_t widt
   if (!report.mass.empty()) text += mass_table(report) + "\n";
   text += table({"index", "top k"}, decode_columns(), report.decode, report, width);
   const std::string note = fmt::format(
-      "ms per step: the median of {} steps after {}, and what their mean consists of. Floors: bytes "
+      "ms per step: the median of {} steps after {}, and what their mean consists of. Floors: "
+      "bytes "
       "of keys that exact search reads, and of rows that query heads attend, at the rate above",
       report.plan.tokens, report.plan.after);
   text += "\n" + labelled("", note + asked_for(report.plan.rows.front()), width, 0);

@@ -36,32 +36,6 @@ std::string settings_line(const EvalFlags& flags) {
   return text + fmt::format("; seed {}", flags.seed);
 }
 
-/// "80 [55–93]", or without what is not known.
-std::string score_text(const std::optional<Score>& score) {
-  if (!score) return "-";
-  if (!score->interval) return fmt::format("{:.0f}", score->mean);
-  return fmt::format("{:.0f} [{:.0f}–{:.0f}]", score->mean, score->interval->low,
-                     score->interval->high);
-}
-
-std::string table_text(const ScoreTable& table, std::size_t width) {
-  std::vector<std::string> headings = {"length", "method", "budget", "rows", "read"};
-  headings.insert(headings.end(), table.columns.begin(), table.columns.end());
-  headings.emplace_back("average");
-  std::vector<std::vector<std::string>> rows;
-  for (const ScoreRow& row : table.rows) {
-    rows.push_back({format_count(row.length), printable(row.method),
-                    row.budget ? fmt::format("{}", *row.budget) : "all",
-                    row.budget ? fmt::format("{:.0f}", row.rows_per_head) : "all",
-                    row.bytes_read ? byte_text(static_cast<std::int64_t>(*row.bytes_read)) : "-"});
-    for (const std::optional<Score>& score : row.scores) rows.back().push_back(score_text(score));
-    rows.back().push_back(row.average ? fmt::format("{:.1f}", *row.average) : "-");
-  }
-  std::vector<bool> right(headings.size(), true);
-  right[1] = false;
-  return format_table(headings, rows, right, {.width = width, .keys = 5});
-}
-
 void print_lines(const std::vector<EvalResult>& results) {
   for (const EvalResult& result : results) {
     fmt::print("{}\n", to_json(result).dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -82,16 +56,13 @@ void finish(const EvalFlags& flags, const EvalDirectory& directory, std::int64_t
     fmt::print("{}", labelled(label, text, width));
   };
   if (!files.table.rows.empty()) {
-    fmt::print("{}\n", table_text(files.table, width));
-    line("",
-         "Percent, of repetition characters; in brackets 95 % intervals (Wilson's where every "
-         "score is 0 or 1, else Student's). rows: that a query head attended beyond window and "
-         "sinks, per token and layer, on average. read: bytes of the context per token.");
+    fmt::print("{}\n", format_table(result_table(files.table), {.width = width, .keys = 5}));
+    line("", scores_note);
   }
   line("settings", settings);
   line("device", directory.results().empty() ? "-" : directory.results().back().device);
   line("peak memory", byte_text(peak_memory_bytes()));
-  line("files", fmt::format("{}/: samples.jsonl summary.csv scores.csv {}run.json",
+  line("files", fmt::format("{}/: samples.jsonl summary.csv scores.csv {}report.html run.json",
                             printable(directory.file("").parent_path().string()),
                             files.picture ? "scores.svg " : ""));
   line("answers", fmt::format("{}{}", directory.results().size(),

@@ -55,7 +55,7 @@ void check_output(const EvalFlags& flags, const EvalSettings& settings) {
   for (const std::filesystem::path& file : settings.sources.files) inputs.push_back({"-f", file});
   if (!flags.questions.empty()) inputs.push_back({"--questions", flags.questions});
   check_output_directory(flags.output,
-                         {"run.json", "samples.jsonl", "summary.csv", "scores.csv", "scores.svg"},
+                         {"run.json", "samples.jsonl", "summary.csv", "scores.csv", "scores.svg", "report.html"},
                          inputs);
 }
 

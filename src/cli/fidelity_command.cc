@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
@@ -25,6 +26,7 @@
 #include "src/eval/fidelity_chart.h"
 #include "src/eval/fidelity_lines.h"
 #include "src/eval/fidelity_text.h"
+#include "src/eval/report_page.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -44,8 +46,9 @@ struct FidelityFlags {
   std::vector<std::string> errors = {"none"};
   std::vector<std::string> dtypes = {"bf16"};
   bool json = false;
-  std::string csv;  ///< empty: none
-  std::string svg;  ///< empty: none
+  std::string csv;   ///< empty: none
+  std::string svg;   ///< empty: none
+  std::string html;  ///< empty: none
 };
 
 void add_flags(CLI::App& command, FidelityFlags& flags) {
@@ -76,6 +79,7 @@ void add_flags(CLI::App& command, FidelityFlags& flags) {
   command.add_flag("--json", flags.json);
   command.add_option("--csv", flags.csv, "a file to write");
   command.add_option("--svg", flags.svg, "a file to write");
+  command.add_option("--html", flags.html, "a file to write");
 }
 
 /// One for each choice of flags.
@@ -108,33 +112,19 @@ void check_output(const FidelityFlags& flags) {
     return std::filesystem::weakly_canonical(std::filesystem::absolute(file), error);
   };
   const std::vector<Input> inputs = inputs_of(flags.model.directory, "--haystack", flags.haystack);
-  if (!flags.csv.empty()) check_output("--csv", flags.csv, inputs);
-  if (!flags.svg.empty()) check_output("--svg", flags.svg, inputs);
-  if (!flags.csv.empty() && !flags.svg.empty() && resolved(flags.csv) == resolved(flags.svg)) {
-    throw UsageError(fmt::format("--svg: '{}' is the file of --csv; expected another", flags.svg));
+  std::vector<std::pair<const char*, std::string>> files;
+  for (const auto& [flag, file] :
+       {std::pair{"--csv", flags.csv}, {"--svg", flags.svg}, {"--html", flags.html}}) {
+    if (file.empty()) continue;
+    check_output(flag, file, inputs);
+    for (const auto& [other, taken] : files) {
+      if (resolved(file) == resolved(taken)) {
+        throw UsageError(
+            fmt::format("{}: '{}' is the file of {}; expected another", flag, file, other));
+      }
+    }
+    files.emplace_back(flag, file);
   }
-}
-
-void write_output(const FidelityFlags& flags, const FidelityReport& report,
-                  const std::vector<Json>& lines) {
-  if (!flags.csv.empty()) write_file(flags.csv, fidelity_csv(lines));
-  if (flags.svg.empty()) return;
-  if (std::none_of(report.settings.begin(), report.settings.end(), has_place)) {
-    throw Error(fmt::format(
-        "{}: not written: how many bytes are read per token, its axis, is known of no setting; "
-        "compare with an index that tells, such as --kv-index exact or codes, and with a setting "
-        "without --kv-mass and --kv-error, which do not",
-        flags.svg));
-  }
-  const Json& any = lines.front();
-  const std::string subtitle = fmt::format(
-      "{} tokens of context, {} prefill, haystack {}; {} tokens of questions and answers",
-      format_grouped(any.at("context_tokens").get<std::int64_t>()), flags.prefill.mode,
-      printable(flags.haystack), format_grouped(report.settings.front().tokens));
-  write_file(flags.svg, fidelity_svg(report.settings,
-                                     fmt::format("How near retrieval is to dense attention: {}",
-                                                 model_name(flags.model)),
-                                     subtitle));
 }
 
 bool ruled(const FidelityReport& report) {
@@ -151,7 +141,8 @@ bool several_dtypes(const FidelityReport& report) {
 
 std::string number(std::optional<double> x) { return x ? fmt::format("{:.3f}", *x) : "-"; }
 
-std::string table(const FidelityReport& report, std::size_t width) {
+/// A row per setting.
+ResultTable table_of(const FidelityReport& report) {
   const bool rules = ruled(report);
   const bool dtypes = several_dtypes(report);
   std::vector<std::vector<std::string>> rows;
@@ -190,12 +181,16 @@ std::string table(const FidelityReport& report, std::size_t width) {
     for (const char* heading : {"rows", "more", "dense"}) headings.emplace_back(heading);
     right.insert(right.end(), 3, true);
   }
-  return format_table(headings, rows, right,
-                      {.width = width, .keys = 3U + (rules ? 1U : 0U) + (dtypes ? 1U : 0U)});
+  return {std::move(headings), std::move(rows), std::move(right)};
 }
 
-/// A line per layer that attends all of the context.
-std::string spread_table(const FidelityReport& report, std::size_t width) {
+std::string table(const FidelityReport& report, std::size_t width) {
+  const std::size_t keys = 3U + (ruled(report) ? 1U : 0U) + (several_dtypes(report) ? 1U : 0U);
+  return format_table(table_of(report), {.width = width, .keys = keys});
+}
+
+/// A row per layer that attends all of the context.
+ResultTable spread_of(const FidelityReport& report) {
   std::vector<std::vector<std::string>> rows;
   for (std::size_t layer = 0; layer < report.spread.size(); ++layer) {
     const LayerSpread& of = report.spread[layer];
@@ -203,38 +198,85 @@ std::string spread_table(const FidelityReport& report, std::size_t width) {
     rows.push_back({fmt::format("{}", layer), fmt::format("{:.0f}", of.mean_keys()),
                     fmt::format("{:.2f}", of.mean_entropy())});
   }
-  if (rows.empty()) return {};
-  return format_table({"layer", "keys for 75 %", "entropy"}, rows, {true, true, true},
-                      {.width = width, .keys = 1U}) +
-         "\n";
+  return {{"layer", "keys for 75 %", "entropy"}, std::move(rows), {true, true, true}};
+}
+
+std::string spread_table(const FidelityReport& report, std::size_t width) {
+  ResultTable spread = spread_of(report);
+  if (spread.rows.empty()) return {};
+  return format_table(std::move(spread), {.width = width, .keys = 1U}) + "\n";
+}
+
+/// What was compared, and what the tables' columns are.
+std::string explained(const FidelityReport& report, std::int64_t tokens,
+                      const std::string& prefill) {
+  return fmt::format(
+      "Against dense attention over {} tokens ({} prefill{}): "
+      "{} tokens of questions and answers, perplexity {:.3f}. "
+      "error: |out - dense| / |dense| of a layer; told: what "
+      "the sessions expect it to be; KL: of the "
+      "next token; keys for 75 %, entropy (natural log): of dense attention "
+      "by a question's last token; mass: share of dense attention in the rows "
+      "attended; recall: of exact search's rows; by mass: of "
+      "their softmax weight; p10: the "
+      "10th percentile over layers, heads and tokens.{}",
+      format_grouped(tokens), prefill,
+      report.settings.front().options.host_search ? "; the host finds rows where a GPU could" : "",
+      report.settings.front().tokens, report.dense_perplexity,
+      ruled(report) ? " rows: of a query head in a layer; more, "
+                      "dense: share of these that took more than "
+                      "at first, and all."
+                    : "");
 }
 
 void print_report(const FidelityReport& report, std::int64_t tokens, const std::string& prefill) {
   const std::size_t width = line_width(stdout);
   fmt::print("{}\n", table(report, width));
   fmt::print("{}", spread_table(report, width));
-  fmt::print(
-      "{}",
-      labelled("",
-               fmt::format("Against dense attention over {} tokens ({} prefill{}): "
-                           "{} tokens of questions and answers, perplexity {:.3f}. "
-                           "error: |out - dense| / |dense| of a layer; told: what "
-                           "the sessions expect it to be; KL: of the "
-                           "next token; keys for 75 %, entropy (natural log): of dense attention "
-                           "by a question's last token; mass: share of dense attention in the rows "
-                           "attended; recall: of exact search's rows; by mass: of "
-                           "their softmax weight; p10: the "
-                           "10th percentile over layers, heads and tokens.{}",
-                           format_grouped(tokens), prefill,
-                           report.settings.front().options.host_search
-                               ? "; the host finds rows where a GPU could"
-                               : "",
-                           report.settings.front().tokens, report.dense_perplexity,
-                           ruled(report) ? " rows: of a query head in a layer; more, "
-                                           "dense: share of these that took more than "
-                                           "at first, and all."
-                                         : ""),
-               width, 0));
+  fmt::print("{}", labelled("", explained(report, tokens, prefill), width, 0));
+}
+
+bool drawable(const FidelityReport& report) {
+  return std::any_of(report.settings.begin(), report.settings.end(), has_place);
+}
+
+void write_output(const FidelityFlags& flags, const FidelityReport& report,
+                  const std::vector<Json>& lines) {
+  if (!flags.csv.empty()) write_file(flags.csv, fidelity_csv(lines));
+  const Json& any = lines.front();
+  const auto tokens = any.at("context_tokens").get<std::int64_t>();
+  const std::string title =
+      fmt::format("How near retrieval is to dense attention: {}", model_name(flags.model));
+  const std::string subtitle = fmt::format(
+      "{} tokens of context, {} prefill, haystack {}; {} tokens of questions and answers",
+      format_grouped(tokens), flags.prefill.mode, printable(flags.haystack),
+      format_grouped(report.settings.front().tokens));
+  const std::string picture =
+      drawable(report) ? fidelity_svg(report.settings, title, subtitle) : std::string();
+  if (!flags.html.empty()) {
+    Json settings = {
+        {"model", flags.model.directory}, {"seed", flags.seed}, {"questions", flags.questions}};
+    for (const char* shared :
+         {"context_tokens", "haystack", "prefill", "weights", "device", "version"})
+      settings[shared] = any.at(shared);
+    write_file(flags.html,
+               html_page({.title = title,
+                          .subtitle = picture.empty() ? subtitle : std::string(),
+                          .picture = picture,
+                          .parts = {{"Settings compared", table_of(report),
+                                     explained(report, tokens, flags.prefill.mode)},
+                                    {"Dense attention, layer by layer", spread_of(report)}}},
+                         settings));
+  }
+  if (flags.svg.empty()) return;
+  if (picture.empty()) {
+    throw Error(fmt::format(
+        "{}: not written: how many bytes are read per token, its axis, is known of no setting; "
+        "compare with an index that tells, such as --kv-index exact or codes, and with a setting "
+        "without --kv-mass and --kv-error, which do not",
+        flags.svg));
+  }
+  write_file(flags.svg, picture);
 }
 
 /// The dtypes of rows, once each, behind that of the rows that dense attention reads: the most

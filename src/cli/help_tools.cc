@@ -90,7 +90,8 @@ CommandHelp fidelity_help() {
        {"results",
         {{"--json", "", "a JSON line per setting"},
          {"--csv", "FILE", "the same, without errors by layer"},
-         {"--svg", "FILE", "error and KL against the bytes read per token, as a picture"}}}},
+         {"--svg", "FILE", "error and KL against the bytes read per token, as a picture"},
+         {"--html", "FILE", "picture, tables and settings as one page for a browser"}}}},
       {"topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail mean --kv-tail codes",
        "topkv fidelity -m models/needle-14m --kv-index codes --kv-topk 64 --kv-topk 256 --svg "
        "codes.svg"}};

@@ -218,7 +218,7 @@ void print_text(const ModelConfig& config, const InfoFlags& flags, KvDType dtype
     const Need need = need_of(config, flags, weights, tokens);
     rows.push_back({format_count(tokens), byte_text(need.bytes), need.fits ? "yes" : "no"});
   }
-  fmt::print("{}", format_table({"context", "KV rows", "fits here"}, rows, {true, true, false}));
+  fmt::print("{}", format_table({{"context", "KV rows", "fits here"}, rows, {true, true, false}}));
 }
 
 int run_info(const InfoFlags& flags) {

@@ -19,6 +19,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/files.h"
 #include "src/eval/heatmap.h"
+#include "src/eval/report_page.h"
 
 namespace topkv::cli {
 namespace {
@@ -73,16 +74,20 @@ void print_report(const std::vector<Cell>& cells, const Grid& grid, const std::s
   line("device", cells.empty() ? "-" : cells.back().device);
   line("peak memory", byte_text(peak));
   if (gpu_peak > 0) line("GPU memory", fmt::format("{} at most", byte_text(gpu_peak)));
-  line("files", fmt::format("{}/: cells.jsonl summary.csv heatmap.svg run.json",
+  line("files", fmt::format("{}/: cells.jsonl summary.csv heatmap.svg report.html run.json",
                             printable(directory.file("").parent_path().string())));
 }
 
-void print_score(const std::vector<Cell>& cells, std::int64_t not_run) {
+std::string score_text(const std::vector<Cell>& cells) {
   std::int64_t found = 0;
   for (const Cell& cell : cells) found += cell.found ? 1 : 0;
   const double percent =
       cells.empty() ? 0 : 100.0 * static_cast<double>(found) / static_cast<double>(cells.size());
-  std::string text = fmt::format("{} of {} found ({:.0f} %)", found, cells.size(), percent);
+  return fmt::format("{} of {} found ({:.0f} %)", found, cells.size(), percent);
+}
+
+void print_score(const std::vector<Cell>& cells, std::int64_t not_run) {
+  std::string text = score_text(cells);
   if (not_run > 0) text += fmt::format(", {} cells not run", not_run);
   fmt::print("{}", labelled("score", text, line_width(stdout)));
 }
@@ -95,9 +100,17 @@ void finish(const NeedleFlags& flags, const NeedlePlan& plan, const RunDirectory
   const Grid grid = make_grid(cells, lengths, plan.depths, indices);
   const std::string settings = settings_line(flags, plan, indices);
   write_file(directory.file("summary.csv"), summary_csv(summarise(cells)));
+  const std::string title = fmt::format("Needles found by {}", model_name(flags.model));
+  const std::string picture = svg_heatmap(grid, title, settings);
+  write_file(directory.file("heatmap.svg"), picture);
   write_file(
-      directory.file("heatmap.svg"),
-      svg_heatmap(grid, fmt::format("Needles found by {}", model_name(flags.model)), settings));
+      directory.file("report.html"),
+      html_page(
+          {.title = title,
+           .subtitle = fmt::format("topkv needle {}: {}", version(), score_text(cells)),
+           .picture = picture,
+           .parts = {{"Summary", summary_of(summarise(cells))}, {"Answers", answers_of(cells)}}},
+          directory.configuration()));
   if (flags.json) {
     for (const Cell& cell : cells) {
       fmt::print("{}\n", to_json(cell).dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -125,8 +138,7 @@ int run_needle(NeedleFlags flags) {
     index = spelled_in(directory.configuration().at("kv_index"), index);
   }
   ProgressBar progress = stderr_progress();
-  const Model model =
-      load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   check_indices(device, config.attention, flags.retrieval, plan.lengths.back());
   int status = 0;
   try {

@@ -97,7 +97,7 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
                                                 : parse_count("-n", flags.sampling.predict);
   check_haystack_flag(flags.haystack);
   if (!flags.output.empty()) {
-    check_output_directory(flags.output, {"run.json", "cells.jsonl", "summary.csv", "heatmap.svg"},
+    check_output_directory(flags.output, {"run.json", "cells.jsonl", "summary.csv", "heatmap.svg", "report.html"},
                            inputs_of(flags.model.directory, "--haystack", flags.haystack));
   }
   return plan;

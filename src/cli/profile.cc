@@ -64,7 +64,7 @@ std::string profile_table(const std::vector<StepTimes>& layers, std::int64_t ste
   rows.push_back(row("all", all));
   std::string text =
       fmt::format("milliseconds per step, mean of {} steps\n{}", steps,
-                  format_table(header, rows, right, {.width = width, .keys = 1, .cut = {}}));
+                  format_table({header, rows, right}, {.width = width, .keys = 1, .cut = {}}));
   if (whole_seconds > 0) {
     text += labelled(
         "",

@@ -57,10 +57,10 @@ std::size_t sum_of(const std::vector<std::size_t>& widths,
 
 }  // namespace
 
-std::string format_table(std::vector<std::string> headings,
-                         std::vector<std::vector<std::string>> rows,
-                         const std::vector<bool>& right_aligned, const TableFit& fit) {
-  rows.insert(rows.begin(), std::move(headings));
+std::string format_table(ResultTable table, const TableFit& fit) {
+  std::vector<Row> rows = std::move(table.rows);
+  const std::vector<bool>& right_aligned = table.right;
+  rows.insert(rows.begin(), std::move(table.headings));
   std::vector<std::size_t> columns(rows.front().size());
   std::iota(columns.begin(), columns.end(), std::size_t{0});
   std::vector<std::size_t> widths(columns.size(), 0);
@@ -97,43 +97,47 @@ std::string format_table(std::vector<std::string> headings,
   return text;
 }
 
-std::string answers_table(const std::vector<Cell>& cells, std::size_t width) {
-  if (cells.empty()) return {};
+ResultTable answers_of(const std::vector<Cell>& cells) {
+  ResultTable table = {{"context", "depth"}, {}, {true, true}};
+  if (cells.empty()) return table;
   const bool with_index = several_indices(cells);
   const bool with_key =
       std::any_of(cells.begin(), cells.end(), [](const Cell& cell) { return !cell.key.empty(); });
   constexpr std::size_t widest = 40;
-  std::vector<std::string> headings = {"context", "depth"};
-  std::vector<bool> right = {true, true};
   const auto column = [&](const char* heading, bool right_aligned) {
-    headings.emplace_back(heading);
-    right.push_back(right_aligned);
+    table.headings.emplace_back(heading);
+    table.right.push_back(right_aligned);
   };
   if (with_index) column("index", false);
   if (with_key) column("key", false);
-  const std::size_t expected = headings.size();
   column("expected", false);
   column("answer", false);
   column("found", false);
   column("tokens/s", true);
-  std::vector<std::vector<std::string>> rows;
   for (const Cell& cell : cells) {
-    std::vector<std::string> row = {format_count(cell.length), format_percent(cell.depth) + " %"};
+    Row row = {format_count(cell.length), format_percent(cell.depth) + " %"};
     if (with_index) row.push_back(one_line(cell.index, widest));
     if (with_key) row.push_back(cell.key);
     row.push_back(one_line(cell.value, widest));
     row.push_back(one_line(cell.answer, widest));
     row.emplace_back(cell.found ? "yes" : "no");
     row.push_back(format_rate(cell.decode_tokens_per_second.value_or(0)));
-    rows.push_back(std::move(row));
+    table.rows.push_back(std::move(row));
   }
-  TableFit fit{.width = width, .keys = 2, .cut = {expected + 1, expected}};
-  for (std::size_t text = expected; text-- > 2;) fit.cut.push_back(text);  // key and index
-  return format_table(headings, rows, right, fit);
+  return table;
 }
 
-std::string summary_table(const std::vector<Summary>& summaries, std::size_t width) {
-  std::vector<std::vector<std::string>> rows;
+std::string answers_table(const std::vector<Cell>& cells, std::size_t width) {
+  if (cells.empty()) return {};
+  ResultTable table = answers_of(cells);
+  const std::size_t expected = table.headings.size() - 4;
+  TableFit fit{.width = width, .keys = 2, .cut = {expected + 1, expected}};
+  for (std::size_t text = expected; text-- > 2;) fit.cut.push_back(text);  // key and index
+  return format_table(std::move(table), fit);
+}
+
+ResultTable summary_of(const std::vector<Summary>& summaries) {
+  std::vector<Row> rows;
   for (const Summary& summary : summaries) {
     const bool built = summary.index_bytes > 0;
     rows.push_back({format_count(summary.length), summary.index,
@@ -146,10 +150,14 @@ std::string summary_table(const std::vector<Summary>& summaries, std::size_t wid
                     or_dash(built, format_seconds(summary.index_build_seconds)),
                     format_seconds(summary.first_token_seconds)});
   }
-  return format_table({"context", "index", "found", "prefill tok/s", "decode tok/s", "rows/head",
-                       "recall", "KV rows", "index size", "index wait", "first token"},
-                      rows, {true, false, true, true, true, true, true, true, true, true, true},
-                      {.width = width, .keys = 2, .cut = {}});
+  return {{"context", "index", "found", "prefill tok/s", "decode tok/s", "rows/head", "recall",
+           "KV rows", "index size", "index wait", "first token"},
+          std::move(rows),
+          {true, false, true, true, true, true, true, true, true, true, true}};
+}
+
+std::string summary_table(const std::vector<Summary>& summaries, std::size_t width) {
+  return format_table(summary_of(summaries), {.width = width, .keys = 2, .cut = {}});
 }
 
 std::string sampling_text(const SamplingOptions& sampling) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/eval/cell.h"
+#include "src/eval/report_page.h"
 #include "src/eval/summary.h"
 
 namespace topkv::cli {
@@ -19,15 +20,14 @@ struct TableFit {
   std::vector<std::size_t> cut = {};      ///< columns that may be cut
 };
 
-/// Rows of cells under headings, columns as wide as their widest text. right_aligned: one flag per
-/// column. Widths count characters (code points), not bytes.
-std::string format_table(std::vector<std::string> headings,
-                         std::vector<std::vector<std::string>> rows,
-                         const std::vector<bool>& right_aligned, const TableFit& fit = {});
+/// Columns as wide as their widest text. Widths count characters (code points), not bytes.
+std::string format_table(ResultTable table, const TableFit& fit = {});
 
-/// One line per cell: what was asked, expected and answered. Cells in grid order.
+/// One row per cell: what was asked, expected and answered. Cells in grid order.
+ResultTable answers_of(const std::vector<Cell>& cells);
 std::string answers_table(const std::vector<Cell>& cells, std::size_t width);
 
+ResultTable summary_of(const std::vector<Summary>& summaries);
 std::string summary_table(const std::vector<Summary>& summaries, std::size_t width);
 
 /// "greedy", or "temperature 0.6, top-k 20, top-p 0.95".

@@ -34,7 +34,7 @@ Json merged(const Json& there, const Json& here) {
 ResultLayout layout() {
   return {.lines = "cells.jsonl",
           .line_is = "a cell",
-          .made = {"summary.csv", "heatmap.svg"},
+          .made = {"summary.csv", "heatmap.svg", "report.html"},
           .check = [](const Json& line) { cell_from_json(line); },
           .merge = merged,
           .growing = growing_members};

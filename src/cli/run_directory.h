@@ -2,7 +2,7 @@
 //
 //   run.json      the full configuration
 //   cells.jsonl   one JSON line per finished cell, appended as it finishes
-//   summary.csv, heatmap.svg   made from the cells at the end
+//   summary.csv, heatmap.svg, report.html   made from the cells at the end
 //
 // Lengths and indices are no part of the configuration that a directory belongs to: cells of more
 // of them are added to those that are there.

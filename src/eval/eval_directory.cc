@@ -36,7 +36,7 @@ Json merged(const Json& there, const Json& here) {
 ResultLayout layout() {
   return {.lines = "samples.jsonl",
           .line_is = "an answer",
-          .made = {"summary.csv", "scores.csv", "scores.svg"},
+          .made = {"summary.csv", "scores.csv", "scores.svg", "report.html"},
           .check = [](const Json& line) { eval_result_from_json(line); },
           .merge = merged,
           .growing = growing};

@@ -2,7 +2,7 @@
 //
 //   run.json        the full configuration
 //   samples.jsonl   one JSON line per answer, appended as it is there
-//   summary.csv, scores.csv, scores.svg   made from the answers at the end
+//   summary.csv, scores.csv, scores.svg, report.html   made from the answers at the end
 //
 // Tasks, lengths, methods, budgets and the number of samples are no part of the configuration that
 // a folder belongs to: answers of more of them are added to those that are there.

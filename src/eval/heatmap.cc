@@ -29,6 +29,8 @@ constexpr int panel_gap = 28;     // of panels beside each other
 constexpr int below_panel = 66;   // of lengths and their title, up to the next row of panels
 constexpr int panel_title = 40;   // of two lines
 constexpr int most_width = 1280;  // that panels beside each other take, where one is no wider
+constexpr int right_margin = 24;
+constexpr int widest_cell = 200;
 
 /// Of `panel`, how many cells that were run found their needle: "18 of 20 found".
 std::string found_text(const Grid::Panel& panel) {
@@ -46,7 +48,8 @@ std::string found_text(const Grid::Panel& panel) {
 /// One panel, or small ones: as many beside each other as the picture takes, in rows of equal
 /// length.
 struct Layout {
-  explicit Layout(const Grid& grid) {
+  /// text_width: of the lines above, which panels fill the width of.
+  Layout(const Grid& grid, int text_width) {
     const auto panels = static_cast<int>(grid.panels.size());
     const auto lengths = static_cast<int>(grid.lengths.size());
     named = panels > 1;
@@ -60,6 +63,11 @@ struct Layout {
         std::clamp((most_width - left + panel_gap) / (panel_width + panel_gap), 1, panels);
     rows = (panels + beside - 1) / beside;
     columns = (panels + rows - 1) / rows;
+    const int room = (text_width - left - right_margin - (columns - 1) * panel_gap) / columns;
+    if (panel_width < room) {
+      panel_width = std::max(panel_width, std::min(room, widest_cell * lengths));
+      cell_width = panel_width / lengths;
+    }
     first = top + (named ? panel_title : 0);
     row_step = panel_height + below_panel + (named ? panel_title : 0);
   }
@@ -174,9 +182,9 @@ Grid make_grid(const std::vector<Cell>& cells, std::vector<std::int64_t> lengths
 }
 
 std::string svg_heatmap(const Grid& grid, const std::string& title, const std::string& subtitle) {
-  const Layout layout(grid);
-  const int text_width = std::max(svg_text_width(title), svg_text_width(subtitle));
-  const int width = std::max(std::max(layout.right(), left + 240) + 24, 20 + text_width);
+  const int text_width = 20 + std::max(svg_text_width(title), svg_text_width(subtitle));
+  const Layout layout(grid, text_width);
+  const int width = std::max(std::max(layout.right(), left + 240) + right_margin, text_width);
   const int legend =
       layout.first + layout.row_step * layout.rows - 6 - (layout.named ? panel_title - 14 : 0);
   const int height = legend + 30;

@@ -5,16 +5,29 @@
 
 #include "src/eval/eval_directory.h"
 #include "src/eval/eval_scores.h"
+#include "src/eval/report_page.h"
 
 namespace topkv {
+
+/// Rows of the table as text: scores in percent with their intervals.
+ResultTable result_table(const ScoreTable& table);
+
+/// What the table's figures are.
+inline constexpr const char* scores_note =
+    "Percent, of repetition characters; in brackets 95 % intervals (Wilson's where every score is "
+    "0 "
+    "or 1, else Student's). rows: that a query head attended beyond window and sinks, per token "
+    "and "
+    "layer, on average. read: bytes of the context per token.";
 
 struct ScoreFiles {
   ScoreTable table;
   bool picture = false;  ///< scores.svg is there: a row has what a picture shows
 };
 
-/// Writes summary.csv, scores.csv and scores.svg of all answers of the folder, in the order of its
-/// configuration. title and subtitle are the picture's, plain text. Throws FileError.
+/// Writes summary.csv, scores.csv, scores.svg and report.html of all answers of the folder, in the
+/// order of its configuration. title and subtitle are the picture's and the page's, plain text.
+/// Throws FileError.
 ScoreFiles write_scores(const EvalDirectory& directory, const std::string& title,
                         const std::string& subtitle);
 
