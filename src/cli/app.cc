@@ -108,8 +108,8 @@ int run_app(int argc, const char* const* argv) {
                              {"chat", add_chat(app)},         {"prefill", add_prefill(app)},
                              {"ask", add_ask(app)},           {"verify", add_verify(app)},
                              {"info", add_info(app)},         {"plan", add_plan(app)},
-                             {"fidelity", add_fidelity(app)}, {"eval", add_eval(app)},
-                             {"bench", add_bench(app)}};
+                             {"fidelity", add_fidelity(app)}, {"perplexity", add_perplexity(app)},
+                             {"eval", add_eval(app)},         {"bench", add_bench(app)}};
   const std::span<const char* const> words(argv + std::min(argc, 1), argv + argc);
   std::string name;  // of the command, once it is known
   try {

@@ -27,6 +27,7 @@ Run add_plan(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_fidelity(CLI::App& app);
+Run add_perplexity(CLI::App& app);
 
 /// Adds a command whose --help prints this text.
 CLI::App* add_command(CLI::App& app, const char* name, const char* help);

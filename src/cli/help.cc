@@ -17,6 +17,7 @@ and each step attends only the rows that an index finds.
   info       what a model is and how much memory its contexts take; what a context's file has
   plan       what of a model and a context fits which memory, and the flags for it
   fidelity   how near retrieval is to dense attention, over a text of your choice
+  perplexity how well a text is predicted with retrieval and without
   eval       tasks that compare methods: RULER's and others, with scores and intervals
   bench      time attention over generated rows, without a model
 
@@ -135,7 +136,7 @@ file is seen when it is whole; what had its name stays until then.
   --chat                 the texts are the beginning of a message in the model's chat template
   --system TEXT          with --chat: a system message before it
   --length N             tokens that LongRoPE, dynamic NTK turn keys for [all the model can]
-  --kv-index SPEC        codes, exact, ivf, hnsw, but no faiss; repeat for several [codes, k by dim]
+  --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF,SQ8; repeat [codes, k by dim]
   --kv-tail SPEC         a tail that the index has not: mean, or a spec of codes
   --kv-dtype TYPE        of the rows: bf16, q8, q4, q8/q4 (keys/values), f16 or f32 [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
@@ -227,6 +228,33 @@ error of every layer's output, and what it does to the next token. Each --kv-ind
 examples:
   topkv fidelity -m models/needle-14m -c 64K --kv-tail none --kv-tail mean --kv-tail codes
   topkv fidelity -m models/needle-14m --kv-index codes --kv-topk 64 --kv-topk 256 --svg codes.svg
+)";
+
+const char* const perplexity_help =
+    R"(usage: topkv perplexity -m DIR -f FILE... [-c 4K] [flags]              [default] in brackets
+How well a text is predicted with retrieval beside dense attention. The text is cut into pieces of
+equal length; the last tokens of each are fed one by one behind the others, which a prefill has
+read, and scored. Each --kv-index with each --kv-tail, --kv-topk, --kv-mass and --kv-error is one
+setting; all score the same tokens.
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
+  --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
+  -f, --file FILE        the text; repeat for several, - is standard input
+  -c, --ctx N            tokens of a piece; K = Ki = 1024, M = Mi = 1024² [4K]
+  --score N              of these, the last ones, which are scored [256]
+  --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF,SQ8; repeat to compare [codes, k by dim]
+  --kv-tail SPEC         none, mean, codes; repeat to compare [what the index has]
+  --kv-topk K            rows retrieved per layer; repeat to compare [256]
+  --kv-mass X, --kv-error X   rules of which rows are enough; repeat to compare [none]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
+  --prefill HOW          dense, or window: time grows with the length, not its square [dense]
+  --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
+  --json                 a JSON line for dense attention and for each setting
+  -o, --output DIR       the same as CSV, and the nats of each token: perplexity.csv, tokens.csv
+examples:
+  topkv perplexity -m models/needle-14m -f book.txt -c 16K --kv-index exact --kv-index codes
+  topkv perplexity -m models/needle-14m -f book.txt --kv-topk 16 --kv-topk 64 -o out/perplexity
 )";
 
 const char* const eval_help =

@@ -15,6 +15,7 @@ extern const char* const info_help;
 extern const char* const plan_help;
 extern const char* const bench_help;
 extern const char* const fidelity_help;
+extern const char* const perplexity_help;
 extern const char* const eval_help;
 
 }  // namespace topkv::cli
