@@ -73,8 +73,6 @@ void ApproximateIndex::fields(Archive& archive) {
   rare_.fields(size(), archive);
 }
 
-void ApproximateIndex::structure_fields(Archive& archive) { InsertingIndex::fields(archive); }
-
 void ApproximateIndex::all_candidates(const QueryBlock& queries, std::int64_t want,
                                       std::span<std::vector<std::int64_t>> found) const {
   parallel_for(queries.count, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -42,7 +42,7 @@ class ApproximateIndex : public InsertingIndex {
   virtual void clear_structure() = 0;
 
   /// InsertingIndex::fields, likewise.
-  virtual void structure_fields(Archive& archive);
+  virtual void structure_fields(Archive& archive) = 0;
 
   std::int64_t rare_memory() const { return rare_.memory(); }
 

@@ -29,7 +29,6 @@ class RetroinferKind final : public ClusterKind {
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<ClusterIndex>(params_);
   }
-  bool is_stored() const override { return true; }
   bool has_tail() const override { return estimates_; }
   std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
                                          const RowsView& rows, Archive& archive) const override {

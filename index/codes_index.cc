@@ -43,7 +43,6 @@ class CodesKind : public IndexSpec::Kind {
     return std::make_unique<CodeTail>(dynamic_cast<const CodesIndex&>(index), rows,
                                       params_.bits_of_value(rows.dim()), stop, accelerator.encoder);
   }
-  bool is_stored() const override { return true; }
   std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
                                          const RowsView& rows, Archive& archive) const override {
     if (!has_tail()) return nullptr;

@@ -36,7 +36,6 @@ class EvictingKind final : public IndexSpec::Kind {
   explicit EvictingKind(Evicts by) : by_(by) {}
   std::string text() const override { return by_ == Evicts::h2o ? "h2o" : "tova"; }
   bool ranks_keys() const override { return false; }
-  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<EvictingIndex>(by_); }
   bool learns_queries() const override { return true; }
   void learn(KeyIndex& index, const PrefillQueries& queries,

@@ -258,7 +258,6 @@ std::shared_ptr<const IndexSpec::Kind> exact_kind() {
   class Exact final : public IndexSpec::Kind {
     std::string text() const override { return "exact"; }
     bool grows() const override { return true; }
-    bool is_stored() const override { return true; }
     /// Keys alone: there is nothing to keep.
     void transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const override {
       if (archive.reading()) build(index, keys, {}, {});

@@ -1,15 +1,11 @@
 #include "index/faiss_index.h"
 
 #include <faiss/IVFlib.h>
-#include <faiss/IndexFlat.h>
 #include <faiss/IndexHNSW.h>
-#include <faiss/IndexIVFFlat.h>
 #include <faiss/IndexIVFPQ.h>
 #include <faiss/IndexPQ.h>
-#include <faiss/IndexScalarQuantizer.h>
 #include <faiss/impl/FaissException.h>
 #include <faiss/impl/IDSelector.h>
-#include <faiss/index_factory.h>
 #include <faiss/invlists/InvertedLists.h>
 #include <fmt/format.h>
 
@@ -20,8 +16,10 @@
 #include <vector>
 
 #include "index/approximate_index.h"
+#include "index/faiss_file.h"
 #include "index/faiss_interrupt.h"
 #include "index/faiss_keys.h"
+#include "index/faiss_make.h"
 #include "index/faiss_spec.h"
 #include "index/index_kind.h"
 #include "index/scratch.h"
@@ -42,52 +40,6 @@ std::string faiss_text(const std::exception& e) {
   const std::size_t at = text.rfind("Error: ");
   if (at != std::string_view::npos) text.remove_prefix(at + 7);
   return one_line(text);
-}
-
-template <class T>
-bool is(const faiss::Index* index) {
-  return dynamic_cast<const T*>(index) != nullptr;
-}
-
-/// Whether FAISS made of the factory string what this spec means. Another FAISS may read it
-/// otherwise, and only what is meant has been tested.
-bool is_as_meant(const faiss::Index* index, const FaissSpec& spec, std::int64_t dim) {
-  if (index->d != dim || index->metric_type != faiss::METRIC_INNER_PRODUCT) return false;
-  switch (spec.code) {
-    case FaissSpec::Code::flat:
-      return spec.has_lists ? is<faiss::IndexIVFFlat>(index) : is<faiss::IndexFlat>(index);
-    case FaissSpec::Code::pq:
-      return spec.has_lists ? is<faiss::IndexIVFPQ>(index) : is<faiss::IndexPQ>(index);
-    default:
-      return spec.has_lists ? is<faiss::IndexIVFScalarQuantizer>(index)
-                            : is<faiss::IndexScalarQuantizer>(index);
-  }
-}
-
-std::unique_ptr<faiss::Index> make_by_factory(const FaissSpec& spec, std::int64_t dim,
-                                              std::int64_t lists) {
-  std::string factory = spec.factory(lists);
-  // Training for polysemous search, which is not used here, takes minutes.
-  if (spec.code == FaissSpec::Code::pq) factory += "np";
-  std::unique_ptr<faiss::Index> index(
-      faiss::index_factory(static_cast<int>(dim), factory.c_str(), faiss::METRIC_INNER_PRODUCT));
-  if (is_as_meant(index.get(), spec, dim)) return index;
-  throw Error(
-      fmt::format("{}: the FAISS that topkv is linked with makes another kind of index of "
-                  "it; use one that is none of FAISS's",
-                  spec.text()));
-}
-
-/// FAISS warns on stderr about small training sets; it is our choice to train on them.
-void silence(faiss::Index* index) {
-  if (auto* codes = dynamic_cast<faiss::IndexPQ*>(index)) {
-    codes->pq.cp.min_points_per_centroid = 1;
-  } else if (auto* lists = dynamic_cast<faiss::IndexIVF*>(index)) {
-    lists->cp.min_points_per_centroid = 1;
-    if (auto* coded = dynamic_cast<faiss::IndexIVFPQ*>(index)) {
-      coded->pq.cp.min_points_per_centroid = 1;
-    }
-  }
 }
 
 /// What a vector of FAISS holds. Some of them are of other types in other versions.
@@ -122,31 +74,6 @@ void each_vector(faiss::Index* index, const Body& body) {
     }
   } else if (auto* codes = dynamic_cast<faiss::IndexFlatCodes*>(index)) {
     body(codes->codes);
-  }
-}
-
-/// Refuses what FAISS cannot train on so many keys of this dim.
-void check_sizes(const FaissSpec& spec, std::int64_t dim, std::int64_t keys) {
-  if (spec.code == FaissSpec::Code::pq && dim % spec.parts != 0) {
-    throw InvalidArgument(
-        fmt::format("{}: keys of dim {} cannot be cut into {} equal parts; the parts of PQ must "
-                    "divide the dim",
-                    spec.text(), dim, spec.parts));
-  }
-  if (keys == 0) return;
-  const std::int64_t centroids =
-      spec.code == FaissSpec::Code::pq ? std::int64_t{1} << spec.bits : 0;
-  if (centroids > keys) {
-    throw InvalidArgument(
-        fmt::format("{}: {} centroids need at least as many keys, there are {}; ask for fewer "
-                    "bits (PQ{}x4 has 16), or for an SQ code",
-                    spec.text(), centroids, keys, spec.parts));
-  }
-  if (spec.has_lists && spec.lists > keys) {
-    throw InvalidArgument(fmt::format(
-        "{}: {} lists need at least as many keys, there are {}; ask for fewer lists, or write "
-        "IVF without a number",
-        spec.text(), spec.lists, keys));
   }
 }
 
@@ -211,6 +138,23 @@ class FaissIndex final : public ApproximateIndex {
     }
   }
 
+  void structure_fields(Archive& archive) override {
+    const OneOpenmpThread one_openmp_thread;
+    const OneBlasThread one_blas_thread;
+    try {
+      if (spec_.links > 0) {
+        if (archive.reading()) make_graph();
+        faiss_graph_fields(dynamic_cast<faiss::IndexHNSW&>(*index_), keys().count, archive);
+        link_residuals_.fields(keys().count, archive);
+      } else {
+        faiss_fields(spec_, keys().dim, keys().count, index_, archive);
+      }
+      if (archive.reading()) try_parameters();
+    } catch (const faiss::FaissException& e) {
+      archive.check(false, "FAISS: " + faiss_text(e));
+    }
+  }
+
   void clear_structure() override {
     index_.reset();
     storage_.reset();
@@ -258,25 +202,23 @@ class FaissIndex final : public ApproximateIndex {
 
   /// Makes the index for the keys that are there, and trains it on a sample of them.
   void make() {
+    if (spec_.links > 0) return make_graph();
     const KeyView& view = keys();
-    std::int64_t sample_keys = 65536;
-    if (spec_.links > 0) {
-      storage_ = std::make_unique<faiss_keys::Storage>(&view);
-      auto graph =
-          std::make_unique<faiss::IndexHNSW>(storage_.get(), static_cast<int>(spec_.links));
-      graph->hnsw.efConstruction = static_cast<int>(spec_.efc);
-      index_ = std::move(graph);
-    } else {
-      check_sizes(spec_, view.dim, view.count);
-      const std::int64_t lists = spec_.lists_for(view.count);
-      index_ = make_by_factory(spec_, view.dim, lists);
-      sample_keys = std::max(sample_keys, 64 * lists);
-    }
-    silence(index_.get());
+    check_faiss_sizes(spec_, view.dim, view.count);
+    const std::int64_t lists = spec_.lists_for(view.count);
+    index_ = make_faiss(spec_, view.dim, lists);
     if (!index_->is_trained) {
-      const std::vector<float> points = faiss_keys::sample(view, sample_keys);
+      const std::vector<float> points =
+          faiss_keys::sample(view, std::max<std::int64_t>(65536, 64 * lists));
       index_->train(static_cast<std::int64_t>(points.size()) / view.dim, points.data());
     }
+  }
+
+  void make_graph() {
+    storage_ = std::make_unique<faiss_keys::Storage>(&keys());
+    auto graph = std::make_unique<faiss::IndexHNSW>(storage_.get(), static_cast<int>(spec_.links));
+    graph->hnsw.efConstruction = static_cast<int>(spec_.efc);
+    index_ = std::move(graph);
   }
 
   /// Some indices of some FAISS versions take no parameters per search. Those keep what is set
@@ -348,7 +290,9 @@ class FaissKind final : public IndexSpec::Kind {
  public:
   explicit FaissKind(FaissSpec spec) : spec_(std::move(spec)) {}
   std::string text() const override { return spec_.text(); }
-  void check(std::int64_t dim, std::int64_t keys) const override { check_sizes(spec_, dim, keys); }
+  void check(std::int64_t dim, std::int64_t keys) const override {
+    check_faiss_sizes(spec_, dim, keys);
+  }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<FaissIndex>(spec_); }
 
  private:

@@ -113,7 +113,6 @@ class HnswKind final : public IndexSpec::Kind {
   explicit HnswKind(const Params& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   bool grows() const override { return true; }
-  bool is_stored() const override { return true; }
   void check(std::int64_t, std::int64_t keys) const override { check_count(params_, keys); }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<HnswIndex>(params_); }
 

@@ -60,11 +60,9 @@ class IndexSpec::Kind {
   /// Whose queries a search, and its tail, must be given together. (So a rule that asks more rows
   /// for one of them asks for all.)
   virtual ChoosesFor chooses_for() const { return ChoosesFor::query; }
-  /// Whether what an index, and its tail, has learned can be kept in a file.
-  virtual bool is_stored() const { return false; }
   /// What an index has learned of `keys`, for a file. Reading: index is what make() gave, and
   /// becomes one that is built over them. Throws FileError where what is read cannot be of these
-  /// keys. REQUIRES: is_stored().
+  /// keys.
   virtual void transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const;
   /// Likewise its tail; reading gives one, writing gives null. tail: when writing.
   virtual std::unique_ptr<RowTail> transfer_tail(RowTail* /*tail*/, const KeyIndex& /*index*/,

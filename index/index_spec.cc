@@ -113,8 +113,6 @@ bool IndexSpec::has_code_tail() const { return kind_->is_coded() && kind_->has_t
 
 bool IndexSpec::learns_queries() const { return kind_->learns_queries(); }
 
-bool IndexSpec::is_stored() const { return kind_->is_stored(); }
-
 void IndexSpec::check_index() const { kind_->check_index(); }
 
 void IndexSpec::Kind::transfer(KeyIndex& index, const KeyView& keys, Archive& archive) const {

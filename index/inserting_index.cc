@@ -54,10 +54,6 @@ void InsertingIndex::transfer(const KeyView& keys, Archive& archive) {
   built_ = true;
 }
 
-void InsertingIndex::fields(Archive& archive) {
-  archive.check(false, "an index of this kind is not kept in files");
-}
-
 void InsertingIndex::check_stop(const std::stop_token& stop) const {
   if (stop.stop_requested()) {
     throw Stopped(fmt::format("{}: stopped after {} of {} keys", spec(), inserted(), size()));

@@ -36,8 +36,8 @@ class InsertingIndex : public KeyIndex {
   virtual void clear() = 0;
 
   /// What insert has learned of keys(), for a file; none of it where there are no keys. Reading:
-  /// checks it (Archive). Only of kinds that are stored.
-  virtual void fields(Archive& archive);
+  /// checks it (Archive).
+  virtual void fields(Archive& archive) = 0;
 
   /// So many more keys are inserted. Safe from many threads.
   void note_inserted(std::int64_t count) { inserted_.fetch_add(count, std::memory_order_relaxed); }

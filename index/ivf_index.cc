@@ -164,7 +164,6 @@ class IvfKind final : public IndexSpec::Kind {
   std::string text() const override { return params_.text(); }
   /// A group reads the lists that any of its heads would.
   ChoosesFor chooses_for() const override { return ChoosesFor::group; }
-  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<IvfIndex>(params_); }
 
  private:

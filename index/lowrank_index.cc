@@ -33,7 +33,6 @@ class LowrankKind final : public IndexSpec::Kind {
     CodeAxes::check(text(), dim);
   }
   bool ranks_keys() const override { return false; }
-  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<LowrankIndex>(rank_); }
 
  private:

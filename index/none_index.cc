@@ -28,7 +28,6 @@ class NoneKind final : public IndexSpec::Kind {
   std::string text() const override { return "none"; }
   bool grows() const override { return true; }
   bool finds() const override { return false; }
-  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<NoneIndex>(); }
 };
 

@@ -55,7 +55,6 @@ class QuestKind final : public IndexSpec::Kind {
   std::string text() const override { return fmt::format("quest:page={}", page_); }
   bool grows() const override { return true; }
   bool ranks_keys() const override { return false; }
-  bool is_stored() const override { return true; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<QuestIndex>(page_); }
 
  private:

@@ -221,7 +221,6 @@ std::shared_ptr<const IndexSpec::Kind> sample_kind(std::string_view spec,
                                        const std::stop_token& /*stop*/) const override {
       return std::make_unique<SampleTail>(params_, rows);
     }
-    bool is_stored() const override { return true; }
     std::unique_ptr<RowTail> transfer_tail(RowTail* /*tail*/, const KeyIndex& /*index*/,
                                            const RowsView& rows, Archive& archive) const override {
       if (!archive.reading()) return nullptr;

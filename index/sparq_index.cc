@@ -41,7 +41,6 @@ class SparqKind final : public IndexSpec::Kind {
   std::string text() const override { return text_of(components_, values_); }
   /// With a tail not: it is made of all values.
   bool grows() const override { return !has_tail(); }
-  bool is_stored() const override { return true; }
   bool has_tail() const override { return values_ > 0; }
   std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
                                          const RowsView& rows, Archive& archive) const override {

@@ -72,7 +72,6 @@ class SqueezedKind final : public ClusterKind {
   std::unique_ptr<KeyIndex> make() const override {
     return std::make_unique<SqueezedIndex>(params_);
   }
-  bool is_stored() const override { return true; }
   bool learns_queries() const override { return params_.sparsity > 0 || params_.coarse > 0; }
   void learn(KeyIndex& index, const PrefillQueries& queries,
              const std::stop_token& /*stop*/) const override {

@@ -147,7 +147,6 @@ std::shared_ptr<const IndexSpec::Kind> pages_kind(std::string_view spec, std::st
    public:
     explicit Pages(std::int64_t size) : size_(size) {}
     std::string text() const override { return fmt::format("pages:size={}", size_); }
-    bool is_stored() const override { return true; }
     std::unique_ptr<RowTail> make_tail(const KeyIndex& /*index*/, const RowsView& rows,
                                        const Accelerator& /*accelerator*/,
                                        const std::stop_token& stop) const override {

@@ -44,6 +44,15 @@ done
 "$topkv" generate -m "$model" -f notes.txt -p "$first" $flags -n 9 >whole 2>/dev/null
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" >kept 2>/dev/null
 holds 'asked of the file as of the text' cmp -s whole kept
+# Indices of FAISS come from the file as they were built.
+"$topkv" prefill -m "$model" -f notes.txt -o faiss.tkv --device cpu -t 2 --kv-index faiss:IVF,SQ8 --kv-index faiss:HNSW8 2>log || echo "FAILED: $(cat log)"
+holds 'verifies' "$topkv" verify faiss.tkv
+for index in faiss:IVF,SQ8 faiss:HNSW8; do
+  "$topkv" generate -m "$model" -f notes.txt -p "$first" $flags -n 9 --kv-index $index --kv-topk 32 >whole 2>/dev/null
+  "$topkv" ask faiss.tkv -m "$model" $flags -n 9 -p "$first" --kv-index $index --kv-topk 32 >kept 2>log
+  holds "$index of a file answers as one that is built" cmp -s whole kept
+  holds "$index is loaded, not built" sh -c '! grep -q "^faiss" log'
+done
 # Several together, as many as there are and each as if alone.
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" -p ' The grass is' -p "$second" -p "$first" >together 2>/dev/null
 { for p in "$first" ' The grass is' "$second" "$first"; do "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$p"; done; } >serial 2>/dev/null
@@ -113,7 +122,6 @@ fails 'a template that has the text twice' 1 'cannot be kept' "$topkv" prefill -
 fails 'another model' 1 'notes.tkv: is of another model.*made with llama of .*, weights stored.*weights int8; give the model and the flags.*(fingerprints: ' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
 fails 'no context' 1 'is no context file' "$topkv" ask notes.txt -m "$model" -p x
 fails 'nothing there' 1 'cannot be opened' "$topkv" ask nothing.tkv -m "$model" -p x
-fails 'an index that is not kept' 2 'is not kept in files' "$topkv" prefill -m "$model" -f notes.txt -o x.tkv --kv-index faiss:Flat
 fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f notes.txt -o no/x.tkv
 fails 'a place where no file can be' 1 '/proc/x.tkv: cannot be ' "$topkv" prefill -m "$model" -f notes.txt -o /proc/x.tkv
 holds 'is told before anything is read' sh -c '! grep -q "prefill  " log'

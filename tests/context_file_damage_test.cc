@@ -290,9 +290,10 @@ TEST(DamagedContextFile, RowsThatAreNotFinite) {
 TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
   const TempDirectory folder;
   std::vector<std::string> indices = stored_indices();
-  for (const char* more : {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16", "h2o",
-                           "retroinfer:size=16,segment=1024,v=1", "squeezed:c=5,coarse=1,s=80",
-                           "pages:size=16", "hnsw:M=4,efc=60,ef=0"})
+  for (const char* more :
+       {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16", "h2o",
+        "retroinfer:size=16,segment=1024,v=1", "squeezed:c=5,coarse=1,s=80", "pages:size=16",
+        "hnsw:M=4,efc=60,ef=0", "faiss:HNSW4;ef=0,efc=40", "faiss:IVF,SQ8;nprobe=0", "faiss:PQ8x4"})
     indices.emplace_back(more);
   const Changed file(folder, 600, indices);
   std::mt19937 random(5);
@@ -321,7 +322,8 @@ TEST(DamagedContextFile, WhatWasLearnedMayBeAnything) {
         for (const char* index :
              {"codes:k=16,v=8", "ivf:size=32,share=32", "quest:page=16", "sparq:r=16,v=1",
               "lowrank:r=16", "h2o", "retroinfer:size=16,segment=1024,v=1",
-              "squeezed:c=5,coarse=1,s=80", "hnsw:M=4,efc=60,ef=0"})
+              "squeezed:c=5,coarse=1,s=80", "hnsw:M=4,efc=60,ef=0", "faiss:HNSW4;ef=0,efc=40",
+              "faiss:IVF,SQ8;nprobe=0", "faiss:PQ8x4"})
           answers(context, index, "");
         answers(context, "exact", "pages:size=16");
         answers(context, "exact", "mean");

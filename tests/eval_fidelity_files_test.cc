@@ -79,7 +79,7 @@ TEST(FidelityCsv, HasTheFieldsOfJsonButLists) {
   report.settings[1].options.host_search = true;
   const std::vector<Json> json =
       fidelity_json(report, {8169, "a \"b\", c", "window", "stored", "NVIDIA H200", "0.1.0"});
-  const std::vector<std::string> lines = lines_of(fidelity_csv(json));
+  const std::vector<std::string> lines = lines_of(csv_lines(json));
   ASSERT_EQ(lines.size(), 4U);
   std::vector<std::string> names;
   for (const auto& [name, value] : json.front().items()) {
@@ -109,12 +109,12 @@ TEST(FidelityCsv, QuotesWhatNeedsItAndLeavesEmptyWhatIsNotKnown) {
   report.settings[0].kl_mean = std::numeric_limits<double>::quiet_NaN();
   const std::vector<Json> json =
       fidelity_json(report, {1, "x\"y", "dense", "stored", "host", "0.1.0"});
-  const std::string line = lines_of(fidelity_csv(json)).at(1);
+  const std::string line = lines_of(csv_lines(json)).at(1);
   EXPECT_TRUE(line.starts_with("\"hnsw:M=16,ef=64, top 64, tail none\",\"hnsw:M=16,ef=64\",64,"))
       << line;
   EXPECT_NE(line.find(",\"x\"\"y\",dense,"), line.npos) << line;
   EXPECT_EQ(line.find("null"), line.npos) << line;
-  const std::vector<std::string> names = fields_of(lines_of(fidelity_csv(json)).at(0));
+  const std::vector<std::string> names = fields_of(lines_of(csv_lines(json)).at(0));
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::set<std::string> none{"kl_mean",    "bytes_read", "recall",  "mass",       "mass_p10", "mass_recall", "mass_recall_p10",
                                      "error_told", "mass_told",  "kv_mass", "kv_error"};

@@ -127,8 +127,7 @@ void bind_context(py::module_& module) {
           "raises, and Ctrl-C, ends the saving: there is then what was there, or, from the last "
           "report on, all of the file.\n\n"
           "Raises FileError (before anything is written where there is no room), and "
-          "InvalidArgument for an index that no file keeps (IndexSpec.is_stored) and for tokens of "
-          "another number.")
+          "InvalidArgument for tokens of another number.")
       .def("__repr__", [](const Context& self) {
         return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
                            self.shape().layers, self.dtype().name(),

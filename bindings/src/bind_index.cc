@@ -121,9 +121,6 @@ void bind_index(py::module_& module) {
       .def_property_readonly("has_tail", &IndexSpec::has_tail,
                              "Whether it codes values too, and so can stand for rows that are not "
                              "attended; and of \"mean\", which is that alone.")
-      .def_property_readonly(
-          "is_stored", [](const IndexSpec& spec) { return spec.kind().is_stored(); },
-          "Whether a context with it can be saved.")
       .def("check", &IndexSpec::check, py::arg("dim"), py::arg("keys"),
            "Raises InvalidArgument when the index cannot be built over so many keys of this dim.")
       .def("__eq__",

@@ -149,15 +149,16 @@ def test_tokens_that_are_not_those_of_the_text_are_refused(context, tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("spec", ["faiss:IVF16,Flat", "faiss:HNSW8"])
-def test_an_index_that_no_file_keeps_is_refused(spec, context, path):
-    before = path.read_bytes()
-    assert not topkv.IndexSpec(spec).is_stored
-    with pytest.raises(topkv.InvalidArgument, match=f"index {spec.split(':')[0]}.* cannot be kept"):
-        context.with_index(spec).save(path)
-    assert path.read_bytes() == before
-    for kept in context.indices():
-        assert topkv.IndexSpec(kept).is_stored
+@pytest.mark.parametrize("spec", ["faiss:IVF16,Flat", "faiss:IVF,SQ8", "faiss:PQ8x4", "faiss:HNSW8"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_indices_of_faiss_are_kept(spec, mapped, context, tmp_path):
+    path = tmp_path / "faiss.topkv"
+    built = context.with_index(spec)
+    built.save(path)
+    topkv.verify_context(path)
+    loaded = topkv.load_context(path, mapped=mapped).context
+    assert loaded.has_index(spec)
+    assert np.array_equal(answers(loaded, index=spec), answers(built, index=spec))
 
 
 def test_paths_that_lead_nowhere_are_named(context, tmp_path):

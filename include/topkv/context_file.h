@@ -89,8 +89,7 @@ std::int64_t expected_file_bytes(const AttentionShape& shape, std::int64_t token
 /// origin.tokens: none, or as many as the context has, from 0 on. Texts of the origin are UTF-8;
 /// model and made_with are kept as one line. progress: stage "save", in bytes; when it throws, so
 /// does this, and nothing has changed, or, from the last report on, all is done. Throws FileError
-/// (no room among them, before anything is written) and InvalidArgument for an index that cannot be
-/// kept in a file (faiss:…).
+/// (no room among them, before anything is written) and InvalidArgument.
 void save_context(const Context& context, const std::filesystem::path& path,
                   const ContextOrigin& origin = {}, const ProgressFn& progress = {});
 

@@ -82,9 +82,6 @@ class IndexSpec {
   /// (ContextOptions::keep_queries).
   bool learns_queries() const;
 
-  /// True when a context's file keeps what such an index has learned (topkv/context_file.h).
-  bool is_stored() const;
-
   /// Throws InvalidArgument when this names no index that finds rows: `mean`.
   void check_index() const;
 

@@ -27,6 +27,7 @@ Run add_plan(CLI::App& app);
 Run add_eval(CLI::App& app);
 Run add_bench(CLI::App& app);
 Run add_fidelity(CLI::App& app);
+Run add_perplexity(CLI::App& app);
 Run add_completion(CLI::App& app);
 Run add_manual(CLI::App& app);
 

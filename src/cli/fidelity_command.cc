@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "src/cli/arguments.h"
+#include "src/cli/choices.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
@@ -23,6 +24,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
+#include "src/eval/csv.h"
 #include "src/eval/fidelity_chart.h"
 #include "src/eval/fidelity_lines.h"
 #include "src/eval/fidelity_text.h"
@@ -34,16 +36,12 @@ namespace {
 
 struct FidelityFlags {
   ModelFlags model;
-  RetrievalFlags retrieval;
+  ChoiceFlags compared;
   PrefillFlags prefill;
   std::string context = "64K";
   std::string questions = "4";
   std::string haystack = "generated";
   std::string seed = "42";
-  std::vector<std::string> ks = {"256"};
-  std::vector<std::string> tails = {""};
-  std::vector<std::string> masses = {"none"};
-  std::vector<std::string> errors = {"none"};
   std::vector<std::string> dtypes = {"bf16"};
   bool json = false;
   std::string csv;   ///< empty: none
@@ -53,21 +51,7 @@ struct FidelityFlags {
 
 void add_flags(CLI::App& command, FidelityFlags& flags) {
   add_flags(command, flags.model);
-  add_flags(command, flags.retrieval);
-  // Here several of these may be given.
-  for (const char* one : {"--kv-topk", "--kv-tail", "--kv-mass", "--kv-error"}) {
-    command.remove_option(command.get_option(one));
-  }
-  command.add_option("--kv-topk", flags.ks, "rows per layer such as 64")->expected(1)->take_all();
-  command.add_option("--kv-tail", flags.tails, "none, mean, or an index with codes of values")
-      ->expected(1)
-      ->take_all();
-  command.add_option("--kv-mass", flags.masses, "a share such as 0.95, or none")
-      ->expected(1)
-      ->take_all();
-  command.add_option("--kv-error", flags.errors, "a relative error such as 0.1, or none")
-      ->expected(1)
-      ->take_all();
+  add_flags(command, flags.compared);
   flags.prefill.mode = "window";
   add_flags(command, flags.prefill);
   command.remove_option(command.get_option("--kv-dtype"));
@@ -80,29 +64,6 @@ void add_flags(CLI::App& command, FidelityFlags& flags) {
   command.add_option("--csv", flags.csv, "a file to write");
   command.add_option("--svg", flags.svg, "a file to write");
   command.add_option("--html", flags.html, "a file to write");
-}
-
-/// One for each choice of flags.
-std::vector<RetrievalFlags> choices(const FidelityFlags& flags) {
-  std::vector<RetrievalFlags> all;
-  for (const std::string& index : flags.retrieval.indices) {
-    for (const std::string& tail : flags.tails) {
-      for (const std::string& k : flags.ks) {
-        for (const std::string& mass : flags.masses) {
-          for (const std::string& error : flags.errors) {
-            RetrievalFlags one = flags.retrieval;
-            one.indices = {index};
-            one.tail = tail;
-            one.k = k;
-            one.mass = mass;
-            one.error = error;
-            all.push_back(one);
-          }
-        }
-      }
-    }
-  }
-  return all;
 }
 
 /// Before the long run rather than behind it.
@@ -242,7 +203,7 @@ bool drawable(const FidelityReport& report) {
 
 void write_output(const FidelityFlags& flags, const FidelityReport& report,
                   const std::vector<Json>& lines) {
-  if (!flags.csv.empty()) write_file(flags.csv, fidelity_csv(lines));
+  if (!flags.csv.empty()) write_file(flags.csv, csv_lines(lines));
   const Json& any = lines.front();
   const auto tokens = any.at("context_tokens").get<std::int64_t>();
   const std::string title =
@@ -302,24 +263,19 @@ int run_fidelity(FidelityFlags flags) {
   const std::vector<double> depths = parse_depths("--questions", flags.questions);
   const std::uint64_t seed = parse_seed("--seed", flags.seed);
   const ModelConfig config = ModelConfig::load(flags.model.directory);
-  name_index(flags.retrieval, config.attention);
-  std::vector<RetrievalFlags> chosen = choices(flags);
-  for (RetrievalFlags& retrieval : chosen) {
-    check_flags(retrieval);
-    check_model(flags.model, retrieval);
-  }
+  const std::vector<RetrievalFlags> chosen = choices(flags.compared, flags.model, config);
   constexpr std::int64_t probe_room = 512;  // tokens, with those of the sessions beside
   const std::vector<std::string> dtypes = with_reference(flags.dtypes);
   flags.prefill.dtype = dtypes.front();
   const auto sessions = static_cast<std::int64_t>(dtypes.size() * (chosen.size() + 1));
   check_rows(config.attention, length * std::ssize(dtypes) + 2 * probe_room * sessions,
-             prefill_options(flags.prefill, flags.retrieval));
+             prefill_options(flags.prefill, flags.compared.retrieval));
   check_output(flags);
   const ThreadLimit threads(flags.model);
   const Device device = open_device(flags.model);
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
-  check_indices(device, config.attention, flags.retrieval, length);
+  check_indices(device, config.attention, flags.compared.retrieval, length);
   const FidelityText text = make_fidelity_text(
       model.tokenizer(), beginning_tokens(model.tokenizer()), length, depths, flags.haystack, seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
@@ -328,21 +284,16 @@ int run_fidelity(FidelityFlags flags) {
   for (const std::string& dtype : dtypes) {
     flags.prefill.dtype = dtype;
     std::shared_ptr<const Context> context =
-        model.prefill(text.context, prefill_options(flags.prefill, flags.retrieval),
+        model.prefill(text.context, prefill_options(flags.prefill, flags.compared.retrieval),
                       progress.callback("prefill"));
     if (!dense) dense = context;
     if (std::ranges::find(flags.dtypes, dtype) == flags.dtypes.end()) continue;
     const std::size_t first = settings.size();
     for (const RetrievalFlags& retrieval : chosen) {
-      check_indices(retrieval, config, tokens);
-      const std::string& index = retrieval.indices.front();
-      if (!context->has_index(index))
-        context = context->with_index(index, progress.callback(index), device);
-      context =
-          with_tail(context, tail_beside(retrieval.tail, index), progress.callback("tail"), device);
-      settings.push_back(
-          {.options = retrieval_options(retrieval, config.attention.layers, index, 1),
-           .k = retrieval.k});
+      context = with_choice(context, retrieval, model, progress);
+      settings.push_back({.options = retrieval_options(retrieval, config.attention.layers,
+                                                       retrieval.indices.front(), 1),
+                          .k = retrieval.k});
     }
     for (std::size_t s = first; s < settings.size(); ++s) settings[s].context = context;
   }

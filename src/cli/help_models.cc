@@ -125,7 +125,7 @@ CommandHelp prefill_command_help() {
             {{"-o, --output", "FILE", "the file to write"},
              {"--kv-index",
               "SPEC",
-              "codes, exact, ivf, hnsw, but no faiss; repeat for several",
+              "codes, exact, ivf, hnsw, faiss:IVF,SQ8, …; repeat for several",
               "codes, k by dim",
               {"codes", "exact", "ivf", "hnsw"}},
              {"--kv-tail",

@@ -97,6 +97,32 @@ CommandHelp fidelity_help() {
        "codes.svg"}};
 }
 
+CommandHelp perplexity_help() {
+  return {
+      "perplexity",
+      "how well a text is predicted with retrieval and without",
+      "-m DIR -f FILE... [-c 4K] [flags]",
+      "How well a text is predicted with retrieval beside dense attention. The text is cut into "
+      "pieces of equal length; the last tokens of each are fed one by one behind the others, "
+      "which a prefill has read, and scored. Each --kv-index with each --kv-tail, --kv-topk, "
+      "--kv-mass and --kv-error is one setting; all score the same tokens.",
+      {model_help(),
+       {"task",
+        {{"-f, --file", "FILE", "the text; repeat for several, - is standard input"},
+         {"-c, --ctx", "N", "tokens of a piece; K = 1024, M = 1024²", "4K"},
+         {"--score", "N", "of these, the last ones, which are scored", "256"}}},
+       retrieval_help("256", Repeats::yes),
+       prefill_help("dense"),
+       {"results",
+        {{"--json", "", "a JSON line for dense attention and for each setting"},
+         {"-o, --output", "DIR",
+          "the same as CSV, and the nats of each token: perplexity.csv, tokens.csv"}}}},
+      {"topkv perplexity -m models/needle-14m -f book.txt -c 16K --kv-index exact --kv-index "
+       "codes",
+       "topkv perplexity -m models/needle-14m -f book.txt --kv-topk 16 --kv-topk 64 -o "
+       "out/perplexity"}};
+}
+
 CommandHelp eval_help() {
   FlagGroup retrieval = {"retrieval, where a method does not say otherwise", {}};
   for (const FlagHelp& flag : retrieval_help("").flags) {

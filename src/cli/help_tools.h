@@ -8,6 +8,7 @@ namespace topkv::cli {
 CommandHelp info_help();
 CommandHelp plan_help();
 CommandHelp fidelity_help();
+CommandHelp perplexity_help();
 CommandHelp eval_help();
 CommandHelp bench_help();
 CommandHelp completion_help();

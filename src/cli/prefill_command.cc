@@ -61,11 +61,6 @@ void check_flags(const PrefillCommandFlags& flags) {
 int run_prefill(PrefillCommandFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
-  for (const std::string& index : flags.retrieval.indices) {
-    if (!IndexSpec(index).is_stored())
-      throw UsageError(
-          fmt::format("--kv-index {}: is not kept in files; topkv ask builds it", index));
-  }
   std::optional<ChatTemplate> chat;
   if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
   const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);

@@ -60,7 +60,6 @@ IndexSpec ContextReading::checked_spec(std::size_t index) const {
     throw FileError(fmt::format("{}: indices[{}], {}, {}", path_text(open_.file().path()), index,
                                 spec.text(), what));
   };
-  if (!spec.kind().is_stored()) fail("is of a kind that is not kept in files");
   const std::size_t owner = owner_of(index);
   if (owner == index) return spec;
   const IndexSpec other(open_.meta().indices[owner].spec);

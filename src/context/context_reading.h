@@ -35,7 +35,7 @@ class ContextReading {
   bool is_read(const Section& section) const;
   /// The index whose heads are this one's: itself, or one before it.
   std::size_t owner_of(std::size_t index) const;
-  /// Throws FileError for what is not kept in files, or is not served by the heads that it has.
+  /// Throws FileError for what is not served by the heads that it has.
   IndexSpec checked_spec(std::size_t index) const;
   void note(std::int64_t bytes);
 

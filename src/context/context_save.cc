@@ -50,11 +50,6 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
                 .end = origin.end};
   for (std::size_t i = 0; i < segment.indices.size(); ++i) {
     const IndexSpec& spec = segment.indices[i]->spec;
-    if (!spec.kind().is_stored())
-      throw InvalidArgument(
-          fmt::format("index {} cannot be kept in a file: save the context without it, and add it "
-                      "to what is loaded",
-                      spec.text()));
     meta.indices.push_back({.spec = spec.text(), .heads_of = heads_of(segment, i)});
   }
   return meta;

@@ -7,20 +7,10 @@
 
 #include "src/device/compute_device.h"
 #include "src/eval/bytes_read.h"
+#include "src/eval/likelihood.h"
 
 namespace topkv {
 namespace {
-
-/// log softmax of one token's logits, in float64.
-std::vector<double> log_probabilities(std::span<const float> logits) {
-  const double high = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(x - high);
-  std::vector<double> out;
-  out.reserve(logits.size());
-  for (const float x : logits) out.push_back(x - high - std::log(sum));
-  return out;
-}
 
 double divergence(const std::vector<double>& from, const std::vector<double>& to) {
   double sum = 0;

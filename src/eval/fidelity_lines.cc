@@ -1,22 +1,11 @@
 #include "src/eval/fidelity_lines.h"
 
-#include <fmt/format.h>
-
-#include <optional>
-
-#include "src/eval/csv.h"
 #include "src/eval/json_null.h"
 
 namespace topkv {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string field(const Json& value) {
-  if (value.is_string()) return csv_field(value.get<std::string>());
-  const std::string text = value.dump();
-  return text == "null" ? "" : text;  // numbers that are none, too
-}
 
 /// How rows are stored, where that is not what most expect.
 std::string rows_text(const Fidelity& setting) {
@@ -25,19 +14,9 @@ std::string rows_text(const Fidelity& setting) {
 
 }  // namespace
 
-std::string rule_text(const RetrievalOptions& options) {
-  std::string text;
-  if (options.mass) text = fmt::format("mass {}", *options.mass);
-  if (options.error) text += fmt::format("{}error {}", text.empty() ? "" : ", ", *options.error);
-  return text;
-}
-
 std::string setting_text(const Fidelity& setting) {
-  const std::string rule = rule_text(setting.options);
-  return fmt::format("{}, top {}, tail {}{}{}{}{}", setting.options.index, setting.k,
-                     setting.options.tail, rule.empty() ? "" : ", ", rule,
-                     setting.options.host_search ? ", found by the host" : "",
-                     rows_text(setting).empty() ? "" : ", rows " + rows_text(setting));
+  const std::string rows = rows_text(setting);
+  return setting_text(setting.options, setting.k) + (rows.empty() ? "" : ", rows " + rows);
 }
 
 std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun& run) {
@@ -45,16 +24,7 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
   for (const Fidelity& setting : report.settings) {
     Json json;
     json["setting"] = setting_text(setting);
-    json["index"] = setting.options.index;
-    json["kv_topk"] = setting.k;
-    json["kv_tail"] = setting.options.tail;
-    json["kv_mass"] = or_null(setting.options.mass);
-    json["kv_error"] = or_null(setting.options.error);
-    json["kv_select"] = setting.options.select_by == SelectBy::group ? "group" : "query_head";
-    json["kv_host_search"] = setting.options.host_search;
-    json["kv_window"] = setting.options.window;
-    json["kv_sinks"] = setting.options.sinks;
-    json["kv_dense_layers"] = setting.options.dense_layers;
+    add_setting(json, setting.options, setting.k);
     json["kv_dtype"] = setting.kv_dtype.name();
     json["context_tokens"] = run.context_tokens;
     json["haystack"] = run.haystack;
@@ -94,22 +64,6 @@ std::vector<Json> fidelity_json(const FidelityReport& report, const FidelityRun&
     lines.push_back(std::move(json));
   }
   return lines;
-}
-
-std::string fidelity_csv(const std::vector<Json>& lines) {
-  std::string text;
-  const auto add_line = [&](const auto& text_of) {
-    std::vector<std::string> fields;
-    for (const auto& [name, value] : lines.front().items()) {
-      if (!value.is_array()) fields.push_back(text_of(name));
-    }
-    text += fmt::format("{}\n", fmt::join(fields, ","));
-  };
-  add_line([](const std::string& name) { return csv_field(name); });
-  for (const Json& json : lines) {
-    add_line([&](const std::string& name) { return field(json.at(name)); });
-  }
-  return text;
 }
 
 }  // namespace topkv

@@ -1,4 +1,4 @@
-// Results of a fidelity measurement as lines for programs: JSON and CSV.
+// Results of a fidelity measurement as lines for programs.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/eval/fidelity.h"
+#include "src/eval/setting.h"
 
 namespace topkv {
 
@@ -20,18 +21,11 @@ struct FidelityRun {
   std::string version;
 };
 
-/// "mass 0.95", "error 0.1", both, or nothing: the rules of which rows are enough.
-std::string rule_text(const RetrievalOptions& options);
-
-/// "codes:k=16,v=8, top 64, tail none", and the rules.
+/// setting_text of its options, and how its rows are stored where that is not bf16.
 std::string setting_text(const Fidelity& setting);
 
-/// An object per setting, each complete in itself; null for what is not known.
+/// An object per setting, each complete in itself; null for what is not known. (For csv_lines.)
 std::vector<nlohmann::ordered_json> fidelity_json(const FidelityReport& report,
                                                   const FidelityRun& run);
-
-/// The same as RFC 4180 has it, below a heading line: all members but lists (layer_error). What is
-/// not known is empty. lines: at least one.
-std::string fidelity_csv(const std::vector<nlohmann::ordered_json>& lines);
 
 }  // namespace topkv

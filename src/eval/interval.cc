@@ -32,19 +32,30 @@ Interval wilson(double share, double n) {
   return {std::max(0.0, middle - half), std::min(1.0, middle + half), "wilson"};
 }
 
+double mean_of(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
 }  // namespace
 
 std::optional<Interval> mean_interval(std::span<const double> scores, double most) {
-  const auto n = static_cast<double>(scores.size());
-  const double mean = std::accumulate(scores.begin(), scores.end(), 0.0) / n;
   if (most == 1 && std::ranges::all_of(scores, [](double x) { return x == 0 || x == 1; })) {
-    return wilson(mean, n);
+    return wilson(mean_of(scores), static_cast<double>(scores.size()));
   }
-  if (std::ranges::count(scores, scores.front()) == std::ssize(scores)) return {};
+  std::optional<Interval> interval = difference_interval(scores);
+  if (interval)
+    interval = Interval{std::max(0.0, interval->low), std::min(most, interval->high), "t"};
+  return interval;
+}
+
+std::optional<Interval> difference_interval(std::span<const double> differences) {
+  if (std::ranges::count(differences, differences.front()) == std::ssize(differences)) return {};
+  const auto n = static_cast<double>(differences.size());
+  const double mean = mean_of(differences);
   double squares = 0;
-  for (const double score : scores) squares += (score - mean) * (score - mean);
-  const double half = student(scores.size() - 1) * std::sqrt(squares / (n - 1) / n);
-  return Interval{std::max(0.0, mean - half), std::min(most, mean + half), "t"};
+  for (const double x : differences) squares += (x - mean) * (x - mean);
+  const double half = student(differences.size() - 1) * std::sqrt(squares / (n - 1) / n);
+  return Interval{mean - half, mean + half, "t"};
 }
 
 }  // namespace topkv

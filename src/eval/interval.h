@@ -1,4 +1,4 @@
-// Confidence intervals of 95 % for the mean of scores.
+// Confidence intervals of 95 % for the mean of scores, and of differences between pairs of them.
 #pragma once
 
 #include <optional>
@@ -17,5 +17,8 @@ struct Interval {
 /// alike, too. Of others: Student's t, within [0, most]; none for a single one and where all are
 /// alike, which tells nothing of how they vary. REQUIRES: a score.
 std::optional<Interval> mean_interval(std::span<const double> scores, double most);
+
+/// Of differences of any size: Student's t; none likewise. REQUIRES: a difference.
+std::optional<Interval> difference_interval(std::span<const double> differences);
 
 }  // namespace topkv

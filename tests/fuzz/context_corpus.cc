@@ -60,6 +60,15 @@ std::string sections(const Saved& of) {
   return out;
 }
 
+/// Of a file of the corpus: "codes", or "faiss_IVF3_SQ8".
+std::string name_of(const std::string& spec) {
+  if (!spec.starts_with("faiss:")) return spec.substr(0, spec.find(':'));
+  std::string name = spec.substr(0, spec.find(';'));
+  for (char& c : name)
+    if (c == ':' || c == ',') c = '_';
+  return name;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -68,7 +77,7 @@ int main(int argc, char** argv) {
   const topkv::AttentionShape tiny{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
   std::size_t number = 0;
   for (const std::string spec : topkv::fuzz::context_specs) {
-    const std::string name = spec.substr(0, spec.find(':'));
+    const std::string name = name_of(spec);
     const Saved with = saved(tiny, 24, "f32", {spec});
     if (number % 3 == 0) put("context_sections", name, sections(with));
     // An index, and its tail behind it, as context_archive reads them.

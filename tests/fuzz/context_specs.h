@@ -18,6 +18,12 @@ inline constexpr const char* context_specs[] = {"codes:k=8,v=4",
                                                 "tova",
                                                 "none",
                                                 "sample:rows=8,eps=10,delta=5",
-                                                "hnsw:M=2,efc=8"};
+                                                "hnsw:M=2,efc=8",
+                                                "faiss:HNSW2;ef=8,efc=8",
+                                                "faiss:IVF3,SQ8;nprobe=2",
+                                                "faiss:IVF,PQ4x4;nprobe=1",
+                                                "faiss:IVF2,Flat;nprobe=1",
+                                                "faiss:SQfp16",
+                                                "faiss:PQ2x4"};
 
 }  // namespace topkv::fuzz

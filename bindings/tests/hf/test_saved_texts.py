@@ -252,26 +252,12 @@ def test_a_model_that_did_not_read_the_text_cannot_save_it(model, path):
 # ---- what no file holds ----
 
 
-def test_an_index_that_no_file_keeps_is_refused_before_it_is_built(model, path):
-    for options in ({"index": "faiss:Flat"}, {"index": "faiss:IVF16,Flat"}):
-        cache = read(model, **options)
-        with pytest.raises(InvalidArgument, match=r'cannot be kept in a file: .*cache.freeze\("exact"\)'):
-            cache.save(path, model)
-        assert cache.context is None and not path.exists()
-    cache = read(model, index="faiss:Flat")
-    cache.freeze("exact").save(path, model)
-    loaded = TopkCache.from_file(path, model, index="faiss:Flat")
-    assert loaded.context.has_index("faiss:Flat")
-    cache.freeze("faiss:Flat")
-    with pytest.raises(InvalidArgument, match="index faiss.* cannot be kept in a file"):
-        cache.save(path, model)
-
-
-def test_a_graph_is_kept(model, path):
-    cache = read(model, index="hnsw:M=8")
+@pytest.mark.parametrize("index", ["hnsw:M=8", "faiss:HNSW8", "faiss:IVF,SQ8"])
+def test_graphs_and_lists_are_kept(index, model, path):
+    cache = read(model, index=index)
     cache.save(path, model)
     loaded = TopkCache.from_file(path, model)
-    assert loaded.context.has_index("hnsw:M=8")
+    assert loaded.context.has_index(index)
     assert torch.equal(questions_of(model, loaded), questions_of(model, cache))
 
 

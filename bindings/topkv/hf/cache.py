@@ -192,9 +192,8 @@ class TopkCache(Cache):
         Tokens that follow the text are not in a file: with some there it is refused, unless
         text_only leaves them out. The file is seen when it is whole; until then what was there stays.
 
-        Raises topkv.FileError, topkv.InvalidArgument for an index that no file keeps (see
-        ``topkv.IndexSpec.is_stored``), topkv.Unsupported for sliding-window layers, whose state is
-        in no context, and for texts sharded by sequence."""
+        Raises topkv.FileError, and topkv.Unsupported for sliding-window layers, whose state is in no
+        context, and for texts sharded by sequence."""
         texts.save(self, path, model, flag("text_only", text_only))
 
     @property

@@ -93,13 +93,6 @@ def _check_can_be_saved(cache: Any, model: Any, text_only: bool) -> None:
             "file holds the text alone: save(..., text_only=True) leaves them out; to keep them, read "
             "text and tokens together in another cache"
         )
-    if state.text is None:  # refused before an index is built that would then be in the way
-        for spec in (engine.options.session["index"], tail_of(engine.options.session)):
-            if spec not in ("", "none") and not topkv.IndexSpec(spec).is_stored:
-                raise InvalidArgument(
-                    f'index {spec} cannot be kept in a file: end the text with cache.freeze("exact"), '
-                    "and give from_file() the index, which builds it"
-                )
 
 
 def save(cache: Any, path: str | os.PathLike[str], model: Any, text_only: bool) -> None:
