@@ -39,7 +39,7 @@ std::vector<CLI::Option*> all_options(CLI::App& command) {
 
 // Whatever comes, every flag is refused in the same form.
 TEST(Arguments, EveryFlagWithAValueTellsWhatItExpects) {
-  for (const auto add : {add_needle, add_generate, add_chat, add_prefill, add_ask, add_fidelity, add_eval, add_bench}) {
+  for (const auto add : {add_needle, add_generate, add_chat, add_prefill, add_ask, add_serve, add_fidelity, add_eval, add_bench}) {
     CLI::App app("topkv");
     add(app);
     CLI::App& command = *app.get_subcommands({}).front();
@@ -121,6 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Commands, Help,
                                          Command{"chat", add_chat, chat_help},
                                          Command{"prefill", add_prefill, prefill_help},
                                          Command{"ask", add_ask, ask_help},
+                                         Command{"serve", add_serve, serve_help},
                                          Command{"verify", add_verify, verify_help},
                                          Command{"info", add_info, info_help},
                                          Command{"plan", add_plan, plan_help},

@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "src/cli/answer_stream.h"
+#include "src/cli/asked_context.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/help.h"
 #include "src/cli/input.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/kept_prompt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
@@ -29,6 +29,7 @@
 #include "src/core/figures.h"
 #include "src/core/memory.h"
 #include "src/core/stopwatch.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 
@@ -59,34 +60,6 @@ void check_flags(const AskFlags& flags) {
   for (const std::string& prompt : flags.prompts) check_utf8("--prompt", prompt);
   if (flags.retrieval.indices.size() > 1)
     throw UsageError("--kv-index: ask takes one index; several are for topkv needle");
-}
-
-/// Of the file's indices the first that is more than rows in place, where no flag names one.
-void name_index_of_file(AskFlags& flags, const ContextFileInfo& info) {
-  if (!flags.retrieval.indices.empty()) return;
-  std::string name = "exact";
-  for (const std::string& spec : info.indices) {
-    try {
-      IndexSpec(spec).check_index();
-    } catch (const InvalidArgument&) {
-      continue;  // a tail alone
-    }
-    if (spec == "exact") continue;
-    name = spec;
-    break;
-  }
-  flags.retrieval.indices = {name};
-}
-
-/// own: the model's fingerprint.
-void check_model_of(const std::string& own, const ContextOrigin& origin, const AskFlags& flags) {
-  if (own == origin.model) return;
-  throw FileError(fmt::format(
-      "{}: is of another model, or of this one held otherwise: it was made with {}, "
-      "found {} with --weights {}; give the model and the flags that it was made with "
-      "(fingerprints: {} there, {} here)",
-      printable(flags.file), origin.made_with.empty() ? "one that is not said" : origin.made_with,
-      model_name(flags.model), flags.model.weights, origin.model, own));
 }
 
 /// A model, and a context that it read.
@@ -130,7 +103,7 @@ class Asking {
 
   std::vector<Token> tokens_of(const std::string& prompt) const {
     std::vector<Token> tokens =
-        tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
+        serve::tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
     if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
     model_.check_reach(loaded_.context->tokens() + std::ssize(tokens) + flags_.most_predicted());
     return tokens;
@@ -229,7 +202,7 @@ class Asking {
 int run_ask(AskFlags flags) {
   check_flags(flags);
   const ContextFileInfo info = context_file_info(flags.file);
-  name_index_of_file(flags, info);
+  name_index_of_file(flags.retrieval, info);
   check_model(flags.model, flags.retrieval);
   std::optional<ChatTemplate> chat;
   if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
@@ -243,29 +216,8 @@ int run_ask(AskFlags flags) {
   prefill.mode = "dense";
   const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
   const std::string own = model.fingerprint();
-  check_model_of(own, {.model = info.model, .made_with = info.made_with}, flags);
-  check_indices(device, model.config().attention, flags.retrieval, info.tokens);
-  const Stopwatch watch;
-  const std::string& index = flags.retrieval.indices.front();
-  const std::string tail = tail_beside(flags.retrieval.tail, index);
-  std::vector<std::string> wanted = {index};
-  if (!tail.empty() && tail != "none") wanted.push_back(tail);
-  LoadedContext loaded = load_context(flags.file, {.mapped = flags.mapped,
-                                                   .memory_budget = memory,
-                                                   .indices = wanted,
-                                                   .device = device,
-                                                   .progress = progress.callback("load")});
-  progress.finish();
-  // Another file may have taken the name since.
-  check_model_of(own, loaded.origin, flags);
-  if (loaded.origin.end.chat != info.end.chat || loaded.context->tokens() != info.tokens)
-    throw FileError(printable(flags.file) + ": was replaced while the model was loaded; ask again");
-  fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
-             byte_text(info.file_bytes), flags.mapped ? "mapped" : "read",
-             format_seconds(watch.seconds()));
-  loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
-  loaded.context = with_tail(loaded.context, tail, progress.callback("tail"), device);
-  progress.finish();
+  LoadedContext loaded = load_asked({.file = flags.file, .mapped = flags.mapped, .memory = memory},
+                                    info, flags.model, flags.retrieval, own, device, progress);
   const Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
   stop_if_interrupted();
   asking.ask(flags.prompts);

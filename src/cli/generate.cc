@@ -27,6 +27,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -91,7 +92,7 @@ Reading read(const Tokenizer& tokenizer, const std::string& text, const std::str
     reading.context.assign(reading.prompt.begin(), end);
     reading.prompt.erase(reading.prompt.begin(), end);
   }
-  const std::vector<Token> beginning = beginning_tokens(tokenizer);
+  const std::vector<Token> beginning = serve::beginning_tokens(tokenizer);
   std::vector<Token>& first = reading.context.empty() ? reading.prompt : reading.context;
   first.insert(first.begin(), beginning.begin(), beginning.end());
   return reading;

@@ -13,6 +13,7 @@ and each step attends only the rows that an index finds.
   chat       a conversation over files, for models with a chat template
   prefill    read texts once, into a context that stays in a file
   ask        ask of such a context, as often as you like
+  serve      the same over HTTP, for clients of OpenAI's API, many at a time
   verify     check such a file, byte by byte
   info       what a model is and how much memory its contexts take; what a context's file has
   plan       what of a model and a context fits which memory, and the flags for it
@@ -170,6 +171,34 @@ standard input is a prompt.
 examples:
   topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p "Who is the hero?" -p "Where does it end?"
   topkv ask notes.tkv -m models/needle-14m <prompts.txt
+)";
+
+const char* const serve_help =
+    R"(usage: topkv serve -m DIR [FILE.tkv]... [--port N] [flags]            [default] in brackets
+Answers over HTTP as OpenAI's API does, requests over one context in joint steps: "context": "book"
+in a request is book.tkv. Ctrl-C ends it when running answers are whole, or after 10 s; a second one
+ends it at once. docs/server.md: endpoints, fields, limits.
+  -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --gpu-mem SIZE  of the GPU [9/10 of free]
+  --weights FORMAT       as the contexts were read with [stored]
+  --host ADDRESS         where it listens [127.0.0.1]      --port N        0 is any [8080]
+  --api-key KEY          clients must have it; better in the environment, TOPKV_API_KEY [none]
+  --max-queue N          answers that wait; more are refused with status 429 [64]
+  --max-batch N          answers that are stepped together [16]
+  --room N               tokens of a prompt and its answer, beside the context, at most [16K]
+  --mmap                 rows of FILEs stay in them        --length N      as they were read with
+  --kv-index SPEC        of all contexts [a FILE's own; for texts of clients codes, k by dim]
+  --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
+  --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
+  --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
+  --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
+  --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
+for texts that clients have it read:
+  --prefill HOW          dense, or window: time grows with the length, not its square [dense]
+  --prefill-window N [1024]   --chunk N [auto]   --kv-dtype TYPE [bf16]   --mem SIZE [free]
+examples:
+  topkv serve -m models/needle-14m notes.tkv
+  topkv serve -m Qwen/Qwen2.5-7B-Instruct-1M book.tkv laws.tkv --port 8000 --max-batch 8
 )";
 
 const char* const verify_help =

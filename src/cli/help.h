@@ -10,6 +10,7 @@ extern const char* const generate_help;
 extern const char* const chat_help;
 extern const char* const prefill_help;
 extern const char* const ask_help;
+extern const char* const serve_help;
 extern const char* const verify_help;
 extern const char* const info_help;
 extern const char* const plan_help;
