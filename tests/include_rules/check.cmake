@@ -43,7 +43,7 @@ set(PYBIND11_headers "^pybind11/")
 set(PYBIND11_rooms bindings)
 set(CLI11_headers "^CLI/")
 set(CLI11_rooms src/cli)
-set(OWNERS_headers "^topkv/(chat_template|context|key_index|session|model|tokenizer)\\.h$")
+set(OWNERS_headers "^topkv/(chat_template|context|generation|key_index|session|model|tokenizer)\\.h$")
 set(OWNERS_rooms ${rooms})
 list(REMOVE_ITEM OWNERS_rooms gpu)
 
