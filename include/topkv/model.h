@@ -288,6 +288,8 @@ struct GenerateResult {
   ForwardTimes times;
 };
 
+class GenerationBatch;
+
 /// A loaded checkpoint. On the host plain weights stay in the checkpoint's dtype, memory-mapped; on
 /// a CUDA device they are copied to it in bf16; or they are quantised on the way, on either (see
 /// WeightFormat). Those that are quantised already are held by their codes and scales, whose values
@@ -380,6 +382,7 @@ class Model {
   struct Impl;  ///< for topkv itself
 
  private:
+  friend class GenerationBatch;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
