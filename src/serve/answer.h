@@ -17,7 +17,7 @@
 namespace topkv::serve {
 
 /// One token of an answer, as "logprobs" tell it.
-struct TokenLogprob {
+struct ToldToken {
   std::string bytes;
   double logprob = 0;
   struct Alternative {
@@ -31,7 +31,7 @@ struct TokenLogprob {
 struct Event {
   std::size_t choice = 0;
   std::string text = {};                    ///< more of it, in whole characters; may be empty
-  std::vector<TokenLogprob> logprobs = {};  ///< of the tokens that came, where they were asked for
+  std::vector<ToldToken> logprobs = {};  ///< of the tokens that came, where they were asked for
   std::string finish = {};                  ///< "stop" or "length" where it has ended
 };
 

@@ -43,10 +43,10 @@ Json chat_token(const std::string& bytes, double logprob) {
   return json;
 }
 
-Json chat_logprobs(const std::vector<TokenLogprob>& tokens) {
+Json chat_logprobs(const std::vector<ToldToken>& tokens) {
   if (tokens.empty()) return nullptr;
   Json content = Json::array();
-  for (const TokenLogprob& token : tokens) {
+  for (const ToldToken& token : tokens) {
     Json one = chat_token(token.bytes, token.logprob);
     one["top_logprobs"] = Json::array();
     for (const auto& other : token.top)
@@ -59,12 +59,12 @@ Json chat_logprobs(const std::vector<TokenLogprob>& tokens) {
 }
 
 /// at: characters before the first of them; moved on.
-Json completion_logprobs(const std::vector<TokenLogprob>& tokens, std::int64_t& at) {
+Json completion_logprobs(const std::vector<ToldToken>& tokens, std::int64_t& at) {
   if (tokens.empty()) return nullptr;
   Json json;
   for (const char* key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"})
     json[key] = Json::array();
-  for (const TokenLogprob& token : tokens) {
+  for (const ToldToken& token : tokens) {
     json["tokens"].push_back(replace_invalid_utf8(token.bytes));
     json["token_logprobs"].push_back(token.logprob);
     Json top = Json::object();
