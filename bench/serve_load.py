@@ -55,7 +55,7 @@ class Client:
 
     def open(self):
         if self.connection is None:
-            self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+            self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1800)
         return self.connection
 
     def close(self):
@@ -75,7 +75,7 @@ class Client:
                 response = self.connection.getresponse()
                 text = response.read().decode()
                 break
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            except (http.client.HTTPException, OSError):
                 self.close()
         else:
             return 0, "closed", 0

@@ -282,7 +282,7 @@ TEST_F(Batch, TwoHundredAndFiftySixAndNoMore) {
   run_to_end(batch, finished);
   EXPECT_EQ(finished.size(), 257U);
   for (const auto& [id, one] : finished) {
-    if (one.error || one.result.ended) continue;
+    if (one.error || one.result.ended()) continue;
     EXPECT_EQ(one.result.tokens.size(), 3U);
   }
 }

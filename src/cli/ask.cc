@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "src/cli/answer_flags.h"
 #include "src/cli/answer_stream.h"
 #include "src/cli/asked_context.h"
 #include "src/cli/commands.h"
@@ -40,12 +41,12 @@ struct AskFlags {
   ModelFlags model;
   RetrievalFlags retrieval;
   SamplingFlags sampling;
+  AnswerFlags answers;
   std::string file;
   std::vector<std::string> prompts;
   std::string memory;  // empty: what the machine has free
   std::string length;
   bool mapped = false;
-  bool json = false;
 
   std::int64_t most_predicted() const {
     return sampling.predict.empty() ? 128 : parse_count("-n", sampling.predict, 1);
@@ -56,6 +57,7 @@ void check_flags(const AskFlags& flags) {
   check_flags(flags.model);
   check_flags(flags.retrieval);
   check_flags(flags.sampling);
+  check_flags(flags.answers);
   flags.most_predicted();
   for (const std::string& prompt : flags.prompts) check_utf8("--prompt", prompt);
   if (flags.retrieval.indices.size() > 1)
@@ -75,14 +77,14 @@ class Asking {
 
   /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
   /// the user has asked to stop while prompts are read.
-  void ask(std::span<const std::string> prompts) const {
+  void ask(std::span<const std::string> prompts) {
     std::vector<std::vector<Token>> tokens;
     for (const std::string& prompt : prompts) tokens.push_back(tokens_of(prompt));
     answer(prompts, std::move(tokens));
   }
 
   /// Likewise lines of standard input, up to one that cannot be asked: its error comes then.
-  void ask_lines(std::span<const std::string> lines) const {
+  void ask_lines(std::span<const std::string> lines) {
     std::vector<std::vector<Token>> tokens;
     std::exception_ptr refused;
     try {
@@ -109,7 +111,7 @@ class Asking {
     return tokens;
   }
 
-  void answer(std::span<const std::string> prompts, std::vector<std::vector<Token>> tokens) const {
+  void answer(std::span<const std::string> prompts, std::vector<std::vector<Token>> tokens) {
     while (!prompts.empty() && !interrupted()) {
       const std::size_t asked = ask_together(prompts, tokens);
       prompts = prompts.subspan(asked);
@@ -119,7 +121,7 @@ class Asking {
 
   /// Asks as many of the first as there is memory for; gives how many.
   std::size_t ask_together(std::span<const std::string> prompts,
-                           std::span<const std::vector<Token>> tokens) const {
+                           std::span<const std::vector<Token>> tokens) {
     const std::int64_t most = flags_.most_predicted();
     std::vector<Session> sessions;
     sessions.reserve(most_together);  // they stay where they are
@@ -147,20 +149,28 @@ class Asking {
     for (Session& session : sessions) each.push_back(&session);
     std::vector<AnswerStream> streams;
     for (std::size_t i = 0; i < count; ++i)
-      streams.emplace_back(model_.tokenizer(), flags_.json ? AnswerStream::Shown::never
-                                               : i == 0    ? AnswerStream::Shown::at_once
-                                                           : AnswerStream::Shown::at_end);
+      streams.emplace_back(flags_.answers.json ? AnswerStream::Shown::as_events
+                           : i == 0            ? AnswerStream::Shown::at_once
+                                               : AnswerStream::Shown::at_end,
+                           answered_ + static_cast<std::int64_t>(i));
     const Stopwatch watch;
     std::vector<double> first_token(count);
+    TokenLogprobs logprobs = {.chosen = {.token = -1}, .top = {}};
+    GenerateOptions options =
+        generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    options.progress = progress_.brief_callback("prompt");
+    if (options.logprobs >= 0) {
+      // Told just before the token that they are of.
+      options.on_logprobs = [&](const TokenLogprobs& of) { logprobs = of; };
+    }
     const std::vector<GenerateResult> results = model_.generate_together(
-        each, tokens.first(count),
-        {.max_tokens = most,
-         .sampling = sampling_options(flags_.sampling, model_.config().sampling),
-         .progress = progress_.brief_callback("prompt")},
+        each, tokens.first(count), options,
         [&](std::size_t i, Token token) {
           if (first_token[i] == 0) first_token[i] = watch.seconds();
+          streams[i].take(logprobs);
           return streams[i].take(token);
-        });
+        },
+        [&](std::size_t i, std::string_view piece) { return streams[i].take(piece); });
     for (std::size_t i = 0; i < count; ++i) {
       streams[i].finish();
       print_figures(prompts[i], std::ssize(tokens[i]), results[i], first_token[i]);
@@ -169,24 +179,28 @@ class Asking {
   }
 
   void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
-                     double first_token) const {
+                     double first_token) {
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =
         result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
-    if (flags_.json) {
+    const std::int64_t number = answered_++;
+    if (flags_.answers.json) {
       Json json;
+      json["event"] = "answer";
+      json["answer"] = number;
       json["prompt"] = prompt;
-      json["text"] = model_.tokenizer().decode(result.tokens);
+      json["text"] = result.text;
       json["tokens"] = result.tokens;
-      json["ended"] = result.ended;
+      json["finish"] = name_of(result.finish);
       json["context_tokens"] = loaded_.context->tokens();
       json["prompt_tokens"] = read;
+      json["generated_tokens"] = count;
       json["first_token_seconds"] = first_token;
       json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
-      fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
-      std::fflush(stdout);
+      print_event(json);
       return;
     }
+    if (flags_.answers.quiet) return;
     fmt::print(stderr, "[{} tokens read, first answered after {}, {} answered, {}/s]\n",
                format_grouped(read), format_seconds(first_token), format_grouped(count),
                format_rate(rate));
@@ -197,6 +211,7 @@ class Asking {
   LoadedContext loaded_;
   std::optional<ChatTemplate> chat_;
   ProgressBar& progress_;
+  std::int64_t answered_ = 0;  // prompts
 };
 
 int run_ask(AskFlags flags) {
@@ -212,13 +227,15 @@ int run_ask(AskFlags flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
+  if (flags.answers.quiet) progress.hush();
   PrefillFlags prefill;
   prefill.mode = "dense";
   const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
   const std::string own = model.fingerprint();
-  LoadedContext loaded = load_asked({.file = flags.file, .mapped = flags.mapped, .memory = memory},
-                                    info, flags.model, flags.retrieval, own, device, progress);
-  const Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
+  LoadedContext loaded = load_asked(
+      {.file = flags.file, .mapped = flags.mapped, .memory = memory, .quiet = flags.answers.quiet},
+      info, flags.model, flags.retrieval, own, device, progress);
+  Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
   stop_if_interrupted();
   asking.ask(flags.prompts);
   if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
@@ -259,6 +276,7 @@ Run add_ask(CLI::App& app) {
   add_flags(*command, flags->model);
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->sampling);
+  add_flags(*command, flags->answers);
   command->add_option("FILE", flags->file, "a context's file")->required();
   command->add_option("-p,--prompt", flags->prompts, "a text to continue")
       ->expected(1)
@@ -267,7 +285,6 @@ Run add_ask(CLI::App& app) {
   command->add_flag("--mmap", flags->mapped);
   command->add_option("--mem", flags->memory, "a size such as 8GiB");
   command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
-  command->add_flag("--json", flags->json);
   return [flags] { return run_ask(*flags); };
 }
 

@@ -65,9 +65,11 @@ LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
   check_model_of(file.file, own, loaded.origin.model, loaded.origin.made_with, model);
   if (loaded.origin.end.chat != info.end.chat || loaded.context->tokens() != info.tokens)
     throw FileError(printable(file.file) + ": was replaced while the model was loaded; ask again");
-  fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
-             byte_text(info.file_bytes), file.mapped ? "mapped" : "read",
-             format_seconds(watch.seconds()));
+  if (!file.quiet) {
+    fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
+               byte_text(info.file_bytes), file.mapped ? "mapped" : "read",
+               format_seconds(watch.seconds()));
+  }
   loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
   loaded.context = with_tail(loaded.context, tail, progress.callback("tail"), device);
   progress.finish();

@@ -18,11 +18,13 @@ struct AskedFile {
   std::string file;
   bool mapped = false;
   std::int64_t memory = 0;  ///< that rows may take; 0: what the machine has free
+  bool quiet = false;       ///< nothing is told of it
 };
 
 /// info: of the file, before the model was loaded; own: the model's fingerprint. retrieval names
-/// one index. Tells the context's size on standard error. Throws what load_context and with_index
-/// do, FileError where the file is of another model or has been replaced, and Interrupted.
+/// one index. Tells the context's size on standard error, unless quiet. Throws what load_context
+/// and with_index do, FileError where the file is of another model or has been replaced, and
+/// Interrupted.
 LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
                          const ModelFlags& model, const RetrievalFlags& retrieval,
                          const std::string& own, const Device& device, ProgressBar& progress);

@@ -69,27 +69,26 @@ const char* const generate_help =
 Continues a prompt. Files become a frozen context before it, of which each step retrieves rows;
 the tokens are those of files and prompt as one text: end a file's last line before a question.
   -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
-  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
-  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   -p, --prompt TEXT      what to continue; with --chat what to ask
   -f, --file FILE        text of the context; repeat for several, - is standard input
-  --chat                 files and prompt are a message in the model's chat template
-  --system TEXT          with --chat: a system message before it
+  --chat                 files and prompt are a message in its chat template, --system TEXT first
   -n, --predict N        tokens to generate at most [128]                        --seed N [42]
   --temp X --top-k N --top-p X   sampling; --temp 0 is greedy [by generation_config.json, else 0]
+  --min-p X --repetition-penalty X --frequency-penalty X --presence-penalty X   likewise
+  --stop TEXT            ends an answer; repeatable  -N, --samples N  answers, --seed and on [1]
   --length N             tokens that LongRoPE, dynamic NTK turn keys for [all the model can]
   --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF1024,SQ8 [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
-  --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
-  --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
+  --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
   --profile              where the time of a step went, layer by layer
-  --json                 one JSON object at the end instead of text as it comes
+  --json   lines of JSON as tokens come   --logprobs N   in them [none]   --quiet   no figures
 examples:
   topkv generate -m models/needle-14m -p "Once upon a time" -n 40
   cat book.txt | topkv generate -m models/needle-14m -f - -p "The hero's name is" --prefill window
@@ -101,23 +100,24 @@ A conversation in the model's chat template: each line of standard input is a qu
 to standard output. Files are read once, before the first question. Ctrl-C ends an answer, and at
 the prompt the program, as the end of input (Ctrl-D) does.
   -m, --model DIR        directory, *.gguf, or org/name    -t, --threads N       [all cores]
-  --device WHERE         cpu, cuda, cuda:N or auto: the GPU if there is one [auto]
+  --device WHERE         cpu, cuda, cuda:N or auto [auto]  --weights stored|int8|int4 [stored]
   --gpu-mem SIZE         what may be taken of the GPU's memory, at most [9/10 of what is free]
-  --weights FORMAT       held as stored, or rounded to int8 or int4 while loading [stored]
   -f, --file FILE        text to talk about; repeat for several
   --system TEXT          a system message before all
   -n, --predict N        tokens of an answer at most [1024]
   --room N               tokens of questions and answers together at most, beside the files [64K]
   --temp X [0: greedy]   --top-k N [0: off]   --top-p X [1]   --seed N [42]
+  --min-p X --repetition-penalty X --frequency-penalty X --presence-penalty X   likewise
+  --stop TEXT            an answer ends before this text; repeat for several
   --kv-index SPEC        codes, exact, ivf, hnsw, faiss:IVF1024,SQ8 [codes, k by dim]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
-  --kv-mass X            with a tail: fewer rows where they hold this share of attention [none]
-  --kv-error X           with a tail: more rows where X is exceeded by the expected error [none]
+  --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]   --kv-dtype TYPE [bf16]
   --prefill HOW          dense, or window: time grows with the length, not its square [dense]
   --prefill-window N [1024]   --chunk N [auto]   --mem SIZE   all rows may take, as 8GiB [free]
+  --json   lines of JSON as tokens come   --logprobs N   in them [none]   --quiet   no figures
 examples:
   topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt
   printf 'Who is the hero?\nWhy?\n' | topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt
@@ -161,13 +161,15 @@ standard input is a prompt.
   --length N             as the context was read with
   -n, --predict N        tokens of an answer at most [128]                        --seed N [42]
   --temp X --top-k N --top-p X   sampling; --temp 0 is greedy [by generation_config.json, else 0]
+  --min-p X --repetition-penalty X --frequency-penalty X --presence-penalty X   likewise
+  --stop TEXT            an answer ends before this text; repeat for several
   --kv-index SPEC        of the file, or another, which is built first [the file's]
   --kv-tail SPEC         what stands for all other rows: none, mean, codes [what the index has]
   --kv-topk K            rows retrieved per layer: 64, uniform:512, linear:512 or a list [64]
   --kv-mass X, --kv-error X   with a tail: fewer rows with this share, more for this error [none]
   --kv-select HOW        query_head or group chooses rows [query_head]   --kv-host-search
   --kv-window N [1024]   --kv-sinks N [4]   --kv-dense-layers N|all [0]
-  --json                 a line of JSON for each answer instead of text as it comes
+  --json   lines of JSON as tokens come   --logprobs N   in them [none]   --quiet   no figures
 examples:
   topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p "Who is the hero?" -p "Where does it end?"
   topkv ask notes.tkv -m models/needle-14m <prompts.txt

@@ -144,6 +144,7 @@ int run_serve(ServeFlags flags) {
         {.name = name_of_file(one.file),
          .context = std::move(loaded.context),
          .end = std::move(loaded.origin.end),
+         .tokens = std::move(loaded.origin.tokens),
          .retrieval = retrieval_options(one.retrieval, layers, one.retrieval.indices.front(), 1)});
   }
   stop_if_interrupted();

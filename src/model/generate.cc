@@ -38,17 +38,33 @@ std::vector<GenerateResult> run_to_end(Generation& generation) {
 
 }  // namespace
 
+std::string_view name_of(Finish finish) {
+  switch (finish) {
+    case Finish::end_token:
+      return "end_token";
+    case Finish::stop_text:
+      return "stop_text";
+    case Finish::length:
+      return "length";
+    case Finish::caller:
+      return "caller";
+  }
+  return {};
+}
+
 GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
-                               const GenerateOptions& options, const TokenFn& on_token) const {
+                               const GenerateOptions& options, const TokenFn& on_token,
+                               const TextFn& on_text) const {
   Generation generation(*impl_);
-  generation.add(session, prompt, options, on_token);
+  generation.add(session, prompt, options, on_token, on_text);
   return std::move(run_to_end(generation)[0]);
 }
 
 std::vector<GenerateResult> Model::generate_together(std::span<Session* const> sessions,
                                                      std::span<const std::vector<Token>> prompts,
                                                      const GenerateOptions& options,
-                                                     const TokenOfFn& on_token) const {
+                                                     const TokenOfFn& on_token,
+                                                     const TextOfFn& on_text) const {
   constexpr std::int64_t most = GenerationBatch::most_sessions;
   if (sessions.size() != prompts.size() || sessions.empty() || std::ssize(sessions) > most) {
     throw InvalidArgument(
@@ -73,7 +89,9 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
     }
     TokenFn tell;
     if (on_token) tell = [&on_token, i](Token token) { return on_token(i, token); };
-    generation.add(*sessions[i], prompts[i], of_one, std::move(tell));
+    TextFn say;
+    if (on_text) say = [&on_text, i](std::string_view piece) { return on_text(i, piece); };
+    generation.add(*sessions[i], prompts[i], of_one, std::move(tell), std::move(say));
     before += std::ssize(prompts[i]);
   }
   std::vector<GenerateResult> results = run_to_end(generation);

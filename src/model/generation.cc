@@ -6,12 +6,16 @@
 #include <utility>
 
 #include "src/core/convert.h"
+#include "src/core/printable.h"
+#include "src/core/utf8.h"
+#include "src/model/logprobs.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
 constexpr std::int64_t logits_at_a_time = 16;
+constexpr std::int64_t most_logprobs = 20;
 
 }  // namespace
 
@@ -32,45 +36,97 @@ void check_generation(const Model::Impl& model, const Session& session,
                     "{}; open it with a larger capacity",
                     prompt.size(), session.own_tokens(), capacity));
   }
+  model.check_tokens(options.before);
+  if (options.logprobs < -1 || options.logprobs > most_logprobs) {
+    throw InvalidArgument(
+        fmt::format("log-probabilities of {} tokens; expected from 0 to {}, or -1 for none",
+                    options.logprobs, most_logprobs));
+  }
+  for (const std::string& stop : options.stop) {
+    if (!stop.empty() && valid_utf8_bytes(stop) == stop.size()) continue;
+    throw InvalidArgument(
+        fmt::format("the stop text {}; expected some, in UTF-8",
+                    stop.empty() ? "is empty" : "\"" + printable_beginning(stop) + "\""));
+  }
 }
 
-Answering::Answering(GenerationBatch::Id number, Session& of, std::span<const Token> text,
-                     const GenerateOptions& with, TokenFn tell)
+Answering::Answering(GenerationBatch::Id number, Session& of, std::span<const Token> asked,
+                     const GenerateOptions& with, TokenFn tell, TextFn say,
+                     const Model::Impl& model)
     : id(number),
       session(&of),
-      prompt(text.begin(), text.end()),
-      length(of.tokens() + std::ssize(text)),
+      prompt(asked.begin(), asked.end()),
+      length(of.tokens() + std::ssize(asked)),
       options(with),
       on_token(std::move(tell)),
+      on_text(std::move(say)),
       sampler(with.sampling),
-      reading(options.progress, "prompt", std::ssize(text)),
+      reading(options.progress, "prompt", std::ssize(asked)),
       undo(of),
-      searched_before(of.stats().search_seconds) {}
+      searched_before(of.stats().search_seconds) {
+  if (on_text || !options.stop.empty()) text.emplace(model.text_tokenizer(), options.stop);
+  sampler.read(options.before, model.config.vocab_size);
+  sampler.read(prompt, model.config.vocab_size);
+}
+
+void Answering::choose(std::span<const float> logits) {
+  next = sampler.sample(logits);
+  if (options.logprobs >= 0) next_logprobs = logprobs_of(logits, next, options.logprobs);
+}
 
 bool Answering::tell(std::span<const Token> end_tokens) {
   if (!decoding) decoding.emplace();
   std::vector<Token>& answer = result.tokens;
-  if (std::ssize(answer) >= options.max_tokens) return false;
-  if (std::ranges::count(end_tokens, next) > 0) {
-    result.ended = true;
+  const bool full = std::ssize(answer) >= options.max_tokens;
+  if (full || std::ranges::count(end_tokens, next) > 0) {
+    end(full ? Finish::length : Finish::end_token);
     return false;
   }
   answer.push_back(next);
+  sampler.answer(next);
   stage = Stage::told;
-  if (on_token && !on_token(next)) return false;
-  return std::ssize(answer) < options.max_tokens;
+  if (options.logprobs >= 0) {
+    result.logprobs.push_back(std::move(next_logprobs));
+    if (options.on_logprobs) options.on_logprobs(result.logprobs.back());
+  }
+  bool goes_on = !on_token || on_token(next);
+  if (text) goes_on = say(text->push(next)) && goes_on;
+  if (text && text->stopped()) {
+    end(Finish::stop_text);
+  } else if (!goes_on) {
+    end(Finish::caller);
+  } else if (std::ssize(answer) == options.max_tokens) {
+    end(Finish::length);
+  } else {
+    return true;
+  }
+  return false;
+}
+
+bool Answering::say(const std::string& piece) {
+  if (piece.empty()) return true;
+  result.text += piece;
+  return !on_text || on_text(piece);
+}
+
+void Answering::end(Finish why) {
+  result.finish = why;
+  if (text) say(text->finish());
 }
 
 GenerateResult Answering::leave() {
+  if (text) result.text += text->finish();
   undo.keep();
   if (decoding) result.decode_seconds = decoding->seconds();
   return std::move(result);
 }
 
 GenerationBatch::Id Generation::add(Session& session, std::span<const Token> prompt,
-                                    const GenerateOptions& options, TokenFn on_token) {
+                                    const GenerateOptions& options, TokenFn on_token,
+                                    TextFn on_text) {
   check_generation(model_, session, prompt, options);
-  auto one = std::make_unique<Answering>(next_id_, session, prompt, options, std::move(on_token));
+  auto one = std::make_unique<Answering>(next_id_, session, prompt, options, std::move(on_token),
+                                         std::move(on_text), model_);
   const std::size_t count = members_.size() + 1;
   members_.reserve(count);
   finished_.reserve(finished_.size() + count);
@@ -188,8 +244,7 @@ void Generation::choose(std::int64_t at, std::span<Answering* const> those) {
     forward.logits(at + first, count, logits_.data());
     if (first_not_finite(logits_.data(), count * model_.config.vocab_size) >= 0) fail_not_finite();
     for (std::int64_t i = 0; i < count; ++i) {
-      Answering& one = *those[static_cast<std::size_t>(first + i)];
-      one.next = one.sampler.sample(
+      those[static_cast<std::size_t>(first + i)]->choose(
           std::span(logits_).subspan(static_cast<std::size_t>(i) * vocabulary, vocabulary));
     }
   }

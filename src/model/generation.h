@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/core/stopwatch.h"
+#include "src/model/answer_text.h"
 #include "src/model/generate_parts.h"
 #include "src/model/reading.h"
 #include "src/model/sampler.h"
@@ -25,11 +27,13 @@ struct Answering {
     told,    ///< its last token is told, and is to be fed
   };
 
-  Answering(GenerationBatch::Id id, Session& of, std::span<const Token> text,
-            const GenerateOptions& with, TokenFn tell);
+  Answering(GenerationBatch::Id id, Session& of, std::span<const Token> asked,
+            const GenerateOptions& with, TokenFn tell, TextFn say, const Model::Impl& model);
 
   /// Whether its next token is chosen from logits; else it is the likeliest.
-  bool from_logits() const { return options.sampling.temperature != 0; }
+  bool from_logits() const { return sampler.needs_logits() || options.logprobs >= 0; }
+  /// Chooses what follows. REQUIRES: from_logits; they are finite.
+  void choose(std::span<const float> logits);
   /// Tells the chosen token. False where the answer ends with it or before.
   bool tell(std::span<const Token> end_tokens);
   /// The result as it is, which the session keeps: it leaves.
@@ -42,14 +46,23 @@ struct Answering {
   std::int64_t length;   // of the session, with the prompt
   GenerateOptions options;
   TokenFn on_token;
+  TextFn on_text;
   Sampler sampler;
+  std::optional<AnswerText> text;  // where it is asked for
   Reading reading;
   Undo undo;
   double searched_before;
   Stage stage = Stage::prompt;
   Token next = 0;
+  TokenLogprobs next_logprobs = {};  // where they are asked for
   GenerateResult result = {};
   std::optional<Stopwatch> decoding;  // from its first token on
+
+ private:
+  /// Tells a piece of text, unless it is empty.
+  bool say(const std::string& piece);
+  /// Ends the answer, with the text that was held back.
+  void end(Finish why);
 };
 
 /// Sessions that answer together. A failure of one is kept for it among those that finished, and
@@ -61,7 +74,7 @@ class Generation {
   /// Throws as Model::generate does before any work. REQUIRES: Session::check_together with those
   /// that are in.
   GenerationBatch::Id add(Session& session, std::span<const Token> prompt,
-                          const GenerateOptions& options, TokenFn on_token);
+                          const GenerateOptions& options, TokenFn on_token, TextFn on_text);
 
   /// Reads a chunk of the first prompt that is not read, if there is one.
   void read();

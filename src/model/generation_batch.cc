@@ -28,7 +28,8 @@ GenerationBatch::GenerationBatch(GenerationBatch&&) noexcept = default;
 GenerationBatch& GenerationBatch::operator=(GenerationBatch&&) noexcept = default;
 
 GenerationBatch::Id GenerationBatch::add(Session& session, std::span<const Token> prompt,
-                                         const GenerateOptions& options, TokenFn on_token) {
+                                         const GenerateOptions& options, TokenFn on_token,
+                                         TextFn on_text) {
   impl_->check_between_steps();
   if (size() == most_sessions) {
     throw InvalidArgument(
@@ -39,7 +40,7 @@ GenerationBatch::Id GenerationBatch::add(Session& session, std::span<const Token
   for (const auto& one : impl_->generation.members()) all.push_back(one->session);
   all.push_back(&session);
   Session::check_together(all);
-  return impl_->generation.add(session, prompt, options, std::move(on_token));
+  return impl_->generation.add(session, prompt, options, std::move(on_token), std::move(on_text));
 }
 
 std::vector<GenerationBatch::Finished> GenerationBatch::step() {

@@ -30,9 +30,9 @@ struct ToldToken {
 /// What has become of one of the answers.
 struct Event {
   std::size_t choice = 0;
-  std::string text = {};                    ///< more of it, in whole characters; may be empty
+  std::string text = {};                 ///< more of it, in whole characters; may be empty
   std::vector<ToldToken> logprobs = {};  ///< of the tokens that came, where they were asked for
-  std::string finish = {};                  ///< "stop" or "length" where it has ended
+  std::string finish = {};               ///< "stop" or "length" where it has ended
 };
 
 /// Tokens that a request took.

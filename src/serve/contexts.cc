@@ -199,6 +199,7 @@ void Contexts::read(Entry& entry) {
   ServedContext made = {.name = request.name,
                         .context = model_.prefill(kept.tokens, options, report),
                         .end = kept.end,
+                        .tokens = kept.tokens,
                         .retrieval = options_.retrieval};
   for (const std::string& spec : {made.retrieval.index, options_.tail}) {
     if (spec.empty() || spec == "none" || made.context->has_index(spec)) continue;

@@ -78,7 +78,7 @@ std::string Metrics::text(const std::string& more) const {
     text.value("topkv_request_seconds_count" + of, sum.count);
   }
   text.family("topkv_first_token_seconds", "summary",
-              "From the queue's end to an answer's first token.");
+              "From the end of its wait to an answer's first token.");
   text.value("topkv_first_token_seconds_sum", first_tokens_.seconds);
   text.value("topkv_first_token_seconds_count", first_tokens_.count);
   text.one("topkv_disconnected_total", "counter", "Clients gone before their answer was whole.",
@@ -90,7 +90,7 @@ std::string Metrics::text(const std::string& more) const {
   text.one("topkv_prompt_tokens_total", "counter", "Tokens of prompts, contexts left out.",
            prompt_tokens.load());
   text.one("topkv_generated_tokens_total", "counter", "Tokens generated.", generated_tokens.load());
-  text.family("topkv_step_sessions", "histogram", "Sessions in a joint step.");
+  text.family("topkv_step_sessions", "histogram", "Sessions in a joint step; 0 where a prompt was read alone.");
   std::int64_t steps = 0;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     steps += steps_[i];

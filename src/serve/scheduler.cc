@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "src/core/stopwatch.h"
@@ -23,7 +24,7 @@ struct Scheduler::Seat {
   std::int64_t row_bytes = 0;  // of one token, all layers
   std::optional<Session> session;
   GenerationBatch::Id id = {};
-  Utf8Stream stream;
+  std::vector<ToldToken> logprobs;  // of tokens whose text has not come
   Stopwatch since_start;
   std::int64_t tokens = 0;
 
@@ -171,6 +172,21 @@ void Scheduler::admit(Lane& lane) {
   }
 }
 
+GenerateOptions Scheduler::options_of(Seat& seat) const {
+  GenerateOptions options = seat.question->options;
+  options.sampling.seed += seat.choice;
+  if (options.logprobs < 0) return options;
+  options.on_logprobs = [this, &seat](const TokenLogprobs& of) {
+    const Tokenizer& tokenizer = model_.tokenizer();
+    ToldToken& told = seat.logprobs.emplace_back();
+    told.bytes = tokenizer.bytes_of_token(of.chosen.token);
+    told.logprob = of.chosen.logprob;
+    for (const TokenLogprob& other : of.top)
+      told.top.push_back({tokenizer.bytes_of_token(other.token), other.logprob});
+  };
+  return options;
+}
+
 /// Gives sessions to those that were let in.
 void Scheduler::start(Lane& lane) {
   for (; !lane.admitted.empty(); lane.admitted.pop_front()) {
@@ -180,17 +196,21 @@ void Scheduler::start(Lane& lane) {
       RetrievalOptions retrieval = lane.context->retrieval;
       retrieval.capacity = seat.capacity;
       seat.session.emplace(lane.context->context, std::move(retrieval), model_.device());
-      GenerateOptions options = seat.question->options;
-      options.sampling.seed += seat.choice;
       seat.since_start = Stopwatch();
-      seat.id =
-          lane.batch.add(*seat.session, seat.question->prompt, options, [this, &seat](Token token) {
+      seat.id = lane.batch.add(
+          *seat.session, seat.question->prompt, options_of(seat),
+          [this, &seat](Token) {
             if (seat.tokens++ == 0) metrics_.count_first_token(seat.since_start.seconds());
             ++metrics_.generated_tokens;
-            seat.answer->put({.choice = seat.choice,
-                              .text = seat.stream.push(model_.tokenizer().bytes_of_token(token))},
-                             1);
+            seat.answer->put({.choice = seat.choice}, 1);
             return !seat.answer->cancelled();
+          },
+          [&seat](std::string_view text) {
+            seat.answer->put({.choice = seat.choice,
+                              .text = std::string(text),
+                              .logprobs = std::exchange(seat.logprobs, {})},
+                             0);
+            return true;
           });
       metrics_.prompt_tokens += std::ssize(seat.question->prompt);
       lane.running.push_back(std::move(lane.admitted.front()));
@@ -208,7 +228,7 @@ void Scheduler::step(Lane& lane) {
   });
   if (lane.running.empty()) return;
   const Stopwatch watch;
-  const auto sessions = std::ssize(lane.running);
+  const std::int64_t sessions = lane.batch.size() - lane.batch.reading();
   std::vector<GenerationBatch::Finished> finished;
   try {
     finished = lane.batch.step();
@@ -230,8 +250,8 @@ void Scheduler::step(Lane& lane) {
     try {
       if (one.error) std::rethrow_exception(one.error);
       seat.answer->put({.choice = seat.choice,
-                        .text = seat.stream.finish(),
-                        .finish = one.result.ended ? "stop" : "length"},
+                        .logprobs = std::move(seat.logprobs),
+                        .finish = one.result.finish == Finish::length ? "length" : "stop"},
                        0);
     } catch (...) {
       seat.answer->fail(current_problem());

@@ -27,9 +27,8 @@ struct SchedulerLimits {
 struct Question {
   std::shared_ptr<const ServedContext> context;
   std::vector<Token> prompt;  ///< behind it
-  GenerateOptions options;    ///< answer i has the seed plus i
+  GenerateOptions options;    ///< answer i has the seed plus i; without callbacks
   std::size_t choices = 1;
-  bool logprobs = false;
 };
 
 /// Safe from many threads.
@@ -59,6 +58,7 @@ class Scheduler {
   void run();
   void admit(Lane& lane);
   void start(Lane& lane);
+  GenerateOptions options_of(Seat& seat) const;
   void step(Lane& lane);
   void count();
 

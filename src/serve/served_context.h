@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "topkv/context.h"
 #include "topkv/context_file.h"
@@ -15,7 +16,8 @@ struct ServedContext {
   std::string name = {};  ///< empty: the one without text, for requests that name none
   std::shared_ptr<const Context> context;
   ContextEnd end = {};
-  RetrievalOptions retrieval;  ///< of sessions; each with its own capacity
+  std::vector<Token> tokens = {};  ///< whose rows these are; empty: not known
+  RetrievalOptions retrieval;      ///< of sessions; each with its own capacity
 };
 
 }  // namespace topkv::serve

@@ -51,6 +51,17 @@ Json json_of(const ContextInfo& info) {
   return json;
 }
 
+/// Which a repetition penalty counts.
+const std::vector<Token>& tokens_before(const ServedContext& context) {
+  if (std::ssize(context.tokens) != context.context->tokens())
+    throw Problem(400,
+                  fmt::format("context \"{}\" does not tell its tokens, which repetition_penalty "
+                              "counts; give 1",
+                              context.name),
+                  "repetition_penalty");
+  return context.tokens;
+}
+
 std::string for_label(const std::string& name) { return name.empty() ? "(none)" : name; }
 
 }  // namespace
@@ -111,6 +122,13 @@ std::shared_ptr<Answer> Service::answer(const AnswerRequest& request) {
   if (asked.temperature) sampling.temperature = *asked.temperature;
   if (asked.top_p) sampling.top_p = *asked.top_p;
   if (asked.top_k) sampling.top_k = *asked.top_k;
+  if (asked.min_p) sampling.min_p = *asked.min_p;
+  if (asked.frequency_penalty) sampling.frequency_penalty = *asked.frequency_penalty;
+  if (asked.presence_penalty) sampling.presence_penalty = *asked.presence_penalty;
+  if (asked.repetition_penalty) sampling.repetition_penalty = *asked.repetition_penalty;
+  if (sampling.repetition_penalty != 1) question.options.before = tokens_before(*question.context);
+  question.options.stop = asked.stop;
+  question.options.logprobs = asked.logprobs.value_or(-1);
   sampling.seed = asked.seed ? *asked.seed : std::random_device()();
   question.choices = static_cast<std::size_t>(asked.choices);
   try {
