@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """topkv serve as its clients meet it: answers equal those of topkv ask, streamed or not, alone or together; what is
 malformed, too large or too slow is refused while others are answered; who is gone is answered no further; it ends when
 it is told to.
@@ -156,6 +157,18 @@ def check_answers(server):
     holds("a chat, streamed", text + "\n" == asked, text)
     body["messages"] += [{"role": "assistant", "content": text}, {"role": "user", "content": question("quiet-river")}]
     holds("its next turn", server.post("/v1/chat/completions", body)[0] == 200)
+
+    body = {"context": "notes", "prompt": question("quiet-river"), "max_tokens": 9, "stop": ["?", "."]}
+    status, answer = server.post("/v1/completions", body)
+    holds("it stops before a stop text", answer["choices"][0]["text"] == " 7281934" and answer["choices"][0]["finish_reason"] == "stop", answer)
+    text = "".join(event["choices"][0]["text"] for event in streamed(server, "/v1/completions", body))
+    holds("streamed, too", text == " 7281934", text)
+    status, answer = server.post("/v1/completions", {**body, "stop": None, "logprobs": 2})
+    told = answer["choices"][0]["logprobs"]
+    holds("logprobs are of the tokens", "".join(told["tokens"]) == " 7281934." and told["text_offset"] == list(range(9)), told)
+    holds("the greedy one is the likeliest", all(top[token] == max(top.values()) == value <= 0 and len(top) == 2 for token, value, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"])), told)
+    status, answer = server.post("/v1/completions", {**body, "stop": None, "frequency_penalty": 2, "presence_penalty": 2, "repetition_penalty": 9})
+    holds("penalties change the answer", status == 200 and answer["choices"][0]["text"] != " 7281934.", answer)
 
     prompt = "The grass is"
     alone = run("generate", "-m", "chat", "--device", "cpu", "--kv-window", "64", "-n", "7", "-p", prompt)

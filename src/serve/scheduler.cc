@@ -196,6 +196,7 @@ void Scheduler::start(Lane& lane) {
       RetrievalOptions retrieval = lane.context->retrieval;
       retrieval.capacity = seat.capacity;
       seat.session.emplace(lane.context->context, std::move(retrieval), model_.device());
+      lane.running.reserve(lane.running.size() + 1);  // nothing fails behind add
       seat.since_start = Stopwatch();
       seat.id = lane.batch.add(
           *seat.session, seat.question->prompt, options_of(seat),
