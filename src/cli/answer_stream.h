@@ -39,7 +39,8 @@ class AnswerStream {
 
   Shown shown_;
   std::int64_t number_;
-  TokenLogprobs logprobs_ = {.chosen = {.token = -1}};  // of the next token, where they are told
+  /// Of the next token, where they are told.
+  TokenLogprobs logprobs_ = {.chosen = {.token = -1}, .top = {}};
   std::string held_;
 };
 
