@@ -37,6 +37,7 @@ constexpr const char* paths[] = {"/",
                                  "/v1/completions",
                                  "/v1/chat/completions"};
 constexpr std::string_view one_context = "/v1/contexts/";
+constexpr const char* posts[] = {"/v1/contexts", "/v1/completions", "/v1/chat/completions"};
 /// A client that is gone before its answer, in the log; nginx' number.
 constexpr int client_gone = 499;
 constexpr auto moment = std::chrono::milliseconds(100);
@@ -187,6 +188,11 @@ void answer(Service& service, const AnswerRequest& request, Response& response) 
     response.set_content(std::move(body), json_type);
 }
 
+Problem not_for(const Request& request) {
+  return {405, fmt::format("{} is not for {}; docs/server.md lists what there is",
+                           printable_beginning(request.method), request.path)};
+}
+
 /// Refuses, before its body is read, what is not to be answered.
 void check(const Request& request, const ServerOptions& options) {
   if (!is_known(request.path))
@@ -204,16 +210,20 @@ void check(const Request& request, const ServerOptions& options) {
         403,
         "the Host header does not name this machine; ask 127.0.0.1 or localhost, or start "
         "the server with an API key");
-  if (request.method != "POST") return;
+  if (request.method != "POST") {
+    const std::string length = request.get_header_value("Content-Length");
+    if (request.has_header("Transfer-Encoding") || (!length.empty() && length != "0"))
+      throw Problem(400, "expected no body with " + printable_beginning(request.method));
+    return;
+  }
+  if (std::ranges::find(posts, request.path) == std::end(posts)) throw not_for(request);
   const std::string type = request.get_header_value("Content-Type");
   if (type.substr(0, type.find(';')) != json_type || request.has_header("Content-Encoding"))
     throw Problem(415, "expected a body with \"Content-Type: application/json\", not compressed");
 }
 
 Problem unanswered(const Request& request, int status) {
-  if (status == 404 && is_known(request.path))
-    return {405, fmt::format("{} is not for {}; docs/server.md lists what there is",
-                             printable_beginning(request.method), request.path)};
+  if (status == 404 && is_known(request.path)) return not_for(request);
   if (status == 413) return {413, "the request is too large", {}, "too_large"};
   return {status, "the request is no HTTP that this server takes"};
 }

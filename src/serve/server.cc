@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -16,6 +17,29 @@ namespace {
 
 constexpr auto moment = std::chrono::milliseconds(50);
 constexpr auto grace = std::chrono::seconds(10);
+
+/// The thread that takes connections, while it lives.
+class Listening {
+ public:
+  explicit Listening(HttpServer& server)
+      : server_(server), thread_([this] {
+          server_.listen_after_bind();
+          ended_ = true;
+        }) {}
+  ~Listening() {
+    server_.stop();
+    thread_.join();
+  }
+  Listening(const Listening&) = delete;  // joins once
+  Listening& operator=(const Listening&) = delete;
+
+  bool ended() const { return ended_; }
+
+ private:
+  HttpServer& server_;
+  std::atomic<bool> ended_ = false;
+  std::thread thread_;
+};
 
 }  // namespace
 
@@ -38,10 +62,11 @@ bool serve(Service& service, const ServerOptions& options, const std::function<b
         fmt::format("cannot listen at {} port {}: it is taken, or no address of this "
                     "machine; give another --port or --host",
                     printable(options.host), options.port));
-  std::thread listening([&server] { server.listen_after_bind(); });
-  while (!server.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  ready(port);
-  while (!stop()) std::this_thread::sleep_for(moment);
+  const Listening listening(server);
+  while (!server.is_running() && !listening.ended()) std::this_thread::sleep_for(moment / 10);
+  if (!listening.ended()) ready(port);
+  while (!stop() && !listening.ended()) std::this_thread::sleep_for(moment);
+  if (listening.ended()) throw Error("no more connections can be taken; start the server again");
   service.scheduler().close();
   server.close_idle();
   const auto until = std::chrono::steady_clock::now() + grace;
@@ -50,8 +75,6 @@ bool serve(Service& service, const ServerOptions& options, const std::function<b
   const bool all = service.scheduler().idle();
   service.scheduler().end_all();
   server.wait_for_responses();
-  server.stop();
-  listening.join();
   return all;
 }
 
