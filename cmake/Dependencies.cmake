@@ -18,6 +18,10 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(xxhash REQUIRED libxxhash)  # its header alone is used
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 
+# Of `topkv serve` alone, which says so where it is missing.
+pkg_check_modules(httplib IMPORTED_TARGET cpp-httplib)
+set(TOPKV_HTTP ${httplib_FOUND})
+
 find_path(TOPKV_HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED DOC "Folder that holds hnswlib/hnswlib.h")
 
 # Headers alone are wrapped in BUILD_INTERFACE: whoever links an installed topkv needs no such package.

@@ -40,8 +40,8 @@ std::vector<CLI::Option*> all_options(CLI::App& command) {
 
 // Whatever comes, every flag is refused in the same form.
 TEST(Arguments, EveryFlagWithAValueTellsWhatItExpects) {
-  for (const auto add : {add_needle, add_generate, add_chat, add_prefill, add_ask, add_fidelity,
-                         add_eval, add_bench}) {
+  for (const auto add : {add_needle, add_generate, add_chat, add_prefill, add_ask, add_serve,
+                         add_fidelity, add_eval, add_bench}) {
     CLI::App app("topkv");
     add(app);
     CLI::App& command = *app.get_subcommands({}).front();
@@ -156,18 +156,17 @@ TEST_P(Help, TellsEveryFlagOfTheCommandAndNoOther) {
     EXPECT_TRUE(registered.contains(flag)) << flag;
 }
 
-INSTANTIATE_TEST_SUITE_P(Commands, Help,
-                         testing::Values(Command{"needle", add_needle},
-                                         Command{"generate", add_generate},
-                                         Command{"chat", add_chat}, Command{"prefill", add_prefill},
-                                         Command{"ask", add_ask}, Command{"verify", add_verify},
-                                         Command{"info", add_info}, Command{"plan", add_plan},
-                                         Command{"fidelity", add_fidelity},
-                                         Command{"perplexity", add_perplexity},
-                                         Command{"eval", add_eval}, Command{"bench", add_bench},
-                                         Command{"completion", add_completion},
-                                         Command{"manual", add_manual}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Commands, Help,
+    testing::Values(Command{"needle", add_needle}, Command{"generate", add_generate},
+                    Command{"chat", add_chat}, Command{"prefill", add_prefill},
+                    Command{"ask", add_ask}, Command{"serve", add_serve},
+                    Command{"verify", add_verify}, Command{"info", add_info},
+                    Command{"plan", add_plan}, Command{"fidelity", add_fidelity},
+                    Command{"perplexity", add_perplexity}, Command{"eval", add_eval},
+                    Command{"bench", add_bench}, Command{"completion", add_completion},
+                    Command{"manual", add_manual}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(MainHelp, NamesEveryCommandWithinTheWidth) {
   for (const std::size_t width : {40U, 80U}) {

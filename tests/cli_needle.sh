@@ -84,7 +84,7 @@ holds 'a file is context' sh -c \
 # A file and a prompt are one text: its tokens, however it is cut.
 tokens() {
   "$topkv" generate -m "$model" -n 1 --json "$@" 2>/dev/null |
-    sed 's/.*"context_tokens":\([0-9]*\).*"prompt_tokens":\([0-9]*\).*/\1 \2/'
+    sed -n 's/.*"context_tokens":\([0-9]*\).*"prompt_tokens":\([0-9]*\).*/\1 \2/p'
 }
 sum() { set -- $1; echo $(($1 + $2)); }
 asked='What is the special magic number for blue-owl mentioned in the provided text?'

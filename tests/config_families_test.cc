@@ -253,19 +253,31 @@ TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {
 
 TEST_F(ConfigFamilies, SamplingThatTopkvDoesNotHaveIsTold) {
   const ModelConfig config = generation(
-      {{"do_sample", true}, {"repetition_penalty", 1.05}, {"min_p", 0.1}, {"typical_p", 1.0}});
+      {{"do_sample", true}, {"typical_p", 0.9}, {"min_p", 0.1}, {"num_beams", 4}, {"eta_cutoff", 0}});
   EXPECT_TRUE(config.sampling_warning.starts_with(
-      (temp.path() / "generation_config.json").string() + ": repetition_penalty is 1.05, min_p"))
+      (temp.path() / "generation_config.json").string() + ": typical_p is 0.9, num_beams is 4: "))
       << config.sampling_warning;
-  EXPECT_EQ(config.sampling_warning.find("typical_p"), std::string::npos);
+  EXPECT_EQ(config.sampling_warning.find("eta_cutoff"), std::string::npos);
   EXPECT_TRUE(config.warnings.empty());
   EXPECT_EQ(generation({{"repetition_penalty", 1.0}, {"num_beams", 1}}).sampling_warning, "");
+}
+
+TEST_F(ConfigFamilies, MinPAndRepetitionPenaltyAreRead) {
+  const ModelConfig both =
+      generation({{"do_sample", true}, {"repetition_penalty", 1.05}, {"min_p", 0.1}});
+  EXPECT_EQ(both.sampling.repetition_penalty, 1.05);
+  EXPECT_EQ(both.sampling.min_p, 0.1);
+  EXPECT_EQ(both.sampling_warning, "");
+  const ModelConfig greedy = generation({{"repetition_penalty", 1.2}, {"min_p", 0.1}});
+  EXPECT_EQ(greedy.sampling.temperature, 0);
+  EXPECT_EQ(greedy.sampling.repetition_penalty, 1.2) << "greedy ones are penalised, too";
+  EXPECT_EQ(greedy.sampling.min_p, 0);
 }
 
 TEST_F(ConfigFamilies, AbsurdSamplingIsRefused) {
   const std::string path = (temp.path() / "generation_config.json").string();
   for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{
-           {"temperature", -1}, {"temperature", 1e300}, {"temperature", "hot"}, {"top_k", -1},
+           {"temperature", -1}, {"temperature", 1e300}, {"temperature", "hot"}, {"min_p", 2}, {"repetition_penalty", 0}, {"repetition_penalty", -1}, {"top_k", -1},
            {"top_k", 1.5}, {"top_p", 1.5}, {"top_p", -0.1}, {"do_sample", 1}}) {
     SCOPED_TRACE(key);
     Json json = {{"do_sample", true}};

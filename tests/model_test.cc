@@ -162,7 +162,7 @@ TEST(Generate, TogetherGivesTheTokensOfEachAlone) {
       for (std::size_t i = 0; i < want.size(); ++i) {
         EXPECT_EQ(got[i].tokens, want[i]) << i << " " << index;
         EXPECT_EQ(told[i], want[i]);
-        EXPECT_EQ(got[i].steps, std::ssize(want[i]) - (got[i].ended ? 0 : 1));
+        EXPECT_EQ(got[i].steps, std::ssize(want[i]) - (got[i].ended() ? 0 : 1));
         EXPECT_EQ(sessions[i].own_tokens(), std::ssize(questions()[i]) + got[i].steps);
       }
       double searched = 0;

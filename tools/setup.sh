@@ -10,6 +10,7 @@ packages=(
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev  # checkpoints and tokenizer
   libxxhash-dev                             # checksums of contexts in files
   libcli11-dev libfmt-dev                   # command line
+  libcpp-httplib-dev                        # topkv serve
   libgtest-dev ccache                       # tests
   python3-dev python3-venv                  # the Python package
 )

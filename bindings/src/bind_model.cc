@@ -10,13 +10,13 @@
 #include "topkv/model.h"
 
 namespace topkv::python {
-namespace {
 
-/// warnings.warn, for the line of Python that called. Raises where warnings are errors.
 void warn(const std::string& warning) {
   const py::gil_scoped_acquire gil;
   if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 1) != 0) throw py::error_already_set();
 }
+
+namespace {
 
 /// A path, or the name of a model that was downloaded.
 std::filesystem::path found(const std::filesystem::path& model,
@@ -51,24 +51,6 @@ ContextPtr prefill(const Model& self, py::handle tokens, const std::string& pref
   const ProgressFn report = progress_of(progress);
   const py::gil_scoped_release release;
   return unconst(self.prefill(ids, options, report));
-}
-
-GenerateResult generate(const Model& self, SessionHandle& session, py::handle prompt,
-                        std::int64_t max_tokens, std::optional<double> temperature,
-                        std::optional<std::int64_t> top_k, std::optional<double> top_p,
-                        std::uint64_t seed, const py::object& on_token,
-                        const py::object& progress) {
-  const SamplingOptions& own = self.config().sampling;
-  const SamplingOptions sampling = {temperature.value_or(own.temperature),
-                                    top_k.value_or(own.top_k), top_p.value_or(own.top_p), seed};
-  if (!temperature && !top_k && !top_p && !self.config().sampling_warning.empty())
-    warn(self.config().sampling_warning);
-  const std::vector<Token> ids = tokens_of(prompt, "prompt");
-  const TokenFn report = on_token_of(on_token);
-  const GenerateOptions options{max_tokens, sampling, progress_of(progress)};
-  const Exclusive::Write use(session.use, "the session");
-  const py::gil_scoped_release release;
-  return self.generate(session.session, ids, options, report);
 }
 
 py::array_t<float> as_logits(const Model& model, const std::vector<float>& logits) {
@@ -110,20 +92,6 @@ void bind_results(py::module_& module) {
             times.matmul, times.attention, times.search, times.other, times.indexing);
       });
 
-  py::class_<GenerateResult>(module, "GenerateResult")
-      .def_readonly("tokens", &GenerateResult::tokens, "Generated, without the end token.")
-      .def_readonly("ended", &GenerateResult::ended, "The model gave an end token.")
-      .def_readonly("steps", &GenerateResult::steps, "Tokens fed after the prompt.")
-      .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
-      .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
-      .def_readonly("times", &GenerateResult::times)
-      .def("__repr__", [](const GenerateResult& result) {
-        return fmt::format(
-            "<GenerateResult of {} tokens, ended: {}, {} steps, prompt {:.3g} s, decode {:.3g} s>",
-            result.tokens.size(), result.ended ? "True" : "False", result.steps,
-            result.prompt_seconds, result.decode_seconds);
-      });
-
   py::class_<DevicePlan>(module, "DevicePlan",
                          "Where device memory would go, before any work. items: (what, bytes).")
       .def_property_readonly("items",
@@ -149,15 +117,6 @@ void bind_results(py::module_& module) {
 }
 
 void bind_config(py::module_& module) {
-  py::class_<SamplingOptions>(module, "SamplingOptions", "How the next token is chosen.")
-      .def_readonly("temperature", &SamplingOptions::temperature, "0: greedy.")
-      .def_readonly("top_k", &SamplingOptions::top_k, "0: off.")
-      .def_readonly("top_p", &SamplingOptions::top_p)
-      .def("__repr__", [](const SamplingOptions& self) {
-        return fmt::format("SamplingOptions(temperature={:g}, top_k={}, top_p={:g})",
-                           self.temperature, self.top_k, self.top_p);
-      });
-
   py::class_<ModelConfig>(
       module, "ModelConfig",
       "config.json, or a GGUF file's metadata, reduced to what changes the forward pass.")
@@ -277,14 +236,17 @@ void bind_model(py::module_& module) {
       "Raises FileError with the line that downloads what lacks. Whatever takes the directory of a "
       "model takes a name as well.");
   bind_memory_plan(module);
+  bind_generation(module);
   bind_config(module);
   bind_results(module);
-  py::class_<Model, std::shared_ptr<Model>>(
+  py::class_<Model, std::shared_ptr<Model>> model(
       module, "Model",
       "A loaded checkpoint in Hugging Face layout (directory), or a GGUF file, of one of the "
       "families that the README lists. "
       "Safe from many threads, each with its own session.",
-      py::release_gil_before_calling_cpp_dtor())
+      py::release_gil_before_calling_cpp_dtor());
+  bind_generate(model);
+  model
       .def_static(
           "load",
           [](const std::filesystem::path& directory, const py::object& device,
@@ -316,15 +278,6 @@ void bind_model(py::module_& module) {
           "Runs the tokens through the network into a new Context. prefill, window, sinks, "
           "memory_budget: as of ContextBuilder. chunk: tokens per step, 0 for what suits. indices: "
           "specs that the context shall have. progress is called with a Progress.")
-      .def("generate", &generate, py::arg("session"), py::arg("prompt"),
-           py::arg("max_tokens") = 128, py::arg("temperature") = py::none(),
-           py::arg("top_k") = py::none(), py::arg("top_p") = py::none(), py::arg("seed") = 0,
-           py::arg("on_token") = py::none(), py::kw_only(), py::arg("progress") = py::none(),
-           "Feeds the prompt's token ids to the session, then generates. temperature (0: greedy), "
-           "top_k, top_p: config.sampling's unless given. "
-           "on_token(token) may return False to stop. progress is called with a Progress, stage "
-           "\"prompt\", in tokens, while the prompt is read; what it raises, and Ctrl-C, ends that "
-           "within about a second and leaves the session as it was.")
       .def("logits", &logits, py::arg("tokens"),
            "float32 [tokens, vocab_size] of a dense forward pass.")
       .def("logits", &session_logits, py::arg("session"), py::arg("tokens"),

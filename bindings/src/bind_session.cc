@@ -234,6 +234,25 @@ void bind_session(py::module_& module) {
             return std::make_unique<SessionHandle>(self.session.fork(), self.context);
           },
           "A session that goes on from here with the same own tokens.")
+      .def(
+          "own_rows",
+          [](SessionHandle& self) {
+            const Exclusive::Read use(self.use, busy);
+            const py::gil_scoped_release release;
+            return unconst(self.session.own_rows());
+          },
+          "The session's own rows as a Context of their own, without any index but exact: a copy, "
+          "for Context.save to keep beside the context's file.")
+      .def(
+          "resume",
+          [](SessionHandle& self, const Context& own_rows) {
+            const Exclusive::Write use(self.use, busy);
+            const py::gil_scoped_release release;
+            self.session.resume(own_rows);
+          },
+          py::arg("own_rows"),
+          "Goes on where the session was that gave these rows, over the same context or one loaded "
+          "from its file. The session has no tokens of its own yet.")
       .def_property_readonly(
           "tokens", [](const SessionHandle& self) { return self.session.tokens(); },
           "Tokens before the next one: the context's and the session's own.")

@@ -17,6 +17,7 @@
 #include "topkv/device.h"
 #include "topkv/error.h"
 #include "topkv/key_index.h"
+#include "topkv/model.h"
 #include "topkv/session.h"
 
 namespace topkv::python {
@@ -112,6 +113,9 @@ class Step {
   AttentionStep step_;
 };
 
+/// warnings.warn, for the line of Python that called. Raises where warnings are errors.
+void warn(const std::string& warning);
+
 void bind_types(py::module_& module);
 void bind_device(py::module_& module);
 void bind_index(py::module_& module);
@@ -123,6 +127,10 @@ void bind_session(py::module_& module);
 void bind_tokenizer(py::module_& module);
 void bind_chat_template(py::module_& module);
 void bind_model(py::module_& module);
+/// Options and results of generation, and what checks the sampler.
+void bind_generation(py::module_& module);
+/// What of a Model generates.
+void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model);
 /// What evaluates, for the submodule _eval: topkv.eval is its only user.
 void bind_eval_tasks(py::module_& module);
 void bind_eval_results(py::module_& module);

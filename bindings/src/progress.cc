@@ -32,6 +32,14 @@ std::shared_ptr<py::object> share(const py::object& callable) {
           }};
 }
 
+/// Calls it, unless it is None. False where it returns False.
+template <class... Arguments>
+bool goes_on(const py::object& callable, const Arguments&... arguments) {
+  const py::gil_scoped_acquire gil;
+  check_signals();
+  return callable.is_none() || !callable(arguments...).is(py::bool_(false));
+}
+
 }  // namespace
 
 ProgressFn progress_of(const py::object& callable) {
@@ -45,10 +53,24 @@ ProgressFn progress_of(const py::object& callable) {
 }
 
 TokenFn on_token_of(const py::object& callable) {
-  return [callable = share(callable)](Token token) {
-    const py::gil_scoped_acquire gil;
-    check_signals();
-    return callable->is_none() || !(*callable)(token).is(py::bool_(false));
+  return [callable = share(callable)](Token token) { return goes_on(*callable, token); };
+}
+
+TokenOfFn on_token_of_each(const py::object& callable) {
+  return [callable = share(callable)](std::size_t session, Token token) {
+    return goes_on(*callable, session, token);
+  };
+}
+
+TextFn on_text_of(const py::object& callable) {
+  if (callable.is_none()) return {};  // no text is made
+  return [callable = share(callable)](std::string_view text) { return goes_on(*callable, text); };
+}
+
+TextOfFn on_text_of_each(const py::object& callable) {
+  if (callable.is_none()) return {};
+  return [callable = share(callable)](std::size_t session, std::string_view text) {
+    return goes_on(*callable, session, text);
   };
 }
 

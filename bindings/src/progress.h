@@ -18,6 +18,11 @@ ProgressFn progress_of(const pybind11::object& callable);
 /// The same for generated tokens; the callable stops the generation by returning False.
 TokenFn on_token_of(const pybind11::object& callable);
 
+/// Likewise for pieces of text, and for several sessions, whose number comes first.
+TextFn on_text_of(const pybind11::object& callable);
+TokenOfFn on_token_of_each(const pybind11::object& callable);
+TextOfFn on_text_of_each(const pybind11::object& callable);
+
 /// Runs work without the GIL, to be called with it. Ctrl-C, and what else a signal handler raises,
 /// stops the work and is thrown once it has ended.
 void run_interruptible(const std::function<void(const std::stop_token&)>& work);

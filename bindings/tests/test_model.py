@@ -166,20 +166,22 @@ def test_the_models_sampling_is_used_unless_arguments_say_otherwise(model, token
         return model.generate(topkv.Session(context), [20], 12, seed=5, **how).tokens
 
     hot = like_needle({"do_sample": True, "temperature": 3.0, "top_k": 40, "top_p": 0.9})
-    assert repr(hot.config.sampling) == "SamplingOptions(temperature=3, top_k=40, top_p=0.9)"
+    assert repr(hot.config.sampling) == (
+        "SamplingOptions(temperature=3, top_k=40, top_p=0.9, min_p=0, repetition_penalty=1)"
+    )
     assert sample(hot) == sample(model, temperature=3.0, top_k=40, top_p=0.9) != sample(model)
     assert sample(hot, top_k=0) == sample(model, temperature=3.0, top_k=0, top_p=0.9)
     assert sample(hot, temperature=0) == sample(model)
 
 
 def test_sampling_that_topkv_does_not_have_is_warned_of_where_it_is_used(tokens, like_needle):
-    penalised = like_needle({"do_sample": True, "repetition_penalty": 1.1})
-    session = topkv.Session(penalised.prefill(tokens))
-    with pytest.warns(UserWarning, match="repetition_penalty is 1.1"):
-        penalised.generate(session, [20], 1)
+    typical = like_needle({"do_sample": True, "typical_p": 0.9})
+    session = topkv.Session(typical.prefill(tokens))
+    with pytest.warns(UserWarning, match="typical_p is 0.9"):
+        typical.generate(session, [20], 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        penalised.generate(session, [20], 1, temperature=0)
+        typical.generate(session, [20], 1, temperature=0)
 
 
 def test_the_length_that_is_meant_is_kept(needle_14m):

@@ -103,7 +103,7 @@ def test_models_and_what_they_give(needle_14m):
     assert re.fullmatch(r"<Tokenizer of \d+ tokens>", repr(model.tokenizer()))
     result = model.generate(topkv.Session(model.prefill([1, 2, 3])), [4], max_tokens=2)
     assert re.fullmatch(
-        r"<GenerateResult of \d tokens, ended: \w+, \d steps, prompt .* s, decode .* s>",
+        r"<GenerateResult of \d tokens, finish: \w+, \d steps, prompt .* s, decode .* s>",
         repr(result),
     )
     assert repr(result.times).startswith("ForwardTimes(matmul=")

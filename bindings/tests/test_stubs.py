@@ -41,7 +41,10 @@ def overloads(docstring, name):
 
 
 def check_function(functions, made, where):
-    wanted = overloads(made.__doc__, functions[0].name)
+    if inspect.isfunction(made):  # of Python
+        wanted = [parameters(ast.parse(f"def made{inspect.signature(made)}: ...").body[0])]
+    else:
+        wanted = overloads(made.__doc__, functions[0].name)
     written = []
     for function in functions:
         if parameters(function) not in written:  # overloads that differ in types alone

@@ -5,7 +5,7 @@ attention is taken, under one exact softmax, over the first tokens (*sinks*), th
 (*window*) and the few rows between them that an index finds.
 
     find_model       where a model is that was downloaded by its name
-    Model            a checkpoint: prefill() makes a Context, generate() decodes through a Session
+    Model            a checkpoint: prefill() makes a Context, generate() and stream() decode through a Session
     ContextBuilder   for an application that owns its network: takes K and V, gives attention
     Context          one prefilled text, immutable, shared by sessions; has indices over its keys
     Session          one reader of a context: attend() is the decode step
@@ -57,6 +57,7 @@ try:
         SessionStats,
         StepTimes,
         TailFigures,
+        TokenLogprobs,
         Tokenizer,
         Unsupported,
         __version__,
@@ -78,6 +79,11 @@ except ImportError as _error:
             "pip install nvidia-cublas, or add its folder to LD_LIBRARY_PATH"
         ) from _error
     raise
+
+from topkv import _stream
+
+Model.stream = _stream.stream
+Model.astream = _stream.astream
 
 _ON_DEMAND = ("eval", "hf", "plot", "mass")
 
@@ -112,6 +118,7 @@ __all__ = [
     "SessionStats",
     "StepTimes",
     "TailFigures",
+    "TokenLogprobs",
     "Tokenizer",
     "Unsupported",
     "__version__",

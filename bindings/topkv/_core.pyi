@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
@@ -542,6 +542,12 @@ class Session:
     def truncate(self, own_tokens: int) -> None:
         """Forgets the session's own tokens from this number on."""
 
+    def own_rows(self) -> Context:
+        """The session's own rows as a Context of their own, to be saved beside the context's file."""
+
+    def resume(self, own_rows: Context) -> None:
+        """Goes on where the session was that gave these rows."""
+
     def fork(self) -> Session: ...
     @property
     def tokens(self) -> int: ...
@@ -591,6 +597,10 @@ class SamplingOptions:
     def top_k(self) -> int: ...
     @property
     def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
 
 class ModelConfig:
     """config.json, reduced to what changes the forward pass."""
@@ -665,9 +675,28 @@ class ForwardTimes:
     @property
     def total(self) -> float: ...
 
+class TokenLogprobs:
+    """Natural logarithms of a token's probability, and of the likeliest ones', by the model's own distribution."""
+
+    @property
+    def token(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """(token, logprob) of the likeliest, in order."""
+
 class GenerateResult:
     @property
     def tokens(self) -> list[int]: ...
+    @property
+    def text(self) -> str:
+        """Up to a stop text; with on_text or stop."""
+    @property
+    def logprobs(self) -> list[TokenLogprobs]: ...
+    @property
+    def finish(self) -> str:
+        """Why it ended: "end_token", "stop_text", "length" or "caller"."""
     @property
     def ended(self) -> bool: ...
     @property
@@ -802,8 +831,63 @@ class Model:
         on_token: Callable[[int], object] | None = None,
         *,
         progress: Callable[[Progress], object] | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        stop: Sequence[str] = [],
+        logprobs: int | None = None,
+        on_text: Callable[[str], object] | None = None,
+        before: _Ints | None = None,
     ) -> GenerateResult:
         """Feeds the prompt to the session, then generates. None: as config.sampling. progress: while the prompt is read."""
+
+    def generate_together(
+        self,
+        sessions: Sequence[Session],
+        prompts: Sequence[_Ints],
+        max_tokens: int = 128,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        on_token: Callable[[int, int], object] | None = None,
+        *,
+        progress: Callable[[Progress], object] | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        stop: Sequence[str] = [],
+        logprobs: int | None = None,
+        on_text: Callable[[int, str], object] | None = None,
+        before: _Ints | None = None,
+    ) -> list[GenerateResult]:
+        """Likewise several sessions over one context; on_token and on_text are told the number of the session, too."""
+
+    def stream(
+        self,
+        session: Session,
+        prompt: _Ints,
+        max_tokens: int = 128,
+        *,
+        on_token: Callable[[int], object] | None = None,
+        progress: Callable[[Progress], object] | None = None,
+        **options: Any,
+    ) -> Generator[str, None, GenerateResult]:
+        """The answer's text piece by piece as generate makes it, with its options; leaving early ends it."""
+
+    def astream(
+        self,
+        session: Session,
+        prompt: _Ints,
+        max_tokens: int = 128,
+        *,
+        on_token: Callable[[int], object] | None = None,
+        progress: Callable[[Progress], object] | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[str, None]:
+        """Likewise for asyncio."""
 
     @overload
     def logits(self, tokens: _Ints) -> NDArray[np.float32]:

@@ -7,7 +7,6 @@
 // between them, and docs/models.md.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -19,6 +18,7 @@
 
 #include "topkv/context.h"
 #include "topkv/device.h"
+#include "topkv/generate.h"
 #include "topkv/progress.h"
 #include "topkv/session.h"
 #include "topkv/tokenizer.h"
@@ -95,14 +95,6 @@ struct ExpertMixture {
   }
 };
 
-/// Applied in this order, as transformers does: temperature, top_k, top_p.
-struct SamplingOptions {
-  double temperature = 0;  ///< 0: greedy
-  std::int64_t top_k = 0;  ///< 0: off
-  double top_p = 1;
-  std::uint64_t seed = 0;
-};
-
 /// config.json, reduced to what changes the forward pass. All sizes checked.
 struct ModelConfig {
   enum class Activation : std::uint8_t {
@@ -145,11 +137,11 @@ struct ModelConfig {
   bool tied_embeddings = false;
   Token bos = -1;               ///< -1: none
   std::vector<Token> eos = {};  ///< any of them ends generation
-  /// How the model's makers would have it sampled: generation_config.json with do_sample, read as
-  /// transformers does; greedy without. For callers that are not told otherwise.
+  /// How the model's makers would have it sampled: generation_config.json, read as transformers
+  /// does; greedy without do_sample. For callers that are not told otherwise.
   SamplingOptions sampling = {};
-  /// What that file asks for and topkv's sampler does not have (repetition_penalty, min_p, …), on
-  /// one line for those who sample so; empty: nothing.
+  /// What that file asks for and topkv's sampler does not have (typical_p, num_beams, …), on one
+  /// line for those who sample so; empty: nothing.
   std::string sampling_warning = {};
   /// What the file says that topkv, like transformers, does not do: one line each.
   std::vector<std::string> warnings = {};
@@ -204,13 +196,6 @@ struct LoadOptions {
   ProgressFn progress = {};
 };
 
-struct GenerateOptions {
-  std::int64_t max_tokens = 128;
-  SamplingOptions sampling = {};
-  /// While the prompt is read: stage "prompt", in tokens (of all prompts together).
-  ProgressFn progress = {};
-};
-
 struct PrefillOptions {
   PrefillAttention attention = {};
   /// Tokens per step; bounds the activations. Does not change results beyond rounding. 0: what
@@ -224,31 +209,6 @@ struct PrefillOptions {
   /// Keeps queries for indices that learn from them and are added later
   /// (ContextOptions::keep_queries); for those above they are kept anyway.
   bool keep_queries = false;
-};
-
-/// Where the time of a forward pass went, in seconds summed over calls.
-struct ForwardTimes {
-  double matmul = 0;
-  double attention = 0;  ///< dense, window and retrieved rows, and storing rows
-  double search = 0;     ///< index searches
-  double other = 0;      ///< norms, RoPE, activations, embedding
-  double indexing = 0;   ///< after a prefill's last token, waiting for its indices
-  /// Of the forward pass: without indexing.
-  double total() const { return matmul + attention + search + other; }
-  ForwardTimes& operator+=(const ForwardTimes& more) { return add(more, 1); }
-  ForwardTimes operator-(const ForwardTimes& less) const {
-    return ForwardTimes(*this).add(less, -1);
-  }
-
- private:
-  ForwardTimes& add(const ForwardTimes& more, double sign) {
-    matmul += sign * more.matmul;
-    attention += sign * more.attention;
-    search += sign * more.search;
-    indexing += sign * more.indexing;
-    other += sign * more.other;
-    return *this;
-  }
 };
 
 /// Where device memory would go: for a prefill and a session of it, before any work.
@@ -274,19 +234,7 @@ using WarningFn = std::function<void(const std::string& warning)>;
 /// Attention of one layer: fills step.out, in the memory of the model's device.
 using AttendFn = std::function<void(const AttentionStep& step)>;
 
-/// Called with each generated token; return false to stop.
-using TokenFn = std::function<bool(Token)>;
-/// Likewise, with the number of the session that it is of; false stops that one.
-using TokenOfFn = std::function<bool(std::size_t session, Token)>;
-
-struct GenerateResult {
-  std::vector<Token> tokens;  ///< generated, without the end token
-  bool ended = false;         ///< the model gave an end token
-  std::int64_t steps = 0;     ///< tokens fed after the prompt: what decode_seconds were spent on
-  double prompt_seconds = 0;
-  double decode_seconds = 0;
-  ForwardTimes times;
-};
+class GenerationBatch;
 
 /// A loaded checkpoint. On the host plain weights stay in the checkpoint's dtype, memory-mapped; on
 /// a CUDA device they are copied to it in bf16; or they are quantised on the way, on either (see
@@ -346,13 +294,15 @@ class Model {
                                          ForwardTimes* times = nullptr) const;
 
   /// Feeds the prompt to the session, then generates. The session keeps both, except
-  /// the last token chosen (the end token, or where max_tokens or on_token ended it). The forward
-  /// pass runs at positions session.tokens() and on.
-  /// Throws InvalidArgument for an empty prompt, and a session on another device or over a context
-  /// of another shape. Whatever is thrown, by on_token and progress too, the session is then as it
-  /// was before the call.
+  /// the last token chosen (the end token, or where the answer ended otherwise). The forward pass
+  /// runs at positions session.tokens() and on.
+  /// Throws InvalidArgument for an empty prompt, one beyond the session's capacity, options out of
+  /// their ranges, and a session on another device or over a context of another shape; FileError
+  /// for on_text or stop where the model has no tokenizer. Whatever is thrown, by callbacks too,
+  /// the session is then as it was before the call.
   GenerateResult generate(Session& session, std::span<const Token> prompt,
-                          const GenerateOptions& options = {}, const TokenFn& on_token = {}) const;
+                          const GenerateOptions& options = {}, const TokenFn& on_token = {},
+                          const TextFn& on_text = {}) const;
 
   /// Likewise several sessions over one context, from 1 to 256, each with a prompt of its own,
   /// which are read one after the other. Answers then grow in joint steps, a token of each that has
@@ -365,7 +315,8 @@ class Model {
   std::vector<GenerateResult> generate_together(std::span<Session* const> sessions,
                                                 std::span<const std::vector<Token>> prompts,
                                                 const GenerateOptions& options = {},
-                                                const TokenOfFn& on_token = {}) const;
+                                                const TokenOfFn& on_token = {},
+                                                const TextOfFn& on_text = {}) const;
 
   /// Logits [tokens, vocab_size] of a dense forward pass over the tokens; for tests and scoring.
   std::vector<float> logits(std::span<const Token> tokens) const;
@@ -380,6 +331,7 @@ class Model {
   struct Impl;  ///< for topkv itself
 
  private:
+  friend class GenerationBatch;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

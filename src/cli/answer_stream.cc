@@ -1,5 +1,7 @@
 #include "src/cli/answer_stream.h"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 
 #include "src/cli/interrupt.h"
@@ -7,26 +9,59 @@
 namespace topkv::cli {
 namespace {
 
-void print(const std::string& text) {
+void print(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
 }
 
 }  // namespace
 
+void print_event(const Json& event) {
+  print(event.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+Json json_of(const std::vector<TokenLogprob>& top) {
+  Json list = Json::array();
+  for (const TokenLogprob& one : top)
+    list.push_back({{"token", one.token}, {"logprob", one.logprob}});
+  return list;
+}
+
+Json AnswerStream::event(const char* kind) const { return {{"event", kind}, {"answer", number_}}; }
+
 bool AnswerStream::take(Token token) {
-  show(stream_.push(tokenizer_.bytes_of_token(token)));
+  if (shown_ == Shown::as_events) {
+    Json json = event("token");
+    json["token"] = token;
+    if (logprobs_.chosen.token == token) {
+      json["logprob"] = logprobs_.chosen.logprob;
+      json["top_logprobs"] = json_of(logprobs_.top);
+    }
+    print_event(json);
+  }
+  return !interrupted();
+}
+
+bool AnswerStream::take(std::string_view piece) {
+  switch (shown_) {
+    case Shown::at_once:
+      print(piece);
+      break;
+    case Shown::at_end:
+      held_ += piece;
+      break;
+    case Shown::as_events: {
+      Json json = event("text");
+      json["text"] = piece;
+      print_event(json);
+      break;
+    }
+  }
   return !interrupted();
 }
 
 void AnswerStream::finish() {
-  show(stream_.finish() + "\n");
-  if (shown_ == Shown::at_end) print(held_);
-}
-
-void AnswerStream::show(const std::string& piece) {
-  if (shown_ == Shown::at_once) print(piece);
-  if (shown_ == Shown::at_end) held_ += piece;
+  if (shown_ != Shown::as_events) print(held_ + "\n");
 }
 
 }  // namespace topkv::cli

@@ -113,6 +113,7 @@ int run_app(int argc, const char* const* argv) {
                              {"chat", add_chat(app)},
                              {"prefill", add_prefill(app)},
                              {"ask", add_ask(app)},
+                             {"serve", add_serve(app)},
                              {"verify", add_verify(app)},
                              {"info", add_info(app)},
                              {"plan", add_plan(app)},

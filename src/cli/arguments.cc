@@ -1,8 +1,8 @@
 #include "src/cli/arguments.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <string_view>
@@ -55,7 +55,8 @@ class Checker {
  public:
   explicit Checker(const CLI::App& command) {
     for (const CLI::Option* option : command.get_options()) {
-      if (is_positional(*option)) ++positionals_;
+      if (is_positional(*option))
+        positionals_ += static_cast<std::size_t>(option->get_items_expected_max());
       for (const std::string& name : option->get_lnames()) by_name_["--" + name] = option;
       for (const std::string& name : option->get_snames()) by_name_["-" + name] = option;
       options_.push_back(option);

@@ -14,12 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "src/cli/answer_flags.h"
 #include "src/cli/answer_stream.h"
+#include "src/cli/asked_context.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/input.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/kept_prompt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
@@ -28,6 +29,7 @@
 #include "src/core/figures.h"
 #include "src/core/memory.h"
 #include "src/core/stopwatch.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 
@@ -38,12 +40,12 @@ struct AskFlags {
   ModelFlags model;
   RetrievalFlags retrieval;
   SamplingFlags sampling;
+  AnswerFlags answers;
   std::string file;
   std::vector<std::string> prompts;
   std::string memory;  // empty: what the machine has free
   std::string length;
   bool mapped = false;
-  bool json = false;
 
   std::int64_t most_predicted() const {
     return sampling.predict.empty() ? 128 : parse_count("-n", sampling.predict, 1);
@@ -54,38 +56,11 @@ void check_flags(const AskFlags& flags) {
   check_flags(flags.model);
   check_flags(flags.retrieval);
   check_flags(flags.sampling);
+  check_flags(flags.answers);
   flags.most_predicted();
   for (const std::string& prompt : flags.prompts) check_utf8("--prompt", prompt);
   if (flags.retrieval.indices.size() > 1)
     throw UsageError("--kv-index: ask takes one index; several are for topkv needle");
-}
-
-/// Of the file's indices the first that is more than rows in place, where no flag names one.
-void name_index_of_file(AskFlags& flags, const ContextFileInfo& info) {
-  if (!flags.retrieval.indices.empty()) return;
-  std::string name = "exact";
-  for (const std::string& spec : info.indices) {
-    try {
-      IndexSpec(spec).check_index();
-    } catch (const InvalidArgument&) {
-      continue;  // a tail alone
-    }
-    if (spec == "exact") continue;
-    name = spec;
-    break;
-  }
-  flags.retrieval.indices = {name};
-}
-
-/// own: the model's fingerprint.
-void check_model_of(const std::string& own, const ContextOrigin& origin, const AskFlags& flags) {
-  if (own == origin.model) return;
-  throw FileError(fmt::format(
-      "{}: is of another model, or of this one held otherwise: it was made with {}, "
-      "found {} with --weights {}; give the model and the flags that it was made with "
-      "(fingerprints: {} there, {} here)",
-      printable(flags.file), origin.made_with.empty() ? "one that is not said" : origin.made_with,
-      model_name(flags.model), flags.model.weights, origin.model, own));
 }
 
 /// A model, and a context that it read.
@@ -101,14 +76,14 @@ class Asking {
 
   /// Each by itself, in joint steps; answers in the order of the prompts. Throws Interrupted where
   /// the user has asked to stop while prompts are read.
-  void ask(std::span<const std::string> prompts) const {
+  void ask(std::span<const std::string> prompts) {
     std::vector<std::vector<Token>> tokens;
     for (const std::string& prompt : prompts) tokens.push_back(tokens_of(prompt));
     answer(prompts, std::move(tokens));
   }
 
   /// Likewise lines of standard input, up to one that cannot be asked: its error comes then.
-  void ask_lines(std::span<const std::string> lines) const {
+  void ask_lines(std::span<const std::string> lines) {
     std::vector<std::vector<Token>> tokens;
     std::exception_ptr refused;
     try {
@@ -129,13 +104,13 @@ class Asking {
 
   std::vector<Token> tokens_of(const std::string& prompt) const {
     std::vector<Token> tokens =
-        tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
+        serve::tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
     if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
     model_.check_reach(loaded_.context->tokens() + std::ssize(tokens) + flags_.most_predicted());
     return tokens;
   }
 
-  void answer(std::span<const std::string> prompts, std::vector<std::vector<Token>> tokens) const {
+  void answer(std::span<const std::string> prompts, std::vector<std::vector<Token>> tokens) {
     while (!prompts.empty() && !interrupted()) {
       const std::size_t asked = ask_together(prompts, tokens);
       prompts = prompts.subspan(asked);
@@ -145,7 +120,7 @@ class Asking {
 
   /// Asks as many of the first as there is memory for; gives how many.
   std::size_t ask_together(std::span<const std::string> prompts,
-                           std::span<const std::vector<Token>> tokens) const {
+                           std::span<const std::vector<Token>> tokens) {
     const std::int64_t most = flags_.most_predicted();
     std::vector<Session> sessions;
     sessions.reserve(most_together);  // they stay where they are
@@ -173,20 +148,28 @@ class Asking {
     for (Session& session : sessions) each.push_back(&session);
     std::vector<AnswerStream> streams;
     for (std::size_t i = 0; i < count; ++i)
-      streams.emplace_back(model_.tokenizer(), flags_.json ? AnswerStream::Shown::never
-                                               : i == 0    ? AnswerStream::Shown::at_once
-                                                           : AnswerStream::Shown::at_end);
+      streams.emplace_back(flags_.answers.json ? AnswerStream::Shown::as_events
+                           : i == 0            ? AnswerStream::Shown::at_once
+                                               : AnswerStream::Shown::at_end,
+                           answered_ + static_cast<std::int64_t>(i));
     const Stopwatch watch;
     std::vector<double> first_token(count);
+    TokenLogprobs logprobs = {.chosen = {.token = -1}, .top = {}};
+    GenerateOptions options =
+        generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    options.progress = progress_.brief_callback("prompt");
+    if (options.logprobs >= 0) {
+      // Told just before the token that they are of.
+      options.on_logprobs = [&](const TokenLogprobs& of) { logprobs = of; };
+    }
     const std::vector<GenerateResult> results = model_.generate_together(
-        each, tokens.first(count),
-        {.max_tokens = most,
-         .sampling = sampling_options(flags_.sampling, model_.config().sampling),
-         .progress = progress_.brief_callback("prompt")},
+        each, tokens.first(count), options,
         [&](std::size_t i, Token token) {
           if (first_token[i] == 0) first_token[i] = watch.seconds();
+          streams[i].take(logprobs);
           return streams[i].take(token);
-        });
+        },
+        [&](std::size_t i, std::string_view piece) { return streams[i].take(piece); });
     for (std::size_t i = 0; i < count; ++i) {
       streams[i].finish();
       print_figures(prompts[i], std::ssize(tokens[i]), results[i], first_token[i]);
@@ -195,24 +178,28 @@ class Asking {
   }
 
   void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
-                     double first_token) const {
+                     double first_token) {
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =
         result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
-    if (flags_.json) {
+    const std::int64_t number = answered_++;
+    if (flags_.answers.json) {
       Json json;
+      json["event"] = "answer";
+      json["answer"] = number;
       json["prompt"] = prompt;
-      json["text"] = model_.tokenizer().decode(result.tokens);
+      json["text"] = result.text;
       json["tokens"] = result.tokens;
-      json["ended"] = result.ended;
+      json["finish"] = name_of(result.finish);
       json["context_tokens"] = loaded_.context->tokens();
       json["prompt_tokens"] = read;
+      json["generated_tokens"] = count;
       json["first_token_seconds"] = first_token;
       json["decode_tokens_per_second"] = rate > 0 ? Json(rate) : Json(nullptr);
-      fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
-      std::fflush(stdout);
+      print_event(json);
       return;
     }
+    if (flags_.answers.quiet) return;
     fmt::print(stderr, "[{} tokens read, first answered after {}, {} answered, {}/s]\n",
                format_grouped(read), format_seconds(first_token), format_grouped(count),
                format_rate(rate));
@@ -223,12 +210,13 @@ class Asking {
   LoadedContext loaded_;
   std::optional<ChatTemplate> chat_;
   ProgressBar& progress_;
+  std::int64_t answered_ = 0;  // prompts
 };
 
 int run_ask(AskFlags flags) {
   check_flags(flags);
   const ContextFileInfo info = context_file_info(flags.file);
-  name_index_of_file(flags, info);
+  name_index_of_file(flags.retrieval, info);
   check_model(flags.model, flags.retrieval);
   std::optional<ChatTemplate> chat;
   if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
@@ -238,34 +226,15 @@ int run_ask(AskFlags flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
+  if (flags.answers.quiet) progress.hush();
   PrefillFlags prefill;
   prefill.mode = "dense";
   const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
   const std::string own = model.fingerprint();
-  check_model_of(own, {.model = info.model, .made_with = info.made_with}, flags);
-  check_indices(device, model.config().attention, flags.retrieval, info.tokens);
-  const Stopwatch watch;
-  const std::string& index = flags.retrieval.indices.front();
-  const std::string tail = tail_beside(flags.retrieval.tail, index);
-  std::vector<std::string> wanted = {index};
-  if (!tail.empty() && tail != "none") wanted.push_back(tail);
-  LoadedContext loaded = load_context(flags.file, {.mapped = flags.mapped,
-                                                   .memory_budget = memory,
-                                                   .indices = wanted,
-                                                   .device = device,
-                                                   .progress = progress.callback("load")});
-  progress.finish();
-  // Another file may have taken the name since.
-  check_model_of(own, loaded.origin, flags);
-  if (loaded.origin.end.chat != info.end.chat || loaded.context->tokens() != info.tokens)
-    throw FileError(printable(flags.file) + ": was replaced while the model was loaded; ask again");
-  fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
-             byte_text(info.file_bytes), flags.mapped ? "mapped" : "read",
-             format_seconds(watch.seconds()));
-  loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
-  loaded.context = with_tail(loaded.context, tail, progress.callback("tail"), device);
-  progress.finish();
-  const Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
+  LoadedContext loaded = load_asked(
+      {.file = flags.file, .mapped = flags.mapped, .memory = memory, .quiet = flags.answers.quiet},
+      info, flags.model, flags.retrieval, own, device, progress);
+  Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
   stop_if_interrupted();
   asking.ask(flags.prompts);
   if (!flags.prompts.empty()) return interrupted() ? interrupted_status() : 0;
@@ -306,6 +275,7 @@ Run add_ask(CLI::App& app) {
   add_flags(*command, flags->model);
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->sampling);
+  add_flags(*command, flags->answers);
   command->add_option("FILE", flags->file, "a context's file")->required();
   command->add_option("-p,--prompt", flags->prompts, "a text to continue")
       ->expected(1)
@@ -314,7 +284,6 @@ Run add_ask(CLI::App& app) {
   command->add_flag("--mmap", flags->mapped);
   command->add_option("--mem", flags->memory, "a size such as 8GiB");
   command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
-  command->add_flag("--json", flags->json);
   return [flags] { return run_ask(*flags); };
 }
 

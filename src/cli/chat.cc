@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "src/cli/answer_flags.h"
 #include "src/cli/answer_stream.h"
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
@@ -34,6 +35,7 @@ struct ChatFlags {
   RetrievalFlags retrieval;
   PrefillFlags prefill;
   SamplingFlags sampling;
+  AnswerFlags answers;
   std::string system;
   std::string room = "64K";
   std::vector<std::string> files;
@@ -49,6 +51,7 @@ void check_flags(const ChatFlags& flags) {
   check_flags(flags.retrieval);
   check_flags(flags.prefill);
   check_flags(flags.sampling);
+  check_flags(flags.answers);
   check_utf8("--system", flags.system);
   flags.most_predicted();
   flags.most_own();
@@ -121,7 +124,7 @@ class Chat {
                                        flags_.retrieval.indices.front(), flags_.most_own()),
                      model_.device());
     held_ = tokens;
-    if (count == 0) return;
+    if (count == 0 || flags_.answers.quiet) return;
     fmt::print(stderr, "context    {} tokens in {}, {} of rows\n", format_grouped(count),
                format_seconds(prefilled.seconds + prefilled.times.indexing),
                byte_text(prefilled.context->memory().rows_bytes));
@@ -139,31 +142,55 @@ class Chat {
   }
 
   void answer(const std::vector<Token>& asked, std::span<const Token> prompt, std::int64_t most) {
-    AnswerStream stream(model_.tokenizer(), AnswerStream::Shown::at_once);
-    const GenerateResult result =
-        model_.generate(*session_, prompt,
-                        {.max_tokens = most,
-                         .sampling = sampling_options(flags_.sampling, model_.config().sampling),
-                         .progress = progress_.brief_callback("prompt")},
-                        [&](Token token) { return stream.take(token); });
+    AnswerStream stream(
+        flags_.answers.json ? AnswerStream::Shown::as_events : AnswerStream::Shown::at_once,
+        answered_);
+    GenerateOptions options =
+        generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    options.progress = progress_.brief_callback("prompt");
+    options.before.assign(asked.begin(), asked.end() - std::ssize(prompt));
+    if (options.logprobs >= 0)
+      options.on_logprobs = [&](const TokenLogprobs& of) { stream.take(of); };
+    const GenerateResult result = model_.generate(
+        *session_, prompt, options, [&](Token token) { return stream.take(token); },
+        [&](std::string_view piece) { return stream.take(piece); });
     stream.finish();
     // The session has all of it but the token chosen last.
     held_ = asked;
     held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());
     held_.resize(static_cast<std::size_t>(session_->tokens()));
-    conversation_.answer(model_.tokenizer().decode(result.tokens));
+    conversation_.answer(result.finish == Finish::stop_text
+                             ? result.text
+                             : model_.tokenizer().decode(result.tokens));
     const auto count = static_cast<std::int64_t>(result.tokens.size());
+    if (flags_.answers.json) {
+      Json json;
+      json["event"] = "answer";
+      json["answer"] = answered_;
+      json["text"] = result.text;
+      json["tokens"] = result.tokens;
+      json["finish"] = name_of(result.finish);
+      json["prompt_tokens"] = prompt.size();
+      json["prompt_seconds"] = result.prompt_seconds;
+      json["generated_tokens"] = count;
+      json["decode_seconds"] = result.decode_seconds;
+      json["conversation_tokens"] = session_->tokens();
+      print_event(json);
+    }
+    ++answered_;
+    if (flags_.answers.quiet || flags_.answers.json) return;
     fmt::print(stderr, "[{} tokens read, {} answered, {}/s, {} in all{}]\n",
                format_grouped(static_cast<std::int64_t>(prompt.size())), format_grouped(count),
                format_rate(result.decode_seconds > 0
                                ? static_cast<double>(result.steps) / result.decode_seconds
                                : 0),
                format_grouped(session_->tokens()),
-               result.ended                      ? ""
-               : interrupted()                   ? ", interrupted"
-               : count < most                    ? ""
-               : most == flags_.most_predicted() ? ", cut off: -n allows no more"
-                                                 : ", cut off: --room allows no more");
+               result.ended()                       ? ""
+               : interrupted()                      ? ", interrupted"
+               : result.finish == Finish::stop_text ? ", ended by a stop text"
+               : count < most                       ? ""
+               : most == flags_.most_predicted()    ? ", cut off: -n allows no more"
+                                                    : ", cut off: --room allows no more");
   }
 
   const ChatFlags& flags_;
@@ -171,7 +198,8 @@ class Chat {
   Conversation conversation_;
   ProgressBar& progress_;
   std::optional<Session> session_;
-  std::vector<Token> held_;  // those of the context, then the session's own
+  std::int64_t answered_ = 0;  // questions
+  std::vector<Token> held_;    // those of the context, then the session's own
 };
 
 int run_chat(ChatFlags flags) {
@@ -183,6 +211,7 @@ int run_chat(ChatFlags flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
+  if (flags.answers.quiet) progress.hush();
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   Chat chat(flags, model,
             Conversation(std::move(chat_template), model.tokenizer(), flags.system, text),
@@ -207,6 +236,7 @@ Run add_chat(CLI::App& app) {
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->prefill);
   add_flags(*command, flags->sampling);
+  add_flags(*command, flags->answers);
   command->add_option("-f,--file", flags->files, "a file")->expected(1)->take_all();
   command->add_option("--system", flags->system, "the text of a system message");
   command->add_option("--room", flags->room, "a number of tokens");

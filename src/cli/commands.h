@@ -21,6 +21,7 @@ Run add_generate(CLI::App& app);
 Run add_chat(CLI::App& app);
 Run add_prefill(CLI::App& app);
 Run add_ask(CLI::App& app);
+Run add_serve(CLI::App& app);
 Run add_verify(CLI::App& app);
 Run add_info(CLI::App& app);
 Run add_plan(CLI::App& app);

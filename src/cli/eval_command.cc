@@ -18,6 +18,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
 #include "src/eval/score_files.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -110,10 +111,10 @@ int run_eval(const EvalFlags& flags) {
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
   check_memory(flags, config, settings.lengths.back(), plan.methods, device);
   const Tokenizer& tokenizer = model.tokenizer();
-  plan.tasks = make_eval_tasks(
-      settings.tasks,
-      {[&](std::string_view text) { return tokenizer.encode(text); }, beginning_tokens(tokenizer)},
-      settings.sources);
+  plan.tasks = make_eval_tasks(settings.tasks,
+                               {[&](std::string_view text) { return tokenizer.encode(text); },
+                                serve::beginning_tokens(tokenizer)},
+                               settings.sources);
   EvalRun run(model, plan, directory,
               {.progress = progress.callback("eval"),
                .note = [&](const std::string& line) { progress.note(line); }});

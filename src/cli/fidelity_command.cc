@@ -29,6 +29,7 @@
 #include "src/eval/fidelity_lines.h"
 #include "src/eval/fidelity_text.h"
 #include "src/eval/report_page.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -276,8 +277,9 @@ int run_fidelity(FidelityFlags flags) {
   ProgressBar progress = stderr_progress();
   const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
   check_indices(device, config.attention, flags.compared.retrieval, length);
-  const FidelityText text = make_fidelity_text(
-      model.tokenizer(), beginning_tokens(model.tokenizer()), length, depths, flags.haystack, seed);
+  const FidelityText text =
+      make_fidelity_text(model.tokenizer(), serve::beginning_tokens(model.tokenizer()), length,
+                         depths, flags.haystack, seed);
   const auto tokens = static_cast<std::int64_t>(text.context.size());
   std::shared_ptr<const Context> dense;  // what all are compared with
   std::vector<Fidelity> settings;

@@ -8,7 +8,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <vector>
 
+#include "src/cli/answer_flags.h"
 #include "src/cli/answer_stream.h"
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
@@ -21,12 +24,15 @@
 #include "src/cli/profile.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/report.h"
+#include "src/cli/samples.h"
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/error.h"
+#include "topkv/generation.h"
 
 namespace topkv::cli {
 namespace {
@@ -36,13 +42,14 @@ struct GenerateFlags {
   RetrievalFlags retrieval;
   PrefillFlags prefill;
   SamplingFlags sampling;
+  AnswerFlags answers;
+  std::string samples;  // empty: one
   std::string prompt;
   std::vector<std::string> files;
   bool chat = false;
   std::string system;
   std::string length;  // empty: the model's reach
   bool profile = false;
-  bool json = false;
 };
 
 /// A text as the model reads it: the context's tokens, and those of the prompt behind it.
@@ -56,6 +63,7 @@ void check_flags(const GenerateFlags& flags) {
   check_flags(flags.retrieval);
   check_flags(flags.prefill);
   check_flags(flags.sampling);
+  check_flags(flags.answers);
   check_utf8("--prompt", flags.prompt);
   check_utf8("--system", flags.system);
   if (!flags.system.empty() && !flags.chat) {
@@ -67,11 +75,6 @@ void check_flags(const GenerateFlags& flags) {
   if (std::count(flags.files.begin(), flags.files.end(), "-") > 1) {
     throw UsageError("--file: '-' is given twice; standard input can be read once");
   }
-}
-
-/// Whether the model has a say in how it is sampled.
-bool follows_model(const SamplingFlags& flags) {
-  return flags.temperature.empty() && flags.top_k.empty() && flags.top_p.empty();
 }
 
 // The tokens are those of files and prompt as one text. Where tokens join the two, as in ".\n",
@@ -90,7 +93,7 @@ Reading read(const Tokenizer& tokenizer, const std::string& text, const std::str
     reading.context.assign(reading.prompt.begin(), end);
     reading.prompt.erase(reading.prompt.begin(), end);
   }
-  const std::vector<Token> beginning = beginning_tokens(tokenizer);
+  const std::vector<Token> beginning = serve::beginning_tokens(tokenizer);
   std::vector<Token>& first = reading.context.empty() ? reading.prompt : reading.context;
   first.insert(first.begin(), beginning.begin(), beginning.end());
   return reading;
@@ -132,13 +135,15 @@ struct Figures {
 };
 
 void print_json(const Model& model, const Prefilled& prefilled, const GenerateResult& result,
-                const Figures& figures, const std::string& prompt) {
+                const Figures& figures, const std::string& prompt, std::size_t number) {
   const auto generated = static_cast<std::int64_t>(result.tokens.size());
   Json json;
+  json["event"] = "answer";
+  json["answer"] = number;
   json["prompt"] = prompt;
-  json["text"] = model.tokenizer().decode(result.tokens);
+  json["text"] = result.text;
   json["tokens"] = result.tokens;
-  json["ended"] = result.ended;
+  json["finish"] = name_of(result.finish);
   json["context_tokens"] = prefilled.context->tokens();
   json["prefill_seconds"] = prefilled.seconds;
   json["prefill_tokens_per_second"] = json_rate(prefilled.context->tokens(), prefilled.seconds);
@@ -150,7 +155,11 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["temperature"] = figures.sampling.temperature;
   json["top_k"] = figures.sampling.top_k;
   json["top_p"] = figures.sampling.top_p;
-  json["seed"] = figures.sampling.seed;
+  json["min_p"] = figures.sampling.min_p;
+  json["repetition_penalty"] = figures.sampling.repetition_penalty;
+  json["frequency_penalty"] = figures.sampling.frequency_penalty;
+  json["presence_penalty"] = figures.sampling.presence_penalty;
+  json["seed"] = figures.sampling.seed + number;
   json["rows_per_head"] = figures.rows_per_head;
   json["retrieved_more"] = figures.ruled ? Json(figures.retrieved_more) : Json(nullptr);
   json["went_dense"] = figures.ruled ? Json(figures.went_dense) : Json(nullptr);
@@ -167,7 +176,19 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   json["device"] = model.device().name();
   json["weights"] = name_of(model.weights());
   json["version"] = version();
-  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+  print_event(json);
+}
+
+/// Of all samples together, as one.
+GenerateResult sum_of(std::span<const GenerateResult> results) {
+  GenerateResult sum = results[0];
+  for (const GenerateResult& one : results.subspan(1)) {
+    sum.tokens.insert(sum.tokens.end(), one.tokens.begin(), one.tokens.end());
+    sum.steps += one.steps;
+    sum.decode_seconds = std::max(sum.decode_seconds, one.decode_seconds);
+    if (one.finish != sum.finish) sum.finish = Finish::length;
+  }
+  return sum;
 }
 
 void print_figures(const Prefilled& prefilled, const GenerateResult& result,
@@ -189,7 +210,9 @@ void print_figures(const Prefilled& prefilled, const GenerateResult& result,
              format_rate(rate(figures.prompt_tokens, result.prompt_seconds)));
   fmt::print(stderr, "generated  {} tokens, {}/s{}\n", format_grouped(generated),
              format_rate(rate(result.steps, result.decode_seconds)),
-             result.ended ? ", ended by the model" : "");
+             result.ended()                       ? ", ended by the model"
+             : result.finish == Finish::stop_text ? ", ended by a stop text"
+                                                  : "");
   fmt::print(stderr, "sampling   {}\n", sampling_text(figures.sampling));
   fmt::print(stderr, "time       {}\n", time_shares(result.times));
   fmt::print(stderr, "retrieved  {:.0f} rows per step, layer and query head\n",
@@ -212,6 +235,9 @@ int run_generate(GenerateFlags flags) {
   const std::int64_t predict =
       flags.sampling.predict.empty() ? 128 : parse_count("-n", flags.sampling.predict);
 
+  const std::int64_t samples = flags.samples.empty() ? 1
+                                                     : parse_count("--samples", flags.samples, 1,
+                                                                   GenerationBatch::most_sessions);
   const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
 
   for (const std::string& file : flags.files) {
@@ -225,10 +251,12 @@ int run_generate(GenerateFlags flags) {
   catch_interrupts();  // only now: Ctrl-C must end a wait for standard input
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
+  if (flags.answers.quiet) progress.hush();
   const Model model =
       load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
-  const SamplingOptions sampling = sampling_options(flags.sampling, model.config().sampling);
-  if (follows_model(flags.sampling) && !model.config().sampling_warning.empty())
+  GenerateOptions options =
+      generate_options(flags.sampling, flags.answers, model.config().sampling, predict);
+  if (follows_model(flags.sampling, flags.answers) && !model.config().sampling_warning.empty())
     progress.note(warning_line(model.config().sampling_warning));
   const Tokenizer& tokenizer = model.tokenizer();
   const Reading reading =
@@ -245,25 +273,26 @@ int run_generate(GenerateFlags flags) {
       prefill(model, flags.retrieval, flags.prefill, reading.context, progress);
 
   Figures figures;
-  figures.sampling = sampling;
+  figures.sampling = options.sampling;
   figures.prompt_tokens = static_cast<std::int64_t>(reading.prompt.size());
   const AttentionShape& shape = model.config().attention;
   Session session(
       prefilled.context,
       retrieval_options(flags.retrieval, shape.layers, index, figures.prompt_tokens + predict + 1),
       device);
-  AnswerStream stream(tokenizer,
-                      flags.json ? AnswerStream::Shown::never : AnswerStream::Shown::at_once);
+  std::vector<AnswerStream> streams;
+  for (std::int64_t i = 0; i < samples; ++i)
+    streams.emplace_back(flags.answers.json ? AnswerStream::Shown::as_events
+                         : i == 0           ? AnswerStream::Shown::at_once
+                                            : AnswerStream::Shown::at_end,
+                         i);
+  options.progress = progress.brief_callback("prompt");
+  options.before = reading.context;
   std::vector<StepTimes> before_decoding;
-  const auto on_token = [&](Token token) {
-    if (before_decoding.empty()) before_decoding = session.step_times();
-    return stream.take(token);
-  };
-  const GenerateResult result = model.generate(
-      session, reading.prompt,
-      {.max_tokens = predict, .sampling = sampling, .progress = progress.brief_callback("prompt")},
-      on_token);
-  stream.finish();
+  const std::vector<GenerateResult> results =
+      generate_samples(model, session, reading.prompt, options, streams,
+                       [&] { before_decoding = session.step_times(); });
+  for (AnswerStream& stream : streams) stream.finish();
 
   const SessionStats& stats = session.stats();
   if (stats.steps > 0) {
@@ -278,10 +307,11 @@ int run_generate(GenerateFlags flags) {
   figures.memory = prefilled.context->memory();
   figures.index = session.options().index;
   figures.tail_spec = session.options().tail;
-  if (flags.json) {
-    print_json(model, prefilled, result, figures, flags.prompt);
-  } else {
-    print_figures(prefilled, result, figures);
+  if (flags.answers.json) {
+    for (std::size_t i = 0; i < results.size(); ++i)
+      print_json(model, prefilled, results[i], figures, flags.prompt, i);
+  } else if (!flags.answers.quiet) {
+    print_figures(prefilled, sum_of(results), figures);
     fmt::print(stderr, "device     {}\n", device.name());
     if (device.is_cuda()) fmt::print(stderr, "GPU memory {}\n", memory_account(device));
   }
@@ -289,7 +319,8 @@ int run_generate(GenerateFlags flags) {
     std::vector<StepTimes> decoding;
     add_difference(decoding, session.step_times(), before_decoding);
     std::fputs(
-        profile_table(decoding, result.steps, result.decode_seconds, line_width(stderr)).c_str(),
+        profile_table(decoding, results[0].steps, results[0].decode_seconds, line_width(stderr))
+            .c_str(),
         stderr);
   }
   return interrupted() ? interrupted_status() : 0;
@@ -306,6 +337,8 @@ Run add_generate(CLI::App& app) {
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->prefill);
   add_flags(*command, flags->sampling);
+  add_flags(*command, flags->answers);
+  command->add_option("-N,--samples", flags->samples, "a number from 1 to 256");
   command->add_option("-p,--prompt", flags->prompt, "a text to continue")->required();
   command->add_option("-f,--file", flags->files, "a file, or - for standard input")
       ->expected(1)
@@ -314,7 +347,6 @@ Run add_generate(CLI::App& app) {
   command->add_option("--system", flags->system, "the text of a system message");
   command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
   command->add_flag("--profile", flags->profile);
-  command->add_flag("--json", flags->json);
   return [flags] { return run_generate(*flags); };
 }
 

@@ -70,9 +70,10 @@ std::string examples_text(const std::vector<std::string>& examples, std::size_t 
 
 const std::vector<CommandHelp>& all_help() {
   static const std::vector<CommandHelp> all = {
-      needle_help(), generate_help(), chat_help(),       prefill_command_help(), ask_help(),
-      verify_help(), info_help(),     plan_help(),       fidelity_help(),        perplexity_help(),
-      eval_help(),   bench_help(),    completion_help(), manual_help()};
+      needle_help(), generate_help(),   chat_help(),       prefill_command_help(),
+      ask_help(),    serve_help(),      verify_help(),     info_help(),
+      plan_help(),   fidelity_help(),   perplexity_help(), eval_help(),
+      bench_help(),  completion_help(), manual_help()};
   return all;
 }
 

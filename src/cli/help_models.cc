@@ -18,6 +18,17 @@ FlagHelp system_message(const std::string& condition) {
   return {"--system", "TEXT", condition + "a system message before all"};
 }
 
+FlagGroup with_samples(FlagGroup answer) {
+  answer.flags.insert(answer.flags.begin() + 1,
+                      {"-N, --samples", "N", "answers, with this seed and the next ones", "1"});
+  return answer;
+}
+
+FlagGroup with_profile(FlagGroup shown) {
+  shown.flags.push_back({"--profile", "", "where the time of a step went, layer by layer"});
+  return shown;
+}
+
 }  // namespace
 
 CommandHelp needle_help() {
@@ -78,12 +89,10 @@ CommandHelp generate_help() {
          chat_message("files and prompt are a message"),
          system_message("with --chat: "),
          length_help("all the model can")}},
-       sampling_help("128", by_generation_config),
+       with_samples(answer_help("128", by_generation_config)),
        retrieval_help("64"),
        prefill_help("dense"),
-       {"results",
-        {{"--profile", "", "where the time of a step went, layer by layer"},
-         {"--json", "", "one JSON object at the end instead of text as it comes"}}}},
+       with_profile(shown_help())},
       {"topkv generate -m models/needle-14m -p \"Once upon a time\" -n 40",
        "cat book.txt | topkv generate -m models/needle-14m -f - -p \"The hero's name is\" "
        "--prefill "
@@ -103,9 +112,10 @@ CommandHelp chat_help() {
         {files("text to talk about; repeat for several"),
          system_message(""),
          {"--room", "N", "tokens of questions and answers together, beside the files", "64K"}}},
-       sampling_help("1024", "0"),
+       answer_help("1024", "0"),
        retrieval_help("64"),
-       prefill_help("dense")},
+       prefill_help("dense"),
+       shown_help()},
       {"topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt",
        "printf 'Who is the hero?\\nWhy?\\n' | topkv chat -m Qwen2.5-7B-Instruct-1M -f book.txt"}};
 }
@@ -157,12 +167,44 @@ CommandHelp ask_help() {
          {"--mmap", "", "rows stay in the file: for contexts larger than the memory"},
          memory_help(),
          length_help("as the context was read with")}},
-       sampling_help("128", by_generation_config),
+       answer_help("128", by_generation_config),
        retrieval,
-       {"results", {{"--json", "", "a line of JSON for each answer instead of text as it comes"}}}},
+       shown_help()},
       {"topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p \"Who is the hero?\" -p \"Where does it "
        "end?\"",
        "topkv ask notes.tkv -m models/needle-14m <prompts.txt"}};
+}
+
+CommandHelp serve_help() {
+  FlagGroup retrieval = retrieval_help("64");
+  retrieval.flags.front() = index_help("a FILE's own; for texts of clients codes, k by dim");
+  retrieval.flags.front().meaning = "of all contexts";
+  FlagGroup prefill = prefill_help("dense");
+  prefill.title = "texts that clients have it read";
+  return {
+      "serve",
+      "the same over HTTP, for clients of OpenAI's API, many at a time",
+      "-m DIR [FILE.tkv]... [--port N] [flags]",
+      "Answers over HTTP as OpenAI's API does, requests over one context in joint steps: "
+      "\"context\": "
+      "\"book\" in a request is book.tkv. Ctrl-C ends it when running answers are whole, or after "
+      "10 "
+      "s; a second one ends it at once. docs/server.md: endpoints, fields, limits.",
+      {model_help("as the contexts were read with"),
+       {"server",
+        {{"--host", "ADDRESS", "where it listens", "127.0.0.1"},
+         {"--port", "N", "0 is any", "8080"},
+         {"--api-key", "KEY", "clients must have it; better in the environment, TOPKV_API_KEY",
+          "none"},
+         {"--max-queue", "N", "answers that wait; more are refused with status 429", "64"},
+         {"--max-batch", "N", "answers that are stepped together", "16"},
+         {"--room", "N", "tokens of a prompt and its answer, beside the context", "16K"},
+         {"--mmap", "", "rows of FILEs stay in them"},
+         length_help("as they were read with")}},
+       retrieval,
+       prefill},
+      {"topkv serve -m models/needle-14m notes.tkv",
+       "topkv serve -m Qwen/Qwen2.5-7B-Instruct-1M book.tkv laws.tkv --port 8000 --max-batch 8"}};
 }
 
 CommandHelp verify_help() {

@@ -10,6 +10,7 @@ CommandHelp generate_help();
 CommandHelp chat_help();
 CommandHelp prefill_command_help();
 CommandHelp ask_help();
+CommandHelp serve_help();
 CommandHelp verify_help();
 
 }  // namespace topkv::cli

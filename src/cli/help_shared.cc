@@ -77,6 +77,25 @@ FlagGroup sampling_help(const std::string& predict, const std::string& sampling)
            seed_help()}};
 }
 
+FlagGroup answer_help(const std::string& predict, const std::string& sampling) {
+  FlagGroup group = sampling_help(predict, sampling);
+  group.flags.insert(
+      group.flags.end() - 1,  // the seed is the last
+      {{"--min-p", "X", "of tokens with this share of the likeliest's probability"},
+       {"--repetition-penalty", "X", "divides scores of tokens that were there, prompt and all"},
+       {"--frequency-penalty", "X", "taken off for each time that a token was generated", "0"},
+       {"--presence-penalty", "X", "taken off once it was generated", "0"},
+       {"--stop", "TEXT", "an answer ends before this text; repeat for several"}});
+  return group;
+}
+
+FlagGroup shown_help() {
+  return {"results",
+          {{"--json", "", "lines of JSON as tokens come"},
+           {"--logprobs", "N", "in them, of the N likeliest tokens at each place", "none"},
+           {"--quiet", "", "no figures and no progress"}}};
+}
+
 FlagGroup retrieval_help(const std::string& k, Repeats repeats) {
   return {
       "retrieval",

@@ -13,6 +13,10 @@ enum class Repeats : bool { no, yes };
 FlagGroup model_help(
     const std::string& weights = "held as stored, or rounded to int8 or int4 while loading");
 FlagGroup sampling_help(const std::string& predict, const std::string& sampling);
+/// The same, with what commands add that answer people (src/cli/answer_flags.h).
+FlagGroup answer_help(const std::string& predict, const std::string& sampling);
+/// How such answers are shown.
+FlagGroup shown_help();
 FlagGroup retrieval_help(const std::string& k, Repeats repeats = Repeats::no);
 /// mode: the default.
 FlagGroup prefill_help(const std::string& mode);

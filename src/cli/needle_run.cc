@@ -13,6 +13,7 @@
 #include "src/core/stopwatch.h"
 #include "src/eval/answer.h"
 #include "src/eval/needle_context.h"
+#include "src/serve/kept_prompt.h"
 
 namespace topkv::cli {
 namespace {
@@ -51,7 +52,7 @@ NeedleRun::NeedleRun(const Model& model, const NeedleFlags& flags, const NeedleP
       directory_(directory),
       progress_(progress),
       prefill_options_(prefill_options(flags.prefill, flags.retrieval)),
-      beginning_(beginning_tokens(model.tokenizer())) {
+      beginning_(serve::beginning_tokens(model.tokenizer())) {
   for (const std::string& index : plan.indices) {
     if (model.device().is_cuda() && IndexSpec(index).grows()) {
       prefill_options_.indices.push_back(index);

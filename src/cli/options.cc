@@ -330,13 +330,6 @@ std::string full_spec(const std::string& spec) {
   }
 }
 
-std::vector<Token> beginning_tokens(const Tokenizer& tokenizer) {
-  const std::vector<Token> plain = tokenizer.encode("a");
-  const std::vector<Token> full = tokenizer.encode("a", true);
-  const auto text = std::search(full.begin(), full.end(), plain.begin(), plain.end());
-  return {full.begin(), text};
-}
-
 struct ThreadLimit::Control {
   explicit Control(std::size_t threads)
       : control(oneapi::tbb::global_control::max_allowed_parallelism, threads) {}

@@ -131,11 +131,6 @@ std::shared_ptr<const Context> with_tail(std::shared_ptr<const Context> context,
 /// How an index is spelled with all that its spec leaves out, so that two spellings compare.
 std::string full_spec(const std::string& spec);
 
-/// Tokens that a text begins with according to the tokenizer's post-processor: a BOS for models
-/// whose tokenizer adds one, nothing for others (a bos_token_id in config.json does not tell: Qwen
-/// names one that its texts never begin with).
-std::vector<Token> beginning_tokens(const Tokenizer& tokenizer);
-
 /// The device that the flags name. Throws UsageError, or Unsupported where there is none.
 Device open_device(const ModelFlags& flags);
 

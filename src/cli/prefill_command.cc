@@ -12,7 +12,6 @@
 #include "src/cli/device_report.h"
 #include "src/cli/input.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/kept_prompt.h"
 #include "src/cli/numbers.h"
 #include "src/cli/options.h"
 #include "src/cli/outputs.h"
@@ -24,6 +23,7 @@
 #include "src/core/files.h"
 #include "src/core/open_file.h"
 #include "src/core/stopwatch.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 
@@ -71,8 +71,9 @@ int run_prefill(PrefillCommandFlags flags) {
   ProgressBar progress = stderr_progress();
   const Model model =
       load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
-  const KeptPrompt kept = chat ? kept_prompt(model.tokenizer(), *chat, flags.system, text)
-                               : kept_prompt(model.tokenizer(), text);
+  const serve::KeptPrompt kept =
+      chat ? serve::kept_prompt(model.tokenizer(), *chat, flags.system, text)
+           : serve::kept_prompt(model.tokenizer(), text);
   const auto tokens = static_cast<std::int64_t>(kept.tokens.size());
   if (tokens == 0)
     throw FileError(fmt::format("{}: no token in it", printable(flags.files.front())));

@@ -68,6 +68,7 @@ void ProgressBar::report(const std::string& title, const Progress& progress) {
 void ProgressBar::show(const std::string& title, const Progress& progress,
                        Clock::time_point quiet_until) {
   using namespace std::chrono_literals;
+  if (hushed_) return;
   const auto now = now_();
   const std::string stage = fmt::format("{}\n{}", title, progress.stage);
   const bool first = stage != stage_;

@@ -45,6 +45,8 @@ class ProgressBar {
   /// Until the end of the stage, as shown; empty: not known, or none is under way. What is counted
   /// in tokens may take the longer the more were read before (pace.h).
   std::optional<double> seconds_left() const { return left_; }
+  /// Shows no progress from here on; notes, and what ends work, stay.
+  void hush() { hushed_ = true; }
   /// Writes a line of its own, above the updating one.
   void note(const std::string& line);
   /// Ends the updating line, if there is one.
@@ -57,6 +59,7 @@ class ProgressBar {
 
   std::FILE* out_;
   bool terminal_;
+  bool hushed_ = false;
   std::function<Clock::time_point()> now_;
   bool line_open_ = false;
   std::size_t line_width_ = 0;  // characters of the open line

@@ -161,10 +161,19 @@ std::string summary_table(const std::vector<Summary>& summaries, std::size_t wid
 }
 
 std::string sampling_text(const SamplingOptions& sampling) {
-  if (sampling.temperature == 0) return "greedy";
-  std::string text = fmt::format("temperature {:g}", sampling.temperature);
-  if (sampling.top_k > 0) text += fmt::format(", top-k {}", sampling.top_k);
-  if (sampling.top_p < 1) text += fmt::format(", top-p {:g}", sampling.top_p);
+  std::string text = "greedy";
+  if (sampling.temperature > 0) {
+    text = fmt::format("temperature {:g}", sampling.temperature);
+    if (sampling.top_k > 0) text += fmt::format(", top-k {}", sampling.top_k);
+    if (sampling.top_p < 1) text += fmt::format(", top-p {:g}", sampling.top_p);
+    if (sampling.min_p > 0) text += fmt::format(", min-p {:g}", sampling.min_p);
+  }
+  const auto penalty = [&](std::string_view name, double value, double without) {
+    if (value != without) text += fmt::format(", {} penalty {:g}", name, value);
+  };
+  penalty("repetition", sampling.repetition_penalty, 1);
+  penalty("frequency", sampling.frequency_penalty, 0);
+  penalty("presence", sampling.presence_penalty, 0);
   return text;
 }
 

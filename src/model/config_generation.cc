@@ -51,9 +51,7 @@ struct OtherSampling {
   std::string_view key;
   double without;
 };
-constexpr std::array<OtherSampling, 8> other_sampling = {{{"repetition_penalty", 1},
-                                                          {"min_p", 0},
-                                                          {"typical_p", 1},
+constexpr std::array<OtherSampling, 6> other_sampling = {{{"typical_p", 1},
                                                           {"epsilon_cutoff", 0},
                                                           {"eta_cutoff", 0},
                                                           {"no_repeat_ngram_size", 0},
@@ -71,19 +69,26 @@ void read_sampling(const JsonObject& generation, const std::filesystem::path& fi
   }
   if (!unread.empty()) {
     config.sampling_warning = fmt::format(
-        "{}: {}: not among what topkv samples with (temperature, top_k, top_p); what "
+        "{}: {}: not among what topkv samples with (temperature, top_k, top_p, min_p, "
+        "repetition_penalty); what "
         "it generates may differ from what the model's makers meant",
         path_text(file), fmt::join(unread, ", "));
   }
-  if (generation.find("do_sample") == nullptr || !generation.flag("do_sample")) return;
   const auto number = [&](const char* key, double low, double high, double missing) {
     return generation.find(key) == nullptr ? missing : generation.number(key, low, high);
   };
+  // Those that are greedy are penalised, too.
+  config.sampling.repetition_penalty = number("repetition_penalty", 0, 100, 1);
+  if (config.sampling.repetition_penalty == 0) generation.fail("repetition_penalty", "above 0");
+  if (generation.find("do_sample") == nullptr || !generation.flag("do_sample")) return;
   config.sampling.temperature = number("temperature", 0, 100, 1);
   config.sampling.top_p = number("top_p", 0, 1, 1);
   config.sampling.top_k =
       generation.find("top_k") == nullptr ? 50 : generation.integer("top_k", 0, max_positions);
-  if (config.sampling.top_p == 0) config.sampling = {};  // nothing but the likeliest
+  config.sampling.min_p = number("min_p", 0, 1, 0);
+  if (config.sampling.top_p > 0) return;
+  // Nothing but the likeliest.
+  config.sampling = {.repetition_penalty = config.sampling.repetition_penalty};
 }
 
 }  // namespace

@@ -1,110 +1,102 @@
+// Generation from beginning to end, for one session or several: all prompts are read, then answers
+// grow together until the last has ended.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
 
-#include "src/core/convert.h"
-#include "src/core/stopwatch.h"
-#include "src/model/generate_parts.h"
-#include "src/model/sampler.h"
+#include "src/model/generation.h"
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
 
-void check_generation(const Model::Impl& model, const Session& session,
-                      std::span<const Token> prompt, const GenerateOptions& options) {
-  if (prompt.empty())
-    throw InvalidArgument("the prompt is empty; generation needs at least one token");
-  if (options.max_tokens < 0) {
-    throw InvalidArgument(
-        fmt::format("{} tokens to generate; expected 0 or more", options.max_tokens));
+/// Gives the results in the order of the adds. Throws what the first that fails fails of.
+std::vector<GenerateResult> run_to_end(Generation& generation) {
+  std::vector<GenerateResult> results(generation.members().size());
+  const auto collect = [&] {
+    for (GenerationBatch::Finished& one : generation.finished()) {
+      if (one.error) std::rethrow_exception(one.error);
+      results[static_cast<std::size_t>(one.id)] = std::move(one.result);
+    }
+  };
+  while (generation.reading() > 0) {
+    generation.read();
+    collect();
   }
-  model.check_tokens(prompt);
-  model.check_session(session);
+  while (true) {
+    generation.tell();
+    collect();
+    if (generation.members().empty()) break;
+    generation.feed();
+    collect();
+  }
+  results[0].times = generation.times();
+  return results;
+}
+
+}  // namespace
+
+std::string_view name_of(Finish finish) {
+  switch (finish) {
+    case Finish::end_token:
+      return "end_token";
+    case Finish::stop_text:
+      return "stop_text";
+    case Finish::length:
+      return "length";
+    case Finish::caller:
+      return "caller";
+  }
+  return {};
 }
 
 GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
-                               const GenerateOptions& options, const TokenFn& on_token) const {
-  check_generation(*impl_, session, prompt, options);
-  const ModelConfig& config = impl_->config;
-  Sampler sampler(options.sampling);
-  impl_->check_reach(session.tokens() + static_cast<std::int64_t>(prompt.size()));
-  const Lease lease(*impl_);
-  Forward& forward = *lease;
-  const bool greedy = options.sampling.temperature == 0;
-  std::vector<float> logits(greedy ? 0 : static_cast<std::size_t>(config.vocab_size));
-  Token next = 0;
-  const auto choose = [&](std::int64_t count) {
-    if (greedy) {
-      forward.best(count - 1, {&next, 1});
-    } else {
-      forward.logits(count - 1, 1, logits.data());
-      if (first_not_finite(logits.data(), std::ssize(logits)) >= 0) fail_not_finite();
-    }
-  };
-  const double searched_before = session.stats().search_seconds;
-  const ForwardTimes before = forward.times();
+                               const GenerateOptions& options, const TokenFn& on_token,
+                               const TextFn& on_text) const {
+  Generation generation(*impl_);
+  generation.add(session, prompt, options, on_token, on_text);
+  return std::move(run_to_end(generation)[0]);
+}
 
-  GenerateResult result;
-  Undo undo(session);
-  const Stopwatch prompting;
-  Reading reading(options.progress, "prompt", std::ssize(prompt));
-  impl_->blaming_weights([&] { feed(forward, session, prompt, reading, choose); });
-  result.prompt_seconds = prompting.seconds();
-
-  const ProgressFn nobody;
-  Reading answer(nobody, {}, options.max_tokens);
-  const Stopwatch decoding;
-  while (static_cast<std::int64_t>(result.tokens.size()) < options.max_tokens) {
-    const Token token = greedy ? next : sampler.sample(logits);
-    if (std::find(config.eos.begin(), config.eos.end(), token) != config.eos.end()) {
-      result.ended = true;
-      break;
-    }
-    result.tokens.push_back(token);
-    if (on_token && !on_token(token)) break;
-    if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
-    impl_->check_reach(session.tokens() + 1);
-    impl_->blaming_weights(
-        [&] { feed(forward, session, std::span(&result.tokens.back(), 1), answer, choose); });
-    ++result.steps;
+std::vector<GenerateResult> Model::generate_together(std::span<Session* const> sessions,
+                                                     std::span<const std::vector<Token>> prompts,
+                                                     const GenerateOptions& options,
+                                                     const TokenOfFn& on_token,
+                                                     const TextOfFn& on_text) const {
+  constexpr std::int64_t most = GenerationBatch::most_sessions;
+  if (sessions.size() != prompts.size() || sessions.empty() || std::ssize(sessions) > most) {
+    throw InvalidArgument(
+        fmt::format("generate_together: {} sessions and {} prompts; expected as many of each, from "
+                    "1 to {}",
+                    sessions.size(), prompts.size(), most));
   }
-  undo.keep();
-  result.decode_seconds = decoding.seconds();
-  result.times = forward.times() - before;
-  result.times.search = session.stats().search_seconds - searched_before;
-  result.times.attention -= result.times.search;
-  return result;
-}
-
-std::vector<float> Model::logits(Session& session, std::span<const Token> tokens) const {
-  impl_->check_session(session);
-  Undo undo(session);
-  std::vector<float> logits = this->logits(
-      tokens, session.tokens(), [&session](const AttentionStep& step) { session.attend(step); });
-  undo.keep();
-  return logits;
-}
-
-std::vector<float> Model::logits(std::span<const Token> tokens, std::int64_t first,
-                                 const AttendFn& attend) const {
-  if (tokens.empty()) throw InvalidArgument("logits of no tokens; give at least one");
-  impl_->check_tokens(tokens);
-  if (first < 0) throw InvalidArgument(fmt::format("logits of tokens from position {}", first));
-  impl_->check_reach(first + static_cast<std::int64_t>(tokens.size()));
-  const ModelConfig& config = impl_->config;
-  const Lease lease(*impl_);
-  Forward& forward = *lease;
-  std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.vocab_size));
-  float* next = logits.data();
-  const ProgressFn nobody;
-  Reading reading(nobody, {}, std::ssize(tokens));
-  impl_->blaming_weights([&] {
-    feed(forward, tokens, first, attend, reading, [&](std::int64_t count) {
-      forward.logits(0, count, next);
-      next += count * config.vocab_size;
-    });
-  });
-  return logits;
+  Session::check_together(sessions);
+  // A failure of one is that of all, also of those that have left by then.
+  std::vector<std::unique_ptr<Undo>> undo;
+  for (Session* const session : sessions) undo.push_back(std::make_unique<Undo>(*session));
+  std::int64_t asked = 0;
+  for (const std::vector<Token>& prompt : prompts) asked += std::ssize(prompt);
+  Generation generation(*impl_);
+  std::int64_t before = 0;  // tokens of prompts that are read before one
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    GenerateOptions of_one = options;
+    if (options.progress) {
+      of_one.progress = [&options, before, asked](const Progress& one) {
+        options.progress({one.stage, one.unit, before + one.done, asked});
+      };
+    }
+    TokenFn tell;
+    if (on_token) tell = [&on_token, i](Token token) { return on_token(i, token); };
+    TextFn say;
+    if (on_text) say = [&on_text, i](std::string_view piece) { return on_text(i, piece); };
+    generation.add(*sessions[i], prompts[i], of_one, std::move(tell), std::move(say));
+    before += std::ssize(prompts[i]);
+  }
+  std::vector<GenerateResult> results = run_to_end(generation);
+  for (const auto& one : undo) one->keep();
+  return results;
 }
 
 }  // namespace topkv

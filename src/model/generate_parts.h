@@ -1,7 +1,6 @@
 // What generation consists of, for one session or several.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -10,7 +9,6 @@
 
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
-#include "src/model/reading.h"
 #include "topkv/model.h"
 
 namespace topkv {
@@ -50,31 +48,6 @@ class Undo {
   Session* session_;
   std::int64_t own_;
 };
-
-/// Runs tokens at positions first and on through the network, chunk by chunk; take(count) is called
-/// after each chunk, and is part of what `reading` watches.
-template <class Take>
-void feed(Forward& forward, std::span<const Token> tokens, std::int64_t first,
-          const AttendFn& attend, Reading& reading, const Take& take) {
-  const auto chunk = static_cast<std::size_t>(session_chunk);
-  for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
-    const auto piece = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
-    const auto count = static_cast<std::int64_t>(piece.size());
-    reading.chunk(count, [&] {
-      forward.run(piece, first + static_cast<std::int64_t>(begin),
-                  first + static_cast<std::int64_t>(tokens.size()), attend);
-      take(count);
-    });
-  }
-}
-
-template <class Take>
-void feed(Forward& forward, Session& session, std::span<const Token> tokens, Reading& reading,
-          const Take& take) {
-  feed(
-      forward, tokens, session.tokens(),
-      [&session](const AttentionStep& step) { session.attend(step); }, reading, take);
-}
 
 /// Throws as Model::generate does, before any work.
 void check_generation(const Model::Impl& model, const Session& session,

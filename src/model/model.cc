@@ -149,9 +149,8 @@ WeightFormat parse_weight_format(std::string_view name) {
   for (const auto format : {WeightFormat::stored, WeightFormat::int8, WeightFormat::int4}) {
     if (name == name_of(format)) return format;
   }
-  throw InvalidArgument(
-      fmt::format("unknown weight format \"{}\"; expected stored, int8 or int4",
-                  printable_beginning(name)));
+  throw InvalidArgument(fmt::format("unknown weight format \"{}\"; expected stored, int8 or int4",
+                                    printable_beginning(name)));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -164,13 +163,14 @@ const Device& Model::device() const { return impl_->device; }
 WeightFormat Model::weights() const { return impl_->format; }
 void Model::check_reach(std::int64_t tokens) const { impl_->check_reach(tokens); }
 
-const Tokenizer& Model::tokenizer() const {
-  if (!impl_->tokenizer) {
-    throw FileError(fmt::format("{}: no {} there, so text cannot be encoded",
-                                path_text(impl_->directory),
-                                is_model_file(impl_->directory) ? "tokenizer" : "tokenizer.json"));
+const Tokenizer& Model::tokenizer() const { return impl_->text_tokenizer(); }
+
+const Tokenizer& Model::Impl::text_tokenizer() const {
+  if (!tokenizer) {
+    throw FileError(fmt::format("{}: no {} there, so text cannot be encoded", path_text(directory),
+                                is_model_file(directory) ? "tokenizer" : "tokenizer.json"));
   }
-  return *impl_->tokenizer;
+  return *tokenizer;
 }
 
 }  // namespace topkv

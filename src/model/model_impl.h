@@ -45,6 +45,9 @@ struct Model::Impl {
   /// See Model::check_reach. Cheap: for every step.
   void check_reach(std::int64_t tokens) const;
 
+  /// Throws FileError when the checkpoint has none.
+  const Tokenizer& text_tokenizer() const;
+
   /// Throws InvalidArgument naming the first token outside the vocabulary.
   void check_tokens(std::span<const Token> tokens) const;
 

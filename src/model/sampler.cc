@@ -21,13 +21,64 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(op
     throw InvalidArgument(
         fmt::format("top-p is {}; expected above 0 and at most 1 (off)", options.top_p));
   }
+  if (!(options.min_p >= 0 && options.min_p <= 1)) {
+    throw InvalidArgument(
+        fmt::format("min-p is {}; expected 0 (off) or more, and at most 1", options.min_p));
+  }
+  if (!(options.repetition_penalty > 0) || !std::isfinite(options.repetition_penalty)) {
+    throw InvalidArgument(fmt::format("repetition penalty is {}; expected above 0, 1 for none",
+                                      options.repetition_penalty));
+  }
+  for (const double penalty : {options.frequency_penalty, options.presence_penalty}) {
+    if (std::isfinite(penalty)) continue;
+    throw InvalidArgument(fmt::format(
+        "frequency and presence penalty are {} and {}; expected finite numbers, 0 for none",
+        options.frequency_penalty, options.presence_penalty));
+  }
 }
 
-Token Sampler::sample(std::span<const float> logits) {
-  const auto best = std::max_element(logits.begin(), logits.end());
-  if (options_.temperature == 0) return static_cast<Token>(best - logits.begin());
+void Sampler::read(std::span<const Token> prompt, std::int64_t vocabulary) {
+  if (!penalises()) return;
+  answered_.resize(static_cast<std::size_t>(vocabulary), -1);
+  for (const Token token : prompt) see(token);
+}
 
+void Sampler::see(Token token) {
+  std::int32_t& count = answered_[static_cast<std::size_t>(token)];
+  if (count >= 0) return;
+  seen_.push_back(token);
+  count = 0;
+}
+
+void Sampler::answer(Token token) {
+  if (!penalises()) return;
+  see(token);
+  ++answered_[static_cast<std::size_t>(token)];
+}
+
+std::span<const float> Sampler::penalised(std::span<const float> logits) {
+  if (seen_.empty()) return logits;
+  penalised_.assign(logits.begin(), logits.end());
+  for (const Token token : seen_) {
+    const auto at = static_cast<std::size_t>(token);
+    const double logit = logits[at];
+    const double repeated =
+        logit < 0 ? logit * options_.repetition_penalty : logit / options_.repetition_penalty;
+    const std::int32_t count = answered_[at];
+    penalised_[at] = static_cast<float>(repeated - count * options_.frequency_penalty -
+                                        (count > 0 ? options_.presence_penalty : 0));
+  }
+  return penalised_;
+}
+
+std::span<const Sampler::Candidate> Sampler::candidates(std::span<const float> given) {
+  const std::span<const float> logits = penalised(given);
+  const auto best = std::max_element(logits.begin(), logits.end());
   candidates_.clear();
+  if (options_.temperature == 0) {
+    candidates_.push_back({1, static_cast<Token>(best - logits.begin())});
+    return candidates_;
+  }
   for (std::size_t i = 0; i < logits.size(); ++i) {
     candidates_.push_back(
         {std::exp((double{logits[i]} - *best) / options_.temperature), static_cast<Token>(i)});
@@ -46,14 +97,24 @@ Token Sampler::sample(std::span<const float> logits) {
   std::size_t kept = 0;
   while (kept < candidates_.size() && (kept == 0 || held < options_.top_p * total))
     held += candidates_[kept++].weight;
+  // The likeliest weighs 1, so that shares of its probability are weights.
+  while (candidates_[kept - 1].weight < options_.min_p) --kept;
+  candidates_.resize(kept);
+  return candidates_;
+}
 
+Token Sampler::sample(std::span<const float> logits) {
+  const std::span<const Candidate> from = candidates(logits);
+  if (options_.temperature == 0) return from[0].token;
+  double held = 0;
+  for (const Candidate& candidate : from) held += candidate.weight;
   // The generator's own bits, not a standard distribution: those differ between libraries.
   double left = static_cast<double>(random_() >> 11) * 0x1.0p-53 * held;
-  for (std::size_t i = 0; i < kept; ++i) {
-    left -= candidates_[i].weight;
-    if (left < 0) return candidates_[i].token;
+  for (const Candidate& candidate : from) {
+    left -= candidate.weight;
+    if (left < 0) return candidate.token;
   }
-  return candidates_[kept - 1].token;
+  return from.back().token;
 }
 
 }  // namespace topkv

@@ -1,6 +1,6 @@
 # Which file may include what. Dependencies point one way, floor by floor:
 #
-#   core <- store, attention, index <- device <- context, gpu <- model <- eval <- cli, bindings
+#   core <- store, attention, index <- device <- context, gpu <- model <- eval, serve <- cli, bindings
 #   core <- text <- model
 #
 # A room includes its own headers, those of the floors below it and include/topkv; nothing from a
@@ -11,7 +11,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 set(rooms include/topkv src/core src/store src/attention src/device src/context src/text src/model
-  src/eval src/cli index gpu bindings)
+  src/eval src/serve src/cli index gpu bindings)
 
 # What each room may include besides itself and include/topkv.
 set(below_src_core)
@@ -25,12 +25,14 @@ set(below_src_text src/core)
 set(below_src_model ${below_src_context} src/context gpu src/text)
 # What evaluates is written against the public interface; fidelity compares rows in a device's memory.
 set(below_src_eval src/core src/device)
+# What serves is, too.
+set(below_src_serve src/core)
 # The command is, too; its bench works on a device and a store.
-set(below_src_cli src/core src/device src/store src/context src/eval)
+set(below_src_cli src/core src/device src/store src/context src/eval src/serve)
 set(below_bindings ${below_src_model} src/model src/eval)
 
 # Headers that only some rooms may include: a pattern, and the rooms. gpu/ works on views alone.
-set(limited CUDA FAISS HNSWLIB JINJA PYBIND11 CLI11 OWNERS)
+set(limited CUDA FAISS HNSWLIB JINJA PYBIND11 CLI11 HTTPLIB OWNERS)
 set(CUDA_headers "^(cuda|cublas|cudnn|curand|nvtx|nvml|cub/|thrust/|cooperative_groups)")
 set(CUDA_rooms gpu)
 set(FAISS_headers "^faiss/")
@@ -43,7 +45,9 @@ set(PYBIND11_headers "^pybind11/")
 set(PYBIND11_rooms bindings)
 set(CLI11_headers "^CLI/")
 set(CLI11_rooms src/cli)
-set(OWNERS_headers "^topkv/(chat_template|context|key_index|session|model|tokenizer)\\.h$")
+set(HTTPLIB_headers "^httplib\\.h$")
+set(HTTPLIB_rooms src/serve)
+set(OWNERS_headers "^topkv/(chat_template|context|generation|key_index|session|model|tokenizer)\\.h$")
 set(OWNERS_rooms ${rooms})
 list(REMOVE_ITEM OWNERS_rooms gpu)
 

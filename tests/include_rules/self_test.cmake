@@ -66,6 +66,8 @@ foreach(header IN ITEMS cuda_runtime.h faiss/Index.h hnswlib/hnswlib.h nlohmann/
   refused(include/topkv/types.h "#include <${header}>" "types.h: includes ${header}: public headers")
 endforeach()
 refused(index/hnsw_index.cc [[#include <cuda_runtime.h>]] "cuda_runtime.h: only gpu may")
+refused(src/cli/main.cc [[#include <httplib.h>]] "httplib.h: only src/serve may")
+refused(src/serve/service.cc [[#include "src/cli/options.h"]] "src/serve may not include src/cli")
 refused(src/core/dot.cc [[#include <pybind11/pybind11.h>]] "only bindings may")
 refused(gpu/cuda_device.cc [[#include "topkv/context.h"]] "gpu/cuda_device.cc: includes topkv/context.h")
 refused(index/other.cc [[#include <faiss/Index.h>]] "only files index/faiss_* include FAISS, found index/other")

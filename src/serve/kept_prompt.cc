@@ -1,15 +1,13 @@
-#include "src/cli/kept_prompt.h"
+#include "src/serve/kept_prompt.h"
 
 #include <algorithm>
 #include <array>
 #include <functional>
 #include <utility>
 
-#include "src/cli/conversation.h"
-#include "src/cli/options.h"
 #include "topkv/error.h"
 
-namespace topkv::cli {
+namespace topkv::serve {
 namespace {
 
 /// Stands for a text where a template is rendered without it: no template knows it, and nothing in
@@ -22,16 +20,24 @@ constexpr std::array<const char*, 6> prompts = {"a", "?", " b", "\nc", "1", "\xc
 /// A text as it is rendered around a prompt.
 using Render = std::function<std::string(const std::string& text, const std::string& prompt)>;
 
-/// What is rendered behind the text.
-std::string behind(const Render& render, const std::string& prompt) {
-  const std::string all = render(stand_in, prompt);
+/// What is rendered around the text.
+struct Around {
+  std::string before;
+  std::string behind;
+};
+
+Around around_text(const std::string& all) {
   const std::size_t at = all.find(stand_in);
   if (at == all.npos || all.find(stand_in, at + 1) != all.npos) {
     throw Unsupported(
         "the chat template does not have the text of a question once, as it is: a context in it "
         "cannot be kept; leave --chat out, or use topkv chat -f");
   }
-  return all.substr(at + stand_in.size());
+  return {.before = all.substr(0, at), .behind = all.substr(at + stand_in.size())};
+}
+
+std::string behind(const Render& render, const std::string& prompt) {
+  return around_text(render(stand_in, prompt)).behind;
 }
 
 /// Bytes of the text that are left at least: its last word, which any prompt may go on with.
@@ -87,6 +93,13 @@ std::string rendered(const ChatTemplate& chat, const std::string& system,
 
 }  // namespace
 
+std::vector<Token> beginning_tokens(const Tokenizer& tokenizer) {
+  const std::vector<Token> plain = tokenizer.encode("a");
+  const std::vector<Token> full = tokenizer.encode("a", true);
+  const auto text = std::search(full.begin(), full.end(), plain.begin(), plain.end());
+  return {full.begin(), text};
+}
+
 KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text) {
   return find_end(
       tokenizer, beginning_tokens(tokenizer), text,
@@ -108,10 +121,26 @@ std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd
                                     const std::optional<ChatTemplate>& chat,
                                     const std::string& prompt) {
   if (!end.chat) return tokenizer.encode(end.text_left + prompt);
-  const Render render = [&](const std::string& before, const std::string& question) {
-    return rendered(*chat, end.system, before + question);
-  };
-  return tokenizer.encode(end.text_left + behind(render, prompt));
+  const ChatMessage question = message("user", prompt);
+  return tokens_of_conversation(tokenizer, end, *chat, {&question, 1});
 }
 
-}  // namespace topkv::cli
+std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const ContextEnd& end,
+                                          const ChatTemplate& chat,
+                                          std::span<const ChatMessage> messages) {
+  std::vector<ChatMessage> all;
+  if (!end.system.empty()) all.push_back(message("system", end.system));
+  all.insert(all.end(), messages.begin(), messages.end());
+  const auto question = std::ranges::find(all, "user", &ChatMessage::role);
+  if (question == all.end())
+    throw InvalidArgument("no message of the user; expected one that asks of the context");
+  question->content = stand_in + question->content;
+  const Around around = around_text(chat.render(all, true));
+  if (around.before != around_text(rendered(chat, end.system, stand_in)).before)
+    throw InvalidArgument(
+        "with these messages the chat template has something else before the context's text than "
+        "the context was read with; ask without a system message, the user's message first");
+  return tokenizer.encode(end.text_left + around.behind);
+}
+
+}  // namespace topkv::serve

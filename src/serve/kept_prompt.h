@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,12 @@
 #include "topkv/context_file.h"
 #include "topkv/tokenizer.h"
 
-namespace topkv::cli {
+namespace topkv::serve {
+
+/// Tokens that a text begins with according to the tokenizer's post-processor: a BOS for models
+/// whose tokenizer adds one, nothing for others (a bos_token_id in config.json does not tell: Qwen
+/// names one that its texts never begin with).
+std::vector<Token> beginning_tokens(const Tokenizer& tokenizer);
 
 struct KeptPrompt {
   std::vector<Token> tokens;  ///< of the context
@@ -30,4 +36,12 @@ std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd
                                     const std::optional<ChatTemplate>& chat,
                                     const std::string& prompt);
 
-}  // namespace topkv::cli
+/// Likewise of a conversation whose first question is asked of the context's text. messages:
+/// without the system message before the text, which the context has. REQUIRES: end.chat. Throws
+/// InvalidArgument when there is no question in them, and where the template has something else
+/// before the text for these messages; what ChatTemplate::render throws, too.
+std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const ContextEnd& end,
+                                          const ChatTemplate& chat,
+                                          std::span<const ChatMessage> messages);
+
+}  // namespace topkv::serve

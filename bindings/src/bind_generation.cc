@@ -1,0 +1,237 @@
+// Generation: its options and results, and what of Model generates.
+#include <fmt/format.h>
+#include <pybind11/stl.h>
+
+#include <deque>
+
+#include "bindings/src/handles.h"
+#include "bindings/src/progress.h"
+#include "src/model/sampler.h"
+#include "topkv/model.h"
+
+namespace topkv::python {
+namespace {
+
+/// What is asked for; None is what the model's own sampling says.
+struct Asked {
+  std::int64_t max_tokens;
+  std::optional<double> temperature;
+  std::optional<std::int64_t> top_k;
+  std::optional<double> top_p;
+  std::uint64_t seed;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  double frequency_penalty;
+  double presence_penalty;
+  std::vector<std::string> stop;
+  std::optional<std::int64_t> logprobs;
+  py::object before;
+  py::object progress;
+};
+
+/// Warns where the model has a say in how it is sampled, and says what topkv does not have.
+GenerateOptions options_of(const Model& model, const Asked& asked) {
+  const SamplingOptions& own = model.config().sampling;
+  const bool follows = !asked.temperature && !asked.top_k && !asked.top_p && !asked.min_p &&
+                       !asked.repetition_penalty;
+  if (follows && !model.config().sampling_warning.empty()) warn(model.config().sampling_warning);
+  return {
+      .max_tokens = asked.max_tokens,
+      .sampling = {.temperature = asked.temperature.value_or(own.temperature),
+                   .top_k = asked.top_k.value_or(own.top_k),
+                   .top_p = asked.top_p.value_or(own.top_p),
+                   .seed = asked.seed,
+                   .min_p = asked.min_p.value_or(own.min_p),
+                   .repetition_penalty = asked.repetition_penalty.value_or(own.repetition_penalty),
+                   .frequency_penalty = asked.frequency_penalty,
+                   .presence_penalty = asked.presence_penalty},
+      .progress = progress_of(asked.progress),
+      .stop = asked.stop,
+      .logprobs = asked.logprobs.value_or(-1),
+      .before = asked.before.is_none() ? std::vector<Token>() : tokens_of(asked.before, "before")};
+}
+
+GenerateResult generate(const Model& self, SessionHandle& session, py::handle prompt,
+                        const Asked& asked, const py::object& on_token, const py::object& on_text) {
+  const std::vector<Token> ids = tokens_of(prompt, "prompt");
+  const GenerateOptions options = options_of(self, asked);
+  const TokenFn report = on_token_of(on_token);
+  const TextFn say = on_text_of(on_text);
+  const Exclusive::Write use(session.use, "the session");
+  const py::gil_scoped_release release;
+  return self.generate(session.session, ids, options, report, say);
+}
+
+std::vector<GenerateResult> generate_together(const Model& self,
+                                              const std::vector<SessionHandle*>& sessions,
+                                              const std::vector<py::object>& prompts,
+                                              const Asked& asked, const py::object& on_token,
+                                              const py::object& on_text) {
+  std::vector<std::vector<Token>> ids;
+  for (const py::object& prompt : prompts) ids.push_back(tokens_of(prompt, "prompts"));
+  const GenerateOptions options = options_of(self, asked);
+  const TokenOfFn report = on_token_of_each(on_token);
+  const TextOfFn say = on_text_of_each(on_text);
+  std::deque<Exclusive::Write> uses;
+  std::vector<Session*> each;
+  for (SessionHandle* const session : sessions) {
+    if (session == nullptr) throw InvalidArgument("sessions has None; expected topkv.Session");
+    uses.emplace_back(session->use, "one of the sessions");
+    each.push_back(&session->session);
+  }
+  const py::gil_scoped_release release;
+  return self.generate_together(each, ids, options, report, say);
+}
+
+/// float64 [vocab]: probabilities that a token is drawn with, for checks of the sampler.
+std::vector<double> sampling_distribution(const std::vector<float>& logits, py::handle prompt,
+                                          py::handle answer, const SamplingOptions& options) {
+  Sampler sampler(options);
+  sampler.read(tokens_of(prompt, "prompt"), std::ssize(logits));
+  for (const Token token : tokens_of(answer, "answer")) sampler.answer(token);
+  double total = 0;
+  const auto candidates = sampler.candidates(logits);
+  for (const Sampler::Candidate& one : candidates) total += one.weight;
+  std::vector<double> shares(logits.size());
+  for (const Sampler::Candidate& one : candidates)
+    shares[static_cast<std::size_t>(one.token)] = one.weight / total;
+  return shares;
+}
+
+void bind_results(py::module_& module) {
+  py::class_<SamplingOptions>(module, "SamplingOptions", "How the next token is chosen.")
+      .def_readonly("temperature", &SamplingOptions::temperature, "0: greedy.")
+      .def_readonly("top_k", &SamplingOptions::top_k, "0: off.")
+      .def_readonly("top_p", &SamplingOptions::top_p)
+      .def_readonly("min_p", &SamplingOptions::min_p, "0: off.")
+      .def_readonly("repetition_penalty", &SamplingOptions::repetition_penalty, "1: off.")
+      .def("__repr__", [](const SamplingOptions& self) {
+        return fmt::format(
+            "SamplingOptions(temperature={:g}, top_k={}, top_p={:g}, min_p={:g}, "
+            "repetition_penalty={:g})",
+            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty);
+      });
+
+  py::class_<TokenLogprobs>(module, "TokenLogprobs",
+                            "Natural logarithms of a token's probability, and of the likeliest "
+                            "ones', by the model's own distribution.")
+      .def_property_readonly("token", [](const TokenLogprobs& of) { return of.chosen.token; })
+      .def_property_readonly("logprob", [](const TokenLogprobs& of) { return of.chosen.logprob; })
+      .def_property_readonly(
+          "top",
+          [](const TokenLogprobs& of) {
+            std::vector<std::pair<Token, double>> top;
+            for (const TokenLogprob& one : of.top) top.emplace_back(one.token, one.logprob);
+            return top;
+          },
+          "(token, logprob) of the likeliest, in order.")
+      .def("__repr__", [](const TokenLogprobs& of) {
+        return fmt::format("<TokenLogprobs of token {}: {:.4g}, and of the {} likeliest>",
+                           of.chosen.token, of.chosen.logprob, of.top.size());
+      });
+
+  py::class_<GenerateResult>(module, "GenerateResult")
+      .def_readonly("tokens", &GenerateResult::tokens, "Generated, without the end token.")
+      .def_readonly("text", &GenerateResult::text, "Up to a stop text; with on_text or stop.")
+      .def_readonly("logprobs", &GenerateResult::logprobs, "Of each token, if asked for.")
+      .def_property_readonly(
+          "finish", [](const GenerateResult& result) { return name_of(result.finish); },
+          "Why it ended: \"end_token\", \"stop_text\", \"length\" or \"caller\".")
+      .def_property_readonly("ended", &GenerateResult::ended, "The model gave an end token.")
+      .def_readonly("steps", &GenerateResult::steps, "Tokens fed after the prompt.")
+      .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
+      .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
+      .def_readonly("times", &GenerateResult::times)
+      .def("__repr__", [](const GenerateResult& result) {
+        return fmt::format(
+            "<GenerateResult of {} tokens, finish: {}, {} steps, prompt {:.3g} s, decode {:.3g} s>",
+            result.tokens.size(), name_of(result.finish), result.steps, result.prompt_seconds,
+            result.decode_seconds);
+      });
+}
+
+}  // namespace
+
+void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
+  const auto def = [&](const char* name, const auto& call, const char* first, const char* second,
+                       const char* says) {
+    model.def(name, call, py::arg(first), py::arg(second), py::arg("max_tokens") = 128,
+              py::arg("temperature") = py::none(), py::arg("top_k") = py::none(),
+              py::arg("top_p") = py::none(), py::arg("seed") = 0, py::arg("on_token") = py::none(),
+              py::kw_only(), py::arg("progress") = py::none(), py::arg("min_p") = py::none(),
+              py::arg("repetition_penalty") = py::none(), py::arg("frequency_penalty") = 0.0,
+              py::arg("presence_penalty") = 0.0, py::arg("stop") = std::vector<std::string>(),
+              py::arg("logprobs") = py::none(), py::arg("on_text") = py::none(),
+              py::arg("before") = py::none(), says);
+  };
+  // One list of arguments for both: what generates, and the type of its first two.
+  def(
+      "generate",
+      [](const Model& self, SessionHandle& session, const py::object& prompt,
+         std::int64_t max_tokens, std::optional<double> temperature,
+         std::optional<std::int64_t> top_k, std::optional<double> top_p, std::uint64_t seed,
+         const py::object& on_token, const py::object& progress, std::optional<double> min_p,
+         std::optional<double> repetition_penalty, double frequency_penalty,
+         double presence_penalty, std::vector<std::string> stop,
+         std::optional<std::int64_t> logprobs, const py::object& on_text,
+         const py::object& before) {
+        return generate(
+            self, session, prompt,
+            {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
+             frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress},
+            on_token, on_text);
+      },
+      "session", "prompt",
+      "Feeds the prompt's token ids to the session, then generates. temperature (0: greedy), "
+      "top_k, "
+      "top_p, min_p, repetition_penalty: config.sampling's unless given; docs/generation.md has "
+      "them all. stop: texts before the first of which the answer ends. logprobs: 0 to 20 of the "
+      "likeliest tokens are told beside the chosen one. before: ids before the prompt that "
+      "repetition_penalty counts too. on_token(token) and on_text(piece), of whole characters, may "
+      "return False to stop. progress is called with a Progress, stage \"prompt\", in tokens, "
+      "while "
+      "the prompt is read; what it raises, and Ctrl-C, ends that within about a second and leaves "
+      "the session as it was.");
+  def(
+      "generate_together",
+      [](const Model& self, const std::vector<SessionHandle*>& sessions,
+         const std::vector<py::object>& prompts, std::int64_t max_tokens,
+         std::optional<double> temperature, std::optional<std::int64_t> top_k,
+         std::optional<double> top_p, std::uint64_t seed, const py::object& on_token,
+         const py::object& progress, std::optional<double> min_p,
+         std::optional<double> repetition_penalty, double frequency_penalty,
+         double presence_penalty, std::vector<std::string> stop,
+         std::optional<std::int64_t> logprobs, const py::object& on_text,
+         const py::object& before) {
+        return generate_together(
+            self, sessions, prompts,
+            {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
+             frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress},
+            on_token, on_text);
+      },
+      "sessions", "prompts",
+      "Likewise several sessions over one context, 1 to 256, each with a prompt of its own; "
+      "answers "
+      "grow in joint steps, for which weights and codes are read once. on_token(i, token) and "
+      "on_text(i, piece) are told whose they are, and stop that one.");
+}
+
+void bind_generation(py::module_& module) {
+  bind_results(module);
+  module.def(
+      "_sampling_distribution",
+      [](const std::vector<float>& logits, const py::object& prompt, const py::object& answer,
+         double temperature, std::int64_t top_k, double top_p, double min_p,
+         double repetition_penalty, double frequency_penalty, double presence_penalty) {
+        return sampling_distribution(logits, prompt, answer,
+                                     {temperature, top_k, top_p, 0, min_p, repetition_penalty,
+                                      frequency_penalty, presence_penalty});
+      },
+      py::arg("logits"), py::arg("prompt"), py::arg("answer"), py::kw_only(),
+      py::arg("temperature") = 0.0, py::arg("top_k") = 0, py::arg("top_p") = 1.0,
+      py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0,
+      py::arg("frequency_penalty") = 0.0, py::arg("presence_penalty") = 0.0,
+      "Probabilities that each token is drawn with after these; for checks.");
+}
+
+}  // namespace topkv::python

@@ -1,0 +1,223 @@
+"""Generation's options, streams of text, several sessions together, and sessions that go on later."""
+
+import asyncio
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+import topkv
+
+
+@pytest.fixture(scope="module")
+def model(needle_14m):
+    return topkv.Model.load(needle_14m)
+
+
+@pytest.fixture(scope="module")
+def context(model):
+    return model.prefill(model.tokenizer().encode("The grass is green. The sky is blue. The sun is yellow. " * 4), kv_dtype="f32")
+
+
+@pytest.fixture
+def ask(model, context):
+    """Generates from the same prompt in a new session."""
+
+    def call(prompt=" The sun is", max_tokens=16, **options):
+        return model.generate(topkv.Session(context), model.tokenizer().encode(prompt), max_tokens, **options)
+
+    return call
+
+
+def answers():
+    return [thread for thread in threading.enumerate() if thread.name == "topkv answer"]
+
+
+def test_an_answer_ends_before_a_stop_text_and_says_so(ask):
+    told = []
+    whole = ask(on_text=told.append)
+    assert "".join(told) == whole.text and whole.finish == "length" and len(whole.tokens) == 16
+    stop = whole.text[6:9]
+    cut = ask(stop=["not there", stop])
+    assert (cut.text, cut.finish) == (whole.text[: whole.text.index(stop)], "stop_text")
+    assert ask(on_text=lambda piece: False).finish == "caller"
+    assert ask().text == "" and ask().logprobs == []
+    with pytest.raises(topkv.InvalidArgument, match="stop text is empty"):
+        ask(stop=[""])
+
+
+def test_logprobs_are_of_the_models_distribution(model, context, ask):
+    result = ask(logprobs=3, temperature=1.3, top_k=5, seed=4, repetition_penalty=1.2)
+    prompt = model.tokenizer().encode(" The sun is")
+    logits = model.logits(topkv.Session(context), [*prompt, *result.tokens]).astype(np.float64)
+    wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    for row, token, got in zip(wanted[len(prompt) - 1 :], result.tokens, result.logprobs, strict=False):
+        assert got.token == token and abs(got.logprob - row[token]) < 1e-3
+        np.testing.assert_allclose([p for _, p in got.top], np.sort(row)[::-1][:3], atol=1e-3)
+    assert len(result.logprobs) == len(result.tokens)
+    with pytest.raises(topkv.InvalidArgument, match="from 0 to 20"):
+        ask(logprobs=21)
+
+
+def test_several_together_answer_as_each_alone(model, context, ask):
+    prompts = [" The sun is", " The sky", " The grass is green. The"]
+    told = {0: "", 1: "", 2: ""}
+
+    def on_text(session, piece):
+        told[session] += piece
+
+    sessions = [topkv.Session(context) for _ in prompts]
+    ids = [model.tokenizer().encode(prompt) for prompt in prompts]
+    got = model.generate_together(sessions, ids, 10, on_text=on_text, logprobs=0, repetition_penalty=1.1)
+    for i, prompt in enumerate(prompts):
+        want = ask(prompt, 10, repetition_penalty=1.1)
+        assert got[i].tokens == want.tokens and got[i].text == told[i] != ""
+        assert len(got[i].logprobs) == len(want.tokens)
+    with pytest.raises(topkv.InvalidArgument, match="in use"):
+        model.generate_together([sessions[0], sessions[0]], ids[:2], 1)
+    seen = []
+    model.generate_together(sessions[:2], ids[:2], 4, on_token=lambda i, token: seen.append(i) or i == 1)
+    assert seen.count(0) == 1 and seen.count(1) == 4
+
+
+def test_a_stream_gives_the_text_that_generate_gives(model, context, ask):
+    whole = ask(on_text=lambda piece: None, temperature=1.0, seed=3)
+    prompt = model.tokenizer().encode(" The sun is")
+
+    def collected():
+        pieces = []
+        stream = model.stream(topkv.Session(context), prompt, 16, temperature=1.0, seed=3)
+        while True:
+            try:
+                pieces.append(next(stream))
+            except StopIteration as end:
+                return pieces, end.value
+
+    pieces, result = collected()
+    assert "".join(pieces) == whole.text and len(pieces) > 3
+    assert result.tokens == whole.tokens and not answers()
+
+    async def gather():
+        return [piece async for piece in model.astream(topkv.Session(context), prompt, 16, temperature=1.0, seed=3)]
+
+    assert asyncio.run(gather()) == pieces and not answers()
+
+
+def test_leaving_a_stream_ends_its_generation(model, context):
+    prompt = model.tokenizer().encode(" The sun is")
+    session = topkv.Session(context, capacity=1000)
+    for piece in model.stream(session, prompt, 900):
+        break
+    assert piece and not answers()
+    assert len(prompt) < session.own_tokens < 900
+
+    other = topkv.Session(context, capacity=1000)
+
+    async def leave():
+        async with contextlib.aclosing(model.astream(other, prompt, 900)) as pieces:
+            async for _ in pieces:
+                break
+
+    asyncio.run(leave())
+    assert not answers() and other.own_tokens < 900
+
+    async def cancelled():
+        async def consume():
+            async with contextlib.aclosing(model.astream(other, prompt, 900)) as pieces:
+                async for _ in pieces:
+                    begun.set()
+
+        begun = asyncio.Event()
+        task = asyncio.create_task(consume())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert not answers()
+
+
+def test_what_a_stream_fails_of_reaches_who_waits_for_it(model, context):
+    prompt = model.tokenizer().encode(" The sun is")
+
+    def fails(_):
+        raise KeyError("enough")
+
+    session = topkv.Session(context)
+    with pytest.raises(KeyError, match="enough"):
+        list(model.stream(session, prompt, 8, on_token=fails))
+    assert session.own_tokens == 0 and not answers()
+    with pytest.raises(topkv.InvalidArgument, match="prompt is empty"):
+        list(model.stream(session, [], 8))
+
+    async def wait():
+        return [piece async for piece in model.astream(session, prompt, 8, on_token=fails)]
+
+    with pytest.raises(KeyError, match="enough"):
+        asyncio.run(wait())
+    assert session.own_tokens == 0 and not answers()
+
+
+def test_a_session_goes_on_from_rows_that_were_kept(model, context, tmp_path):
+    prompt = model.tokenizer().encode(" The sun is")
+    session = topkv.Session(context, k=16, window=32)
+    first = model.generate(session, prompt, 6)
+    rows = session.own_rows()
+    assert rows.tokens == session.own_tokens == len(prompt) + first.steps
+    rows.save(tmp_path / "turns.tkv")
+    wanted = model.generate(session.fork(), first.tokens[-1:], 6).tokens
+    for kept in (rows, topkv.load_context(tmp_path / "turns.tkv").context):
+        later = topkv.Session(context, k=16, window=32)
+        later.resume(kept)
+        assert model.generate(later, first.tokens[-1:], 6).tokens == wanted
+    with pytest.raises(topkv.InvalidArgument, match="own"):
+        later.resume(rows)
+
+
+def transformers_distribution(logits, prompt, answer, how):
+    """By transformers' own processors, in the order of its generate; frequency and presence by OpenAI's definition."""
+    torch = pytest.importorskip("torch")
+    process = pytest.importorskip("transformers").generation.logits_process
+    ids = torch.tensor([[*prompt, *answer]])
+    scores = torch.tensor([logits], dtype=torch.float32)
+    if how.get("repetition_penalty", 1) != 1:
+        scores = process.RepetitionPenaltyLogitsProcessor(how["repetition_penalty"])(ids, scores)
+    counts = np.bincount(answer, minlength=len(logits)) if answer else np.zeros(len(logits))
+    scores = scores - torch.tensor(
+        counts * how.get("frequency_penalty", 0) + (counts > 0) * how.get("presence_penalty", 0), dtype=torch.float32
+    )
+    scores = process.TemperatureLogitsWarper(float(how["temperature"]))(ids, scores)
+    if how.get("top_k"):
+        scores = process.TopKLogitsWarper(how["top_k"])(ids, scores)
+    if how.get("top_p", 1) < 1:
+        scores = process.TopPLogitsWarper(how["top_p"])(ids, scores)
+    if how.get("min_p"):
+        scores = process.MinPLogitsWarper(how["min_p"])(ids, scores)
+    return torch.softmax(scores.double(), -1)[0].numpy()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"min_p": 0.05},
+        {"min_p": 0.2, "top_k": 12, "top_p": 0.9, "temperature": 1.7},
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 0.8, "temperature": 0.6, "top_k": 30},
+        {"frequency_penalty": 0.7, "presence_penalty": -0.4, "top_p": 0.8},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_p": 0.1, "top_p": 0.95, "temperature": 0.8},
+    ],
+    ids=str,
+)
+def test_distributions_are_those_of_transformers(how):
+    how = {"temperature": 1.0, **how}
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        logits = (random.standard_normal(200) * 3).astype(np.float32).tolist()
+        prompt = random.integers(0, 200, 40).tolist()
+        answer = random.integers(0, 60, 25).tolist()
+        got = np.array(topkv._core._sampling_distribution(logits, prompt, answer, **how))
+        want = transformers_distribution(logits, prompt, answer, how)
+        assert ((got > 0) == (want > 0)).all()
+        np.testing.assert_allclose(got, want, atol=2e-6)

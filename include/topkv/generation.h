@@ -1,0 +1,78 @@
+// Continuous batching: answers that grow together while sessions come and go.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "topkv/model.h"
+#include "topkv/session.h"
+
+namespace topkv {
+
+/// Sessions over one context that answer in joint steps, as in Model::generate_together, but each
+/// with options of its own, and joining and leaving between steps. Each answers what it would
+/// alone, but for rounding. One thread at a time; what is called within a step and calls the batch
+/// in turn is given InvalidArgument. While it holds sessions it has a forward pass of the model for
+/// itself.
+class GenerationBatch {
+ public:
+  using Id = std::int64_t;
+  static constexpr std::int64_t most_sessions = 256;
+
+  /// A session that has left by itself.
+  struct Finished {
+    Id id = 0;
+    GenerateResult result = {};  ///< times are the batch's, and 0 here
+    /// What ended it otherwise than its options, callbacks or the model: its session is then as it
+    /// was before its add. Null: nothing.
+    std::exception_ptr error = {};
+  };
+
+  /// The model outlives it.
+  explicit GenerationBatch(const Model& model);
+  /// Sessions that are still in are then as they were before their add; remove keeps them.
+  ~GenerationBatch();
+  GenerationBatch(GenerationBatch&&) noexcept;
+  GenerationBatch& operator=(GenerationBatch&&) noexcept;
+
+  /// Queues a session with its prompt, which is copied. The session outlives its stay, in which
+  /// nobody else uses it. Callbacks are called within step. Throws as
+  /// Model::generate does before any work, and InvalidArgument for a prompt beyond the session's
+  /// capacity, for one session more than most_sessions, and as Session::check_together does with
+  /// those that are in; the batch is then as it was.
+  Id add(Session& session, std::span<const Token> prompt, const GenerateOptions& options = {},
+         TokenFn on_token = {}, TextFn on_text = {});
+
+  /// Reads a chunk (256 tokens or what is left) of the prompt that has waited longest, if there is
+  /// one; then makes a joint step, a token each, of all whose prompts were read before. Tells
+  /// their tokens, and the first of a prompt that ends. Gives those that ended, in the order of
+  /// their add: a batch that is empty gives none. (With dual chunk attention the sessions of a step
+  /// go one after the other.)
+  /// A failure of one (a callback throws, its capacity or memory does not suffice for its
+  /// prompt) is its own, and the others go on; a failure of the joint step is that of all who take
+  /// part. Throws std::bad_alloc alone, for want of room to list those that ended: the next step
+  /// gives them.
+  std::vector<Finished> step();
+
+  /// Takes one out, with what it has so far. Its session keeps what it was fed: its prompt, or the
+  /// part that was read, and its answer but for the last token. Text that was held back is in the
+  /// result, and not told. Throws InvalidArgument when there
+  /// is none of that id (any longer).
+  GenerateResult remove(Id id);
+
+  /// Sessions that are in.
+  std::int64_t size() const;
+  /// Of those, the ones whose prompts are not read to their ends.
+  std::int64_t reading() const;
+  /// Where the time of all steps went. On a CUDA device it waits for the steps that were given.
+  ForwardTimes times() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace topkv

@@ -1,0 +1,79 @@
+#include "src/cli/asked_context.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "src/cli/device_report.h"
+#include "src/cli/text.h"
+#include "src/core/byte_text.h"
+#include "src/core/figures.h"
+#include "src/core/stopwatch.h"
+#include "topkv/error.h"
+#include "topkv/index_spec.h"
+
+namespace topkv::cli {
+namespace {
+
+void check_model_of(const std::string& file, const std::string& own, const std::string& fingerprint,
+                    const std::string& made_with, const ModelFlags& model) {
+  if (own == fingerprint) return;
+  throw FileError(
+      fmt::format("{}: is of another model, or of this one held otherwise: it was made with {}, "
+                  "found {} with --weights {}; give the model and the flags that it was made with "
+                  "(fingerprints: {} there, {} here)",
+                  printable(file), made_with.empty() ? "one that is not said" : made_with,
+                  model_name(model), model.weights, fingerprint, own));
+}
+
+}  // namespace
+
+void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info) {
+  if (!retrieval.indices.empty()) return;
+  std::string name = "exact";
+  for (const std::string& spec : info.indices) {
+    try {
+      IndexSpec(spec).check_index();
+    } catch (const InvalidArgument&) {
+      continue;  // a tail alone
+    }
+    if (spec == "exact") continue;
+    name = spec;
+    break;
+  }
+  retrieval.indices = {name};
+}
+
+LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
+                         const ModelFlags& model, const RetrievalFlags& retrieval,
+                         const std::string& own, const Device& device, ProgressBar& progress) {
+  check_model_of(file.file, own, info.model, info.made_with, model);
+  check_indices(device, info.shape, retrieval, info.tokens);
+  const Stopwatch watch;
+  const std::string& index = retrieval.indices.front();
+  const std::string tail = tail_beside(retrieval.tail, index);
+  std::vector<std::string> wanted = {index};
+  if (!tail.empty() && tail != "none") wanted.push_back(tail);
+  LoadedContext loaded = load_context(file.file, {.mapped = file.mapped,
+                                                  .memory_budget = file.memory,
+                                                  .indices = wanted,
+                                                  .device = device,
+                                                  .progress = progress.callback("load")});
+  progress.finish();
+  // Another file may have taken the name since.
+  check_model_of(file.file, own, loaded.origin.model, loaded.origin.made_with, model);
+  if (loaded.origin.end.chat != info.end.chat || loaded.context->tokens() != info.tokens)
+    throw FileError(printable(file.file) + ": was replaced while the model was loaded; ask again");
+  if (!file.quiet) {
+    fmt::print(stderr, "context    {} tokens, {} {} in {}\n", format_grouped(info.tokens),
+               byte_text(info.file_bytes), file.mapped ? "mapped" : "read",
+               format_seconds(watch.seconds()));
+  }
+  loaded.context = loaded.context->with_index(index, progress.callback("index"), device);
+  loaded.context = with_tail(loaded.context, tail, progress.callback("tail"), device);
+  progress.finish();
+  return loaded;
+}
+
+}  // namespace topkv::cli

@@ -1,0 +1,32 @@
+// Contexts in files, loaded to be asked with the index and the tail that flags or the file name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "src/cli/options.h"
+#include "src/cli/progress_bar.h"
+#include "topkv/context_file.h"
+#include "topkv/device.h"
+
+namespace topkv::cli {
+
+/// Of the file's indices the first that is more than rows in place, where no flag names one.
+void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info);
+
+struct AskedFile {
+  std::string file;
+  bool mapped = false;
+  std::int64_t memory = 0;  ///< that rows may take; 0: what the machine has free
+  bool quiet = false;       ///< nothing is told of it
+};
+
+/// info: of the file, before the model was loaded; own: the model's fingerprint. retrieval names
+/// one index. Tells the context's size on standard error, unless quiet. Throws what load_context
+/// and with_index do, FileError where the file is of another model or has been replaced, and
+/// Interrupted.
+LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,
+                         const ModelFlags& model, const RetrievalFlags& retrieval,
+                         const std::string& own, const Device& device, ProgressBar& progress);
+
+}  // namespace topkv::cli

@@ -1,0 +1,335 @@
+#include "src/model/generation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/core/convert.h"
+#include "src/core/printable.h"
+#include "src/core/utf8.h"
+#include "src/model/logprobs.h"
+#include "topkv/error.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t logits_at_a_time = 16;
+constexpr std::int64_t most_logprobs = 20;
+
+}  // namespace
+
+void check_generation(const Model::Impl& model, const Session& session,
+                      std::span<const Token> prompt, const GenerateOptions& options) {
+  if (prompt.empty())
+    throw InvalidArgument("the prompt is empty; generation needs at least one token");
+  if (options.max_tokens < 0) {
+    throw InvalidArgument(
+        fmt::format("{} tokens to generate; expected 0 or more", options.max_tokens));
+  }
+  model.check_tokens(prompt);
+  model.check_session(session);
+  const std::int64_t capacity = session.options().capacity;
+  if (std::ssize(prompt) > capacity - session.own_tokens()) {
+    throw InvalidArgument(
+        fmt::format("a prompt of {} tokens for a session that holds {} of its own and has room for "
+                    "{}; open it with a larger capacity",
+                    prompt.size(), session.own_tokens(), capacity));
+  }
+  model.check_tokens(options.before);
+  if (options.logprobs < -1 || options.logprobs > most_logprobs) {
+    throw InvalidArgument(
+        fmt::format("log-probabilities of {} tokens; expected from 0 to {}, or -1 for none",
+                    options.logprobs, most_logprobs));
+  }
+  for (const std::string& stop : options.stop) {
+    if (!stop.empty() && valid_utf8_bytes(stop) == stop.size()) continue;
+    throw InvalidArgument(
+        fmt::format("the stop text {}; expected some, in UTF-8",
+                    stop.empty() ? "is empty" : "\"" + printable_beginning(stop) + "\""));
+  }
+}
+
+Answering::Answering(GenerationBatch::Id number, Session& of, std::span<const Token> asked,
+                     const GenerateOptions& with, TokenFn tell, TextFn say,
+                     const Model::Impl& model)
+    : id(number),
+      session(&of),
+      prompt(asked.begin(), asked.end()),
+      length(of.tokens() + std::ssize(asked)),
+      options(with),
+      on_token(std::move(tell)),
+      on_text(std::move(say)),
+      sampler(with.sampling),
+      reading(options.progress, "prompt", std::ssize(asked)),
+      undo(of),
+      searched_before(of.stats().search_seconds) {
+  if (on_text || !options.stop.empty()) text.emplace(model.text_tokenizer(), options.stop);
+  sampler.read(options.before, model.config.vocab_size);
+  sampler.read(prompt, model.config.vocab_size);
+}
+
+void Answering::choose(std::span<const float> logits) {
+  next = sampler.sample(logits);
+  if (options.logprobs >= 0) next_logprobs = logprobs_of(logits, next, options.logprobs);
+}
+
+bool Answering::tell(std::span<const Token> end_tokens) {
+  if (!decoding) decoding.emplace();
+  std::vector<Token>& answer = result.tokens;
+  const bool full = std::ssize(answer) >= options.max_tokens;
+  if (full || std::ranges::count(end_tokens, next) > 0) {
+    end(full ? Finish::length : Finish::end_token);
+    return false;
+  }
+  answer.push_back(next);
+  sampler.answer(next);
+  stage = Stage::told;
+  if (options.logprobs >= 0) {
+    result.logprobs.push_back(std::move(next_logprobs));
+    if (options.on_logprobs) options.on_logprobs(result.logprobs.back());
+  }
+  bool goes_on = !on_token || on_token(next);
+  if (text) goes_on = say(text->push(next)) && goes_on;
+  if (text && text->stopped()) {
+    end(Finish::stop_text);
+  } else if (!goes_on) {
+    end(Finish::caller);
+  } else if (std::ssize(answer) == options.max_tokens) {
+    end(Finish::length);
+  } else {
+    return true;
+  }
+  return false;
+}
+
+bool Answering::say(const std::string& piece) {
+  if (piece.empty()) return true;
+  result.text += piece;
+  return !on_text || on_text(piece);
+}
+
+void Answering::end(Finish why) {
+  result.finish = why;
+  if (text) say(text->finish());
+}
+
+GenerateResult Answering::leave() {
+  if (text) result.text += text->finish();
+  undo.keep();
+  if (decoding) result.decode_seconds = decoding->seconds();
+  return std::move(result);
+}
+
+GenerationBatch::Id Generation::add(Session& session, std::span<const Token> prompt,
+                                    const GenerateOptions& options, TokenFn on_token,
+                                    TextFn on_text) {
+  check_generation(model_, session, prompt, options);
+  auto one = std::make_unique<Answering>(next_id_, session, prompt, options, std::move(on_token),
+                                         std::move(on_text), model_);
+  const std::size_t count = members_.size() + 1;
+  members_.reserve(count);
+  finished_.reserve(finished_.size() + count);
+  stepped_.reserve(count);
+  sessions_.reserve(count);
+  tokens_.reserve(count);
+  positions_.reserve(count);
+  best_.reserve(count);
+  if (one->from_logits()) {
+    const auto wanted =
+        1 + std::ranges::count_if(members_, [](const auto& other) { return other->from_logits(); });
+    const auto rows = static_cast<std::size_t>(std::min(wanted, logits_at_a_time));
+    const std::size_t size = rows * static_cast<std::size_t>(model_.config.vocab_size);
+    if (logits_.size() < size) logits_.resize(size);
+  }
+  if (!lease_) {
+    lease_.emplace(model_);
+    before_ = (**lease_).times();
+  }
+  members_.push_back(std::move(one));
+  return next_id_++;
+}
+
+void Generation::read() {
+  const auto found = std::ranges::find_if(
+      members_, [](const auto& one) { return one->stage == Answering::Stage::prompt; });
+  if (found == members_.end()) return;
+  Answering* const one = found->get();
+  watching({&one, 1}, [&] {
+    if (one->read == 0) model_.check_reach(one->length);
+    const Stopwatch reading;
+    const std::span<const Token> left = std::span<const Token>(one->prompt).subspan(one->read);
+    const auto piece = left.first(std::min(left.size(), static_cast<std::size_t>(session_chunk)));
+    Forward& forward = **lease_;
+    one->reading.chunk(std::ssize(piece), [&] {
+      model_.blaming_weights([&] {
+        forward.run(piece, one->session->tokens(), one->length,
+                    [&](const AttentionStep& step) { one->session->attend(step); });
+        if (piece.size() == left.size()) choose(std::ssize(piece) - 1, {&one, 1});
+      });
+    });
+    one->read += piece.size();
+    one->result.prompt_seconds += reading.seconds();
+    if (piece.size() == left.size()) one->stage = Answering::Stage::chosen;
+  });
+}
+
+void Generation::feed() {
+  stepped_.clear();
+  for (std::size_t i = members_.size(); i-- > 0;) {  // from the end on, for some may leave
+    Answering* const one = members_[i].get();
+    if (one->stage != Answering::Stage::told) continue;
+    bool can = false;
+    watching({&one, 1}, [&] {
+      check_step(*one);
+      can = true;
+    });
+    if (can) stepped_.push_back(one);
+  }
+  std::ranges::reverse(stepped_);
+  std::ranges::stable_partition(stepped_, &Answering::from_logits);
+  if (model_.config.dual_chunk.chunk_size > 0) {  // positions of a step are those of one text
+    for (Answering* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}); });
+  } else if (!stepped_.empty()) {
+    watching(stepped_, [&] { step(stepped_); });
+  }
+}
+
+void Generation::check_step(const Answering& one) const {
+  model_.check_reach(one.session->tokens() + 1);
+  const std::int64_t capacity = one.session->options().capacity;
+  if (one.session->own_tokens() < capacity) return;
+  throw InvalidArgument(
+      fmt::format("the session holds {} tokens of its own, all that it has room for; open it with "
+                  "a larger capacity or generate fewer",
+                  capacity));
+}
+
+void Generation::step(std::span<Answering* const> those) {
+  sessions_.clear();
+  tokens_.clear();
+  positions_.clear();
+  for (Answering* const one : those) {
+    sessions_.push_back(one->session);
+    tokens_.push_back(one->result.tokens.back());
+    positions_.push_back(one->session->tokens());
+  }
+  Forward& forward = **lease_;
+  model_.blaming_weights([&] {
+    const auto attend = [&](const AttentionStep& step) {
+      AttentionStep of_each = step;
+      of_each.tokens = 1;
+      Session::attend_together(sessions_, of_each);
+    };
+    if (model_.config.dual_chunk.chunk_size > 0) {
+      forward.run(tokens_, positions_[0], positions_[0] + 1, attend);
+    } else {
+      forward.run_each(tokens_, positions_, attend);
+    }
+    choose(0, those);
+  });
+  for (Answering* const one : those) {
+    ++one->result.steps;
+    one->stage = Answering::Stage::chosen;
+  }
+}
+
+void Generation::choose(std::int64_t at, std::span<Answering* const> those) {
+  Forward& forward = **lease_;
+  const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
+  const auto sampled = static_cast<std::int64_t>(
+      std::ranges::partition_point(those, &Answering::from_logits) - those.begin());
+  for (std::int64_t first = 0; first < sampled; first += logits_at_a_time) {
+    const std::int64_t count = std::min(logits_at_a_time, sampled - first);
+    forward.logits(at + first, count, logits_.data());
+    if (first_not_finite(logits_.data(), count * model_.config.vocab_size) >= 0) fail_not_finite();
+    for (std::int64_t i = 0; i < count; ++i) {
+      those[static_cast<std::size_t>(first + i)]->choose(
+          std::span(logits_).subspan(static_cast<std::size_t>(i) * vocabulary, vocabulary));
+    }
+  }
+  const auto greedy = those.subspan(static_cast<std::size_t>(sampled));
+  if (greedy.empty()) return;
+  best_.resize(greedy.size());
+  forward.best(at + sampled, best_);
+  for (std::size_t i = 0; i < greedy.size(); ++i) greedy[i]->next = best_[i];
+}
+
+void Generation::tell() {
+  for (std::size_t i = 0; i < members_.size();) {
+    Answering* const one = members_[i].get();
+    const std::size_t before = members_.size();
+    if (one->stage == Answering::Stage::chosen) {
+      watching({&one, 1}, [&] {
+        if (one->tell(model_.config.eos)) return;
+        finished_.push_back({.id = one->id, .result = one->leave()});
+        erase(i);
+      });
+    }
+    if (members_.size() == before) ++i;
+  }
+}
+
+template <class Work>
+void Generation::watching(std::span<Answering* const> those, const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    for (Answering* const one : those) fail(*one, std::current_exception());
+  }
+}
+
+void Generation::fail(const Answering& one, const std::exception_ptr& error) {
+  const auto at = std::ranges::find_if(members_, [&](const auto& m) { return m.get() == &one; });
+  finished_.push_back({.id = one.id, .error = error});
+  erase(static_cast<std::size_t>(at - members_.begin()));
+}
+
+std::vector<GenerationBatch::Finished> Generation::finished() {
+  if (finished_.empty()) return {};
+  std::vector<GenerationBatch::Finished> all;
+  all.reserve(members_.size());  // room for those that are left, as add promises
+  std::swap(all, finished_);
+  std::ranges::sort(all, {}, &GenerationBatch::Finished::id);
+  return all;
+}
+
+GenerateResult Generation::remove(GenerationBatch::Id id) {
+  const auto at = std::ranges::find_if(members_, [&](const auto& one) { return one->id == id; });
+  if (at == members_.end()) {
+    throw InvalidArgument(
+        fmt::format("the batch has no session of id {}; it may have finished", id));
+  }
+  GenerateResult result = (*at)->leave();
+  erase(static_cast<std::size_t>(at - members_.begin()));
+  return result;
+}
+
+void Generation::erase(std::size_t member) {
+  const auto at = members_.begin() + static_cast<std::ptrdiff_t>(member);
+  try {
+    searched_ += (*at)->session->stats().search_seconds - (*at)->searched_before;
+    if (members_.size() == 1) spent_ += (**lease_).times() - before_;
+  } catch (const std::exception&) {
+    // Only a device that no longer works: the session then refuses all calls itself.
+  }
+  members_.erase(at);
+  if (members_.empty()) lease_.reset();
+}
+
+std::int64_t Generation::reading() const {
+  return std::ranges::count_if(
+      members_, [](const auto& one) { return one->stage == Answering::Stage::prompt; });
+}
+
+ForwardTimes Generation::times() const {
+  ForwardTimes times = spent_;
+  if (lease_) times += (**lease_).times() - before_;
+  times.search = searched_;
+  for (const auto& one : members_)
+    times.search += one->session->stats().search_seconds - one->searched_before;
+  times.attention -= times.search;
+  return times;
+}
+
+}  // namespace topkv

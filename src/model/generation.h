@@ -1,0 +1,124 @@
+// Generation, for one session or many: the one place where prompts are read and answers grow.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/core/stopwatch.h"
+#include "src/model/answer_text.h"
+#include "src/model/generate_parts.h"
+#include "src/model/reading.h"
+#include "src/model/sampler.h"
+#include "topkv/generation.h"
+
+namespace topkv {
+
+/// One of the sessions that answer together.
+struct Answering {
+  enum class Stage : std::uint8_t {
+    prompt,  ///< has some of it before it
+    chosen,  ///< has a next token, which is not told
+    told,    ///< its last token is told, and is to be fed
+  };
+
+  Answering(GenerationBatch::Id id, Session& of, std::span<const Token> asked,
+            const GenerateOptions& with, TokenFn tell, TextFn say, const Model::Impl& model);
+
+  /// Whether its next token is chosen from logits; else it is the likeliest.
+  bool from_logits() const { return sampler.needs_logits() || options.logprobs >= 0; }
+  /// Chooses what follows. REQUIRES: from_logits; they are finite.
+  void choose(std::span<const float> logits);
+  /// Tells the chosen token. False where the answer ends with it or before.
+  bool tell(std::span<const Token> end_tokens);
+  /// The result as it is, which the session keeps: it leaves.
+  GenerateResult leave();
+
+  GenerationBatch::Id id;
+  Session* session;
+  std::vector<Token> prompt;
+  std::size_t read = 0;  // tokens of it
+  std::int64_t length;   // of the session, with the prompt
+  GenerateOptions options;
+  TokenFn on_token;
+  TextFn on_text;
+  Sampler sampler;
+  std::optional<AnswerText> text;  // where it is asked for
+  Reading reading;
+  Undo undo;
+  double searched_before;
+  Stage stage = Stage::prompt;
+  Token next = 0;
+  TokenLogprobs next_logprobs = {};  // where they are asked for
+  GenerateResult result = {};
+  std::optional<Stopwatch> decoding;  // from its first token on
+
+ private:
+  /// Tells a piece of text, unless it is empty.
+  bool say(const std::string& piece);
+  /// Ends the answer, with the text that was held back.
+  void end(Finish why);
+};
+
+/// Sessions that answer together. A failure of one is kept for it among those that finished, and
+/// its session is then as it was before its add.
+class Generation {
+ public:
+  explicit Generation(const Model::Impl& model) : model_(model) {}
+
+  /// Throws as Model::generate does before any work. REQUIRES: Session::check_together with those
+  /// that are in.
+  GenerationBatch::Id add(Session& session, std::span<const Token> prompt,
+                          const GenerateOptions& options, TokenFn on_token, TextFn on_text);
+
+  /// Reads a chunk of the first prompt that is not read, if there is one.
+  void read();
+  /// Feeds the last tokens of all that told one, together.
+  void feed();
+  /// Tells the tokens that are chosen.
+  void tell();
+  /// Those that left since this was last called.
+  std::vector<GenerationBatch::Finished> finished();
+
+  GenerateResult remove(GenerationBatch::Id id);
+  std::span<const std::unique_ptr<Answering>> members() const { return members_; }
+  std::int64_t reading() const;
+  ForwardTimes times() const;
+
+ private:
+  /// Feeds the last tokens of some and chooses what follows.
+  void step(std::span<Answering* const> those);
+  /// Chooses what follows the last run's tokens from number `at` on. REQUIRES: those that choose
+  /// from logits come first.
+  void choose(std::int64_t at, std::span<Answering* const> those);
+  /// Runs work of one of them, or of several; where it throws, all of these leave.
+  template <class Work>
+  void watching(std::span<Answering* const> those, const Work& work);
+  void fail(const Answering& one, const std::exception_ptr& error);
+  /// Erases a member and counts what its session searched.
+  void erase(std::size_t member);
+  void check_step(const Answering& one) const;
+
+  const Model::Impl& model_;
+  std::optional<Lease> lease_;  // while there are members
+  ForwardTimes before_;         // of the lease's pass, when it was taken
+  ForwardTimes spent_;          // by passes that were given back
+  double searched_ = 0;         // by members that left
+  GenerationBatch::Id next_id_ = 0;
+  std::vector<std::unique_ptr<Answering>> members_;  // in the order of their add
+  std::vector<GenerationBatch::Finished> finished_;  // with room for all members
+  // Of a step.
+  std::vector<Answering*> stepped_;
+  std::vector<Session*> sessions_;
+  std::vector<Token> tokens_;
+  std::vector<std::int64_t> positions_;
+  std::vector<Token> best_;
+  std::vector<float> logits_;  // [up to logits_at_a_time, vocab_size]
+};
+
+}  // namespace topkv

@@ -1,0 +1,67 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "src/model/generation.h"
+#include "topkv/error.h"
+
+namespace topkv {
+
+struct GenerationBatch::Impl {
+  explicit Impl(const Model::Impl& model) : generation(model) {}
+
+  /// Throws InvalidArgument within a step.
+  void check_between_steps() const {
+    if (!stepping) return;
+    throw InvalidArgument(
+        "a batch was called by what it calls (on_token, progress); call it between its steps");
+  }
+
+  Generation generation;
+  bool stepping = false;
+};
+
+GenerationBatch::GenerationBatch(const Model& model)
+    : impl_(std::make_unique<Impl>(*model.impl_)) {}
+GenerationBatch::~GenerationBatch() = default;
+GenerationBatch::GenerationBatch(GenerationBatch&&) noexcept = default;
+GenerationBatch& GenerationBatch::operator=(GenerationBatch&&) noexcept = default;
+
+GenerationBatch::Id GenerationBatch::add(Session& session, std::span<const Token> prompt,
+                                         const GenerateOptions& options, TokenFn on_token,
+                                         TextFn on_text) {
+  impl_->check_between_steps();
+  if (size() == most_sessions) {
+    throw InvalidArgument(
+        fmt::format("the batch holds {} sessions, the most it can; add others when some have left",
+                    most_sessions));
+  }
+  std::vector<Session*> all;
+  for (const auto& one : impl_->generation.members()) all.push_back(one->session);
+  all.push_back(&session);
+  Session::check_together(all);
+  return impl_->generation.add(session, prompt, options, std::move(on_token), std::move(on_text));
+}
+
+std::vector<GenerationBatch::Finished> GenerationBatch::step() {
+  impl_->check_between_steps();
+  impl_->stepping = true;
+  Generation& generation = impl_->generation;
+  // Whose prompt ends here feeds its first token in the next step.
+  generation.read();
+  generation.feed();
+  generation.tell();
+  impl_->stepping = false;
+  return generation.finished();
+}
+
+GenerateResult GenerationBatch::remove(Id id) {
+  impl_->check_between_steps();
+  return impl_->generation.remove(id);
+}
+
+std::int64_t GenerationBatch::size() const { return std::ssize(impl_->generation.members()); }
+std::int64_t GenerationBatch::reading() const { return impl_->generation.reading(); }
+ForwardTimes GenerationBatch::times() const { return impl_->generation.times(); }
+
+}  // namespace topkv

@@ -1,0 +1,49 @@
+#include "src/serve/answer.h"
+
+#include <utility>
+
+namespace topkv::serve {
+
+void Answer::put(Event event, std::int64_t tokens) {
+  {
+    const std::lock_guard lock(mutex_);
+    usage_.generated += tokens;
+    if (!event.finish.empty() && running_ > 0) --running_;
+    if (event.text.empty() && event.logprobs.empty() && event.finish.empty()) return;
+    events_.push_back(std::move(event));
+  }
+  arrived_.notify_one();
+}
+
+void Answer::fail(Problem problem) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!problem_) problem_ = std::move(problem);
+  }
+  cancelled_ = true;  // of the request's other answers
+  arrived_.notify_one();
+}
+
+std::optional<Event> Answer::next(std::chrono::milliseconds wait) {
+  std::unique_lock lock(mutex_);
+  arrived_.wait_for(lock, wait, [&] { return !events_.empty() || problem_; });
+  if (!events_.empty()) {
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+  }
+  if (problem_) throw *problem_;
+  return {};
+}
+
+bool Answer::finished() const {
+  const std::lock_guard lock(mutex_);
+  return running_ == 0 && events_.empty();
+}
+
+Usage Answer::usage() const {
+  const std::lock_guard lock(mutex_);
+  return usage_;
+}
+
+}  // namespace topkv::serve

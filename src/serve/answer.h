@@ -1,0 +1,76 @@
+// The answers to one request, on their way from the scheduler to the thread that sends them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/serve/problem.h"
+
+namespace topkv::serve {
+
+/// One token of an answer, as "logprobs" tell it.
+struct ToldToken {
+  std::string bytes;
+  double logprob = 0;
+  struct Alternative {
+    std::string bytes;
+    double logprob = 0;
+  };
+  std::vector<Alternative> top = {};  ///< best first
+};
+
+/// What has become of one of the answers.
+struct Event {
+  std::size_t choice = 0;
+  std::string text = {};                 ///< more of it, in whole characters; may be empty
+  std::vector<ToldToken> logprobs = {};  ///< of the tokens that came, where they were asked for
+  std::string finish = {};               ///< "stop" or "length" where it has ended
+};
+
+/// Tokens that a request took.
+struct Usage {
+  std::int64_t context = 0;
+  std::int64_t prompt = 0;     ///< behind the context; of one answer
+  std::int64_t generated = 0;  ///< of all answers together
+};
+
+/// One thread puts, another takes; anybody may cancel.
+class Answer {
+ public:
+  explicit Answer(std::size_t choices, Usage usage) : running_(choices), usage_(usage) {}
+
+  /// Adds to what waits, unless nothing is in it. tokens: how many more were generated.
+  void put(Event event, std::int64_t tokens);
+  /// Ends all answers.
+  void fail(Problem problem);
+
+  /// Nobody waits for the rest.
+  void cancel() { cancelled_ = true; }
+  bool cancelled() const { return cancelled_; }
+
+  /// The next event, where one comes in that time. Throws the Problem that ended it, once all that
+  /// came before is taken.
+  std::optional<Event> next(std::chrono::milliseconds wait);
+  /// Whether all answers have ended and were taken.
+  bool finished() const;
+  Usage usage() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<Event> events_;
+  std::optional<Problem> problem_;
+  std::size_t running_;
+  Usage usage_;
+  std::atomic<bool> cancelled_ = false;
+};
+
+}  // namespace topkv::serve

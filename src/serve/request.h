@@ -1,0 +1,71 @@
+// Bodies of requests, from anybody: parsed within limits, every field checked or refused. Pure
+// functions; they throw Problem (400), which names the field.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topkv/chat_template.h"
+
+namespace topkv::serve {
+
+/// Longest bodies that are read, in bytes.
+inline constexpr std::int64_t max_request_bytes = std::int64_t{4} << 20;
+inline constexpr std::int64_t max_context_bytes = std::int64_t{64} << 20;
+
+/// Most answers to one request.
+inline constexpr std::int64_t max_choices = 8;
+/// Most stop strings, and bytes of each.
+inline constexpr std::size_t max_stops = 4;
+inline constexpr std::size_t max_stop_bytes = 256;
+/// Most alternatives to a token that are told.
+inline constexpr std::int64_t max_top_logprobs = 20;
+
+/// How an answer is generated; what is not given is the model's own, or off.
+struct AnswerOptions {
+  std::optional<std::int64_t> max_tokens;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<std::int64_t> top_k;
+  std::optional<double> min_p;
+  std::optional<double> frequency_penalty;
+  std::optional<double> presence_penalty;
+  std::optional<double> repetition_penalty;
+  std::optional<std::uint64_t> seed;
+  std::vector<std::string> stop;
+  std::int64_t choices = 1;              ///< "n"
+  std::optional<std::int64_t> logprobs;  ///< so many alternatives of each token; 0: itself alone
+};
+
+/// POST /v1/completions or /v1/chat/completions.
+struct AnswerRequest {
+  bool chat = false;
+  std::string model;    ///< empty: the one that is served
+  std::string context;  ///< a name; empty: none
+  std::string prompt;   ///< unless chat
+  std::vector<ChatMessage> messages;
+  AnswerOptions options;
+  bool stream = false;
+  bool stream_usage = false;  ///< "stream_options": {"include_usage": true}
+};
+
+AnswerRequest parse_completion(std::string_view body);
+AnswerRequest parse_chat(std::string_view body);
+
+/// POST /v1/contexts.
+struct ContextRequest {
+  std::string name;
+  std::string text;
+  bool chat = false;
+  std::string system;
+};
+
+ContextRequest parse_context(std::string_view body);
+
+/// Names of contexts: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not '.' first.
+bool is_context_name(std::string_view name);
+
+}  // namespace topkv::serve

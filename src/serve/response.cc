@@ -1,0 +1,172 @@
+#include "src/serve/response.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "src/core/utf8.h"
+
+namespace topkv::serve {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string text_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::int64_t characters_of(const std::string& text) {
+  std::int64_t count = 0;
+  for (const char c : text) count += (static_cast<unsigned char>(c) & 0xc0U) != 0x80U ? 1 : 0;
+  return count;
+}
+
+Json bytes_of(const std::string& text) {
+  Json bytes = Json::array();
+  for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
+  return bytes;
+}
+
+Json usage_of(const Usage& usage) {
+  Json json;
+  json["prompt_tokens"] = usage.context + usage.prompt;
+  json["completion_tokens"] = usage.generated;
+  json["total_tokens"] = usage.context + usage.prompt + usage.generated;
+  json["prompt_tokens_details"]["cached_tokens"] = usage.context;
+  return json;
+}
+
+Json chat_token(const std::string& bytes, double logprob) {
+  Json json;
+  json["token"] = replace_invalid_utf8(bytes);
+  json["logprob"] = logprob;
+  json["bytes"] = bytes_of(bytes);
+  return json;
+}
+
+Json chat_logprobs(const std::vector<ToldToken>& tokens) {
+  if (tokens.empty()) return nullptr;
+  Json content = Json::array();
+  for (const ToldToken& token : tokens) {
+    Json one = chat_token(token.bytes, token.logprob);
+    one["top_logprobs"] = Json::array();
+    for (const auto& other : token.top)
+      one["top_logprobs"].push_back(chat_token(other.bytes, other.logprob));
+    content.push_back(std::move(one));
+  }
+  Json json;
+  json["content"] = std::move(content);
+  return json;
+}
+
+/// at: characters before the first of them; moved on.
+Json completion_logprobs(const std::vector<ToldToken>& tokens, std::int64_t& at) {
+  if (tokens.empty()) return nullptr;
+  Json json;
+  for (const char* key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"})
+    json[key] = Json::array();
+  for (const ToldToken& token : tokens) {
+    json["tokens"].push_back(replace_invalid_utf8(token.bytes));
+    json["token_logprobs"].push_back(token.logprob);
+    Json top = Json::object();
+    for (const auto& other : token.top) top[replace_invalid_utf8(other.bytes)] = other.logprob;
+    json["top_logprobs"].push_back(std::move(top));
+    json["text_offset"].push_back(at);
+    at += characters_of(token.bytes);
+  }
+  return json;
+}
+
+Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
+
+Json head(const std::string& id, const char* object, std::int64_t created,
+          const std::string& model) {
+  Json json;
+  json["id"] = id;
+  json["object"] = object;
+  json["created"] = created;
+  json["model"] = model;
+  return json;
+}
+
+}  // namespace
+
+std::string sse(const std::string& data) { return "data: " + data + "\n\n"; }
+
+Responder::Responder(const AnswerRequest& request, std::string id, std::int64_t created,
+                     std::string model)
+    : chat_(request.chat),
+      usage_in_chunks_(request.stream_usage),
+      id_(std::move(id)),
+      created_(created),
+      model_(std::move(model)),
+      characters_(static_cast<std::size_t>(request.options.choices)) {}
+
+std::vector<std::string> Responder::opening() const {
+  std::vector<std::string> chunks;
+  for (std::size_t i = 0; chat_ && i < characters_.size(); ++i) {
+    Json choice;
+    choice["index"] = i;
+    choice["delta"] = {{"role", "assistant"}, {"content", ""}};
+    choice["logprobs"] = nullptr;
+    choice["finish_reason"] = nullptr;
+    Json json = head(id_, "chat.completion.chunk", created_, model_);
+    json["choices"] = Json::array({std::move(choice)});
+    if (usage_in_chunks_) json["usage"] = nullptr;
+    chunks.push_back(text_of(json));
+  }
+  return chunks;
+}
+
+std::string Responder::chunk(const Event& event) {
+  Json choice;
+  choice["index"] = event.choice;
+  if (chat_) {
+    choice["delta"] = Json::object();
+    if (!event.text.empty()) choice["delta"]["content"] = event.text;
+    choice["logprobs"] = chat_logprobs(event.logprobs);
+  } else {
+    choice["text"] = event.text;
+    choice["logprobs"] = completion_logprobs(event.logprobs, characters_.at(event.choice));
+  }
+  choice["finish_reason"] = text_or_null(event.finish);
+  Json json = head(id_, chat_ ? "chat.completion.chunk" : "text_completion", created_, model_);
+  json["choices"] = Json::array({std::move(choice)});
+  if (usage_in_chunks_) json["usage"] = nullptr;
+  return text_of(json);
+}
+
+std::string Responder::usage_chunk(const Usage& usage) const {
+  Json json = head(id_, chat_ ? "chat.completion.chunk" : "text_completion", created_, model_);
+  json["choices"] = Json::array();
+  json["usage"] = usage_of(usage);
+  return text_of(json);
+}
+
+std::string Responder::whole(const std::vector<Event>& events, const Usage& usage) {
+  std::vector<Event> answers(characters_.size());
+  for (const Event& event : events) {
+    Event& answer = answers.at(event.choice);
+    answer.text += event.text;
+    answer.logprobs.insert(answer.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    answer.finish += event.finish;
+  }
+  Json json = head(id_, chat_ ? "chat.completion" : "text_completion", created_, model_);
+  json["choices"] = Json::array();
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    Json choice;
+    choice["index"] = i;
+    if (chat_) {
+      choice["message"] = {{"role", "assistant"}, {"content", answers[i].text}};
+      choice["logprobs"] = chat_logprobs(answers[i].logprobs);
+    } else {
+      choice["text"] = answers[i].text;
+      choice["logprobs"] = completion_logprobs(answers[i].logprobs, characters_[i]);
+    }
+    choice["finish_reason"] = text_or_null(answers[i].finish);
+    json["choices"].push_back(std::move(choice));
+  }
+  json["usage"] = usage_of(usage);
+  return text_of(json);
+}
+
+}  // namespace topkv::serve

@@ -1,0 +1,347 @@
+#include "src/serve/routes.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "src/core/printable.h"
+#include "src/core/stopwatch.h"
+#include "src/serve/guard.h"
+#include "src/serve/problem.h"
+#include "src/serve/request.h"
+#include "src/serve/response.h"
+
+namespace topkv::serve {
+namespace {
+
+using httplib::Request;
+using httplib::Response;
+using Handled = httplib::Server::HandlerResponse;
+
+constexpr const char* json_type = "application/json";
+constexpr const char* paths[] = {"/",
+                                 "/health",
+                                 "/metrics",
+                                 "/v1/models",
+                                 "/v1/contexts",
+                                 "/v1/completions",
+                                 "/v1/chat/completions"};
+constexpr std::string_view one_context = "/v1/contexts/";
+constexpr const char* posts[] = {"/v1/contexts", "/v1/completions", "/v1/chat/completions"};
+/// A client that is gone before its answer, in the log; nginx' number.
+constexpr int client_gone = 499;
+constexpr auto moment = std::chrono::milliseconds(100);
+
+/// What the log tells of the request that this thread handles.
+struct Note {
+  Stopwatch watch;
+  std::string context;
+  Usage usage;
+  bool gone = false;
+};
+thread_local Note note;
+
+bool is_known(const std::string& path) {
+  return std::ranges::find(paths, path) != std::end(paths) ||
+         (path.starts_with(one_context) && is_context_name(path.substr(one_context.size())));
+}
+
+/// For a metric: of few names.
+std::string label_of(const std::string& path) {
+  if (!is_known(path)) return "other";
+  return path.starts_with(one_context) ? "/v1/contexts/NAME" : path;
+}
+
+void set_problem(Response& response, const Problem& problem) {
+  response.status = problem.status();
+  if (problem.status() == 429 || problem.status() == 503) response.set_header("Retry-After", "1");
+  if (problem.status() == 401) response.set_header("WWW-Authenticate", "Bearer");
+  response.set_content(error_body(problem), json_type);
+}
+
+/// A handler whose problems are told.
+template <class Work>
+void answered(Response& response, const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    set_problem(response, current_problem());
+  }
+}
+
+std::string read_body(const httplib::ContentReader& reader, std::int64_t most) {
+  std::string body;
+  bool too_long = false;
+  const bool whole = reader([&](const char* bytes, std::size_t size) {
+    too_long = std::ssize(body) + static_cast<std::int64_t>(size) > most;
+    if (!too_long) body.append(bytes, size);
+    return !too_long;
+  });
+  if (too_long)
+    throw Problem(413, fmt::format("the body has more than {} bytes, the most that is read", most),
+                  {}, "too_large");
+  if (!whole) throw Problem(408, "the body did not come in time, or is not whole");
+  return body;
+}
+
+std::string new_id(bool chat) {
+  static std::atomic<std::uint64_t> count = 0;
+  static const std::uint64_t start = (std::uint64_t{std::random_device()()} << 32) ^
+                                     static_cast<std::uint64_t>(std::time(nullptr));
+  return fmt::format("{}-{:016x}{:06x}", chat ? "chatcmpl" : "cmpl", start, ++count);
+}
+
+/// One answer on its way to a client.
+class Stream {
+ public:
+  Stream(std::shared_ptr<Answer> answer, Responder responder, bool usage)
+      : answer_(std::move(answer)), responder_(std::move(responder)), usage_(usage) {}
+  ~Stream() { answer_->cancel(); }  // nobody else waits for it
+  Stream(const Stream&) = delete;   // cancels once
+  Stream& operator=(const Stream&) = delete;
+
+  /// The next event; none where the client is gone, or at the end. Throws Problem.
+  std::optional<Event> next() {
+    while (!answer_->finished()) {
+      if (std::optional<Event> event = answer_->next(moment)) return event;
+      if (HttpServer::connection().gone()) {
+        note.gone = true;
+        break;
+      }
+    }
+    note.usage = answer_->usage();
+    return {};
+  }
+
+  /// For a stream's first: before its status is sent.
+  void wait_for_first() { first_ = next(); }
+
+  bool send(httplib::DataSink& sink) {
+    const auto write = [&](const std::string& text) {
+      return sink.write(text.data(), text.size());
+    };
+    try {
+      bool sent = true;
+      if (std::exchange(opens_, false))
+        for (const std::string& chunk : responder_.opening()) sent = sent && write(sse(chunk));
+      const std::optional<Event> event = first_ ? std::exchange(first_, {}) : next();
+      note.usage = answer_->usage();
+      if (event) {
+        sent = sent && write(sse(responder_.chunk(*event)));
+        if (!sent) note.gone = true;
+        return sent;
+      }
+      if (note.gone) return false;
+      if (usage_) sent = sent && write(sse(responder_.usage_chunk(answer_->usage())));
+      sent = sent && write(sse_done);
+    } catch (const Problem& problem) {  // too late for its status
+      write(sse(error_body(problem)));
+    }
+    sink.done();
+    return true;
+  }
+
+  /// All of it, in one piece; empty where the client is gone.
+  std::string whole() {
+    std::vector<Event> events;
+    while (std::optional<Event> event = next()) events.push_back(std::move(*event));
+    return note.gone ? std::string() : responder_.whole(events, answer_->usage());
+  }
+
+ private:
+  std::shared_ptr<Answer> answer_;
+  Responder responder_;
+  bool usage_;
+  bool opens_ = true;
+  std::optional<Event> first_;
+};
+
+void answer(Service& service, const AnswerRequest& request, Response& response) {
+  note.context = request.context;
+  const auto stream = std::make_shared<Stream>(
+      service.answer(request),
+      Responder(request, new_id(request.chat), static_cast<std::int64_t>(std::time(nullptr)),
+                service.options().model_name),
+      request.stream_usage);
+  if (request.stream) {
+    stream->wait_for_first();
+    response.set_header("Cache-Control", "no-cache");
+    response.set_chunked_content_provider(
+        "text/event-stream",
+        [stream](std::size_t, httplib::DataSink& sink) { return stream->send(sink); });
+    return;
+  }
+  std::string body = stream->whole();
+  if (note.gone)
+    response.status = client_gone;
+  else
+    response.set_content(std::move(body), json_type);
+}
+
+Problem not_for(const Request& request) {
+  return {405, fmt::format("{} is not for {}; docs/server.md lists what there is",
+                           printable_beginning(request.method), request.path)};
+}
+
+/// Refuses, before its body is read, what is not to be answered.
+void check(const Request& request, const ServerOptions& options) {
+  if (!is_known(request.path))
+    throw Problem(
+        404, fmt::format("there is no {} {}; docs/server.md lists what there is",
+                         printable_beginning(request.method), printable_beginning(request.path)));
+  const bool open = request.path == "/" || request.path == "/health";
+  if (!options.api_key.empty() && !open &&
+      !same_secret(bearer_key(request.get_header_value("Authorization")), options.api_key))
+    throw Problem(401, "the API key is missing or another; expected \"Authorization: Bearer KEY\"",
+                  {}, "invalid_api_key");
+  if (options.api_key.empty() && is_loopback(options.host) &&
+      !is_loopback_host_header(request.get_header_value("Host")))
+    throw Problem(
+        403,
+        "the Host header does not name this machine; ask 127.0.0.1 or localhost, or start "
+        "the server with an API key");
+  if (request.method != "POST") {
+    const std::string length = request.get_header_value("Content-Length");
+    if (request.has_header("Transfer-Encoding") || (!length.empty() && length != "0"))
+      throw Problem(400, "expected no body with " + printable_beginning(request.method));
+    return;
+  }
+  if (std::ranges::find(posts, request.path) == std::end(posts)) throw not_for(request);
+  const std::string type = request.get_header_value("Content-Type");
+  if (type.substr(0, type.find(';')) != json_type || request.has_header("Content-Encoding"))
+    throw Problem(415, "expected a body with \"Content-Type: application/json\", not compressed");
+}
+
+Problem unanswered(const Request& request, int status) {
+  if (status == 404 && is_known(request.path)) return not_for(request);
+  if (status == 413) return {413, "the request is too large", {}, "too_large"};
+  return {status, "the request is no HTTP that this server takes"};
+}
+
+void log(Service& service, const Request& request, const Response& response) {
+  const int status = note.gone ? client_gone : response.status;
+  const double seconds = note.watch.seconds();
+  service.metrics().count_request(label_of(request.path), status, seconds);
+  if (note.gone) ++service.metrics().disconnected;
+  std::string line =
+      fmt::format("{:%Y-%m-%d %H:%M:%S} {} {} {}", fmt::gmtime(std::time(nullptr)),
+                  printable_beginning(request.method), printable_beginning(request.path), status);
+  if (!note.context.empty()) line += " " + printable_beginning(note.context);
+  if (note.usage.prompt > 0)
+    line += fmt::format(" {}+{}+{} tokens", note.usage.context, note.usage.prompt,
+                        note.usage.generated);
+  line += fmt::format(" {:.3f} s\n", seconds);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  note = {};
+}
+
+}  // namespace
+
+void add_routes(HttpServer& server, Service& service, const ServerOptions& options) {
+  server.set_pre_routing_handler([&options](const Request& request, Response& response) {
+    note = {};
+    try {
+      check(request, options);
+    } catch (const Problem& problem) {
+      set_problem(response, problem);
+      return Handled::Handled;
+    }
+    return Handled::Unhandled;
+  });
+  server.set_logger([&service](const Request& request, const Response& response) {
+    log(service, request, response);
+    // What is left of a body that nobody read is no request.
+    if (response.status >= 400) HttpServer::close_after_response();
+  });
+  // What httplib refuses by itself, and all else that is no success.
+  server.set_error_handler(
+      httplib::Server::HandlerWithResponse([](const Request& request, Response& response) {
+        if (response.body.empty() && response.status != client_gone)
+          set_problem(response, unanswered(request, response.status));
+        response.set_header("Connection", "close");
+        return Handled::Handled;
+      }));
+  server.set_exception_handler([](const Request&, Response& response, std::exception_ptr error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (...) {
+      set_problem(response, current_problem());
+    }
+  });
+
+  server.Get("/", [](const Request&, Response& response) {
+    response.set_header("Content-Security-Policy",
+                        "default-src 'none'; script-src 'unsafe-inline'; style-src "
+                        "'unsafe-inline'; connect-src 'self'; img-src data:; frame-ancestors "
+                        "'none'; base-uri 'none'; form-action 'none'");
+    response.set_header("X-Content-Type-Options", "nosniff");
+    response.set_content(page, "text/html; charset=utf-8");
+  });
+  server.Get("/health", [](const Request&, Response& response) {
+    response.set_content("{\"status\":\"ok\"}", json_type);
+  });
+  server.Get("/metrics", [&service](const Request&, Response& response) {
+    response.set_content(service.metrics_text(), "text/plain; version=0.0.4; charset=utf-8");
+  });
+  server.Get("/v1/models", [&service](const Request&, Response& response) {
+    response.set_content(service.models(), json_type);
+  });
+  server.Post("/v1/completions",
+              [&service](const Request&, Response& response, const httplib::ContentReader& reader) {
+                answered(response, [&] {
+                  answer(service, parse_completion(read_body(reader, max_request_bytes)), response);
+                });
+              });
+  server.Post("/v1/chat/completions",
+              [&service](const Request&, Response& response, const httplib::ContentReader& reader) {
+                answered(response, [&] {
+                  answer(service, parse_chat(read_body(reader, max_request_bytes)), response);
+                });
+              });
+
+  server.Get("/v1/contexts", [&service](const Request&, Response& response) {
+    response.set_content(service.all_contexts(), json_type);
+  });
+  server.Post("/v1/contexts",
+              [&service](const Request&, Response& response, const httplib::ContentReader& reader) {
+                answered(response, [&] {
+                  // One at a time: these are large.
+                  static std::atomic<bool> taken = false;
+                  if (taken.exchange(true))
+                    throw Problem(429, "another text is being sent; try again when it is there");
+                  const std::shared_ptr<void> given_back(nullptr, [](void*) { taken = false; });
+                  ContextRequest request = parse_context(read_body(reader, max_context_bytes));
+                  note.context = request.name;
+                  service.contexts().create(std::move(request));
+                  response.status = 202;
+                  response.set_content(service.one_context(note.context), json_type);
+                });
+              });
+  server.Get("/v1/contexts/([^/]+)", [&service](const Request& request, Response& response) {
+    answered(response,
+             [&] { response.set_content(service.one_context(request.matches[1]), json_type); });
+  });
+  server.Delete("/v1/contexts/([^/]+)", [&service](const Request& request, Response& response) {
+    answered(response, [&] {
+      const std::string name = request.matches[1];
+      service.contexts().remove(name);
+      nlohmann::ordered_json json;
+      json["name"] = name;
+      json["object"] = "context";
+      json["deleted"] = true;
+      response.set_content(json.dump(), json_type);
+    });
+  });
+}
+
+}  // namespace topkv::serve

@@ -1,0 +1,282 @@
+#include "src/serve/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "src/core/stopwatch.h"
+#include "topkv/error.h"
+#include "topkv/generation.h"
+
+namespace topkv::serve {
+
+/// One answer: first in the queue, then with a session.
+struct Scheduler::Seat {
+  std::shared_ptr<const Question> question;
+  std::shared_ptr<Answer> answer;
+  std::size_t choice = 0;
+  std::int64_t capacity = 0;   // tokens of the session's own
+  std::int64_t row_bytes = 0;  // of one token, all layers
+  std::optional<Session> session;
+  GenerationBatch::Id id = {};
+  std::vector<ToldToken> logprobs;  // of tokens whose text has not come
+  Stopwatch since_start;
+  std::int64_t tokens = 0;
+
+  std::int64_t bytes() const { return capacity * row_bytes; }
+  /// Of those that are not committed.
+  std::int64_t promised() const {
+    return (capacity - (session ? session->own_tokens() : 0)) * row_bytes;
+  }
+};
+
+/// The answers over one context.
+struct Scheduler::Lane {
+  Lane(const Model& model, std::shared_ptr<const ServedContext> of)
+      : context(std::move(of)), batch(model) {}
+
+  std::shared_ptr<const ServedContext> context;
+  std::deque<std::unique_ptr<Seat>> waiting;
+  std::deque<std::unique_ptr<Seat>> admitted;  // without a session yet
+  std::vector<std::unique_ptr<Seat>> running;
+  GenerationBatch batch;  // of those that run, whose sessions outlive it
+};
+
+Scheduler::Scheduler(const Model& model, SchedulerLimits limits, PromisedMemory& memory,
+                     Metrics& metrics)
+    : model_(model), limits_(limits), memory_(memory), metrics_(metrics) {
+  thread_ = std::thread([this] { run(); });
+}
+
+Scheduler::~Scheduler() { end_all(); }
+
+void Scheduler::end_all() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = ends_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<Answer> Scheduler::ask(Question question) {
+  const Context& context = *question.context->context;
+  const AttentionShape& shape = context.shape();
+  const auto asked = std::make_shared<const Question>(std::move(question));
+  const auto answer = std::make_shared<Answer>(
+      asked->choices, Usage{.context = context.tokens(), .prompt = std::ssize(asked->prompt)});
+  const auto choices = static_cast<std::int64_t>(asked->choices);
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw Problem(503, "the server is ending; ask another", {}, "shutting_down");
+  if (waiting_ + choices > limits_.queue)
+    throw Problem(
+        429,
+        fmt::format("{} answers wait, of {} at most; try again later", waiting_, limits_.queue), {},
+        "queue_full");
+  std::unique_ptr<Lane>& lane = lanes_[asked->context.get()];
+  if (!lane) lane = std::make_unique<Lane>(model_, asked->context);
+  for (std::size_t i = 0; i < asked->choices; ++i) {
+    auto seat = std::make_unique<Seat>();
+    seat->question = asked;
+    seat->answer = answer;
+    seat->choice = i;
+    seat->capacity = std::ssize(asked->prompt) + asked->options.max_tokens + 1;
+    seat->row_bytes = shape.layers * shape.kv_heads * context.dtype().row_bytes(shape.head_dim);
+    lane->waiting.push_back(std::move(seat));
+  }
+  waiting_ += choices;
+  metrics_.waiting = waiting_;
+  changed_.notify_all();
+  return answer;
+}
+
+void Scheduler::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
+bool Scheduler::idle() const {
+  const std::lock_guard lock(mutex_);
+  return lanes_.empty();
+}
+
+void Scheduler::run() {
+  std::vector<Lane*> lanes;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return ends_ || !lanes_.empty(); });
+    if (ends_) break;
+    lanes.clear();
+    for (const auto& [context, lane] : lanes_) {
+      admit(*lane);
+      lanes.push_back(lane.get());
+    }
+    count();
+    lock.unlock();
+    for (Lane* lane : lanes) {
+      start(*lane);
+      step(*lane);
+    }
+    lock.lock();
+    for (Lane* lane : lanes) {
+      if (!lane->waiting.empty() || !lane->admitted.empty() || !lane->running.empty()) continue;
+      lanes_.erase(lane->context.get());
+    }
+    count();
+  }
+  const Problem ended(503, "the server ended before the answer was whole", {}, "shutting_down");
+  for (const auto& [context, lane] : lanes_) {
+    for (const auto* seats : {&lane->waiting, &lane->admitted})
+      for (const auto& seat : *seats) seat->answer->fail(ended);
+    for (const auto& seat : lane->running) {
+      lane->batch.remove(seat->id);
+      seat->answer->fail(ended);
+    }
+  }
+  lanes_.clear();
+  waiting_ = 0;
+  count();
+}
+
+/// Lets those in that there is a place and memory for, in the order of the queue. Under the mutex.
+void Scheduler::admit(Lane& lane) {
+  std::erase_if(lane.waiting, [&](const std::unique_ptr<Seat>& seat) {
+    if (!seat->answer->cancelled()) return false;
+    --waiting_;
+    return true;
+  });
+  while (!lane.waiting.empty() &&
+         std::ssize(lane.running) + std::ssize(lane.admitted) < limits_.batch) {
+    Seat& seat = *lane.waiting.front();
+    const std::int64_t left = memory_.left();
+    if (seat.bytes() > left) {
+      if (running_) return;  // when those have ended, there may be
+      const OutOfMemory error(
+          fmt::format("host memory for the KV rows of {} tokens", seat.capacity), seat.bytes(),
+          std::max<std::int64_t>(left, 0), "ask for fewer tokens");
+      seat.answer->fail(Problem(503, error.what(), "max_tokens", "out_of_memory"));
+      lane.waiting.pop_front();
+      --waiting_;
+      continue;
+    }
+    memory_.sessions += seat.bytes();
+    running_ = true;
+    lane.admitted.push_back(std::move(lane.waiting.front()));
+    lane.waiting.pop_front();
+    --waiting_;
+  }
+}
+
+GenerateOptions Scheduler::options_of(Seat& seat) const {
+  GenerateOptions options = seat.question->options;
+  options.sampling.seed += seat.choice;
+  if (options.logprobs < 0) return options;
+  options.on_logprobs = [this, &seat](const TokenLogprobs& of) {
+    const Tokenizer& tokenizer = model_.tokenizer();
+    ToldToken& told = seat.logprobs.emplace_back();
+    told.bytes = tokenizer.bytes_of_token(of.chosen.token);
+    told.logprob = of.chosen.logprob;
+    for (const TokenLogprob& other : of.top)
+      told.top.push_back({tokenizer.bytes_of_token(other.token), other.logprob});
+  };
+  return options;
+}
+
+/// Gives sessions to those that were let in.
+void Scheduler::start(Lane& lane) {
+  for (; !lane.admitted.empty(); lane.admitted.pop_front()) {
+    Seat& seat = *lane.admitted.front();
+    if (seat.answer->cancelled()) continue;
+    try {
+      RetrievalOptions retrieval = lane.context->retrieval;
+      retrieval.capacity = seat.capacity;
+      seat.session.emplace(lane.context->context, std::move(retrieval), model_.device());
+      lane.running.reserve(lane.running.size() + 1);  // nothing fails behind add
+      seat.since_start = Stopwatch();
+      seat.id = lane.batch.add(
+          *seat.session, seat.question->prompt, options_of(seat),
+          [this, &seat](Token) {
+            if (seat.tokens++ == 0) metrics_.count_first_token(seat.since_start.seconds());
+            ++metrics_.generated_tokens;
+            seat.answer->put({.choice = seat.choice}, 1);
+            return !seat.answer->cancelled();
+          },
+          [&seat](std::string_view text) {
+            seat.answer->put({.choice = seat.choice,
+                              .text = std::string(text),
+                              .logprobs = std::exchange(seat.logprobs, {})},
+                             0);
+            return true;
+          });
+      metrics_.prompt_tokens += std::ssize(seat.question->prompt);
+      lane.running.push_back(std::move(lane.admitted.front()));
+    } catch (...) {
+      seat.answer->fail(current_problem());
+    }
+  }
+}
+
+void Scheduler::step(Lane& lane) {
+  std::erase_if(lane.running, [&](const std::unique_ptr<Seat>& seat) {
+    if (!seat->answer->cancelled()) return false;
+    lane.batch.remove(seat->id);
+    return true;
+  });
+  if (lane.running.empty()) return;
+  const Stopwatch watch;
+  const std::int64_t sessions = lane.batch.size() - lane.batch.reading();
+  std::vector<GenerationBatch::Finished> finished;
+  try {
+    finished = lane.batch.step();
+  } catch (...) {  // which no answer is to blame for
+    const Problem problem = current_problem();
+    for (const auto& seat : lane.running) {
+      lane.batch.remove(seat->id);
+      seat->answer->fail(problem);
+    }
+    lane.running.clear();
+    return;
+  }
+  metrics_.count_step(sessions, watch.seconds());
+  for (const GenerationBatch::Finished& one : finished) {
+    const auto at =
+        std::ranges::find(lane.running, one.id, [](const auto& seat) { return seat->id; });
+    if (at == lane.running.end()) continue;
+    Seat& seat = **at;
+    try {
+      if (one.error) std::rethrow_exception(one.error);
+      seat.answer->put({.choice = seat.choice,
+                        .logprobs = std::move(seat.logprobs),
+                        .finish = one.result.finish == Finish::length ? "length" : "stop"},
+                       0);
+    } catch (...) {
+      seat.answer->fail(current_problem());
+    }
+    lane.running.erase(at);
+  }
+}
+
+/// What runs, for all who ask. Under the mutex, between rounds.
+void Scheduler::count() {
+  std::int64_t running = 0, promised = 0, bytes = 0;
+  for (const auto& [context, lane] : lanes_) {
+    for (const auto& seat : lane->admitted) promised += seat->promised();
+    for (const auto& seat : lane->running) {
+      promised += seat->promised();
+      bytes += seat->bytes();
+    }
+    running += std::ssize(lane->running) + std::ssize(lane->admitted);
+  }
+  running_ = running > 0;
+  memory_.sessions = promised;
+  metrics_.running = running;
+  metrics_.waiting = waiting_;
+  metrics_.session_bytes = bytes;
+}
+
+}  // namespace topkv::serve

@@ -1,0 +1,81 @@
+// Answers requests in joint steps: those over one context together, contexts in turn. One thread
+// does all of it; the threads of the HTTP server only put questions and wait.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/serve/answer.h"
+#include "src/serve/metrics.h"
+#include "src/serve/promised_memory.h"
+#include "src/serve/served_context.h"
+#include "topkv/model.h"
+
+namespace topkv::serve {
+
+struct SchedulerLimits {
+  std::int64_t queue = 64;  ///< answers that wait
+  std::int64_t batch = 16;  ///< answers over one context at a time
+};
+
+struct Question {
+  std::shared_ptr<const ServedContext> context;
+  std::vector<Token> prompt;  ///< behind it
+  GenerateOptions options;    ///< answer i has the seed plus i; without callbacks
+  std::size_t choices = 1;
+};
+
+/// Safe from many threads.
+class Scheduler {
+ public:
+  /// Model, memory and metrics outlive it.
+  Scheduler(const Model& model, SchedulerLimits limits, PromisedMemory& memory, Metrics& metrics);
+  /// Ends what is being answered.
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;  // a thread works on it
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  /// Puts it into the queue. Throws Problem: 429 where that is full, 503 where the server ends.
+  std::shared_ptr<Answer> ask(Question question);
+
+  /// From here on nothing is taken.
+  void close();
+  /// Whether nothing waits and nothing is answered.
+  bool idle() const;
+  /// Ends all answers, with a problem. One thread calls it.
+  void end_all();
+
+ private:
+  struct Seat;
+  struct Lane;
+
+  void run();
+  void admit(Lane& lane);
+  void start(Lane& lane);
+  GenerateOptions options_of(Seat& seat) const;
+  void step(Lane& lane);
+  void count();
+
+  const Model& model_;
+  SchedulerLimits limits_;
+  PromisedMemory& memory_;
+  Metrics& metrics_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // Lanes come and go under the mutex, and so do answers that wait. Those that run are the
+  // thread's, and it alone ends lanes.
+  std::map<const ServedContext*, std::unique_ptr<Lane>> lanes_;
+  std::int64_t waiting_ = 0;
+  bool running_ = false;  // some answer
+  bool closed_ = false;
+  bool ends_ = false;
+  std::thread thread_;
+};
+
+}  // namespace topkv::serve

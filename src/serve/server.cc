@@ -1,0 +1,81 @@
+#include "src/serve/server.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "src/core/printable.h"
+#include "src/serve/guard.h"
+#include "src/serve/http_server.h"
+#include "src/serve/routes.h"
+#include "topkv/error.h"
+
+namespace topkv::serve {
+namespace {
+
+constexpr auto moment = std::chrono::milliseconds(50);
+constexpr auto grace = std::chrono::seconds(10);
+
+/// The thread that takes connections, while it lives.
+class Listening {
+ public:
+  explicit Listening(HttpServer& server)
+      : server_(server), thread_([this] {
+          server_.listen_after_bind();
+          ended_ = true;
+        }) {}
+  ~Listening() {
+    server_.stop();
+    thread_.join();
+  }
+  Listening(const Listening&) = delete;  // joins once
+  Listening& operator=(const Listening&) = delete;
+
+  bool ended() const { return ended_; }
+
+ private:
+  HttpServer& server_;
+  std::atomic<bool> ended_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+void require_http() {}
+
+bool serve(Service& service, const ServerOptions& options, const std::function<bool()>& stop,
+           const std::function<void(int port)>& ready) {
+  const SchedulerLimits& limits = service.options().limits;
+  // Each that waits or is answered has one; others come with other requests.
+  HttpServer server(static_cast<std::size_t>(limits.queue + 4 * limits.batch + 16),
+                    static_cast<std::size_t>(max_context_bytes));
+  add_routes(server, service, options);
+  int port = options.port;
+  if (port == 0)
+    port = server.bind_to_any_port(options.host);
+  else if (!server.bind_to_port(options.host, port))
+    port = -1;
+  if (port <= 0)
+    throw Error(
+        fmt::format("cannot listen at {} port {}: it is taken, or no address of this "
+                    "machine; give another --port or --host",
+                    printable(options.host), options.port));
+  const Listening listening(server);
+  while (!server.is_running() && !listening.ended()) std::this_thread::sleep_for(moment / 10);
+  if (!listening.ended()) ready(port);
+  while (!stop() && !listening.ended()) std::this_thread::sleep_for(moment);
+  if (listening.ended()) throw Error("no more connections can be taken; start the server again");
+  service.scheduler().close();
+  server.close_idle();
+  const auto until = std::chrono::steady_clock::now() + grace;
+  while (!service.scheduler().idle() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(moment);
+  const bool all = service.scheduler().idle();
+  service.scheduler().end_all();
+  server.wait_for_responses();
+  return all;
+}
+
+}  // namespace topkv::serve

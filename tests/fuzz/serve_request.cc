@@ -1,0 +1,43 @@
+// Bodies of requests to topkv serve. What is taken is within its limits.
+#include "src/serve/problem.h"
+#include "src/serve/request.h"
+#include "tests/fuzz/target.h"
+
+namespace fuzz = topkv::fuzz;
+namespace serve = topkv::serve;
+
+namespace {
+
+/// Whether it was taken. A refusal is an error of a client that fits on a line.
+template <class Parse>
+void parse(const Parse& parse_body, std::string_view body) {
+  try {
+    fuzz::accepts([&] { parse_body(body); });
+  } catch (const serve::Problem& problem) {
+    fuzz::require(problem.status() == 400, "another status", problem.message());
+    fuzz::check_message(topkv::Error(problem.message()), "request body", fuzz::Memory::bounded);
+    fuzz::check_message(topkv::Error(error_body(problem)), "{\"error\":", fuzz::Memory::bounded);
+  }
+}
+
+void check(const serve::AnswerRequest& request) {
+  fuzz::require(request.options.choices >= 1 && request.options.choices <= serve::max_choices,
+                "choices");
+  fuzz::require(request.options.stop.size() <= serve::max_stops, "stop strings");
+  fuzz::require(!request.chat || !request.messages.empty(), "a chat without messages");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view body = fuzz::text_of(data, size);
+  parse([](std::string_view text) { check(serve::parse_completion(text)); }, body);
+  parse([](std::string_view text) { check(serve::parse_chat(text)); }, body);
+  parse(
+      [](std::string_view text) {
+        const serve::ContextRequest request = serve::parse_context(text);
+        fuzz::require(serve::is_context_name(request.name), "a name that is none", request.name);
+      },
+      body);
+  return 0;
+}

@@ -1,0 +1,225 @@
+// Bodies of requests: what is taken, and what of anybody's bytes is refused, in one line that names the field.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/serve/guard.h"
+#include "src/serve/problem.h"
+#include "src/serve/request.h"
+#include "src/serve/response.h"
+#include "topkv/error.h"
+
+namespace topkv::serve {
+namespace {
+
+using Json = nlohmann::json;
+
+template <class Parse>
+Problem refused(const Parse& parse, const std::string& body) {
+  try {
+    parse(body);
+  } catch (const Problem& problem) {
+    return problem;
+  }
+  ADD_FAILURE() << "taken: " << body;
+  return {0, ""};
+}
+
+TEST(ServeRequest, TakesWhatClientsSend) {
+  const AnswerRequest request = parse_completion(
+      R"({"model":"m","context":"book","prompt":["Why?"],"max_tokens":64.0,"temperature":0,"top_p":0.9,
+          "top_k":-1,"min_p":0.05,"stop":"\n","seed":-1,"n":2,"best_of":2,"stream":true,
+          "stream_options":{"include_usage":true},"logit_bias":{},"echo":false,"user":"u","suffix":null})");
+  EXPECT_EQ(request.model, "m");
+  EXPECT_EQ(request.context, "book");
+  EXPECT_EQ(request.prompt, "Why?");
+  EXPECT_EQ(request.options.max_tokens, 64);
+  EXPECT_EQ(request.options.temperature, 0);
+  EXPECT_EQ(request.options.top_p, 0.9);
+  EXPECT_EQ(request.options.top_k, 0);
+  EXPECT_EQ(request.options.min_p, 0.05);
+  EXPECT_EQ(request.options.stop, std::vector<std::string>{"\n"});
+  EXPECT_EQ(request.options.seed, UINT64_MAX);
+  EXPECT_EQ(request.options.choices, 2);
+  EXPECT_TRUE(request.stream && request.stream_usage);
+}
+
+TEST(ServeRequest, LeavesToTheModelWhatIsNotGiven) {
+  const AnswerRequest request = parse_completion(R"({"prompt":"a","temperature":null})");
+  EXPECT_FALSE(request.options.temperature || request.options.top_k || request.options.seed ||
+               request.options.max_tokens || request.options.logprobs);
+  EXPECT_EQ(request.options.choices, 1);
+  EXPECT_FALSE(request.stream);
+}
+
+TEST(ServeRequest, TakesMessagesWithPartsOfText) {
+  const AnswerRequest request = parse_chat(
+      R"({"messages":[{"role":"system","content":"Be brief."},
+          {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}],
+          "max_completion_tokens":5,"max_tokens":5,"logprobs":true,"top_logprobs":3,"tools":[]})");
+  ASSERT_EQ(request.messages.size(), 2U);
+  EXPECT_EQ(request.messages[1].role, "user");
+  EXPECT_EQ(request.messages[1].content, "ab");
+  EXPECT_EQ(request.options.max_tokens, 5);
+  EXPECT_EQ(request.options.logprobs, 3);
+}
+
+struct Bad {
+  const char* body;
+  const char* param;
+};
+
+TEST(ServeRequest, RefusesCompletionsNamingTheField) {
+  for (const Bad& bad : std::initializer_list<Bad>{
+           {"", ""}, {"{", ""}, {"[]", ""}, {"\"prompt\"", ""}, {"null", ""}, {"{\"prompt\":\"\xff\"}", ""},
+           {R"({"prompt":"a","prompt":"b"})", ""},
+           {"{}", "prompt"}, {R"({"prompt":null})", "prompt"}, {R"({"prompt":7})", "prompt"},
+           {R"({"prompt":["a","b"]})", "prompt"}, {R"({"prompt":[1,2]})", "prompt"}, {R"({"prompt":[]})", "prompt"},
+           {R"({"prompt":"a","max_tokens":0})", "max_tokens"},
+           {R"({"prompt":"a","max_tokens":-1})", "max_tokens"},
+           {R"({"prompt":"a","max_tokens":1.5})", "max_tokens"},
+           {R"({"prompt":"a","max_tokens":1e300})", "max_tokens"},
+           {R"({"prompt":"a","max_tokens":18446744073709551615})", "max_tokens"},
+           {R"({"prompt":"a","max_tokens":"7"})", "max_tokens"},
+           {R"({"prompt":"a","max_tokens":true})", "max_tokens"},
+           {R"({"prompt":"a","temperature":-0.1})", "temperature"},
+           {R"({"prompt":"a","temperature":"hot"})", "temperature"},
+           {R"({"prompt":"a","top_p":0})", "top_p"}, {R"({"prompt":"a","top_p":1.1})", "top_p"},
+           {R"({"prompt":"a","top_k":-2})", "top_k"}, {R"({"prompt":"a","n":0})", "n"},
+           {R"({"prompt":"a","n":9})", "n"}, {R"({"prompt":"a","best_of":3})", "best_of"},
+           {R"({"prompt":"a","stream":1})", "stream"}, {R"({"prompt":"a","stream":"true"})", "stream"},
+           {R"({"prompt":"a","stream_options":{}})", "stream_options"},
+           {R"({"prompt":"a","stream":true,"stream_options":{"x":1}})", "stream_options.x"},
+           {R"({"prompt":"a","stop":[1]})", "stop"}, {R"({"prompt":"a","stop":""})", "stop"},
+           {R"({"prompt":"a","stop":["a","b","c","d","e"]})", "stop"},
+           {R"({"prompt":"a","logit_bias":{"5":1}})", "logit_bias"}, {R"({"prompt":"a","echo":true})", "echo"},
+           {R"({"prompt":"a","suffix":"z"})", "suffix"}, {R"({"prompt":"a","context":7})", "context"},
+           {R"({"prompt":"a","messages":[]})", "messages"}, {R"({"prompt":"a","max_token":1})", "max_token"}}) {
+    const Problem problem = refused(parse_completion, bad.body);
+    EXPECT_EQ(problem.status(), 400) << bad.body;
+    EXPECT_EQ(problem.param(), bad.param) << bad.body << problem.message();
+    EXPECT_EQ(problem.message().find('\n'), std::string::npos) << bad.body;
+    EXPECT_EQ(problem.message().rfind("request body", 0), 0U) << problem.message();
+  }
+}
+
+TEST(ServeRequest, RefusesChatsNamingTheField) {
+  for (const Bad& bad : std::initializer_list<Bad>{
+           {"{}", "messages"}, {R"({"messages":[]})", "messages"}, {R"({"messages":{}})", "messages"},
+           {R"({"messages":[7]})", "messages[0]"}, {R"({"messages":[{"content":"a"}]})", "messages[0].role"},
+           {R"({"messages":[{"role":"user"}]})", "messages[0].content"},
+           {R"({"messages":[{"role":"user","content":7}]})", "messages[0].content"},
+           {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]})",
+            "messages[0].content.type"},
+           {R"({"messages":[{"role":"user","content":"a","tool_calls":[]}]})", "messages[0].tool_calls"},
+           {R"({"messages":[{"role":"user","content":"a"}],"prompt":"a"})", "prompt"},
+           {R"({"messages":[{"role":"user","content":"a"}],"max_tokens":1,"max_completion_tokens":2})",
+            "max_completion_tokens"},
+           {R"({"messages":[{"role":"user","content":"a"}],"logprobs":3})", "logprobs"},
+           {R"({"messages":[{"role":"user","content":"a"}],"top_logprobs":3})", "top_logprobs"},
+           {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object"}})",
+            "response_format"},
+           {R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]})", "tools"}}) {
+    const Problem problem = refused(parse_chat, bad.body);
+    EXPECT_EQ(problem.status(), 400) << bad.body;
+    EXPECT_EQ(problem.param(), bad.param) << bad.body << problem.message();
+  }
+}
+
+TEST(ServeRequest, RefusesDepthAndLengthWithinBounds) {
+  const std::string deep = "{\"prompt\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
+  EXPECT_EQ(refused(parse_completion, deep).code(), "invalid_json");
+  const std::string name(100000, 'x');
+  EXPECT_LT(refused(parse_completion, "{\"prompt\":\"a\",\"" + name + "\":1}").message().size(), 400U);
+  EXPECT_LT(refused(parse_completion, "{\"prompt\":\"a\",\"n\":\"" + name + "\"}").message().size(), 400U);
+}
+
+TEST(ServeRequest, NamesOfContextsAreNoPaths) {
+  for (const char* name : {"a", "book-2_v1.0", "0"}) EXPECT_TRUE(is_context_name(name)) << name;
+  for (const std::string& name : {std::string(), std::string("."), std::string("../a"), std::string("a/b"), std::string("a b"),
+                                  std::string("\xc3\xa9"), std::string(65, 'a'), std::string("a\0b", 3)})
+    EXPECT_FALSE(is_context_name(name)) << name;
+  EXPECT_EQ(parse_context(R"({"name":"a","text":"b","chat":true,"system":"c"})").system, "c");
+  for (const Bad& bad : std::initializer_list<Bad>{
+           {R"({"text":"b"})", "name"}, {R"({"name":"../b","text":"b"})", "name"}, {R"({"name":"a"})", "text"},
+           {R"({"name":"a","text":""})", "text"}, {R"({"name":"a","text":"b","system":"c"})", "system"},
+           {R"({"name":"a","text":"b","file":"/etc/passwd"})", "file"}})
+    EXPECT_EQ(refused(parse_context, bad.body).param(), bad.param) << bad.body;
+}
+
+AnswerRequest chat_of(std::int64_t choices) {
+  AnswerRequest request;
+  request.chat = true;
+  request.options.choices = choices;
+  return request;
+}
+
+TEST(ServeResponse, PutsEventsTogether) {
+  Responder responder(chat_of(2), "id", 7, "m");
+  const Json json = Json::parse(responder.whole({{.choice = 1, .text = "x"},
+                                                 {.choice = 0, .text = "a"},
+                                                 {.choice = 0, .text = "b", .finish = "stop"},
+                                                 {.choice = 1, .finish = "length"}},
+                                                {.context = 100, .prompt = 3, .generated = 4}));
+  EXPECT_EQ(json["object"], "chat.completion");
+  EXPECT_EQ(json["choices"][0]["message"]["content"], "ab");
+  EXPECT_EQ(json["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(json["choices"][1]["message"]["content"], "x");
+  EXPECT_EQ(json["choices"][1]["finish_reason"], "length");
+  EXPECT_EQ(json["usage"]["prompt_tokens"], 103);
+  EXPECT_EQ(json["usage"]["prompt_tokens_details"]["cached_tokens"], 100);
+  EXPECT_EQ(json["usage"]["total_tokens"], 107);
+}
+
+TEST(ServeResponse, StreamsAreChunksOfTheSame) {
+  Responder responder(chat_of(1), "id", 7, "m");
+  ASSERT_EQ(responder.opening().size(), 1U);
+  EXPECT_EQ(Json::parse(responder.opening()[0])["choices"][0]["delta"]["role"], "assistant");
+  const Json chunk = Json::parse(responder.chunk({.text = "a\nb"}));
+  EXPECT_EQ(chunk["object"], "chat.completion.chunk");
+  EXPECT_EQ(chunk["choices"][0]["delta"]["content"], "a\nb");
+  EXPECT_TRUE(chunk["choices"][0]["finish_reason"].is_null());
+  const std::string event = sse(responder.chunk({.text = "\n\ndata: x\n\n"}));
+  EXPECT_EQ(event.find("\n\n"), event.size() - 2);  // text begins no event of its own
+}
+
+TEST(ServeResponse, LogprobsTellWhereTokensBegin) {
+  AnswerRequest request;
+  Responder responder(request, "id", 7, "m");
+  responder.chunk({.text = "\xc3\xa9", .logprobs = {{"\xc3", -1}, {"\xa9", -2}}});
+  const Json json = Json::parse(responder.chunk({.text = "b", .logprobs = {{"b", -0.5, {{"b", -0.5}, {"c", -1}}}}}));
+  EXPECT_EQ(json["choices"][0]["logprobs"]["text_offset"][0], 1);
+  EXPECT_EQ(json["choices"][0]["logprobs"]["top_logprobs"][0]["c"], -1);
+  EXPECT_EQ(json["choices"][0]["logprobs"]["tokens"][0], "b");
+}
+
+TEST(ServeProblem, HasTheFormOfOpenAI) {
+  const Json json = Json::parse(error_body({429, "a \"b\" \xff", "", "queue_full"}));
+  EXPECT_EQ(json["error"]["type"], "rate_limit_error");
+  EXPECT_EQ(json["error"]["code"], "queue_full");
+  EXPECT_TRUE(json["error"]["param"].is_null());
+}
+
+TEST(ServeGuard, KeysAreComparedWhole) {
+  EXPECT_TRUE(same_secret("secret", "secret"));
+  for (const char* given : {"", "s", "secre", "secret2", "Secret", "secretsecret"})
+    EXPECT_FALSE(same_secret(given, "secret")) << given;
+  EXPECT_FALSE(same_secret("a", ""));
+  EXPECT_EQ(bearer_key("Bearer abc"), "abc");
+  EXPECT_EQ(bearer_key("bearer abc"), "abc");
+  EXPECT_EQ(bearer_key("Basic abc"), "");
+  EXPECT_EQ(bearer_key("Bearer "), "");
+}
+
+TEST(ServeGuard, HostsOfThisMachine) {
+  for (const char* host : {"localhost", "LocalHost:80", "127.0.0.1:8080", "[::1]:1", "127.9.9.9"})
+    EXPECT_TRUE(is_loopback_host_header(host)) << host;
+  for (const char* host : {"", "evil.example", "127.0.0.1.evil.example", "[::2]", "localhost.evil", "10.0.0.1"})
+    EXPECT_FALSE(is_loopback_host_header(host)) << host;
+  EXPECT_TRUE(is_loopback(std::string("::1")));
+  EXPECT_FALSE(is_loopback(std::string("0.0.0.0")));
+}
+
+}  // namespace
+}  // namespace topkv::serve

@@ -1,0 +1,246 @@
+// The scheduler and the list of contexts on the bundled model: what is answered together is what each answers alone,
+// what is too much is refused, and who is gone is answered no further.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/serve/contexts.h"
+#include "src/serve/kept_prompt.h"
+#include "src/serve/problem.h"
+#include "src/serve/scheduler.h"
+#include "src/serve/service.h"
+#include "topkv/model.h"
+
+namespace topkv::serve {
+namespace {
+
+using namespace std::chrono_literals;
+
+const Model& model() {
+  static const Model model = Model::load(TOPKV_SOURCE_DIR "/models/needle-14m");
+  return model;
+}
+
+std::string text_with(const std::string& number) {
+  std::string text;
+  for (int i = 0; i < 8; ++i) {
+    text += "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n";
+    if (i == 3) text += "One of the special magic numbers for quiet-river is: " + number + ".\n";
+  }
+  return text;
+}
+
+const std::string asked =
+    " What is the special magic number for quiet-river mentioned in the provided text? The special magic number for "
+    "quiet-river mentioned in the provided text is";
+
+RetrievalOptions retrieval() { return {.index = "exact", .window = 64}; }
+
+std::shared_ptr<const ServedContext> served(const std::string& number) {
+  const KeptPrompt kept = kept_prompt(model().tokenizer(), text_with(number));
+  return std::make_shared<const ServedContext>(ServedContext{
+      .name = "n" + number, .context = model().prefill(kept.tokens), .end = kept.end, .retrieval = retrieval()});
+}
+
+Question question_of(const std::shared_ptr<const ServedContext>& context, std::int64_t tokens,
+                     const std::string& prompt = asked) {
+  Question question;
+  question.context = context;
+  question.prompt = tokens_of_prompt(model().tokenizer(), context->end, {}, prompt);
+  question.options.max_tokens = tokens;
+  return question;
+}
+
+/// The text of one answer, waited for.
+std::string whole(Answer& answer) {
+  std::string text;
+  for (int i = 0; i < 6000 && !answer.finished(); ++i)
+    if (const std::optional<Event> event = answer.next(10ms)) text += event->text;
+  EXPECT_TRUE(answer.finished());
+  return text;
+}
+
+bool becomes_idle(const Scheduler& scheduler) {
+  for (int i = 0; i < 6000 && !scheduler.idle(); ++i) std::this_thread::sleep_for(10ms);
+  return scheduler.idle();
+}
+
+template <class Call>
+Problem problem_of(const Call& call) {
+  try {
+    call();
+  } catch (const Problem& problem) {
+    return problem;
+  }
+  ADD_FAILURE() << "no problem";
+  return {0, ""};
+}
+
+struct Serving {
+  PromisedMemory memory;
+  Metrics metrics;
+  Scheduler scheduler;
+  explicit Serving(SchedulerLimits limits = {}) : scheduler(model(), limits, memory, metrics) {}
+};
+
+TEST(ServeScheduler, AnswersTogetherWhatEachAnswersAlone) {
+  const auto one = served("7281934");
+  const auto other = served("5520017");
+  Serving serving({.queue = 64, .batch = 3});  // of six over a context three at a time
+  std::vector<std::shared_ptr<Answer>> answers;
+  for (int i = 0; i < 6; ++i) {
+    answers.push_back(serving.scheduler.ask(question_of(one, 9)));
+    answers.push_back(serving.scheduler.ask(question_of(other, 9)));
+  }
+  for (std::size_t i = 0; i < answers.size(); ++i) EXPECT_EQ(whole(*answers[i]), i % 2 == 0 ? " 7281934." : " 5520017.");
+  EXPECT_EQ(answers[0]->usage().generated, 9);
+  EXPECT_EQ(answers[0]->usage().context, one->context->tokens());
+  EXPECT_TRUE(becomes_idle(serving.scheduler));
+  EXPECT_EQ(serving.metrics.generated_tokens, 9 * 12);
+  EXPECT_EQ(serving.metrics.running, 0);
+  EXPECT_EQ(serving.memory.sessions, 0);
+}
+
+TEST(ServeScheduler, GivesEachChoiceASeedOfItsOwn) {
+  Serving serving;
+  Question question = question_of(served("7281934"), 12, "The");
+  question.options.sampling = {.temperature = 2, .seed = 5};
+  question.choices = 2;
+  const auto texts = [&](std::uint64_t seed) {
+    question.options.sampling.seed = seed;
+    const auto answer = serving.scheduler.ask(question);
+    std::vector<std::string> text(2);
+    while (!answer->finished())
+      if (const std::optional<Event> event = answer->next(10ms)) text[event->choice] += event->text;
+    return text;
+  };
+  const auto first = texts(5);
+  EXPECT_NE(first[0], first[1]);
+  EXPECT_EQ(texts(6)[0], first[1]);
+}
+
+TEST(ServeScheduler, DropsWhoIsGone) {
+  Serving serving({.queue = 64, .batch = 1});
+  const auto context = served("7281934");
+  const auto runs = serving.scheduler.ask(question_of(context, 8000));
+  const auto waits = serving.scheduler.ask(question_of(context, 8000));
+  while (!runs->next(10ms)) continue;
+  runs->cancel();
+  waits->cancel();
+  EXPECT_EQ(whole(*serving.scheduler.ask(question_of(context, 9))), " 7281934.");
+  EXPECT_TRUE(becomes_idle(serving.scheduler));
+  EXPECT_LT(serving.metrics.generated_tokens, 8000);
+}
+
+TEST(ServeScheduler, RefusesWhatTheQueueCannotHold) {
+  Serving serving({.queue = 2, .batch = 1});
+  Question question = question_of(served("7281934"), 9);
+  question.choices = 3;
+  const Problem problem = problem_of([&] { serving.scheduler.ask(question); });
+  EXPECT_EQ(problem.status(), 429);
+  EXPECT_EQ(problem.code(), "queue_full");
+  EXPECT_TRUE(serving.scheduler.idle());
+}
+
+TEST(ServeScheduler, RefusesWhatMemoryCannotHold) {
+  Serving serving;
+  serving.memory.contexts = std::int64_t{1} << 60;
+  const auto answer = serving.scheduler.ask(question_of(served("7281934"), 9));
+  const Problem problem = problem_of([&] { whole(*answer); });
+  EXPECT_EQ(problem.status(), 503);
+  EXPECT_EQ(problem.code(), "out_of_memory");
+  EXPECT_TRUE(becomes_idle(serving.scheduler));
+}
+
+TEST(ServeScheduler, FailsOneAndAnswersTheOthers) {
+  Serving serving;
+  const auto context = served("7281934");
+  Question bad = question_of(context, 9);
+  bad.prompt.push_back(1 << 30);  // no token
+  const auto failed = serving.scheduler.ask(bad);
+  const auto good = serving.scheduler.ask(question_of(context, 9));
+  EXPECT_EQ(problem_of([&] { whole(*failed); }).status(), 400);
+  EXPECT_EQ(whole(*good), " 7281934.");
+}
+
+TEST(ServeScheduler, EndsWhatRunsWhenTheServerEnds) {
+  Serving serving({.queue = 64, .batch = 1});
+  const auto context = served("7281934");
+  const auto runs = serving.scheduler.ask(question_of(context, 8000));
+  const auto waits = serving.scheduler.ask(question_of(context, 8000));
+  while (!runs->next(10ms)) continue;
+  serving.scheduler.close();
+  EXPECT_EQ(problem_of([&] { serving.scheduler.ask(question_of(context, 9)); }).code(), "shutting_down");
+  EXPECT_FALSE(serving.scheduler.idle());
+  serving.scheduler.end_all();
+  for (const auto& answer : {runs, waits}) EXPECT_EQ(problem_of([&] { whole(*answer); }).status(), 503);
+  EXPECT_TRUE(serving.scheduler.idle());
+}
+
+ContextInfo ready(const Contexts& contexts, const std::string& name) {
+  ContextInfo info = contexts.info(name);
+  for (int i = 0; i < 6000 && info.state != "ready" && info.state != "failed"; ++i) {
+    std::this_thread::sleep_for(10ms);
+    info = contexts.info(name);
+  }
+  return info;
+}
+
+TEST(ServeContexts, AreReadAndForgotten) {
+  PromisedMemory memory;
+  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""}, memory);
+  contexts.create({.name = "a", .text = text_with("7281934"), .chat = false, .system = ""});
+  EXPECT_EQ(problem_of([&] { contexts.create({.name = "a", .text = "x", .chat = false, .system = ""}); }).status(), 409);
+  const ContextInfo info = ready(contexts, "a");
+  EXPECT_EQ(info.state, "ready") << info.error;
+  EXPECT_EQ(info.done, info.tokens);
+  EXPECT_GT(info.rows_bytes, 0);
+  EXPECT_EQ(memory.contexts, 0);
+  const auto found = contexts.find("a");
+  contexts.remove("a");
+  EXPECT_EQ(problem_of([&] { contexts.find("a"); }).status(), 404);
+  EXPECT_EQ(problem_of([&] { contexts.remove("a"); }).status(), 404);
+  Serving serving;  // who has it goes on
+  EXPECT_EQ(whole(*serving.scheduler.ask(question_of(found, 9))), " 7281934.");
+}
+
+TEST(ServeContexts, SayWhyATextCannotBeRead) {
+  PromisedMemory memory;
+  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""}, memory);
+  EXPECT_EQ(problem_of([&] { contexts.create({.name = "a", .text = "x", .chat = true, .system = ""}); }).param(), "chat");
+  ContextRequest large = {.name = "b", .text = text_with("1"), .chat = false, .system = ""};
+  memory.sessions = std::int64_t{1} << 60;
+  contexts.create(large);
+  const ContextInfo info = ready(contexts, "b");
+  EXPECT_EQ(info.state, "failed");
+  EXPECT_NE(info.error.find("KV rows"), std::string::npos) << info.error;
+  EXPECT_EQ(problem_of([&] { contexts.find("b"); }).code(), "context_failed");
+}
+
+TEST(ServeService, ChecksWhatARequestWouldTake) {
+  Service service(model(), {}, {.model_name = "needle", .room = 100, .limits = {}, .reading = {{}, retrieval(), ""}});
+  AnswerRequest request;
+  request.prompt = "The grass is";
+  const auto refused = [&] { return problem_of([&] { service.answer(request); }); };
+  EXPECT_EQ(whole(*service.answer(request)).empty(), false);
+  request.options.max_tokens = 100;
+  EXPECT_EQ(refused().code(), "context_length_exceeded");
+  request.options.max_tokens = 5;
+  request.model = "gpt-4";
+  EXPECT_EQ(refused().code(), "model_not_found");
+  request.model = "needle";
+  request.context = "none";
+  EXPECT_EQ(refused().status(), 404);
+  request.context = "";
+  request.prompt = "";
+  EXPECT_EQ(refused().param(), "prompt");
+  request.chat = true;
+  EXPECT_EQ(refused().code(), "no_chat_template");
+}
+
+}  // namespace
+}  // namespace topkv::serve
