@@ -277,8 +277,17 @@ TEST_F(ConfigFamilies, MinPAndRepetitionPenaltyAreRead) {
 TEST_F(ConfigFamilies, AbsurdSamplingIsRefused) {
   const std::string path = (temp.path() / "generation_config.json").string();
   for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{
-           {"temperature", -1}, {"temperature", 1e300}, {"temperature", "hot"}, {"min_p", 2}, {"repetition_penalty", 0}, {"repetition_penalty", -1}, {"top_k", -1},
-           {"top_k", 1.5}, {"top_p", 1.5}, {"top_p", -0.1}, {"do_sample", 1}}) {
+           {"temperature", -1},
+           {"temperature", 1e300},
+           {"temperature", "hot"},
+           {"top_k", -1},
+           {"top_k", 1.5},
+           {"top_p", 1.5},
+           {"top_p", -0.1},
+           {"min_p", 2},
+           {"repetition_penalty", 0},
+           {"repetition_penalty", -1},
+           {"do_sample", 1}}) {
     SCOPED_TRACE(key);
     Json json = {{"do_sample", true}};
     json[key] = value;

@@ -17,7 +17,8 @@ def model(needle_14m):
 
 @pytest.fixture(scope="module")
 def context(model):
-    return model.prefill(model.tokenizer().encode("The grass is green. The sky is blue. The sun is yellow. " * 4), kv_dtype="f32")
+    text = "The grass is green. The sky is blue. The sun is yellow. " * 4
+    return model.prefill(model.tokenizer().encode(text), kv_dtype="f32")
 
 
 @pytest.fixture

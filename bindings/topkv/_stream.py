@@ -78,8 +78,8 @@ def stream(
     **options: Any,
 ) -> Generator[str, None, GenerateResult]:
     """Pieces of the answer's text as they come, with the options of generate; its result is the generator's value
-    (`result = yield from …`). on_token and progress are called on another thread. Leaving the loop ends the generation:
-    the session then keeps what it was fed, or is as it was where its prompt was not read."""
+    (`result = yield from …`). on_token and progress are called on another thread. Leaving the loop ends the
+    generation: the session then keeps what it was fed, or is as it was where its prompt was not read."""
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     answering = _Answering(items.put, self, session, prompt, max_tokens, on_token, progress, options)
     try:
@@ -103,8 +103,8 @@ async def astream(
     progress: Callable[[Progress], object] | None = None,
     **options: Any,
 ) -> AsyncGenerator[str, None]:
-    """Likewise for asyncio, whose loop goes on meanwhile. Python closes an asynchronous generator that is left some time
-    later; `async with contextlib.aclosing(model.astream(…)) as pieces` ends the generation at once."""
+    """Likewise for asyncio, whose loop goes on meanwhile. Python closes an asynchronous generator that is left
+    some time later; `async with contextlib.aclosing(model.astream(…)) as pieces` ends the generation at once."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Any] = asyncio.Queue()
 

@@ -38,11 +38,11 @@ class GenerationBatch {
   GenerationBatch(GenerationBatch&&) noexcept;
   GenerationBatch& operator=(GenerationBatch&&) noexcept;
 
-  /// Queues a session with its prompt, which is copied. The session outlives its stay, in which
-  /// nobody else uses it. Callbacks are called within step. Throws as
-  /// Model::generate does before any work, and InvalidArgument for a prompt beyond the session's
-  /// capacity, for one session more than most_sessions, and as Session::check_together does with
-  /// those that are in; the batch is then as it was.
+  /// Queues a session with its prompt, which is copied; ids count from 0. The session outlives its
+  /// stay, in which nobody else uses it. Callbacks are called within step. Throws as
+  /// Model::generate does before any work, and InvalidArgument for one session more than
+  /// most_sessions, and as Session::check_together does with those that are in; the batch is then
+  /// as it was.
   Id add(Session& session, std::span<const Token> prompt, const GenerateOptions& options = {},
          TokenFn on_token = {}, TextFn on_text = {});
 
@@ -51,16 +51,15 @@ class GenerationBatch {
   /// their tokens, and the first of a prompt that ends. Gives those that ended, in the order of
   /// their add: a batch that is empty gives none. (With dual chunk attention the sessions of a step
   /// go one after the other.)
-  /// A failure of one (a callback throws, its capacity or memory does not suffice for its
-  /// prompt) is its own, and the others go on; a failure of the joint step is that of all who take
-  /// part. Throws std::bad_alloc alone, for want of room to list those that ended: the next step
-  /// gives them.
+  /// A failure of one (a callback throws, its capacity does not suffice, or memory for its prompt)
+  /// is its own, and the others go on; a failure of the joint step is that of all who take part.
+  /// Throws std::bad_alloc alone, for want of room to list those that ended: the next step gives
+  /// them.
   std::vector<Finished> step();
 
   /// Takes one out, with what it has so far. Its session keeps what it was fed: its prompt, or the
   /// part that was read, and its answer but for the last token. Text that was held back is in the
-  /// result, and not told. Throws InvalidArgument when there
-  /// is none of that id (any longer).
+  /// result, and not told. Throws InvalidArgument when there is none of that id (any longer).
   GenerateResult remove(Id id);
 
   /// Sessions that are in.

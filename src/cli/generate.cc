@@ -179,7 +179,7 @@ void print_json(const Model& model, const Prefilled& prefilled, const GenerateRe
   print_event(json);
 }
 
-/// Of all samples together, as one.
+/// Of all samples together, as one; ended as they all did.
 GenerateResult sum_of(std::span<const GenerateResult> results) {
   GenerateResult sum = results[0];
   for (const GenerateResult& one : results.subspan(1)) {
