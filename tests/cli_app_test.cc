@@ -39,7 +39,8 @@ std::vector<CLI::Option*> all_options(CLI::App& command) {
 
 // Whatever comes, every flag is refused in the same form.
 TEST(Arguments, EveryFlagWithAValueTellsWhatItExpects) {
-  for (const auto add : {add_needle, add_generate, add_chat, add_prefill, add_ask, add_fidelity, add_eval, add_bench}) {
+  for (const auto add : {add_needle, add_generate, add_chat, add_prefill, add_ask, add_fidelity,
+                         add_perplexity, add_eval, add_bench}) {
     CLI::App app("topkv");
     add(app);
     CLI::App& command = *app.get_subcommands({}).front();
@@ -125,6 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Commands, Help,
                                          Command{"info", add_info, info_help},
                                          Command{"plan", add_plan, plan_help},
                                          Command{"fidelity", add_fidelity, fidelity_help},
+                                         Command{"perplexity", add_perplexity, perplexity_help},
                                          Command{"eval", add_eval, eval_help},
                                          Command{"bench", add_bench, bench_help}),
                          [](const auto& info) { return std::string(info.param.name); });

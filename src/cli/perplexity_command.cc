@@ -61,12 +61,16 @@ void add_flags(CLI::App& command, PerplexityFlags& flags) {
   command.add_option("-o,--output", flags.output, "a directory for results");
 }
 
-/// Before the long run rather than behind it: makes the directory.
 void check_output(const PerplexityFlags& flags) {
   if (flags.output.empty()) return;
   std::vector<Input> inputs = inputs_of(flags.model.directory);
   for (const std::string& file : flags.files) inputs.push_back({"-f", file});
   check_output_directory(flags.output, {of_settings, of_tokens}, inputs);
+}
+
+/// Before the long run rather than behind it.
+void make_output(const PerplexityFlags& flags) {
+  if (flags.output.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(flags.output, error);
   if (error)
@@ -165,12 +169,13 @@ int run_perplexity(PerplexityFlags flags) {
   check_indices(device, config.attention, flags.compared.retrieval, length);
   // Something must be there before the first token that is fed.
   const std::int64_t least = std::ssize(beginning_tokens(model.tokenizer())) + 2;
-  if (scored < 1 || scored > length - least)
+  if (scored > length - least)
     throw UsageError(
-        fmt::format("--score: found {}, expected from 1 to {}, which leaves a context "
-                    "in pieces of {} tokens (-c)",
-                    scored, length - least, length));
+        fmt::format("--score: found {} of the {} tokens of a piece (-c); expected {} "
+                    "or more before them",
+                    scored, length, least));
   const std::vector<std::vector<Token>> pieces = pieces_of(model, text, length);
+  make_output(flags);
 
   std::vector<Perplexity> settings;
   for (const RetrievalFlags& choice : chosen)
