@@ -190,6 +190,7 @@ class FaissIndex final : public ApproximateIndex {
     }
     std::vector<std::int64_t> list(static_cast<std::size_t>(count));
     lists->quantizer->assign(count, x, list.data());
+    reserve(*lists, list);
     lists->add_core(count, x, nullptr, list.data());
     std::vector<float> residual(static_cast<std::size_t>(keys().dim));
     for (const std::int64_t l : list) {
@@ -197,6 +198,22 @@ class FaissIndex final : public ApproximateIndex {
       x += keys().dim;
       residuals.push_back(
           std::inner_product(residual.begin(), residual.end(), residual.begin(), 0.0F));
+    }
+  }
+
+  /// Takes the room that keys of these lists need, which FAISS would take in a region of OpenMP,
+  /// where a failure ends the process.
+  static void reserve(faiss::IndexIVF& index, const std::vector<std::int64_t>& list_of_each) {
+    auto& arrays = dynamic_cast<faiss::ArrayInvertedLists&>(*index.invlists);
+    std::vector<std::size_t> more(index.nlist);
+    for (const std::int64_t list : list_of_each) ++more[static_cast<std::size_t>(list)];
+    const auto grow = [](auto& vector, std::size_t size) {
+      if (size > vector.capacity()) vector.reserve(std::max(size, 2 * vector.capacity()));
+    };
+    for (std::size_t list = 0; list < index.nlist; ++list) {
+      const std::size_t keys = arrays.ids[list].size() + more[list];
+      grow(arrays.ids[list], keys);
+      grow(arrays.codes[list], keys * index.code_size);
     }
   }
 

@@ -41,7 +41,7 @@ std::vector<CLI::Option*> all_options(CLI::App& command) {
 // Whatever comes, every flag is refused in the same form.
 TEST(Arguments, EveryFlagWithAValueTellsWhatItExpects) {
   for (const auto add : {add_needle, add_generate, add_chat, add_prefill, add_ask, add_serve,
-                         add_fidelity, add_eval, add_bench}) {
+                         add_fidelity, add_perplexity, add_eval, add_bench}) {
     CLI::App app("topkv");
     add(app);
     CLI::App& command = *app.get_subcommands({}).front();

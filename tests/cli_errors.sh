@@ -280,7 +280,7 @@ tells 'latin: is not UTF-8: byte 0xe9 at position 3; such bytes are read as U+FF
 tells 'binary: is no text: byte 0x00 at position 2' generate -m "$model" -p a -n 1 -f in.txt -f binary
 "$topkv" generate -m "$model" -p a -n 1 2>&1 | grep -q 'index  *0\|0/0' && { failures=$((failures + 1)); echo "FAILED: generate tells of an index over nothing"; }
 
-for command in needle generate info plan fidelity eval bench; do
+for command in needle generate info plan fidelity perplexity eval bench; do
   "$topkv" "$command" --help | grep -q "^usage: topkv $command" || {
     failures=$((failures + 1))
     echo "FAILED: topkv $command --help"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "src/eval/csv.h"
 #include "src/eval/fidelity_chart.h"
 #include "src/eval/fidelity_lines.h"
 #include "src/eval/log_axis.h"
@@ -116,8 +117,9 @@ TEST(FidelityCsv, QuotesWhatNeedsItAndLeavesEmptyWhatIsNotKnown) {
   EXPECT_EQ(line.find("null"), line.npos) << line;
   const std::vector<std::string> names = fields_of(lines_of(csv_lines(json)).at(0));
   for (std::size_t i = 0; i < names.size(); ++i) {
-    const std::set<std::string> none{"kl_mean",    "bytes_read", "recall",  "mass",       "mass_p10", "mass_recall", "mass_recall_p10",
-                                     "error_told", "mass_told",  "kv_mass", "kv_error"};
+    const std::set<std::string> none{"kl_mean",   "bytes_read",  "recall",          "mass",
+                                     "mass_p10",  "mass_recall", "mass_recall_p10", "error_told",
+                                     "mass_told", "kv_mass",     "kv_error"};
     const bool unknown = none.contains(names[i]);
     EXPECT_EQ(fields_of(line)[i].empty(), unknown) << names[i];
   }

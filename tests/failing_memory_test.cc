@@ -213,11 +213,12 @@ INSTANTIATE_TEST_SUITE_P(Index, FailingMemoryOf,
                                          "ivf:size=8,share=4", "quest:page=8", "sparq:r=4",
                                          "retroinfer:size=8,segment=60", "squeezed", "h2o",
                                          "faiss:Flat", "faiss:IVF4,Flat"));
-// Those that topkv builds by itself. FAISS, which clusters for the others, allocates in regions of
-// OpenMP, which no exception can leave; hnswlib loses a list of its own.
+// FAISS, which clusters, codes or links for the others, allocates in regions of OpenMP, which no
+// exception can leave; hnswlib loses a list of its own.
 INSTANTIATE_TEST_SUITE_P(Index, FailingMemoryOfBuilding,
                          testing::Values("exact", "codes:k=8,v=4", "quest:page=8", "sparq:r=4",
-                                         "lowrank:r=4", "h2o", "tova"));
+                                         "lowrank:r=4", "h2o", "tova", "ivf:size=8,share=4",
+                                         "faiss:Flat"));
 
 TEST(FailingMemory, OfMappingsWhenAContextIsLoaded) {
   const auto context = test::saved_context(test::file_shape(), 300, {}, {"codes:k=16,v=8"});

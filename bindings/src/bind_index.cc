@@ -7,7 +7,6 @@
 
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
-#include "index/index_kind.h"
 #include "src/core/convert.h"
 #include "topkv/error.h"
 

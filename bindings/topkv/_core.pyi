@@ -314,7 +314,7 @@ class Context:
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
         """Writes it to a file, which is seen when it is whole. tokens: ids of the text, [tokens].
-        Raises FileError, and InvalidArgument for an index that cannot be kept in a file."""
+        Raises FileError, and InvalidArgument for tokens of another number."""
 
 class LoadedContext:
     """A context out of a file, and what the file says of its rows."""

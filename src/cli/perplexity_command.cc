@@ -60,12 +60,16 @@ void add_flags(CLI::App& command, PerplexityFlags& flags) {
   command.add_option("-o,--output", flags.output, "a directory for results");
 }
 
-/// Before the long run rather than behind it: makes the directory.
 void check_output(const PerplexityFlags& flags) {
   if (flags.output.empty()) return;
   std::vector<Input> inputs = inputs_of(flags.model.directory);
   for (const std::string& file : flags.files) inputs.push_back({"-f", file});
   check_output_directory(flags.output, {of_settings, of_tokens}, inputs);
+}
+
+/// Before the long run rather than behind it.
+void make_output(const PerplexityFlags& flags) {
+  if (flags.output.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(flags.output, error);
   if (error)
@@ -78,7 +82,7 @@ void check_output(const PerplexityFlags& flags) {
 /// A text's tokens in pieces of one length, each with what a text begins with in front.
 std::vector<std::vector<Token>> pieces_of(const Model& model, const std::string& text,
                                           std::int64_t length) {
-  const std::vector<Token> beginning = beginning_tokens(model.tokenizer());
+  const std::vector<Token> beginning = serve::beginning_tokens(model.tokenizer());
   const std::vector<Token> tokens = model.tokenizer().encode(text);
   const std::int64_t each = length - std::ssize(beginning);
   std::vector<std::vector<Token>> pieces;
@@ -164,13 +168,14 @@ int run_perplexity(PerplexityFlags flags) {
   const Model model = load_model(flags.model, device, flags.prefill, chosen.front(), progress);
   check_indices(device, config.attention, flags.compared.retrieval, length);
   // Something must be there before the first token that is fed.
-  const std::int64_t least = std::ssize(beginning_tokens(model.tokenizer())) + 2;
-  if (scored < 1 || scored > length - least)
+  const std::int64_t least = std::ssize(serve::beginning_tokens(model.tokenizer())) + 2;
+  if (scored > length - least)
     throw UsageError(
-        fmt::format("--score: found {}, expected from 1 to {}, which leaves a context "
-                    "in pieces of {} tokens (-c)",
-                    scored, length - least, length));
+        fmt::format("--score: found {} of the {} tokens of a piece (-c); expected {} "
+                    "or more before them",
+                    scored, length, least));
   const std::vector<std::vector<Token>> pieces = pieces_of(model, text, length);
+  make_output(flags);
 
   std::vector<Perplexity> settings;
   for (const RetrievalFlags& choice : chosen)

@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<cli::Run> commands;  // they own what flags are read into; none is run
   for (const auto add : {cli::add_needle, cli::add_generate, cli::add_chat, cli::add_prefill,
                          cli::add_ask, cli::add_verify, cli::add_info, cli::add_plan,
-                         cli::add_fidelity, cli::add_eval, cli::add_bench})
+                         cli::add_fidelity, cli::add_perplexity, cli::add_eval, cli::add_bench})
     commands.push_back(add(app));
   std::vector<const char*> given = {"topkv"};
   for (const std::string& word : words) given.push_back(word.c_str());

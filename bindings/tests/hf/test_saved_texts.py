@@ -249,9 +249,6 @@ def test_a_model_that_did_not_read_the_text_cannot_save_it(model, path):
     assert not path.exists() and cache.context is None
 
 
-# ---- what no file holds ----
-
-
 @pytest.mark.parametrize("index", ["hnsw:M=8", "faiss:HNSW8", "faiss:IVF,SQ8"])
 def test_graphs_and_lists_are_kept(index, model, path):
     cache = read(model, index=index)
@@ -259,6 +256,9 @@ def test_graphs_and_lists_are_kept(index, model, path):
     loaded = TopkCache.from_file(path, model)
     assert loaded.context.has_index(index)
     assert torch.equal(questions_of(model, loaded), questions_of(model, cache))
+
+
+# ---- what no file holds ----
 
 
 def test_sliding_windows_are_refused(device, path):

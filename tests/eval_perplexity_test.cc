@@ -1,0 +1,140 @@
+// What `topkv perplexity` measures: with dense attention what a forward pass over the whole piece
+// gives, the same where every key is retrieved, and less where few are.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "src/eval/perplexity.h"
+#include "src/eval/perplexity_lines.h"
+#include "topkv/model.h"
+
+namespace topkv {
+namespace {
+
+constexpr std::int64_t length = 400;
+constexpr std::int64_t scored = 24;
+
+/// Of two pieces of a text of words that come again.
+std::vector<Token> piece(const Tokenizer& tokenizer, std::int64_t first) {
+  std::string text;
+  for (std::int64_t i = first; i < first + length; ++i)
+    text += (i % 3 == 0 ? " the" : i % 7 == 0 ? " grass" : " number") + std::to_string(i * i % 91);
+  std::vector<Token> tokens = tokenizer.encode(text);
+  tokens.resize(length);
+  return tokens;
+}
+
+class PerplexityOfTheBundledModel : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    model_ = std::make_unique<Model>(Model::load(TOPKV_SOURCE_DIR "/models/needle-14m"));
+    pieces_ = {piece(model_->tokenizer(), 0), piece(model_->tokenizer(), 5000)};
+  }
+  static void TearDownTestSuite() { model_.reset(); }
+
+  static PerplexityReport measured(const std::vector<RetrievalOptions>& options) {
+    std::vector<Perplexity> settings;
+    for (const RetrievalOptions& one : options) settings.push_back({.options = one, .k = "k"});
+    PerplexityRun run(*model_, std::move(settings));
+    for (const std::vector<Token>& tokens : pieces_) {
+      const std::span all(tokens);
+      const std::size_t read = length - scored - 1;
+      const auto context = model_->prefill(all.first(read), {.kv_dtype = DType::f32})
+                               ->with_index("hnsw:M=4,efc=20,ef=0");
+      std::int64_t told = 0;
+      run.add(context, all.subspan(read), [&](std::int64_t fed) { EXPECT_EQ(fed, told++); });
+      EXPECT_EQ(told, scored * (std::ssize(options) + 1));
+    }
+    return run.report();
+  }
+
+  static inline std::unique_ptr<Model> model_;
+  static inline std::vector<std::vector<Token>> pieces_;
+};
+
+TEST_F(PerplexityOfTheBundledModel, IsThatOfAForwardPassOverTheWholePiece) {
+  const PerplexityReport report =
+      measured({{.k = TopK::same(100000), .window = 8},
+                {.k = TopK::same(2), .window = 8},
+                {.index = "hnsw:M=4,efc=20,ef=0", .k = TopK::same(2), .window = 8}});
+  EXPECT_EQ(report.pieces, 2);
+  EXPECT_EQ(report.scored, scored);
+  ASSERT_EQ(std::ssize(report.dense.nats), 2 * scored);
+  const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
+  double sum = 0;
+  for (std::size_t p = 0; p < pieces_.size(); ++p) {
+    const std::vector<float> logits = model_->logits(pieces_[p]);
+    for (std::size_t i = 0; i < scored; ++i) {
+      const std::size_t token = length - scored + i;
+      const float* row = logits.data() + (token - 1) * vocabulary;
+      double all = 0;
+      for (std::size_t id = 0; id < vocabulary; ++id) all += std::exp(static_cast<double>(row[id]));
+      const double nats = std::log(all) - row[pieces_[p][token]];
+      EXPECT_NEAR(report.dense.nats[p * scored + i], nats, 1e-3) << p << ", " << i;
+      sum += nats;
+    }
+  }
+  EXPECT_NEAR(report.dense.mean(), sum / (2 * scored), 1e-4);
+  EXPECT_NEAR(report.dense.perplexity(), std::exp(sum / (2 * scored)), 0.01);
+  // Every key retrieved.
+  EXPECT_NEAR(difference(report.settings[0], report).mean, 0, 1e-4);
+  EXPECT_NEAR(report.settings[0].rows, length - scored - 1 - 4, 8);
+  // Two of them.
+  EXPECT_GT(std::abs(difference(report.settings[1], report).mean), 0.01);
+  EXPECT_EQ(report.settings[1].rows, 2);
+  EXPECT_GT(report.settings[1].bytes_read.value(), 0);
+  EXPECT_LT(report.settings[1].bytes_read.value(), report.settings[0].bytes_read.value());
+  EXPECT_GT(report.dense.bytes_read.value(), 0);
+  EXPECT_FALSE(report.settings[2].bytes_read) << "a graph does not tell";
+}
+
+/// Of three pieces of two tokens.
+PerplexityReport three_pieces() {
+  PerplexityReport report{.pieces = 3, .scored = 2};
+  report.dense.nats = {1, 2, 3, 4, 5, 6};
+  report.dense.seconds = 2;
+  report.settings.push_back({.options = {.tail = "none"}, .k = "64"});
+  report.settings[0].nats = {1.5, 2.5, 3, 4, 6, 7};
+  report.settings[0].seconds = 1;
+  return report;
+}
+
+TEST(PerplexityDifference, IsPairedPieceByPiece) {
+  const PerplexityReport report = three_pieces();
+  const PerplexityDifference worse = difference(report.settings[0], report);
+  EXPECT_DOUBLE_EQ(worse.mean, 0.5);
+  // Of 0.5, 0 and 1: a standard error of 0.5 / sqrt(3), two degrees of freedom.
+  ASSERT_TRUE(worse.interval);
+  EXPECT_NEAR(worse.interval->high, 0.5 + 4.30265 * 0.5 / std::sqrt(3.0), 1e-5);
+  EXPECT_NEAR(worse.interval->low, 0.5 - 4.30265 * 0.5 / std::sqrt(3.0), 1e-5);
+  EXPECT_FALSE(difference(report.dense, report).interval);
+  PerplexityReport one = report;
+  one.pieces = 1;
+  EXPECT_DOUBLE_EQ(difference(one.settings[0], one).mean, 0.5);
+  EXPECT_FALSE(difference(one.settings[0], one).interval);
+}
+
+TEST(PerplexityLines, AreOfDenseAttentionAndOfEachSetting) {
+  const PerplexityReport report = three_pieces();
+  const auto lines = perplexity_json(report, {10, "bf16", "dense", "stored", "host", "0.1.0"});
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0].at("setting"), "dense");
+  EXPECT_TRUE(lines[0].at("kv_topk").is_null());
+  EXPECT_TRUE(lines[0].at("difference").is_null());
+  EXPECT_EQ(lines[0].at("nats"), 3.5);
+  EXPECT_EQ(lines[0].at("tokens_per_second"), 3);
+  EXPECT_EQ(lines[1].at("setting"), "exact, top 64, tail none");
+  EXPECT_EQ(lines[1].at("difference"), 0.5);
+  EXPECT_TRUE(lines[1].at("bytes_read").is_null());
+  const std::vector<Token> ids = {7, 8, 9, 10, 11, 12};
+  EXPECT_EQ(token_csv(report, 10, ids),
+            "piece,token,id,dense,\"exact, top 64, tail none\"\n"
+            "0,8,7,1,1.5\n0,9,8,2,2.5\n1,8,9,3,3\n1,9,10,4,4\n2,8,11,5,6\n2,9,12,6,7\n");
+}
+
+}  // namespace
+}  // namespace topkv
