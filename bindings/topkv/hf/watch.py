@@ -69,11 +69,11 @@ def _wrap_generate(generate: Any) -> Any:
         if ids is None:
             return generate(self, *args, **kwargs)
         _check_continues(engine, ids, kwargs.get("attention_mask"))
-        engine.reads_until = ids.shape[1]  # in chunks, say
+        engine.prompts, engine.reads_until = ids.shape  # it may read in chunks, and more rows
         try:
             return generate(self, *args, **kwargs)
         finally:
-            engine.reads_until = 0
+            engine.prompts = engine.reads_until = 0
 
     return wrapped
 
