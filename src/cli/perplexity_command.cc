@@ -26,6 +26,7 @@
 #include "src/eval/csv.h"
 #include "src/eval/perplexity_lines.h"
 #include "src/eval/setting.h"
+#include "src/serve/kept_prompt.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

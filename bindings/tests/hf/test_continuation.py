@@ -71,7 +71,7 @@ def test_another_text_is_refused_and_nothing_is_taken(family, read, device):
 def test_a_text_that_brings_nothing_new_is_refused(read, device):
     model = make_model("llama", device)
     cache = read(model, make_ids(TEXT, device))
-    held = cache._engine.state.ids.text(cache.get_seq_length())[None]
+    held = cache._engine.state.ids.text(cache.get_seq_length())
     for given in (held, held[:, :-3]):
         with pytest.raises(InvalidArgument, match="nothing is new"):
             generate(model, given, cache)
@@ -83,7 +83,7 @@ def test_a_continuation_is_taken(family, read, device):
     model = make_model(family, device)
     ids = make_ids(TEXT, device)
     cache = read(model, ids)
-    held = cache._engine.state.ids.text(cache.get_seq_length())[None]
+    held = cache._engine.state.ids.text(cache.get_seq_length())
     for seed in (1, 2):  # and one of what generate has added
         ids = torch.cat((held, make_ids(7, device, seed=seed)), dim=1)
         out = generate(model, ids, cache)

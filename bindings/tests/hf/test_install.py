@@ -121,13 +121,6 @@ def test_uninstall_gives_the_model_back_as_it_was(device):
     assert isinstance(out.past_key_values, DynamicCache)
 
 
-def test_several_return_sequences_are_refused_with_what_to_do(device):
-    model = make_model("llama", device)
-    hf.install(model, **ALL)
-    with pytest.raises(InvalidArgument, match=r"cache\.session\(batch=3\)"):
-        model.generate(make_ids(20, device), num_return_sequences=3, do_sample=True)
-
-
 def test_chunks_over_a_filled_cache_are_refused(device):
     model = make_model("llama", device)
     hf.install(model, **ALL)

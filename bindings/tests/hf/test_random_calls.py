@@ -125,7 +125,7 @@ class Sequence:
         how = self.chance.randrange(6 if not ends else 3)
         if how == 0:
             self.refuses(lambda: self.call(cache, rows, attention_mask=mask))
-        elif how == 1:
+        elif how == 1 and tokens > 0:  # else it is a batch of texts
             self.refuses(lambda: self.call(cache, rows + self.ids(1, 2)))
         elif how == 2:
             self.model.train()

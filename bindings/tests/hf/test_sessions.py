@@ -117,32 +117,11 @@ def test_beam_search_over_a_batch_of_sessions_equals_dynamic_cache(family, devic
     assert score(found) >= score(expected) - 8 * 2 * tolerance(model, found)
 
 
-def test_reading_a_batch_of_texts_is_refused_with_what_to_do(device):
-    model = make_model("llama", device)
-    with pytest.raises(InvalidArgument, match=r"a batch of 2.*cache\.session\(batch=2\)"):
-        model(make_ids(20, device, rows=2), past_key_values=TopkCache(model.config), use_cache=True)
-    with pytest.raises(InvalidArgument, match=r"a batch of 3"):
-        model.generate(
-            make_ids(20, device), past_key_values=TopkCache(model.config), num_beams=3
-        )
-
-
 def test_a_batch_of_another_size_than_the_sessions_is_refused(device):
     model = make_model("llama", device)
     session = read(model, make_ids(TEXT, device)).session(batch=2)
     with pytest.raises(InvalidArgument, match="a batch of 3 for a cache of 2 rows"):
         model(make_ids(4, device, rows=3), past_key_values=session, use_cache=True)
-
-
-def test_padding_is_refused_with_what_to_do(device):
-    model = make_model("llama", device)
-    ids = make_ids(20, device)
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    with pytest.raises(InvalidArgument, match="hides tokens: topkv takes no padded batches"):
-        model(
-            ids, attention_mask=mask, past_key_values=TopkCache(model.config), use_cache=True
-        )
 
 
 def test_prefill_chunk_size_with_a_filled_cache_is_refused_or_reads_the_rest_only(device):

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import plain
 from topkv.hf.mask import mask_function, require_causal, require_described
+from topkv.hf.positions import require_continuation
 
 #: Query rows of a block of a sliding-window layer. Eager attention keeps the block's scores.
 _BLOCK = {"sdpa": 2048, "eager": 512}
@@ -108,35 +109,6 @@ def _attend_sliding(
     return torch.cat(parts, dim=1)
 
 
-def _require_one_text(position_ids: torch.Tensor) -> None:
-    """Raises when positions begin again within a call: a TopkCache would attend across the texts,
-    as transformers does over a cache of any other kind."""
-    falls = (position_ids.diff(dim=-1) < 0).reshape(-1, position_ids.shape[-1] - 1).any(dim=0)
-    if falls.any():
-        at = int(falls.nonzero()[0]) + 1
-        before, there = (int(position_ids[..., x].flatten()[0]) for x in (at - 1, at))
-        raise InvalidArgument(
-            f"positions of this call fall from {before} to {there} at its token {at}: these are "
-            "several texts packed into one. A TopkCache holds one text; read each into its own"
-        )
-
-
-def _require_continuation(layer: Any, position_ids: Any) -> None:
-    """Raises unless positions go on after what the cache holds: some versions of generate read a
-    prompt from its beginning again, in chunks or with an assistant."""
-    if not isinstance(position_ids, torch.Tensor) or not position_ids.numel():
-        return
-    if position_ids.shape[-1] > 1:
-        _require_one_text(position_ids)
-    held = layer.get_seq_length()
-    if held and not position_ids.flatten()[0]:
-        raise InvalidArgument(
-            f"positions of this call begin at 0, and the cache holds {held} tokens. To go on after "
-            "them, give generate the whole text, old and new, and no prefill_chunk_size; for "
-            "another question use cache.session(), for another text cache.reset()"
-        )
-
-
 def _attend_topkv(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -158,7 +130,8 @@ def _attend_topkv(
         raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
     require_causal(mask)
     if kv.layer.is_first:  # one wait for the device in a forward pass
-        _require_continuation(kv.layer, others.get("position_ids"))
+        kv.layer.require_mask(None if mask is None else mask.padding)
+        require_continuation(kv.layer, others.get("position_ids"))
     plain.require_known(module, others)
     how = {
         "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,

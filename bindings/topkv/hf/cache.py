@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
 import topkv
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import families, texts
-from topkv.hf.attention import Handle, base_of, implementation_over
+from topkv.hf.attention import base_of, implementation_over
+from topkv.hf.calls import CacheCalls
 from topkv.hf.engine import Engine
 from topkv.hf.layer import TopkLayer
-from topkv.hf.mask import Length
 from topkv.hf.method import Method, PreparedMethod, check_session
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import flag, integer, make_options, text
-from topkv.hf.state import CacheMemory, State, check_can_crop, forget
+from topkv.hf.state import CacheMemory, State
 from topkv.hf.watch import watch
 
 
-class TopkCache(Cache):
+class TopkCache(CacheCalls):
     """A cache for ``model.generate(..., past_key_values=cache)`` that keeps K and V in topkv.
 
     Making one turns the attention implementation of `config`, which the model's modules share, to
@@ -76,7 +74,10 @@ class TopkCache(Cache):
     Raises topkv.Unsupported, with the reason, for models whose attention is not softmax over
     grouped-query K and V of all earlier tokens, reached through transformers' attention interface.
 
-    Not safe to share between threads. One text at a time: prefill takes batches of one.
+    A batch of texts, padded on the left, is read side by side: each row is a text of its own, with
+    an index of its own. Beams and samples of a prompt share what is read of it.
+
+    Not safe to share between threads.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class TopkCache(Cache):
         state = self._engine.state
         what = [f"{self.get_seq_length()} tokens"]
         if state.text is None:
-            what.append("a text being read")
+            what.append("a text being read" if state.texts == 1 else f"{state.texts} texts being read")
         else:
             what.append(f"the text {state.text_tokens} of them")
             what.append(f"index {state.options.session['index']}")
@@ -198,14 +199,22 @@ class TopkCache(Cache):
 
     @property
     def text_ids(self) -> torch.Tensor | None:
-        """Ids of the text once it is frozen, [1, tokens], as generate takes them; None: not known."""
+        """Ids of the text once it is frozen, [1, tokens], as generate takes them, of a batch of texts
+        [texts, tokens] with their padding; None: not known."""
         ids = texts.known_ids(self._engine.state.text)
-        return None if ids is None else ids[None].clone()
+        return None if ids is None else ids.clone()
 
     @property
     def context(self) -> topkv.Context | None:
-        """The text once it is frozen."""
-        return self._engine.context
+        """The text once it is frozen. Raises InvalidArgument when there are several."""
+        text = self._engine.state.text
+        return None if text is None else text.context
+
+    @property
+    def contexts(self) -> list[topkv.Context]:
+        """The texts once they are frozen: one that all batch rows share, or one for each."""
+        text = self._engine.state.text
+        return [] if text is None else list(text.contexts)
 
     @property
     def device(self) -> topkv.Device | None:
@@ -237,7 +246,7 @@ class TopkCache(Cache):
         cache's. device: where its tensors are; None: where the text was read."""
         if self._engine.options.shards is not None:
             raise Unsupported("a method written in Python over a text sharded by sequence")
-        if self.context is None:
+        if self._engine.state.text is None:
             self.freeze()
         engine = self._engine
         where = torch.device(device or engine.torch_device or "cpu")
@@ -251,8 +260,9 @@ class TopkCache(Cache):
         is not frozen yet. Any number may be in use at once, and the rows are shared.
 
         Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
-        what the cache lacks is run. With `batch`, as many equally long questions (or samples, or
-        beams). What is `given` replaces the cache's: k, index (one that freeze() built; None: the cache's), tail (built
+        what the cache lacks is run. With `batch`, as many questions (or samples, or beams), padded on
+        the left between text and question where they differ in length; of a batch of texts so many
+        for each. What is `given` replaces the cache's: k, index (one that freeze() built; None: the cache's), tail (built
         if it is not there), mass, error, window, sinks, select_by, dense_layers, session_capacity, measure_recall,
         host_search.
         With a `method`, which prepare() gave, it finds the rows instead of an index.
@@ -261,26 +271,28 @@ class TopkCache(Cache):
         options = self._engine.options_with(given)  # refused before the text is frozen
         if method is not None:
             check_session(method, self._engine.state.text, given, options.session, batch)
-        if self.context is None:
+        if self._engine.state.text is None:
             self.freeze()
         self._engine.add_tail(options)
         new = object.__new__(TopkCache)
         new._start(self.config, self._engine.fork(batch, options))
         new._engine.method = method
-        for number, keys, values, tokens in self._engine.state.text.sliding:
+        state = new._engine.state
+        for number, keys, values, tokens in state.text.sliding:
             layer = new.layers[number]
             layer.lazy_initialization(keys, values)
-            layer.keys = keys.repeat_interleave(batch, dim=0)
-            layer.values = values.repeat_interleave(batch, dim=0)
+            times = state.batch // keys.shape[0]
+            layer.keys = keys.repeat_interleave(times, dim=0)
+            layer.values = values.repeat_interleave(times, dim=0)
             layer.cumulative_length = tokens
         return new
 
     def memory(self) -> CacheMemory:
         """Where its bytes are; those on the GPU are in ``cache.device.memory()``."""
         rows = index = 0
-        if self.context is not None:
-            held = self.context.memory()
-            rows, index = held.rows_bytes, held.index_bytes
+        for context in {id(context): context for context in self.contexts}.values():
+            held = context.memory()
+            rows, index = rows + held.rows_bytes, index + held.index_bytes
         layers = [layer for _, layer in self._engine.sliding_layers()]
         tensors = [x for layer in layers for x in (layer.keys, layer.values)]
         sliding = sum(x.numel() * x.element_size() for x in tensors if x is not None)
@@ -291,104 +303,6 @@ class TopkCache(Cache):
         if isinstance(self._engine.state.rows, MethodRows):
             return [self._engine.state.rows.stats()]
         return [session.stats() for session in self.sessions]
-
-    # ---- what transformers calls ----
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Any, Any]:
-        engine = self._engine
-        if layer_idx >= len(self.layers):
-            raise InvalidArgument(
-                f"the model has a layer {layer_idx}, the config that the cache was made with "
-                f"{len(self.layers)} layers: give TopkCache the model's own, model.config"
-            )
-        if layer_idx == 0:  # a forward pass begins
-            engine.begin(key_states)
-        if isinstance(self.layers[layer_idx], TopkLayer):
-            return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
-        full = engine.update_sliding(layer_idx, key_states, value_states, *args, **kwargs)
-        handle = Handle(None, *full, attended=partial(engine.attended, layer_idx))
-        return handle, handle
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._engine.tokens
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        self._engine.settle_between_calls()
-        keys, offset = super().get_mask_sizes(query_length, layer_idx)
-        length = Length(keys)
-        length.of_topkv = isinstance(self.layers[layer_idx], TopkLayer)
-        return length, offset
-
-    def activate_past_recording(self) -> None:
-        """Tokens may be taken back (speculative decoding): after the first crop() several tokens at
-        once are no longer taken for a part of the text."""
-        super().activate_past_recording()
-        self._engine.settle()
-        self._engine.state = replace(self._engine.state, records=True)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last tokens (a negative number, as in transformers)."""
-        if isinstance(tokens_to_remove, torch.Tensor):  # transformers gives one
-            tokens_to_remove = int(tokens_to_remove)
-        removed = -integer("tokens_to_remove", tokens_to_remove, -(2**63))
-        if removed < 0:
-            raise InvalidArgument(
-                f"crop({-removed}): give the number of tokens to remove as a negative one"
-            )
-        engine = self._engine
-        engine.settle()
-        state = engine.state
-        own = state.tokens - state.text_tokens
-        if removed > own:
-            before = "there is no more" if state.text is None else "those before them are the text"
-            raise InvalidArgument(
-                f"crop by {removed} tokens: the last {own} can be removed, {before}"
-            )
-        for _, layer in engine.sliding_layers() if removed else ():
-            check_can_crop(layer, state.tokens, removed)
-        with engine.change() as put:
-            held = engine.held_without(removed)
-            # With nothing to take back it lets go of what was recorded, if anything was.
-            self._each_sliding(lambda x: x.crop(-removed) if removed or x.record_past else None)
-            put(tokens=state.tokens - removed, held=held, was_cropped=True)
-
-    def reset(self) -> None:
-        """Forgets everything, the text too; sessions over it are not touched."""
-        with self._engine.change() as put:
-            self._each_sliding(forget)
-            put(State(self._engine.options))
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        self._select(beam_idx.tolist(), lambda layer: layer.reorder_cache(beam_idx))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        rows = [row for row in range(self._engine.state.batch) for _ in range(repeats)]
-        self._select(rows, lambda layer: layer.batch_repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        rows = torch.arange(self._engine.state.batch)[indices.cpu()].tolist()  # numbers, or a mask
-        self._select(rows, lambda layer: layer.batch_select_indices(indices))
-
-    def _select(self, rows: list[int], select: Callable[[Any], None]) -> None:
-        """Batch row i becomes what row rows[i] was. A text is read by one row, so it ends here."""
-        if len(rows) != 1 and self.context is None and self.get_seq_length() > 0:
-            self.freeze()
-        with self._engine.change() as put:
-            members = self._engine.selected(rows)
-            self._each_sliding(select)
-            put(**members)
-
-    def _each_sliding(self, do: Callable[[Any], None]) -> None:
-        for _, layer in self._engine.sliding_layers():
-            if layer.is_initialized:
-                do(layer)
 
     def _refuse_copy(self, *_: Any) -> NoReturn:
         raise Unsupported(

@@ -52,7 +52,7 @@ _READ = (
     (
         "generation.utils",
         "GenerationMixin._prepare_cache_for_generation",
-        "generation_config model_kwargs",
+        "generation_config model_kwargs batch_size",
     ),
 )
 

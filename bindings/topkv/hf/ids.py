@@ -13,14 +13,15 @@ UNKNOWN = -1
 
 
 class HeldIds:
-    """Ids of a text, shared by its sessions, and of what follows it, a row per batch row.
+    """Ids of a text, shared by its sessions, and of what follows it, a row per batch row; of a batch
+    of texts those have rows too. Padding has the ids that it was given.
 
     Lies where the ids given lie, so that a decode step does not wait for the device. Ids past what
     the cache counts are left over from calls that failed, and are written over.
     """
 
     def __init__(self, text: torch.Tensor | None = None, own: torch.Tensor | None = None):
-        self._text = torch.empty(0, dtype=torch.int64) if text is None else text
+        self._text = torch.empty(1, 0, dtype=torch.int64) if text is None else text  # [1 or rows, n]
         self._own = own  # [rows, room]
 
     @staticmethod
@@ -49,7 +50,7 @@ class HeldIds:
         if ids is None or ids.shape != (rows, tokens):
             where = self._text.device if self._own is None else self._own.device
             ids = torch.full((rows, tokens), UNKNOWN, device=where)
-        first = at - self._text.shape[0]
+        first = at - self._text.shape[1]
         if self._own is None or self._own.shape[1] < first + tokens:
             # Not an inference tensor: those cannot be written to outside of inference mode.
             with torch.inference_mode(False):
@@ -61,30 +62,34 @@ class HeldIds:
         self._own[:, first : first + tokens] = ids
 
     def text(self, tokens: int) -> torch.Tensor:
-        """The first so many, of a cache of one row: [tokens]."""
+        """The first so many, of each row: [rows, tokens]."""
         if self._own is None:
             return self._text
-        return torch.cat((self._text.to(self._own.device), self._own[0]))[:tokens].clone()
+        text = self._text.to(self._own.device).expand(self._own.shape[0], -1)
+        return torch.cat((text, self._own), dim=1)[:, :tokens].clone()
 
     def of_rows(self, rows: list[int]) -> HeldIds:
         """Batch row i being what row rows[i] was."""
+        text = self._text if self._text.shape[0] == 1 else self._text[rows]
         if self._own is None:
-            return HeldIds(self._text)
+            return HeldIds(text)
         with torch.inference_mode(False):  # as in put()
-            return HeldIds(self._text, self._own[rows])
+            return HeldIds(text, self._own[rows])
 
     def check_begin(self, given: torch.Tensor, tokens: int) -> None:
         """Raises InvalidArgument unless `given` [rows, n] begins with the first `tokens` of the
         ids held, as far as they are known."""
-        own = tokens - self._text.shape[0]
-        parts = [(0, self._text[None, :tokens])]
+        own = tokens - self._text.shape[1]
+        parts = [(0, self._text[:, :tokens])]
         if self._own is not None and own > 0:
-            parts.append((self._text.shape[0], self._own[:, :own]))
+            parts.append((self._text.shape[1], self._own[:, :own]))
         for first, held in parts:
             mine = held.to(given.device)
             theirs = given[:, first : first + held.shape[1]]
             if 1 not in (mine.shape[0], theirs.shape[0]) and mine.shape[0] != theirs.shape[0]:
-                continue  # the batch is refused by itself
+                if mine.shape[0] % theirs.shape[0]:
+                    continue  # the batch is refused by itself
+                theirs = theirs.repeat_interleave(mine.shape[0] // theirs.shape[0], dim=0)  # beams
             differ = (mine != theirs) & (mine != UNKNOWN)
             if not bool(differ.any()):
                 continue

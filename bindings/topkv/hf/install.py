@@ -48,6 +48,8 @@ def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> No
                 "session_capacity": max(16384, generation_config.max_length - tokens),
             }
             cache = TopkCache(self.config, **(sizes | options))
+            # Rows are beams or samples of so many prompts.
+            cache._engine.prompts = args[1] if len(args) > 1 else kwargs["batch_size"]
             model_kwargs["past_key_values"] = cache
             transformers_way(generation_config, model_kwargs, *args, **kwargs)
             cache._is_user_defined = False

@@ -47,6 +47,12 @@ class TopkLayer(CacheLayerMixin):
         self._engine.attended(self._index)
         return out
 
+    def starts(self) -> list[tuple[int, int]]:
+        return self._engine.starts()
+
+    def require_mask(self, mask: torch.Tensor | None) -> None:
+        self._engine.require_mask(mask)
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 

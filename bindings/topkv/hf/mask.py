@@ -19,7 +19,7 @@ from topkv import InvalidArgument, Unsupported
 class Length(int):
     """A number of keys that a TopkCache gave: what tells its masks from those of other caches."""
 
-    of_topkv = False  # of a layer that topkv attends, rather than one with a sliding window
+    engine: Any = None  # of a layer that topkv attends; None: of one with a sliding window
 
 
 class LazyMask:
@@ -76,9 +76,13 @@ class LazyMask:
         query, key = torch.tensor(window), torch.tensor(0)
         return not bool(self.arguments["mask_function"](torch.tensor(0), None, query, key))
 
+    @property
+    def padding(self) -> torch.Tensor | None:
+        """attention_mask [batch, tokens] as the model was given it."""
+        return self.arguments.get("attention_mask")
+
     def require_causal(self) -> None:
-        """Raises unless every token may attend all tokens before it. Checked once: one wait for
-        the device in a forward pass."""
+        """Raises unless every token may attend all tokens before it, but for padding. Checked once."""
         if self._is_causal:
             return
         if self.arguments.get("mask_function") is not causal_mask_function:
@@ -87,7 +91,7 @@ class LazyMask:
                 "(tokens that see each other both ways, such as those of an image, or several "
                 "texts packed into one row): use another cache for it"
             )
-        padding = self.arguments.get("attention_mask")
+        padding = self.padding
         if padding is not None:
             rows = self.arguments.get("batch_size", 1)
             if padding.ndim != 2 or padding.shape[0] != rows:
@@ -104,11 +108,6 @@ class LazyMask:
                     "prefill_chunk_size (nor an assistant or prompt_lookup_num_tokens, which begin "
                     "with an empty cache); for another question use cache.session(), for another "
                     "text cache.reset()"
-                )
-            if not bool(padding.all()):
-                raise InvalidArgument(
-                    "attention_mask hides tokens: topkv takes no padded batches; give texts one "
-                    "at a time, or equally long questions to cache.session(batch=...)"
                 )
         self._is_causal = True
 
@@ -141,8 +140,9 @@ def mask_function(base: str):
         if not isinstance(length, Length):
             return lazy.whole()
         # Before a layer takes tokens. Masks of other kinds may be made for no layer at all.
-        if length.of_topkv and arguments.get("mask_function") is causal_mask_function:
+        if length.engine is not None and arguments.get("mask_function") is causal_mask_function:
             lazy.require_causal()
+            length.engine.mask = lazy.padding
         return lazy
 
     return topkv_mask

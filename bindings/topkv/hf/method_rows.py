@@ -42,11 +42,12 @@ class MethodRows:
     def stats(self) -> MethodStats:
         return MethodStats(self._steps, self._retrieved)
 
-    def cut(self, held: int, spoiled: bool) -> None:
-        """Keeps the first `held` of its own tokens."""
-        self._own = [(keys[:, :held], values[:, :held]) for keys, values in self._own]
+    def cut(self, held: list[int], spoiled: bool) -> None:
+        """Keeps the first held[0] of its own tokens."""
+        (count,) = held
+        self._own = [(keys[:, :count], values[:, :count]) for keys, values in self._own]
 
-    def make_room(self, more: int) -> None:
+    def make_room(self, more: list[int]) -> None:
         """It grows as tokens come."""
 
     def select(self, rows: list[int]) -> MethodRows:
@@ -57,7 +58,13 @@ class MethodRows:
             )
         return self
 
-    def attend(self, step: Any) -> None:
+    def attend(self, step: Any, counts: list[int]) -> None:
+        if counts[0] > 0:
+            part = step.part([0], counts[0])
+            self._attend_step(part)
+            step.take(part, [0])
+
+    def _attend_step(self, step: Any) -> None:
         q, k, v = (x[0].detach().cpu() for x in (step.q, step.k, step.v))
         earlier = self._own[step.layer]
         self._own[step.layer] = tuple(

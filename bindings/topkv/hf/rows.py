@@ -1,8 +1,9 @@
 """The rows of a TopkCache's topkv layers, and who attends them.
 
-Two stages with the same face. ``PrefillRows`` collects the text in a ContextBuilder and attends it
-densely; ``SessionRows`` holds a session per batch row over the frozen context and retrieves. Both
-take a step, the tensors of the next tokens of a layer, in float32 of the core's layout:
+Two stages with the same face. ``TextsRead`` (texts_read.py) collects texts in ContextBuilders and
+attends them densely; ``SessionRows`` holds a session per batch row over frozen contexts and
+retrieves. Both take a step, the tensors of the next tokens of a layer, in float32 of the core's
+layout, and how many of them, the last, count in each batch row; those before them are padding:
 
     q    [batch, tokens, q_heads, head_dim]
     k, v [batch, tokens, kv_heads, head_dim]
@@ -10,15 +11,15 @@ take a step, the tensors of the next tokens of a layer, in float32 of the core's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 import topkv
-from topkv import OutOfMemory, Unsupported
+from topkv import Unsupported
 from topkv.hf import plain
 
 ROW_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -91,6 +92,25 @@ class Step:
     def kv_count(self) -> int:
         return self.q.shape[1] - self.kv_first if self.kv_tokens < 0 else self.kv_tokens
 
+    def part(self, rows: Sequence[int], tokens: int) -> Step:
+        """Of these batch rows the last so many tokens; what it gives is for take()."""
+        batch, all_tokens = self.q.shape[:2]
+        if len(rows) == batch and tokens == all_tokens:
+            return self
+        last = slice(all_tokens - tokens, None)
+        q, k, v = (x[list(rows), last].contiguous() for x in (self.q, self.k, self.v))
+        lse = None if self.lse is None else q.new_empty(q.shape[:-1])
+        return Step(self.layer, q, k, v, torch.empty_like(q), lse)
+
+    def take(self, part: Step, rows: Sequence[int]) -> None:
+        """What a part gave, for these batch rows: of one row for all of them."""
+        if part is self:
+            return
+        last = slice(self.q.shape[1] - part.q.shape[1], None)
+        self.out[list(rows), last] = part.out
+        if self.lse is not None:
+            self.lse[list(rows), last] = part.lse
+
     def run_together(self, sessions: list[topkv.Session]) -> None:
         """Gives each batch row's part to its session, all in one call."""
         part = slice(self.kv_first, self.kv_first + self.kv_count)
@@ -142,115 +162,37 @@ def shape_of(
     )
 
 
-#: Tokens whose rows are copied at a time when a text that was to be frozen is read on.
-_COPIED = 65536
-
-
-class PrefillRows:
-    """A text being read. One row only: a batch of texts would be a batch of contexts.
-
-    freeze() does not end it: when what comes after that fails, such as the build of an index, the
-    text can be read on, or be frozen again.
-    """
-
-    def __init__(self, shape: topkv.AttentionShape, device: topkv.Device, **options: Any):
-        self._shape = shape
-        self._options = {"device": device} | options
-        self._capacity = self._options.pop("capacity")
-        # What holds the rows: a ContextBuilder, or a Context over them.
-        self._held: list[Any] = [self._builder_of(self._capacity)]
-
-    def _builder_of(self, capacity: int) -> topkv.ContextBuilder:
-        return topkv.ContextBuilder(self._shape, capacity=capacity, **self._options)
-
-    @property
-    def shape(self) -> topkv.AttentionShape:
-        return self._shape
-
-    @property
-    def _is_frozen(self) -> bool:
-        return isinstance(self._held[-1], topkv.Context)
-
-    @property
-    def _builder(self) -> topkv.ContextBuilder:
-        if self._is_frozen:
-            self._read_on(self._tokens)
-        return self._held[-1]
-
-    @property
-    def _tokens(self) -> int:
-        held = self._held[-1]
-        return held.tokens if self._is_frozen else held.tokens(0)
-
-    def cut(self, held: int, spoiled: bool) -> None:
-        """Keeps the first `held` tokens. spoiled: layers may differ in what they hold."""
-        if spoiled or self._tokens != held:
-            self._builder.truncate(held)
-
-    def make_room(self, more: int) -> None:
-        """Room for this many more; doubles, so that copying is linear in the whole."""
-        wanted = self._tokens + more
-        if self._is_frozen:
-            self._capacity = max(self._capacity, wanted)
-        if wanted <= self._builder.capacity:
-            return
-        try:
-            self._builder.reserve(max(wanted, 2 * self._builder.capacity))
-        except OutOfMemory:  # twice as much is a convenience, this much is needed
-            self._builder.reserve(wanted)
-
-    def _read_on(self, held: int) -> None:
-        """Copies the first rows of a context that nobody came to use into a builder."""
-        context = self._held[-1]
-        builder = self._builder_of(max(self._capacity, held))
-        heads = range(self._shape.kv_heads)
-        for layer in range(self._shape.layers):
-            for first in range(0, held, _COPIED):
-                part = slice(first, min(first + _COPIED, held))
-                builder.append(
-                    layer,
-                    np.stack([context.keys(layer, head)[part] for head in heads], axis=1),
-                    np.stack([context.values(layer, head)[part] for head in heads], axis=1),
-                )
-        self._held = [builder]
-
-    def attend(self, step: Step) -> None:
-        step.run(self._builder)
-
-    def keep(self, context: topkv.Context) -> None:
-        """What freeze() gave, with an index besides: for the next freeze()."""
-        self._held.append(context)
-
-    def freeze(self) -> topkv.Context:
-        """What it holds as a context."""
-        if not self._is_frozen:
-            # In one call of C, which Ctrl-C does not part: the builder is empty afterwards, and the
-            # context all that holds the rows.
-            self._held.extend(map(topkv.ContextBuilder.freeze, (self._builder,)))
-        return self._held[-1]
-
-
 class SessionRows:
-    """Sessions over one frozen context, one per batch row."""
+    """A session per batch row, each over the context that its text became."""
 
     def __init__(self, sessions: list[topkv.Session]):
         self.sessions = sessions
+        self._contexts = [session.context for session in sessions]
 
     @property
     def shape(self) -> topkv.AttentionShape:
-        return self.sessions[0].context.shape
+        return self._contexts[0].shape
 
-    def cut(self, held: int, spoiled: bool) -> None:
-        """Keeps the first `held` of every session's own tokens."""
-        for session in self.sessions:
-            if spoiled or session.own_tokens != held:
-                session.truncate(held)
+    def cut(self, held: list[int], spoiled: bool) -> None:
+        """Keeps the first held[i] of session i's own tokens."""
+        for session, count in zip(self.sessions, held, strict=True):
+            if spoiled or session.own_tokens != count:
+                session.truncate(count)
 
-    def make_room(self, more: int) -> None:
+    def make_room(self, more: list[int]) -> None:
         """A session has its capacity from the beginning."""
 
-    def attend(self, step: Step) -> None:
-        step.run_together(self.sessions)
+    def attend(self, step: Step, counts: list[int]) -> None:
+        """Sessions over one context take as many tokens together."""
+        together: dict[tuple[int, int], list[int]] = {}
+        for row, (context, count) in enumerate(zip(self._contexts, counts, strict=True)):
+            together.setdefault((id(context), count), []).append(row)
+        for (_, count), rows in together.items():
+            if count == 0:
+                continue
+            part = step.part(rows, count)
+            part.run_together([self.sessions[row] for row in rows])
+            step.take(part, rows)
 
     def select(self, rows: list[int]) -> SessionRows:
         """Batch row i is what row rows[i] was; a row taken twice is forked."""

@@ -20,7 +20,8 @@ from topkv import InvalidArgument
 from topkv.hf.ids import HeldIds
 from topkv.hf.method_rows import MethodRows
 from topkv.hf.options import Options
-from topkv.hf.rows import PrefillRows, SessionRows
+from topkv.hf.rows import SessionRows
+from topkv.hf.texts_read import TextsRead
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class CacheMemory:
     index: int
     sliding: int
 
+
+Rows = TextsRead | SessionRows | MethodRows
 
 #: What transformers' sliding-window layers change.
 _SLIDING = ("keys", "values", "cumulative_length", "is_initialized", "record_past")
@@ -87,44 +90,101 @@ class Pass:
     held: int  # that it adds to the rows: of a context sharded by sequence this process has a part
     sliding: SlidingBefore
     before: State  # which it goes back to; a call that ends the text begins with freezing it
-    rows: PrefillRows | SessionRows | MethodRows | None = None  # made by this call
+    padding: torch.Tensor | None = None  # its attention_mask, as its layers will be given it
+    alike: int = 1  # a text that begins is that of so many batch rows, one after the other
+    rows: Rows | None = None  # made by this call
     attended: set[int] = field(default_factory=set)  # layers
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text that was read to its end."""
+    """A text that was read to its end, or several, one for each batch row.
 
-    context: topkv.Context
-    tokens: int  # of all processes: of a context sharded by sequence each has some only
-    ids: torch.Tensor
+    Columns are what transformers counts: those of a shorter text begin with padding."""
+
+    contexts: tuple[topkv.Context, ...]  # one that all batch rows go on from, or one of each
+    tokens: int  # columns; of all processes: of a context sharded by sequence each has some only
+    ids: torch.Tensor  # [contexts, tokens]
+    pads: tuple[int, ...] = (0,)  # of each context: columns of padding
     # Per sliding-window layer: its number, K and V of the last tokens, tokens in all.
     sliding: tuple[tuple[int, torch.Tensor, torch.Tensor, int], ...] = ()
+
+    @property
+    def context(self) -> topkv.Context:
+        """The only one."""
+        if any(context is not self.contexts[0] for context in self.contexts):
+            raise InvalidArgument(
+                f"this cache holds a batch of {len(self.contexts)} texts, and this is for one: "
+                "cache.contexts has all; cache.batch_select_indices(torch.tensor([0])) keeps the "
+                "first alone"
+            )
+        return self.contexts[0]
+
+    def of_row(self, row: int) -> int:
+        """Number of the context that a batch row goes on from."""
+        return 0 if len(self.contexts) == 1 else row
+
+    def of_rows(self, rows: list[int]) -> Text:
+        """Batch row i being what row rows[i] was."""
+        if len(self.contexts) == 1:
+            return self
+        return replace(
+            self,
+            contexts=tuple(self.contexts[row] for row in rows),
+            ids=self.ids[rows],
+            pads=tuple(self.pads[row] for row in rows),
+            sliding=tuple((i, k[rows], v[rows], tokens) for i, k, v, tokens in self.sliding),
+        )
 
 
 @dataclass(frozen=True)
 class State:
-    """A text being read, or a text and what follows it in so many batch rows."""
+    """Texts being read, one per batch row, or a text and what follows it in each batch row."""
 
     options: Options
     text: Text | None = None
-    tokens: int = 0  # of the text and those that follow it
-    rows: PrefillRows | SessionRows | MethodRows | None = None  # None: not made yet
-    held: int = 0  # tokens of `rows` that count; it may have more, of a call that failed
-    batch: int = 1
+    tokens: int = 0  # columns: of the text and those that follow it
+    rows: Rows | None = None  # None: not made yet
+    held: int = 0  # columns of `rows` that count; it may have more, of a call that failed
+    pads: tuple[int, ...] = (0,)  # of each batch row: how many of them, the first, are padding
     ids: HeldIds = field(default_factory=HeldIds)
     records: bool = False  # tokens may be taken back
     was_cropped: bool = False
     open: Pass | None = None
 
+    @property
+    def batch(self) -> int:
+        return len(self.pads)
+
+    @property
+    def is_empty(self) -> bool:
+        """It holds nothing, whatever it may have held."""
+        return self.text is None and self.tokens == 0
+
     def ends_text(self, tokens: int) -> bool:
         """A call of so many more tokens is the first after the text."""
-        reads = self.text is None and self.tokens > 0
+        reads = self.text is None and self.tokens > max(self.pads)
         return reads and (tokens == 1 or (self.records and self.was_cropped))
 
     @property
     def text_tokens(self) -> int:
         return 0 if self.text is None else self.text.tokens
+
+    @property
+    def texts(self) -> int:
+        """How many there are, read or being read."""
+        if self.text is not None:
+            return len({id(context) for context in self.text.contexts})
+        return self.rows.texts if isinstance(self.rows, TextsRead) else 1
+
+    def counts(self, held: int) -> list[int]:
+        """Tokens of each batch row in so many columns."""
+        return [max(0, held - pads) for pads in self.pads]
+
+    def tokens_of(self, row: int) -> int:
+        """Of the text and what follows it, without padding."""
+        text = 0 if self.text is None else self.text.tokens - self.text.pads[self.text.of_row(row)]
+        return text + max(0, self.tokens - self.text_tokens - self.pads[row])
 
     def after(self, done: Pass) -> State:
         """The state when a pass has ended."""

@@ -24,7 +24,7 @@ _MADE = "topkv.hf.TopkCache "
 
 
 def known_ids(text: Text | None) -> torch.Tensor | None:
-    """Ids of a text [tokens], if all of them are known."""
+    """Ids of a text [texts, tokens], if all of them are known."""
     if text is None or bool((text.ids == UNKNOWN).any()):
         return None
     return text.ids
@@ -57,8 +57,8 @@ def over(cache: Any, context: Any, tokens: Any, what: str) -> Any:
             "ContextBuilder.freeze() or Model.prefill() gives"
         )
     check_fits(cache, context.shape, what)
-    ids = HeldIds.of_text(tokens, context.tokens)
-    engine, text = cache._engine, Text(context, context.tokens, ids)
+    ids = HeldIds.of_text(tokens, context.tokens)[None]
+    engine, text = cache._engine, Text((context,), context.tokens, ids)
     engine.state = replace(engine.state, text=text, tokens=context.tokens, ids=HeldIds(ids))
     engine.freeze()
     return cache
@@ -87,6 +87,12 @@ def _check_can_be_saved(cache: Any, model: Any, text_only: bool) -> None:
             "give save() the model that read the text"
         )
     state = engine.state
+    texts = state.texts
+    if texts > 1:
+        raise InvalidArgument(
+            f"save() of a batch of {texts} texts: a file holds one. Keep one of them with "
+            "cache.batch_select_indices(torch.tensor([0])), the first say, and save that"
+        )
     if state.text is not None and state.tokens > state.text_tokens and not text_only:
         raise InvalidArgument(
             f"{state.tokens - state.text_tokens} tokens follow the text of {state.text_tokens}, and a "
@@ -100,15 +106,16 @@ def save(cache: Any, path: str | os.PathLike[str], model: Any, text_only: bool) 
     engine.settle()
     _check_can_be_saved(cache, model, text_only)
     of_model = fingerprint(model)
-    if cache.context is None:
+    if engine.state.text is None:
         cache.freeze()
-    ids = known_ids(engine.state.text)
+    text = engine.state.text
+    ids = known_ids(text)
     with moving("saving", *engine.who_reports()) as report:
-        cache.context.save(
+        text.context.save(
             path,
             model=of_model,
             made_with=_made_with(engine.options),
-            tokens=None if ids is None else ids.cpu().numpy(),
+            tokens=None if ids is None else ids[0, text.pads[0] :].cpu().numpy(),
             progress=report,
         )
 

@@ -8,7 +8,7 @@ made: a model's call and ``generate``. Calls without a TopkCache go straight thr
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import Cache, GenerationMixin, PreTrainedModel
@@ -33,12 +33,31 @@ def _ids_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.T
     return ids if is_ids else None
 
 
+@torch.compiler.disable  # so that it is called, and raises, where a graph would go on
+def _refuse_compiled() -> NoReturn:
+    raise Unsupported(
+        "a TopkCache with torch.compile: its rows are outside of what a graph may hold. Call the model "
+        "as it was before torch.compile, or with another cache"
+    )
+
+
+def _is_compiled(model: Any) -> bool:
+    """By torch.compile(model), model.compile(), or torch.compile(model.forward)."""
+    return (
+        torch.compiler.is_compiling()
+        or getattr(model, "_compiled_call_impl", None) is not None
+        or hasattr(model.forward, "_torchdynamo_orig_callable")
+    )
+
+
 def _wrap_call(call: Any) -> Any:
     @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         engine = _engine_of(args, kwargs)
         if engine is None:
             return call(self, *args, **kwargs)
+        if _is_compiled(self):
+            _refuse_compiled()
         if self.training:
             raise Unsupported("topkv's layers are for inference: call model.eval() first")
         ids = _ids_of(args, kwargs, "input_ids")
@@ -69,11 +88,11 @@ def _wrap_generate(generate: Any) -> Any:
         if ids is None:
             return generate(self, *args, **kwargs)
         _check_continues(engine, ids, kwargs.get("attention_mask"))
-        engine.reads_until = ids.shape[1]  # in chunks, say
+        engine.prompts, engine.reads_until = ids.shape  # it may read in chunks, and more rows
         try:
             return generate(self, *args, **kwargs)
         finally:
-            engine.reads_until = 0
+            engine.prompts = engine.reads_until = 0
 
     return wrapped
 

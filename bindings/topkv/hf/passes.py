@@ -1,0 +1,286 @@
+"""The calls of a model, as the cache sees them: each counts as a whole, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import topkv
+from topkv import InvalidArgument, Unsupported
+from topkv.hf.batch import check_batch, pads_after, rows_alike
+from topkv.hf.ids import HeldIds
+from topkv.hf.method import PreparedMethod
+from topkv.hf.options import Options
+from topkv.hf.progress import Reading
+from topkv.hf.rows import SessionRows
+from topkv.hf.state import Pass, SlidingBefore, State
+
+
+class Passes:
+    """What of an Engine begins a forward pass, and ends it.
+
+    begin() is called first of all in every forward pass, attend() by each topkv layer in turn,
+    attended() when a layer of either kind is done. The pass counts when all are, or when the call
+    of the model that it is part of has returned (see in_call()); until then `state` is the one
+    before it.
+    """
+
+    def __init__(self, state: State):
+        self.state = state
+        self.layers: Sequence[Any] = ()  # of the cache, all of them
+        self.device: topkv.Device | None = None
+        self.reading: Reading | None = None
+        self.method: PreparedMethod | None = None  # finds the rows instead of an index
+        self.reads_until = 0  # tokens that the text will have, when that is known
+        self.prompts = 0  # that generate was given, each for as many batch rows; 0: not known
+        self.mask: torch.Tensor | None = None  # attention_mask of the call that is to begin
+        self.torch_device: torch.device | None = None  # of the model, once it attended
+        self._in_call: Any = None  # what in_call() was given, while it lasts
+        self._spoiled = False  # a pass has begun to give tokens to the rows and did not end
+
+    # ---- what it holds ----
+
+    @property
+    def options(self) -> Options:
+        return self.state.options
+
+    @property
+    def tokens(self) -> int:
+        """Of the cache; those of a pass once all layers have them."""
+        done = self.state.open
+        return self.state.tokens + (done.tokens if done and self._has_all(done) else 0)
+
+    @property
+    def sessions(self) -> list[topkv.Session]:
+        self.settle_between_calls()
+        if not isinstance(self.state.rows, SessionRows):
+            return []
+        if self.state.open is None:
+            self.prepare()
+        return self.state.rows.sessions
+
+    def sliding_layers(self) -> list[tuple[int, Any]]:
+        return [(i, x) for i, x in enumerate(self.layers) if x.is_sliding]
+
+    # ---- calls that change all of it or nothing ----
+
+    def _has_all(self, done: Pass) -> bool:
+        return len(done.attended) == len(self.layers)
+
+    def settle(self) -> None:
+        """Ends a pass that nobody ended: it counts if all layers are done, else it is undone."""
+        if self.state.open is not None and self._has_all(self.state.open):
+            self._commit()
+        elif self.state.open is not None:
+            self.undo()
+
+    def settle_between_calls(self) -> None:
+        """The same, unless a call of the model is under way."""
+        if self._in_call is None:
+            self.settle()
+
+    def _commit(self) -> None:
+        self._spoiled = False
+        self.state = self.state.after(self.state.open)
+
+    def undo(self) -> None:
+        if (done := self.state.open) is not None:
+            done.sliding.undo()
+            if done.before.rows is not (self.state.rows or done.rows):
+                self._spoiled = False  # those of this pass are let go
+            self.state = done.before
+            if self.reading is not None:
+                self.reading.pause()
+
+    def prepare(self) -> None:
+        """Cuts off what a call that failed, or crop(), left in the rows."""
+        state = self.state
+        if state.rows is None:
+            return
+        try:
+            state.rows.cut(state.counts(state.held), self._spoiled)
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"the rows of this cache are lost ({error}): cache.reset(), and read the text again"
+            ) from error
+        self._spoiled = False
+
+    @contextmanager
+    def change(self) -> Iterator[Callable[..., None]]:
+        """For calls that change sliding-window layers in place. Yields what takes the members of
+        the state afterwards; unless the call gets there, everything is as before."""
+        self.settle()
+        before = self.state
+        self.state = replace(before, open=Pass(0, 0, SlidingBefore(self.sliding_layers()), before))
+
+        def put(state: State | None = None, **members: Any) -> None:
+            self.state = replace(state or before, **members)
+
+        try:
+            yield put
+        finally:
+            self.undo()
+
+    def in_call(self, ids: torch.Tensor | None, call: Callable[[], Any]) -> Any:
+        """call() of a model with these ids: a pass counts when it returns."""
+        if self._in_call is not None:  # a model calls the models it consists of
+            return call()
+        self.settle()
+        try:
+            self.mask = None
+            self._in_call = (ids,)
+            result = call()
+            self._end_call()
+            self._in_call = None
+        except BaseException:
+            self._in_call = None
+            self.undo()
+            raise
+        return result
+
+    def _end_call(self) -> None:
+        done = self.state.open
+        if done is None:
+            return
+        if not self._has_all(done):
+            raise InvalidArgument(
+                f"{len(done.attended)} of the {len(self.layers)} layers of the cache took the "
+                "tokens of this call: make the cache with the model's own config, model.config"
+            )
+        self._commit()
+
+    # ---- a forward pass ----
+
+    def begin(self, keys: torch.Tensor) -> None:
+        """A pass begins with K of its tokens in the first layer. Checks what can be checked before
+        a layer takes them."""
+        self.settle()
+        batch, tokens = keys.shape[0], keys.shape[-2]
+        mask, self.mask = self.mask, None
+        check_batch(self.state, batch)
+        if keys.requires_grad and torch.is_grad_enabled():
+            raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
+        before = self.state
+        if before.is_empty:
+            self.state = replace(before, rows=None, pads=(0,) * batch, ids=HeldIds())
+        try:
+            pads = self._pads(mask, tokens)
+            ids = (self._in_call or (None,))[0]
+            alike = 1
+            if before.ends_text(tokens):
+                self.freeze()
+            elif before.text is None:
+                alike = rows_alike(self.state, self.prompts, ids, pads)
+            part = self.part_of(tokens)[1]
+            self.prepare()
+            state = replace(self.state, pads=pads)
+            if state.rows is not None:
+                counts = zip(state.counts(state.held), state.counts(state.held + part))
+                state.rows.make_room([after - held for held, after in counts])
+            state.ids.put(state.tokens, ids, batch, tokens)
+            if state.text is None:
+                self._report(tokens)
+            sliding = SlidingBefore(self.sliding_layers())
+            self.state = replace(state, open=Pass(tokens, part, sliding, before, mask, alike))
+        except BaseException:
+            self.state = before  # the text is being read again, if this froze it
+            raise
+
+    def _pads(self, mask: torch.Tensor | None, tokens: int) -> tuple[int, ...]:
+        """Columns of padding in each batch row, behind the text if there is one, once so many more
+        columns are there."""
+        pads = pads_after(self.state, mask, tokens)
+        if not any(pads):
+            return pads
+        if self.options.shards is not None:
+            raise Unsupported('padding with shard="sequence": give texts of equal length')
+        is_behind = self.state.text is not None or self.state.ends_text(tokens)
+        if is_behind and self.sliding_layers():
+            raise Unsupported(
+                "padding behind a text, with sliding-window layers, whose windows it would "
+                "shorten: give questions of equal length, or each to a cache.session() of its own"
+            )
+        return pads
+
+    def _report(self, tokens: int) -> None:
+        if self.reading is None:
+            self.reading = Reading(*self.who_reports())
+        total = max(self.reads_until, self.options.max_cache_len, self.state.tokens + tokens)
+        known = max(self.reads_until, self.options.max_cache_len) >= self.state.tokens + tokens
+        self.reading.begin(self.state.tokens, tokens, total if known else None)
+
+    def who_reports(self) -> tuple[bool | None, bool]:
+        """Whether words about long work are wanted, and are this process's to say."""
+        shards = self.options.shards
+        return self.options.progress, shards is None or shards.is_first
+
+    def attended(self, index: int) -> None:
+        """Layer `index`, of all of them, has taken the tokens of the pass and attended them."""
+        done = self.open_pass()
+        done.attended.add(index)
+        if self.reading is not None and self.state.text is None:
+            self.reading.layer_done(len(done.attended), len(self.layers))
+        if self._has_all(done) and self._in_call is None:
+            self._commit()
+
+    def open_pass(self) -> Pass:
+        if self.state.open is None:
+            raise InvalidArgument(
+                "a layer of this cache is given tokens, and the first layer was not: call the "
+                "model as a whole"
+            )
+        return self.state.open
+
+    def update_sliding(
+        self, index: int, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What transformers' layer gives to attention."""
+        done = self.open_pass()
+        layer, tokens = self.layers[index], keys.shape[-2]
+        full = layer.update(keys, values, *args, **kwargs)
+        done.sliding.updated(index, *full, tokens)
+        # One that records its past may give more than its masks are for.
+        seen = slice(-(layer.sliding_window - 1 + tokens), None)
+        return full[0][:, :, seen], full[1][:, :, seen]
+
+    def new_counts(self, done: Pass) -> list[int]:
+        """Of the tokens of a pass, how many are no padding, in each batch row."""
+        after = self.state.tokens - self.state.text_tokens + done.tokens
+        return [min(done.tokens, count) for count in self.state.counts(after)]
+
+    def starts(self) -> list[tuple[int, int]]:
+        """Of each batch row: the first token of the pass that is no padding, and how many tokens
+        the row has before it."""
+        done = self.open_pass()
+        return [
+            (done.tokens - count, self.state.tokens_of(row))
+            for row, count in enumerate(self.new_counts(done))
+        ]
+
+    def require_mask(self, mask: torch.Tensor | None) -> None:
+        """Raises unless the padding that a layer is told of is what the pass began with."""
+        known = self.open_pass().padding
+        if mask is known or (known is None and bool(mask.all())):
+            return
+        if known is None or mask is None or not torch.equal(known.bool(), mask.bool()):
+            raise Unsupported(
+                "this model gives its layers another attention_mask than it was called with; give "
+                "it texts without padding, or use another cache"
+            )
+
+    def part_of(self, tokens: int) -> tuple[int, int]:
+        """Which of a call's tokens have their rows here: the first and how many."""
+        shards = self.options.shards
+        if shards is None:
+            return 0, tokens
+        if self.state.text is None:
+            return shards.prefill_part(tokens)
+        return shards.session_part(tokens)
+
+    def freeze(self, index: str | None = None) -> None:
+        """An Engine's."""
+        raise NotImplementedError
