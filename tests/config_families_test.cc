@@ -252,8 +252,11 @@ TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {
 }
 
 TEST_F(ConfigFamilies, SamplingThatTopkvDoesNotHaveIsTold) {
-  const ModelConfig config = generation(
-      {{"do_sample", true}, {"typical_p", 0.9}, {"min_p", 0.1}, {"num_beams", 4}, {"eta_cutoff", 0}});
+  const ModelConfig config = generation({{"do_sample", true},
+                                         {"typical_p", 0.9},
+                                         {"min_p", 0.1},
+                                         {"num_beams", 4},
+                                         {"eta_cutoff", 0}});
   EXPECT_TRUE(config.sampling_warning.starts_with(
       (temp.path() / "generation_config.json").string() + ": typical_p is 0.9, num_beams is 4: "))
       << config.sampling_warning;
