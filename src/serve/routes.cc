@@ -113,11 +113,11 @@ class Stream {
   /// The next event; none where the client is gone, or at the end. Throws Problem.
   std::optional<Event> next() {
     while (!answer_->finished()) {
-      if (std::optional<Event> event = answer_->next(moment)) return event;
-      if (HttpServer::connection().gone()) {
+      if (HttpServer::connection().gone()) {  // however fast events come
         note.gone = true;
         break;
       }
+      if (std::optional<Event> event = answer_->next(moment)) return event;
     }
     note.usage = answer_->usage();
     return {};
