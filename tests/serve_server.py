@@ -238,8 +238,8 @@ def check_hostile(server):
         ("endless headers", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 100000, b""),
         ("an endless header", b"GET /health HTTP/1.1\r\na: " + b"b" * 1000000, b""),
         ("an endless path", b"GET /" + b"a" * 1000000, b""),
-        ("a length that is none", head + b"Content-Length: -1\r\n\r\n{}", b""),
-        ("a length beyond all", head + b"Content-Length: 99999999999999999999\r\n\r\n{}", b""),
+        ("a length that is none", head + b"Content-Length: -1\r\n\r\n{}", b"HTTP/1.1 400"),
+        ("a length beyond all", head + b"Content-Length: 99999999999999999999\r\n\r\n{}", b"HTTP/1.1 413"),
         ("a chunk that is none", head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n", b""),
         ("chunks without end", head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + b" " * 0x100000 + b"\r\n") * 8, b""),
     ):

@@ -23,7 +23,7 @@ class Connection : public httplib::Stream {
   static constexpr auto write_time = std::chrono::seconds(10);
 
   /// For a client to read its last response, when it still sends.
-  static constexpr auto linger_time = std::chrono::milliseconds(500);
+  static constexpr auto linger_time = std::chrono::seconds(2);
 
   explicit Connection(int socket);
   ~Connection() override;

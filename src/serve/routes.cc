@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -113,11 +114,11 @@ class Stream {
   /// The next event; none where the client is gone, or at the end. Throws Problem.
   std::optional<Event> next() {
     while (!answer_->finished()) {
-      if (std::optional<Event> event = answer_->next(moment)) return event;
-      if (HttpServer::connection().gone()) {
+      if (HttpServer::connection().gone()) {  // however fast events come
         note.gone = true;
         break;
       }
+      if (std::optional<Event> event = answer_->next(moment)) return event;
     }
     note.usage = answer_->usage();
     return {};
@@ -193,6 +194,18 @@ Problem not_for(const Request& request) {
                            printable_beginning(request.method), request.path)};
 }
 
+/// Of a body that says its length: refused now rather than when so much has come, or has not.
+void check_length(const Request& request) {
+  const std::string length = request.get_header_value("Content-Length");
+  const std::int64_t most = request.path == "/v1/contexts" ? max_context_bytes : max_request_bytes;
+  if (length.find_first_not_of("0123456789") != length.npos)
+    throw Problem(400, "Content-Length is \"" + printable_beginning(length) +
+                           "\"; expected a number of bytes");
+  if (length.size() > 18 || (!length.empty() && std::stoll(length) > most))
+    throw Problem(413, fmt::format("the body has more than {} bytes, the most that is read", most),
+                  {}, "too_large");
+}
+
 /// Refuses, before its body is read, what is not to be answered.
 void check(const Request& request, const ServerOptions& options) {
   if (!is_known(request.path))
@@ -217,6 +230,7 @@ void check(const Request& request, const ServerOptions& options) {
     return;
   }
   if (std::ranges::find(posts, request.path) == std::end(posts)) throw not_for(request);
+  check_length(request);
   const std::string type = request.get_header_value("Content-Type");
   if (type.substr(0, type.find(';')) != json_type || request.has_header("Content-Encoding"))
     throw Problem(415, "expected a body with \"Content-Type: application/json\", not compressed");
