@@ -87,14 +87,14 @@ holds 'JSON, a line for each' python3 -c 'import json; r = [e for e in map(json.
 holds 'an index that the file has not is built' test "$(cat built)" = ' 7281934.'
 
 # In a chat template.
-mkdir chat && ln -s "$model"/* chat/
+mkdir chat && ln -s "$model"/* chat/ && rm chat/chat_template.jinja
 printf '%s' '{% for m in messages %}{{ "<" ~ m.role ~ ">" }}{{ m.content }}{{ "\n" }}{% endfor %}{{ "<a>" if add_generation_prompt }}' >chat/chat_template.jinja
 "$topkv" prefill -m chat -f notes.txt -o chat.tkv --chat --system 'Be brief.' --device cpu 2>log || echo "FAILED: $(cat log)"
 "$topkv" generate -m chat --chat --system 'Be brief.' -f notes.txt -p "$first" $flags -n 9 >whole 2>/dev/null
 "$topkv" ask chat.tkv -m chat $flags -n 9 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
 holds 'asked of the file as of the text, in the template' cmp whole kept
 holds 'info says so' sh -c "'$topkv' info chat.tkv | grep -q 'in a chat template'"
-mkdir trims && ln -s "$model"/* trims/
+mkdir trims && ln -s "$model"/* trims/ && rm trims/chat_template.jinja
 printf '%s' '{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}' >trims/chat_template.jinja
 
 "$topkv" info notes.tkv --json >info.json

@@ -285,7 +285,8 @@ def main():
     (WORK / "chat").mkdir(parents=True)
     os.chdir(WORK)
     for file in MODEL.iterdir():
-        (WORK / "chat" / file.name).symlink_to(file)
+        if file.name != "chat_template.jinja":
+            (WORK / "chat" / file.name).symlink_to(file)
     (WORK / "chat/chat_template.jinja").write_text(TEMPLATE)
     facts = [f"One of the special magic numbers for {name} is: {number}.\n" for name, number in NUMBERS.items()]
     (WORK / "notes.txt").write_text(NOISE * 12 + facts[0] + NOISE * 12 + facts[1])
