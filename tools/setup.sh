@@ -12,6 +12,7 @@ packages=(
   libcli11-dev libfmt-dev                   # command line
   libgtest-dev ccache                       # tests
   python3-dev python3-venv                  # the Python package
+  doxygen                                   # the documentation site
 )
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
