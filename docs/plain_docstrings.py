@@ -1,7 +1,7 @@
 """topkv's docstrings are plain text with `code` in it; Sphinx reads reStructuredText.
 
-Paragraphs whose every line is indented are code; all else is text in which nothing but backticks
-means something.
+Paragraphs whose every line is indented are code; all else is text in which nothing means something
+but backticks and *emphasis*.
 """
 
 import re
@@ -29,8 +29,12 @@ def _block(block):
 
 
 def _text(line):
-    """Escapes what is not code."""
+    """Escapes what is neither code nor *emphasis*."""
     parts = re.split(r"`+([^`]+)`+", line.rstrip(":") + ":" * line.endswith(":"))
     for i, part in enumerate(parts):
-        parts[i] = f"``{part}``" if i % 2 else re.sub(r"([\\*|_])", r"\\\1", part)
+        parts[i] = f"``{part}``" if i % 2 else re.sub(r"(\*\w+\*)|([\\*|_])", _escaped, part)
     return "".join(parts)
+
+
+def _escaped(match):
+    return match[1] or "\\" + match[2]
