@@ -106,6 +106,7 @@ docs: setup build/docs/venv/installed
 	doxygen docs/Doxyfile
 	build/docs/venv/bin/sphinx-build -W --keep-going -q -b html -d build/docs/doctrees docs out/docs/html
 	build/docs/venv/bin/python docs/check_names.py build/docs/doxygen/xml out/docs/html/objects.inv
+	build/docs/venv/bin/python docs/check_programs.py docs/*.md
 
 build/docs/venv/installed: docs/requirements.txt
 	python3 -m venv --clear build/docs/venv
