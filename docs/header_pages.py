@@ -1,6 +1,7 @@
 """Pages of the C++ reference, Markdown with breathe's directives, from doxygen's XML."""
 
 import pathlib
+import re
 from xml.etree import ElementTree
 
 DIRECTIVES = {"enum": "enum", "function": "function", "typedef": "typedef", "variable": "variable"}
@@ -50,6 +51,8 @@ def page(name, text, declarations):
         if not line.startswith("//"):
             break
         line = line.removeprefix("//").removeprefix(" ")
+        if re.match(r"[A-Z][a-z]+: ", line):  # "Threads: …" is a paragraph of its own
+            comment.append("")
         comment.append("  " + line if line.startswith("  ") else line)
     lines = [f"# {name}", "", f"`#include <topkv/{name}>`", "", *comment, ""]
     for directive, declared in declarations.of(name):

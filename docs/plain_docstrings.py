@@ -25,12 +25,15 @@ def _block(block):
     lines = block.splitlines()
     if all(line.startswith("  ") for line in lines):
         return "::\n\n" + textwrap.indent(textwrap.dedent(block), "    ")
-    return "\n".join(_text(line.strip()) for line in lines)
+    if any(line.lstrip().startswith("- ") for line in lines):
+        return "\n".join(_text(line.strip()) for line in lines)
+    # On one line, for summaries are a docstring's first.
+    return _text(" ".join(line.strip() for line in lines))
 
 
 def _text(line):
     """Escapes what is neither code nor *emphasis*."""
-    parts = re.split(r"`+([^`]+)`+", line.rstrip(":") + ":" * line.endswith(":"))
+    parts = re.split(r"`+([^`]+)`+", re.sub(":+$", ":", line))
     for i, part in enumerate(parts):
         parts[i] = f"``{part}``" if i % 2 else re.sub(r"(\*\w+\*)|([\\*|_])", _escaped, part)
     return "".join(parts)
