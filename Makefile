@@ -17,7 +17,7 @@ native := $(shell nvidia-smi -L >/dev/null 2>&1 && echo -D CMAKE_CUDA_ARCHITECTU
 # Without one, checks compile it for the oldest, to see that it compiles.
 checked_architectures := $(if $(native),native,80-real)
 
-.PHONY: help needle check check-gpu check-python build install bundle wheel bench asan tsan fuzz setup clean
+.PHONY: help needle check check-gpu check-python build install bundle wheel bench asan tsan fuzz docs setup clean
 
 help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… replaces the flags)'
@@ -36,6 +36,7 @@ help:
 	@echo 'make asan      tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan      tests of threads under ThreadSanitizer'
 	@echo 'make fuzz      each parser given mutated bytes for FUZZ_SECONDS, $(FUZZ_SECONDS); takes clang with libFuzzer'
+	@echo 'make docs      build the documentation site, out/docs/html/index.html; a broken link fails'
 	@echo 'make setup     install the Debian packages that are missing'
 	@echo 'make clean     delete build/ and out/'
 
@@ -101,6 +102,17 @@ bench: setup
 	cmake --preset release -D TOPKV_BUILD_BENCH=ON $(native)
 	cmake --build --preset release --parallel $(jobs)
 	for benchmark in build/release/bench/*_bench; do $$benchmark || exit 1; done
+
+docs: setup build/docs/venv/installed
+	doxygen docs/Doxyfile
+	build/docs/venv/bin/sphinx-build -W --keep-going -q -b html -d build/docs/doctrees docs out/docs/html
+	build/docs/venv/bin/python docs/check_names.py build/docs/doxygen/xml out/docs/html/objects.inv
+	build/docs/venv/bin/python docs/check_programs.py docs/*.md
+
+build/docs/venv/installed: docs/requirements.txt
+	python3 -m venv --clear build/docs/venv
+	build/docs/venv/bin/pip install --quiet --requirement docs/requirements.txt
+	touch $@
 
 setup:
 	@bash tools/setup.sh

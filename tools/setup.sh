@@ -13,6 +13,7 @@ packages=(
   libcpp-httplib-dev                        # topkv serve
   libgtest-dev ccache                       # tests
   python3-dev python3-venv                  # the Python package
+  doxygen                                   # the documentation site
 )
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
