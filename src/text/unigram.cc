@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ranges>
+#include <iterator>
 #include <utility>
 
 #include "src/core/utf8.h"
@@ -101,7 +101,7 @@ void Unigram::append_unknown(std::string_view text, std::vector<Token>& out) con
     out.push_back(unknown_);
     return;
   }
-  for (const char byte : std::views::reverse(text)) out.push_back(token_of(byte));
+  std::transform(text.rbegin(), text.rend(), std::back_inserter(out), token_of);
 }
 
 }  // namespace topkv
