@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "src/core/convert.h"
@@ -187,7 +188,7 @@ void Generation::feed() {
     if (can) stepped_.push_back(one);
   }
   std::ranges::reverse(stepped_);
-  std::ranges::stable_partition(stepped_, &Answering::from_logits);
+  std::stable_partition(stepped_.begin(), stepped_.end(), std::mem_fn(&Answering::from_logits));
   if (model_.config.dual_chunk.chunk_size > 0) {  // positions of a step are those of one text
     for (Answering* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}); });
   } else if (!stepped_.empty()) {
