@@ -170,7 +170,8 @@ def test_a_signal_ends_a_long_call(call, model):
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Interrupt):
             if call == "prompt":
-                model.generate(topkv.Session(model.prefill([20])), np.full(30_000, 20))
+                model.generate(topkv.Session(model.prefill([20]), capacity=32_000),
+                               np.full(30_000, 20))
             elif call == "logits":
                 model.logits(np.full(20_000, 20))
             else:
