@@ -37,7 +37,7 @@ def row_of(cells):
 
 
 def tables():
-    for path in sorted((DOCS / "results").glob("*.json")):
+    for path in sorted((DOCS / "results").glob("*.json"), key=_place):
         table = json.loads(path.read_text())
         if set(table) != FIELDS:
             raise SystemExit(f"results: {path} must have these fields: {sorted(FIELDS)}")
@@ -47,6 +47,11 @@ def tables():
             if len(row) != len(table["columns"]):
                 raise SystemExit(f"results: {path}: {row} does not have a cell for each column")
         yield path, table
+
+
+def _place(path):
+    """Sections in their order, and files of a section in that of their numbers."""
+    return list(SECTIONS).index(path.name.split("-")[0]), int(path.name.split("-")[1])
 
 
 def page():
