@@ -104,6 +104,7 @@ bench: setup
 	for benchmark in build/release/bench/*_bench; do $$benchmark || exit 1; done
 
 docs: setup build/docs/venv/installed
+	build/docs/venv/bin/python docs/results.py --check
 	doxygen docs/Doxyfile
 	build/docs/venv/bin/sphinx-build -W --keep-going -q -b html -d build/docs/doctrees docs out/docs/html
 	build/docs/venv/bin/python docs/check_names.py build/docs/doxygen/xml out/docs/html/objects.inv

@@ -23,7 +23,6 @@ extensions = ["myst_parser", "breathe", "sphinx.ext.autodoc", "autoapi.extension
 exclude_patterns = ["requirements.txt"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 suppress_warnings = [
-    "toc.not_included",  # a page in no toctree is found by its links
     # topkv.eval takes names out of the compiled module, and its stub says what they are.
     "autoapi.python_import_resolution",
     "myst.header",  # titles of a level that a repository's web page shows well

@@ -65,6 +65,9 @@ class Links(SphinxTransform):
         for link in links:
             if link.get("reftype") == "myst":
                 self._resolve(link, self._folder(base))
+        if base == self.root:  # a page from there: its pictures are below docs/, too
+            for image in self.document.findall(nodes.image):
+                image["uri"] = "/" + image["uri"].removeprefix("docs/")
 
     def _folder(self, base):
         """Where the page's source lies: below docs/ as its name says, or at the root."""

@@ -1,0 +1,113 @@
+"""Makes docs/results.md of docs/results/*.json.
+
+    python docs/results.py            # writes the page
+    python docs/results.py --check    # fails where the page, or a page that shows a table too, differs
+
+A file is a table: what was measured (`title`, `setting`), when, on which machine and by which commands,
+and the cells as a page shows them. `page` is where it is spoken of; where that page shows a row of
+the table, it must show every one of them as it is in the file.
+"""
+
+import json
+import pathlib
+import sys
+
+DOCS = pathlib.Path(__file__).parent
+PAGE = DOCS / "results.md"
+FIELDS = {"title", "date", "machine", "setting", "commands", "columns", "rows", "page"}
+SECTIONS = {
+    "needles": "Needles",
+    "fidelity": "Distance from dense attention",
+    "methods": "Methods of the literature",
+    "rates": "Rates and memory",
+}
+INTRODUCTION = """\
+# Results
+
+<!-- Made by docs/results.py of docs/results/*.json: change those, then run it. -->
+
+The figures that say most, each with its date, its machine and the commands that give it again. A date is that of the
+commit that brought a row, so it was measured then or a little before, with the topkv of that day; machines are shared, and
+rates vary by a third between runs. The pages linked below the tables say what the figures mean.
+"""
+
+
+def row_of(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def tables():
+    for path in sorted((DOCS / "results").glob("*.json"), key=_place):
+        table = json.loads(path.read_text())
+        if set(table) != FIELDS:
+            raise SystemExit(f"results: {path} must have these fields: {sorted(FIELDS)}")
+        if not table["rows"] or not table["commands"]:
+            raise SystemExit(f"results: {path} has no rows, or no command that gives them")
+        for row in table["rows"]:
+            if len(row) != len(table["columns"]):
+                raise SystemExit(f"results: {path}: {row} does not have a cell for each column")
+        yield path, table
+
+
+def _place(path):
+    """Sections in their order, and files of a section in that of their numbers."""
+    return list(SECTIONS).index(path.name.split("-")[0]), int(path.name.split("-")[1])
+
+
+def page():
+    text = INTRODUCTION
+    section = None
+    for path, table in tables():
+        if (name := path.name.split("-")[0]) != section:
+            section = name
+            text += f"\n## {SECTIONS[name]}\n"
+        lines = [
+            "",
+            f"### {table['title']}",
+            "",
+            f"{table['date']}, {table['machine']}. {table['setting']}",
+            "",
+            row_of(table["columns"]),
+            row_of("---" for _ in table["columns"]),
+            *map(row_of, table["rows"]),
+            "",
+            *(f"    {command}" for command in table["commands"]),
+            "",
+            f"[More of it]({table['page']})",
+        ]
+        text += "\n".join(lines) + "\n"
+    return text
+
+
+def differences():
+    if not PAGE.exists() or PAGE.read_text() != page():
+        yield f"{PAGE} is not what the files of results give; run: python docs/results.py"
+    for path, table in tables():
+        shown = _rows(DOCS / table["page"].partition("#")[0])
+        rows = [_plain(row_of(row)) for row in table["rows"]]
+        missing = [row for row in rows if row not in shown]
+        if missing and len(missing) < len(rows):
+            yield f"{path}: {table['page']} shows other figures than {missing[0]}"
+        if missing and _plain(row_of(table["columns"])) in shown:
+            yield f"{path}: {table['page']} has its columns, but not {missing[0]}"
+
+
+def _rows(path):
+    return {_plain(line) for line in path.read_text().splitlines() if line.startswith("|")}
+
+
+def _plain(row):
+    return " | ".join(cell.strip() for cell in row.strip().strip("|").split("|"))
+
+
+def main():
+    if sys.argv[1:] == ["--check"]:
+        if found := sorted(set(differences())):
+            raise SystemExit("results: " + "\nresults: ".join(found))
+        print(f"results: {sum(1 for _ in tables())} tables, and the page made of them, agree")
+    else:
+        PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
