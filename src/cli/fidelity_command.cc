@@ -205,6 +205,7 @@ bool drawable(const FidelityReport& report) {
 void write_output(const FidelityFlags& flags, const FidelityReport& report,
                   const std::vector<Json>& lines) {
   if (!flags.csv.empty()) write_file(flags.csv, csv_lines(lines));
+  if (flags.html.empty() && flags.svg.empty()) return;
   const Json& any = lines.front();
   const auto tokens = any.at("context_tokens").get<std::int64_t>();
   const std::string title =
