@@ -168,6 +168,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--alone", type=float, default=30, help="seconds with one client")
     parser.add_argument("--lines", type=int, default=150, help="of a context, 31 tokens each")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", default="2")
     asked = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topkv-serve-"))
@@ -175,15 +176,15 @@ def main():
     for c in range(3):
         numbers = make_context(folder, c, asked.lines)
         files.append(str(folder / f"c{c}.tkv"))
-        subprocess.run([asked.topkv, "prefill", "-m", asked.model, "-f", str(folder / f"c{c}.txt"), "-o", files[-1], "--device", "cpu"],
-                       check=True, stderr=subprocess.DEVNULL)
+        subprocess.run([asked.topkv, "prefill", "-m", asked.model, "-f", str(folder / f"c{c}.txt"), "-o", files[-1],
+                        "--device", asked.device], check=True, stderr=subprocess.DEVNULL)
         for name, number in numbers.items():
             for kind, before, tokens in (("short", "", FACT_TOKENS), ("long question", NOISE * 12, FACT_TOKENS), ("long answer", "", 40)):
                 key = (f"c{c}", name, kind)
                 questions[key] = {"context": f"c{c}", "prompt": before + question(name), "max_tokens": tokens, "temperature": 0}
                 facts[key] = f" {number}."
     log = open(folder / "log", "w")
-    server = subprocess.Popen([asked.topkv, "serve", "-m", asked.model, *files, "--port", "0", "--device", "cpu", "-t", asked.threads],
+    server = subprocess.Popen([asked.topkv, "serve", "-m", asked.model, *files, "--port", "0", "--device", asked.device, "-t", asked.threads],
                               stdout=subprocess.PIPE, stderr=log, text=True)
     port = int(server.stdout.readline().rsplit(":", 1)[1])
 
