@@ -75,7 +75,12 @@ void Session::resume(const Context& own_rows) {
     s.coded.tried = s.left_window(0);
     for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.load(layer);
   } catch (...) {
-    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.take_back(layer, 0);
+    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
+      try {
+        s.take_back(layer, 0);
+      } catch (...) {  // which has marked it as failed
+      }
+    }
     throw;
   }
 }
