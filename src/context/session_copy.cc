@@ -19,6 +19,7 @@ Session Session::fork() const {
   const std::int64_t code_bytes = state->stats.device_index_bytes;
   state->stats = state_->stats;
   state->stats.coded_tokens = 0;
+  state->stats.coded_bytes = 0;
   state->stats.device_index_bytes = code_bytes;
   state->step_times = state_->step_times;
   state->figures_before = tail_figures();
