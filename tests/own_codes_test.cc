@@ -114,10 +114,12 @@ TEST_P(OwnCodes, EveryRowCountsOnce) {
     expect_all(session, 4500, 250);
     EXPECT_EQ(session.stats().coded_tokens, 2048);
     expect_all(session, 4520, 1);
+    EXPECT_GT(session.stats().coded_bytes, 0);
     expect_all(session, end - 20, 100);
     EXPECT_EQ(session.stats().coded_tokens, 4096);
     Session copy = session.fork();
     EXPECT_EQ(copy.stats().coded_tokens, 0) << "a copy has its own rows attended until it grows";
+    EXPECT_EQ(copy.stats().coded_bytes, 0);
     expect_all(session, end, 1);
     expect_all(copy, end, 1);
     session.truncate(3000);
@@ -163,6 +165,9 @@ TEST_P(OwnCodes, AreNearToDenseAttentionAndSayHowNear) {
   Session session(context, options, place.device());
   const double near = distance(outs(session, 100), want);
   EXPECT_EQ(session.stats().coded_tokens, 3072);
+  const auto alike = static_cast<double>(
+      stream.context(3072)->with_index("codes:k=16,v=8")->index_bytes("codes:k=16,v=8"));
+  EXPECT_NEAR(static_cast<double>(session.stats().coded_bytes), alike, 0.05 * alike);
   Session one(context, options, place.device());
   EXPECT_NEAR(distance(outs(one, 1), want), near, 0.2 * near) << "ahead of its lists";
   Session frozen(stream.context(5000)->with_index("codes:k=16,v=8"), options, place.device());

@@ -111,6 +111,8 @@ void bind_session(py::module_& module) {
       .def_readonly("attend_seconds", &SessionStats::attend_seconds)
       .def_readonly("coded_tokens", &SessionStats::coded_tokens,
                     "Of the session's own tokens, so many now have codes, the first ones.")
+      .def_readonly("coded_bytes", &SessionStats::coded_bytes,
+                    "What these codes take of the host's memory.")
       .def_readonly(
           "device_index_bytes", &SessionStats::device_index_bytes,
           "What codes, or what else stands for keys, take of the device's memory, those of "

@@ -181,6 +181,9 @@ struct SessionStats {
   /// Of the session's own tokens, so many now have codes, the first ones (RetrievalOptions::tail).
   /// 0 again in a fork, which attends all of its own until it has some more.
   std::int64_t coded_tokens = 0;
+  /// What these codes take of the host's memory. Tokens that are forgotten are in it until there
+  /// are other codes.
+  std::int64_t coded_bytes = 0;
   /// Where a device scans codes, or chooses by what stands for keys: what that takes of its memory,
   /// that of the context for all sessions together.
   std::int64_t device_index_bytes = 0;

@@ -68,7 +68,9 @@ Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::ui
     });
     const Task& of = task(collected_);
     last_done_ = of.done;
-    if (of.error) {  // its results are not numbers; later steps may have taken them
+    // Its results are not numbers, and later steps may have taken them; not those of one that was
+    // dropped, whose call has thrown.
+    if (of.error && !of.dropped) {
       of_.failed = true;
       if (!error_) error_ = of.error;
     }

@@ -32,7 +32,7 @@ class Session::State::Ahead {
   /// Waits for the steps given but the last so many, and adds what they did to the session's
   /// figures. Gives when the last of these was done. Safe from many threads.
   Clock::time_point collect_all_but(std::uint64_t last);
-  /// What the last step given does is not added to figures, if it was this one.
+  /// What the last step given does, or meets, goes for nothing, if it was this one.
   void drop(const Part& part);
   /// What steps that were collected threw, the first of them, once.
   std::exception_ptr take_error();

@@ -19,6 +19,7 @@ Session Session::fork() const {
   const std::int64_t code_bytes = state->stats.device_index_bytes;
   state->stats = state_->stats;
   state->stats.coded_tokens = 0;
+  state->stats.coded_bytes = 0;
   state->stats.device_index_bytes = code_bytes;
   state->step_times = state_->step_times;
   state->figures_before = tail_figures();
@@ -75,7 +76,12 @@ void Session::resume(const Context& own_rows) {
     s.coded.tried = s.left_window(0);
     for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.load(layer);
   } catch (...) {
-    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.take_back(layer, 0);
+    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
+      try {
+        s.take_back(layer, 0);
+      } catch (...) {  // which has marked it as failed
+      }
+    }
     throw;
   }
 }

@@ -127,6 +127,7 @@ void Session::State::code_own() {
   }
   coded = std::move(next);
   stats.coded_tokens = coded.tokens;
+  stats.coded_bytes = coded.segment.indices[0]->memory(true);
   stats.device_index_bytes = seen.codes->memory() + coded.codes->memory();
   times(0).append += coding.seconds();
 }

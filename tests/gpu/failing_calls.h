@@ -1,5 +1,5 @@
-// Calls of CUDA and cuBLAS, as the library makes them, that can be made to fail, and a count of
-// what they make and do not give back. Link failing_calls.cc with the linker's option --wrap for
+// Calls of CUDA, cuBLAS and cuDNN, as the library makes them, that can be made to fail, and a count
+// of what they make and do not give back. Link failing_calls.cc with the linker's option --wrap for
 // each of them (CMakeLists.txt).
 #pragma once
 
@@ -9,11 +9,15 @@ namespace test {
 
 enum class Calls : std::uint8_t {
   making,  ///< of memory, page-locks, streams, events, handles, graphs: "out of memory"
-  any,     ///< these, copies, launches, products, records and waits: "launch failure"
+  any,     ///< these, copies, launches, products, records and recordings: "launch failure"
+  waits,   ///< alone, and questions whether work is done: they end, then give "launch failure"
+  cudnn,   ///< cuDNN's alone, of a handle and of attention
+  lost,    ///< all of these, and from the first that fails on each: the device is lost
 };
 
-/// While one lives, the n-th of these calls (from 0) from now on does nothing and gives an error;
-/// below 0: none. Of any thread. One at a time.
+/// While one lives, the n-th of these calls (from 0) from now on does nothing, or has waited, and
+/// gives an error; below 0: none. What gives something back does so always. Of any thread. One at a
+/// time.
 class FailingCall {
  public:
   FailingCall(Calls calls, std::int64_t n);

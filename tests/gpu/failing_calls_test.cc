@@ -1,19 +1,19 @@
 // Every call of CUDA and cuBLAS that makes something fails in turn, then every call that does
-// something: the library's call throws an Error, nothing is lost, what there was stays as it was,
-// and the next call gives the same bits as if nothing had been. (Waits for the device do not fail
-// here: what they stand for would go on beside what follows.)
+// something, then every wait for the device: the library's call throws an Error, nothing is lost,
+// what there was stays as it was, and the next call gives the same bits as if nothing had been. (A
+// prefill whose rows were under way, or a session whose window was, may say instead that it is
+// lost.)
 #include "tests/gpu/failing_calls.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "src/device/compute_device.h"
+#include "tests/gpu/fail_each.h"
 #include "tests/gpu/session_feed.h"
 #include "tests/small_llama.h"
 #include "tests/temp_directory.h"
@@ -25,70 +25,26 @@
 namespace topkv {
 namespace {
 
+using test::Call;
 using test::Calls;
-using test::device_things;
-using test::FailingCall;
+using test::fail_each;
 using test::Feed;
+using test::is_well;
+using test::open_session;
 using test::Place;
+using test::take_steps;
 using test::TokenStream;
-
-/// A part of an attempt that may fail; gives whether it did.
-using Call = std::function<bool(const std::function<void()>&)>;
-
-/// Has each of these calls that attempt(call) makes within its call()s fail in turn, the n-th, then
-/// that after n + n / stride, until none is left; gives how many there were. REQUIRES: what an
-/// attempt made is gone when it returns. (Where the device has no memory for making codes or
-/// clusters, the host makes them: not every failure is told.)
-std::int64_t fail_each(Calls calls, const std::function<void(const Call&)>& attempt,
-                       std::int64_t stride = 1'000'000) {
-  const auto reaches = [&](std::int64_t n) {
-    std::int64_t left = n;
-    int failures = 0;
-    attempt([&](const std::function<void()>& work) {
-      const std::int64_t before = left;
-      bool failed = false;
-      {
-        const FailingCall failing(calls, before);
-        try {
-          work();
-        } catch (const Error& error) {
-          // A step that goes ahead may tell after its call has returned, once more when it is
-          // taken back; what throws without a failure is no part of this test.
-          if (n < 0 || FailingCall::left() >= 0 || ++failures > 2) throw;
-          failed = true;
-          EXPECT_GT(std::strlen(error.what()), 20U);
-        }
-        left = FailingCall::left();
-      }
-      return failed;
-    });
-    return n >= 0 && left < 0;
-  };
-  for (int warm = 0; warm < 2; ++warm) reaches(-1);  // what a device keeps from the first time
-  const std::int64_t before = device_things();
-  for (std::int64_t n = 0;; n += 1 + n / stride) {
-    const bool reached = reaches(n);
-    EXPECT_EQ(device_things(), before)
-        << "lost when " << FailingCall::name() << ", number " << n << ", failed";
-    if (!reached) return n;
-    if (testing::Test::HasFailure()) {
-      ADD_FAILURE() << "when " << FailingCall::name() << ", number " << n << ", failed";
-      return n;
-    }
-  }
-}
 
 TEST(FailingCalls, OfADevice) {
   TOPKV_NEEDS_GPU();
-  {
-    const std::int64_t places = fail_each(Calls::any, [](const Call& call) {
-      Device device;
-      while (call([&] { device = Device::open("cuda", test::device_ceiling); }))
-        ASSERT_FALSE(device.is_cuda());
-      ASSERT_TRUE(device.is_cuda());
-    });
-    EXPECT_GT(places, 5);
-  }
+  const auto attempt = [](const Call& call) {
+    Device device;
+    while (call([&] { device = Device::open("cuda", test::device_ceiling); }))
+      ASSERT_FALSE(device.is_cuda());
+    ASSERT_TRUE(device.is_cuda());
+  };
+  EXPECT_GT(fail_each(Calls::any, attempt), 5);
+  EXPECT_GE(fail_each(Calls::waits, attempt), 1);
 }
 
 TEST(FailingCalls, ARecordingThatFailsLeavesTheDeviceUsable) {
@@ -126,22 +82,33 @@ TEST_P(FailingCallsOf, APrefillAndItsIndex) {
   const TokenStream stream(stack(), tokens);
   Feed feed(place, stream, 0, tokens);
   std::vector<std::vector<float>> want;
+  std::int64_t lost = 0;
   const auto attempt = [&](const Call& call) {
-    std::unique_ptr<ContextBuilder> builder;
-    const ContextOptions options{.capacity = tokens, .keep_queries = true};
-    while (call(
-        [&] { builder = std::make_unique<ContextBuilder>(stack(), options, place.device()); })) {
-    }
-    for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{120}}) {
-      const std::int64_t count = begin == 0 ? 120 : 80;
-      while (call([&] { builder->reserve(tokens, count); })) ASSERT_EQ(builder->tokens(0), begin);
-      for (std::int64_t l = 0; l < 3; ++l) {
-        while (call([&] { builder->attend(feed.step(l, begin, count)); }))
-          ASSERT_EQ(builder->tokens(l), begin);
-      }
-    }
     std::shared_ptr<const Context> context;
-    while (call([&] { context = builder->freeze(); })) ASSERT_EQ(context, nullptr);
+    while (context == nullptr) {
+      std::unique_ptr<ContextBuilder> builder;
+      const ContextOptions options{.capacity = tokens, .keep_queries = true};
+      while (call(
+          [&] { builder = std::make_unique<ContextBuilder>(stack(), options, place.device()); })) {
+      }
+      // Whether it was done, once or again; false: rows are lost, and the builder says so.
+      const auto done = [&](std::int64_t layer, std::int64_t begin, const auto& work) {
+        while (call(work)) {
+          if (!is_well([&] { builder->capacity(); })) return false;
+          EXPECT_EQ(builder->tokens(layer), begin);
+        }
+        return true;
+      };
+      bool whole = true;
+      for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{120}}) {
+        const std::int64_t count = begin == 0 ? 120 : 80;
+        whole = whole && done(0, begin, [&] { builder->reserve(tokens, count); });
+        for (std::int64_t l = 0; l < 3 && whole; ++l)
+          whole = done(l, begin, [&] { builder->attend(feed.step(l, begin, count)); });
+      }
+      whole = whole && done(0, tokens, [&] { context = builder->freeze(); });
+      if (!whole) ++lost;
+    }
     std::shared_ptr<const Context> indexed;
     while (call([&] { indexed = context->with_index(GetParam(), {}, place.device()); }))
       ASSERT_EQ(indexed, nullptr);
@@ -149,6 +116,9 @@ TEST_P(FailingCallsOf, APrefillAndItsIndex) {
     ASSERT_EQ(feed.outs(), want);
   };
   EXPECT_GT(fail_each(Calls::making, attempt), 3);
+  EXPECT_GT(fail_each(Calls::any, attempt, 16), 5);
+  EXPECT_EQ(lost, 0) << "what was given ended well";
+  EXPECT_GT(fail_each(Calls::waits, attempt, 16), 2);
 }
 
 /// A session's life, each part again where it fails; made anew where it can not be.
@@ -163,46 +133,16 @@ TEST_P(FailingCallsOf, ASession) {
   const auto rows = stream.context(first);
   Feed feed(place, stream, first, total);
   std::vector<std::vector<float>> want;
-  for (const Calls calls : {Calls::making, Calls::any}) {
+  for (const Calls calls : {Calls::making, Calls::any, Calls::waits}) {
     std::int64_t lost = 0;
     const auto attempt = [&](const Call& call) {
       // With what a device keeps of an index, which is made for the first session.
       const auto context = rows->with_index(GetParam());
-      std::unique_ptr<Session> session;
-      const auto open = [&] {
+      std::unique_ptr<Session> session = open_session(call, context, options, place.device());
+      while (!take_steps(call, *session, feed, {3, 1, 1, 1, 2})) {
+        ++lost;
         session.reset();
-        while (
-            call([&] { session = std::make_unique<Session>(context, options, place.device()); })) {
-        }
-      };
-      open();
-      const std::vector<std::int64_t> steps = {3, 1, 1, 1, 2};
-      for (std::size_t i = 0; i < steps.size();) {
-        const std::int64_t at = session->tokens();
-        bool again = false;
-        for (std::int64_t l = 0; l < 3 && !again; ++l) {
-          while (call([&] { feed.attend(*session, l, at, steps[i]); })) {
-            try {
-              session->truncate(at - first);
-            } catch (const Error&) {  // it says that it is lost
-              ++lost;
-              open();
-              i = 0;
-            }
-            again = true;
-            break;
-          }
-        }
-        if (again) continue;
-        // What a step that goes ahead met after its call is told here at the latest.
-        try {
-          session->stats();
-          ++i;
-        } catch (const Error&) {
-          ++lost;
-          open();
-          i = 0;
-        }
+        session = open_session(call, context, options, place.device());
       }
       std::unique_ptr<Session> fork;
       while (call([&] { fork = std::make_unique<Session>(session->fork()); })) {
@@ -212,7 +152,7 @@ TEST_P(FailingCallsOf, ASession) {
       if (want.empty()) want = got;
       ASSERT_EQ(got, want);
     };
-    EXPECT_GT(fail_each(calls, attempt, calls == Calls::any ? 24 : 1'000'000), 5);
+    EXPECT_GT(fail_each(calls, attempt, calls == Calls::making ? 1'000'000 : 24), 5);
     RecordProperty("sessions_lost", std::to_string(lost));
   }
 }
@@ -237,15 +177,9 @@ TEST(FailingCalls, OfAModel) {
     std::shared_ptr<const Context> context;
     while (call([&] { context = model->prefill(text, {.indices = {"codes"}}); }))
       ASSERT_EQ(context, nullptr);
-    std::unique_ptr<Session> session;
     const RetrievalOptions options{
         .index = "codes", .k = TopK::same(4), .window = 4, .capacity = 64};
-    const auto open = [&] {
-      session.reset();
-      while (call([&] { session = std::make_unique<Session>(context, options, place.device()); })) {
-      }
-    };
-    open();
+    std::unique_ptr<Session> session = open_session(call, context, options, place.device());
     std::vector<float> logits;
     for (std::size_t i = 0; i < 4;) {
       // One by one, so that the network's work is recorded and replayed.
@@ -254,21 +188,22 @@ TEST(FailingCalls, OfAModel) {
         got = model->logits(*session, std::vector<Token>{text[i]});
         session->stats();  // tells what a step that goes ahead met after its call
       };
-      if (call(feed)) {
-        if (session->own_tokens() == static_cast<std::int64_t>(i)) continue;
-        open();
+      if (!call(feed)) {
+        logits.insert(logits.end(), got.begin(), got.end());
+        ++i;
+      } else if (!is_well([&] { session->truncate(static_cast<std::int64_t>(i)); })) {
+        session.reset();
+        session = open_session(call, context, options, place.device());
         logits.clear();
         i = 0;
-        continue;
       }
-      logits.insert(logits.end(), got.begin(), got.end());
-      ++i;
     }
     if (want.empty()) want = logits;
     ASSERT_EQ(logits, want);
   };
   EXPECT_GT(fail_each(Calls::making, attempt), 10);
   EXPECT_GT(fail_each(Calls::any, attempt, 10), 100);
+  EXPECT_GT(fail_each(Calls::waits, attempt, 10), 10);
 }
 
 }  // namespace
