@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -78,8 +79,7 @@ std::shared_ptr<Answer> Scheduler::ask(Question question) {
         429,
         fmt::format("{} answers wait, of {} at most; try again later", waiting_, limits_.queue), {},
         "queue_full");
-  std::unique_ptr<Lane>& lane = lanes_[asked->context.get()];
-  if (!lane) lane = std::make_unique<Lane>(model_, asked->context);
+  std::vector<std::unique_ptr<Seat>> seats;
   for (std::size_t i = 0; i < asked->choices; ++i) {
     auto seat = std::make_unique<Seat>();
     seat->question = asked;
@@ -87,7 +87,19 @@ std::shared_ptr<Answer> Scheduler::ask(Question question) {
     seat->choice = i;
     seat->capacity = std::ssize(asked->prompt) + asked->options.max_tokens + 1;
     seat->row_bytes = shape.layers * shape.kv_heads * context.dtype().row_bytes(shape.head_dim);
-    lane->waiting.push_back(std::move(seat));
+    seats.push_back(std::move(seat));
+  }
+  // Nothing has changed where memory for any of it lacks: the thread never meets half a request.
+  const auto take_place = [&](Lane& lane) {
+    lane.waiting.insert(lane.waiting.end(), std::make_move_iterator(seats.begin()),
+                        std::make_move_iterator(seats.end()));
+  };
+  if (const auto at = lanes_.find(asked->context.get()); at != lanes_.end()) {
+    take_place(*at->second);
+  } else {
+    auto lane = std::make_unique<Lane>(model_, asked->context);
+    take_place(*lane);
+    lanes_.emplace(asked->context.get(), std::move(lane));
   }
   waiting_ += choices;
   metrics_.waiting = waiting_;
