@@ -13,6 +13,7 @@
 #include "src/serve/problem.h"
 #include "src/serve/scheduler.h"
 #include "src/serve/service.h"
+#include "topkv/error.h"
 #include "topkv/model.h"
 
 namespace topkv::serve {
@@ -206,6 +207,15 @@ TEST(ServeContexts, AreReadAndForgotten) {
   EXPECT_EQ(problem_of([&] { contexts.remove("a"); }).status(), 404);
   Serving serving;  // who has it goes on
   EXPECT_EQ(whole(*serving.scheduler.ask(question_of(found, 9))), " 7281934.");
+}
+
+TEST(ServeContexts, EndBetweenReadingsOfAText) {
+  int calls = 0;
+  const auto ends_at_third = [&] {
+    if (++calls == 3) throw Stopped("enough");
+  };
+  EXPECT_THROW(kept_prompt(model().tokenizer(), text_with("1"), ends_at_third), Stopped);
+  EXPECT_EQ(calls, 3);
 }
 
 TEST(ServeContexts, SayWhyATextCannotBeRead) {

@@ -169,9 +169,16 @@ void Contexts::read_all() {
 
 void Contexts::read(Entry& entry) {
   const ContextRequest& request = entry.request;  // which nobody changes but this thread
+  const auto stop_if_unwanted = [&] {
+    const std::lock_guard lock(mutex_);
+    if (entry.removed) throw Stopped("the context was deleted while it was read");
+    if (ends_) throw Stopped("the server ends");
+  };
+  const Tokenizer& tokenizer = model_.tokenizer();
   const KeptPrompt kept =
-      request.chat ? kept_prompt(model_.tokenizer(), *chat_, request.system, request.text)
-                   : kept_prompt(model_.tokenizer(), request.text);
+      request.chat
+          ? kept_prompt(tokenizer, *chat_, request.system, request.text, stop_if_unwanted)
+          : kept_prompt(tokenizer, request.text, stop_if_unwanted);
   const auto tokens = std::ssize(kept.tokens);
   if (tokens == 0) throw InvalidArgument("the text has no tokens; give it more");
   const AttentionShape& shape = model_.config().attention;
@@ -185,9 +192,8 @@ void Contexts::read(Entry& entry) {
                       std::max<std::int64_t>(0, options.memory_budget), "give a shorter text");
   memory_.contexts = bytes;
   const auto report = [&](const Progress& progress) {
+    stop_if_unwanted();
     const std::lock_guard lock(mutex_);
-    if (entry.removed) throw Stopped("the context was deleted while it was read");
-    if (ends_) throw Stopped("the server ends");
     if (progress.stage != "prefill") return;
     entry.done = progress.done;
     memory_.contexts = bytes - bytes / progress.total * progress.done;

@@ -49,9 +49,10 @@ std::size_t least_left(const std::string& text) {
 }
 
 KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginning,
-                    const std::string& text, const Render& render) {
+                    const std::string& text, const Render& render, const Between& between) {
   std::vector<std::vector<Token>> whole;  // of each prompt
   for (const char* prompt : prompts) {
+    if (between) between();
     std::vector<Token>& tokens = whole.emplace_back(beginning);
     const std::vector<Token> more = tokenizer.encode(render(text, prompt));
     tokens.insert(tokens.end(), more.begin(), more.end());
@@ -60,6 +61,7 @@ KeptPrompt find_end(const Tokenizer& tokenizer, const std::vector<Token>& beginn
   // that it has there: those before it are the context's.
   constexpr std::size_t longest = 4096;
   for (std::size_t left = least_left(text); left <= std::min(longest, text.size()); ++left) {
+    if (between) between();
     const std::string end = text.substr(text.size() - left);
     if ((static_cast<unsigned char>(end[0]) & 0xc0) == 0x80) continue;  // within a character
     std::vector<Token> before;
@@ -100,18 +102,23 @@ std::vector<Token> beginning_tokens(const Tokenizer& tokenizer) {
   return {full.begin(), text};
 }
 
-KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text) {
+KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text,
+                       const Between& between) {
   return find_end(
       tokenizer, beginning_tokens(tokenizer), text,
-      [](const std::string& before, const std::string& prompt) { return before + prompt; });
+      [](const std::string& before, const std::string& prompt) { return before + prompt; },
+      between);
 }
 
 KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
-                       const std::string& system, const std::string& text) {
-  KeptPrompt kept =
-      find_end(tokenizer, {}, text, [&](const std::string& before, const std::string& prompt) {
+                       const std::string& system, const std::string& text,
+                       const Between& between) {
+  KeptPrompt kept = find_end(
+      tokenizer, {}, text,
+      [&](const std::string& before, const std::string& prompt) {
         return rendered(chat, system, before + prompt);
-      });
+      },
+      between);
   kept.end.chat = true;
   kept.end.system = system;
   return kept;

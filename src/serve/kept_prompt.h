@@ -2,6 +2,7 @@
 // context and prompt are then those of both as one text, as if they had been read together.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,13 +24,18 @@ struct KeptPrompt {
   ContextEnd end;
 };
 
+/// Called before each reading of a text, of which there are several; what it throws ends the work.
+using Between = std::function<void()>;
+
 /// Of a text that prompts continue.
-KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text);
+KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text,
+                       const Between& between = {});
 
 /// Of a text that questions are asked of, in the chat template. Throws Unsupported where the
 /// template does more with the text than put it before the question.
 KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
-                       const std::string& system, const std::string& text);
+                       const std::string& system, const std::string& text,
+                       const Between& between = {});
 
 /// The tokens that continue such a context. chat: with ContextEnd::chat.
 std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd& end,
