@@ -238,6 +238,11 @@ def check_hostile(server):
         ("endless headers", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 100000, b""),
         ("an endless header", b"GET /health HTTP/1.1\r\na: " + b"b" * 1000000, b""),
         ("an endless path", b"GET /" + b"a" * 1000000, b""),
+        ("a body without a length", head + b"\r\n", b"HTTP/1.1 411"),
+        ("another coding of a body", head + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", b"HTTP/1.1 400"),
+        ("two ways to tell a length", head + b'Content-Length: 29\r\nTransfer-Encoding: chunked\r\n\r\n1d\r\n{"prompt":"a","max_tokens":1}\r\n0\r\n\r\n', b"HTTP/1.1 400"),
+        ("two hosts", b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n", b"HTTP/1.1 400"),
+        ("a request within another", b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nContent-Length: 44\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\nA: b\r\n\r\n", b"HTTP/1.1 400"),
         ("a length that is none", head + b"Content-Length: -1\r\n\r\n{}", b"HTTP/1.1 400"),
         ("a length beyond all", head + b"Content-Length: 99999999999999999999\r\n\r\n{}", b"HTTP/1.1 413"),
         ("a chunk that is none", head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n", b""),
@@ -245,6 +250,8 @@ def check_hostile(server):
     ):
         got = server.raw(sent)
         holds(what, got.startswith(begins) and b" 200 " not in got[:20], got[:80])
+    status, _, text = server.request("POST", done, {"prompt": "a", "max_tokens": 1}, {"Range": "bytes=0-3"})
+    holds("answers are whole, whatever part is asked for", status == 200 and "choices" in json.loads(text), (status, text))
     holds("and it still answers", server.get("/health") == {"status": "ok"})
 
 

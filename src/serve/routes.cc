@@ -194,8 +194,25 @@ Problem not_for(const Request& request) {
                            printable_beginning(request.method), request.path)};
 }
 
+/// A proxy in front and this server must see the same requests in a connection's bytes: one length of
+/// a body, told in one way.
+void check_framing(const Request& request) {
+  for (const char* name : {"Host", "Content-Length", "Transfer-Encoding"})
+    if (request.get_header_value_count(name) > 1)
+      throw Problem(400, fmt::format("the header {} comes more than once; expected one", name));
+  if (!request.has_header("Transfer-Encoding")) return;
+  if (request.has_header("Content-Length"))
+    throw Problem(400, "both Content-Length and Transfer-Encoding; expected one of them");
+  const std::string coding = request.get_header_value("Transfer-Encoding");
+  if (coding != "chunked")
+    throw Problem(400, "Transfer-Encoding is \"" + printable_beginning(coding) +
+                           "\"; expected chunked, or Content-Length in its place");
+}
+
 /// Of a body that says its length: refused now rather than when so much has come, or has not.
 void check_length(const Request& request) {
+  if (!request.has_header("Content-Length") && !request.has_header("Transfer-Encoding"))
+    throw Problem(411, "expected a body, with its Content-Length");
   const std::string length = request.get_header_value("Content-Length");
   const std::int64_t most = request.path == "/v1/contexts" ? max_context_bytes : max_request_bytes;
   if (length.find_first_not_of("0123456789") != length.npos)
@@ -208,6 +225,7 @@ void check_length(const Request& request) {
 
 /// Refuses, before its body is read, what is not to be answered.
 void check(const Request& request, const ServerOptions& options) {
+  check_framing(request);
   if (!is_known(request.path))
     throw Problem(
         404, fmt::format("there is no {} {}; docs/server.md lists what there is",
@@ -250,7 +268,7 @@ void log(Service& service, const Request& request, const Response& response) {
   std::string line =
       fmt::format("{:%Y-%m-%d %H:%M:%S} {} {} {}", fmt::gmtime(std::time(nullptr)),
                   printable_beginning(request.method), printable_beginning(request.path), status);
-  if (!note.context.empty()) line += " " + printable_beginning(note.context);
+  if (!note.context.empty()) line += fmt::format(" {}", printable_beginning(note.context));
   if (note.usage.prompt > 0)
     line += fmt::format(" {}+{}+{} tokens", note.usage.context, note.usage.prompt,
                         note.usage.generated);
