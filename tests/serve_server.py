@@ -279,9 +279,13 @@ def check_end(server):
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     first = response.read(20)
+    # A body that does not come is not waited for: it would have a minute.
+    late = socket.create_connection(("127.0.0.1", server.port), timeout=MOST_SECONDS)
+    late.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n")
     server.process.send_signal(signal.SIGTERM)
     rest = response.read()
-    status = server.process.wait(timeout=MOST_SECONDS)
+    status = server.process.wait(timeout=40)
+    late.close()
     # On a machine that is slow beyond all measure, ten seconds are too few for forty tokens: then it says so.
     whole = rest.endswith(b"data: [DONE]\n\n")
     holds("it ends, and tells how", (status == 0 and whole) or (status == 1 and b"shutting_down" in rest), (status, first, rest[-200:]))

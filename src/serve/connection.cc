@@ -44,7 +44,7 @@ void name(int socket, NameOf name_of, std::string& ip, int& port) {
 
 }  // namespace
 
-Connection::Connection(int socket) : socket_(socket) {}
+Connection::Connection(int socket, const std::atomic<bool>& ends) : socket_(socket), ends_(ends) {}
 
 Connection::~Connection() {
   // Closing with bytes unread would take from the client what it was told: they are read for a
@@ -75,7 +75,9 @@ bool Connection::gone() const {
 }
 
 bool Connection::fill() {
-  if (wait_until(socket_, POLLIN, until_) == 0) return false;
+  constexpr auto moment = std::chrono::milliseconds(100);
+  while (wait_until(socket_, POLLIN, std::min(until_, Clock::now() + moment)) == 0)
+    if (ends_ || Clock::now() >= until_) return false;
   ssize_t got = -1;
   do {
     got = ::recv(socket_, held_.data(), held_.size(), 0);

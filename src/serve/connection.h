@@ -5,6 +5,7 @@
 #include <httplib.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <string>
@@ -25,7 +26,8 @@ class Connection : public httplib::Stream {
   /// For a client to read its last response, when it still sends.
   static constexpr auto linger_time = std::chrono::seconds(2);
 
-  explicit Connection(int socket);
+  /// ends: from when on nothing more is waited for; outlives it.
+  Connection(int socket, const std::atomic<bool>& ends);
   ~Connection() override;
   Connection(const Connection&) = delete;  // owns the socket
   Connection& operator=(const Connection&) = delete;
@@ -51,6 +53,7 @@ class Connection : public httplib::Stream {
   void count(const char* bytes, std::size_t size);
 
   int socket_;
+  const std::atomic<bool>& ends_;
   std::array<char, 16 << 10> held_;
   std::size_t begin_ = 0, end_ = 0;  // of held_: bytes that were not taken
   Clock::time_point until_;

@@ -110,7 +110,7 @@ void HttpServer::wait_for_responses() const {
 }
 
 bool HttpServer::process_and_close_socket(socket_t socket) {
-  Connection connection(socket);
+  Connection connection(socket, ends_);
   if (refuses) {
     refuse(connection);
     return false;

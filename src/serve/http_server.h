@@ -20,6 +20,9 @@ class HttpServer : public httplib::Server {
   /// Connections end when they are idle, or with the next response.
   void close_idle() { closing_ = true; }
 
+  /// What has not come of requests is not waited for.
+  void end_reading() { ends_ = true; }
+
   /// Waits, for some seconds at most, until no connection is open. After close_idle().
   void wait_for_responses() const;
 
@@ -33,6 +36,7 @@ class HttpServer : public httplib::Server {
 
   std::size_t most_body_bytes_;
   std::atomic<bool> closing_ = false;
+  std::atomic<bool> ends_ = false;
   std::atomic<int> open_ = 0;
 };
 

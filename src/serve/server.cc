@@ -74,6 +74,7 @@ bool serve(Service& service, const ServerOptions& options, const std::function<b
     std::this_thread::sleep_for(moment);
   const bool all = service.scheduler().idle();
   service.scheduler().end_all();
+  server.end_reading();
   server.wait_for_responses();
   return all;
 }
