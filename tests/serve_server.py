@@ -332,6 +332,10 @@ def main():
     holds("the key", server.post("/v1/completions", body, {"Authorization": "Bearer secret"})[0] == 200)
     holds("health is for all", server.request("GET", "/health")[0] == 200)
     holds("metrics are not", server.request("GET", "/metrics")[0] == 401)
+    refused = subprocess.run(
+        [TOPKV, "serve", "-m", "chat", "--port", "0"], env={**os.environ, "TOPKV_API_KEY": "two words"}, capture_output=True, text=True, timeout=MOST_SECONDS
+    )
+    holds("a key that nobody can send", refused.returncode == 2 and "TOPKV_API_KEY" in refused.stderr, refused)
     holds("an idle server ends at once", server.end() == 0)
     print("all as it should be" if not failures else f"{len(failures)} failed")
     return 1 if failures else 0

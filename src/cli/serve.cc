@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -59,6 +60,10 @@ serve::ServerOptions server_options(const ServeFlags& flags) {
   options.port = static_cast<int>(parse_count("--port", flags.port, 0, 65535));
   const char* key = std::getenv("TOPKV_API_KEY");
   options.api_key = !flags.api_key.empty() ? flags.api_key : key != nullptr ? key : "";
+  if (!std::ranges::all_of(options.api_key, [](char c) { return c > ' ' && c <= '~'; }))
+    throw UsageError(
+        "--api-key, or TOPKV_API_KEY: has a space, a line end or another character that no client "
+        "can send; expected visible ASCII characters alone");
   return options;
 }
 
