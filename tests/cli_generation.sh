@@ -53,6 +53,17 @@ holds 'a penalty forbids what was there' python3 -c '
 import json
 tokens = json.loads(open("events").readlines()[-1])["tokens"]
 assert len(set(tokens)) == len(tokens) > 4'
+# A tokenizer may leave nothing of a prompt.
+mkdir drops && cp "$model"/* drops && python3 - <<'EOF'
+import json
+tokenizer = json.load(open("drops/tokenizer.json"))
+tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "x"}, "content": ""}
+json.dump(tokenizer, open("drops/tokenizer.json", "w"))
+EOF
+for samples in 1 2; do
+  "$topkv" generate -m drops --device cpu -p x --samples $samples >out 2>err
+  holds "a prompt of no tokens is refused: $samples" test $? -eq 2 -a ! -s out -a "$(grep -c 'prompt is empty' err)" -eq 1
+done
 refuses '--logprobs: .*--json' --logprobs 2
 refuses '--logprobs: expected' --json --logprobs 21
 refuses '--stop: expected a text' --stop ''

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "src/core/memory.h"
+#include "src/store/row_store.h"
 #include "tests/failing.h"
 #include "tests/small_llama.h"
 #include "tests/temp_directory.h"
@@ -245,6 +247,26 @@ TEST_F(Batch, WhatCannotJoinIsRefusedAndChangesNothing) {
   std::map<GenerationBatch::Id, Finished> finished;
   run_to_end(batch, finished);
   EXPECT_EQ(finished.begin()->second.result.tokens, alone(prompt(0, 6), {.max_tokens = 4}).tokens);
+}
+
+TEST_F(Batch, RowsThatAllMayTakeTogetherNeedMemory) {
+  const std::int64_t most = available_host_memory() / 10 * 7 /
+                            RowStore::bytes_per_token(context_->shape(), context_->dtype());
+  const RetrievalOptions large = {.k = TopK::same(16), .window = 32, .capacity = most};
+  Session a(context_, large);
+  Session b(context_, large);
+  GenerationBatch batch(*model_);
+  batch.add(a, prompt(0, 6), {.max_tokens = most});
+  EXPECT_THROW(batch.add(b, prompt(1, 6), {.max_tokens = most}), OutOfMemory);
+  EXPECT_EQ(batch.size(), 1);
+  EXPECT_NO_THROW(batch.add(b, prompt(1, 6), {.max_tokens = 4})) << "what it asks for counts";
+  batch.remove(0);
+  batch.remove(1);
+  EXPECT_THROW(
+      model_->generate_together(std::vector{&a, &b}, std::vector{prompt(0, 6), prompt(1, 6)},
+                                {.max_tokens = most}),
+      OutOfMemory);
+  EXPECT_EQ(a.own_tokens() + b.own_tokens(), 0);
 }
 
 TEST_F(Batch, WhatIsCalledWithinAStepCannotCallTheBatch) {

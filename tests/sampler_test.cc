@@ -69,6 +69,29 @@ TEST(Sampler, GreedyIsPenalisedToo) {
   EXPECT_FALSE(Sampler({}).needs_logits());
 }
 
+TEST(Sampler, PenaltiesBeyondWhatAFloatHoldsLeaveADistribution) {
+  constexpr Token tokens = 40;
+  const std::vector<float> logits(tokens, 3);
+  for (const double penalty : {-1e300, 1e300}) {
+    for (const SamplingOptions& options :
+         {SamplingOptions{.temperature = 1, .frequency_penalty = penalty},
+          SamplingOptions{.temperature = 1, .presence_penalty = penalty},
+          SamplingOptions{.temperature = 1, .repetition_penalty = std::exp2(-900)}}) {
+      Sampler sampler(options);
+      sampler.read({}, tokens);
+      for (Token token = 0; token < tokens; token += 2) sampler.answer(token);
+      double total = 0;
+      for (const auto& [token, share] : distribution(sampler, logits)) {
+        ASSERT_FALSE(std::isnan(share)) << token;
+        const bool liked = options.repetition_penalty < 1 || penalty < 0;
+        EXPECT_NEAR(share, liked == (token % 2 == 0) ? 0.05 : 0, 1e-12) << token;
+        total += share;
+      }
+      EXPECT_NEAR(total, 1, 1e-12);
+    }
+  }
+}
+
 TEST(Sampler, PenaltiesAndMinPOutOfRangeAreRefused) {
   const double infinite = std::numeric_limits<double>::infinity();
   EXPECT_THROW(Sampler({.min_p = -0.1}), InvalidArgument);

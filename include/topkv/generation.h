@@ -38,11 +38,11 @@ class GenerationBatch {
   GenerationBatch(GenerationBatch&&) noexcept;
   GenerationBatch& operator=(GenerationBatch&&) noexcept;
 
-  /// Queues a session with its prompt, which is copied; ids count from 0. The session outlives its
-  /// stay, in which nobody else uses it. Callbacks are called within step. Throws as
-  /// Model::generate does before any work, and InvalidArgument for one session more than
-  /// most_sessions, and as Session::check_together does with those that are in; the batch is then
-  /// as it was.
+  /// Queues a session with its prompt, which is copied; ids count from 0. It outlives its stay, in
+  /// which nobody else uses it. Callbacks are called within step. Throws, changing nothing, as
+  /// Model::generate does before any work, InvalidArgument beyond most_sessions, as
+  /// Session::check_together does, and OutOfMemory where rows that all may yet take (by max_tokens
+  /// and capacity, but for sessions with a memory_budget) are more than what is free.
   Id add(Session& session, std::span<const Token> prompt, const GenerateOptions& options = {},
          TokenFn on_token = {}, TextFn on_text = {});
 

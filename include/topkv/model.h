@@ -310,8 +310,8 @@ class Model {
   /// all (those of the last matrix, whose output is large, once for 16). Each answers what it would
   /// alone, but for rounding. (With dual chunk attention one after the other.)
   /// GenerateResult::times of the first are those of all, the others' are 0; decode_seconds end
-  /// with the session's own answer. Throws as generate does, and InvalidArgument as attend_together
-  /// does, before any work; all sessions are then as they were before the call.
+  /// with the session's own answer. Throws as generate does, and as attend_together and
+  /// GenerationBatch::add do, before any work; all sessions are then as they were before the call.
   std::vector<GenerateResult> generate_together(std::span<Session* const> sessions,
                                                 std::span<const std::vector<Token>> prompts,
                                                 const GenerateOptions& options = {},

@@ -133,10 +133,11 @@ class Asking {
       const std::int64_t own = std::ssize(tokens[sessions.size()]) + most + 1;
       if (!sessions.empty() && own > left / token_bytes) break;
       try {
-        sessions.emplace_back(loaded_.context,
-                              retrieval_options(flags_.retrieval, model_.config().attention.layers,
-                                                flags_.retrieval.indices.front(), own),
-                              model_.device());
+        RetrievalOptions options =
+            retrieval_options(flags_.retrieval, model_.config().attention.layers,
+                              flags_.retrieval.indices.front(), own);
+        if (!sessions.empty()) options.memory_budget = left;
+        sessions.emplace_back(loaded_.context, std::move(options), model_.device());
       } catch (const OutOfMemory&) {
         if (sessions.empty()) throw;
         break;  // the others are asked after these

@@ -15,7 +15,7 @@ std::vector<GenerateResult> generate_samples(const Model& model, Session& sessio
   GenerateOptions each = options;
   double reading = 0;
   // All but the last token are read once: that one's logits are what each begins with.
-  const std::span<const Token> shared = prompt.first(prompt.size() - 1);
+  const std::span<const Token> shared = prompt.first(prompt.empty() ? 0 : prompt.size() - 1);
   if (streams.size() > 1 && !shared.empty()) {
     reading = model.generate(session, shared, {.max_tokens = 0, .progress = options.progress})
                   .prompt_seconds;

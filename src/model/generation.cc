@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "src/core/convert.h"
+#include "src/core/memory.h"
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
 #include "src/model/logprobs.h"
+#include "src/store/row_store.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -122,12 +124,34 @@ GenerateResult Answering::leave() {
   return std::move(result);
 }
 
+std::int64_t Answering::bytes_to_come() const {
+  const RetrievalOptions& of = session->options();
+  if (of.memory_budget > 0) return 0;
+  const Context& context = session->context();
+  const std::int64_t asked = length - context.tokens() + std::min(options.max_tokens, of.capacity);
+  return (std::min(asked, of.capacity) - session->own_tokens()) *
+         RowStore::bytes_per_token(context.shape(), context.dtype());
+}
+
+void Generation::check_memory(const Answering& more) const {
+  if (members_.empty()) return;
+  std::int64_t wanted = more.bytes_to_come();
+  if (wanted == 0) return;
+  for (const auto& one : members_) wanted += one->bytes_to_come();
+  const std::int64_t available = available_host_memory();
+  if (wanted <= available) return;
+  throw OutOfMemory(fmt::format("host memory for the KV rows that {} sessions may take together",
+                                members_.size() + 1),
+                    wanted, available, "ask for fewer tokens, or for fewer answers at once");
+}
+
 GenerationBatch::Id Generation::add(Session& session, std::span<const Token> prompt,
                                     const GenerateOptions& options, TokenFn on_token,
                                     TextFn on_text) {
   check_generation(model_, session, prompt, options);
   auto one = std::make_unique<Answering>(next_id_, session, prompt, options, std::move(on_token),
                                          std::move(on_text), model_);
+  check_memory(*one);
   const std::size_t count = members_.size() + 1;
   members_.reserve(count);
   finished_.reserve(finished_.size() + count);

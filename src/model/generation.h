@@ -38,6 +38,9 @@ struct Answering {
   bool tell(std::span<const Token> end_tokens);
   /// The result as it is, which the session keeps: it leaves.
   GenerateResult leave();
+  /// Bytes of rows that its session may yet take of what the machine has free; 0 where it has a
+  /// budget of its own.
+  std::int64_t bytes_to_come() const;
 
   GenerationBatch::Id id;
   Session* session;
@@ -103,6 +106,9 @@ class Generation {
   /// Erases a member and counts what its session searched.
   void erase(std::size_t member);
   void check_step(const Answering& one) const;
+  /// Throws OutOfMemory where what is free does not suffice for all rows that one more may take
+  /// beside those of the members: each session looked at its own alone when it was opened.
+  void check_memory(const Answering& more) const;
 
   const Model::Impl& model_;
   std::optional<Lease> lease_;  // while there are members

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "topkv/error.h"
 
@@ -58,6 +59,7 @@ void Sampler::answer(Token token) {
 
 std::span<const float> Sampler::penalised(std::span<const float> logits) {
   if (seen_.empty()) return logits;
+  constexpr double largest = std::numeric_limits<float>::max();
   penalised_.assign(logits.begin(), logits.end());
   for (const Token token : seen_) {
     const auto at = static_cast<std::size_t>(token);
@@ -65,8 +67,10 @@ std::span<const float> Sampler::penalised(std::span<const float> logits) {
     const double repeated =
         logit < 0 ? logit * options_.repetition_penalty : logit / options_.repetition_penalty;
     const std::int32_t count = answered_[at];
-    penalised_[at] = static_cast<float>(repeated - count * options_.frequency_penalty -
-                                        (count > 0 ? options_.presence_penalty : 0));
+    const double result =
+        repeated - count * options_.frequency_penalty - (count > 0 ? options_.presence_penalty : 0);
+    // Differences of infinities are no numbers, and have no order.
+    penalised_[at] = static_cast<float>(std::clamp<double>(result, -largest, largest));
   }
   return penalised_;
 }

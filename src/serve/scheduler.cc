@@ -207,6 +207,7 @@ void Scheduler::start(Lane& lane) {
     try {
       RetrievalOptions retrieval = lane.context->retrieval;
       retrieval.capacity = seat.capacity;
+      retrieval.memory_budget = seat.bytes();  // which admit() has found to be there
       seat.session.emplace(lane.context->context, std::move(retrieval), model_.device());
       lane.running.reserve(lane.running.size() + 1);  // nothing fails behind add
       seat.since_start = Stopwatch();
