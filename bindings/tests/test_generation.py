@@ -222,3 +222,32 @@ def test_distributions_are_those_of_transformers(how):
         want = transformers_distribution(logits, prompt, answer, how)
         assert ((got > 0) == (want > 0)).all()
         np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("penalty", [1.5, 2.0])
+def test_greedy_answers_with_a_repetition_penalty_are_those_of_transformers(model, needle_14m, penalty):
+    """Token by token, of a text whose beginning is a context; its ids are told with `before`."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(needle_14m, dtype=torch.float32).eval()
+    text = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. The grass"
+    ids, tokens = model.tokenizer().encode(text), 60
+    with torch.inference_mode():
+        out = theirs.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=tokens,
+            do_sample=False,
+            repetition_penalty=penalty,
+            pad_token_id=0,
+        )
+    want = out[0, len(ids) :].tolist()
+    want = want[: want.index(1)] if 1 in want else want
+
+    def answer(read, before, **options):
+        session = topkv.Session(model.prefill(ids[:read], kv_dtype="f32"), dense_layers=model.config.attention.layers)
+        return model.generate(session, ids[read:], tokens, temperature=0, before=before, **options).tokens
+
+    for read in (1, 12, len(ids) - 1):
+        assert answer(read, ids[:read], repetition_penalty=penalty) == want
+    assert answer(12, ids[:12]) != want  # it is the penalty
