@@ -9,6 +9,7 @@ import topkv
 from small_models import dtype_of, make_ids, make_model
 from topkv import InvalidArgument, Unsupported
 from topkv.hf import TopkCache, install
+from topkv.hf.rows import Step
 
 FEW = {"k": 4, "window": 4, "sinks": 1, "index": "exact"}
 OPTIONS = {
@@ -198,6 +199,49 @@ def test_a_batch_of_texts_asked_padded_questions_has_padding_twice(device):
         own.freeze()
         alone.append(generate(model, torch.cat((text, question), dim=1), own.session()))
     assert_rows_as_alone(model, found, alone)
+
+
+def test_a_padded_call_that_fails_anywhere_leaves_the_batch_as_it_was(device, monkeypatch):
+    """While texts are read, and padded questions behind them: whichever row of whichever layer."""
+    model = make_model("llama", device, dtype_of(device))
+    (texts, shown), (more, more_shown) = (
+        padded(texts_of(device, lengths)) for lengths in ((7, 12, 9), (2, 5, 4))
+    )
+    asked, asked_shown = torch.cat((texts, more), dim=1), torch.cat((shown, more_shown), dim=1)
+    left = float("inf")  # of the calls of the core before one that fails
+
+    def failing(whole):
+        def attend(self, *args):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise topkv.OutOfMemory("no memory")
+            return whole(self, *args)
+
+        return attend
+
+    for name in ("run", "run_together"):
+        monkeypatch.setattr(Step, name, failing(getattr(Step, name)))
+
+    def read():
+        cache = TopkCache(model.config, **FEW)
+        generate(model, texts, cache, shown, tokens=1)
+        return cache.freeze()
+
+    expected = generate(model, asked, read().session(), asked_shown)
+    for fails in range(1, 1 + 3 * 3):
+        cache, left = TopkCache(model.config, **FEW), fails
+        with pytest.raises(topkv.OutOfMemory):
+            generate(model, texts, cache, shown, tokens=1)
+        assert cache.get_seq_length() == 0
+        generate(model, texts, cache, shown, tokens=1)
+        session, left = cache.freeze().session(), fails
+        with pytest.raises(topkv.OutOfMemory):
+            generate(model, asked, session, asked_shown)
+        assert session.get_seq_length() == texts.shape[1]
+        assert all(own.own_tokens == 0 for own in session.sessions)
+        tokens, logits = generate(model, asked, session, asked_shown)
+        assert torch.equal(tokens, expected[0]) and torch.equal(logits, expected[1])
 
 
 # ---- what a batch of texts is for the other calls ----
