@@ -173,7 +173,7 @@ void faiss_graph_fields(faiss::IndexHNSW& graph, std::int64_t keys, Archive& arc
   archive.value(hnsw.entry_point);
   archive.array(hnsw.neighbors);
   if (!archive.reading()) return;
-  archive.check(std::ssize(floors) == keys, "floors are not those of each key");
+  archive.check(keys > 0 && std::ssize(floors) == keys, "floors are not those of each key");
   const auto most = static_cast<std::int64_t>(hnsw.cum_nneighbor_per_level.size()) - 1;
   hnsw.levels.assign(floors.begin(), floors.end());
   hnsw.offsets.resize(floors.size() + 1);
