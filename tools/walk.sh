@@ -92,7 +92,7 @@ On $(nproc) cores ($(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -n 1)),
 The steps of [README's first use](../../README.md#a-first-use) in a Debian 12 that has its base system alone, with no
 GPU: what was run, what it printed, what it cost. \`notes.txt\` has $(wc -m <"$root/root/topkv/notes.txt") characters, the guides of this
 documentation with README's fact in the line in their middle. Recorded by [\`tools/walk.sh\`](../../tools/walk.sh) of
-\`$(git -C "$source_tree" describe --always --dirty --exclude '*')\`:
+\`$(git -C "$root/root/topkv" rev-parse --short HEAD)\`:
 
     debootstrap --variant=minbase bookworm ROOT && bash tools/walk.sh $way ROOT
 
