@@ -104,11 +104,14 @@ inline bool may_overflow(const Keys& keys, const float* query, std::int64_t posi
   return magnitude(keys, query, position) > double{std::numeric_limits<float>::max()} / 2;
 }
 
-/// A bound on the float32 rounding error of q·k; denormal elements and products may become 0.
+/// A bound on the float32 rounding error of q·k; denormal elements and products may become 0, and
+/// so may those of the three bf16 parts that a query is scored by in matrix tiles (tile_dot.h).
 inline double tolerance(const Keys& keys, const float* query, std::int64_t position) {
   double flushed = 0;
-  for (std::int64_t j = 0; j < keys.dim; ++j)
-    flushed += (std::abs(double{query[j]}) + 1) * 0x1p-126;
+  for (std::int64_t j = 0; j < keys.dim; ++j) {
+    const double key = keys.values[static_cast<std::size_t>(position * keys.dim + j)];
+    flushed += (std::abs(double{query[j]}) + 3 * std::abs(key) + 1) * 0x1p-126;
+  }
   return magnitude(keys, query, position) * static_cast<double>(keys.dim) * 0x1p-24 + flushed;
 }
 
