@@ -41,6 +41,14 @@ holds 'the third is found' test "$(sed -n 3p answers)" = ' 7281934.'
 holds 'the files are read once' test "$(grep -c '^context' log)" -eq 1
 holds 'nothing else is on standard output' test "$(wc -c <answers)" -eq 30
 
+cp -r plain warm && rm -f warm/generation_config.json && echo '{"do_sample": true, "temperature": 8.0}' >warm/generation_config.json
+for heat in '' '--temp 8' '--temp 0'; do
+  echo "$first" | "$topkv" chat -m warm -f notes.txt $flags $short $heat 2>log || echo "FAILED: $(cat log)"
+done >answers
+holds "sampling is what generation_config.json says" test "$(sed -n 1p answers)" = "$(sed -n 2p answers)"
+holds "and a flag's is the flag's" test "$(sed -n 3p answers)" = ' 7281934.'
+holds "which differ" test "$(sed -n 1p answers)" != "$(sed -n 3p answers)"
+
 printf '%s\n%s\n' 'What is the special magic number for quiet-river mentioned in the provided text?' \
   'What is the special magic number for tall-tower mentioned in the provided text?' |
   "$topkv" chat -m "$model" -f notes.txt $flags $short >answers 2>log || echo "FAILED: $(cat log)"

@@ -277,7 +277,10 @@ tells 'attention_magic is 3' info short
 tells 'attention_magic is 3' generate -m short -p a -n 1
 printf 'caf\351 noir\n' >latin && printf 'ab\000cd\351' >binary
 tells 'latin: is not UTF-8: byte 0xe9 at position 3; such bytes are read as U+FFFD' generate -m "$model" -p a -n 1 -f latin -f in.txt
-tells 'binary: is no text: byte 0x00 at position 2' generate -m "$model" -p a -n 1 -f in.txt -f binary
+refuses 1 'binary: is no text: byte 0x00 at position 2' generate -m "$model" -p a -n 1 -f in.txt -f binary
+printf '%%PDF-1.7 text' >paper.pdf && printf '\212TKV\r\n\032\n' >some.tkv
+refuses 1 'paper.pdf: is a PDF' generate -m "$model" -p a -n 1 -f paper.pdf
+refuses 1 'some.tkv: is a context; ask it with topkv ask' generate -m "$model" -p a -n 1 -f some.tkv
 "$topkv" generate -m "$model" -p a -n 1 2>&1 | grep -q 'index  *0\|0/0' && { failures=$((failures + 1)); echo "FAILED: generate tells of an index over nothing"; }
 
 for command in needle generate info plan fidelity perplexity eval bench; do

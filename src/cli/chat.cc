@@ -232,6 +232,7 @@ Run add_chat(CLI::App& app) {
   CLI::App* command = add_command(app, "chat");
   const auto flags = std::make_shared<ChatFlags>();
   flags->prefill.mode = "dense";
+  flags->sampling.temperature = flags->sampling.top_k = flags->sampling.top_p = "";
   add_flags(*command, flags->model);
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->prefill);

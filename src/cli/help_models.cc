@@ -112,7 +112,7 @@ CommandHelp chat_help() {
         {files("text to talk about; repeat for several"),
          system_message(""),
          {"--room", "N", "tokens of questions and answers together, beside the files", "64K"}}},
-       answer_help("1024", "0"),
+       answer_help("1024", by_generation_config),
        retrieval_help("64"),
        prefill_help("dense"),
        shown_help()},

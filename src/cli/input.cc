@@ -12,6 +12,7 @@
 #include "src/cli/interrupt.h"
 #include "src/cli/text.h"
 #include "src/core/files.h"
+#include "topkv/context_file.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {
@@ -67,22 +68,20 @@ StandardInput& standard_input() {
   return input;
 }
 
-/// What is first in the file tells what it is: Latin-1, UTF-16, no text at all.
-void warn_unless_text(const std::string& file, std::string_view text) {
-  const std::size_t zero = text.find('\0');
-  const std::size_t bad = first_not_utf8(text);
-  if (zero == text.npos && bad == text.npos) return;
+/// Throws FileError for what is no text at all: reading it would take hours for nothing.
+void require_text(const std::string& file, std::string_view text) {
   const std::string name = file == "-" ? "standard input" : printable(file);
-  if (zero < bad) {
+  if (text.starts_with("%PDF-"))
+    throw FileError(name + ": is a PDF; give its text, as pdftotext writes it");
+  if (const std::size_t zero = text.find('\0'); zero != text.npos)
+    throw FileError(fmt::format("{}: is no text: byte 0x00 at position {}; expected UTF-8 (of UTF-16: "
+                                "iconv -f utf-16 -t utf-8)",
+                                name, zero));
+  if (const std::size_t bad = first_not_utf8(text); bad != text.npos)
     print_warning(fmt::format(
-        "{}: is no text: byte 0x00 at position {}; it is read as it is: give a file of text", name,
-        zero));
-    return;
-  }
-  print_warning(
-      fmt::format("{}: is not UTF-8: byte 0x{:02x} at position {}; such bytes are read as U+FFFD: "
-                  "convert it, as with iconv -f latin1 -t utf-8",
-                  name, static_cast<unsigned char>(text[bad]), bad));
+        "{}: is not UTF-8: byte 0x{:02x} at position {}; such bytes are read as U+FFFD: "
+        "convert it, as with iconv -f latin1 -t utf-8",
+        name, static_cast<unsigned char>(text[bad]), bad));
 }
 
 }  // namespace
@@ -90,8 +89,10 @@ void warn_unless_text(const std::string& file, std::string_view text) {
 std::string text_of_files(const std::vector<std::string>& files) {
   std::string text;
   for (const std::string& file : files) {
+    if (file != "-" && is_context_file(file))  // of gigabytes, maybe
+      throw FileError(printable(file) + ": is a context; ask it with topkv ask, or give a file of text");
     const std::string one = file == "-" ? read_stdin() : read_file(file);
-    warn_unless_text(file, one);
+    require_text(file, one);
     text += one;
   }
   if (!files.empty() && text.empty()) {

@@ -8,8 +8,8 @@
 namespace topkv::cli {
 
 /// The texts behind each other; "-" is standard input. Warns, on standard error, of one that is not
-/// text: not UTF-8, or with a byte 0. Throws FileError for one that cannot be read, and where there
-/// are files and no text in them.
+/// UTF-8. Throws FileError for one that cannot be read or is no text (a context, a PDF, a byte 0),
+/// and where there are files and no text in them.
 std::string text_of_files(const std::vector<std::string>& files);
 
 /// The next line of standard input; nothing at its end. prompts: a person is asked for it. One

@@ -97,6 +97,11 @@ HttpServer::HttpServer(std::size_t most_connections, std::size_t most_body_bytes
   new_task_queue = [most_connections] { return new Connections(most_connections); };
   set_payload_max_length(most_body_bytes);
   set_tcp_nodelay(true);
+  // httplib's own would share the port with another server of this user, each taking some requests.
+  set_socket_options([](socket_t socket) {
+    const int yes = 1;
+    ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  });
 }
 
 const Connection& HttpServer::connection() { return *current; }
