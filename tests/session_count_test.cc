@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -59,14 +60,24 @@ TEST(Sessions, TenThousandOneAfterTheOtherLeaveNothingBehind) {
     }
   };
   open(200);  // what threads and the process keep is there now
-  const Held before = Held::now();
-  open(10'000);
-  const Held after = Held::now();
+  // malloc counts what its caches of threads keep, some 200 KiB for each, as given: these fill at
+  // some time, once. What sessions leave behind comes with every round.
+  constexpr std::int64_t round = 3400;
+  Held least{.heap = INT64_MAX, .files = INT64_MAX, .threads = INT64_MAX, .mappings = INT64_MAX};
+  for (int i = 0; i < 3; ++i) {
+    const Held before = Held::now();
+    open(round);
+    const Held after = Held::now();
+    least = {.heap = std::min(least.heap, after.heap - before.heap),
+             .files = std::min(least.files, after.files - before.files),
+             .threads = std::min(least.threads, after.threads - before.threads),
+             .mappings = std::min(least.mappings, after.mappings - before.mappings)};
+  }
   EXPECT_FALSE(want.empty());
-  EXPECT_LT(after.heap - before.heap, 64 * 1024);  // 6 bytes a session
-  EXPECT_EQ(after.files, before.files);
-  EXPECT_LE(after.threads, before.threads);
-  EXPECT_LT(after.mappings - before.mappings, 20);
+  EXPECT_LT(least.heap, 16 * round);  // malloc gives 32 bytes or more
+  EXPECT_LE(least.files, 0);
+  EXPECT_LE(least.threads, 0);
+  EXPECT_LT(least.mappings, 20);
 }
 
 TEST(Sessions, ThousandsSideBySideKeepTheirTokensApartAndGiveAllBack) {
