@@ -244,12 +244,11 @@ void check(const AttentionQueries& queries, const DeviceRows& rows) {
     throw InvalidArgument("CUDA attention: softcap is " + std::to_string(queries.softcap) +
                           ", expected 0 or a number that float32 can divide by and multiply with");
   }
-  if (rows.count > max_rows || queries.tokens >= max_rows ||
-      (rows.ring > 0 && (rows.count > rows.ring || rows.ring > max_rows))) {
-    throw InvalidArgument("CUDA attention: " + std::to_string(rows.count) + " rows in a ring of " +
-                          std::to_string(rows.ring) + " for " + std::to_string(queries.tokens) +
-                          " tokens, expected rows that fit the ring and at most " +
-                          std::to_string(max_rows) + " of each");
+  if (rows.count > max_rows || queries.tokens >= max_rows || rows.split < 0) {
+    throw InvalidArgument("CUDA attention: " + std::to_string(rows.count) + " rows, split at " +
+                          std::to_string(rows.split) + ", for " + std::to_string(queries.tokens) +
+                          " tokens, expected at most " + std::to_string(max_rows) +
+                          " of each and a split of 0 or more");
   }
 }
 
@@ -275,12 +274,14 @@ void attend(const AttentionQueries& queries, const DeviceRows& rows,
   task.out = partial.out;
   task.lse = partial.lse;
   task.head_stride = rows.head_stride;
+  task.keys_behind = rows.keys_behind;
+  task.values_behind = rows.values_behind;
+  task.stride_behind = rows.stride_behind;
   task.rows = queries.tokens * group;
   task.group = static_cast<int>(group);
   task.q_heads = static_cast<int>(queries.q_heads);
   task.count = static_cast<int>(std::max<std::int64_t>(rows.count, 0));
-  task.ring = rows.ring > 0 ? static_cast<int>(rows.ring) : std::numeric_limits<int>::max();
-  task.first_slot = rows.ring > 0 ? static_cast<int>(rows.first % rows.ring) : 0;
+  task.split = static_cast<int>(std::min(rows.split, max_rows));
   task.end = clamped(visible.causal ? ahead + 1 : max_rows);
   task.begin = clamped(visible.window > 0 ? ahead - visible.window + 1 : -max_rows);
   task.sinks = clamped(visible.window > 0 ? std::max<std::int64_t>(visible.sinks - rows.first, 0)

@@ -6,19 +6,24 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <limits>
 
 namespace topkv::gpu {
 
 /// Keys and values of each KV head: [kv_heads] blocks of [slots, head_dim] bf16, 16-byte aligned.
-/// Row i of `count` has position first + i and lies in slot (first + i) % ring when ring > 0, else
-/// in slot i.
+/// Row i of `count` has position first + i. It lies in slot i or, from row number `split` on, in
+/// slot i - split of the blocks behind: a window's rows that are the context's and then a
+/// session's own, or those of a ring that has come to its end.
 struct DeviceRows {
   const __nv_bfloat16* keys = nullptr;
   const __nv_bfloat16* values = nullptr;
   std::int64_t head_stride = 0;  ///< elements from one KV head's keys (values) to the next
   std::int64_t first = 0;
   std::int64_t count = 0;
-  std::int64_t ring = 0;  ///< slots of a ring buffer; 0: none
+  std::int64_t split = std::numeric_limits<std::int64_t>::max();
+  const __nv_bfloat16* keys_behind = nullptr;
+  const __nv_bfloat16* values_behind = nullptr;
+  std::int64_t stride_behind = 0;  ///< as head_stride
 };
 
 struct AttentionQueries {
@@ -55,8 +60,8 @@ bool attention_supports(std::int64_t head_dim);
 /// The partial of the queries over the rows that they may see; merged into what `partial` holds, or
 /// written over it. A query that sees nothing gives the empty partial (0, -inf).
 /// Asynchronous, on stream. Throws Unsupported for another head dim, InvalidArgument unless
-/// scale > 0, softcap >= 0, rows.count <= ring and all counts are at most 2^30, Error when the
-/// launch fails.
+/// scale > 0, softcap >= 0, split >= 0 and all counts are at most 2^30, Error when the launch
+/// fails.
 void attend(const AttentionQueries& queries, const DeviceRows& rows,
             const DeviceVisibility& visible, const DevicePartial& partial, Into into,
             cudaStream_t stream);

@@ -23,12 +23,14 @@ struct AttentionTask {
   float* out;
   float* lse;
   std::int64_t head_stride;
+  const __nv_bfloat16* keys_behind;
+  const __nv_bfloat16* values_behind;
+  std::int64_t stride_behind;
   std::int64_t rows;  ///< tokens * group
   int group;
   int q_heads;
   int count;
-  int ring;        ///< slots; more than any slot number when there is no ring
-  int first_slot;  ///< of row 0
+  int split;  ///< rows from this number on lie behind; more than any when none does
   /// Token t sees key i < min(count, t + end) for which i < sinks or i >= t + begin.
   int end;
   int begin;
@@ -129,7 +131,9 @@ __device__ __forceinline__ void copy_tile(const AttentionTask& task, int kv_head
                                           int count, std::uint32_t stage) {
   constexpr int chunks = T::Shared::chunks;
   const unsigned thread = compute_here(threadIdx.x);
-  const std::int64_t head = compute_here(kv_head) * task.head_stride;
+  const std::int64_t head = compute_here(kv_head);
+  const std::int64_t front = head * task.head_stride;
+  const std::int64_t back = head * task.stride_behind - std::int64_t{task.split} * T::head_dim;
 #pragma unroll
   for (unsigned step = 0; step < T::tile_keys * chunks / T::threads; ++step) {
     // Where a step is whole rows, written so that the steps differ by constants.
@@ -140,12 +144,13 @@ __device__ __forceinline__ void copy_tile(const AttentionTask& task, int kv_head
     const int chunk = static_cast<int>((whole ? thread : index) % chunks);
     const int key = tile * T::tile_keys + row;
     const bool valid = key < count;
-    int slot = task.first_slot + (valid ? key : 0);
-    if (slot >= task.ring) slot -= task.ring;
-    const std::int64_t from = static_cast<std::int64_t>(slot) * T::head_dim + chunk * 8;
+    const int number = valid ? key : 0;
+    const bool behind = number >= task.split;
+    const std::int64_t from =
+        (behind ? back : front) + static_cast<std::int64_t>(number) * T::head_dim + chunk * 8;
     const std::uint32_t to = stage + T::Shared::offset(row, chunk);
-    copy_async(to, task.keys + head + from, valid);
-    copy_async(to + T::tile_bytes, task.values + head + from, valid);
+    copy_async(to, (behind ? task.keys_behind : task.keys) + from, valid);
+    copy_async(to + T::tile_bytes, (behind ? task.values_behind : task.values) + from, valid);
   }
 }
 

@@ -422,11 +422,11 @@ void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
                    const ChosenRoom& room, cudaStream_t stream) {
   check_queries("attention over chosen rows", queries);
-  if (page < 1 || (page & (page - 1)) != 0 || page > 4096 || rows.ring != 0 || rows.first != 0 ||
-      rows.count < 0 || rows.count > (std::int64_t{1} << 30))
+  if (page < 1 || (page & (page - 1)) != 0 || page > 4096 || rows.split < rows.count ||
+      rows.first != 0 || rows.count < 0 || rows.count > (std::int64_t{1} << 30))
     throw InvalidArgument("CUDA attention over chosen rows: pages of " + std::to_string(page) +
                           " of " + std::to_string(rows.count) +
-                          " rows, expected a power of two up to 4096, rows from 0 on and no ring");
+                          " rows, expected a power of two up to 4096, rows from 0 on in one place");
   if (queries.meetings == 0) return;
   ChosenTask task{};
   task.attention.queries = queries.data;

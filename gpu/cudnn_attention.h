@@ -22,7 +22,7 @@ struct CudnnShape {
   std::int64_t q_heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t tokens = 0;
-  std::int64_t rows = 0;         ///< of each KV head; no ring
+  std::int64_t rows = 0;         ///< of each KV head; in one place
   std::int64_t head_stride = 0;  ///< elements from one KV head's keys (values) to the next
   bool causal = false;           ///< the last token sees all rows, each one before it one less
   float scale = 0;               ///< on q·k

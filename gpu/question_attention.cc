@@ -62,11 +62,11 @@ void QuestionAttention::attend(const QuestionQueries& queries, const DeviceRows&
                                std::byte* room, cudaStream_t stream) {
   if (queries.tokens != shape_.tokens || queries.meetings != shape_.meetings ||
       queries.group != shape_.group || queries.head_dim != shape_.head_dim ||
-      queries.scale != shape_.scale || rows.count > shape_.rows || rows.ring != 0 ||
+      queries.scale != shape_.scale || rows.count > shape_.rows || rows.split < rows.count ||
       rows.first != 0) {
     throw InvalidArgument(fmt::format(
         "CUDA {}: {} tokens of {} x {} heads of {} over {} rows, expected {} of {} x {} heads of "
-        "{} over at most {}, of the same scale, rows from 0 on and no ring",
+        "{} over at most {}, of the same scale, rows from 0 on in one place",
         what, queries.tokens, queries.meetings, queries.group, queries.head_dim, rows.count,
         shape_.tokens, shape_.meetings, shape_.group, shape_.head_dim, shape_.rows));
   }

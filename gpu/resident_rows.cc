@@ -113,13 +113,18 @@ void ResidentRows::pack(std::int64_t layer, const float* k, const float* v, std:
 
 DeviceRows ResidentRows::ring(const LayerWindow& window, std::int64_t first,
                               std::int64_t count) const {
+  const std::int64_t d = shape_.head_dim;
+  const std::int64_t slot = first % window.slots;
   DeviceRows rows;
-  rows.keys = at<__nv_bfloat16>(window.ring_at);
-  rows.values = rows.keys + window.slots * shape_.head_dim;
-  rows.head_stride = 2 * window.slots * shape_.head_dim;
+  rows.keys_behind = at<__nv_bfloat16>(window.ring_at);
+  rows.values_behind = rows.keys_behind + window.slots * d;
+  rows.stride_behind = 2 * window.slots * d;
+  rows.keys = rows.keys_behind + slot * d;
+  rows.values = rows.values_behind + slot * d;
+  rows.head_stride = rows.stride_behind;
   rows.first = first;
   rows.count = count;
-  rows.ring = window.slots;
+  rows.split = window.slots - slot;
   return rows;
 }
 

@@ -115,8 +115,8 @@ std::int64_t chosen_room_bytes(std::int64_t head_dim);
 
 /// The partial of all heads of each group over the rows of its meeting's entries, pages of `page`
 /// rows (a power of two; above 1: entries ascend). rows.count: of every meeting, where the last
-/// page ends; no ring. Rows are spread over the device by their number, whichever meetings have
-/// them.
+/// page ends; in one place. Rows are spread over the device by their number, whichever meetings
+/// have them.
 void attend_chosen(const MeetingQueries& queries, const DeviceRows& rows,
                    const ChosenEntries& chosen, std::int64_t page, const DevicePartial& partial,
                    const ChosenRoom& room, cudaStream_t stream);

@@ -14,6 +14,7 @@
 #include "gpu/attention.h"
 #include "tests/gpu/device_array.h"
 #include "tests/reference.h"
+#include "topkv/types.h"
 
 namespace test {
 
@@ -39,7 +40,8 @@ struct Shape {
   std::int64_t rows = 65;  ///< there are, at positions first_row and on
   std::int64_t first_token = 0;
   std::int64_t first_row = 0;
-  std::int64_t ring = 0;
+  std::int64_t ring = 0;   ///< slots of which a row has that of its position; 0: row i has slot i
+  std::int64_t split = 0;  ///< rows from this one on lie in memory of their own; 0: none
   topkv::gpu::DeviceVisibility visible = {};
   float key_size = 1.0F;
   float softcap = 0.0F;
@@ -59,6 +61,8 @@ class AttentionCase {
         device_queries_(to_bf16(queries_)),
         device_keys_(to_bf16(slotted(keys_))),
         device_values_(to_bf16(slotted(values_))),
+        keys_behind_(to_bf16(slotted(keys_, shape.split))),
+        values_behind_(to_bf16(slotted(values_, shape.split))),
         out_(not_numbers(heads() * shape.head_dim)),
         lse_(not_numbers(heads())) {}
 
@@ -79,13 +83,27 @@ class AttentionCase {
   }
   /// Rows [begin, end) of the case's.
   topkv::gpu::DeviceRows rows(std::int64_t begin, std::int64_t end) const {
-    const std::int64_t skip = shape_.ring > 0 ? 0 : begin * shape_.head_dim;
-    return {.keys = device_keys_.data() + skip,
-            .values = device_values_.data() + skip,
-            .head_stride = slots() * shape_.head_dim,
-            .first = shape_.first_row + begin,
-            .count = end - begin,
-            .ring = shape_.ring};
+    const std::int64_t d = shape_.head_dim;
+    const std::int64_t first = shape_.first_row + begin;
+    const std::int64_t slot = shape_.ring > 0 ? first % shape_.ring : begin;
+    topkv::gpu::DeviceRows rows{.keys = device_keys_.data() + slot * d,
+                                .values = device_values_.data() + slot * d,
+                                .head_stride = slots() * d,
+                                .first = first,
+                                .count = end - begin};
+    if (shape_.ring > 0) {
+      rows.split = shape_.ring - slot;
+      rows.keys_behind = device_keys_.data();
+      rows.values_behind = device_values_.data();
+      rows.stride_behind = slots() * d;
+    } else if (shape_.split > 0) {
+      const std::int64_t skip = std::max<std::int64_t>(0, begin - shape_.split);
+      rows.split = std::max<std::int64_t>(0, shape_.split - begin);
+      rows.keys_behind = keys_behind_.data() + skip * d;
+      rows.values_behind = values_behind_.data() + skip * d;
+      rows.stride_behind = (shape_.rows - shape_.split) * d;
+    }
+    return rows;
   }
 
   void attend(std::int64_t begin, std::int64_t end, topkv::gpu::Into into) {
@@ -147,18 +165,30 @@ class AttentionCase {
   }
 
  private:
-  std::int64_t slots() const { return shape_.ring > 0 ? shape_.ring : shape_.rows; }
+  std::int64_t slots() const {
+    return shape_.ring > 0 ? shape_.ring : shape_.split > 0 ? shape_.split : shape_.rows;
+  }
   std::int64_t row_elements() const { return shape_.kv_heads * shape_.rows * shape_.head_dim; }
 
   /// As the device holds them; slots without a row are NaN, which must never be seen.
   std::vector<float> slotted(const std::vector<float>& rows) const {
+    return slotted(rows, {0, shape_.split > 0 ? shape_.split : shape_.rows}, slots());
+  }
+  /// Those from row `split` on.
+  std::vector<float> slotted(const std::vector<float>& rows, std::int64_t split) const {
+    if (split == 0) return {};
+    return slotted(rows, {split, shape_.rows}, shape_.rows - split);
+  }
+  std::vector<float> slotted(const std::vector<float>& rows, topkv::PositionRange range,
+                             std::int64_t count) const {
     const std::int64_t dim = shape_.head_dim;
-    std::vector<float> out(static_cast<std::size_t>(shape_.kv_heads * slots() * dim), NAN);
+    std::vector<float> out(static_cast<std::size_t>(shape_.kv_heads * count * dim), NAN);
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      for (std::int64_t row = 0; row < shape_.rows; ++row) {
-        const std::int64_t slot = shape_.ring > 0 ? (shape_.first_row + row) % shape_.ring : row;
+      for (std::int64_t row = range.begin; row < range.end; ++row) {
+        const std::int64_t slot =
+            shape_.ring > 0 ? (shape_.first_row + row) % shape_.ring : row - range.begin;
         std::copy_n(rows.begin() + (head * shape_.rows + row) * dim, dim,
-                    out.begin() + (head * slots() + slot) * dim);
+                    out.begin() + (head * count + slot) * dim);
       }
     }
     return out;
@@ -189,6 +219,7 @@ class AttentionCase {
   Shape shape_;
   std::vector<float> queries_, keys_, values_;
   DeviceArray<__nv_bfloat16> device_queries_, device_keys_, device_values_;
+  DeviceArray<__nv_bfloat16> keys_behind_, values_behind_;
   DeviceArray<float> out_, lse_;
 };
 

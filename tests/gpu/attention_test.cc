@@ -133,6 +133,37 @@ TEST(GpuAttention, RowsOfARingAreFoundWhereverTheyWrap) {
   }
 }
 
+TEST(GpuAttention, RowsInTwoPlacesGiveTheBitsOfRowsInOne) {
+  TOPKV_NEEDS_GPU();
+  constexpr std::int64_t rows = 300;
+  for (const std::int64_t head_dim : head_dims) {
+    for (const std::int64_t tokens : {1, 30, 150}) {
+      Shape shape{.head_dim = head_dim,
+                  .tokens = tokens,
+                  .rows = rows,
+                  .first_token = rows - tokens,
+                  .visible = {.causal = true, .window = 100, .sinks = 4}};
+      AttentionCase one(shape);
+      one.attend(0, rows, Into::overwrite);
+      const test::Answer want = one.answer();
+      one.attend(10, rows, Into::overwrite);
+      const test::Answer want_later = one.answer();
+      for (const std::int64_t split : {1, 63, 64, 65, 200, 299}) {
+        SCOPED_TRACE(testing::Message()
+                     << "head_dim " << head_dim << ", tokens " << tokens << ", split at " << split);
+        shape.split = split;
+        AttentionCase two(shape);
+        two.attend(0, rows, Into::overwrite);
+        const test::Answer got = two.answer();
+        EXPECT_EQ(got.out, want.out);
+        EXPECT_EQ(got.lse, want.lse);
+        two.attend(10, rows, Into::overwrite);
+        EXPECT_EQ(two.answer().out, want_later.out);
+      }
+    }
+  }
+}
+
 TEST(GpuAttention, PartialsOverPiecesMergeIntoTheWholeInAnyOrder) {
   TOPKV_NEEDS_GPU();
   const std::int64_t pieces[][3][2] = {{{0, 100}, {100, 101}, {101, 400}},
@@ -236,6 +267,11 @@ TEST(GpuAttention, RefusesWhatItCannotCompute) {
   queries = problem.queries();
   queries.scale = 0;
   EXPECT_THROW(attend(), topkv::InvalidArgument);
+  queries = problem.queries();
+  auto rows = problem.rows(0, 10);
+  rows.split = -1;
+  EXPECT_THROW(topkv::gpu::attend(queries, rows, {}, problem.partial(), Into::overwrite, nullptr),
+               topkv::InvalidArgument);
   for (const float softcap : {-1.0F, NAN, INFINITY, 1e-40F}) {
     queries = problem.queries();
     queries.softcap = softcap;
