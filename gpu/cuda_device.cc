@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "gpu/context_window.h"
 #include "gpu/cuda_codes.h"
 #include "gpu/cuda_selection.h"
 #include "gpu/elementwise.h"
@@ -20,6 +21,7 @@
 #include "gpu/selection.h"
 #include "gpu/session.h"
 #include "gpu/step_io.h"
+#include "gpu/step_rooms.h"
 #include "src/core/convert.h"
 #include "src/core/threads.h"
 #include "src/device/experts.h"
@@ -362,6 +364,16 @@ CudnnAttention* CudaDevice::cudnn() {
   }
   looked_for_cudnn_ = true;
   return cudnn_.get();
+}
+
+std::shared_ptr<const ContextWindow> CudaDevice::context_window(const SessionShape& shape) {
+  return windows_.get([&](const ContextWindow& window) { return window.suits(shape); },
+                      [&] { return std::make_shared<const ContextWindow>(*this, shape); });
+}
+
+std::shared_ptr<StepRooms> CudaDevice::step_rooms(const SessionShape& shape) {
+  return rooms_.get([&](const StepRooms& rooms) { return rooms.suits(shape); },
+                    [&] { return std::make_shared<StepRooms>(*this, shape); });
 }
 
 std::unique_ptr<DevicePrefill> CudaDevice::prefill_attention(const AttentionShape& shape,

@@ -25,10 +25,14 @@
 #include "gpu/driver_memory.h"
 #include "gpu/handles.h"
 #include "gpu/packed_product.h"
+#include "gpu/shared_list.h"
 #include "gpu/staging.h"
 #include "src/device/compute_device.h"
 
 namespace topkv::gpu {
+
+class ContextWindow;
+class StepRooms;
 
 class CudaDevice final : public WithCudaSizes<ComputeDevice> {
  public:
@@ -44,6 +48,10 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   Cublas& cublas() { return cublas_; }
   /// cuDNN, looked for at the first call; null when this process cannot use it.
   CudnnAttention* cudnn();
+  /// What sessions of such a shape have together: made for the first of them, gone with the last.
+  /// Throw as making does.
+  std::shared_ptr<const ContextWindow> context_window(const SessionShape& shape);
+  std::shared_ptr<StepRooms> step_rooms(const SessionShape& shape);
 
   std::string name() const override { return name_; }
   DeviceMemory memory() const override { return arena_->memory(); }
@@ -139,14 +147,16 @@ class CudaDevice final : public WithCudaSizes<ComputeDevice> {
   std::unique_ptr<CudnnAttention> cudnn_;  // null: not looked for yet, or not there
   bool looked_for_cudnn_ = false;
   std::int64_t most_candidates_ = 0;  // of a choice
-  std::shared_ptr<Arena> arena_;  // made last of what its account of libraries measures
-  Buffer tokens_;                 // [embed_tokens] token ids
+  std::shared_ptr<Arena> arena_;      // made last of what its account of libraries measures
+  Buffer tokens_;                     // [embed_tokens] token ids
   Buffer argmax_scratch_;
   Buffer argmax_best_;          // one Token
   PinnedBuffer argmax_result_;  // its host copy
   Buffer unpacked_;             // rows of packed weights in bf16; empty before prepare_packed
   Staging staging_;
   Event merged_;  // for the stream of a caller
+  SharedList<const ContextWindow> windows_;
+  SharedList<StepRooms> rooms_;
 };
 
 }  // namespace topkv::gpu

@@ -54,7 +54,7 @@ std::int64_t ScanLayout::token_bytes(std::int64_t rows) const {
 ScanRoom::ScanRoom(const SessionShape& shape, const ScanLayout& layout, std::byte* device,
                    std::byte* host)
     : attention_(shape.attention),
-      heads_(shape.max_tokens * attention_.q_heads),
+      heads_(layout.max_tokens * attention_.q_heads),
       layout_(layout),
       device_(device),
       host_(host) {

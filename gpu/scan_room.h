@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "gpu/code_scan.h"
 #include "gpu/cuda_codes.h"
@@ -27,6 +28,8 @@ struct ScanLayout {
   std::int64_t kv_heads = 0, group = 0, most_rows = 0, max_tokens = 0;
   std::int64_t rare = 0, estimate = 0, noise = 0, device_bytes = 0;
   std::int64_t host_bytes = 0;
+
+  bool operator==(const ScanLayout&) const = default;
 };
 
 /// Does not own its memory. One thread gives it to scans, others read lists.

@@ -5,21 +5,21 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "gpu/attention.h"
+#include "gpu/context_window.h"
 #include "gpu/cuda_codes.h"
 #include "gpu/cuda_device.h"
 #include "gpu/cuda_selection.h"
 #include "gpu/faults.h"
 #include "gpu/resident_rows.h"
-#include "gpu/row_stream.h"
 #include "gpu/scan_progress.h"
-#include "gpu/session_layout.h"
 #include "gpu/step_io.h"
+#include "gpu/step_rooms.h"
 #include "src/core/faults.h"
+#include "src/device/pieces.h"
 #include "topkv/error.h"
 
 namespace topkv::gpu {
@@ -47,59 +47,51 @@ class CudaDecode final : public DecodeBackend {
         compute_(device.compute_stream()),
         shape_(shape),
         attention_(shape_.attention),
-        layout_(shape),
-        memory_(device.allocate(layout_.device_bytes, "session")),
-        host_(layout_.host_bytes),
-        room_(shape_, layout_.scan, memory_.data() + layout_.scan_at,
-              host_.data() + layout_.host_scan),
-        resident_(attention_, layout_, memory_.data()),
+        rooms_(device.step_rooms(shape)),
+        memory_(device.allocate(fixed_bytes(shape), "session")),
+        resident_(device, shape, device.context_window(shape),
+                  memory_.data() + figures_bytes(shape)),
         estimated_(static_cast<std::size_t>(shape.attention.layers)) {
-    if (!attention_supports(attention_.head_dim)) {
-      throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
-                                    attention_.head_dim));
-    }
-    TOPKV_CUDA(cudaMemsetAsync(memory_.data() + layout_.bad, 0xff, 8, compute_));
-    TOPKV_CUDA(cudaMemsetAsync(figures_of(0), 0,
-                               static_cast<std::size_t>(shape_.attention.layers) * figure_bytes,
-                               compute_));
-    for (const std::int64_t turn : {layout_.host_begun, layout_.host_taken, layout_.host_ready})
-      *host<int>(turn) = 0;
-    if (layout_.has_tiles()) {
-      tiles_ =
-          std::make_unique<RowStream>(attention_.kv_heads, attention_.head_dim, shape_.rows,
-                                      SessionLayout::dense_tile, memory_.data() + layout_.tiles);
-    }
+    TOPKV_CUDA(
+        cudaMemsetAsync(memory_.data(), 0, static_cast<std::size_t>(memory_.bytes()), compute_));
+    rooms_->enter();
   }
 
   ~CudaDecode() override {
     if (own_) cudaStreamSynchronize(own_->stream);
-    cudaStreamSynchronize(beside_);
+    try {
+      leave_step();
+    } catch (const std::exception&) {
+      rooms_->lose(std::move(room_));
+    }
     cudaStreamSynchronize(compute_);
+    if (rooms_->tiles() != nullptr) rooms_->tiles()->wait();  // they read this session's rows
+    rooms_->leave();
   }
 
-  void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) override {
-    beside_.synchronize();  // of a step that failed
-    if (unread_ > 0) {
-      compute_.synchronize();
-      room_.empty_all();
-      if (own_) {
-        own_->stream.synchronize();
-        own_->room.empty_all();
-      }
-      unread_ = 0;
-    }
-    resident_.load(layer, rows, end, compute_);
-    compute_.synchronize();
+  /// Device memory that a session has from its begin to its end.
+  static std::int64_t fixed_bytes(const SessionShape& shape) {
+    return figures_bytes(shape) + ResidentRows::fixed_bytes(shape);
   }
+
+  void load(std::int64_t layer, std::span<const RowSpan> rows) override {
+    leave_step();  // of one that failed
+    resident_.reserve(rows[0].first, rows[0].end(), compute_);
+    resident_.load(layer, rows, compute_);
+  }
+
+  void loaded() override { compute_.synchronize(); }
 
   void begin(const AttentionStep& given, std::int64_t first, const PositionRange& sees) override {
+    take_room(given.tokens);
+    if (given.kv_count() > 0) resident_.reserve(first, first + given.kv_count(), compute_);
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
-      handed_over_.record(user);
-      handed_over_.block(compute_);
+      room_->handed_over.record(user);
+      room_->handed_over.block(compute_);
     }
     given_ = given;
     sees_ = sees;
-    turn_ = turn_ == std::numeric_limits<int>::max() ? 1 : turn_ + 1;
+    turn_ = room_->next_turn();
     added_ = false;
     copied_by_scan_ = false;
     of_context_ = {};
@@ -107,7 +99,7 @@ class CudaDecode final : public DecodeBackend {
     to_judge_ = {};
     sums_ = nullptr;
     exact_begun_ = false;
-    queries_.data = at<__nv_bfloat16>(layout_.queries);
+    queries_.data = at<__nv_bfloat16>(layout().queries);
     queries_.tokens = given.tokens;
     queries_.q_heads = attention_.q_heads;
     queries_.kv_heads = attention_.kv_heads;
@@ -121,17 +113,17 @@ class CudaDecode final : public DecodeBackend {
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
-      wait_for_turn(layout_.host_taken, turn_, Asks::device);
+      wait_for_turn(layout().host_taken, turn_, Asks::device);
     } else {
-      on_host_.synchronize();
+      room_->on_host.synchronize();
     }
     const std::int64_t d = attention_.head_dim;
     const std::int64_t rows = given_.kv_count();
     Step step;
-    step.q = host<float>(layout_.host_q);
-    step.k = TensorView::tokens_first(host<float>(layout_.host_k), DType::f32, rows,
+    step.q = host<float>(layout().host_q);
+    step.k = TensorView::tokens_first(host<float>(layout().host_k), DType::f32, rows,
                                       attention_.kv_heads, d);
-    step.v = TensorView::tokens_first(host<float>(layout_.host_v), DType::f32, rows,
+    step.v = TensorView::tokens_first(host<float>(layout().host_v), DType::f32, rows,
                                       attention_.kv_heads, d);
     return step;
   }
@@ -139,24 +131,25 @@ class CudaDecode final : public DecodeBackend {
   /// What is resident is attended beside it.
   void choose(std::int64_t layer, PositionRange allowed, std::int64_t k) override {
     reach_fault("session.choose");
-    begun_.record(compute_);
+    room_->begun.record(compute_);
     begin_beside();
     inject_choice_delay(compute_);
     const auto& selection = static_cast<const CudaSelection&>(*shape_.selection);
     chosen_ = selection.choose(
         layer, given_.q, allowed, k,
-        {host<int>(layout_.host_entries), host<float>(layout_.host_log_sums)}, compute_);
-    choice_made_.record(compute_);
+        {host<int>(layout().host_entries), host<float>(layout().host_log_sums)}, compute_);
+    room_->choice_made.record(compute_);
   }
 
   GivenEntries chosen() override {
     reach_fault("session.chosen");
-    if (!Faults::drop_choice_waits.load(std::memory_order_relaxed)) choice_made_.synchronize();
+    if (!Faults::drop_choice_waits.load(std::memory_order_relaxed))
+      room_->choice_made.synchronize();
     return chosen_;
   }
 
   void scan_own(std::shared_ptr<const DeviceCodes> codes) override {
-    if (!own_) own_ = std::make_unique<OwnScan>(device_, shape_, layout_.scan);
+    if (!own_) own_ = std::make_unique<OwnScan>(device_, shape_, rooms_->layout().scan);
     compute_.synchronize();
     own_->codes = std::move(codes);
   }
@@ -167,7 +160,7 @@ class CudaDecode final : public DecodeBackend {
     for (const ScanOf& part : parts) {
       CudaDecode& of = session(part);
       of.begin_lists(layer, part.scan);
-      of.begun_.record(compute_);
+      of.room_->begun.record(compute_);
       // What is resident is attended beside the scan: before it where that is for several tokens,
       // each session's beside the others'. A scan for one token takes the whole device, and gives
       // the host its copies: there it is attended where the pass leaves room (attend).
@@ -189,15 +182,15 @@ class CudaDecode final : public DecodeBackend {
   }
 
   std::int64_t scan_tokens(std::int64_t rows) const override {
-    return layout_.scan.scan_tokens(rows);
+    return layout().scan.scan_tokens(rows);
   }
-  std::int64_t scan_lists() const override { return layout_.scan.lists; }
+  std::int64_t scan_lists() const override { return rooms_->layout().scan.lists; }
 
   void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile) override {
-    const ScanRoom& room = list.own ? own_->room : room_;
+    const ScanRoom& room = list.own ? own_->room : room_->scan;
     int* const rows = room.list(list);
-    progress_.read_list(rows, layout_.scan.list_rows(list.rows), asks, met, meanwhile);
+    progress_.read_list(rows, rooms_->layout().scan.list_rows(list.rows), asks, met, meanwhile);
     ScanRoom::empty(rows);  // by who has it near
     --unread_;
   }
@@ -211,17 +204,18 @@ class CudaDecode final : public DecodeBackend {
     if (count <= 0) return;
     views_.clear();
     for (const RowSpan& span : rows) views_.push_back(span.rows);
-    tiles_->stream(views_, {0, count}, resident_.channels(layer), compute_, [&](const DeviceRows& tile) {
-      gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
-    });
+    rooms_->tiles()->stream(views_, {0, count}, resident_.channels(layer), compute_,
+                            [&](const DeviceRows& tile) {
+                              gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
+                            });
   }
 
   PartialView exact_part() override {
     reach_fault("session.exact_part");
-    copy_out(exact(), layout_.host_exact);
+    copy_out(exact(), layout().host_exact);
     copy_scanned();
     wait_for_copies();
-    return in_memory(layout_.host_exact);
+    return in_memory(layout().host_exact);
   }
 
   TailParts scanned() override {
@@ -229,27 +223,27 @@ class CudaDecode final : public DecodeBackend {
       copy_scanned();
       wait_for_copies();
     }
-    return {in_memory(layout_.host_tail), in_memory(layout_.host_rare),
-            host<TailNoise>(layout_.host_tail_noise)};
+    return {in_memory(layout().host_tail), in_memory(layout().host_rare),
+            host<TailNoise>(layout().host_tail_noise)};
   }
 
   bool goes_ahead() const override { return true; }
   int turn() const override { return turn_; }
 
-  void await_scan(int turn) override { wait_for_turn(layout_.host_begun, turn, Asks::nobody); }
+  void await_scan(int turn) override { wait_for_turn(layout().host_begun, turn, Asks::nobody); }
 
   const float* await_queries(int turn) override {
-    wait_for_turn(layout_.host_taken, turn, Asks::nobody);
-    return host<float>(layout_.host_q);
+    wait_for_turn(layout().host_taken, turn, Asks::nobody);
+    return host<float>(layout().host_q);
   }
 
   void ready(int turn) override {
-    std::atomic_ref(*host<int>(layout_.host_ready)).store(turn, std::memory_order_release);
+    std::atomic_ref(*host<int>(layout().host_ready)).store(turn, std::memory_order_release);
   }
 
   void watch() override { progress_.watch(); }
 
-  PartialView room() override { return in_memory(layout_.host_found); }
+  PartialView room() override { return in_memory(layout().host_found); }
 
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
@@ -270,27 +264,33 @@ class CudaDecode final : public DecodeBackend {
 
   void add_tail(PartialView estimate, const TailNoise* noise) override {
     const std::int64_t values = estimate.heads * estimate.head_dim;
-    of_context_ = {{}, in_host_memory(layout_.host_estimate), host<TailNoise>(layout_.host_noise)};
+    of_context_ = {
+        {}, in_host_memory(layout().host_estimate), host<TailNoise>(layout().host_noise)};
     sums_ = figures_of(given_.layer);
     std::copy_n(estimate.out, values, of_context_.estimate.out);
     std::copy_n(estimate.lse, estimate.heads, of_context_.estimate.lse);
-    std::copy_n(noise, estimate.heads, host<TailNoise>(layout_.host_noise));
+    std::copy_n(noise, estimate.heads, host<TailNoise>(layout().host_noise));
   }
 
   TailFigures tail_figures(std::int64_t layer) const override {
-    double sums[SessionLayout::figures_of_layer];
+    double sums[figures_of_layer];
     TOPKV_CUDA(
         cudaMemcpyAsync(sums, figures_of(layer), figure_bytes, cudaMemcpyDeviceToHost, compute_));
     compute_.synchronize();
     return {estimated_[static_cast<std::size_t>(layer)], sums[0], sums[1]};
   }
 
-  void finish(const AttentionStep& given) override { finish(given, parts()); }
+  void finish(const AttentionStep& given) override {
+    finish(given, parts());
+    if (unread_ == 0) rooms_->give_back(std::move(room_));
+  }
+
+  /// The room stays: others still work there, and steps that go ahead mostly follow.
 
   void finish_ahead(const AttentionStep& given) override {
     StepParts all = parts();
     all.found = found();
-    all.ready = host<int>(layout_.host_ready);
+    all.ready = host<int>(layout().host_ready);
     all.turn = turn_;
     finish(given, all);
   }
@@ -311,8 +311,8 @@ class CudaDecode final : public DecodeBackend {
     if (sums_ != nullptr)
       estimated_[static_cast<std::size_t>(given.layer)] += given.tokens * attention_.q_heads;
     if (const auto user = static_cast<cudaStream_t>(given.stream); user != nullptr) {
-      handed_over_.record(compute_);
-      handed_over_.block(user);
+      room_->handed_over.record(compute_);
+      room_->handed_over.block(user);
     }
   }
 
@@ -320,7 +320,7 @@ class CudaDecode final : public DecodeBackend {
   static const CudaCodes& codes_of(const std::shared_ptr<const DeviceCodes>& codes) {
     return static_cast<const CudaCodes&>(*codes);
   }
-  const ScanRoom& context_room() const { return room_; }
+  const ScanRoom& context_room() const { return room_->scan; }
   const ScanRoom& own_room() const { return own_->room; }
 
   /// What scans of this session's tokens are to give is a part of the step.
@@ -328,14 +328,14 @@ class CudaDecode final : public DecodeBackend {
     progress_.begin();
     const bool own = !wanted.own.empty();
     if (shape_.judged) {  // the caller is to add it
-      to_judge_ = room_.given(wanted.tail);
+      to_judge_ = room_->scan.given(wanted.tail);
       scanned_copied_ = false;
     } else {
-      of_context_ = room_.given(wanted.tail);
+      of_context_ = room_->scan.given(wanted.tail);
       if (own) of_own_ = own_->room.given(wanted.tail);
       if (wanted.tail) sums_ = figures_of(layer);
     }
-    unread_ += (own ? 2 : 1) * std::ssize(wanted.allowed) * layout_.scan.lists;
+    unread_ += (own ? 2 : 1) * std::ssize(wanted.allowed) * rooms_->layout().scan.lists;
   }
 
   /// Begins scans over codes, for as many tokens at once as one takes. room: of a session; allowed:
@@ -370,46 +370,73 @@ class CudaDecode final : public DecodeBackend {
 
   /// Beside the scan of the context. What follows on compute_ waits for both.
   void scan_own_rows(std::int64_t layer, const ScanOf& part) {
-    begun_.block(own_->stream);
+    room_->begun.block(own_->stream);
     scan_for(codes_of(own_->codes), layer, {&part, 1}, &CudaDecode::own_room, &Scan::own, {},
              own_->stream);
     own_->done.record(own_->stream);
     own_->done.block(compute_);
   }
 
-  /// What is resident, if that has not begun, beside the scan that follows begun_.
+  /// What is resident, if that has not begun, beside the scan that follows `begun`.
   void begin_beside() {
     if (exact_begun_) return;
-    begun_.block(beside_);
-    begin_exact(beside_);
-    exact_done_.record(beside_);
+    room_->begun.block(room_->beside);
+    begin_exact(room_->beside);
+    room_->exact_done.record(room_->beside);
     beside_begun_ = true;
   }
   /// The same; what follows on compute_ waits for it.
   void attend_resident() {
     begin_beside();
-    if (std::exchange(beside_begun_, false)) exact_done_.block(compute_);
+    if (std::exchange(beside_begun_, false)) room_->exact_done.block(compute_);
   }
 
+  /// Of the room of this step.
+  const StepLayout& layout() const { return room_->layout; }
   template <class T>
   T* at(std::int64_t offset) const {
-    return reinterpret_cast<T*>(memory_.data() + offset);
+    return room_->at<T>(offset);
   }
   template <class T>
   T* host(std::int64_t offset) const {
-    return reinterpret_cast<T*>(host_.data() + offset);
+    return room_->host<T>(offset);
   }
-  DevicePartial exact() const { return {at<float>(layout_.exact), at<float>(layout_.lse)}; }
+
+  /// Room for a step of so many tokens. That of a step that went ahead is left for a larger one
+  /// when all its lists have been read.
+  void take_room(std::int64_t tokens) {
+    if (room_ && room_->layout.tokens < tokens) {
+      if (unread_ > 0) leave_step();
+      if (room_) rooms_->give_back(std::move(room_));
+    }
+    if (!room_) room_ = rooms_->take(tokens);
+  }
+
+  /// Gives back the room of a step that has failed, or has gone ahead, when all that was begun is
+  /// done. Throws where that cannot be known.
+  void leave_step() {
+    if (!room_) return;
+    room_->beside.synchronize();
+    compute_.synchronize();
+    if (own_) own_->stream.synchronize();
+    if (unread_ > 0) {
+      room_->scan.empty_all();
+      if (own_) own_->room.empty_all();
+      unread_ = 0;
+    }
+    rooms_->give_back(std::move(room_));
+  }
+  DevicePartial exact() const { return {at<float>(layout().exact), at<float>(layout().lse)}; }
 
   void wait_for_turn(std::int64_t place, int turn, Asks asks) {
     progress_.wait_for_turn(*host<int>(place), turn, asks);
   }
 
   /// In page-locked memory: what was added last.
-  DevicePartial found() const { return in_host_memory(layout_.host_found); }
+  DevicePartial found() const { return in_host_memory(layout().host_found); }
   DevicePartial in_host_memory(std::int64_t offset) const {
     auto* out = host<float>(offset);
-    return {out, out + shape_.max_tokens * attention_.q_heads * attention_.head_dim};
+    return {out, out + layout().tokens * attention_.q_heads * attention_.head_dim};
   }
   /// The same, of this step's heads.
   PartialView in_memory(std::int64_t offset) const {
@@ -430,22 +457,26 @@ class CudaDecode final : public DecodeBackend {
   /// What scans for a step that is judged give, if there are such.
   void copy_scanned() {
     if (to_judge_.rare.out == nullptr) return;
-    copy_out(to_judge_.rare, layout_.host_rare);
-    copy_out(to_judge_.estimate, layout_.host_tail);
+    copy_out(to_judge_.rare, layout().host_rare);
+    copy_out(to_judge_.estimate, layout().host_tail);
     const std::int64_t heads = queries_.tokens * attention_.q_heads;
-    TOPKV_CUDA(cudaMemcpyAsync(host<TailNoise>(layout_.host_tail_noise), to_judge_.noise,
+    TOPKV_CUDA(cudaMemcpyAsync(host<TailNoise>(layout().host_tail_noise), to_judge_.noise,
                                static_cast<std::size_t>(heads) * sizeof(TailNoise),
                                cudaMemcpyDeviceToHost, compute_));
     scanned_copied_ = true;
   }
   void wait_for_copies() {
-    staged_.record(compute_);
-    staged_.synchronize();
+    room_->staged.record(compute_);
+    room_->staged.synchronize();
   }
 
-  static constexpr std::size_t figure_bytes = SessionLayout::figures_of_layer * sizeof(double);
+  static constexpr std::int64_t figures_of_layer = 2;  // exact_mass, error
+  static constexpr std::size_t figure_bytes = figures_of_layer * sizeof(double);
+  static std::int64_t figures_bytes(const SessionShape& shape) {
+    return Pieces::rounded(shape.attention.layers * std::int64_t{figure_bytes});
+  }
   double* figures_of(std::int64_t layer) const {
-    return at<double>(layout_.figures) + layer * SessionLayout::figures_of_layer;
+    return reinterpret_cast<double*>(memory_.data()) + layer * figures_of_layer;
   }
 
   /// Merges the parts of the step.
@@ -464,12 +495,12 @@ class CudaDecode final : public DecodeBackend {
     input.v = given_.v;
     input.q_count = given_.tokens * attention_.q_heads * d;
     input.kv_count = given_.kv_count() * attention_.kv_heads * d;
-    input.host_q = host<float>(layout_.host_q);
-    input.host_k = host<float>(layout_.host_k);
-    input.host_v = host<float>(layout_.host_v);
-    input.queries = at<__nv_bfloat16>(layout_.queries);
-    input.begun = host<int>(layout_.host_begun);
-    input.taken = host<int>(layout_.host_taken);
+    input.host_q = host<float>(layout().host_q);
+    input.host_k = host<float>(layout().host_k);
+    input.host_v = host<float>(layout().host_v);
+    input.queries = at<__nv_bfloat16>(layout().queries);
+    input.begun = host<int>(layout().host_begun);
+    input.taken = host<int>(layout().host_taken);
     input.turn = turn_;
     return input;
   }
@@ -484,7 +515,7 @@ class CudaDecode final : public DecodeBackend {
       inject_copy_delay(stream);
     }
     take_step(taken, stream);
-    if (!copied_by_scan_) on_host_.record(stream);
+    if (!copied_by_scan_) room_->on_host.record(stream);
     const std::int64_t rows = given_.kv_count();
     reach_fault("session.keep_rows");
     if (rows > 0) resident_.add(given_.layer, given_.k, given_.v, rows, queries_.first, stream);
@@ -496,47 +527,46 @@ class CudaDecode final : public DecodeBackend {
   const Stream& compute_;
   SessionShape shape_;
   const AttentionShape& attention_;
-  SessionLayout layout_;
-  Buffer memory_;
-  PinnedBuffer host_;
-  ScanRoom room_;  // of scans over the context's codes
+  std::shared_ptr<StepRooms> rooms_;
+  std::unique_ptr<StepRoom> room_;  // of this step, and of those that have gone ahead
+  Buffer memory_;                   // figures, and what resident_ has
   ResidentRows resident_;
   std::unique_ptr<OwnScan> own_;          // null: the session's own rows have no codes
-  std::unique_ptr<RowStream> tiles_;      // null: no dense layers
   std::vector<RowsView> views_;           // per KV head
   AttentionStep given_;                   // this step
   PositionRange sees_;                    // of this step
-  int turn_ = 0;                          // of this step
+  int turn_ = 0;                          // of this step, in its room
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;
-  bool beside_begun_ = false;            // on beside_, and compute_ does not wait for it yet
+  bool beside_begun_ = false;            // on beside, and compute_ does not wait for it yet
   bool added_ = false;                   // a partial waits in page-locked memory
   GivenScan of_context_, of_own_;        // of this step
   GivenScan to_judge_;                   // likewise, instead of these
   bool scanned_copied_ = false;          // what to_judge_ names is in host memory
   double* sums_ = nullptr;               // likewise, where that has a tail; else null
   std::vector<std::int64_t> estimated_;  // heads of each layer, whose figures are summed up
-  Stream beside_;                        // for the exact part of a step that scans
-  Event begun_;
-  Event exact_done_;
-  Event on_host_;
   ScanProgress progress_;
-  GivenEntries chosen_;  // of this step, when choice_made_
-  Event choice_made_;
-  Event staged_;              // the last partial has left its place in host memory
-  Event handed_over_;         // tensors by the caller's stream, results to it
+  GivenEntries chosen_;       // of this step, when choice_made
   AttentionQueries queries_;  // of this step
 };
 
 }  // namespace
 
 std::unique_ptr<DecodeBackend> make_decode_backend(CudaDevice& device, const SessionShape& shape) {
+  if (!attention_supports(shape.attention.head_dim)) {
+    throw Unsupported(fmt::format("head_dim {} on a CUDA device; known are 64, 80, 96, 128, 256",
+                                  shape.attention.head_dim));
+  }
   return std::make_unique<CudaDecode>(device, shape);
 }
 
 std::int64_t decode_backend_bytes(const SessionShape& shape) {
-  return SessionLayout(shape).device_bytes;
+  std::int64_t bytes = StepRooms::bytes(shape);
+  for (const std::int64_t part : {ContextWindow::bytes(shape), CudaDecode::fixed_bytes(shape),
+                                  ResidentRows::most_bytes(shape)})
+    bytes += Arena::most_counted(part);
+  return bytes;
 }
 
 }  // namespace topkv::gpu

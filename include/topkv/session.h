@@ -209,8 +209,8 @@ std::int64_t device_index_bytes(const AttentionShape& shape, const RetrievalOpti
 /// One thread at a time; different sessions are independent.
 class Session {
  public:
-  /// On a CUDA device the session keeps window and sinks there; nothing is allocated later on but
-  /// room for codes of its own tokens, which it does without where there is no memory for them.
+  /// On a CUDA device all sessions over a context have its window and sinks there together; steps
+  /// take memory for rows of new tokens (or throw OutOfMemory), and for codes of these if they can.
   /// Throws InvalidArgument on options that cannot work with this context, OutOfMemory: for want of
   /// host memory, of the device's for window and sinks, or for what stands for keys (unless
   /// host_search).

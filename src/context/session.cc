@@ -69,6 +69,7 @@ SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& 
   out.sinks = std::min(options.sinks, most);
   out.dense_layers = std::min(options.dense_layers, shape.layers);
   out.most_own = options.capacity;
+  out.context_tokens = context_tokens;
   return out;
 }
 
@@ -91,6 +92,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   if (indices[0] != nullptr && !indices[0]->spec.kind().finds()) indices[1] = indices[0];
   own->use_channels(*segments[0].store);
   seen.rows = context->dtype();
+  seen.context = segments[0].store;
   if (!device.compute()->takes_rows(context->dtype())) {
     throw InvalidArgument(
         "a session on a CUDA device reads rows in bf16, q8 and q4; the context "
@@ -125,8 +127,6 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   }
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(seen);
-  if (shape.chunk_len > 0) joined = device.compute()->allocate(joined_bytes(seen), "session");
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) load(layer);
   if (seen.codes && !seen.judged && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
 }
 
@@ -154,7 +154,7 @@ void Session::State::take_back(std::int64_t layer, std::int64_t count) {
   own->shrink(layer, count);
   forget_coded(layer);
   try {
-    load(layer);
+    load({layer, layer + 1});
   } catch (...) {  // a device that no longer works
     failed = true;
     throw;

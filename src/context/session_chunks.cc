@@ -18,10 +18,10 @@ struct Joined {
   static std::int64_t bytes(std::int64_t heads, std::int64_t head_dim) {
     return (2 * heads * (head_dim + 1) + heads) * bytes_of(DType::f32);
   }
-  Joined(float* memory, std::int64_t most, std::int64_t heads, std::int64_t head_dim)
-      : earlier{memory, memory + 2 * most * head_dim, heads, head_dim},
-        pass{memory + most * head_dim, earlier.lse + most, heads, head_dim},
-        lse(pass.lse + most) {}
+  Joined(float* memory, std::int64_t heads, std::int64_t head_dim)
+      : earlier{memory, memory + 2 * heads * head_dim, heads, head_dim},
+        pass{memory + heads * head_dim, earlier.lse + heads, heads, head_dim},
+        lse(pass.lse + heads) {}
 };
 
 }  // namespace
@@ -57,7 +57,11 @@ void Session::State::step_in_passes(Part part, const ChunkPasses& passes) {
   const bool reads = step.kv_count() == 0;
   ComputeDevice& compute = *device.compute();
   const std::int64_t heads = step.tokens * shape.q_heads;
-  const Joined room(joined.floats(), seen.max_tokens * shape.q_heads, heads, shape.head_dim);
+  if (const std::int64_t bytes = Joined::bytes(heads, shape.head_dim); joined.bytes() < bytes) {
+    joined = {};
+    joined = compute.allocate(bytes, "session");
+  }
+  const Joined room(joined.floats(), heads, shape.head_dim);
   const std::int64_t end = position(step.layer);
   const auto merge = [&](PartialView into, PartialView other) {
     const auto lock = compute.lock();

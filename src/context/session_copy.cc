@@ -23,7 +23,7 @@ Session Session::fork() const {
   state->stats.device_index_bytes = code_bytes;
   state->step_times = state_->step_times;
   state->figures_before = tail_figures();
-  for (std::int64_t layer = 0; layer < state->shape.layers; ++layer) state->load(layer);
+  state->load({0, state->shape.layers});
   return Session(std::move(state));
 }
 
@@ -74,7 +74,7 @@ void Session::resume(const Context& own_rows) {
   try {
     s.own->copy_from(rows);
     s.coded.tried = s.left_window(0);
-    for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) s.load(layer);
+    s.load({0, s.shape.layers});
   } catch (...) {
     for (std::int64_t layer = 0; layer < s.shape.layers; ++layer) {
       try {

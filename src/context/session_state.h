@@ -32,8 +32,8 @@ namespace topkv {
 SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
                            std::int64_t context_tokens);
 
-/// Bytes of the device's memory that such a session takes besides, for steps by chunks; 0 where it
-/// has none.
+/// Bytes of the device's memory that such a session takes besides, for steps by chunks of the most
+/// tokens; 0 where it has none.
 std::int64_t joined_bytes(const SessionShape& shape);
 
 /// `tokens` of a step's tokens from number `begin` on, with their K and V if the step has those of
@@ -167,8 +167,8 @@ struct Session::State {
 
   void check_usable() const;
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
-  /// Gives the backend the layer's rows as they are in context and session.
-  void load(std::int64_t layer);
+  /// Gives the backend the session's own rows of these layers as they are.
+  void load(PositionRange layers);
   /// Forgets the layer's own tokens from number `count` on.
   void take_back(std::int64_t layer, std::int64_t count);
 
@@ -299,7 +299,7 @@ struct Session::State {
 
   std::vector<Part> parts;             // of the step that this session is the first of
   PositionRange sees = all_positions;  // in this pass of a step
-  Buffer joined;                       // by chunks: partials of passes, in the device's memory
+  Buffer joined;  // by chunks: partials of passes, in the device's memory; for the longest step
   std::vector<HeadStep> heads;
   Partial estimate;  // the tail's
   std::vector<TailNoise> noise;

@@ -51,11 +51,16 @@ void Session::State::each_segment(std::int64_t layer, const Use& use) {
   }
 }
 
-void Session::State::load(std::int64_t layer) {
-  const std::int64_t end = position(layer);
+void Session::State::load(PositionRange layers) {
   sees = all_positions;
   const auto lock = device.compute()->lock();
-  each_segment(layer, [&](std::span<const RowSpan> rows) { backend->load(layer, rows, end); });
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    spans.clear();
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head)
+      spans.push_back({segments.back().rows(layer, head), segments.back().first});
+    backend->load(layer, spans);
+  }
+  backend->loaded();
 }
 
 /// The way of a step: its tokens' rows join the session's, they attend what is seen exactly, then

@@ -12,6 +12,7 @@
 #include "src/attention/block_attention.h"
 #include "src/device/device_codes.h"
 #include "src/device/device_selection.h"
+#include "src/store/row_store.h"
 #include "topkv/attention.h"
 #include "topkv/session.h"
 #include "topkv/types.h"
@@ -26,6 +27,10 @@ inline constexpr std::int64_t most_step_tokens = 256;
 struct SessionShape {
   AttentionShape attention;
   KvDType rows = {};
+  /// Rows of the context, of which a device keeps some for all sessions over it; null: none are
+  /// known, only how many tokens it has.
+  std::shared_ptr<const RowStore> context = {};
+  std::int64_t context_tokens = 0;
   std::int64_t window = 1024;
   std::int64_t sinks = 4;
   std::int64_t dense_layers = 0;
@@ -59,24 +64,29 @@ struct SessionShape {
 /// order; given and read_list wait for it. (Or it goes ahead: see goes_ahead.) Positions are those
 /// of the session: the context's rows come first. One thread at a time, but for what says
 /// otherwise; on CUDA the caller holds the device's lock in each call that gives it work, and from
-/// scan to attend. Allocates nothing after the first steps, but in scan_own. After a call that
-/// throws, begin or load may be called again.
+/// scan to attend. Allocates nothing but in begin, as far as the session becomes longer than it was
+/// or more sessions step at a time than before, load and scan_own. After a call that throws, load
+/// is to be called.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
 
-  /// What begin was given, in host memory; valid until the next begin.
+  /// What begin was given, in host memory; valid until the step is finished.
   struct Step {
     const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
     TensorView k, v;           ///< float32 [tokens, kv_heads, head_dim]
   };
 
-  /// The rows of a layer are these (one span per KV head), up to position `end`: the session was
-  /// opened, or took tokens back. A device copies what is resident there, bf16.
-  virtual void load(std::int64_t layer, std::span<const RowSpan> rows, std::int64_t end) = 0;
+  /// The session's own rows of a layer are these (one span per KV head): it took tokens back, or
+  /// has another one's; at first it has none. A device begins to copy what is resident there, bf16.
+  /// Throws OutOfMemory where these are more than it ever had.
+  virtual void load(std::int64_t layer, std::span<const RowSpan> rows) = 0;
+  /// Waits for what load has begun, which reads the rows until then.
+  virtual void loaded() = 0;
 
-  /// Takes q, k, v (the device's memory, float32) of tokens at position `first` and on. Without K
-  /// and V (kv_count 0) the window keeps its rows, and the step's k and v have no tokens. sees: the
+  /// Takes q, k, v (the device's memory, float32) of tokens at position `first` and on. A device
+  /// may take memory, for rows and for what it works in, and then throws OutOfMemory. Without K and
+  /// V (kv_count 0) the window keeps its rows, and the step's k and v have no tokens. sees: the
   /// positions that its queries meet (chunk_passes.h), which what the caller gives to attend and
   /// scan keeps to as well.
   virtual void begin(const AttentionStep& step, std::int64_t first, const PositionRange& sees) = 0;

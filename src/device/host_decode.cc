@@ -21,8 +21,8 @@ class HostDecode final : public DecodeBackend {
   explicit HostDecode(const SessionShape& shape)
       : shape_(shape), figures_(static_cast<std::size_t>(shape.attention.layers)) {}
 
-  void load(std::int64_t /*layer*/, std::span<const RowSpan> /*rows*/,
-            std::int64_t /*end*/) override {}
+  void load(std::int64_t /*layer*/, std::span<const RowSpan> /*rows*/) override {}
+  void loaded() override {}
 
   void begin(const AttentionStep& step, std::int64_t first,
              const PositionRange& /*sees*/) override {
