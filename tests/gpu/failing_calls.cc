@@ -127,6 +127,10 @@ cublasStatus_t __wrap_cublasDestroy_v2(cublasHandle_t handle) {
 DOES(cudaMemcpyAsync,
      (void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
      (to, from, bytes, kind, stream))
+DOES(cudaMemcpy2DAsync,
+     (void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+      std::size_t height, cudaMemcpyKind kind, cudaStream_t stream),
+     (to, to_pitch, from, from_pitch, width, height, kind, stream))
 DOES(cudaMemsetAsync, (void* at, int value, std::size_t bytes, cudaStream_t stream),
      (at, value, bytes, stream))
 DOES(cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, stream))

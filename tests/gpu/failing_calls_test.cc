@@ -161,6 +161,55 @@ INSTANTIATE_TEST_SUITE_P(Index, FailingCallsOf,
                          testing::Values("exact", "codes", "codes:v=0", "quest:page=4", "sparq:r=8",
                                          "retroinfer:size=4", "squeezed"));
 
+/// What they have together stays whole, whichever of them fails.
+TEST(FailingCalls, OfASessionBesideAnother) {
+  TOPKV_NEEDS_GPU();
+  const Place place("cuda");
+  constexpr std::int64_t first = 300;
+  constexpr std::int64_t total = first + 24;
+  const TokenStream stream(stack(), total);
+  for (const char* index : {"exact", "codes"}) {
+    const RetrievalOptions options{
+        .index = index, .k = TopK::same(8), .window = 16, .sinks = 4, .capacity = 32};
+    const auto rows = stream.context(first);
+    Feed of_one(place, stream, first, total);
+    Feed of_other(place, stream, first, total);
+    std::vector<std::vector<float>> want_of_one;
+    std::vector<std::vector<float>> want_of_other;
+    for (const Calls calls : {Calls::making, Calls::any, Calls::waits}) {
+      const auto attempt = [&](const Call& call) {
+        const auto context = rows->with_index(index);
+        const auto open = [&] { return open_session(call, context, options, place.device()); };
+        std::unique_ptr<Session> one = open();
+        while (!take_steps(call, *one, of_one, {1, 2})) {
+          one.reset();
+          one = open();
+        }
+        std::unique_ptr<Session> other = open();
+        // The last step needs room for more rows.
+        while (!take_steps(call, *other, of_other, {3, 1, 20})) {
+          other.reset();
+          other = open();
+        }
+        bool whole = take_steps(call, *one, of_one, {1, 20});
+        while (!whole) {
+          one.reset();
+          one = open();
+          whole = take_steps(call, *one, of_one, {1, 2, 1, 20});
+        }
+        other.reset();
+        const auto got_of_one = of_one.outs();
+        const auto got_of_other = of_other.outs();
+        if (want_of_one.empty()) want_of_one = got_of_one;
+        if (want_of_other.empty()) want_of_other = got_of_other;
+        ASSERT_EQ(got_of_one, want_of_one);
+        ASSERT_EQ(got_of_other, want_of_other);
+      };
+      EXPECT_GT(fail_each(calls, attempt, calls == Calls::making ? 1'000'000 : 24), 5);
+    }
+  }
+}
+
 TEST(FailingCalls, OfAModel) {
   TOPKV_NEEDS_GPU();
   const Place place("cuda");

@@ -163,7 +163,7 @@ TEST(CudaMemory, AChunkIsChosenThatFits) {
   EXPECT_LE(device.memory().peak, ceiling);
 }
 
-TEST(CudaMemory, GeneratingAllocatesNothing) {
+TEST(CudaMemory, GeneratingTakesRowsOfItsTokensAlone) {
   TOPKV_NEEDS_GPU();
   const Device device = Device::open("cuda", ample);
   const Model model = test::bundled(device);
@@ -171,8 +171,12 @@ TEST(CudaMemory, GeneratingAllocatesNothing) {
   Session session(context, session_options, device);
   const DeviceMemory opened = device.memory();
   model.generate(session, test::question(model), {.max_tokens = 8});
-  EXPECT_EQ(device.memory().used, opened.used);
-  EXPECT_EQ(device.memory().peak, opened.peak);
+  constexpr std::int64_t row_bytes = 8 * 2 * 2 * 64 * 2;  // of a token
+  const std::int64_t tokens = std::ssize(test::question(model)) + 8;
+  // At most twice as many, and half of that beside them as they grow; and a page.
+  const std::int64_t most = 3 * tokens * row_bytes + 2 * mib;
+  EXPECT_LE(device.memory().used, opened.used + most);
+  EXPECT_LE(device.memory().peak, opened.peak + most);
 }
 
 }  // namespace

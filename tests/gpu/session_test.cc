@@ -120,8 +120,12 @@ TEST_P(SessionSteps, EqualFloat64OneByOneAndInBlocks) {
     const DeviceMemory opened = place.device().memory();
     feed.run(session, steps.step);
     EXPECT_EQ(session.tokens(), end);
-    EXPECT_EQ(place.device().memory().used, opened.used) << "a step allocated";
-    EXPECT_EQ(place.device().memory().peak, opened.peak) << "a step allocated";
+    // Rows of its own tokens: at most twice as many, and half of that beside them as they grow.
+    const std::int64_t rows = 3 * std::max<std::int64_t>(steps.own, 16) * c.shape.layers *
+                              c.shape.kv_heads * 2 * c.shape.head_dim * 2;
+    const std::int64_t most = place.is_cuda() ? place.compute().allocation_bytes(rows) : 0;
+    EXPECT_LE(place.device().memory().used, opened.used + most) << "a step took more than rows";
+    EXPECT_LE(place.device().memory().peak, opened.peak + most) << "a step took more than rows";
     std::vector<std::int64_t> positions;
     for (const std::int64_t token : steps.checked) positions.push_back(c.context + token);
     EXPECT_LE(feed.worst(options, positions), 1.0) << "times what rounding may do";
@@ -312,7 +316,7 @@ TEST(CudaSession, AForkNeedsRoomForOneMoreSessionOnly) {
   const std::int64_t one = place.device().memory().used - before;
   const std::int64_t peak = place.device().memory().peak;
   const Session copy = session.fork();
-  EXPECT_EQ(place.device().memory().used, before + 2 * one);
+  EXPECT_LE(place.device().memory().used, before + 2 * one);
   EXPECT_LE(place.device().memory().peak, std::max(peak, before + 2 * one));
 }
 
