@@ -1,6 +1,7 @@
-// What sessions over one context cost: time to open one, and bytes of heap, resident memory,
-// address space and device memory, open, after its first token and after 16; what is left when all
-// are closed. Sessions stand side by side, as a server's do.
+// What sessions over one context cost: the first one, which is there when others come, and each of
+// these: time to open one, and bytes of heap, resident memory, address space and device memory,
+// open, after its first token and after 8; what is left when all are closed. Sessions stand side by
+// side, as a server's do. On a CUDA device what all of them take of it follows, by what for.
 //
 // Every session's first output is checked to be the first session's before anything is printed.
 //
@@ -58,6 +59,13 @@ void print(const char* when, const Held& before, const Held& now, double count, 
              (now.threads - before.threads) / count, (now.files - before.files) / count,
              seconds / count * 1e6);
   std::fflush(stdout);
+}
+
+void print_items(const topkv::DeviceMemory& memory) {
+  fmt::print("  of the device, MiB:");
+  for (const topkv::MemoryItem& item : memory.items)
+    fmt::print(" {} {:.2f};", item.what, static_cast<double>(item.bytes) / (1 << 20));
+  fmt::print("\n");
 }
 
 std::vector<float> random(std::int64_t count, unsigned seed) {
@@ -120,6 +128,11 @@ void measure(const char* name, const AttentionShape& shape, const std::string& i
              index, count, "KiB a session:", "heap", "resident", "addresses", "device", "threads",
              "files", "us each");
   const auto n = static_cast<double>(count);
+  const Held none = held(device);
+  std::unique_ptr<topkv::Session> one;
+  const double opening_one =
+      bench::seconds_of([&] { one = std::make_unique<topkv::Session>(context, options, device); });
+  print("the first one, open", none, held(device), 1, opening_one);
   const Held before = held(device);
   std::vector<topkv::Session> sessions;
   sessions.reserve(static_cast<std::size_t>(count));
@@ -141,8 +154,11 @@ void measure(const char* name, const AttentionShape& shape, const std::string& i
     }
   });
   print("after 8 tokens", before, held(device), n, more);
+  if (device.is_cuda()) print_items(device.memory());
   const double closing = bench::seconds_of([&] { sessions.clear(); });
   print("closed", before, held(device), n, closing);
+  const double closing_one = bench::seconds_of([&] { one.reset(); });
+  print("the first one, closed", none, held(device), 1, closing_one);
 }
 
 }  // namespace
