@@ -127,6 +127,11 @@ fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f no
 fails 'a place where no file can be' 1 '/proc/x.tkv: cannot be ' "$topkv" prefill -m "$model" -f notes.txt -o /proc/x.tkv
 holds 'is told before anything is read' sh -c '! grep -q "prefill  " log'
 fails 'no text' 1 'no text in it' "$topkv" prefill -m "$model" -f /dev/null -o x.tkv
+printf hi >hi.txt
+fails 'a text of one word' 1 'hi.txt: is too short: a prompt may go on with its last word, .*give more text, or end it with a line end' "$topkv" prefill -m "$model" -f hi.txt -o x.tkv
+printf 'hi\n' >hi.txt
+"$topkv" prefill -m "$model" -f hi.txt -o x.tkv --device cpu 2>log
+holds 'with a line end it is a context' test $? -eq 0
 head -c 100000 notes.tkv >short.tkv
 fails 'a file that is cut off' 1 'cut off' "$topkv" verify short.tkv
 cp notes.tkv flipped.tkv && printf 'x' | dd of=flipped.tkv bs=1 seek=200000 conv=notrunc 2>/dev/null

@@ -58,11 +58,22 @@ void check_flags(const PrefillCommandFlags& flags) {
   check_output("-o", flags.output, inputs);
 }
 
+/// What --chat needs; empty without.
+std::optional<ChatTemplate> chat_of(const PrefillCommandFlags& flags) {
+  if (!flags.chat) return {};
+  ChatTemplate chat = ChatTemplate::load(flags.model.directory);
+  try {
+    serve::check_keeps_texts(chat, flags.system);
+  } catch (const Unsupported& error) {
+    throw Unsupported(fmt::format("{}; leave --chat out, or use topkv chat -f", error.what()));
+  }
+  return chat;
+}
+
 int run_prefill(PrefillCommandFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
-  std::optional<ChatTemplate> chat;
-  if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
+  const std::optional<ChatTemplate> chat = chat_of(flags);
   const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
   const Device device = open_device(flags.model);
   const std::string text = text_of_files(flags.files);
@@ -75,8 +86,13 @@ int run_prefill(PrefillCommandFlags flags) {
       chat ? serve::kept_prompt(model.tokenizer(), *chat, flags.system, text)
            : serve::kept_prompt(model.tokenizer(), text);
   const auto tokens = static_cast<std::int64_t>(kept.tokens.size());
-  if (tokens == 0)
-    throw FileError(fmt::format("{}: no token in it", printable(flags.files.front())));
+  if (tokens == 0) {
+    const std::string& file = flags.files.front();
+    throw FileError(fmt::format(
+        "{}: is too short: a prompt may go on with its last word, so that is read with each "
+        "prompt, and before it there is nothing to keep; give more text, or end it with a line end",
+        file == "-" ? "standard input" : printable(file)));
+  }
   check_rows(model.config().attention, tokens, prefill_options(flags.prefill, flags.retrieval));
   check_indices(flags.retrieval, model.config(), tokens);
   model.check_reach(tokens);
