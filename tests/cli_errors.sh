@@ -296,6 +296,13 @@ for command in needle generate info plan fidelity perplexity eval bench; do
     echo "FAILED: topkv help $command"
   }
 done
+for columns in 40 100; do
+  COLUMNS=$columns "$topkv" generate --help >text
+  [ "$(wc -L <text)" -gt $((columns - 10)) ] && [ "$(grep -v '["'"'"']' text | wc -L)" -le "$columns" ] || {
+    failures=$((failures + 1))
+    echo "FAILED: COLUMNS=$columns topkv generate --help"
+  }
+done
 "$topkv" --version | grep -qE '^topkv [0-9]+\.[0-9]+\.[0-9]+$' || {
   failures=$((failures + 1))
   echo "FAILED: topkv --version"
