@@ -37,7 +37,8 @@ FlagHelp index_help(const std::string& otherwise, Repeats repeats) {
           "SPEC",
           compared("who finds rows: codes, exact, ivf, hnsw, quest, faiss:IVF,SQ8, …", repeats),
           otherwise,
-          {"codes", "exact", "ivf", "hnsw", "quest", "sparq", "squeezed", "retroinfer", "none"}};
+          {"codes", "exact", "ivf", "hnsw", "faiss:IVF,SQ8", "faiss:HNSW32", "quest", "sparq",
+           "squeezed", "retroinfer", "lowrank", "h2o", "tova", "none"}};
 }
 
 FlagHelp host_search_help() {
@@ -104,7 +105,7 @@ FlagGroup retrieval_help(const std::string& k, Repeats repeats) {
         "SPEC",
         compared("what stands for all other rows: none, mean, codes", repeats),
         "what the index has",
-        {"none", "mean", "codes"}},
+        {"none", "mean", "codes", "pages", "sample"}},
        {"--kv-topk", "K",
         compared("rows retrieved per layer: 64, uniform:512, linear:512 or a list", repeats), k},
        {"--kv-mass", "X",
