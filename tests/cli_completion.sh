@@ -97,6 +97,7 @@ if command -v zsh >/dev/null; then
   zsh_says info '*:DIR|FILE.tkv:_files -g "*.(gguf|tkv)"'
   zsh_says bench '*:decode|prefill:(decode prefill)'
   zsh_says ask "*--kv-index[one of the file, or another, which is built first]:SPEC:(${indices//:/\\:})"
+  zsh_says generate '*--stop[an answer ends before this text; repeat for several; \\n, \\t, \\r, \\\\ as in C]:TEXT: '
 fi
 reads groff -k -man -Tutf8 -ww topkv.1
 

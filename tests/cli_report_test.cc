@@ -86,6 +86,15 @@ TEST(Report, TimeSharesAddUpToTheWhole) {
   EXPECT_EQ(time_shares({}), "not measured");
 }
 
+TEST(Unescaped, TakesEscapesOfLineEndsAndTabsAndLeavesOthers) {
+  EXPECT_EQ(unescaped(R"(\n)"), "\n");
+  EXPECT_EQ(unescaped(R"(a\tb\r\n)"), "a\tb\r\n");
+  EXPECT_EQ(unescaped(R"(\\n)"), R"(\n)");
+  EXPECT_EQ(unescaped(R"(\end{a} \x \)"), R"(\end{a} \x \)");
+  EXPECT_EQ(unescaped("\n"), "\n");
+  EXPECT_EQ(unescaped(""), "");
+}
+
 TEST(Heatmap, TerminalColoursAreOnlyThereWhenWanted) {
   const Grid grid = make_grid(sample_cells(), {32768, 4096, 1048576}, {95, 5}, {"exact"});
   const std::string plain = terminal_heatmap(grid, false, 80);

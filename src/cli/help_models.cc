@@ -143,7 +143,8 @@ CommandHelp prefill_command_help() {
               "a tail that the index has not: mean, or a spec of codes",
               "",
               {"mean", "codes"}}}},
-           prefill_help("dense")},
+           prefill_help("dense"),
+           {"results", {{"--quiet", "", "no figures and no progress"}}}},
           {"topkv prefill -m Qwen2.5-7B-Instruct-1M -f book.txt -o book.tkv --chat",
            "topkv prefill -m models/needle-14m -f notes.txt -o notes.tkv --prefill window"}};
 }
@@ -216,7 +217,10 @@ CommandHelp verify_help() {
       "FILE.tkv [flags]",
       "Reads all of a context's file and checks it: every checksum, that rows are finite, that "
       "indices are of these rows. Ends with status 1, and names the first part that is damaged.",
-      {{"", {threads_help(), {"--json", "", "print one JSON object"}}}},
+      {{"",
+        {threads_help(),
+         {"--json", "", "print one JSON object, of a damaged file, too"},
+         {"--quiet", "", "no progress, and nothing of a file that is whole"}}}},
       {"topkv verify book.tkv", "topkv verify book.tkv && cp book.tkv backup/"},
       "FILE.tkv"};
 }

@@ -39,6 +39,7 @@ struct PrefillCommandFlags {
   bool chat = false;
   std::string system;
   std::string length;  // empty: the model's reach
+  bool quiet = false;
 };
 
 void check_flags(const PrefillCommandFlags& flags) {
@@ -80,6 +81,7 @@ int run_prefill(PrefillCommandFlags flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
+  if (flags.quiet) progress.hush();
   const Model model =
       load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
   const serve::KeptPrompt kept =
@@ -116,6 +118,7 @@ int run_prefill(PrefillCommandFlags flags) {
                 .end = kept.end},
                progress.callback("save"));
   progress.finish();
+  if (flags.quiet) return 0;
   const double seconds = saving.seconds();
   const std::int64_t bytes = context_file_info(flags.output).file_bytes;
   fmt::print(stderr, "context    {} tokens, {}/s\n", format_grouped(tokens),
@@ -146,6 +149,7 @@ Run add_prefill(CLI::App& app) {
   command->add_flag("--chat", flags->chat);
   command->add_option("--system", flags->system, "the text of a system message");
   command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  command->add_flag("--quiet", flags->quiet);
   return [flags] { return run_prefill(*flags); };
 }
 
