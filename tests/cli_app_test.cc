@@ -80,7 +80,12 @@ TEST(Arguments, AreWhatCli11WillTakeThemFor) {
   refused({"-m", "a", "--model=b", "-p", "x"}, "--model: given twice", {});
   refused({"-m", "a", "-p", "x", "--json=no"}, "--json: takes no value", {"'no'"});
   refused({"-m", "a", "-p", "-f", "x"}, "-p: a value is missing", {"-f", "--prompt=-f"});
-  refused({"-m", "a", "-p", "x", "y"}, "unexpected argument 'y'", {});
+  refused({"-m", "a", "-p", "x", "y"}, "unexpected argument 'y'",
+          {"-p takes one value", "in quotes"});
+  refused({"-m", "a", "-p", "x", "-f", "a", "b"}, "unexpected argument 'b'",
+          {"-f takes one value: write -f before each"});
+  refused({"-m", "a", "-p", "x", "--stop=a", "b"}, "unexpected argument 'b'",
+          {"--stop takes one value: write --stop before each, and a text with spaces in quotes"});
   refused({"-m", "a", "-p", "x", "--", "-y"}, "unexpected argument '-y'", {});
   refused({"-p", "x", "--modle", "a"}, "unknown flag --modle", {"did you mean --model?"});
   refused({"-p", "x", "-z"}, "unknown flag -z", {});

@@ -105,6 +105,11 @@ holds 'and says so in JSON' python3 -c '
 import json, os
 v = json.load(open("verified"))
 assert v["whole"] is True and v["file"] == "notes.tkv" and v["file_bytes"] == os.path.getsize("notes.tkv")'
+"$topkv" verify notes.tkv --quiet >out 2>log
+holds 'quietly it says nothing' test "$? $(cat out log)" = '0 '
+"$topkv" prefill -m "$model" -f notes.txt -o quiet.tkv --quiet --device cpu >out 2>log
+holds 'nor does prefill' test "$? $(cat out log)" = '0 '
+holds 'which writes the same' cmp notes.tkv quiet.tkv
 "$topkv" ask notes.tkv -m "$model" $flags </dev/null >nothing 2>log
 holds 'nothing asked is no error' test "$? $(cat nothing)" = '0 '
 holds 'but said' grep -q '^topkv: warning: nothing was asked: there is no -p' log
@@ -127,10 +132,26 @@ fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f no
 fails 'a place where no file can be' 1 '/proc/x.tkv: cannot be ' "$topkv" prefill -m "$model" -f notes.txt -o /proc/x.tkv
 holds 'is told before anything is read' sh -c '! grep -q "prefill  " log'
 fails 'no text' 1 'no text in it' "$topkv" prefill -m "$model" -f /dev/null -o x.tkv
+printf hi >hi.txt
+fails 'a text of one word' 1 'hi.txt: is too short: a prompt may go on with its last word, .*give more text, or end it with a line end' "$topkv" prefill -m "$model" -f hi.txt -o x.tkv
+printf 'hi\n' >hi.txt
+"$topkv" prefill -m "$model" -f hi.txt -o x.tkv --device cpu 2>log
+holds 'with a line end it is a context' test $? -eq 0
 head -c 100000 notes.tkv >short.tkv
 fails 'a file that is cut off' 1 'cut off' "$topkv" verify short.tkv
 cp notes.tkv flipped.tkv && printf 'x' | dd of=flipped.tkv bs=1 seek=200000 conv=notrunc 2>/dev/null
 fails 'a damaged one' 1 'damaged' "$topkv" verify flipped.tkv
+fails 'a damaged one, quietly' 1 'damaged' "$topkv" verify flipped.tkv --quiet
+for file in flipped.tkv short.tkv notes.txt nothing.tkv; do
+  "$topkv" verify $file --json >verified 2>log
+  holds "in JSON, too, $file ends with 1" test $? -eq 1
+  holds "with its line on standard error ($file)" grep -q "^topkv: error: $file: " log
+  holds "and one object with what is wrong ($file)" python3 -c '
+import json, sys
+v = json.load(open("verified"))
+line = open("log").read().splitlines()[-1]
+assert v["whole"] is False and v["file"] == sys.argv[1] and line == "topkv: error: " + v["problem"], (v, line)' $file
+done
 
 # Killed at any time: the file is the old or the new one, and the next save leaves nothing else.
 before=$(cksum <notes.tkv)

@@ -6,8 +6,10 @@ set -u
 topkv=$1 work=$3
 rm -rf "$work" && mkdir -p "$work/models" && cd "$work" || exit 1
 failures=0
+indices='codes exact ivf hnsw faiss:IVF,SQ8 faiss:HNSW32 quest sparq squeezed retroinfer lowrank h2o tova none'
 : >book.tkv
 : >notes.txt
+: >small.gguf
 "$topkv" completion bash >topkv.bash || exit 1
 source ./topkv.bash
 
@@ -33,6 +35,19 @@ offers 'topkv generate --device cu' 'cuda'
 offers 'topkv generate -m mod' 'models'
 offers 'topkv generate -f no' 'notes.txt'
 offers 'topkv ask bo' 'book.tkv'
+offers 'topkv ask ' 'models book.tkv'
+offers 'topkv verify ' 'models book.tkv'
+offers 'topkv serve -m models ' 'models book.tkv'
+offers 'topkv info ' 'models small.gguf book.tkv'
+offers 'topkv plan ' 'models small.gguf'
+offers 'topkv ask -m ' 'models small.gguf'
+offers 'topkv ask book.tkv --kv-index ' "$indices"
+offers 'topkv generate --kv-index sq' 'squeezed'
+offers 'topkv prefill --kv-index fa' 'faiss:IVF,SQ8 faiss:HNSW32'
+offers 'topkv plan --kv-index ' 'codes exact'
+offers 'topkv needle --haystack n' 'noise needles'
+offers 'topkv bench ' 'decode prefill'
+offers 'topkv generate ' ''
 offers 'topkv generate -n ' ''
 offers 'topkv verify --kv' ''
 
@@ -50,6 +65,40 @@ reads() {
 reads bash -n topkv.bash
 reads zsh -n _topkv
 reads fish -n topkv.fish
+
+# fish_offers WORDS EXPECTED: as fish completes them
+fish_offers() {
+  local got
+  got=$(HOME=$work fish -N -c 'source topkv.fish; complete -C $argv[1]' "$1" 2>&1 | cut -f 1 | sort | paste -s -d ' ')
+  [[ $got == "$(tr ' ' '\n' <<<"$2" | sort | paste -s -d ' ')" ]] && return
+  failures=$((failures + 1))
+  echo "FAILED: fish offers '$got' behind '$1', expected '$2'"
+}
+if command -v fish >/dev/null; then
+  fish_offers 'topkv ask ' 'book.tkv models/'
+  fish_offers 'topkv verify bo' 'book.tkv'
+  fish_offers 'topkv serve -m models ' 'book.tkv models/'
+  fish_offers 'topkv info ' 'book.tkv models/ small.gguf'
+  fish_offers 'topkv ask -m ' 'models/ small.gguf'
+  fish_offers 'topkv ask book.tkv --kv-index ' "$indices"
+  fish_offers 'topkv generate -f no' 'notes.txt'
+  fish_offers 'topkv bench ' 'decode prefill'
+fi
+
+# zsh_says COMMAND SPEC: the script tells zsh's _arguments so
+zsh_says() {
+  zsh -f -c 'compdef() { :; }; _arguments() { print -rl -- "$@"; }; source ./_topkv
+    words=(topkv $1 ""); CURRENT=3; _topkv' zsh "$1" | grep -qxF -e "$2" && return
+  failures=$((failures + 1))
+  echo "FAILED: zsh is not told '$2' of topkv $1"
+}
+if command -v zsh >/dev/null; then
+  for command in ask serve verify; do zsh_says $command '*:FILE.tkv:_files -g "*.tkv"'; done
+  zsh_says info '*:DIR|FILE.tkv:_files -g "*.(gguf|tkv)"'
+  zsh_says bench '*:decode|prefill:(decode prefill)'
+  zsh_says ask "*--kv-index[one of the file, or another, which is built first]:SPEC:(${indices//:/\\:})"
+  zsh_says generate '*--stop[an answer ends before this text; repeat for several; \\n, \\t, \\r, \\\\ as in C]:TEXT: '
+fi
 reads groff -k -man -Tutf8 -ww topkv.1
 
 if [[ $failures -gt 0 ]]; then

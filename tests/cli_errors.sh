@@ -54,6 +54,8 @@ refuses 2 'did you mean --prompt?' generate -m "$model" --promt hello
 refuses 2 'unknown flag -C; did you mean -c?' needle -m "$model" -C 4K
 refuses 2 'unknown flag -c (see' generate -m "$model" -c 4K
 refuses 2 "unexpected argument 'stray'" info -m "$model" stray
+refuses 2 "unexpected argument 'b.txt'; -f takes one value: write -f before each (see" prefill -m "$model" -f a.txt b.txt -o c.tkv
+refuses 2 "unexpected argument 'upon'; -p takes one value: write a text with spaces in quotes" generate -m "$model" -p Once upon a time
 refuses 2 'no model given: topkv info DIR' info
 refuses 2 'no model given: topkv plan DIR' plan
 refuses 2 '--gpu-mem beside --device cpu; expected one' plan "$model" --device cpu --gpu-mem 4GiB
@@ -292,6 +294,13 @@ for command in needle generate info plan fidelity perplexity eval bench; do
   "$topkv" help "$command" | cmp -s - text || {
     failures=$((failures + 1))
     echo "FAILED: topkv help $command"
+  }
+done
+for columns in 40 100; do
+  COLUMNS=$columns "$topkv" generate --help >text
+  [ "$(wc -L <text)" -gt $((columns - 10)) ] && [ "$(grep -v '["'"'"']' text | wc -L)" -le "$columns" ] || {
+    failures=$((failures + 1))
+    echo "FAILED: COLUMNS=$columns topkv generate --help"
   }
 done
 "$topkv" --version | grep -qE '^topkv [0-9]+\.[0-9]+\.[0-9]+$' || {

@@ -23,6 +23,14 @@ holds 'an answer ends before a stop text' python3 -c '
 whole, cut, stop = (open("whole").read(), open("cut").read(), __import__("sys").argv[1])
 assert cut == whole[: whole.index(stop)] + "\n", (cut, stop)' "$stop"
 holds 'and says so' grep -q 'ended by a stop text' log
+lines() { "$topkv" generate -m "$model" --device cpu -t 2 --temp 0 -n 30 --quiet -p 'The grass is green.
+The sky is blue.
+The' "$@"; }
+lines >whole && lines --stop '\n' >cut
+holds 'an answer of several lines' test "$(wc -l <whole)" -gt 1
+holds 'ends with the first before \n' test "$(wc -l <cut)" -eq 1 -a "$(cat cut)" = "$(head -n 1 whole)"
+lines --stop '\\n' >cut
+holds 'and goes on where the text has a backslash' cmp whole cut
 
 generate -n 6 --temp 1.5 --seed 7 --logprobs 2 --json >events 2>/dev/null
 generate -n 6 --temp 1.5 --seed 7 >text 2>/dev/null

@@ -66,6 +66,14 @@ sed 's/"num_hidden_layers": *8/"num_hidden_layers": 9/' "$model/config.json" >mo
 info more
 holds 'a tensor that is missing is an error' errors 'has no tensor .*model.layers.8.*fetch the weights again'
 
+# What is neither a model nor a context.
+printf 'The grass is green.\n' >notes.txt
+info notes.txt
+holds 'a file of text is an error' test $? -eq 1
+holds 'that says what is expected' errors 'notes.txt: is neither a model nor a context; expected the directory of a model, a GGUF file, or a file that topkv prefill wrote'
+info "$model/model.safetensors"
+holds 'so is one of weights' errors 'is neither a model nor a context'
+
 # What loading warns of.
 sed 's/"num_hidden_layers": *8/"num_hidden_layers": 7/' "$model/config.json" >more/config.json
 info more

@@ -14,6 +14,23 @@ holds 'and needs no way out' test "$(grep -c '^fits' out)" -eq 0
 plan -c 64K --mem 4GiB --kv-host-search
 holds 'a search that is left to the host is among the flags' grep -q '^run .*--kv-host-search' out
 
+# Read densely, a long text takes the host hours.
+plan -c 1M --mem 16GiB
+holds 'without a GPU a long text is read in window mode' grep -q '^run  .* --prefill window --device cpu' out
+holds 'for a reason that is told' grep -q '^prefill   in window mode.*; dense it takes 6,755 TFLOP of attention, 18 h .* at 100 GFLOP/s$' out
+plan -c 1M --mem 16GiB --json
+holds 'which programs are told, too' python3 -c 'import json; p = json.load(open("out")); assert p["prefill"] == "window" and 6e15 < p["dense_prefill_flop"] < 7e15'
+plan -c 1M --mem 16GiB --prefill dense
+holds 'what is asked for stays' test "$(grep -c -- '^run .*--prefill' out)" -eq 0
+holds 'with what it takes' grep -q '^prefill   dense: .* TFLOP of attention, .* h .*; --prefill window takes far less$' out
+plan -c 1M --mem 16GiB --prefill window
+holds 'and so does the other way' grep -q '^run  .* --prefill window' out
+plan -c 64K --mem 4GiB
+holds 'what is read in minutes is read densely' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+if "$topkv" plan "$model" -c 1M --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
+  holds 'so is anything with a GPU' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+fi
+
 plan -c 1M --mem 1GiB
 holds 'where nothing fits the status is 1' test $? -eq 1
 most=$(sed -n 's/^fits  *\([0-9,]*\) tokens$/\1/p' out | tr -d ,)

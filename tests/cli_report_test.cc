@@ -86,6 +86,15 @@ TEST(Report, TimeSharesAddUpToTheWhole) {
   EXPECT_EQ(time_shares({}), "not measured");
 }
 
+TEST(Unescaped, TakesEscapesOfLineEndsAndTabsAndLeavesOthers) {
+  EXPECT_EQ(unescaped(R"(\n)"), "\n");
+  EXPECT_EQ(unescaped(R"(a\tb\r\n)"), "a\tb\r\n");
+  EXPECT_EQ(unescaped(R"(\\n)"), R"(\n)");
+  EXPECT_EQ(unescaped(R"(\end{a} \x \)"), R"(\end{a} \x \)");
+  EXPECT_EQ(unescaped("\n"), "\n");
+  EXPECT_EQ(unescaped(""), "");
+}
+
 TEST(Heatmap, TerminalColoursAreOnlyThereWhenWanted) {
   const Grid grid = make_grid(sample_cells(), {32768, 4096, 1048576}, {95, 5}, {"exact"});
   const std::string plain = terminal_heatmap(grid, false, 80);
@@ -104,8 +113,8 @@ TEST(ProgressText, TellsHowFarHowFastAndHowLong) {
   EXPECT_EQ(progress_text("prefill", {"prefill", "tokens", 25000, 100000}, 10, std::nullopt),
             "prefill  25,000/100,000 tokens  25 %  2,500 tokens/s");
   EXPECT_EQ(progress_text("ask", {"ask", "needles", 0, 0}, 0, std::nullopt), "ask  0/0 needles");
-  EXPECT_EQ(progress_text("save",
-                          {"save", "bytes", std::int64_t{1} << 30, std::int64_t{4} << 30}, 2, 6.0),
+  EXPECT_EQ(progress_text("save", {"save", "bytes", std::int64_t{1} << 30, std::int64_t{4} << 30},
+                          2, 6.0),
             "save  1.0 GiB/4.0 GiB  25 %  512.0 MiB/s  6.0 s left");
 }
 
@@ -137,6 +146,38 @@ TEST(Pace, OfADensePrefillIsKnownFromItsFirstChunks) {
     EXPECT_NEAR(*known, left, 1e-6 * left) << done;
     // What a rate that stays as it is would say is far too little.
     EXPECT_LT(*pace.steady_seconds_left(total), left) << done;
+  }
+}
+
+// On a host a chunk is a minute's work for a large model: whoever waits is to know before the
+// eighth.
+TEST(Pace, OfAShortTextIsKnownAsSoonAsTheFitCarriesThatFar) {
+  for (const auto& [chunks, first] : {std::pair{4, 2}, {9, 3}, {16, 4}, {49, 7}, {500, 8}}) {
+    Pace pace;
+    const std::int64_t total = chunks * 2048;
+    for (std::int64_t chunk = 1; chunk < chunks; ++chunk) {
+      const std::int64_t done = chunk * 2048;
+      pace.add(done, dense_seconds(static_cast<double>(done)));
+      ASSERT_EQ(pace.seconds_left(total).has_value(), chunk >= first) << chunk << " of " << chunks;
+      if (chunk < first) continue;
+      const double left =
+          dense_seconds(static_cast<double>(total)) - dense_seconds(static_cast<double>(done));
+      EXPECT_NEAR(*pace.seconds_left(total), left, 1e-6 * left) << chunk << " of " << chunks;
+    }
+  }
+}
+
+TEST(Pace, OfAShortTextWithUnevenChunksIsAboutRight) {
+  for (std::int64_t chunks = 4; chunks <= 49; ++chunks) {
+    Pace pace;
+    for (std::int64_t chunk = 1; chunk < chunks; ++chunk) {
+      pace.add(chunk * 2048, static_cast<double>(chunk) * (chunk % 2 == 0 ? 1.03 : 0.97));
+      const auto left = pace.seconds_left(chunks * 2048);
+      const auto expected = static_cast<double>(chunks - chunk);
+      if (left) {
+        EXPECT_NEAR(*left, expected, 0.35 * expected + 0.1) << chunk << " of " << chunks;
+      }
+    }
   }
 }
 
@@ -223,6 +264,15 @@ TEST(ProgressBar, CountsTheTimeLeftDownUntilMoreIsDone) {
   EXPECT_EQ(*timed.bar.seconds_left(), 0);
   told({"prefill", "tokens", 10'000, 10'000});
   EXPECT_FALSE(timed.bar.seconds_left());
+}
+
+TEST(ProgressBar, OfTokensThatEachTakeAsLongTellsTheTimeLeftFromTheFirst) {
+  TimedBar timed;
+  const ProgressFn told = timed.bar.callback("prefill", Cost::steady);
+  timed.wait(2);
+  told({"prefill", "tokens", 100, 10'000});
+  timed.bar.finish();
+  EXPECT_EQ(timed.shown(), "prefill  100/10,000 tokens  1 %  50.0 tokens/s  3 min 18 s left\n");
 }
 
 TEST(ProgressBar, OfABriefWorkShowsNothingInTheFirstSecond) {

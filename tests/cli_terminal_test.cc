@@ -22,7 +22,7 @@ class Terminal : public testing::Test {
     ASSERT_EQ(openpty(&master_, &slave_, nullptr, nullptr, nullptr), 0);
     out_ = fdopen(slave_, "w");
     ASSERT_NE(out_, nullptr);
-    for (const char* name : {"TERM", "NO_COLOR", "CI"}) {
+    for (const char* name : variables) {
       const char* value = std::getenv(name);
       if (value != nullptr) before_[name] = value;
       unsetenv(name);
@@ -30,7 +30,7 @@ class Terminal : public testing::Test {
     setenv("TERM", "xterm-256color", 1);
   }
   void TearDown() override {
-    for (const char* name : {"TERM", "NO_COLOR", "CI"}) {
+    for (const char* name : variables) {
       unsetenv(name);
       if (before_.contains(name)) setenv(name, before_[name].c_str(), 1);
     }
@@ -41,6 +41,8 @@ class Terminal : public testing::Test {
     const winsize size = {24, columns, 0, 0};
     ASSERT_EQ(ioctl(master_, TIOCSWINSZ, &size), 0);
   }
+
+  static constexpr const char* variables[] = {"TERM", "NO_COLOR", "CI", "COLUMNS"};
 
   int master_ = -1;
   int slave_ = -1;
@@ -80,6 +82,24 @@ TEST_F(Terminal, WidthIsThatOfTheWindowNow) {
   EXPECT_EQ(line_width(out_), 40U);
   resize(200);
   EXPECT_EQ(line_width(out_), 200U);
+}
+
+TEST_F(Terminal, PagesAreAsWideAsColumnsAsksFor) {
+  resize(60);
+  std::FILE* file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  EXPECT_EQ(page_width(out_), 60U);
+  EXPECT_EQ(page_width(file), 80U);
+  setenv("COLUMNS", "120", 1);
+  EXPECT_EQ(page_width(out_), 120U);
+  EXPECT_EQ(page_width(file), 120U);
+  EXPECT_EQ(line_width(out_), 60U);  // a line that is rewritten must not be wider than the window
+  for (const char* none : {"", "0", "-1", "wide", "80x", "99999999999999999999999"}) {
+    setenv("COLUMNS", none, 1);
+    EXPECT_EQ(page_width(out_), 60U) << none;
+    EXPECT_EQ(page_width(file), 80U) << none;
+  }
+  std::fclose(file);
 }
 
 TEST_F(Terminal, WhatIsNoneIs80WideAndPlain) {

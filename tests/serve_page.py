@@ -6,71 +6,20 @@ Takes Debian's chromium and chromium-driver; without them it says so and ends wi
 usage: serve_page.py TOPKV MODEL_DIRECTORY WORK_DIRECTORY [SCREENSHOT.png]
 """
 
-import base64
 import json
 import pathlib
 import shutil
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 
+from browser import MOST_SECONDS, Browser, missing
+
 TOPKV, MODEL, WORK = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
-MOST_SECONDS = 120
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 AT = "special magic number for quiet-river mentioned in the provided text"
 QUESTION = f" What is the {AT}? The {AT} is"
-
-
-class Browser:
-    """Chromium by the WebDriver protocol."""
-
-    def __init__(self):
-        self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        port = None
-        while port is None:
-            line = self.driver.stdout.readline()
-            assert line, "chromedriver ended"
-            if "started successfully on port" in line:
-                port = line.rstrip(". \n").rsplit(" ", 1)[1]
-        self.base = f"http://127.0.0.1:{port}"
-        options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=900,780", "--hide-scrollbars"]}
-        opened = self.call("POST", "/session", {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}})
-        self.session = "/session/" + opened["sessionId"]
-
-    def call(self, method, path, body=None):
-        request = urllib.request.Request(self.base + path, method=method, headers={"Content-Type": "application/json"},
-                                         data=json.dumps(body).encode() if body is not None else None)
-        try:
-            with urllib.request.urlopen(request, timeout=MOST_SECONDS) as response:
-                return json.load(response)["value"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(error.read().decode()) from None
-
-    def open(self, url):
-        self.call("POST", self.session + "/url", {"url": url})
-
-    def run(self, script, *words):
-        return self.call("POST", self.session + "/execute/sync", {"script": script, "args": words})
-
-    def becomes(self, script):
-        until = time.monotonic() + MOST_SECONDS
-        while time.monotonic() < until:
-            found = self.run("return " + script)
-            if found:
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"never: {script}; the page has: {self.run('return document.body.innerText')}")
-
-    def picture(self):
-        return base64.b64decode(self.call("GET", self.session + "/screenshot"))
-
-    def close(self):
-        self.call("DELETE", self.session)
-        self.driver.terminate()
-        self.driver.wait(timeout=MOST_SECONDS)
 
 
 def check_page(browser, address, picture):
@@ -97,6 +46,7 @@ def check_page(browser, address, picture):
     browser.run("document.getElementById('stop').click()")
     browser.becomes("document.getElementById('figures').textContent === 'stopped'")
     assert browser.run("return document.getElementById('answer').textContent.length") > 10
+    check_vanished(browser, address)
     # An error of the server's, in its words.
     browser.run(fill, "tokens", "1000000")
     browser.run("document.getElementById('ask').click()")
@@ -104,9 +54,34 @@ def check_page(browser, address, picture):
     assert "--room" in message, message
 
 
+def check_vanished(browser, address):
+    """A context that is deleted while it is chosen: nothing else is asked in its place."""
+    body = json.dumps({"name": "lake", "text": NOISE}).encode()
+    urllib.request.urlopen(urllib.request.Request(address + "/v1/contexts", body, {"Content-Type": "application/json"}), timeout=MOST_SECONDS)
+    browser.becomes("[...document.getElementById('context').options].some(o => o.value === 'lake')")
+    choose = "const c = document.getElementById('context'); c.value = arguments[0]; c.dispatchEvent(new Event('change'))"
+    browser.run(choose, "lake")
+    urllib.request.urlopen(urllib.request.Request(address + "/v1/contexts/lake", method="DELETE"), timeout=MOST_SECONDS)
+    about = browser.becomes("document.getElementById('about').textContent.includes('no longer there') && document.getElementById('about').textContent")
+    assert "lake" in about and "Choose" in about, about
+    chosen = browser.run("return document.getElementById('context').selectedOptions[0].textContent")
+    assert chosen == "(choose a context)", chosen
+    before = browser.run("return document.getElementById('figures').textContent")
+    browser.run("document.getElementById('ask').click()")
+    assert browser.run("return running === null && !document.getElementById('context').validity.valid")
+    assert browser.run("return document.getElementById('figures').textContent") == before
+    # Neither does the next look at the list choose for the reader.
+    browser.run("return refresh()")
+    assert browser.run("return gone") == "lake"
+    browser.run(choose, "notes")
+    browser.run("return refresh()")
+    about = browser.run("return document.getElementById('about').textContent")
+    assert "tokens, searched by" in about, about
+    assert browser.run("return document.getElementById('context').validity.valid && document.getElementById('context').value") == "notes"
+
+
 def main():
-    if not shutil.which("chromium") or not shutil.which("chromedriver"):
-        print("skipped: no chromium or chromedriver here (Debian: chromium, chromium-driver)")
+    if missing():
         return 77
     picture = pathlib.Path(sys.argv[4]).resolve() if len(sys.argv) > 4 else None
     shutil.rmtree(WORK, ignore_errors=True)

@@ -229,7 +229,30 @@ TEST(ServeContexts, SayWhyATextCannotBeRead) {
   EXPECT_EQ(info.state, "failed");
   EXPECT_NE(info.error.find("KV rows"), std::string::npos) << info.error;
   EXPECT_EQ(problem_of([&] { contexts.find("b"); }).code(), "context_failed");
+  memory.sessions = 0;
+  contexts.create({.name = "c", .text = "hi", .chat = false, .system = ""});
+  const ContextInfo brief = ready(contexts, "c");
+  EXPECT_EQ(brief.state, "failed");
+  EXPECT_NE(brief.error.find("the text is too short: "), std::string::npos) << brief.error;
 }
+
+#if TOPKV_JINJA
+// The bundled template has a short question twice.
+TEST(ServeContexts, SayAtOnceThatTheTemplateKeepsNoText) {
+  const ChatTemplate chat = ChatTemplate::load(TOPKV_SOURCE_DIR "/models/needle-14m");
+  PromisedMemory memory;
+  Contexts contexts(model(), &chat, {.prefill = {}, .retrieval = retrieval(), .tail = ""}, memory);
+  const Problem problem = problem_of(
+      [&] { contexts.create({.name = "a", .text = text_with("1"), .chat = true, .system = ""}); });
+  EXPECT_EQ(problem.status(), 400);
+  EXPECT_EQ(problem.param(), "chat");
+  EXPECT_NE(problem.message().find("leave \"chat\" out, and ask POST /v1/completions"),
+            std::string::npos)
+      << problem.message();
+  EXPECT_EQ(problem.message().find("--"), std::string::npos) << problem.message();
+  EXPECT_TRUE(contexts.list().empty());
+}
+#endif
 
 TEST(ServeService, ChecksWhatARequestWouldTake) {
   Service service(model(), {}, {.model_name = "needle", .room = 100, .limits = {}, .reading = {{}, retrieval(), ""}});
@@ -239,6 +262,21 @@ TEST(ServeService, ChecksWhatARequestWouldTake) {
   EXPECT_EQ(whole(*service.answer(request)).empty(), false);
   request.options.max_tokens = 100;
   EXPECT_EQ(refused().code(), "context_length_exceeded");
+  EXPECT_EQ(refused().param(), "max_tokens");
+  const std::string prompt_tokens =
+      std::to_string(model().tokenizer().encode("The grass is").size());
+  const std::string left = std::to_string(100 - std::stoll(prompt_tokens));
+  EXPECT_EQ(refused().message(), "max_tokens is 100; expected 1 to " + left + ": prompt has " +
+                                     prompt_tokens +
+                                     " tokens behind the context, and it and its answer have 100 "
+                                     "together (the server's --room)");
+  request.options.max_tokens = std::int64_t{1} << 62;
+  EXPECT_EQ(refused().param(), "max_tokens");
+  request.prompt = text_with("1");
+  EXPECT_EQ(refused().param(), "prompt");
+  EXPECT_NE(refused().message().find("tokens behind the context; expected 1 to 99: "),
+            std::string::npos);
+  request.prompt = "The grass is";
   request.options.max_tokens = 5;
   request.model = "gpt-4";
   EXPECT_EQ(refused().code(), "model_not_found");

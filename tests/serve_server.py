@@ -252,6 +252,18 @@ def check_hostile(server):
         holds(what, got.startswith(begins) and b" 200 " not in got[:20], got[:80])
     status, _, text = server.request("POST", done, {"prompt": "a", "max_tokens": 1}, {"Range": "bytes=0-3"})
     holds("answers are whole, whatever part is asked for", status == 200 and "choices" in json.loads(text), (status, text))
+    for path in ("/", "/health", "/v1/contexts"):
+        status, headers, _ = server.request("HEAD", path)
+        holds("nor is a part of them advertised", status == 200 and headers.get("Accept-Ranges", "none") == "none", (path, status, headers.items()))
+    for kind in ("Application/JSON", "application/json ; charset=utf-8", "APPLICATION/JSON;charset=UTF-8"):
+        status, answer = server.post(done, {"prompt": "a", "max_tokens": 1}, {"Content-Type": kind})
+        holds("JSON is JSON however its type is spelled", status == 200, (kind, status, answer))
+    for kind in ("application/jsonl", "application/json,text/plain", "text/plain", ""):
+        status, answer = server.post(done, {"prompt": "a"}, {"Content-Type": kind})
+        holds("another type is named", status == 415 and f'"{kind}"' in answer["error"]["message"], (kind, status, answer))
+    status, answer = server.post(done, {"prompt": "a", "max_tokens": 10**13})
+    message = answer["error"]["message"]
+    holds("a number of tokens beyond what there is room for", status == 400 and message.startswith("max_tokens is 10000000000000; expected 1 to 2047: ") and "--room" in message, answer)
     holds("and it still answers", server.get("/health") == {"status": "ok"})
 
 

@@ -3,6 +3,7 @@
 #   tools/command_reference.sh build/dev/src/cli/topkv > docs/reference/command.md
 set -euo pipefail
 topkv=$1
+unset COLUMNS # the page is as wide as a pipe, wherever it is made
 
 help_of() {
   printf '\n```text\n%s\n```\n' "$("$topkv" help "$@")"

@@ -29,8 +29,8 @@ void check_flags(const AnswerFlags& flags) {
 
 GenerateOptions generate_options(const SamplingFlags& sampling, const AnswerFlags& answers,
                                  const SamplingOptions& own, std::int64_t max_tokens) {
-  GenerateOptions options{
-      .max_tokens = max_tokens, .sampling = sampling_options(sampling, own), .stop = answers.stop};
+  GenerateOptions options{.max_tokens = max_tokens, .sampling = sampling_options(sampling, own)};
+  for (const std::string& stop : answers.stop) options.stop.push_back(unescaped(stop));
   SamplingOptions& how = options.sampling;
   if (!answers.min_p.empty()) how.min_p = parse_real("--min-p", answers.min_p, 0, 1);
   if (!answers.repetition_penalty.empty()) {

@@ -63,8 +63,8 @@ void check_command(const CLI::App& app, const Commands& commands,
                                did_you_mean(nearest(first, names_of(commands)))));
 }
 
-// Of a terminal's lines, as far as prose reads well.
-std::size_t help_width() { return std::clamp<std::size_t>(line_width(stdout), 40, 100); }
+// Of the lines there, as far as prose reads well.
+std::size_t help_width() { return std::clamp<std::size_t>(page_width(stdout), 40, 100); }
 
 // topkv help [COMMAND]
 int show_help(const CLI::App& app, const Commands& commands, std::span<const char* const> words) {

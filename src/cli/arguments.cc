@@ -33,6 +33,17 @@ std::string without(const CLI::Option& option) {
   return option.get_default_str().empty() ? "its default" : option.get_default_str();
 }
 
+/// What is said of a second word behind a flag that takes one: "-f a b", "-p two words".
+std::string one_value(const std::string& name, const CLI::Option& option) {
+  if (!takes_value(option)) return {};
+  const bool text = option.get_description().find("text") != std::string::npos;
+  if (!may_repeat(option))
+    return text ? fmt::format("; {} takes one value: write a text with spaces in quotes", name)
+                : "";
+  return fmt::format("; {0} takes one value: write {0} before each{1}", name,
+                     text ? ", and a text with spaces in quotes" : "");
+}
+
 /// A word taken apart: "--name", "--name=value", "-n", "-nvalue".
 struct Flag {
   std::string name;
@@ -67,19 +78,23 @@ class Checker {
   void check(std::span<const char* const> words) {
     std::size_t given = 0;  // words that are no flags
     bool only_words = false;
+    std::string hint;  // for a word that follows a flag's value
     for (std::size_t i = 0; i < words.size(); ++i) {
       const std::string_view word = words[i];
       if (only_words || !looks_like_flag(word)) {
         if (++given > positionals_) {
-          throw UsageError(fmt::format("unexpected argument '{}'", word));
+          throw UsageError(fmt::format("unexpected argument '{}'{}", word, hint));
         }
+        hint.clear();
       } else if (word == "--") {
         only_words = true;
+        hint.clear();
       } else {
         const Flag flag = split_flag(word);
         const CLI::Option& option = known(flag, word);
         if (option.get_name() == "--help") return;  // nothing else matters
         i += check_flag(flag, option, i + 1 < words.size() ? words[i + 1] : nullptr) ? 1 : 0;
+        hint = one_value(flag.name, option);
       }
     }
     for (const CLI::Option* option : options_) {

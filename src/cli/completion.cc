@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "src/cli/commands.h"
@@ -13,14 +15,45 @@
 namespace topkv::cli {
 namespace {
 
-// What stands in the place of a value.
-enum class Value { none, words, file, folder, other };
+// What stands in the place of a value, or without a flag.
+struct Value {
+  bool files = false;     // any
+  bool contexts = false;  // topkv prefill's files
+  bool models = false;    // folders, and GGUF files
+  std::vector<std::string> words = {};
+
+  bool none() const { return !files && !contexts && !models && words.empty(); }
+  // How names of files end that are offered, beside folders.
+  std::vector<std::string> kinds() const {
+    std::vector<std::string> kinds;
+    if (models) kinds.emplace_back("gguf");
+    if (contexts) kinds.emplace_back("tkv");
+    return kinds;
+  }
+};
 
 Value value_of(const FlagHelp& flag) {
-  if (flag.value.empty()) return Value::none;
-  if (flag.value == "FILE") return Value::file;
-  if (flag.value == "DIR") return Value::folder;
-  return flag.choices.empty() ? Value::other : Value::words;
+  return {.files = flag.value == "FILE",
+          .contexts = false,
+          .models = flag.value == "DIR",
+          .words = flag.choices};
+}
+
+Value operand_of(const CommandHelp& command) {
+  Value value;
+  std::string_view rest = command.operand;
+  while (!rest.empty()) {
+    const std::string_view part = rest.substr(0, rest.find('|'));
+    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
+    if (part == "DIR") {
+      value.models = true;
+    } else if (part == "FILE.tkv") {
+      value.contexts = true;
+    } else {
+      value.words.emplace_back(part);
+    }
+  }
+  return value;
 }
 
 std::vector<FlagHelp> flags_of(const CommandHelp& command) {
@@ -37,37 +70,54 @@ std::string command_names() {
   return names;
 }
 
-// 'text', for bash, zsh and fish alike: no text here has a quote but in fish, which escapes it.
-std::string quoted(const std::string& text) {
+// 'text' as fish reads it.
+std::string fish_quoted(const std::string& text) {
   std::string out = "'";
-  for (const char c : text) out += c == '\'' ? "’" : std::string(1, c);
+  for (const char c : text) {
+    if (c == '\\') out += '\\';
+    out += c == '\'' ? "’" : std::string(1, c);
+  }
   return out + "'";
 }
 
-// In zsh's descriptions brackets and colons have a meaning.
+// In zsh's descriptions brackets, colons and backslashes have a meaning.
 std::string zsh_text(const std::string& text) {
   std::string out;
   for (const char c : text) {
-    if (c == '[' || c == ']' || c == ':') out += '\\';
+    if (c == '[' || c == ']' || c == ':' || c == '\\') out += '\\';
     out += c == '\'' ? "’" : std::string(1, c);
   }
   return out;
 }
 
-std::string zsh_value(const FlagHelp& flag) {
-  switch (value_of(flag)) {
-    case Value::none:
-      return "";
-    case Value::words:
-      return fmt::format(":{}:({})", flag.value, fmt::join(flag.choices, " "));
-    case Value::file:
-      return ":file:_files";
-    case Value::folder:
-      return ":folder:_files -/";
-    case Value::other:
-      return fmt::format(":{}: ", zsh_text(flag.value));
+// What zsh does in that place: files of these kinds, and folders; where there are none, all files.
+std::string zsh_action(const Value& value) {
+  if (value.files) return "_files";
+  const std::vector<std::string> kinds = value.kinds();
+  if (kinds.size() == 1) return fmt::format("_files -g \"*.{}\"", kinds.front());
+  if (!kinds.empty()) return fmt::format("_files -g \"*.({})\"", fmt::join(kinds, "|"));
+  return value.words.empty()
+             ? " "
+             : fmt::format("({})", zsh_text(fmt::format("{}", fmt::join(value.words, " "))));
+}
+
+// The variables that tell bash_completion's script the same.
+std::string bash_sets(const Value& value) {
+  std::string sets;
+  if (!value.words.empty()) sets += fmt::format("words='{}' ", fmt::join(value.words, " "));
+  if (value.files) sets += "files=1 ";
+  if (!value.kinds().empty()) sets += fmt::format("kinds='{}' ", fmt::join(value.kinds(), " "));
+  return sets;
+}
+
+// And fish: flags of `complete`.
+std::string fish_offers(const Value& value) {
+  std::string offers = fmt::format("{}", fmt::join(value.words, " "));
+  if (!value.kinds().empty()) {
+    offers += fmt::format("{}(__topkv_files {})", offers.empty() ? "" : " ",
+                          fmt::join(value.kinds(), " "));
   }
-  return "";
+  return (value.files ? " -F" : " -f") + (offers.empty() ? "" : " -a " + fish_quoted(offers));
 }
 
 }  // namespace
@@ -77,7 +127,7 @@ std::string bash_completion() {
       "# bash completion of topkv\n"
       "_topkv() {{\n"
       "  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}\n"
-      "  local flags= files= folders= words=\n"
+      "  local flags= files= kinds= kind words=\n"
       "  if [[ $COMP_CWORD -eq 1 ]]; then\n"
       "    mapfile -t COMPREPLY < <(compgen -W '{} --help --version' -- \"$word\")\n"
       "    return\n"
@@ -93,43 +143,30 @@ std::string bash_completion() {
     for (const FlagHelp& flag : flags_of(command)) {
       const std::vector<std::string> names = names_of(flag);
       flags += (flags.empty() ? "" : " ") + fmt::format("{}", fmt::join(names, " "));
-      const std::string pattern = fmt::format("{}", fmt::join(names, "|"));
-      switch (value_of(flag)) {
-        case Value::none:
-          break;
-        case Value::words:
-          values +=
-              fmt::format("        {}) words='{}' ;;\n", pattern, fmt::join(flag.choices, " "));
-          break;
-        case Value::file:
-          values += fmt::format("        {}) files=1 ;;\n", pattern);
-          break;
-        case Value::folder:
-          values += fmt::format("        {}) folders=1 ;;\n", pattern);
-          break;
-        case Value::other:
-          values += fmt::format("        {}) return ;;\n", pattern);
-          break;
-      }
+      if (flag.value.empty()) continue;
+      const Value value = value_of(flag);
+      values += fmt::format("        {}) {};;\n", fmt::join(names, "|"),
+                            value.none() ? "return " : bash_sets(value));
     }
-    text += fmt::format(
-        "    {})\n      case $before in\n{}        *) flags='{}' files=1 ;;\n      esac ;;\n",
-        command.name, values, flags);
+    text +=
+        fmt::format("    {})\n      case $before in\n{}        *) flags='{}' {};;\n      esac ;;\n",
+                    command.name, values, flags, bash_sets(operand_of(command)));
   }
   text +=
       "  esac\n"
       "  if [[ $word == -* ]]; then\n"
       "    mapfile -t COMPREPLY < <(compgen -W \"$flags\" -- \"$word\")\n"
-      "  elif [[ -n $words ]]; then\n"
-      "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$word\")\n"
-      "  elif [[ -n $folders ]]; then\n"
-      "    compopt -o filenames\n"
-      "    mapfile -t COMPREPLY < <(compgen -d -- \"$word\"; compgen -f -X '!*.gguf' -- "
-      "\"$word\")\n"
-      "  elif [[ -n $files ]]; then\n"
-      "    compopt -o filenames\n"
-      "    mapfile -t COMPREPLY < <(compgen -f -- \"$word\")\n"
+      "    return\n"
       "  fi\n"
+      "  if [[ -n $files$kinds ]]; then compopt -o filenames; fi\n"
+      "  mapfile -t COMPREPLY < <(\n"
+      "    if [[ -n $words ]]; then compgen -W \"$words\" -- \"$word\"; fi\n"
+      "    if [[ -n $files ]]; then compgen -f -- \"$word\"\n"
+      "    elif [[ -n $kinds ]]; then\n"
+      "      compgen -d -- \"$word\"\n"
+      "      for kind in $kinds; do compgen -f -X \"!*.$kind\" -- \"$word\"; done\n"
+      "    fi\n"
+      "  )\n"
       "}\n"
       "complete -F _topkv topkv\n";
   return text;
@@ -161,21 +198,31 @@ std::string zsh_completion() {
     text += fmt::format("    {})\n      _arguments -s", command.name);
     for (const FlagHelp& flag : flags_of(command)) {
       for (const std::string& name : names_of(flag)) {
-        text +=
-            fmt::format(" \\\n        '*{}[{}]{}'", name, zsh_text(flag.meaning), zsh_value(flag));
+        text += fmt::format(" \\\n        '*{}[{}]", name, zsh_text(flag.meaning));
+        if (!flag.value.empty())
+          text += fmt::format(":{}:{}", zsh_text(flag.value), zsh_action(value_of(flag)));
+        text += "'";
       }
     }
-    text += " \\\n        '*:file:_files' ;;\n";
+    if (const Value operand = operand_of(command); !operand.none()) {
+      text += fmt::format(" \\\n        '*:{}:{}'", zsh_text(command.operand), zsh_action(operand));
+    }
+    text += " ;;\n";
   }
   return text +
          "  esac\n}\n[[ $funcstack[1] == _topkv ]] && _topkv \"$@\" || compdef _topkv topkv\n";
 }
 
 std::string fish_completion() {
-  std::string text = "# fish completion of topkv\n";
+  std::string text =
+      "# fish completion of topkv\n"
+      "function __topkv_files -d 'folders, and files whose names end so'\n"
+      "    __fish_complete_path (commandline -ct) |\n"
+      "        string match -re '(?:/|\\.(?:'(string join '|' $argv)'))(?:\\t.*)?$'\n"
+      "end\n";
   for (const CommandHelp& command : all_help()) {
     text += fmt::format("complete -c topkv -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
-                        quoted(command.summary));
+                        fish_quoted(command.summary));
   }
   text += "complete -c topkv -n __fish_use_subcommand -f -a help -d 'flags of a command'\n";
   text += fmt::format(
@@ -184,28 +231,15 @@ std::string fish_completion() {
       command_names());
   for (const CommandHelp& command : all_help()) {
     if (command.groups.empty()) continue;
+    text += fmt::format("complete -c topkv -n '__fish_seen_subcommand_from {}'{}\n", command.name,
+                        fish_offers(operand_of(command)));
     for (const FlagHelp& flag : flags_of(command)) {
       text += fmt::format("complete -c topkv -n '__fish_seen_subcommand_from {}'", command.name);
       for (const std::string& name : names_of(flag)) {
         text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       }
-      switch (value_of(flag)) {
-        case Value::none:
-          break;
-        case Value::words:
-          text += fmt::format(" -x -a '{}'", fmt::join(flag.choices, " "));
-          break;
-        case Value::file:
-          text += " -r -F";
-          break;
-        case Value::folder:
-          text += " -r -F";
-          break;
-        case Value::other:
-          text += " -x";
-          break;
-      }
-      text += " -d " + quoted(flag.meaning) + "\n";
+      if (!flag.value.empty()) text += " -r" + fish_offers(value_of(flag));
+      text += " -d " + fish_quoted(flag.meaning) + "\n";
     }
   }
   return text;

@@ -29,6 +29,8 @@ struct CommandHelp {
   std::string about;
   std::vector<FlagGroup> groups;
   std::vector<std::string> examples;  ///< command lines
+  /// What stands there without a flag: parts of "DIR|FILE.tkv" (a model, a context), or words.
+  std::string operand = {};
 };
 
 /// Of all commands, in the order of the main help. Made once.

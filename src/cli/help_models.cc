@@ -137,13 +137,14 @@ CommandHelp prefill_command_help() {
               "SPEC",
               "codes, exact, ivf, hnsw, faiss:IVF,SQ8, …; repeat for several",
               "codes, k by dim",
-              {"codes", "exact", "ivf", "hnsw"}},
+              {"codes", "exact", "ivf", "hnsw", "faiss:IVF,SQ8", "faiss:HNSW32"}},
              {"--kv-tail",
               "SPEC",
               "a tail that the index has not: mean, or a spec of codes",
               "",
               {"mean", "codes"}}}},
-           prefill_help("dense")},
+           prefill_help("dense"),
+           {"results", {{"--quiet", "", "no figures and no progress"}}}},
           {"topkv prefill -m Qwen2.5-7B-Instruct-1M -f book.txt -o book.tkv --chat",
            "topkv prefill -m models/needle-14m -f notes.txt -o notes.tkv --prefill window"}};
 }
@@ -172,7 +173,8 @@ CommandHelp ask_help() {
        shown_help()},
       {"topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p \"Who is the hero?\" -p \"Where does it "
        "end?\"",
-       "topkv ask notes.tkv -m models/needle-14m <prompts.txt"}};
+       "topkv ask notes.tkv -m models/needle-14m <prompts.txt"},
+      "FILE.tkv"};
 }
 
 CommandHelp serve_help() {
@@ -204,7 +206,8 @@ CommandHelp serve_help() {
        retrieval,
        prefill},
       {"topkv serve -m models/needle-14m notes.tkv",
-       "topkv serve -m Qwen/Qwen2.5-7B-Instruct-1M book.tkv laws.tkv --port 8000 --max-batch 8"}};
+       "topkv serve -m Qwen/Qwen2.5-7B-Instruct-1M book.tkv laws.tkv --port 8000 --max-batch 8"},
+      "FILE.tkv"};
 }
 
 CommandHelp verify_help() {
@@ -214,8 +217,12 @@ CommandHelp verify_help() {
       "FILE.tkv [flags]",
       "Reads all of a context's file and checks it: every checksum, that rows are finite, that "
       "indices are of these rows. Ends with status 1, and names the first part that is damaged.",
-      {{"", {threads_help(), {"--json", "", "print one JSON object"}}}},
-      {"topkv verify book.tkv", "topkv verify book.tkv && cp book.tkv backup/"}};
+      {{"",
+        {threads_help(),
+         {"--json", "", "print one JSON object, of a damaged file, too"},
+         {"--quiet", "", "no progress, and nothing of a file that is whole"}}}},
+      {"topkv verify book.tkv", "topkv verify book.tkv && cp book.tkv backup/"},
+      "FILE.tkv"};
 }
 
 }  // namespace topkv::cli

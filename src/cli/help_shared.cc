@@ -37,7 +37,8 @@ FlagHelp index_help(const std::string& otherwise, Repeats repeats) {
           "SPEC",
           compared("who finds rows: codes, exact, ivf, hnsw, quest, faiss:IVF,SQ8, …", repeats),
           otherwise,
-          {"codes", "exact", "ivf", "hnsw", "quest", "sparq", "squeezed", "retroinfer", "none"}};
+          {"codes", "exact", "ivf", "hnsw", "faiss:IVF,SQ8", "faiss:HNSW32", "quest", "sparq",
+           "squeezed", "retroinfer", "lowrank", "h2o", "tova", "none"}};
 }
 
 FlagHelp host_search_help() {
@@ -71,9 +72,9 @@ FlagGroup model_help(const std::string& weights) {
 FlagGroup sampling_help(const std::string& predict, const std::string& sampling) {
   return {"answer",
           {{"-n, --predict", "N", "tokens to generate at most", predict},
-           {"--temp", "X", "temperature; 0 is greedy", sampling},
+           {"--temp", "X", "temperature, 0 to 100; 0 is greedy", sampling},
            {"--top-k", "N", "of the N likeliest tokens; 0: of all"},
-           {"--top-p", "X", "of the likeliest that hold this share"},
+           {"--top-p", "X", "of the likeliest that hold this share, above 0 and up to 1"},
            seed_help()}};
 }
 
@@ -81,11 +82,14 @@ FlagGroup answer_help(const std::string& predict, const std::string& sampling) {
   FlagGroup group = sampling_help(predict, sampling);
   group.flags.insert(
       group.flags.end() - 1,  // the seed is the last
-      {{"--min-p", "X", "of tokens with this share of the likeliest's probability"},
-       {"--repetition-penalty", "X", "divides scores of tokens that were there, prompt and all"},
-       {"--frequency-penalty", "X", "taken off for each time that a token was generated", "0"},
-       {"--presence-penalty", "X", "taken off once it was generated", "0"},
-       {"--stop", "TEXT", "an answer ends before this text; repeat for several"}});
+      {{"--min-p", "X", "of tokens with this share of the likeliest's probability, 0 to 1"},
+       {"--repetition-penalty", "X",
+        "divides scores of tokens that were there, prompt and all: above 0, up to 100; 1 is none"},
+       {"--frequency-penalty", "X", "taken off for each time that a token was generated, -2 to 2",
+        "0"},
+       {"--presence-penalty", "X", "taken off once it was generated, -2 to 2", "0"},
+       {"--stop", "TEXT",
+        "an answer ends before this text; repeat for several; \\n, \\t, \\r, \\\\ as in C"}});
   return group;
 }
 
@@ -104,7 +108,7 @@ FlagGroup retrieval_help(const std::string& k, Repeats repeats) {
         "SPEC",
         compared("what stands for all other rows: none, mean, codes", repeats),
         "what the index has",
-        {"none", "mean", "codes"}},
+        {"none", "mean", "codes", "pages", "sample"}},
        {"--kv-topk", "K",
         compared("rows retrieved per layer: 64, uniform:512, linear:512 or a list", repeats), k},
        {"--kv-mass", "X",

@@ -19,12 +19,14 @@ CommandHelp info_help() {
              weights_help("held as stored, or rounded to int8 or int4 while loading"),
              dtype_help(),
              {"--json", "", "print one JSON object"}}}},
-          {"topkv info models/needle-14m", "topkv info models/needle-14m --kv-dtype q8 --json"}};
+          {"topkv info models/needle-14m", "topkv info models/needle-14m --kv-dtype q8 --json"},
+          "DIR|FILE.tkv"};
 }
 
 CommandHelp plan_help() {
   FlagHelp index = index_help("codes, k by dim, or half of it");
   index.meaning = "settled: codes:k=16,v=8 or exact";
+  index.choices = {"codes", "exact"};
   FlagHelp dtype = dtype_help();
   dtype.meaning = "settled: bf16, q8, q8/q4, q4, f16 or f32";
   dtype.otherwise = "what fits";
@@ -54,12 +56,13 @@ CommandHelp plan_help() {
          host_search_help(),
          {"--prefill",
           "HOW",
-          "dense or window: what the prefill's buffers are for",
-          "dense",
+          "dense or window: how the text is to be read",
+          "dense; window where that takes long and there is no GPU",
           {"dense", "window"}},
          {"--json", "", "one JSON object, with every way there is"}}}},
       {"topkv plan models/needle-14m",
-       "topkv plan Qwen2.5-7B-Instruct-1M -c 1M --gpu-mem 16GiB --mem 64GiB"}};
+       "topkv plan Qwen2.5-7B-Instruct-1M -c 1M --gpu-mem 16GiB --mem 64GiB"},
+      "DIR"};
 }
 
 CommandHelp fidelity_help() {
@@ -212,7 +215,8 @@ CommandHelp bench_help() {
          {"--chunk", "N", "tokens of a step", "auto"},
          {"--at", "N", "instead of -c: time only the last chunk of a context of N tokens"}}}},
       {"topkv bench decode --shape qwen2.5-7b-1m -c 1M --kv-topk 64 --kv-topk 1024",
-       "topkv bench prefill --shape llama3-8b --at 1M --layers 1 --prefill dense"}};
+       "topkv bench prefill --shape llama3-8b --at 1M --layers 1 --prefill dense"},
+      "decode|prefill"};
 }
 
 CommandHelp completion_help() {
@@ -223,7 +227,8 @@ CommandHelp completion_help() {
           "where shells look.",
           {},
           {"source <(topkv completion bash)",
-           "topkv completion fish >~/.config/fish/completions/topkv.fish"}};
+           "topkv completion fish >~/.config/fish/completions/topkv.fish"},
+          "bash|zsh|fish"};
 }
 
 CommandHelp manual_help() {

@@ -18,6 +18,8 @@
 #include "src/cli/report.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
+#include "src/core/files.h"
+#include "src/core/gguf_file.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
 #include "topkv/memory_plan.h"
@@ -235,6 +237,18 @@ int run_info(const InfoFlags& flags) {
   return 0;
 }
 
+/// Throws FileError for a file that is neither a model nor a context.
+void check_kind(const std::string& model) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(model, error)) return;
+  check_readable(model);
+  if (begins_as_gguf(model)) return;
+  throw FileError(
+      fmt::format("{}: is neither a model nor a context; expected the directory of a model, a GGUF "
+                  "file, or a file that topkv prefill wrote (FILE.tkv)",
+                  printable(model)));
+}
+
 }  // namespace
 
 Run add_info(CLI::App& app) {
@@ -251,6 +265,7 @@ Run add_info(CLI::App& app) {
       return 0;
     }
     take_model(flags->directory, flags->argument, "info");
+    check_kind(flags->directory);
     return run_info(*flags);
   };
 }

@@ -67,7 +67,8 @@ std::string manual_text() {
   text +=
       ".SH ENVIRONMENT\n.TP\n\\fBHF_HOME\\fR, \\fBHF_HUB_CACHE\\fR\nwhere models lie that are "
       "named "
-      "org/name\n.TP\n\\fBNO_COLOR\\fR\nno colours\n";
+      "org/name\n.TP\n\\fBCOLUMNS\\fR\nhow wide --help is printed, in a pipe, too\n"
+      ".TP\n\\fBNO_COLOR\\fR\nno colours\n";
   return text;
 }
 

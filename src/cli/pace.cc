@@ -5,7 +5,9 @@
 namespace topkv::cli {
 namespace {
 
-constexpr std::int64_t least_told = 8;
+constexpr std::int64_t least_told = 2;
+/// From so many on the fit says something of whatever is ahead.
+constexpr std::int64_t enough_told = 8;
 
 }  // namespace
 
@@ -45,6 +47,8 @@ std::optional<double> Pace::steady_seconds_left(std::int64_t total) const {
 
 std::optional<double> Pace::seconds_left(std::int64_t total) const {
   if (told_ < least_told) return std::nullopt;
+  // Of m that are uneven by 3 %, m times as far ahead the fit is some 20 % off.
+  if (told_ < enough_told && total > told_ * done_) return std::nullopt;
   return std::max(0.0,
                   seconds_at(static_cast<double>(total)) - seconds_at(static_cast<double>(done_)));
 }

@@ -13,8 +13,8 @@ class Pace {
   /// So much was done after so many seconds. What is not beyond what was told before tells nothing.
   void add(std::int64_t done, double seconds);
 
-  /// From the last told one to `total`. Empty before the eighth: of fewer, which are never quite
-  /// even, the fit says little of what is far ahead.
+  /// From the last told one to `total`. Empty before the second, and, before the eighth, where
+  /// `total` is further ahead than the fit carries: what was told is never quite even.
   std::optional<double> seconds_left(std::int64_t total) const;
 
   /// Likewise of work each unit of which takes the same. Empty before the first.

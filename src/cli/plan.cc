@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -33,7 +34,7 @@ struct PlanFlags {
   std::string weights;
   std::string dtype;
   std::string index;
-  std::string prefill = "dense";
+  std::string prefill;
   bool host_search = false;
   bool json = false;
 };
@@ -46,7 +47,6 @@ PlanRequest request_of(const PlanFlags& flags) {
   if (!flags.dtype.empty()) request.rows = KvDType::parse(flags.dtype);
   if (!flags.index.empty()) request.index = flags.index;
   request.host_search = flags.host_search;
-  request.prefill.mode = flags.prefill == "dense" ? Prefill::dense : Prefill::window;
   if (!flags.gpu_memory.empty()) {
     if (flags.device == "cpu") throw UsageError("--gpu-mem beside --device cpu; expected one");
     request.gpu_memory = parse_bytes("--gpu-mem", flags.gpu_memory);
@@ -54,6 +54,37 @@ PlanRequest request_of(const PlanFlags& flags) {
     request.gpu_memory = Device::open(flags.device).memory().ceiling;
   }
   return request;
+}
+
+/// What reading the text densely takes, each token attending all before it, and whether it is to be
+/// read so.
+struct Reading {
+  double dense_flop = 0;  // of attention alone
+  bool host = false;      // which computes
+  Prefill mode = Prefill::dense;
+
+  /// What a few cores of a CPU do, as an order: whoever knows theirs can divide.
+  static constexpr double host_flops = 100e9;
+  double host_seconds() const { return dense_flop / host_flops; }
+  bool long_on_host() const {
+    constexpr double long_wait = 600;  // seconds
+    return host && host_seconds() > long_wait;
+  }
+};
+
+Reading reading_of(const PlanFlags& flags, const PlanRequest& request,
+                   const AttentionShape& shape) {
+  Reading reading{.host = request.gpu_memory == 0};
+  const auto tokens = static_cast<double>(request.tokens);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const auto window = static_cast<double>(shape.window_of(layer));
+    const double pairs = window > 0 && window < tokens ? tokens * window : tokens * tokens / 2;
+    // A multiplication and an addition for each element of a key, and of a value.
+    reading.dense_flop += 4 * pairs * static_cast<double>(shape.q_heads * shape.head_dim);
+  }
+  const bool window = flags.prefill.empty() ? reading.long_on_host() : flags.prefill == "window";
+  reading.mode = window ? Prefill::window : Prefill::dense;
+  return reading;
 }
 
 Json json_of(const PlacePlan& place) {
@@ -95,6 +126,24 @@ void print_speed(const char* name, const PlacePlan& place) {
       "speed     a token reads {:.3g} GB of {} memory: at most {:.3g} tokens/s for each 100 "
       "GB/s it has\n",
       gb, name, 100 / gb);
+}
+
+/// Where dense prefill would take long: how long, and the other way.
+void print_reading(const PlanFlags& flags, const Reading& reading) {
+  if (!reading.long_on_host() || flags.prefill == "window") return;
+  const std::string dense =
+      fmt::format("{} TFLOP of attention, {} at {:.0f} GFLOP/s",
+                  format_grouped(std::llround(reading.dense_flop / 1e12)),
+                  format_seconds(reading.host_seconds()), Reading::host_flops / 1e9);
+  if (reading.mode == Prefill::window) {
+    fmt::print(
+        "prefill   in window mode, each token seeing the first and the latest alone; dense it "
+        "takes "
+        "{}\n",
+        dense);
+  } else {
+    fmt::print("prefill   dense: {}; --prefill window takes far less\n", dense);
+  }
 }
 
 /// "2.1GiB more of the GPU's memory and 3GiB more of the host's"
@@ -141,7 +190,8 @@ void print_ways_out(const PlanFlags& flags, PlanRequest request) {
 }
 
 void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
-                const MemoryPlan* up, const PlanFlags& flags, std::int64_t tokens) {
+                const MemoryPlan* up, const PlanFlags& flags, const Reading& reading,
+                std::int64_t tokens) {
   const MemoryPlan& shown = chosen != nullptr ? *chosen : *up;
   if (chosen != nullptr) {
     fmt::print("{} tokens: the most exact of {} ways that fits\n\n  {}\n\n", format_grouped(tokens),
@@ -154,6 +204,7 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
   print_place("host", shown.host);
   if (!shown.gpu.items.empty()) print_speed("GPU", shown.gpu);
   print_speed("host", shown.host);
+  print_reading(flags, reading);
   if (chosen == nullptr) {
     fmt::print("missing   {}\n", missing_text(shown));
     return;
@@ -165,15 +216,17 @@ void print_text(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen,
   }
   fmt::print("run       topkv generate -m {} {}{}{} -f FILE -p QUESTION\n",
              printable(flags.directory), shown.flags(),
-             flags.prefill == "dense" ? "" : " --prefill window",
+             reading.mode == Prefill::dense ? "" : " --prefill window",
              shown.gpu.items.empty()    ? " --device cpu"
              : flags.gpu_memory.empty() ? ""
                                         : " --gpu-mem " + flags.gpu_memory);
 }
 
 int run_plan(const PlanFlags& flags) {
-  const PlanRequest request = request_of(flags);
+  PlanRequest request = request_of(flags);
   const ModelConfig config = described_model(flags.directory);
+  const Reading reading = reading_of(flags, request, config.attention);
+  request.prefill.mode = reading.mode;
   for (const std::string& warning : config.warnings) print_warning(warning);
   if (const std::string line = config.beyond_reach(request.tokens); !line.empty())
     print_warning(line);
@@ -185,6 +238,8 @@ int run_plan(const PlanFlags& flags) {
     Json json;
     json["weights_here"] = weights_here;
     json["tokens"] = request.tokens;
+    json["prefill"] = reading.mode == Prefill::window ? "window" : "dense";
+    json["dense_prefill_flop"] = reading.dense_flop;
     json["chosen"] = chosen == nullptr ? Json() : json_of(*chosen);
     json["one_step_up"] = up == nullptr ? Json() : json_of(*up);
     for (const MemoryPlan& plan : plans) json["plans"].push_back(json_of(plan));
@@ -192,7 +247,7 @@ int run_plan(const PlanFlags& flags) {
     fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
     if (!weights_here) fmt::print("weights   none yet: planned as config.json describes them\n\n");
-    print_text(plans, chosen, up, flags, request.tokens);
+    print_text(plans, chosen, up, flags, reading, request.tokens);
     if (chosen == nullptr) print_ways_out(flags, request);
   }
   return chosen == nullptr ? exit_error : 0;

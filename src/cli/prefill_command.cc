@@ -39,6 +39,7 @@ struct PrefillCommandFlags {
   bool chat = false;
   std::string system;
   std::string length;  // empty: the model's reach
+  bool quiet = false;
 };
 
 void check_flags(const PrefillCommandFlags& flags) {
@@ -58,25 +59,42 @@ void check_flags(const PrefillCommandFlags& flags) {
   check_output("-o", flags.output, inputs);
 }
 
+/// What --chat needs; empty without.
+std::optional<ChatTemplate> chat_of(const PrefillCommandFlags& flags) {
+  if (!flags.chat) return {};
+  ChatTemplate chat = ChatTemplate::load(flags.model.directory);
+  try {
+    serve::check_keeps_texts(chat, flags.system);
+  } catch (const Unsupported& error) {
+    throw Unsupported(fmt::format("{}; leave --chat out, or use topkv chat -f", error.what()));
+  }
+  return chat;
+}
+
 int run_prefill(PrefillCommandFlags flags) {
   check_flags(flags);
   check_model(flags.model, flags.retrieval);
-  std::optional<ChatTemplate> chat;
-  if (flags.chat) chat = ChatTemplate::load(flags.model.directory);
+  const std::optional<ChatTemplate> chat = chat_of(flags);
   const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
   const Device device = open_device(flags.model);
   const std::string text = text_of_files(flags.files);
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
+  if (flags.quiet) progress.hush();
   const Model model =
       load_model(flags.model, device, flags.prefill, flags.retrieval, progress, length);
   const serve::KeptPrompt kept =
       chat ? serve::kept_prompt(model.tokenizer(), *chat, flags.system, text)
            : serve::kept_prompt(model.tokenizer(), text);
   const auto tokens = static_cast<std::int64_t>(kept.tokens.size());
-  if (tokens == 0)
-    throw FileError(fmt::format("{}: no token in it", printable(flags.files.front())));
+  if (tokens == 0) {
+    const std::string& file = flags.files.front();
+    throw FileError(fmt::format(
+        "{}: is too short: a prompt may go on with its last word, so that is read with each "
+        "prompt, and before it there is nothing to keep; give more text, or end it with a line end",
+        file == "-" ? "standard input" : printable(file)));
+  }
   check_rows(model.config().attention, tokens, prefill_options(flags.prefill, flags.retrieval));
   check_indices(flags.retrieval, model.config(), tokens);
   model.check_reach(tokens);
@@ -100,6 +118,7 @@ int run_prefill(PrefillCommandFlags flags) {
                 .end = kept.end},
                progress.callback("save"));
   progress.finish();
+  if (flags.quiet) return 0;
   const double seconds = saving.seconds();
   const std::int64_t bytes = context_file_info(flags.output).file_bytes;
   fmt::print(stderr, "context    {} tokens, {}/s\n", format_grouped(tokens),
@@ -130,6 +149,7 @@ Run add_prefill(CLI::App& app) {
   command->add_flag("--chat", flags->chat);
   command->add_option("--system", flags->system, "the text of a system message");
   command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
+  command->add_flag("--quiet", flags->quiet);
   return [flags] { return run_prefill(*flags); };
 }
 

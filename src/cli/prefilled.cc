@@ -11,6 +11,9 @@ namespace {
 
 constexpr double long_wait = 60;  // seconds
 
+/// In window mode each token attends as many as the others.
+Cost cost_of(Prefill mode) { return mode == Prefill::window ? Cost::steady : Cost::grows; }
+
 /// Once it is known that a dense prefill on the host takes long: that there is another way.
 class QuickerWay {
  public:
@@ -48,7 +51,7 @@ Prefilled without_index(const Model& model, PrefillOptions options,
   const Stopwatch watch;
   prefilled.context = model.prefill(
       tokens, options,
-      [&, prefill = progress.callback("prefill"),
+      [&, prefill = progress.callback("prefill", cost_of(options.attention.mode)),
        index = progress.callback("index")](const Progress& done) {
         if (done.stage == "index") return index(done);
         prefill(done);

@@ -44,10 +44,10 @@ std::string progress_text(const std::string& title, const Progress& progress, do
   return one_line(title, width - rest) + percent;
 }
 
-ProgressFn ProgressBar::callback(std::string title) {
+ProgressFn ProgressBar::callback(std::string title, Cost cost) {
   idle_since_ = now_();
-  return [this, title = std::move(title)](const Progress& progress) {
-    report(title, progress);
+  return [this, title = std::move(title), cost](const Progress& progress) {
+    show(title, progress, {}, cost);
     stop_if_interrupted();
   };
 }
@@ -66,7 +66,7 @@ void ProgressBar::report(const std::string& title, const Progress& progress) {
 }
 
 void ProgressBar::show(const std::string& title, const Progress& progress,
-                       Clock::time_point quiet_until) {
+                       Clock::time_point quiet_until, Cost cost) {
   using namespace std::chrono_literals;
   if (hushed_) return;
   const auto now = now_();
@@ -82,8 +82,9 @@ void ProgressBar::show(const std::string& title, const Progress& progress,
   }
   const double since = std::chrono::duration<double>(now - started_).count();
   pace_.add(progress.done, since);
-  left_ = progress.unit == "tokens" ? pace_.seconds_left(progress.total)
-                                    : pace_.steady_seconds_left(progress.total);
+  left_ = progress.unit == "tokens" && cost == Cost::grows
+              ? pace_.seconds_left(progress.total)
+              : pace_.steady_seconds_left(progress.total);
   if (left_) left_ = std::max(0.0, *left_ - (since - pace_.seconds()));
   const auto pause = terminal_ ? Clock::duration(100ms) : Clock::duration(10s);
   if (now >= quiet_until && (last || now - shown_ >= pause)) {

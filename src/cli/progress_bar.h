@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <optional>
@@ -23,6 +24,12 @@ namespace topkv::cli {
 std::string progress_text(const std::string& title, const Progress& progress, double seconds,
                           std::optional<double> left, std::size_t width = 1000);
 
+/// What the next unit of work takes beside those before it.
+enum class Cost : std::uint8_t {
+  grows,   ///< maybe more, if it is a token: it may attend all before it (pace.h)
+  steady,  ///< as much
+};
+
 /// One thread at a time. Ends its line when destroyed.
 class ProgressBar {
  public:
@@ -37,13 +44,12 @@ class ProgressBar {
 
   /// A callback that reports under this title and throws Interrupted after Ctrl-C. Valid while the
   /// bar lives.
-  ProgressFn callback(std::string title);
+  ProgressFn callback(std::string title, Cost cost = Cost::grows);
   /// The same for work that is brief as a rule, as a prompt: shows nothing in the first second.
   ProgressFn brief_callback(std::string title);
 
   void report(const std::string& title, const Progress& progress);
-  /// Until the end of the stage, as shown; empty: not known, or none is under way. What is counted
-  /// in tokens may take the longer the more were read before (pace.h).
+  /// Until the end of the stage, as shown; empty: not known, or none is under way.
   std::optional<double> seconds_left() const { return left_; }
   /// Shows no progress from here on; notes, and what ends work, stay.
   void hush() { hushed_ = true; }
@@ -53,7 +59,8 @@ class ProgressBar {
   void finish();
 
  private:
-  void show(const std::string& title, const Progress& progress, Clock::time_point quiet_until);
+  void show(const std::string& title, const Progress& progress, Clock::time_point quiet_until,
+            Cost cost = Cost::grows);
   void write(const std::string& title, const Progress& progress, double seconds);
   void rewrite(const std::string& text);
 

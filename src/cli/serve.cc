@@ -105,7 +105,8 @@ int run_serve(ServeFlags flags) {
   std::vector<Wanted> wanted;
   bool chats = false;
   for (const std::string& file : flags.files) {
-    Wanted& one = wanted.emplace_back(file, context_file_info(file), flags.retrieval);
+    wanted.push_back({file, context_file_info(file), flags.retrieval});
+    Wanted& one = wanted.back();
     name_index_of_file(one.retrieval, one.info);
     check_model(flags.model, one.retrieval);
     chats = chats || one.info.end.chat;

@@ -3,8 +3,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
+#include <system_error>
 
 namespace topkv::cli {
 namespace {
@@ -31,6 +33,14 @@ std::size_t line_width(std::FILE* out) {
   winsize size = {};
   if (file < 0 || ioctl(file, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return usual;
   return size.ws_col;
+}
+
+std::size_t page_width(std::FILE* out) {
+  const std::string_view asked = environment("COLUMNS");
+  std::size_t columns = 0;
+  const auto [end, error] = std::from_chars(asked.data(), asked.data() + asked.size(), columns);
+  const bool number = error == std::errc() && end == asked.data() + asked.size() && columns > 0;
+  return number ? columns : line_width(out);
 }
 
 }  // namespace topkv::cli

@@ -16,4 +16,8 @@ bool shows_colour(std::FILE* out);
 /// Characters of a line there, now: it changes with the window. 80 for what is no terminal.
 std::size_t line_width(std::FILE* out);
 
+/// The same of text that is read like a page, as help is: in a pipe, too, what the environment's
+/// COLUMNS asks for, where that is a number.
+std::size_t page_width(std::FILE* out);
+
 }  // namespace topkv::cli

@@ -71,6 +71,23 @@ void check_utf8(std::string_view flag, std::string_view text) {
       flag, static_cast<unsigned char>(text[bad]), bad, one_line(printable(text), 40)));
 }
 
+std::string unescaped(std::string_view text) {
+  constexpr std::string_view letters = "ntr\\";
+  constexpr std::string_view meant = "\n\t\r\\";
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::size_t escape =
+        text[i] == '\\' && i + 1 < text.size() ? letters.find(text[i + 1]) : letters.npos;
+    if (escape == letters.npos) {
+      out += text[i];
+    } else {
+      out += meant[escape];
+      ++i;
+    }
+  }
+  return out;
+}
+
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char byte) { return !continues(byte); }));

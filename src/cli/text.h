@@ -17,6 +17,9 @@ std::string printable(std::string_view text);
 /// Throws UsageError, naming the flag and the byte, for text that is not UTF-8.
 void check_utf8(std::string_view flag, std::string_view text);
 
+/// \n, \t, \r and \\ as in C; a backslash before anything else stays as it is.
+std::string unescaped(std::string_view text);
+
 /// Characters (code points).
 std::size_t width_of(std::string_view text);
 

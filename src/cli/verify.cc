@@ -15,6 +15,7 @@
 #include "src/core/printable.h"
 #include "src/core/stopwatch.h"
 #include "topkv/context_file.h"
+#include "topkv/error.h"
 
 namespace topkv::cli {
 namespace {
@@ -22,28 +23,48 @@ namespace {
 struct VerifyFlags {
   ModelFlags model;  // its threads
   std::string file;
+  bool quiet = false;
   bool json = false;
 };
+
+/// found: "whole" and what else is known of the file.
+void print_json(const VerifyFlags& flags, const Json& found, const Stopwatch& watch) {
+  Json json;
+  json["file"] = printable(flags.file);
+  json.update(found);
+  json["seconds"] = watch.seconds();
+  json["version"] = version();
+  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
 
 int run_verify(const VerifyFlags& flags) {
   catch_interrupts();
   const ThreadLimit threads(flags.model);
   ProgressBar progress = stderr_progress();
+  if (flags.quiet) progress.hush();
   const Stopwatch watch;
-  verify_context(flags.file, progress.callback("verify"));
+  ContextFileInfo info;
+  try {
+    verify_context(flags.file, progress.callback("verify"));
+    info = context_file_info(flags.file);
+  } catch (const Error& error) {
+    progress.finish();
+    // What another version wrote, or no memory could be had for, may well be whole.
+    const bool damaged = dynamic_cast<const FileError*>(&error) != nullptr;
+    if (flags.json)
+      print_json(
+          flags,
+          {{"whole", damaged ? Json(false) : Json(nullptr)}, {"problem", printable(error.what())}},
+          watch);
+    throw;
+  }
   progress.finish();
-  const ContextFileInfo info = context_file_info(flags.file);
   if (flags.json) {
-    Json json;
-    json["file"] = printable(flags.file);
-    json["whole"] = true;
-    json["tokens"] = info.tokens;
-    json["file_bytes"] = info.file_bytes;
-    json["seconds"] = watch.seconds();
-    json["version"] = version();
-    fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+    print_json(flags, {{"whole", true}, {"tokens", info.tokens}, {"file_bytes", info.file_bytes}},
+               watch);
     return 0;
   }
+  if (flags.quiet) return 0;
   fmt::print("{}: whole, {} tokens, {} read in {}\n", printable(flags.file),
              format_grouped(info.tokens), byte_text(info.file_bytes),
              format_seconds(watch.seconds()));
@@ -57,6 +78,7 @@ Run add_verify(CLI::App& app) {
   const auto flags = std::make_shared<VerifyFlags>();
   command->add_option("FILE", flags->file, "a context's file")->required();
   command->add_option("-t,--threads", flags->model.threads, "a number of threads");
+  command->add_flag("--quiet", flags->quiet);
   command->add_flag("--json", flags->json);
   return [flags] { return run_verify(*flags); };
 }

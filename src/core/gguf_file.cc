@@ -197,7 +197,7 @@ class GgufFile::Parser {
     const std::string key = take_name("the name of a metadata value");
     Value value;
     value.type = take<std::uint32_t>("a metadata value");
-    const std::string what = fmt::format("metadata value {}", printable(key));
+    const std::string what = fmt::format("metadata value {}", printable_beginning(key));
     if (value.type == array_kind) {
       value.element = take<std::uint32_t>(what);
       const auto count = take<std::uint64_t>(what);
@@ -265,7 +265,7 @@ class GgufFile::Parser {
   void read_tensor() {
     Tensor tensor;
     const std::string name = take_name("the name of a tensor");
-    const std::string what = fmt::format("tensor {}", printable(name));
+    const std::string what = fmt::format("tensor {}", printable_beginning(name));
     const auto dims = take<std::uint32_t>(what);
     if (dims == 0 || dims > max_dims) {
       fail(fmt::format("{} has {} dimensions; expected 1 to {}", what, dims, max_dims));
@@ -319,13 +319,13 @@ class GgufFile::Parser {
         fail(
             fmt::format("tensor {} begins at {} of the data; expected a multiple of {} "
                         "(general.alignment)",
-                        printable(name), offset, alignment));
+                        printable_beginning(name), offset, alignment));
       }
       if (offset > room || need > room - offset) {
         fail(
             fmt::format("tensor {} has {} bytes at {} of the data, of which the file has {}; it "
                         "was cut off, or is damaged: fetch it again",
-                        printable(name), need, offset, room));
+                        printable_beginning(name), need, offset, room));
       }
       order_[i]->second.bytes =
           bytes_.subspan(begin + static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
@@ -378,13 +378,14 @@ std::string GgufFile::shown_value(std::string_view key) const {
 }
 
 void GgufFile::fail(std::string_view key, std::string_view expected) const {
-  throw FileError(fmt::format("{}: {} is {}; expected {}", path_text(path()), printable(key),
-                              shown_value(key), expected));
+  throw FileError(fmt::format("{}: {} is {}; expected {}", path_text(path()),
+                              printable_beginning(key), shown_value(key), expected));
 }
 
 void GgufFile::unsupported(std::string_view key, std::string_view supported) const {
   throw Unsupported(fmt::format("{}: {} is {}, which is not implemented; topkv runs {}",
-                                path_text(path()), printable(key), shown_value(key), supported));
+                                path_text(path()), printable_beginning(key), shown_value(key),
+                                supported));
 }
 
 std::int64_t GgufFile::integer(std::string_view key, std::int64_t low, std::int64_t high,

@@ -30,7 +30,9 @@ h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 0.5re
 .wide { overflow-x: auto } .wide svg { max-width: 100%; height: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: 0.25rem 0.75rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
-th { font-weight: 600; white-space: nowrap } .right { text-align: right; white-space: nowrap }
+td { overflow-wrap: anywhere } .right { text-align: right; white-space: nowrap; overflow-wrap: normal }
+th { font-weight: 600 } th.right { white-space: normal }
+@media (max-width: 75rem) { table { font-size: 12.5px } th, td { padding: 0.2rem } .right { white-space: normal } }
 </style>
 )";
 

@@ -41,7 +41,7 @@ std::unique_ptr<Checkpoint> Checkpoint::open_or_describe(const std::filesystem::
 std::string unread_warning(const Checkpoint& checkpoint) {
   std::vector<std::string> names = checkpoint.unread();
   if (names.empty()) return {};
-  for (std::string& name : names) name = printable(name);
+  for (std::string& name : names) name = printable_beginning(name);
   const bool one = names.size() == 1;
   return fmt::format(
       "{}: {} not used: {}; if the network has a use for {}, config.json does not describe these "

@@ -190,7 +190,7 @@ class GgufCheckpoint : public Checkpoint {
 
  private:
   std::string what_of(std::string_view name) const {
-    return fmt::format("{}: tensor {}", path_text(source()), printable(name));
+    return fmt::format("{}: tensor {}", path_text(source()), printable_beginning(name));
   }
 
   const Tensor& get(const std::string& name, const std::vector<std::int64_t>& shape) const {

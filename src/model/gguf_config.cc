@@ -152,11 +152,11 @@ class Translator {
     }
     for (const auto& [name, tensor] : file_.tensors()) {
       if (known.contains(std::string(name))) continue;
-      throw Unsupported(
-          fmt::format("{}: has tensor {}, which a network of architecture {} with {} layers does "
-                      "not read here; "
-                      "expected a model without it",
-                      path_text(file_.path()), printable(name), architecture_.name, layers));
+      throw Unsupported(fmt::format(
+          "{}: has tensor {}, which a network of architecture {} with {} layers does "
+          "not read here; "
+          "expected a model without it",
+          path_text(file_.path()), printable_beginning(name), architecture_.name, layers));
     }
   }
 
@@ -289,7 +289,7 @@ std::string unread_gguf_warning(const GgufFile& file) {
     const std::string_view name = key.substr(std::min(prefix.size(), key.size()));
     if (!sampling && std::ranges::find(known_keys, name) != known_keys.end()) continue;
     if (!sampling && name.starts_with("rope.scaling.yarn_")) continue;
-    unread.push_back(fmt::format("{} is {}", printable(key), file.shown_value(key)));
+    unread.push_back(fmt::format("{} is {}", printable_beginning(key), file.shown_value(key)));
   }
   if (unread.empty()) return {};
   return fmt::format(

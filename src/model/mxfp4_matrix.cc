@@ -79,8 +79,8 @@ Matrix mxfp4_form(std::int64_t out, std::int64_t in, const std::string& what) {
 MatrixSource find_mxfp4(const SafeTensors& tensors, const std::string& name,
                         const Checkpoint::FusedExpert& which, std::int64_t out, std::int64_t in) {
   Mxfp4 source;
-  source.what =
-      fmt::format("{}: tensor {}", path_text(tensors.path_of(name + "_blocks")), printable(name));
+  source.what = fmt::format("{}: tensor {}", path_text(tensors.path_of(name + "_blocks")),
+                            printable_beginning(name));
   const Matrix form = mxfp4_form(out, in, source.what);
   const std::int64_t outputs = out * which.step;
   const std::int64_t groups = form.groups();

@@ -95,7 +95,7 @@ std::string unread_quantisation_warning(const Json& config, const std::filesyste
   add_unread(*it, keys_of(method), "", unread);
   if (method == "compressed-tensors") {  // parse takes one group
     const auto group = it->at("config_groups").begin();
-    const std::string at = "config_groups." + printable(group.key()) + ".";
+    const std::string at = "config_groups." + printable_beginning(group.key()) + ".";
     add_unread(*group, group_keys, at, unread);
     add_unread(group->at("weights"), scheme_keys, at + "weights.", unread);
   }

@@ -185,8 +185,9 @@ void SafeTensors::check_finite() const {
   for (const auto& [name, place] : places_) {
     const SafeTensorsFile::Entry& tensor = stored(name);
     if (!place.read || !tensor.dtype.dtype) continue;
-    topkv::check_finite(tensor.bytes.data(), *tensor.dtype.dtype, tensor.shape,
-                        fmt::format("{}: tensor {}", path_text(path_of(name)), printable(name)));
+    topkv::check_finite(
+        tensor.bytes.data(), *tensor.dtype.dtype, tensor.shape,
+        fmt::format("{}: tensor {}", path_text(path_of(name)), printable_beginning(name)));
   }
 }
 

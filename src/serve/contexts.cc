@@ -57,8 +57,7 @@ void Contexts::add(ServedContext context) {
 }
 
 void Contexts::create(ContextRequest request) {
-  if (request.chat && chat_ == nullptr)
-    throw Problem(400, "the model has no chat template; leave \"chat\" out", "chat");
+  if (request.chat) check_chat(request);
   const std::lock_guard lock(mutex_);
   if (entries_.contains(request.name))
     throw Problem(409,
@@ -77,6 +76,22 @@ void Contexts::create(ContextRequest request) {
   entries_.emplace(entry->request.name, entry);
   waiting_.push_back(entry);
   changed_.notify_all();
+}
+
+void Contexts::check_chat(const ContextRequest& request) const {
+  if (chat_ == nullptr)
+    throw Problem(400, "the model has no chat template; leave \"chat\" out", "chat",
+                  "no_chat_template");
+  try {
+    check_keeps_texts(*chat_, request.system);
+  } catch (const InvalidArgument&) {  // the template refuses a system message, for one
+    throw;
+  } catch (const Error& error) {
+    throw Problem(400,
+                  fmt::format("{}; leave \"chat\" out, and ask POST /v1/completions of the text",
+                              printable(error.what())),
+                  "chat");
+  }
 }
 
 void Contexts::remove(const std::string& name) {
@@ -176,11 +191,14 @@ void Contexts::read(Entry& entry) {
   };
   const Tokenizer& tokenizer = model_.tokenizer();
   const KeptPrompt kept =
-      request.chat
-          ? kept_prompt(tokenizer, *chat_, request.system, request.text, stop_if_unwanted)
-          : kept_prompt(tokenizer, request.text, stop_if_unwanted);
+      request.chat ? kept_prompt(tokenizer, *chat_, request.system, request.text, stop_if_unwanted)
+                   : kept_prompt(tokenizer, request.text, stop_if_unwanted);
   const auto tokens = std::ssize(kept.tokens);
-  if (tokens == 0) throw InvalidArgument("the text has no tokens; give it more");
+  if (tokens == 0)
+    throw InvalidArgument(
+        "the text is too short: a prompt may go on with its last word, so that is read with each "
+        "prompt, and before it there is nothing to keep; give more text, or end it with a line "
+        "end");
   const AttentionShape& shape = model_.config().attention;
   const std::int64_t bytes =
       tokens * shape.layers * shape.kv_heads * options_.prefill.kv_dtype.row_bytes(shape.head_dim);

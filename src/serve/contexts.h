@@ -59,7 +59,8 @@ class Contexts {
   void add(ServedContext context);
 
   /// Has a text read. Throws Problem: 409 for a name that is taken, 429 where too many wait, 400
-  /// for a text that cannot be read.
+  /// for a chat where there is no template, or none in which a text can be kept; what else
+  /// ChatTemplate::render throws.
   void create(ContextRequest request);
   /// Throws Problem 404. Requests over it are answered to their end; reading ends.
   void remove(const std::string& name);
@@ -73,6 +74,7 @@ class Contexts {
  private:
   struct Entry;
 
+  void check_chat(const ContextRequest& request) const;
   void read_all();
   void read(Entry& entry);
   ContextInfo info_of(const Entry& entry) const;

@@ -31,7 +31,7 @@ Around around_text(const std::string& all) {
   if (at == all.npos || all.find(stand_in, at + 1) != all.npos) {
     throw Unsupported(
         "the chat template does not have the text of a question once, as it is: a context in it "
-        "cannot be kept; leave --chat out, or use topkv chat -f");
+        "cannot be kept");
   }
   return {.before = all.substr(0, at), .behind = all.substr(at + stand_in.size())};
 }
@@ -111,8 +111,7 @@ KeptPrompt kept_prompt(const Tokenizer& tokenizer, const std::string& text,
 }
 
 KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
-                       const std::string& system, const std::string& text,
-                       const Between& between) {
+                       const std::string& system, const std::string& text, const Between& between) {
   KeptPrompt kept = find_end(
       tokenizer, {}, text,
       [&](const std::string& before, const std::string& prompt) {
@@ -122,6 +121,10 @@ KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
   kept.end.chat = true;
   kept.end.system = system;
   return kept;
+}
+
+void check_keeps_texts(const ChatTemplate& chat, const std::string& system) {
+  for (const char* prompt : prompts) around_text(rendered(chat, system, stand_in + prompt));
 }
 
 std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd& end,

@@ -37,6 +37,10 @@ KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
                        const std::string& system, const std::string& text,
                        const Between& between = {});
 
+/// Throws Unsupported where that can be told of the template without a text, and what
+/// ChatTemplate::render throws.
+void check_keeps_texts(const ChatTemplate& chat, const std::string& system);
+
 /// The tokens that continue such a context. chat: with ContextEnd::chat.
 std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd& end,
                                     const std::optional<ChatTemplate>& chat,

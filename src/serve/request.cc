@@ -61,7 +61,9 @@ class Fields {
       const auto number = value->get<std::int64_t>();
       if (number >= low && number <= high) return number;
     }
-    refuse(key, *value, fmt::format("a whole number from {} to {}", low, high));
+    refuse(key, *value,
+           high == INT64_MAX ? fmt::format("a whole number from {} on, below 2^63", low)
+                             : fmt::format("a whole number from {} to {}", low, high));
   }
 
   std::optional<double> number(std::string_view key, double low, double high, bool above = false) {
@@ -169,7 +171,7 @@ void take_common(Fields& fields, AnswerRequest& request) {
   AnswerOptions& options = request.options;
   request.model = fields.text("model").value_or("");
   request.context = fields.text("context").value_or("");
-  options.max_tokens = fields.integer("max_tokens", 1, most_tokens);
+  options.max_tokens = fields.integer("max_tokens", 1, INT64_MAX);  // --room says how many at most
   options.temperature = fields.number("temperature", 0, 100);
   options.top_p = fields.number("top_p", 0, 1, true);
   options.top_k = fields.integer("top_k", -1, most_tokens);
@@ -248,7 +250,7 @@ AnswerRequest parse_chat(std::string_view body) {
   AnswerRequest request;
   request.chat = true;
   take_common(fields, request);
-  if (const auto most = fields.integer("max_completion_tokens", 1, most_tokens)) {
+  if (const auto most = fields.integer("max_completion_tokens", 1, INT64_MAX)) {
     if (request.options.max_tokens && request.options.max_tokens != most)
       throw Problem(
           400,

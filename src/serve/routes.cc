@@ -189,13 +189,21 @@ void answer(Service& service, const AnswerRequest& request, Response& response) 
     response.set_content(std::move(body), json_type);
 }
 
+/// Whether it is JSON, however spelled, with parameters or without (RFC 9110, 8.3.1).
+bool is_json_type(std::string_view type) {
+  type = type.substr(0, type.find(';'));
+  while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.remove_suffix(1);
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; };
+  return std::ranges::equal(type, std::string_view(json_type), {}, lower);
+}
+
 Problem not_for(const Request& request) {
   return {405, fmt::format("{} is not for {}; docs/server.md lists what there is",
                            printable_beginning(request.method), request.path)};
 }
 
-/// A proxy in front and this server must see the same requests in a connection's bytes: one length of
-/// a body, told in one way.
+/// A proxy in front and this server must see the same requests in a connection's bytes: one length
+/// of a body, told in one way.
 void check_framing(const Request& request) {
   for (const char* name : {"Host", "Content-Length", "Transfer-Encoding"})
     if (request.get_header_value_count(name) > 1)
@@ -250,8 +258,13 @@ void check(const Request& request, const ServerOptions& options) {
   if (std::ranges::find(posts, request.path) == std::end(posts)) throw not_for(request);
   check_length(request);
   const std::string type = request.get_header_value("Content-Type");
-  if (type.substr(0, type.find(';')) != json_type || request.has_header("Content-Encoding"))
-    throw Problem(415, "expected a body with \"Content-Type: application/json\", not compressed");
+  if (!is_json_type(type))
+    throw Problem(415, fmt::format("Content-Type is \"{}\"; expected application/json",
+                                   printable_beginning(type)));
+  if (request.has_header("Content-Encoding"))
+    throw Problem(415,
+                  fmt::format("Content-Encoding is \"{}\"; expected a body that is not compressed",
+                              printable_beginning(request.get_header_value("Content-Encoding"))));
 }
 
 Problem unanswered(const Request& request, int status) {
@@ -282,6 +295,8 @@ void log(Service& service, const Request& request, const Response& response) {
 void add_routes(HttpServer& server, Service& service, const ServerOptions& options) {
   server.set_pre_routing_handler([&options](const Request& request, Response& response) {
     note = {};
+    // httplib would tell of ranges where a client asks for the head alone; none are served.
+    response.set_header("Accept-Ranges", "none");
     try {
       check(request, options);
     } catch (const Problem& problem) {

@@ -142,12 +142,20 @@ std::shared_ptr<Answer> Service::answer(const AnswerRequest& request) {
   const auto prompt = std::ssize(question.prompt);
   if (!asked.max_tokens && prompt < options_.room)
     question.options.max_tokens = std::min(question.options.max_tokens, options_.room - prompt);
+  if (prompt >= options_.room)
+    throw Problem(400,
+                  fmt::format("{} has {} tokens behind the context; expected 1 to {}: it and its "
+                              "answer have {} together (the server's --room)",
+                              param, prompt, options_.room - 1, options_.room),
+                  param, "context_length_exceeded");
   if (question.options.max_tokens > options_.room - prompt)
     throw Problem(400,
-                  fmt::format("the prompt has {} tokens behind the context and max_tokens is {}; "
-                              "expected {} together at most (--room)",
-                              prompt, question.options.max_tokens, options_.room),
-                  prompt >= options_.room ? param : "max_tokens", "context_length_exceeded");
+                  fmt::format("max_tokens is {}; expected 1 to {}: {} has {} tokens behind the "
+                              "context, and it and its answer have {} together (the server's "
+                              "--room)",
+                              question.options.max_tokens, options_.room - prompt, param, prompt,
+                              options_.room),
+                  "max_tokens", "context_length_exceeded");
   return scheduler_.ask(std::move(question));
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "src/core/files.h"
 #include "src/core/gguf_file.h"
@@ -55,7 +56,7 @@ class Finder {
       found.source = read_file(file);
       return;
     }
-    const std::string names = names_in(more);
+    const std::vector<std::string> names = names_in(more);
     if (!names.empty()) no_default(path_text(more), names);
     const JsonObject config(config_, config_file_);
     const Json* entry = config.find("chat_template");
@@ -72,13 +73,13 @@ class Finder {
   /// [{"name": "default", "template": "…"}, …]
   std::string of_several(const Json& list, const JsonObject& config) const {
     if (!list.is_array()) config.fail("chat_template", "a text or a list of named ones");
-    std::string names;
+    std::vector<std::string> names;
     std::string source;
     bool found = false;
     for (std::size_t i = 0; i < list.size(); ++i) {
       const JsonObject one(list[i], config_file_, fmt::format("chat_template[{}].", i));
       const std::string name = one.text("name");
-      names += (names.empty() ? "" : ", ") + printable(name);
+      names.push_back(printable_beginning(name));
       if (name != "default") continue;
       source = one.text("template");
       found = true;
@@ -87,19 +88,20 @@ class Finder {
     return source;
   }
 
-  [[noreturn]] static void no_default(const std::string& where, const std::string& names) {
+  [[noreturn]] static void no_default(const std::string& where,
+                                      const std::vector<std::string>& names) {
     throw FileError(fmt::format(
         "{}: chat templates are there ({}), but none is called default, which is what a "
         "conversation takes; put one into chat_template.jinja beside it",
-        where, names));
+        where, listed(names, 3)));
   }
 
-  static std::string names_in(const std::filesystem::path& folder) {
-    std::string names;
+  static std::vector<std::string> names_in(const std::filesystem::path& folder) {
+    std::vector<std::string> names;
     if (!std::filesystem::is_directory(folder)) return names;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       if (entry.path().extension() != ".jinja") continue;
-      names += (names.empty() ? "" : ", ") + path_text(entry.path().stem());
+      names.push_back(path_text(entry.path().stem()));
     }
     return names;
   }
