@@ -1,5 +1,7 @@
 #include "gpu/scan_progress.h"
 
+#include <exception>
+
 #include "gpu/scan_room.h"
 #include "src/core/pause.h"
 #include "src/core/stopwatch.h"
@@ -19,6 +21,12 @@ void ScanProgress::watch() {
   try {
     if (listed_.done()) over_ = true;
   } catch (...) {
+    // The device may be on its way all the same. Who is told that it is not writes where the device
+    // reads what the step before left there: not before that has been read, then.
+    try {
+      listed_.synchronize();
+    } catch (const std::exception&) {  // it has stopped
+    }
     over_ = true;
     throw;
   }

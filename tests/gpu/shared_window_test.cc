@@ -221,7 +221,7 @@ TEST_F(ManySessions, CostTheirOwnRowsAndGiveThemBack) {
     sessions.emplace_back(context, options(), place.device());
     const std::int64_t one = taken(place.device());
     EXPECT_GE(taken(place.device(), "context's window"), 4 * mib);
-    EXPECT_LE(one, 6 * mib);
+    EXPECT_LE(one, 7 * mib);  // the window, and what one step at a time works in
     while (std::ssize(sessions) < count) sessions.emplace_back(context, options(), place.device());
     EXPECT_LE(taken(place.device()) - one, (count - 1) * kib) << "opened";
     const auto each = [&](std::int64_t until, std::int64_t step) {
