@@ -7,7 +7,7 @@ set -euo pipefail
 source_tree=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=tools/first_use.sh
 source "$source_tree/tools/first_use.sh"
-python=$1
+python=$(command -v "$1")  # its environment has no PATH to find it by
 shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
