@@ -230,6 +230,38 @@ TEST_F(Batch, AStepThatFailsAnywhereLeavesEachAsItWasOrGoesOn) {
   EXPECT_GT(failures, 10);
 }
 
+/// One session's rows may want memory when another's do not, and all together more than each alone.
+TEST_F(Batch, WithoutRoomForAJointStepEachStepsAlone) {
+  constexpr std::int64_t count = 3;
+  std::int64_t failures = 0;
+  bool failed = true;
+  for (std::int64_t n = 1; failed; ++n) {
+    std::vector<Session> sessions;
+    for (std::int64_t i = 0; i < count; ++i) sessions.push_back(session());
+    GenerationBatch batch(*model_);
+    std::map<GenerationBatch::Id, Finished> finished;
+    std::vector<GenerationBatch::Id> ids;
+    for (std::int64_t i = 0; i < count; ++i) {
+      ids.push_back(batch.add(sessions[static_cast<std::size_t>(i)], prompt(i, 6), options(i)));
+      collect(batch.step(), finished);
+    }
+    {
+      const ::test::FailingAt failing(
+          n, [] { throw OutOfMemory("rows", 4096, 0, "ask for fewer tokens"); });
+      collect(batch.step(), finished);
+      failed = ::test::FailingAt::reached_after() >= 0;
+    }
+    if (failed) ++failures;
+    run_to_end(batch, finished);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const Finished& one = finished.at(ids[static_cast<std::size_t>(i)]);
+      ASSERT_FALSE(one.error) << n;
+      ASSERT_EQ(one.result.tokens, alone(prompt(i, 6), options(i)).tokens) << n;
+    }
+  }
+  EXPECT_GT(failures, 5);
+}
+
 TEST_F(Batch, WhatCannotJoinIsRefusedAndChangesNothing) {
   Session a = session();
   Session b = session();

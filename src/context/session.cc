@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -130,7 +131,17 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   if (seen.codes && !seen.judged && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
 }
 
-Session::State::~State() = default;
+/// The device's streams are waited for, which nobody may do while another thread records what it
+/// gives them.
+Session::State::~State() {
+  ahead.reset();  // its thread needs no device to come to its end
+  try {
+    const auto lock = device.compute()->lock();
+    backend.reset();
+  } catch (const std::exception&) {  // a device that no longer works
+    backend.reset();
+  }
+}
 
 /// Layer 0 takes new tokens when every layer has the last ones; the others follow it.
 void Session::State::check_turn(std::int64_t layer, std::int64_t tokens) const {

@@ -108,7 +108,7 @@ class DecodeBackend {
   /// have k rows of the context within a range, which holds some (entry_choice), for the heads of
   /// all KV heads.
   virtual void choose(std::int64_t layer, PositionRange allowed, std::int64_t k);
-  /// Waits for it: of all heads, [kv_heads] parts. Valid until the next begin.
+  /// Waits for it: of all heads, [kv_heads] parts. Valid until the step is finished.
   virtual GivenEntries chosen();
 
   /// From now on scans are of these codes too: of the session's own rows, from the first on. Waits
@@ -153,7 +153,7 @@ class DecodeBackend {
 
   /// With SessionShape::judged, after a scan: what it gave for the step's tokens beside its lists,
   /// rare rows and the tail, which then is for the caller to add. Waits for it. Valid until the
-  /// next begin or scan.
+  /// next scan, or the end of the step.
   virtual TailParts scanned();
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
   /// for. Where others wait for the thread, it may not: who holds the driver up may wait for them.

@@ -213,11 +213,26 @@ void Generation::feed() {
   }
   std::ranges::reverse(stepped_);
   std::stable_partition(stepped_.begin(), stepped_.end(), std::mem_fn(&Answering::from_logits));
-  if (model_.config.dual_chunk.chunk_size > 0) {  // positions of a step are those of one text
-    for (Answering* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}); });
-  } else if (!stepped_.empty()) {
-    watching(stepped_, [&] { step(stepped_); });
+  bool one_by_one = model_.config.dual_chunk.chunk_size > 0;  // positions are those of one text
+  if (!one_by_one && !stepped_.empty()) {
+    watching(stepped_, [&] { one_by_one = !step_with_room(); });
   }
+  if (!one_by_one) return;
+  for (Answering* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}); });
+}
+
+/// False, and nothing has changed: there is no room for the rows of all, or for what their joint
+/// step works on. One by one only those fail that find none.
+bool Generation::step_with_room() {
+  try {
+    step(stepped_);
+    return true;
+  } catch (const OutOfMemory&) {
+    if (stepped_.size() == 1) throw;
+  }
+  for (std::size_t i = 0; i < sessions_.size(); ++i)
+    sessions_[i]->truncate(positions_[i] - sessions_[i]->context().tokens());
+  return false;
 }
 
 void Generation::check_step(const Answering& one) const {

@@ -95,6 +95,7 @@ class Generation {
 
  private:
   /// Feeds the last tokens of some and chooses what follows.
+  bool step_with_room();
   void step(std::span<Answering* const> those);
   /// Chooses what follows the last run's tokens from number `at` on. REQUIRES: those that choose
   /// from logits come first.
