@@ -32,8 +32,7 @@ TEST(ClosingSessions, WhileAnotherThreadRecordsDisturbsNothing) {
   const Device& device = place.device();
   const auto first = std::make_unique<Model>(Model::load(folder.path(), device));
   const std::shared_ptr<const Context> context = first->prefill(text, {.indices = {"codes"}});
-  const RetrievalOptions options{
-      .index = "codes", .k = TopK::same(4), .window = 4, .capacity = 64};
+  const RetrievalOptions options{.index = "codes", .k = TopK::same(4), .window = 4, .capacity = 64};
   const auto answer = [&](const Model& model) {
     Session session(context, options, device);
     return model.generate(session, question, {.max_tokens = 6}).tokens;
