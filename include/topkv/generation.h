@@ -52,7 +52,8 @@ class GenerationBatch {
   /// their add: a batch that is empty gives none. (With dual chunk attention the sessions of a step
   /// go one after the other.)
   /// A failure of one (a callback throws, its capacity does not suffice, or memory for its prompt)
-  /// is its own, and the others go on; a failure of the joint step is that of all who take part.
+  /// is its own, and the others go on; a failure of the joint step is that of all who take part;
+  /// one for want of memory that of those alone who find none when each steps by itself.
   /// Throws std::bad_alloc alone, for want of room to list those that ended: the next step gives
   /// them.
   std::vector<Finished> step();
