@@ -7,8 +7,6 @@ set -euo pipefail
 source_tree=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=tools/first_use.sh
 source "$source_tree/tools/first_use.sh"
-python=$(command -v "$1")  # its environment has no PATH to find it by
-shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -17,6 +15,8 @@ fail() {
   exit 1
 }
 
+python=$(command -v "$1") || fail "no interpreter $1"  # its environment has no PATH to find it by
+shift
 env -i "$python" -m venv "$work/venv"
 env -i "$work/venv/bin/pip" install --quiet "$@"
 mkdir "$work/user" && cd "$work/user"

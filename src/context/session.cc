@@ -135,12 +135,12 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
 /// gives them.
 Session::State::~State() {
   ahead.reset();  // its thread needs no device to come to its end
+  DeviceLock lock;
   try {
-    const auto lock = device.compute()->lock();
-    backend.reset();
+    lock = device.compute()->lock();
   } catch (const std::exception&) {  // a device that no longer works
-    backend.reset();
   }
+  backend.reset();
 }
 
 /// Layer 0 takes new tokens when every layer has the last ones; the others follow it.
