@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Gives each target of a build with the `fuzz` preset mutated bytes for some seconds, or until it has
-# had ten million in all calls together, and says how many runs and seconds of a core that were, in
-# this call and in all, how many edges of the program they reached, and what was found.
+# had ten million or an hour of a core in all calls together, and says how many runs and seconds of a
+# core that were, in this call and in all, how many edges of the program they reached, and what was
+# found.
 # usage: fuzz.sh BUILD_DIRECTORY SECONDS [TARGET...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,8 +18,8 @@ if [[ $# -eq 0 ]]; then
   exit 1
 fi
 
-enough=10000000
-TIMEFORMAT=%0U
+enough_runs=10000000 enough_seconds=3600
+TIMEFORMAT='%U %S'
 # One thread each, and no more memory than inputs of at most 64 KB may take. These are no longer than
 # some times the longest first input: what parsers do with longer ones is slower, not other.
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -41,15 +42,18 @@ for target in "$@"; do
   [[ $target == context_corpus ]] && continue
   found=out/fuzz/found/$target kept=out/fuzz/corpus/$target log=out/fuzz/$target.log
   mkdir -p "$found" "$kept"
-  left=$((enough - $(total "$target" 2)))
-  [[ $left -gt 0 ]] || continue
+  left=$((enough_runs - $(total "$target" 2)))
+  seconds_left=$((enough_seconds - $(total "$target" 3)))
+  [[ $left -gt 0 && $seconds_left -gt 0 ]] || continue
   result=nothing
   # Beside other work a second of the clock is less than one of a core.
-  took=$({ time "$build/tests/fuzz/fuzz_$target" -max_total_time="$seconds" -runs="$left" -timeout=20 \
+  took=$({ time "$build/tests/fuzz/fuzz_$target" -runs="$left" -timeout=20 \
+    -max_total_time="$((seconds < seconds_left ? seconds : seconds_left))" \
     -rss_limit_mb=4000 -malloc_limit_mb=300 -max_len="$(longest_allowed "$target")" \
     -print_final_stats=1 -artifact_prefix="$found/" \
     "$kept" "tests/fuzz/corpus/$target" >"$log" 2>&1; } 2>&1) ||
     result="see $found and $log" status=1
+  took=$(awk '{ printf "%d", $1 + $2 }' <<<"$took")
   runs=$(sed -n 's/^stat::number_of_executed_units: //p' "$log")
   echo "$target ${runs:-0} $took" >>out/fuzz/runs
   edges=$(grep -ao 'cov: [0-9]*' "$log" | tail -1 | cut -d' ' -f2) || true  # none: a seed ended it
