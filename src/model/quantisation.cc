@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/json_file.h"
+#include "src/core/printable.h"
 
 namespace topkv {
 namespace {
@@ -173,7 +174,7 @@ Quantisation read_compressed(const JsonObject& object, const Json& json,
   const Json& groups = json.at("config_groups");
   const JsonObject checked(groups, file, where + "config_groups.");
   if (groups.size() != 1) object.unsupported("config_groups", "one setting for all modules");
-  const std::string in_group = where + "config_groups." + groups.begin().key() + ".";
+  const std::string in_group = where + "config_groups." + printable_beginning(groups.begin().key()) + ".";
   const JsonObject group(groups.begin().value(), file, in_group);
   if (group.find("format") != nullptr && group.text("format") != format) {
     group.unsupported("format", fmt::format("one format for all modules (\"{}\")", format));
