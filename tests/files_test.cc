@@ -43,6 +43,16 @@ TEST(Files, WhatWriteFileCouldNotReplaceIsRefused) {
   refused(directory.path() / std::string(300, 'a'), "cannot be written");
 }
 
+TEST(Files, ErrorsWriteTheirNamesInOneLine) {
+  const TempDirectory temp;
+  const std::filesystem::path file = temp.path() / "a\nb";
+  const std::string shown = (temp.path() / "a\\x0ab").string() + ": ";
+  expect_error<FileError>([&] { read_file(file); }, shown, {"cannot be read"});
+  std::filesystem::create_directory(file);
+  expect_error<FileError>([&] { check_readable(file); }, shown, {"is a directory"});
+  expect_error<FileError>([&] { check_writable(file); }, shown, {"is a directory"});
+}
+
 TEST(Files, ReplacesWhatIsThereInOneStep) {
   const TempDirectory directory;
   const auto old = directory.write("a.csv", "old and longer");

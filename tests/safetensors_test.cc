@@ -368,6 +368,22 @@ TEST_F(ShardedTest, HostileIndicesAreRefusedWithAnErrorThatNamesFileAndCause) {
   }
 }
 
+TEST_F(ShardedTest, HeadersOfAllShardsTogetherAreLimited) {
+  std::string header = "{" + std::string(60'000'000, ' ') + "}";
+  temp.write("1.safetensors",
+             file_of(header.replace(1, 60, R"("a":)" + tensor("F32", "[0]", "[0,0]"))));
+  for (const char* other : {"2.safetensors", "3.safetensors"}) {
+    std::filesystem::remove(temp.path() / other);
+    std::filesystem::create_symlink(temp.path() / "1.safetensors", temp.path() / other);
+  }
+  const std::string index =
+      temp.write(index_name, R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})")
+          .string();
+  expect_error<FileError>(
+      [&] { SafeTensors::open(temp.path()); }, index + ": ",
+      {"headers of its shards", "bytes up to \"2.safetensors\"", "at most 100000000 of all"});
+}
+
 TEST_F(ShardedTest, BrokenShardIsNamed) {
   const std::string shard = temp.write("2.safetensors", "123").string();
   expect_error<FileError>([&] { open(good_index); }, shard + ": ", {"3 bytes"});

@@ -238,6 +238,8 @@ def check_hostile(server):
         ("endless headers", b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 100000, b""),
         ("an endless header", b"GET /health HTTP/1.1\r\na: " + b"b" * 1000000, b""),
         ("an endless path", b"GET /" + b"a" * 1000000, b""),
+        ("a long range", b"GET /health HTTP/1.1\r\nHost: localhost\r\nrAnge: bytes=" + b"1" * 8100 + b"-\r\n\r\n", b"HTTP/1.1 400"),
+        ("a long path", b"GET /v1/contexts/" + b"a" * 8100 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 414"),
         ("a body without a length", head + b"\r\n", b"HTTP/1.1 411"),
         ("another coding of a body", head + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", b"HTTP/1.1 400"),
         ("two ways to tell a length", head + b'Content-Length: 29\r\nTransfer-Encoding: chunked\r\n\r\n1d\r\n{"prompt":"a","max_tokens":1}\r\n0\r\n\r\n', b"HTTP/1.1 400"),

@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "src/core/open_file.h"
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -18,11 +19,11 @@ namespace topkv {
 namespace {
 
 [[noreturn]] void fail_to_write(const std::filesystem::path& path, const std::string& why) {
-  throw FileError(fmt::format("{}: cannot be written: {}", path.string(), why));
+  throw FileError(fmt::format("{}: cannot be written: {}", path_text(path), why));
 }
 
 [[noreturn]] void fail_to_read(const std::filesystem::path& path) {
-  throw FileError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(errno)));
+  throw FileError(fmt::format("{}: cannot be read: {}", path_text(path), std::strerror(errno)));
 }
 
 }  // namespace
@@ -30,7 +31,7 @@ namespace {
 void check_readable(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
-    throw FileError(fmt::format("{}: is a directory; expected a file", path.string()));
+    throw FileError(fmt::format("{}: is a directory; expected a file", path_text(path)));
   }
   if (::access(path.c_str(), R_OK) != 0) fail_to_read(path);
 }
@@ -39,7 +40,7 @@ void check_writable(const std::filesystem::path& path) {
   std::error_code error;
   const auto type = std::filesystem::symlink_status(path, error).type();
   if (type == std::filesystem::file_type::directory || !path.has_filename()) {
-    throw FileError(fmt::format("{}: is a directory; expected a file", path.string()));
+    throw FileError(fmt::format("{}: is a directory; expected a file", path_text(path)));
   }
   const bool is_new = type == std::filesystem::file_type::not_found;
   if (!is_new && error) fail_to_write(path, error.message());
@@ -62,7 +63,7 @@ std::string read_file(const std::filesystem::path& path) {
   while (in.read(buffer.data(), buffer.size()) || in.gcount() > 0) {
     text.append(buffer.data(), static_cast<std::size_t>(in.gcount()));
   }
-  if (in.bad()) throw FileError(fmt::format("{}: cannot be read", path.string()));
+  if (in.bad()) throw FileError(fmt::format("{}: cannot be read", path_text(path)));
   return text;
 }
 

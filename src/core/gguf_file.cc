@@ -370,7 +370,7 @@ std::string GgufFile::shown_value(std::string_view key) const {
     return fmt::format("an array of {} {}s", value->count, name_of_kind(value->element));
   }
   if (value->type == string) {
-    return shown(nlohmann::json(replace_invalid_utf8(text_at(value->bytes.data()))));
+    return shown_bytes(text_at(value->bytes.data()));
   }
   const nlohmann::json number = scalar(value->type, value->bytes.data());
   if (number.is_number_float()) return fmt::format("{}", number.get<double>());

@@ -9,6 +9,7 @@
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
 #include "src/core/serde_number.h"
+#include "src/core/utf8.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -19,9 +20,48 @@ using Json = nlohmann::json;
 constexpr std::size_t max_depth = 64;
 constexpr std::int64_t max_values = std::int64_t{1} << 23;
 
+/// Control characters that may stand between values, one after another: the parser's message about
+/// what follows would have eight bytes for each.
+constexpr std::size_t max_line_breaks = std::size_t{1} << 16;
+
 std::string cut(std::string text, std::size_t length) {
   if (text.size() > length) text = text.substr(0, length) + "...";
   return text;
+}
+
+/// Strings have no line breaks or tabs, so that white space with one is between values.
+bool has_long_gap(std::string_view text) {
+  std::size_t breaks = 0;
+  for (const char c : text) {
+    if (c == '\n' || c == '\r' || c == '\t') {
+      if (++breaks > max_line_breaks) return true;
+    } else if (c != ' ') {
+      breaks = 0;
+    }
+  }
+  return false;
+}
+
+/// A value whose text as JSON begins with the same `most` characters, however long it is. values:
+/// how many may still be shown; each takes a character or more.
+Json beginning(const Json& value, std::size_t most, std::size_t& values) {
+  constexpr std::size_t longest_character = 4;
+  const auto first = [&](const std::string& text) {
+    return text.substr(0, most + longest_character);  // what is cut off lies beyond
+  };
+  if (values > 0) --values;
+  if (value.is_string()) return first(value.get_ref<const std::string&>());
+  Json some = value.is_structured() ? Json(value.type()) : value;
+  if (!value.is_structured()) return some;
+  for (const auto& [key, one] : value.items()) {
+    if (values == 0) break;
+    if (value.is_array()) {
+      some.push_back(beginning(one, most, values));
+    } else {
+      some[first(key)] = beginning(one, most, values);
+    }
+  }
+  return some;
 }
 
 /// Builds the value, within limits. (The parser's own builder, given a callback, goes over all of
@@ -115,6 +155,11 @@ Json parse_json(std::string_view text, const std::filesystem::path& file, JsonFl
     throw FileError(fmt::format("{}: has {} bytes of JSON; expected at most {}", path_text(file),
                                 text.size(), max_json_bytes));
   }
+  if (has_long_gap(text)) {
+    throw FileError(fmt::format(
+        "{}: has more than {} line breaks and tabs in one place; expected fewer between values",
+        path_text(file), max_line_breaks));
+  }
   Builder builder(path_text(file), floats);
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     std::string reason = builder.error();  // "[json.exception.parse_error.101] parse error at …"
@@ -139,7 +184,15 @@ std::string shown(const Json& value) {
   if (value.is_object() && value.size() > 16) {
     return fmt::format("an object of {} keys", value.size());
   }
-  return cut(value.dump(-1, ' ', true, Json::error_handler_t::replace), 100);
+  constexpr std::size_t most = 100;
+  std::size_t values = most + 1;
+  return cut(beginning(value, most, values).dump(-1, ' ', true, Json::error_handler_t::replace),
+             most);
+}
+
+std::string shown_bytes(std::string_view bytes) {
+  constexpr std::size_t most = 512;  // more characters than are shown
+  return shown(Json(replace_invalid_utf8(bytes.substr(0, most))));
 }
 
 JsonObject::JsonObject(const Json& value, const std::filesystem::path& file, std::string where)

@@ -33,6 +33,9 @@ nlohmann::json read_json_file(const std::filesystem::path& file,
 /// A value or name from a file, fit for an error message: JSON on one line, ASCII, cut when long.
 std::string shown(const nlohmann::json& value);
 
+/// The same of bytes that may not be UTF-8.
+std::string shown_bytes(std::string_view bytes);
+
 /// One object of a JSON file. Refers to the value, which must outlive it.
 class JsonObject {
  public:

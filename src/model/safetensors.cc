@@ -87,6 +87,7 @@ void SafeTensors::open_shards() {
   const JsonObject checked(weight_map, source_, "weight_map.");
 
   std::map<std::string, std::size_t> opened;  // shard name -> files_
+  std::int64_t header_bytes = 0;              // of all shards
   for (const auto& [tensor, value] : weight_map.items()) {
     const auto fail = [&, &tensor = tensor](std::string_view found, std::string_view expected) {
       throw FileError(fmt::format("{}: weight_map puts tensor {} into {}; expected {}",
@@ -101,7 +102,11 @@ void SafeTensors::open_shards() {
       if (!file_exists(path))
         fail(shown(value) + ", which is missing",
              "the shard beside the index: fetch it, too, or all files again");
-      files_.push_back(SafeTensorsFile::open(path));
+      header_bytes += files_.emplace_back(SafeTensorsFile::open(path)).header_bytes();
+      if (header_bytes > max_json_bytes)
+        throw FileError(fmt::format(
+            "{}: the headers of its shards have {} bytes up to {}; expected at most {} of all",
+            path_text(source_), header_bytes, shown(value), max_json_bytes));
     }
     if (!files_[it->second].entries().contains(tensor)) {
       fail(shown(value), "a shard that holds it; this one does not");

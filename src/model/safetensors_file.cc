@@ -56,6 +56,9 @@ class HeaderReader {
     return entries;
   }
 
+  /// Once it was read.
+  std::int64_t bytes() const { return std::ssize(file_) - std::ssize(data_); }
+
  private:
   [[noreturn]] void fail(std::string_view found, std::string_view expected) const {
     throw FileError(fmt::format("{}: {}; expected {}", path_, found, expected));
@@ -157,8 +160,7 @@ class HeaderReader {
       if (good) sizes.push_back(size.get<std::int64_t>());
     }
     if (!good) {
-      fail(name, fmt::format("has {} {}", key, shown(*found)),
-           sizes_of_any);
+      fail(name, fmt::format("has {} {}", key, shown(*found)), sizes_of_any);
     }
     return sizes;
   }
@@ -231,7 +233,9 @@ std::string shown_shape(std::span<const std::int64_t> shape) {
 SafeTensorsFile SafeTensorsFile::open(const std::filesystem::path& path) {
   SafeTensorsFile result;
   result.file_ = MappedFile::open(path);
-  result.entries_ = HeaderReader(path, result.file_.bytes()).read();
+  HeaderReader header(path, result.file_.bytes());
+  result.entries_ = header.read();
+  result.header_bytes_ = header.bytes();
   return result;
 }
 

@@ -48,9 +48,11 @@ class SafeTensorsFile {
 
   const Entries& entries() const { return entries_; }
   const std::filesystem::path& path() const { return file_.path(); }
+  std::int64_t header_bytes() const { return header_bytes_; }
 
  private:
   MappedFile file_;
+  std::int64_t header_bytes_ = 0;
   Entries entries_;
 };
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 namespace topkv::serve {
 namespace {
@@ -27,6 +28,8 @@ short wait_until(int socket, short events, Clock::time_point until) {
   }
 }
 
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
 using NameOf = int (*)(int, sockaddr*, socklen_t*);
 
 void name(int socket, NameOf name_of, std::string& ip, int& port) {
@@ -44,13 +47,14 @@ void name(int socket, NameOf name_of, std::string& ip, int& port) {
 
 }  // namespace
 
-Connection::Connection(int socket, const std::atomic<bool>& ends) : socket_(socket), ends_(ends) {}
+Connection::Connection(int socket, const std::atomic<bool>& ends, std::chrono::milliseconds linger)
+    : socket_(socket), ends_(ends), linger_(linger) {}
 
 Connection::~Connection() {
   // Closing with bytes unread would take from the client what it was told: they are read for a
   // moment.
   ::shutdown(socket_, SHUT_WR);
-  const Clock::time_point until = Clock::now() + linger_time;
+  const Clock::time_point until = Clock::now() + linger_;
   while (Clock::now() < until && wait_until(socket_, POLLIN, until) != 0 &&
          ::recv(socket_, held_.data(), held_.size(), 0) > 0) {
   }
@@ -101,8 +105,12 @@ ssize_t Connection::read(char* bytes, std::size_t size) {
 
 // httplib takes headers byte by byte: none of a body is among them.
 void Connection::count(const char* bytes, std::size_t size) {
+  constexpr std::string_view range = "range:";
   for (std::size_t i = 0; in_headers_ && i < size; ++i) {
+    if (line_ == 0) is_range_ = !first_line_;
+    if (line_ < range.size()) is_range_ = is_range_ && lower(bytes[i]) == range[line_];
     ++line_;
+    if (is_range_ && line_ > most_range_bytes) left_ = 0;
     if (bytes[i] == '\n') {
       if (!first_line_ && line_ == 2 && last_ == '\r') {
         in_headers_ = false;

@@ -18,16 +18,22 @@ class Connection : public httplib::Stream {
   using Clock = std::chrono::steady_clock;
 
   static constexpr std::size_t most_header_bytes = 32 << 10;
+  /// Of the line of the header Range: httplib looks through it with a std::regex, which goes a call
+  /// deeper with each byte.
+  static constexpr std::size_t most_range_bytes = 256;
   static constexpr auto header_time = std::chrono::seconds(10);
   static constexpr auto body_time = std::chrono::seconds(60);
   /// For a client to take what one call of write has.
   static constexpr auto write_time = std::chrono::seconds(10);
 
-  /// For a client to read its last response, when it still sends.
-  static constexpr auto linger_time = std::chrono::seconds(2);
+  /// For a client to read its last response, when it still sends; and for one that is refused by
+  /// the thread that others wait for.
+  static constexpr auto linger_time = std::chrono::milliseconds(2000);
+  static constexpr auto refused_linger_time = std::chrono::milliseconds(100);
 
   /// ends: from when on nothing more is waited for; outlives it.
-  Connection(int socket, const std::atomic<bool>& ends);
+  Connection(int socket, const std::atomic<bool>& ends,
+             std::chrono::milliseconds linger = linger_time);
   ~Connection() override;
   Connection(const Connection&) = delete;  // owns the socket
   Connection& operator=(const Connection&) = delete;
@@ -54,6 +60,7 @@ class Connection : public httplib::Stream {
 
   int socket_;
   const std::atomic<bool>& ends_;
+  std::chrono::milliseconds linger_;
   std::array<char, 16 << 10> held_;
   std::size_t begin_ = 0, end_ = 0;  // of held_: bytes that were not taken
   Clock::time_point until_;
@@ -62,6 +69,7 @@ class Connection : public httplib::Stream {
   bool in_headers_ = true;
   std::size_t line_ = 0;  // bytes of the header line so far
   bool first_line_ = true;
+  bool is_range_ = false;  // the line so far is a beginning of "Range:", or has it
   char last_ = 0;
 };
 

@@ -115,7 +115,8 @@ void HttpServer::wait_for_responses() const {
 }
 
 bool HttpServer::process_and_close_socket(socket_t socket) {
-  Connection connection(socket, ends_);
+  Connection connection(socket, ends_,
+                        refuses ? Connection::refused_linger_time : Connection::linger_time);
   if (refuses) {
     refuse(connection);
     return false;

@@ -234,6 +234,12 @@ void check_length(const Request& request) {
 /// Refuses, before its body is read, what is not to be answered.
 void check(const Request& request, const ServerOptions& options) {
   check_framing(request);
+  // Names of contexts are shorter. httplib looks for a route with a std::regex, which goes a call
+  // deeper with each byte.
+  constexpr std::size_t most_path_bytes = 1024;
+  if (request.path.size() > most_path_bytes)
+    throw Problem(414, fmt::format("the path has {} bytes; expected at most {}",
+                                   request.path.size(), most_path_bytes));
   if (!is_known(request.path))
     throw Problem(
         404, fmt::format("there is no {} {}; docs/server.md lists what there is",

@@ -124,7 +124,7 @@ class Translator {
   std::string checked(std::string_view text, const char* key, std::size_t index) const {
     if (valid_utf8_bytes(text) == text.size()) return std::string(text);
     throw FileError(fmt::format("{}: {}[{}] is {}; expected UTF-8", path_text(file_.path()), key,
-                                index, shown(Json(replace_invalid_utf8(text)))));
+                                index, shown_bytes(text)));
   }
 
   void read_tokens() {
