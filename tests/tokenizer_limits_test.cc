@@ -61,6 +61,7 @@ Json metaspace(char32_t mark, bool cuts) {
 
 Json normalizers(const Json& list) { return {{"type", "Sequence"}, {"normalizers", list}}; }
 Json pre_tokenizers(const Json& list) { return {{"type", "Sequence"}, {"pretokenizers", list}}; }
+Json decoders(const Json& list) { return {{"type", "Sequence"}, {"decoders", list}}; }
 
 std::string base64(std::string_view bytes) {
   constexpr std::string_view alphabet =
@@ -121,6 +122,21 @@ class TokenizerLimits : public testing::Test {
 
   TempDirectory directory_;
 };
+
+TEST_F(TokenizerLimits, DecodersMakeATokenFourTimesAsLongInAllStepsTogether) {
+  const auto steps = [](std::size_t count, const std::string& content) {
+    return with("decoder", decoders(Json(count, replace("a", content))));
+  };
+  EXPECT_EQ(load(steps(1, "aaaa")).decode(Ids{256, 256}), "aaaaaaaa");
+  EXPECT_EQ(load(steps(2, "aa")).bytes_of_token(256), "aaaa");
+  EXPECT_EQ(load(steps(32, "b")).decode(Ids{256}), "b");
+  expect_no_file<Unsupported>(steps(2, "aaaa"),
+                              {"decoder.decoders[1].content is \"aaaa\"", "at most four times"});
+  expect_no_file<Unsupported>(steps(32, "aaaa"), {"decoder.decoders[1].content", "together"});
+  Json behind = Json(2, replace("a", "aaaa"));
+  behind.insert(behind.begin(), Json{{"type", "Fuse"}});
+  expect_no_file<Unsupported>(with("decoder", decoders(behind)), {"decoder.decoders[2].content"});
+}
 
 TEST_F(TokenizerLimits, PreTokenizersThatDoubleThePiecesAreStopped) {
   const auto pairs = [](std::size_t count) {
