@@ -215,5 +215,19 @@ TEST(ByteAllowance, TextsHave32BitPlacesHoweverLongTheFirstOneIs) {
                           {"make more than 68719542272 bytes of a text of 1073741824"});
 }
 
+TEST_F(TokenizerLimits, PatternsThatLookBackFarAreRefused) {
+  const auto back = [](std::size_t count) {
+    return with("pre_tokenizer", split(fmt::format("(?<=.{{{}}}Q|Q)x", count - 1)));
+  };
+  EXPECT_EQ(load(back(16)).encode("Qx").size(), 2U);
+  expect_no_file<Unsupported>(
+      back(17), {"pre_tokenizer.pattern", "looks back at 17 characters", "16 at most"});
+  expect_no_file<Unsupported>(back(60'000), {"looks back at 60000 characters"});
+  const Json pattern = {{"Regex", "(?<!.{20})x"}};
+  expect_no_file<Unsupported>(
+      with("normalizer", {{"type", "Replace"}, {"pattern", pattern}, {"content", ""}}),
+      {"normalizer.pattern", "looks back at 20 characters"});
+}
+
 }  // namespace
 }  // namespace topkv
