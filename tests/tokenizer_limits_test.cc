@@ -229,5 +229,20 @@ TEST_F(TokenizerLimits, PatternsThatLookBackFarAreRefused) {
       {"normalizer.pattern", "looks back at 20 characters"});
 }
 
+TEST_F(TokenizerLimits, PiecesOfUnigramHaveEightMegabytesTogether) {
+  const auto unigram = [](std::size_t count) {
+    Json vocab = Json::array();
+    for (std::size_t i = 0; i < count; ++i) {
+      vocab.push_back(Json::array({fmt::format("{:04}{}", i, std::string(1020, 'x')), -1}));
+    }
+    Json json = with("model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", vocab}});
+    json["added_tokens"].clear();
+    return json;
+  };
+  expect_no_file<Unsupported>(unigram(8193),
+                              {"model.vocab[0] to [8192] have 8389632 bytes", "at most 8388608"});
+  EXPECT_EQ(load(unigram(1000)).encode("0999" + std::string(1020, 'x')), Ids{999});
+}
+
 }  // namespace
 }  // namespace topkv
