@@ -28,7 +28,8 @@ class Tokenizer {
   /// post-processor's template (a BOS, usually). Text need not be valid UTF-8: bytes that are not
   /// are read as U+FFFD, as Python's decoding with errors="replace" does.
   /// Throws InvalidArgument for 512 MiB or more, FileError when a regular expression of the file
-  /// takes too many steps on this text.
+  /// takes too many steps on this text, or its normalizer and pre-tokenizer make more than 64 bytes
+  /// for each byte of it and 65,536 more.
   std::vector<Token> encode(std::string_view text, bool add_special_tokens = false) const;
   /// The text of the tokens, as the library's decoder puts it together: without the space in front
   /// that encode puts there, if any; incomplete UTF-8 becomes U+FFFD. Special tokens, and ids that

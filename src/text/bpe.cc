@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cassert>
 #include <queue>
 #include <utility>
 
 #include "src/core/utf8.h"
+#include "src/text/byte_allowance.h"
 #include "src/text/byte_level.h"
 #include "src/text/keyed_hash.h"
 #include "topkv/error.h"
@@ -120,6 +122,7 @@ const Bpe::Merge& Bpe::find_merge(Token left, Token right) const {
 }
 
 void Bpe::encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const {
+  assert(piece.size() <= ByteAllowance::longest_text);
   if (piece.size() == 1 && !pieces_) {
     out.push_back(byte_tokens_[static_cast<unsigned char>(piece[0])]);
     return;

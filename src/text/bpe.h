@@ -40,7 +40,8 @@ class Bpe {
   /// A merge before those of higher rank; of the same, those further left come first.
   void add_merge(Token left, Token right, Token merged, std::int32_t rank);
 
-  /// Appends the tokens of one piece.
+  /// Appends the tokens of one piece. REQUIRES: it is at most ByteAllowance::longest_text bytes
+  /// long.
   void encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const;
 
  private:

@@ -1,7 +1,5 @@
 #include "src/text/charsmap.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <utility>
 
@@ -136,25 +134,25 @@ std::optional<std::string_view> Charsmap::find(std::string_view text) const {
   return {};
 }
 
-void Charsmap::apply(std::string_view text, std::size_t limit, std::string& out) const {
+void Charsmap::apply(std::string_view text, const ByteAllowance& allowance,
+                     std::string& out) const {
   constexpr std::size_t longest_whole = 5;
+  const auto append = [&](std::string_view more) {
+    allowance.check(out.size() + more.size());  // one text of a file may be as long as the file
+    out += more;
+  };
   while (!text.empty()) {
     std::string_view grapheme = text.substr(0, first_grapheme_bytes(text));
     text.remove_prefix(grapheme.size());
-    if (out.size() >= limit) {
-      throw FileError(fmt::format(
-          "the precompiled_charsmap makes {} bytes or more of the text: encode it in parts",
-          limit));
-    }
     if (grapheme.size() <= longest_whole) {
       if (const auto found = find(grapheme)) {
-        out += *found;
+        append(*found);
         continue;
       }
     }
     while (!grapheme.empty()) {
       const std::string_view c = grapheme.substr(0, first_utf8_char(grapheme).bytes);
-      out += find(c).value_or(c);
+      append(find(c).value_or(c));
       grapheme.remove_prefix(c.size());
     }
   }

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "src/text/byte_allowance.h"
+
 namespace topkv {
 
 class Charsmap {
@@ -27,8 +29,8 @@ class Charsmap {
   /// grapheme cluster of less than six bytes by what the shortest of its beginnings that is in the
   /// trie maps to (what is behind that beginning is lost), others character by character. Appends
   /// to out. REQUIRES: text is well-formed UTF-8. Throws FileError, with no path in front, when out
-  /// gets beyond limit bytes.
-  void apply(std::string_view text, std::size_t limit, std::string& out) const;
+  /// gets longer than is allowed.
+  void apply(std::string_view text, const ByteAllowance& allowance, std::string& out) const;
 
  private:
   std::optional<std::string_view> find(std::string_view text) const;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -16,6 +17,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t max_steps = 32;
 constexpr std::size_t max_pattern_bytes = 1024;
+constexpr double max_growth = 4;  // of a text by all steps together, which multiply what they add
 
 std::string replaced(std::string_view text, std::string_view pattern, std::string_view content) {
   std::string out;
@@ -135,9 +137,12 @@ class Decoder::Parser {
               .pattern = choice.text("String"),
               .content = object.text("content")};
     if (step.pattern.empty()) choice.unsupported("String", "a text that is not empty");
-    // Contents of tokens are short; what they are replaced by must not make them long.
-    if (step.pattern.size() > max_pattern_bytes || step.content.size() > 4 * step.pattern.size()) {
-      object.unsupported("content", "texts at most four times as long as what they replace");
+    const auto bytes = [](const std::string& text) { return static_cast<double>(text.size()); };
+    growth_ *= std::max(1.0, bytes(step.content) / bytes(step.pattern));
+    if (step.pattern.size() > max_pattern_bytes || growth_ > max_growth) {
+      object.unsupported("content",
+                         "texts that are, in all steps together, at most four times as long as "
+                         "what they replace");
     }
     steps_.push_back(std::move(step));
   }
@@ -145,6 +150,7 @@ class Decoder::Parser {
   const std::filesystem::path& file_;
   std::vector<Step> steps_;
   bool fused_ = false;
+  double growth_ = 1;
 };
 
 Decoder Decoder::parse(const Json& description, const std::filesystem::path& file) {

@@ -18,8 +18,9 @@ class Decoder {
   /// them. Throws FileError, or Unsupported naming the component; both begin with `file`.
   static Decoder parse(const nlohmann::json& description, const std::filesystem::path& file);
 
-  /// The text of tokens with these contents, as the `tokenizers` library puts it together: bytes
-  /// in a row that are no UTF-8 become one U+FFFD each.
+  /// The text of tokens with these contents, at most four times as long as they, as the
+  /// `tokenizers` library puts it together: bytes in a row that are no UTF-8 become one U+FFFD
+  /// each.
   std::string text(std::vector<std::string> contents) const;
 
   /// What one token adds to a text that has begun: its bytes, which may be part of a character.

@@ -21,15 +21,9 @@ using Json = nlohmann::json;
 
 constexpr std::size_t max_steps = 32;
 constexpr std::size_t max_content_bytes = 8192;
-constexpr std::size_t max_text_bytes = std::size_t{1} << 31U;  // places in a text are 32-bit
 
 /// Of a regular expression that goes over the text a few times from every place.
 constexpr std::size_t steps_per_byte = 200;
-
-void check_size(const std::string& text) {
-  if (text.size() < max_text_bytes) return;
-  throw FileError("the normalizer makes 2 GiB or more of the text: encode it in parts");
-}
 
 }  // namespace
 
@@ -127,12 +121,12 @@ Normalizer Normalizer::parse(const Json& description, const std::filesystem::pat
 /// Whether what the text began with is at the front still. The `tokenizers` library takes a
 /// replacement to stand where the last character of what it replaces was.
 bool Normalizer::run(const Step& step, std::string_view text, RegexScratch& regex,
-                     std::string& out) {
+                     const ByteAllowance& allowance, std::string& out) {
   bool at_front = true;
   std::size_t given = 0;  // everything before is in out
   const auto replace = [&](std::size_t begin, std::size_t end) {
     out.append(text.substr(given, begin - given)).append(step.content);
-    check_size(out);
+    allowance.check(out.size());
     given = end;
     if (begin == 0 && end > 0) {
       at_front = !step.content.empty() && first_utf8_char(text).bytes == end;
@@ -154,7 +148,7 @@ bool Normalizer::run(const Step& step, std::string_view text, RegexScratch& rege
       return begin == 0;
     }
     case Step::Kind::charsmap:
-      step.charsmap->apply(text, max_text_bytes, out);
+      step.charsmap->apply(text, allowance, out);
       return true;
     case Step::Kind::replace_text:
       for (std::size_t at = text.find(step.pattern); at != std::string_view::npos;
@@ -171,12 +165,14 @@ bool Normalizer::run(const Step& step, std::string_view text, RegexScratch& rege
   return at_front;
 }
 
-Normalizer::Normalized Normalizer::apply(std::string_view text, Scratch& scratch) const {
+Normalizer::Normalized Normalizer::apply(std::string_view text, Scratch& scratch,
+                                         ByteAllowance& allowance) const {
   Normalized result{text};
   for (const Step& step : steps_) {
     if (result.text.empty()) break;
     scratch.next.clear();
-    const bool kept = run(step, result.text, scratch.regex, scratch.next);
+    const bool kept = run(step, result.text, scratch.regex, allowance, scratch.next);
+    allowance.take(scratch.next.size());
     result.at_front = result.at_front && kept;
     scratch.text.swap(scratch.next);
     result.text = scratch.text;

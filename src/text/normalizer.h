@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/text/byte_allowance.h"
 #include "src/text/charsmap.h"
 #include "src/text/regex.h"
 
@@ -34,8 +35,9 @@ class Normalizer {
   static Normalizer parse(const nlohmann::json& description, const std::filesystem::path& file);
 
   /// REQUIRES: text is well-formed UTF-8 and not in the scratch. Throws FileError, with no path in
-  /// front, when the regular expressions take too many steps, or the text grows beyond 2 GiB.
-  Normalized apply(std::string_view text, Scratch& scratch) const;
+  /// front, when the regular expressions take too many steps, or the steps make more bytes than is
+  /// allowed.
+  Normalized apply(std::string_view text, Scratch& scratch, ByteAllowance& allowance) const;
 
  private:
   struct Step {
@@ -50,7 +52,8 @@ class Normalizer {
   };
   class Parser;
 
-  static bool run(const Step& step, std::string_view text, RegexScratch& regex, std::string& out);
+  static bool run(const Step& step, std::string_view text, RegexScratch& regex,
+                  const ByteAllowance& allowance, std::string& out);
 
   std::vector<Step> steps_;
 };

@@ -16,6 +16,7 @@ constexpr std::size_t steps_per_byte = 200;
 struct PreTokenizer::Run {
   const std::vector<Stage>& stages;
   Scratch& scratch;
+  ByteAllowance& allowance;
   const PieceFn& piece;
 
   void from(std::size_t index, std::string_view text, bool at_front) const {
@@ -40,8 +41,8 @@ struct PreTokenizer::Run {
   }
 
   /// The text with marks for its spaces and in front, as the stage has it.
-  static std::string_view marked(const Stage& stage, std::string_view text, bool at_front,
-                                 std::string& buffer) {
+  std::string_view marked(const Stage& stage, std::string_view text, bool at_front,
+                          std::string& buffer) const {
     const bool begins = text.starts_with(stage.mark) || (stage.replaces && text.front() == ' ');
     const bool wanted =
         stage.prefix == Prefix::always || (stage.prefix == Prefix::at_front && at_front);
@@ -49,13 +50,15 @@ struct PreTokenizer::Run {
     if ((begins || !wanted) && !replaces) return text;
     buffer.clear();
     if (!begins && wanted) buffer = stage.mark;
-    if (!replaces) return buffer.append(text);
-    for (std::size_t at = 0; at < text.size();) {
+    if (!replaces) buffer.append(text);
+    for (std::size_t at = 0; replaces && at < text.size();) {
       const std::size_t space = std::min(text.find(' ', at), text.size());
       buffer.append(text.substr(at, space - at));
       if (space < text.size()) buffer += stage.mark;
+      allowance.check(buffer.size());
       at = space + 1;
     }
+    allowance.take(buffer.size());
     return buffer;
   }
 
@@ -118,11 +121,11 @@ struct PreTokenizer::Run {
 };
 
 void PreTokenizer::split(std::string_view text, bool at_front, Scratch& scratch,
-                         const PieceFn& piece) const {
+                         ByteAllowance& allowance, const PieceFn& piece) const {
   if (text.empty()) return;
   scratch.regex.allow(steps_per_byte * stages_.size() * text.size());
   scratch.texts.resize(stages_.size());
-  Run{stages_, scratch, piece}.from(0, text, at_front);
+  Run{stages_, scratch, allowance, piece}.from(0, text, at_front);
 }
 
 }  // namespace topkv

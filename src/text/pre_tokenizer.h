@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/text/byte_allowance.h"
 #include "src/text/regex.h"
 
 namespace topkv {
@@ -36,9 +37,10 @@ class PreTokenizer {
 
   /// Gives the pieces of the text in order; none is empty. at_front: the text is where the text to
   /// encode begins. REQUIRES: text is well-formed UTF-8.
-  /// Throws FileError, with no path in front, when the regular expressions take too many steps: the
-  /// time is linear in the text.
-  void split(std::string_view text, bool at_front, Scratch& scratch, const PieceFn& piece) const;
+  /// Throws FileError, with no path in front, when the regular expressions take too many steps, or
+  /// the stages make more bytes than is allowed: the time is linear in the text.
+  void split(std::string_view text, bool at_front, Scratch& scratch, ByteAllowance& allowance,
+             const PieceFn& piece) const;
 
  private:
   /// What becomes of the matches, between which the text is cut.

@@ -1,22 +1,29 @@
 #include "src/text/prefix_tree.h"
 
 #include <algorithm>
+#include <deque>
 
 namespace topkv {
 
 PrefixTree::PrefixTree(std::vector<std::pair<std::string_view, Token>> texts) {
   std::ranges::sort(texts);
-  // Of each node: the texts that begin with its bytes, and how many bytes these are.
+  // Of each node that has no children yet: the texts that begin with its bytes, and how many bytes
+  // these are.
   struct Range {
     std::size_t begin;
     std::size_t end;
     std::size_t depth;
   };
-  std::vector<Range> ranges = {{0, texts.size(), 0}};
+  std::deque<Range> ranges = {{0, texts.size(), 0}};
+  std::size_t most = 1;
+  for (const auto& [text, token] : texts) most += text.size();
+  nodes_.reserve(most);  // doubling might take three times as much
+  bytes_.reserve(most);
   nodes_.emplace_back();
   bytes_.push_back(0);
   for (std::size_t node = 0; node < nodes_.size(); ++node) {
-    auto [at, end, depth] = ranges[node];
+    auto [at, end, depth] = ranges.front();
+    ranges.pop_front();
     if (at < end && texts[at].first.size() == depth) nodes_[node].token = texts[at++].second;
     nodes_[node].first = static_cast<std::uint32_t>(nodes_.size());
     while (at < end) {

@@ -34,8 +34,14 @@ constexpr std::uint32_t heap_limit_kib = 64 * 1024;  // the interpreter's backtr
 
 // What is tried without a count: this many bytes ahead, with this many points of backtracking for
 // each place in them. Patterns of tokenizers need neither more, but for long words and white space.
+// The time that takes is linear in the text: no place is tried twice, what a place takes does not
+// depend on the text (each part of a pattern, of which PCRE2 compiles 64 KB, once between two
+// points of backtracking, over these bytes and those that it looks back at).
 constexpr std::size_t near_bytes = 128;
 constexpr std::uint32_t near_matches = 64;
+
+// Going back so many characters is one step; patterns of tokenizers look back at one.
+constexpr std::uint32_t max_lookbehind = 16;
 
 // Enough for anything within a short text.
 constexpr std::size_t first_allowance = 10'000'000;
@@ -113,6 +119,14 @@ Code compile(const std::string& pattern, std::uint32_t more_options) {
         fmt::format("the regular expression, for PCRE2 {}, does not compile: {}; expected one "
                     "that does",
                     shown(pattern), reason_of(error)));
+  }
+  std::uint32_t lookbehind = 0;
+  pcre2_pattern_info(code.get(), PCRE2_INFO_MAXLOOKBEHIND, &lookbehind);
+  if (lookbehind > max_lookbehind) {
+    throw Unsupported(
+        fmt::format("the regular expression, for PCRE2 {}, looks back at {} characters; topkv runs "
+                    "those that look back at {} at most",
+                    shown(pattern), lookbehind, max_lookbehind));
   }
   // A pattern that JIT does not take is interpreted: the same matches, slower.
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);

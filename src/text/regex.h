@@ -41,7 +41,8 @@ class Regex {
     std::size_t end = 0;
   };
 
-  /// Throws FileError with PCRE2's reason when the pattern does not compile.
+  /// Throws FileError with PCRE2's reason when the pattern does not compile, Unsupported when it
+  /// looks back far.
   explicit Regex(const std::string& pcre2_pattern);
   ~Regex();
   Regex(Regex&&) noexcept;

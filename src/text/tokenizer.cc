@@ -11,6 +11,13 @@
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+// U+FFFD for its bytes may make a text three times as long before any step.
+constexpr std::size_t max_text_bytes = std::size_t{1} << 29U;
+static_assert(3 * max_text_bytes <= ByteAllowance::longest_text);
+
+}  // namespace
 
 struct Tokenizer::Impl {
   std::string file;
@@ -23,6 +30,7 @@ void Tokenizer::Impl::encode(std::string_view text, std::vector<Token>& out) con
   Normalizer::Scratch normalizing;
   PreTokenizer::Scratch cutting;
   WordCache cache;
+  ByteAllowance allowance(text.size());
   const PreTokenizer::PieceFn piece = [&](std::string_view word) {
     std::visit([&](const auto& model) { model.encode(word, cache, out); }, parts.model);
   };
@@ -33,13 +41,13 @@ void Tokenizer::Impl::encode(std::string_view text, std::vector<Token>& out) con
       at_front = false;
       return;
     }
-    const auto normalized = parts.normalizer.apply(raw, normalizing);
+    const auto normalized = parts.normalizer.apply(raw, normalizing, allowance);
     at_front = at_front && normalized.at_front;
     parts.added_normalized.split(normalized.text, [&](std::string_view part, Token token) {
       if (token >= 0) {
         out.push_back(token);
       } else {
-        parts.pre_tokenizer.split(part, at_front, cutting, piece);
+        parts.pre_tokenizer.split(part, at_front, cutting, allowance, piece);
       }
       at_front = false;
     });
@@ -57,8 +65,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& file) {
 }
 
 std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
-  // Places in a piece are 32-bit; U+FFFD and NFC make a text up to three times as long.
-  if (text.size() >= std::size_t{1} << 29U) {
+  if (text.size() >= max_text_bytes) {
     throw InvalidArgument(fmt::format(
         "the text to encode has {} bytes; expected less than 512 MiB: encode it in parts",
         text.size()));

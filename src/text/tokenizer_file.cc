@@ -106,9 +106,9 @@ class Reader {
   }
 
   std::string_view normalized(const Normalizer& normalizer, const std::string& content,
-                              Normalizer::Scratch& scratch) const {
+                              Normalizer::Scratch& scratch, ByteAllowance& allowance) const {
     try {
-      return normalizer.apply(content, scratch).text;
+      return normalizer.apply(content, scratch, allowance).text;
     } catch (const FileError& error) {
       fail<FileError>(error.what());
     }
@@ -139,11 +139,12 @@ class Reader {
     // Of two that normalize to the same text, special ones come first.
     std::stable_partition(tokens.begin(), tokens.end(), [](const Added& a) { return a.special; });
     Normalizer::Scratch scratch;
+    ByteAllowance allowance(max_added_bytes);
     std::size_t bytes = 0;
     for (const Added& added : tokens) {
-      const std::string_view content = added.normalized
-                                           ? normalized(parts.normalizer, added.content, scratch)
-                                           : std::string_view(added.content);
+      const std::string_view content =
+          added.normalized ? normalized(parts.normalizer, added.content, scratch, allowance)
+                           : std::string_view(added.content);
       if (content.empty()) continue;  // is found nowhere
       bytes += content.size();
       if (bytes > max_added_bytes) {

@@ -1,11 +1,13 @@
 #include "src/text/unigram.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 #include <iterator>
 #include <utility>
 
 #include "src/core/utf8.h"
+#include "src/text/byte_allowance.h"
 
 namespace topkv {
 namespace {
@@ -33,6 +35,7 @@ Unigram::Unigram(const Vocabulary& vocabulary, std::vector<double> scores, Token
 }
 
 void Unigram::encode(std::string_view text, WordCache& cache, std::vector<Token>& out) const {
+  assert(text.size() <= ByteAllowance::longest_text);
   if (text.size() > WordCache::max_piece_bytes) {
     search(text, out);
     return;

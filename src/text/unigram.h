@@ -20,16 +20,21 @@ class Unigram {
  public:
   /// Longer pieces are refused: the time is linear in the text times the longest piece.
   static constexpr std::size_t max_piece_bytes = 1024;
+  /// Of all pieces together, each of which may take 13 bytes of memory; the largest vocabularies
+  /// have 3 MB.
+  static constexpr std::size_t max_bytes = std::size_t{1} << 23U;
 
   /// scores: of all tokens, by id. unknown: stands for characters that are no pieces; those next to
   /// each other become one. byte_fallback: they become the tokens of their bytes instead, where the
   /// vocabulary has all of these.
-  /// REQUIRES: no piece is longer than max_piece_bytes; scores are finite.
+  /// REQUIRES: no piece is longer than max_piece_bytes, nor all together than max_bytes; scores are
+  /// finite.
   Unigram(const Vocabulary& vocabulary, std::vector<double> scores, Token unknown,
           bool byte_fallback);
 
   /// Appends the tokens of one piece of text, as the `tokenizers` library finds them: among cuts of
   /// equal scores that whose last piece is the longest.
+  /// REQUIRES: text is at most ByteAllowance::longest_text bytes long.
   void encode(std::string_view text, WordCache& cache, std::vector<Token>& out) const;
 
  private:

@@ -33,6 +33,7 @@ Unigram read_unigram(const JsonObject& model, const std::filesystem::path& file,
                        Vocabulary::max_tokens));
   }
   std::vector<double> scores;
+  std::size_t bytes = 0;
   for (std::size_t i = 0; i < vocab->size(); ++i) {
     const Json& entry = (*vocab)[i];
     if (!is_piece(entry)) {
@@ -45,6 +46,13 @@ Unigram read_unigram(const JsonObject& model, const std::filesystem::path& file,
           fmt::format("{}: model.vocab[{}] has {} bytes; topkv runs pieces of at most "
                       "{}",
                       path_text(file), i, content.size(), Unigram::max_piece_bytes));
+    }
+    bytes += content.size();
+    if (bytes > Unigram::max_bytes) {
+      throw Unsupported(
+          fmt::format("{}: model.vocab[0] to [{}] have {} bytes together; topkv runs pieces of at "
+                      "most {}",
+                      path_text(file), i, bytes, Unigram::max_bytes));
     }
     if (!vocabulary.add(content, static_cast<Token>(i))) {
       refuse(fmt::format("model.vocab[{}] is {}, which another token has; expected one of its own",
