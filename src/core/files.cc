@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "src/core/open_file.h"
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -63,6 +64,17 @@ std::string read_file(const std::filesystem::path& path) {
     text.append(buffer.data(), static_cast<std::size_t>(in.gcount()));
   }
   if (in.bad()) throw FileError(fmt::format("{}: cannot be read", path.string()));
+  return text;
+}
+
+std::string read_regular_file(const std::filesystem::path& path, std::int64_t most) {
+  const ReadableFile file(path);
+  if (file.bytes() > most) {
+    throw FileError(
+        fmt::format("{}: has {} bytes; expected at most {}", path_text(path), file.bytes(), most));
+  }
+  std::string text(static_cast<std::size_t>(file.bytes()), '\0');
+  file.read(text.data(), file.bytes(), 0);
   return text;
 }
 
