@@ -38,6 +38,21 @@ void expect_counted(const std::string& before, const std::string& done) {
       "", {"line 1: it takes too many steps"});
 }
 
+class Reading : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Reading, OfATextTakesSteps) {
+  expect_counted("{% set a = 'x' * 9000000 %}{% set b = 'x' * 9000000 %}", GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Texts, Reading,
+                         ::testing::Values("{{ a|int }}", "{{ a|float }}", "{{ a < b }}",
+                                           "{{ a == b }}", "{{ a is eq(b) }}", "{{ b in a }}",
+                                           "{{ b in [a] }}",
+                                           "{{ [b]|select('in', [a])|list|length }}",
+                                           "{{ a.startswith(b) }}", "{{ messages[0][a] }}",
+                                           "{{ a.split('y') is string }}",
+                                           "{{ [messages[0]]|map(attribute=a)|list|length }}"));
+
 TEST(TemplateLimits, AWordThatIsReadTakesAStep) {
   for (const std::string word : {" and true", " or true", " and 1", " and 'x'", " and q"}) {
     const std::string words = "true" + times(2400, word);
@@ -88,6 +103,50 @@ TEST(TemplateLimits, NamesAreNotCopiedForARoundOrACall) {
   EXPECT_EQ(rendered(names + "{% macro m() %}{{ a0 }}{% endmacro %}{% for i in range(10000) %}"
                              "{% if loop.last %}{{ m() }}{{ h2399 }}{% endif %}{% endfor %}"),
             "xx");
+}
+
+TEST(TemplateLimits, SeparatorsAreFoundInATimeThatGrowsWithBothTexts) {
+  // They differ in the last letter: the product of both sizes would take hours.
+  EXPECT_EQ(rendered("{% set a = 'x' * 4000000 %}{% set b = 'x' * 2000000 ~ 'y' %}"
+                     "{{ a.split(b)|length }}{{ a.rsplit('y' ~ b)|length }}"
+                     "{{ a.replace(b, '') == a }}{{ b in a }}"
+                     "{{ a.strip('y' * 100000 ~ 'x')|length }}"),
+            "11TrueFalse0");
+}
+
+TEST(TemplateLimits, MethodsThatCountGiveWhatPythonGives) {
+  for (const auto& [source, text] : std::vector<std::pair<const char*, const char*>>{
+           {"{{ 'a,b,,c'.rsplit(',', 1)|tojson }}{{ 'a,b'.rsplit(',')|tojson }}",
+            R"(["a,b,", "c"]["a", "b"])"},
+           {"{{ 'aaa'.rsplit('aa')|tojson }}{{ 'é--ü'.rsplit('-', 1)[0] }}", R"(["a", ""]é-)"},
+           {"{{ '{}-{}'.format('a', 1) }}{{ ''.format() }}{{ 'x'.format(1) }}", "a-1x"},
+           {"{{ [1, 2]|length }}{{ 'é'|length }}{{ {'a': 1}|length }}{{ q|length }}", "2110"},
+           {"{{ [1, 2]|last }}{{ [1, 2]|first }}{{ 'ab'|last }}{{ []|first is defined }}",
+            "21bFalse"},
+           {"{{ 'a' in 'ab' }}{{ 'b' in {'a': 1} }}{{ 1 in [2, 1] }}{{ 'a' in q }}",
+            "TrueFalseTrueFalse"},
+           {"{{ ['b', 'A', 'a']|sort|tojson }}{{ {'k': [1, none, '\"é\\n']}|tojson }}",
+            R"(["A", "a", "b"]{"k": [1, null, "\"é\n"]})"},
+           {"{{ [1, {'a': 'é'}]|tojson(indent=2, ensure_ascii=true) }}",
+            "[\n  1,\n  {\n    \"a\": \"\\u00e9\"\n  }\n]"},
+           {"{{ [1, 2]|tojson(separators=(',', ':')) }}", "[1,2]"},
+           {"{% set x = 1 %}{% for x in [2] if x == 2 %}{{ x }}{% set x = 3 %}{{ x }}{% endfor "
+            "%}{{ x }}",
+            "231"},
+           {"{# a #}x{# b #}{% generation %}y{% endgeneration %}", "xy"}}) {
+    EXPECT_EQ(rendered(source), text) << source;
+  }
+}
+
+// A conversation of many short messages has its share of steps for each.
+TEST(TemplateLimits, ManyShortMessagesRender) {
+  std::vector<ChatMessage> turns;
+  for (int i = 0; i < 10'001; ++i) turns.push_back({i % 2 == 0 ? "user" : "assistant", "hi"});
+  for (const char* name : {"qwen3", "mistral", "glm4", "oddities"}) {
+    const auto chat =
+        ChatTemplate::load(std::filesystem::path(TOPKV_SOURCE_DIR) / "tests/fixtures/chat" / name);
+    EXPECT_NO_THROW(chat.render(turns, true)) << name;
+  }
 }
 
 }  // namespace
