@@ -101,11 +101,17 @@ TEST(ChatTemplateFiles, TheLastFileThatNamesASpecialTokenDecides) {
 TEST(ChatTemplateFiles, ATemplateMayTakeMoreForLongSpecialTokens) {
   const TempDirectory work;
   Json config = named(200, std::string(8192, 'y'));
-  config["chat_template"] = "{% for i in range(100000) %}{{ i }}{{ i }}{{ i }}{% endfor %}";
+  config["chat_template"] =
+      "{% for i in range(100000) %}{% if i and i and i and i and i and i and i and i %}{{ i * i + "
+      "i * i + i * i + i }}{% endif "
+      "%}{% endfor %}";
   work.write("tokenizer_config.json", config.dump());
   EXPECT_NO_THROW(rendered(work));
   config = named(200, "y");
-  config["chat_template"] = "{% for i in range(100000) %}{{ i }}{{ i }}{{ i }}{% endfor %}";
+  config["chat_template"] =
+      "{% for i in range(100000) %}{% if i and i and i and i and i and i and i and i %}{{ i * i + "
+      "i * i + i * i + i }}{% endif "
+      "%}{% endfor %}";
   work.write("tokenizer_config.json", config.dump());
   expect_error<FileError>([&] { rendered(work); }, "", {"too many steps"});
 }

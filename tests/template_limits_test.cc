@@ -25,9 +25,16 @@ std::string rendered(const std::string& source) {
   return ChatTemplate::load(work.path()).render(messages, true);
 }
 
+/// An object whose last entry is set again and again.
+std::string entries() {
+  std::string text = "{";
+  for (int i = 0; i < 200; ++i) text += std::to_string(i) + ": 1, ";
+  return text + times(200, "199: 1, ") + "1: 1}";
+}
+
 /// Takes most of the steps there are, in little time.
 const std::string most_steps =
-    "{% for i in range(170) %}{% if " + times(4800, "not ") + "1 %}{% endif %}{% endfor %}";
+    "{% for i in range(35) %}{% set o = " + entries() + " %}{% endfor %}";
 
 /// What is done twenty times is too much, and once is not.
 void expect_counted(const std::string& before, const std::string& done) {
@@ -54,17 +61,13 @@ INSTANTIATE_TEST_SUITE_P(Texts, Reading,
                                            "{{ [messages[0]]|map(attribute=a)|list|length }}"));
 
 TEST(TemplateLimits, AWordThatIsReadTakesAStep) {
-  for (const std::string word : {" and true", " or true", " and 1", " and 'x'", " and q"}) {
-    const std::string words = "true" + times(2400, word);
-    const std::string round = "{% if " + words + " %}{% endif %}";
-    expect_error<FileError>(
-        [&] { rendered("{% for i in range(1000) %}" + round + "{% endfor %}"); }, "",
-        {"too many steps"});
-    EXPECT_NO_THROW(rendered("{% for i in range(9) %}" + round + "{% endfor %}")) << word;
-  }
-  expect_error<FileError>(
-      [] { rendered("{% for i in range(1000) %}{{ " + times(4800, "not ") + "1 }}{% endfor %}"); },
-      "", {"too many steps"});
+  const auto expect = [](const std::string& words) {
+    expect_counted("", "{% for i in range(30) %}{% if " + words + " %}{% endif %}{% endfor %}");
+  };
+  expect("true" + times(2400, " and true"));
+  expect("true" + times(2400, " or true"));
+  expect("1" + times(2400, " and 'x'"));
+  expect(times(4800, "not ") + "1");
 }
 
 TEST(TemplateLimits, ALongNameTakesStepsWhereverItIsLookedFor) {
@@ -73,9 +76,7 @@ TEST(TemplateLimits, ALongNameTakesStepsWhereverItIsLookedFor) {
 }
 
 TEST(TemplateLimits, EntriesOfAnObjectTakeStepsAsTheyAreComparedWith) {
-  std::string many;
-  for (int i = 0; i < 200; ++i) many += std::to_string(i) + ": 1, ";
-  expect_counted("", "{% set x = {" + many + times(200, "199: 1, ") + "1: 1} %}");
+  expect_counted("", "{% set x = " + entries() + " %}");
 }
 
 TEST(TemplateLimits, ScopesWithinScopesAreCounted) {

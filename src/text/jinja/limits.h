@@ -30,9 +30,9 @@ std::int64_t line_of(std::size_t position, std::string_view source);
 
 class Meter {
  public:
-  /// input_bytes: what the caller gave; long conversations may take more.
+  /// messages, input_bytes: what the caller gave; long conversations may take more.
   /// stack_bytes: of this thread's stack, from here on.
-  Meter(std::size_t input_bytes, std::size_t stack_bytes);
+  Meter(std::size_t messages, std::size_t input_bytes, std::size_t stack_bytes);
   ~Meter();
   Meter(const Meter&) = delete;  // the thread knows its address
   Meter& operator=(const Meter&) = delete;

@@ -256,14 +256,10 @@ void define_input(Names& names, const TemplateInput& input) {
   for (const auto& [name, text] : input.texts) names.set(name, text_value(text));
 }
 
-// What a message takes beside its text: each costs a template its steps, however short it is.
-constexpr std::size_t message_bytes = 512;
-
 std::size_t bytes_of(const TemplateInput& input) {
   std::size_t bytes = 0;
   for (const auto& [name, text] : input.texts) bytes += name.size() + text.size();
   for (const auto& message : input.messages) {
-    bytes += message_bytes;
     for (const auto& [key, text] : message) bytes += key.size() + text.size();
   }
   return bytes;
@@ -273,7 +269,7 @@ std::size_t bytes_of(const TemplateInput& input) {
 
 void check_template(std::string_view source) {
   on_stack(stack_bytes, [&] {
-    const Meter meter(0, stack_limit);
+    const Meter meter(0, 0, stack_limit);
     parse(source);
   });
 }
@@ -281,7 +277,7 @@ void check_template(std::string_view source) {
 std::string render_template(std::string_view source, const TemplateInput& input) {
   std::string text;
   on_stack(stack_bytes, [&] {
-    const Meter meter(bytes_of(input), stack_limit);
+    const Meter meter(input.messages.size(), bytes_of(input), stack_limit);
     const jinja::program program = parse(source);
     Names names;
     const Scope scope(names, nullptr);
