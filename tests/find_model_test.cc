@@ -135,6 +135,8 @@ TEST_F(FindModel, SnapshotThatIsNotWholeNamesTheFileThatLacks) {
   expect_refused(name_, {"refs/main: is no name of a commit", line});
   write(model_ / "refs/main", "");
   expect_refused(name_, {"refs/main: is no name of a commit", line});
+  fs::resize_file(model_ / "refs/main", 100'000'000'000);
+  expect_refused(name_, {"refs/main: has 100000000000 bytes; expected at most 4096"});
 }
 
 TEST_F(FindModel, OneGgufFileOfASnapshotIsTheModel) {

@@ -67,6 +67,17 @@ std::string read_file(const std::filesystem::path& path) {
   return text;
 }
 
+std::string read_regular_file(const std::filesystem::path& path, std::int64_t most) {
+  const ReadableFile file(path);
+  if (file.bytes() > most) {
+    throw FileError(
+        fmt::format("{}: has {} bytes; expected at most {}", path_text(path), file.bytes(), most));
+  }
+  std::string text(static_cast<std::size_t>(file.bytes()), '\0');
+  file.read(text.data(), file.bytes(), 0);
+  return text;
+}
+
 std::string read_stdin() {
   std::string text;
   std::array<char, 1 << 16> buffer;

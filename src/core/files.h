@@ -1,6 +1,7 @@
 // Whole files, read and written with errors that name the path.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -17,6 +18,10 @@ void check_writable(const std::filesystem::path& path);
 
 /// The file's bytes. Throws FileError.
 std::string read_file(const std::filesystem::path& path);
+
+/// Likewise of one that nobody vouches for: a regular file (no pipe to wait for, no device without
+/// end) of `most` bytes at most. Nothing of a longer one is read. Throws FileError.
+std::string read_regular_file(const std::filesystem::path& path, std::int64_t most);
 
 /// Everything on standard input. Throws FileError.
 std::string read_stdin();

@@ -175,7 +175,8 @@ std::string commit_of(const Name& name, const fs::path& model) {
   std::error_code error;
   const fs::path reference = model / "refs" / revision;
   if (fs::is_regular_file(reference, error)) {
-    std::string commit = read_file(reference);
+    constexpr std::int64_t longest = 4096;  // a commit has 40 letters
+    std::string commit = read_regular_file(reference, longest);
     while (!commit.empty() && (commit.back() == '\n' || commit.back() == ' ')) commit.pop_back();
     if (commit.size() <= 64 && !commit.empty() && std::ranges::all_of(commit, is_letter_or_digit)) {
       return commit;

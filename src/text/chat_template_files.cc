@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "src/core/files.h"
@@ -12,6 +13,7 @@
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
 #include "src/text/gguf_tokenizer.h"
+#include "src/text/jinja/limits.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -23,6 +25,10 @@ using Json = nlohmann::json;
 // texts.
 constexpr const char* named_tokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token"};
+
+// A checkpoint names a dozen, of some letters each; a template has them all as names.
+constexpr std::size_t max_special_tokens = 1024;
+constexpr std::size_t max_special_token_bytes = 8192;  // and of its name
 
 class Finder {
  public:
@@ -38,11 +44,11 @@ class Finder {
     if (valid_utf8_bytes(found.source) < found.source.size()) {
       throw FileError(fmt::format("{}: the chat template is not UTF-8; convert it", found.file));
     }
-    tokens_of(config_, found.special_tokens);
+    tokens_of(config_, config_file_, found.special_tokens);
     const std::filesystem::path legacy = directory_ / "special_tokens_map.json";
     if (!config_.contains("added_tokens_decoder") && std::filesystem::exists(legacy)) {
       const Json map = read_json_file(legacy);
-      if (map.is_object()) tokens_of(map, found.special_tokens);
+      if (map.is_object()) tokens_of(map, legacy, found.special_tokens);
     }
     return found;
   }
@@ -53,7 +59,7 @@ class Finder {
     for (const auto& file : {more / "default.jinja", directory_ / "chat_template.jinja"}) {
       if (!std::filesystem::exists(file)) continue;
       found.file = path_text(file);
-      found.source = read_file(file);
+      found.source = read_regular_file(file, max_template_bytes);
       return;
     }
     const std::vector<std::string> names = names_in(more);
@@ -107,15 +113,20 @@ class Finder {
   }
 
   /// Later files replace what earlier ones say.
-  static void tokens_of(const Json& object, std::vector<std::pair<std::string, std::string>>& out) {
+  static void tokens_of(const Json& object, const std::filesystem::path& file,
+                        std::map<std::string, std::string>& out) {
     const auto add = [&](const std::string& name, const Json& value) {
       const bool known = std::find(std::begin(named_tokens), std::end(named_tokens), name) !=
                          std::end(named_tokens);
       const Json* text = &value;
       if (known && value.is_object() && value.contains("content")) text = &value["content"];
       if (!text->is_string()) return;
-      std::erase_if(out, [&](const auto& entry) { return entry.first == name; });
-      out.emplace_back(name, text->get<std::string>());
+      out.insert_or_assign(name, checked(name, text->get<std::string>(), file));
+      if (out.size() > max_special_tokens) {
+        throw FileError(fmt::format(
+            "{}: has more than {} special tokens, the last of them {}; expected at most {}",
+            path_text(file), max_special_tokens, printable_beginning(name), max_special_tokens));
+      }
     };
     for (const auto& [key, value] : object.items()) {
       if (key.ends_with("_token")) add(key, value);
@@ -123,6 +134,15 @@ class Finder {
     const auto extra = object.find("extra_special_tokens");
     if (extra == object.end() || !extra->is_object()) return;
     for (const auto& [key, value] : extra->items()) add(key, value);
+  }
+
+  static std::string checked(const std::string& name, std::string text,
+                             const std::filesystem::path& file) {
+    const std::size_t longest = std::max(name.size(), text.size());
+    if (longest <= max_special_token_bytes) return text;
+    throw FileError(fmt::format("{}: {} has {} bytes in its {}; expected at most {}",
+                                path_text(file), printable_beginning(name), longest,
+                                name.size() == longest ? "name" : "text", max_special_token_bytes));
   }
 
   const std::filesystem::path& directory_;

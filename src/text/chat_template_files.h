@@ -3,17 +3,16 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace topkv {
 
 struct ChatTemplateFiles {
   std::string file;    ///< that the template is in, for messages
   std::string source;  ///< well-formed UTF-8
-  /// "bos_token" and the like, as they are spelled.
-  std::vector<std::pair<std::string, std::string>> special_tokens;
+  /// "bos_token" and the like, by their names, as they are spelled.
+  std::map<std::string, std::string> special_tokens;
 };
 
 /// Throws FileError; for a model without a template one that says so.

@@ -269,8 +269,7 @@ ChatTemplateFiles chat_template_of_gguf(const GgufFile& file) {
     const std::string id_key = fmt::format("tokenizer.ggml.{}_token_id", id_name);
     if (!file.has(id_key)) continue;
     const std::int64_t id = file.integer(id_key, 0, static_cast<std::int64_t>(texts.size()) - 1);
-    found.special_tokens.emplace_back(name,
-                                      replace_invalid_utf8(texts[static_cast<std::size_t>(id)]));
+    found.special_tokens[name] = replace_invalid_utf8(texts[static_cast<std::size_t>(id)]);
   }
   return found;
 }

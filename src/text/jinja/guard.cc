@@ -18,10 +18,10 @@ class Guard {
   }
 
   void body(jinja::statements& items) {
+    std::erase_if(items, [](const statement_ptr& item) {
+      return is<jinja::comment_statement>(item) || is<jinja::noop_statement>(item);
+    });
     for (statement_ptr& item : items) {
-      const bool plain = is<jinja::string_literal>(item) || is<jinja::comment_statement>(item) ||
-                         is<jinja::noop_statement>(item);
-      if (plain) continue;
       if (is<jinja::break_statement>(item) || is<jinja::continue_statement>(item)) {
         put<Leave>(item, is<jinja::break_statement>(item));
         continue;
@@ -125,8 +125,11 @@ class Guard {
     literal(node);
   }
 
-  static void literal(statement_ptr& node) {
-    auto made = std::make_unique<Literal>();
+  static void literal(statement_ptr& node) { wrap<Literal>(node); }
+
+  template <class Made>
+  static void wrap(statement_ptr& node) {
+    auto made = std::make_unique<Made>();
     made->pos = node->pos;
     made->inner = std::move(node);
     node = std::move(made);
@@ -143,11 +146,14 @@ class Guard {
         expression(key);
         expression(value);
       }
+      put<Object>(node, std::move(object->val));
       literal(node);
     } else if (auto* two = dynamic_cast<jinja::binary_expression*>(node.get())) {
       expression(two->left);
       expression(two->right);
-      if (two->op.value != "and" && two->op.value != "or") {
+      if (two->op.value == "and" || two->op.value == "or") {
+        wrap<Counting>(node);
+      } else {
         put<Operation>(node, two->op, std::move(two->left), std::move(two->right));
       }
     } else if (auto* filter = dynamic_cast<jinja::filter_expression*>(node.get())) {
@@ -176,14 +182,36 @@ class Guard {
       put<Call>(node, std::move(call->callee), std::move(call->args));
     } else if (auto* unary = dynamic_cast<jinja::unary_expression*>(node.get())) {
       expression(unary->argument);
+      wrap<Counting>(node);
     } else if (auto* choice = dynamic_cast<jinja::ternary_expression*>(node.get())) {
       expression(choice->condition);
       expression(choice->true_expr);
       expression(choice->false_expr);
+      wrap<Counting>(node);
     } else if (auto* select = dynamic_cast<jinja::select_expression*>(node.get())) {
       expression(select->lhs);
       expression(select->test);
+      wrap<Counting>(node);
+    } else if (auto* name = dynamic_cast<jinja::identifier*>(node.get())) {
+      put<Name>(node, std::move(name->val));
+    } else {
+      constant(node);
     }
+  }
+
+  static void constant(statement_ptr& node) {
+    auto made = std::make_unique<Constant>();
+    made->pos = node->pos;
+    if (const auto* text = dynamic_cast<const jinja::string_literal*>(node.get())) {
+      made->value = jinja::mk_val<jinja::value_string>(text->val);
+    } else if (const auto* whole = dynamic_cast<const jinja::integer_literal*>(node.get())) {
+      made->value = jinja::mk_val<jinja::value_int>(whole->val);
+    } else if (const auto* number = dynamic_cast<const jinja::float_literal*>(node.get())) {
+      made->value = jinja::mk_val<jinja::value_float>(number->val);
+    } else {
+      return;  // what the engine refuses to evaluate
+    }
+    node = std::move(made);
   }
 
   std::vector<std::size_t> line_ends_;  // where the source has them

@@ -21,6 +21,7 @@ inline constexpr std::int64_t max_block_tokens = 5000;  ///< between two bracket
 inline constexpr std::int64_t max_brackets = 200;       ///< inside one another
 inline constexpr std::int64_t max_range = 100'000;      ///< jinja2's sandbox has the same
 inline constexpr std::size_t max_nesting = 64;          ///< of lists and objects
+inline constexpr std::size_t max_scope_bytes = 64 * 1024 * 1024;  ///< of scopes in one another
 
 [[noreturn]] void fail(std::string message);
 
@@ -29,9 +30,9 @@ std::int64_t line_of(std::size_t position, std::string_view source);
 
 class Meter {
  public:
-  /// input_bytes: what the caller gave; long conversations may take more.
+  /// messages, input_bytes: what the caller gave; long conversations may take more.
   /// stack_bytes: of this thread's stack, from here on.
-  Meter(std::size_t input_bytes, std::size_t stack_bytes);
+  Meter(std::size_t messages, std::size_t input_bytes, std::size_t stack_bytes);
   ~Meter();
   Meter(const Meter&) = delete;  // the thread knows its address
   Meter& operator=(const Meter&) = delete;
@@ -43,10 +44,16 @@ class Meter {
   /// Counts bytes that are made (none is ever given back), and the work of making them.
   /// To be called before they are made, where they may be many.
   void take(std::size_t bytes);
+  /// Counts the work of reading or copying so many bytes.
+  void read(std::size_t bytes);
+  /// Counts bytes of scopes that are in one another, until they are released.
+  void hold(std::size_t bytes);
+  void release(std::size_t bytes) { held_ -= bytes; }
 
  private:
   std::int64_t steps_;
   std::int64_t bytes_;
+  std::size_t held_ = 0;
   const char* stack_end_;
 };
 

@@ -1,21 +1,25 @@
 #include "src/text/jinja/limits.h"
+#include "src/text/jinja/names.h"
 #include "src/text/jinja/nodes.h"
 
 namespace topkv {
 namespace {
 
-void name_item(const jinja::statement& names, const Value& item, jinja::context& scope) {
+void name_item(const jinja::statement& variables, const Value& item, Names& names) {
   const auto set = [&](const jinja::statement& target, const Value& value) {
     const auto* name = dynamic_cast<const jinja::identifier*>(&target);
     if (name == nullptr) fail("a loop of it has a variable without a name");
-    scope.set_val(name->val, value);
+    names.set(name->val, value);
   };
-  const auto* tuple = dynamic_cast<const jinja::tuple_literal*>(&names);
-  if (tuple == nullptr) return set(names, item);
+  const auto* tuple = dynamic_cast<const jinja::tuple_literal*>(&variables);
+  if (tuple == nullptr) return set(variables, item);
   const std::vector<Value> parts = items_of(item);
   if (parts.size() != tuple->val.size()) fail("a loop of it has too many variables, or too few");
   for (std::size_t i = 0; i < parts.size(); ++i) set(*tuple->val[i], parts[i]);
 }
+
+// It makes an object of eleven entries.
+constexpr std::int64_t round_steps = 8;
 
 Value loop_object(const std::vector<Value>& items, std::size_t i) {
   const auto integer = [](std::size_t n) {
@@ -56,56 +60,57 @@ Value If::execute_impl(jinja::context& context) const {
   try {
     run_body(test->execute(context)->as_bool() ? body : alternate, context, out);
   } catch (LoopEnd& end) {
+    Meter::current().read(out.size() + end.text.size());
     end.text.insert(0, out);
     throw;
   }
-  return text_value(out);
+  return text_value(std::move(out));
 }
 
 Value For::execute_impl(jinja::context& context) const {
   const auto* select = dynamic_cast<const jinja::select_expression*>(iterable.get());
   const Value over = (select == nullptr ? iterable : select->lhs)->execute(context);
+  Names& names = names_of(context);
   std::vector<Value> items;
   for (const Value& item : items_of(over)) {
     Meter::current().step();
     if (select != nullptr) {
-      jinja::context scope(context);
-      name_item(*loopvar, item, scope);
-      if (!select->test->execute(scope)->as_bool()) continue;
+      const Scope scope(names, names.innermost);
+      name_item(*loopvar, item, names);
+      if (!select->test->execute(context)->as_bool()) continue;
     }
     items.push_back(item);
   }
   std::string out;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    Meter::current().step();
-    jinja::context scope(context);
-    scope.set_val("loop", loop_object(items, i));
-    name_item(*loopvar, items[i], scope);
+    Meter::current().step(round_steps);
+    const Scope scope(names, names.innermost);
+    names.set("loop", loop_object(items, i));
+    name_item(*loopvar, items[i], names);
     try {
-      run_body(body, scope, out);
+      run_body(body, context, out);
     } catch (const LoopEnd& end) {
+      Meter::current().read(end.text.size());
       out += end.text;
       if (end.stops) break;
     }
   }
   if (items.empty()) run_body(default_block, context, out);
-  return text_value(out);
+  return text_value(std::move(out));
 }
 
 Value Macro::execute_impl(jinja::context& context) const {
   const auto* named = dynamic_cast<const jinja::identifier*>(name.get());
   if (named == nullptr) fail("it has a macro without a name");
-  // The template's names are there until all is rendered.
-  const auto run = [this, &context](const jinja::func_args& arguments) {
-    return call(arguments, global ? context : arguments.ctx);
-  };
-  context.set_val(named->val, jinja::mk_val<Function>(named->val, run));
+  const auto run = [this](const jinja::func_args& arguments) { return call(arguments); };
+  names_of(context).set(named->val, jinja::mk_val<Function>(named->val, run));
   return jinja::mk_val<jinja::value_undefined>();
 }
 
-Value Macro::call(const jinja::func_args& arguments, jinja::context& names) const {
+Value Macro::call(const jinja::func_args& arguments) const {
   Meter::current().step();
-  jinja::context scope(names);
+  Names& names = names_of(arguments.ctx);
+  const Scope scope(names, global ? names.outermost : names.innermost);
   std::vector<Value> by_place;
   std::size_t by_name = 0;
   for (const Value& value : arguments.get_args()) {
@@ -122,22 +127,23 @@ Value Macro::call(const jinja::func_args& arguments, jinja::context& names) cons
     const auto* named = dynamic_cast<const jinja::identifier*>(
         with_default == nullptr ? args[i].get() : with_default->key.get());
     if (named == nullptr) fail("it has a macro whose argument has no name");
+    Meter::current().read(arguments.count() * sizeof(jinja::value_kwarg_t));
     Value value = arguments.get_kwarg(named->val, nullptr);
     if (value) {
       --by_name;
     } else if (i < by_place.size()) {
       value = by_place[i];
     } else if (with_default != nullptr) {
-      value = with_default->val->execute(scope);
+      value = with_default->val->execute(names);
     } else {
-      value = jinja::mk_val<jinja::value_undefined>(named->val);
+      value = undefined(named->val);
     }
-    scope.set_val(named->val, value);
+    names.set(named->val, value);
   }
   if (by_name != 0) fail("it gives a macro an argument that this does not have");
   std::string out;
-  run_body(body, scope, out);
-  return text_value(out);
+  run_body(body, names, out);
+  return text_value(std::move(out));
 }
 
 }  // namespace topkv

@@ -130,7 +130,7 @@ Value Member::execute_impl(jinja::context& context) const {
            "; only namespaces can be changed, as in transformers");
     }
   }
-  Value nothing = jinja::mk_val<jinja::value_undefined>(is_text(key) ? text_in(key) : "a part");
+  Value nothing = undefined(is_text(key) ? text_in(key) : "a part");
   if (jinja::is_val<jinja::value_object>(of)) {
     go_through(key);
     return of->at(key, nothing);

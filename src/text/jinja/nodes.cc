@@ -1,6 +1,7 @@
 #include "src/text/jinja/nodes.h"
 
 #include "src/text/jinja/limits.h"
+#include "src/text/jinja/names.h"
 
 namespace topkv {
 namespace {
@@ -17,7 +18,8 @@ Value Item::execute_impl(jinja::context& context) const {
     Meter::current().step();
     Value value = inner->execute(context);
     if (prints && !is_text(value)) value = text_value(text_of(value));
-    return counted(value);
+    if (is_text(value)) Meter::current().take(value->val_str.length());  // what prints copies it
+    return value;
   } catch (TemplateFailure& failure) {
     if (failure.line == 0) failure.line = static_cast<std::int64_t>(pos);
     throw;
@@ -33,6 +35,24 @@ Value Item::execute_impl(jinja::context& context) const {
   }
 }
 
+Value Name::execute_impl(jinja::context& context) const {
+  const Value found = names_of(context).find(val);
+  if (found && !found->is_undefined()) return found;
+  const auto function = jinja::global_builtins().find(val);
+  if (function == jinja::global_builtins().end()) return undefined(val);
+  return jinja::mk_val<jinja::value_func>(val, function->second);
+}
+
+Value Constant::execute_impl(jinja::context& /*context*/) const {
+  Meter::current().step();
+  return value;
+}
+
+Value Counting::execute_impl(jinja::context& context) const {
+  Meter::current().step();
+  return inner->execute_impl(context);
+}
+
 Value Literal::execute_impl(jinja::context& context) const {
   Meter::current().step();
   Value value = inner->execute_impl(context);
@@ -43,6 +63,15 @@ Value Literal::execute_impl(jinja::context& context) const {
   }
   go_through(value);
   return counted(value);
+}
+
+Value Object::execute_impl(jinja::context& context) const {
+  Value made = jinja::mk_val<jinja::value_object>();
+  for (const auto& [key, value] : val) {
+    const Value name = key->execute(context);
+    insert(*made, name, value->execute(context));
+  }
+  return made;
 }
 
 std::vector<Value> arguments_of(const jinja::statements& arguments, jinja::context& context) {
@@ -118,6 +147,10 @@ bool holds(const std::string& test, const std::vector<Value>& arguments, jinja::
     if (name == "==" || name == "!=") return same(arguments[0], arguments[1]) == (name == "==");
     return ordered(name, arguments[0], arguments[1]);
   }
+  if (name == "in") {
+    if (arguments.size() != 2) fail("its test 'in' has nothing to look into");
+    return contains(arguments[1], arguments[0]);
+  }
   const auto& tests = jinja::global_builtins();
   const auto found = tests.find("test_is_" + name);
   if (found == tests.end()) fail("it has the test '" + test + "', which is not implemented");
@@ -140,12 +173,12 @@ Value Set::execute_impl(jinja::context& context) const {
   } else {
     std::string text;
     run_body(body, context, text);
-    made = text_value(text);
+    made = text_value(std::move(text));
   }
   const auto set = [&](const jinja::statement& target, const Value& value) {
     const auto* name = dynamic_cast<const jinja::identifier*>(&target);
     if (name == nullptr) fail("it sets what is no name");
-    context.set_val(name->val, value);
+    names_of(context).set(name->val, value);
   };
   if (const auto* tuple = dynamic_cast<const jinja::tuple_literal*>(assignee.get())) {
     const std::vector<Value> items = items_of(made);
@@ -158,8 +191,7 @@ Value Set::execute_impl(jinja::context& context) const {
       fail("it sets a part of " + kind_of(object) + "; only namespaces can be changed");
     }
     refuse_namespace(made);
-    object->insert(text_value(name->val), made);
-    Meter::current().step();
+    insert(*object, text_value(name->val), made);
   } else {
     set(*assignee, made);
   }

@@ -19,6 +19,24 @@ struct Item : public jinja::statement {
   Value execute_impl(jinja::context& context) const override;
 };
 
+/// A name, where its value is asked for. (The engine copies a map for each.)
+struct Name : public jinja::identifier {
+  using jinja::identifier::identifier;
+  Value execute_impl(jinja::context& context) const override;
+};
+
+/// Text between blocks, a text in quotes, a number.
+struct Constant : public jinja::expression {
+  Value value;
+  Value execute_impl(jinja::context& context) const override;
+};
+
+/// What else the engine evaluates: `and`, `or`, `not`, a if b else c.
+struct Counting : public jinja::expression {
+  jinja::statement_ptr inner;
+  Value execute_impl(jinja::context& context) const override;
+};
+
 /// a + b and so on, but not `and` and `or`.
 struct Operation : public jinja::binary_expression {
   using jinja::binary_expression::binary_expression;
@@ -28,6 +46,12 @@ struct Operation : public jinja::binary_expression {
 /// [a, b], (a, b) and {a: b}: counts what the engine makes.
 struct Literal : public jinja::expression {
   jinja::statement_ptr inner;
+  Value execute_impl(jinja::context& context) const override;
+};
+
+/// {a: b}
+struct Object : public jinja::object_literal {
+  using jinja::object_literal::object_literal;
   Value execute_impl(jinja::context& context) const override;
 };
 
@@ -94,7 +118,7 @@ struct Macro : public jinja::macro_statement {
   Value execute_impl(jinja::context& context) const override;
 
  private:
-  Value call(const jinja::func_args& arguments, jinja::context& names) const;
+  Value call(const jinja::func_args& arguments) const;
 };
 
 /// Runs the items of a body one after the other, and appends what they print, also what they had
@@ -106,6 +130,9 @@ bool same(const Value& a, const Value& b);
 
 /// a < b and the like; fails for what Python does not order. REQUIRES: <, <=, > or >=.
 bool ordered(const std::string& sign, const Value& a, const Value& b);
+
+/// a in b of Python.
+bool contains(const Value& all, const Value& one);
 
 /// A test by its name without "is", of a value with its arguments behind it.
 bool holds(const std::string& test, const std::vector<Value>& arguments, jinja::context& context);

@@ -62,7 +62,7 @@ Value repeated(const std::string& text, std::int64_t times) {
     out.reserve(bytes);
     for (std::int64_t i = 0; i < times; ++i) out += text;
   }
-  return text_value(out);
+  return text_value(std::move(out));
 }
 
 /// Objects have the same entries, in whatever order.
@@ -79,16 +79,29 @@ bool compared(const std::string& sign, const T& a, const T& b) {
   return sign == "<" ? a < b : sign == "<=" ? a <= b : sign == ">" ? a > b : a >= b;
 }
 
-bool contains(const Value& all, const Value& one, jinja::context& context) {
-  if (is_text(all) && !is_text(one)) refuse("in", one, all);
+/// a ~ b, counted before it is made.
+Value joined(const Value& a, const Value& b) {
+  std::string out = text_of(a);
+  const std::string behind = text_of(b);
+  Meter::current().take(out.size() + behind.size());
+  return text_value(std::move(out) + behind);
+}
+
+}  // namespace
+
+bool contains(const Value& all, const Value& one) {
+  if (all->is_undefined()) return false;
   if (jinja::is_val<jinja::value_array>(all)) {
     return std::any_of(all->val_arr.begin(), all->val_arr.end(),
                        [&](const Value& item) { return same(item, one); });
   }
-  return holds("in", {one, all}, context);
+  if (is_text(all) && is_text(one)) {
+    return place_of(text_in(one), text_in(all)) != std::string::npos;
+  }
+  if (!jinja::is_val<jinja::value_object>(all)) refuse("in", one, all);
+  go_through(one);
+  return all->has_key(one);
 }
-
-}  // namespace
 
 bool same(const Value& a, const Value& b) {
   Meter::current().step();
@@ -102,6 +115,9 @@ bool same(const Value& a, const Value& b) {
   }
   if (jinja::is_val<jinja::value_object>(a) && jinja::is_val<jinja::value_object>(b)) {
     return a->val_obj.size() == b->val_obj.size() && same_entries(a, b);
+  }
+  if (is_text(a) && is_text(b)) {
+    return a->val_str.length() == b->val_str.length() && text_in(a) == text_in(b);
   }
   return one == other;
 }
@@ -121,14 +137,10 @@ Value Operation::execute_impl(jinja::context& context) const {
   const Value b = right->execute(context);
   const std::string& sign = op.value;
   if (sign == "==" || sign == "!=") {
-    go_through(a);
-    go_through(b);
     return truth(same(a, b) == (sign == "=="));
   }
-  if (sign == "in" || sign == "not in") return truth(contains(b, a, context) == (sign == "in"));
-  if (sign == "~" || (sign == "+" && is_text(a) && is_text(b))) {
-    return counted(text_value(text_of(a) + text_of(b)));
-  }
+  if (sign == "in" || sign == "not in") return truth(contains(b, a) == (sign == "in"));
+  if (sign == "~" || (sign == "+" && is_text(a) && is_text(b))) return joined(a, b);
   if (sign.front() == '<' || sign.front() == '>') return truth(ordered(sign, a, b));
   if (is_number(a) && is_number(b)) return arithmetic(sign, a, b);
   const auto whole = [](const Value& value) {
@@ -140,9 +152,7 @@ Value Operation::execute_impl(jinja::context& context) const {
   if (sign == "+" && lists) {
     std::vector<Value> items = a->val_arr;
     items.insert(items.end(), b->val_arr.begin(), b->val_arr.end());
-    const Value made = jinja::mk_val<jinja::value_array>(std::move(items));
-    go_through(made);
-    return counted(made);
+    return counted(jinja::mk_val<jinja::value_array>(std::move(items)));
   }
   refuse(sign, a, b);
 }

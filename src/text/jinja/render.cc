@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include "src/text/jinja/limits.h"
+#include "src/text/jinja/names.h"
 #include "src/text/jinja/nodes.h"
 #include "src/text/jinja/unparsable.h"
 
@@ -160,8 +161,8 @@ jinja::program parse(std::string_view given) {
 }
 
 template <class Work>
-void define(jinja::context& context, const char* name, const Work& work) {
-  context.set_val(name, jinja::mk_val<Function>(name, work));
+void define(Names& names, const char* name, const Work& work) {
+  names.set(name, jinja::mk_val<Function>(name, work));
 }
 
 std::int64_t whole(const Value& value) {
@@ -196,7 +197,7 @@ Value name_space(const jinja::func_args& arguments) {
     const auto* named = jinja::cast_val<jinja::value_kwarg>(value);
     if (named == nullptr) fail("namespace() is given a value without a name");
     if (jinja::is_val<Namespace>(named->val)) fail("it puts a namespace into another");
-    made->insert(text_value(named->key), named->val);
+    insert(*made, text_value(named->key), named->val);
   }
   return made;
 }
@@ -207,7 +208,7 @@ Value dictionary(const jinja::func_args& arguments) {
     const auto* named = jinja::cast_val<jinja::value_kwarg>(value);
     if (named == nullptr) fail("dict() is given a value without a name, which is not implemented");
     if (jinja::is_val<Namespace>(named->val)) fail("it puts a namespace into an object");
-    made->insert(text_value(named->key), named->val);
+    insert(*made, text_value(named->key), named->val);
   }
   go_through(made);
   return made;
@@ -225,34 +226,39 @@ Value time_text(const jinja::func_args& arguments) {
   return text_value(std::string(buffer.data(), size));
 }
 
-void define_globals(jinja::context& context) {
-  define(context, "range", range);
-  define(context, "namespace", name_space);
-  define(context, "dict", dictionary);
-  define(context, "strftime_now", time_text);
-  define(context, "raise_exception", [](const jinja::func_args& arguments) -> Value {
+void define_globals(Names& names) {
+  for (const char* name : {"true", "True"}) names.set(name, jinja::mk_val<jinja::value_bool>(true));
+  for (const char* name : {"false", "False"}) {
+    names.set(name, jinja::mk_val<jinja::value_bool>(false));
+  }
+  for (const char* name : {"none", "None"}) names.set(name, jinja::mk_val<jinja::value_none>());
+  define(names, "range", range);
+  define(names, "namespace", name_space);
+  define(names, "dict", dictionary);
+  define(names, "strftime_now", time_text);
+  define(names, "raise_exception", [](const jinja::func_args& arguments) -> Value {
     arguments.ensure_count(1, 1);
     throw TemplateFailure{text_of(arguments.get_pos(0)), 0, true};
   });
 }
 
-void define_input(jinja::context& context, const TemplateInput& input) {
+void define_input(Names& names, const TemplateInput& input) {
   auto messages = jinja::mk_val<jinja::value_array>();
   for (const auto& message : input.messages) {
     auto object = jinja::mk_val<jinja::value_object>();
     for (const auto& [key, text] : message) object->insert(text_value(key), text_value(text));
     messages->push_back(object);
   }
-  context.set_val("messages", messages);
-  context.set_val("tools", jinja::mk_val<jinja::value_none>());
-  context.set_val("documents", jinja::mk_val<jinja::value_none>());
-  context.set_val("add_generation_prompt",
-                  jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));
-  for (const auto& [name, text] : input.texts) context.set_val(name, text_value(text));
+  names.set("messages", messages);
+  names.set("tools", jinja::mk_val<jinja::value_none>());
+  names.set("documents", jinja::mk_val<jinja::value_none>());
+  names.set("add_generation_prompt", jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));
+  for (const auto& [name, text] : input.texts) names.set(name, text_value(text));
 }
 
 std::size_t bytes_of(const TemplateInput& input) {
   std::size_t bytes = 0;
+  for (const auto& [name, text] : input.texts) bytes += name.size() + text.size();
   for (const auto& message : input.messages) {
     for (const auto& [key, text] : message) bytes += key.size() + text.size();
   }
@@ -263,7 +269,7 @@ std::size_t bytes_of(const TemplateInput& input) {
 
 void check_template(std::string_view source) {
   on_stack(stack_bytes, [&] {
-    const Meter meter(0, stack_limit);
+    const Meter meter(0, 0, stack_limit);
     parse(source);
   });
 }
@@ -271,13 +277,14 @@ void check_template(std::string_view source) {
 std::string render_template(std::string_view source, const TemplateInput& input) {
   std::string text;
   on_stack(stack_bytes, [&] {
-    const Meter meter(bytes_of(input), stack_limit);
+    const Meter meter(input.messages.size(), bytes_of(input), stack_limit);
     const jinja::program program = parse(source);
-    jinja::context context;
-    define_globals(context);
-    define_input(context, input);
+    Names names;
+    const Scope scope(names, nullptr);
+    define_globals(names);
+    define_input(names, input);
     try {
-      run_body(program.body, context, text);
+      run_body(program.body, names, text);
     } catch (const LoopEnd& end) {
       fail(fmt::format("it has a {} outside of a loop", end.stops ? "break" : "continue"));
     }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,7 +25,7 @@ struct TemplateFailure {
 struct TemplateInput {
   /// Objects of texts: the messages of a conversation.
   std::vector<std::vector<std::pair<std::string, std::string>>> messages;
-  std::vector<std::pair<std::string, std::string>> texts;  ///< bos_token and the like
+  std::map<std::string, std::string> texts;  ///< bos_token and the like
   bool add_generation_prompt = false;
 };
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "src/text/jinja/limits.h"
 
@@ -34,6 +36,8 @@ void walk(const Value& value, std::size_t depth, std::size_t& bytes) {
   if (bytes > (std::size_t{1} << 30U)) fail("a list of it is too long");
   if (is_text(value)) {
     bytes += value->val_str.length();
+  } else if (const auto* named = jinja::cast_val<jinja::value_kwarg>(value)) {
+    walk(named->val, depth + 1, bytes);
   } else if (jinja::is_val<jinja::value_array>(value)) {
     for (const Value& item : value->val_arr) walk(item, depth + 1, bytes);
   } else if (jinja::is_val<jinja::value_object>(value)) {
@@ -46,11 +50,32 @@ void walk(const Value& value, std::size_t depth, std::size_t& bytes) {
 
 }  // namespace
 
-Value text_value(const std::string& text) { return jinja::mk_val<jinja::value_string>(text); }
+Value text_value(std::string text) {
+  Meter::current().read(text.size());
+  auto made = jinja::mk_val<jinja::value_string>();
+  made->val_str.parts.push_back({false, std::move(text)});
+  return made;
+}
 
 bool is_text(const Value& value) { return jinja::is_val<jinja::value_string>(value); }
 
-std::string text_in(const Value& value) { return value->val_str.str(); }
+std::string text_in(const Value& value) {
+  Meter::current().read(value->val_str.length());
+  return value->val_str.str();
+}
+
+Value undefined(std::string_view what) {
+  constexpr std::size_t longest = 300;  // as of messages
+  return jinja::mk_val<jinja::value_undefined>(std::string(what.substr(0, longest)));
+}
+
+void insert(jinja::value_t& object, const Value& key, const Value& value) {
+  constexpr std::size_t comparing = 64;  // what else it takes, as bytes
+  const std::size_t key_bytes = go_through(key);
+  Meter::current().step();
+  Meter::current().read(object.val_obj.size() * (key_bytes + comparing));
+  object.insert(key, value);
+}
 
 bool is_number(const Value& value) { return value->is_numeric(); }
 
@@ -109,10 +134,18 @@ const Value& counted(const Value& value) {
   return value;
 }
 
-void go_through(const Value& value) {
+std::size_t go_through(const Value& value) {
   std::size_t bytes = 0;
   walk(value, 0, bytes);
-  Meter::current().step(static_cast<std::int64_t>(bytes / 4096));
+  Meter::current().read(bytes);
+  return bytes;
+}
+
+std::size_t place_of(std::string_view other, const std::string& text, std::size_t from) {
+  // The C library's takes time for their sum, std::string's for their product.
+  const void* at = memmem(text.data() + from, text.size() - from, other.data(), other.size());
+  if (at == nullptr) return std::string::npos;
+  return static_cast<std::size_t>(static_cast<const char*>(at) - text.data());
 }
 
 bool all_ascii(std::string_view text) {
