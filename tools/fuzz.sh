@@ -23,8 +23,9 @@ TIMEFORMAT='%U %S'
 # One thread each, and no more memory than inputs of at most 64 KB may take. These are no longer than
 # some times the longest first input: what parsers do with longer ones is slower, not other.
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-# What AddressSanitizer keeps of freed blocks would fill the limit below within an hour.
-export ASAN_OPTIONS=malloc_context_size=4:quarantine_size_mb=8:allocator_release_to_os_interval_ms=500
+# What AddressSanitizer keeps of freed blocks would fill the limit below within an hour, and its
+# memmem looks at all of the text for each place that is found.
+export ASAN_OPTIONS=intercept_memmem=0:malloc_context_size=4:quarantine_size_mb=8:allocator_release_to_os_interval_ms=500
 status=0
 longest_allowed() { # TARGET
   local longest
