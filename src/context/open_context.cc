@@ -56,6 +56,19 @@ void OpenContext::check_sections() {
                     "has {} sections; there must be more",
                     path_text(file_.path()), meta_.shape.layers, meta_.shape.kv_heads,
                     meta_.indices.size(), there));
+  // Likewise of the indices, each with one or more for each KV head of a layer that is not
+  // windowed.
+  std::int64_t whole_layers = 0;
+  for (std::int64_t layer = 0; layer < meta_.shape.layers; ++layer)
+    whole_layers += meta_.shape.window_of(layer) > 0 ? 0 : 1;
+  const auto with_sections = std::ranges::count_if(meta_.indices, [](const FileMeta::Index& index) {
+    return index.heads_of < 0 || IndexSpec(index.spec).has_tail();
+  });
+  if (whole_layers > 0 && with_sections > there / (whole_layers * meta_.shape.kv_heads))
+    throw FileError(
+        fmt::format("{}: is described with {} indices of {} layers, and has {} sections; "
+                    "there must be more",
+                    path_text(file_.path()), with_sections, whole_layers, there));
   const std::vector<Section> wanted = sections_of(meta_, has_);
   std::size_t next = 0;
   std::int64_t rows_end = -1;
