@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/gguf_writer.h"
+#include "tests/long_texts.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/tokenizer.h"
@@ -214,11 +215,6 @@ class Hostile : public ::testing::Test {
   void expect(const std::string& part, const std::string& source) {
     const std::string message = refused(source);
     EXPECT_NE(message.find(part), std::string::npos) << source.substr(0, 200) << ": " << message;
-  }
-  static std::string times(std::size_t count, const std::string& text) {
-    std::string out;
-    for (std::size_t i = 0; i < count; ++i) out += text;
-    return out;
   }
   TempDirectory work_;
 };

@@ -29,11 +29,6 @@ std::set<std::string> long_flags_in(const std::string& text) {
   return {std::sregex_token_iterator(text.begin(), text.end(), flag), {}};
 }
 
-struct Command {
-  const char* name;
-  Run (*add)(CLI::App&);
-};
-
 std::vector<CLI::Option*> all_options(CLI::App& command) {
   return command.get_options([](const CLI::Option*) { return true; });
 }
@@ -161,17 +156,8 @@ TEST_P(Help, TellsEveryFlagOfTheCommandAndNoOther) {
     EXPECT_TRUE(registered.contains(flag)) << flag;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Commands, Help,
-    testing::Values(Command{"needle", add_needle}, Command{"generate", add_generate},
-                    Command{"chat", add_chat}, Command{"prefill", add_prefill},
-                    Command{"ask", add_ask}, Command{"serve", add_serve},
-                    Command{"verify", add_verify}, Command{"info", add_info},
-                    Command{"plan", add_plan}, Command{"fidelity", add_fidelity},
-                    Command{"perplexity", add_perplexity}, Command{"eval", add_eval},
-                    Command{"bench", add_bench}, Command{"completion", add_completion},
-                    Command{"manual", add_manual}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Commands, Help, testing::ValuesIn(all_commands),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(MainHelp, NamesEveryCommandWithinTheWidth) {
   for (const std::size_t width : {40U, 80U}) {

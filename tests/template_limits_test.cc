@@ -5,18 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/long_texts.h"
 #include "tests/temp_directory.h"
 #include "topkv/chat_template.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
-
-std::string times(std::size_t count, const std::string& text) {
-  std::string out;
-  for (std::size_t i = 0; i < count; ++i) out += text;
-  return out;
-}
 
 std::string rendered(const std::string& source) {
   const TempDirectory work;
@@ -95,15 +90,10 @@ TEST(TemplateLimits, ScopesWithinScopesAreCounted) {
 
 // Quadratic where they are copied: ten thousand rounds of 19,200 names.
 TEST(TemplateLimits, NamesAreNotCopiedForARoundOrACall) {
-  std::string names;
-  for (const char block : std::string("abcdefgh")) {
-    names += "{% set ";
-    for (int i = 0; i < 2400; ++i) names += (i > 0 ? "," : "") + (block + std::to_string(i));
-    names += " = 'x' * 2400 %}";
-  }
-  EXPECT_EQ(rendered(names + "{% macro m() %}{{ a0 }}{% endmacro %}{% for i in range(10000) %}"
-                             "{% if loop.last %}{{ m() }}{{ h2399 }}{% endif %}{% endfor %}"),
-            "xx");
+  EXPECT_EQ(
+      rendered(many_names() + "{% macro m() %}{{ a0 }}{% endmacro %}{% for i in range(10000) %}"
+                              "{% if loop.last %}{{ m() }}{{ h2399 }}{% endif %}{% endfor %}"),
+      "xx");
 }
 
 TEST(TemplateLimits, SeparatorsAreFoundInATimeThatGrowsWithBothTexts) {

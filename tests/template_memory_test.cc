@@ -6,18 +6,13 @@
 #include <vector>
 
 #include "tests/counted_memory.h"
+#include "tests/long_texts.h"
 #include "tests/temp_directory.h"
 #include "topkv/chat_template.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
-
-std::string times(std::size_t count, const std::string& text) {
-  std::string out;
-  for (std::size_t i = 0; i < count; ++i) out += text;
-  return out;
-}
 
 /// The heap holds no more than `most` until the template is refused.
 void expect_refused(const std::string& source, const char* why, std::int64_t most) {
@@ -73,13 +68,8 @@ TEST(TemplateMemory, NamesOfWhatIsUndefinedAreKeptNoLongerThanMessagesShowThem) 
 }
 
 TEST(TemplateMemory, AMacroThatCallsItselfCopiesNoNames) {
-  std::string names;
-  for (const char block : std::string("abcdefgh")) {
-    names += "{% set ";
-    for (int i = 0; i < 2400; ++i) names += (i > 0 ? "," : "") + (block + std::to_string(i));
-    names += " = 'x' * 2400 %}";
-  }
-  expect_refused(names + "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply", 100 * mb);
+  expect_refused(many_names() + "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply",
+                 100 * mb);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "src/text/bpe.h"
 #include "src/text/normalizer.h"
 #include "src/text/regex.h"
+#include "tests/long_texts.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/tokenizer.h"
@@ -24,12 +25,6 @@ namespace topkv {
 namespace {
 
 using Json = nlohmann::json;
-
-std::string times(std::size_t count, std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < count; ++i) out += text;
-  return out;
-}
 
 Json added(const std::string& content, std::int64_t id, bool lstrip = false, bool rstrip = false) {
   return {{"id", id},         {"content", content},  {"single_word", false}, {"lstrip", lstrip},

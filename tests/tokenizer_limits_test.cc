@@ -9,6 +9,7 @@
 
 #include "src/core/utf8.h"
 #include "src/text/byte_allowance.h"
+#include "tests/long_texts.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/tokenizer.h"
@@ -18,12 +19,6 @@ namespace {
 
 using Json = nlohmann::json;
 using Ids = std::vector<Token>;
-
-std::string times(std::size_t count, std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < count; ++i) out += text;
-  return out;
-}
 
 /// A token for each byte, with its value as the id, "a" and SentencePiece's space; an added "<s>".
 Json pieces() {

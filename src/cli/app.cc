@@ -108,21 +108,8 @@ int run_app(int argc, const char* const* argv) {
   });
   app.set_version_flag("--version", "topkv " + version());
   app.require_subcommand(0, 1);
-  const Commands commands = {{"needle", add_needle(app)},
-                             {"generate", add_generate(app)},
-                             {"chat", add_chat(app)},
-                             {"prefill", add_prefill(app)},
-                             {"ask", add_ask(app)},
-                             {"serve", add_serve(app)},
-                             {"verify", add_verify(app)},
-                             {"info", add_info(app)},
-                             {"plan", add_plan(app)},
-                             {"fidelity", add_fidelity(app)},
-                             {"perplexity", add_perplexity(app)},
-                             {"eval", add_eval(app)},
-                             {"bench", add_bench(app)},
-                             {"completion", add_completion(app)},
-                             {"manual", add_manual(app)}};
+  Commands commands;
+  for (const Command& command : all_commands) commands[command.name] = command.add(app);
   const std::span<const char* const> words(argv + std::min(argc, 1), argv + argc);
   std::string name;  // of the command, once it is known
   try {

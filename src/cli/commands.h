@@ -32,6 +32,31 @@ Run add_perplexity(CLI::App& app);
 Run add_completion(CLI::App& app);
 Run add_manual(CLI::App& app);
 
+/// A command by its name, and what adds it.
+struct Command {
+  const char* name;
+  Run (*add)(CLI::App& app);
+};
+
+/// In the order of the main help.
+inline constexpr Command all_commands[] = {
+    {"needle", add_needle},
+    {"generate", add_generate},
+    {"chat", add_chat},
+    {"prefill", add_prefill},
+    {"ask", add_ask},
+    {"serve", add_serve},
+    {"verify", add_verify},
+    {"info", add_info},
+    {"plan", add_plan},
+    {"fidelity", add_fidelity},
+    {"perplexity", add_perplexity},
+    {"eval", add_eval},
+    {"bench", add_bench},
+    {"completion", add_completion},
+    {"manual", add_manual},
+};
+
 /// Adds a command that src/cli/help.h knows, whose --help prints what is said there.
 CLI::App* add_command(CLI::App& app, const char* name);
 

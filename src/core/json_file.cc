@@ -51,8 +51,8 @@ Json beginning(const Json& value, std::size_t most, std::size_t& values) {
   };
   if (values > 0) --values;
   if (value.is_string()) return first(value.get_ref<const std::string&>());
-  Json some = value.is_structured() ? Json(value.type()) : value;
-  if (!value.is_structured()) return some;
+  if (!value.is_structured()) return value;
+  Json some(value.type());
   for (const auto& [key, one] : value.items()) {
     if (values == 0) break;
     if (value.is_array()) {

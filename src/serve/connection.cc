@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -27,8 +28,6 @@ short wait_until(int socket, short events, Clock::time_point until) {
     if (got < 0 || left <= 0) return 0;
   }
 }
-
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
 using NameOf = int (*)(int, sockaddr*, socklen_t*);
 
@@ -108,7 +107,8 @@ void Connection::count(const char* bytes, std::size_t size) {
   constexpr std::string_view range = "range:";
   for (std::size_t i = 0; in_headers_ && i < size; ++i) {
     if (line_ == 0) is_range_ = !first_line_;
-    if (line_ < range.size()) is_range_ = is_range_ && lower(bytes[i]) == range[line_];
+    if (line_ < range.size())
+      is_range_ = is_range_ && std::tolower(static_cast<unsigned char>(bytes[i])) == range[line_];
     ++line_;
     if (is_range_ && line_ > most_range_bytes) left_ = 0;
     if (bytes[i] == '\n') {

@@ -15,26 +15,6 @@
 namespace fuzz = topkv::fuzz;
 namespace cli = topkv::cli;
 
-namespace {
-
-struct Command {
-  std::string_view name;
-  cli::Run (*add)(CLI::App& app);
-};
-
-constexpr Command commands[] = {
-    {"needle", cli::add_needle},         {"generate", cli::add_generate},
-    {"chat", cli::add_chat},             {"prefill", cli::add_prefill},
-    {"ask", cli::add_ask},               {"serve", cli::add_serve},
-    {"verify", cli::add_verify},         {"info", cli::add_info},
-    {"plan", cli::add_plan},             {"fidelity", cli::add_fidelity},
-    {"perplexity", cli::add_perplexity}, {"eval", cli::add_eval},
-    {"bench", cli::add_bench},           {"completion", cli::add_completion},
-    {"manual", cli::add_manual},
-};
-
-}  // namespace
-
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::vector<std::string> words;
   std::string_view rest = fuzz::text_of(data, size);
@@ -45,8 +25,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   if (words.empty()) return 0;
   // Only the command that is named: to add all takes a hundred times longer than to parse.
-  const auto command = std::ranges::find(commands, words.front(), &Command::name);
-  if (command == std::end(commands)) return 0;
+  const auto command =
+      std::ranges::find(cli::all_commands, std::string_view(words.front()), &cli::Command::name);
+  if (command == std::end(cli::all_commands)) return 0;
   CLI::App app("topkv");
   app.require_subcommand(0, 1);
   const cli::Run run = command->add(app);  // owns what flags are read into; it is not run
