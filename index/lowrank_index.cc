@@ -111,7 +111,7 @@ std::shared_ptr<const IndexSpec::Kind> lowrank_kind(std::string_view spec,
 
 void LowrankIndex::fields(Archive& archive) {
   axes_.fields(keys().dim, true, archive);
-  archive.array(partial_);
+  archive.bf16_array(partial_);
   archive.check(std::ssize(partial_) == size() * rank(), "there are other partial keys than keys");
 }
 

@@ -17,13 +17,15 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t pages_at_a_time = 512;  // that a thread makes or scores
+constexpr std::uint16_t largest_bf16 = 0x7f7f;
 
-/// The bf16 next to x that is not below it (up) or not above it. REQUIRES: finite.
+/// The bf16 next to x that is not below it (up) or not above it; beyond the largest, that one, for
+/// infinity times a q of 0 would be no number. REQUIRES: finite.
 std::uint16_t rounded_out(float x, bool up) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   auto high = static_cast<std::uint16_t>(bits >> 16);  // towards 0
   const bool negative = (bits >> 31) != 0;
-  if ((bits & 0xffff) != 0 && negative != up) ++high;  // away from 0: at most infinity
+  if ((bits & 0xffff) != 0 && negative != up && (high & 0x7fff) != largest_bf16) ++high;  // away from 0
   return high;
 }
 
@@ -170,7 +172,7 @@ std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::st
 }
 
 void QuestIndex::fields(Archive& archive) {
-  archive.array(bounds_);
+  archive.bf16_array(bounds_);
   archive.check(std::ssize(bounds_) == pages() * 2 * keys().dim, "there are other bounds than pages");
 }
 

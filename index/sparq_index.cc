@@ -21,6 +21,7 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t block_keys = 512;
+constexpr float largest_bf16 = 0x1.fep127F;  // infinity times a q of 0 would be no number
 constexpr std::int64_t blocks_at_a_time = 16;  // that a thread makes or scores
 
 std::string text_of(std::int64_t components, std::int64_t values) {
@@ -91,6 +92,7 @@ void SparqIndex::insert(std::int64_t first, const std::stop_token& stop) {
       const std::int64_t start = std::max(block * block_keys, first);
       for (std::int64_t position = start; position < last; ++position) {
         widen_key(keys(), position, key.data());
+        for (float& x : key) x = std::clamp(x, -largest_bf16, largest_bf16);
         from_float(key.data(), dim, DType::bf16, reinterpret_cast<std::byte*>(stored.data()));
         for (std::int64_t i = 0; i < dim; ++i) {
           out[i * block_keys + position % block_keys] = stored[static_cast<std::size_t>(i)];
@@ -216,7 +218,7 @@ std::shared_ptr<const IndexSpec::Kind> sparq_kind(std::string_view spec, std::st
 }
 
 void SparqIndex::fields(Archive& archive) {
-  archive.array(blocks_);
+  archive.bf16_array(blocks_);
   const std::int64_t blocks = (size() + block_keys - 1) / block_keys;
   archive.check(std::ssize(blocks_) == blocks * keys().dim * block_keys,
                 "there are other components than keys");

@@ -51,7 +51,7 @@ for index in faiss:IVF,SQ8 faiss:HNSW8; do
   "$topkv" generate -m "$model" -f notes.txt -p "$first" $flags -n 9 --kv-index $index --kv-topk 32 >whole 2>/dev/null
   "$topkv" ask faiss.tkv -m "$model" $flags -n 9 -p "$first" --kv-index $index --kv-topk 32 >kept 2>log
   holds "$index of a file answers as one that is built" cmp -s whole kept
-  holds "$index is loaded, not built" sh -c '! grep -q "^faiss" log'
+  holds "$index is loaded, not built" sh -c '! grep -q "^index " log'
 done
 # Several together, as many as there are and each as if alone.
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" -p ' The grass is' -p "$second" -p "$first" >together 2>/dev/null
@@ -80,7 +80,17 @@ END
 "$topkv" prefill -m "$model" -f notes.txt -o graph.tkv --kv-index hnsw --device cpu 2>log || echo "FAILED: $(cat log)"
 "$topkv" ask graph.tkv -m "$model" $flags -n 9 -p "$first" -p "$second" >graph 2>log
 holds 'a graph is kept' cmp answers graph
-holds 'and not built again' sh -c "! grep -q 'index ' log"
+holds 'and not built again' sh -c "! grep -q '^index ' log"
+"$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --kv-index hnsw >graph 2>log
+holds 'where the file has none it is built, and that is told' grep -q '^index ' log
+# The text counts for penalties, as it does where it is a file.
+for penalty in 1 2; do
+  dense="$flags -n 12 --kv-index exact --kv-topk 4096 --repetition-penalty $penalty"
+  "$topkv" generate -m "$model" -f notes.txt -p ' The grass is' $dense >whole.$penalty 2>/dev/null
+  "$topkv" ask notes.tkv -m "$model" -p ' The grass is' $dense >kept 2>/dev/null
+  holds "with a repetition penalty of $penalty as of the text" cmp whole.$penalty kept
+done
+holds 'which changes the answer' sh -c '! cmp -s whole.1 whole.2'
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --json >json 2>/dev/null
 holds 'JSON, a line for each' python3 -c 'import json; r = [e for e in map(json.loads, open("json")) if e["event"] == "answer"]; assert len(r) == 1 and r[0]["text"] == " 7281934." and r[0]["context_tokens"] > 700'
 "$topkv" ask notes.tkv -m "$model" $flags -n 9 -p "$first" --kv-index ivf --kv-tail none >built 2>/dev/null
@@ -94,10 +104,26 @@ printf '%s' '{% for m in messages %}{{ "<" ~ m.role ~ ">" }}{{ m.content }}{{ "\
 "$topkv" ask chat.tkv -m chat $flags -n 9 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
 holds 'asked of the file as of the text, in the template' cmp whole kept
 holds 'info says so' sh -c "'$topkv' info chat.tkv | grep -q 'in a chat template'"
+
+# Keys that are turned for a length of text: the file says which.
+mkdir turns && ln -s "$model"/* turns/ && rm turns/config.json
+python3 -c '
+import json, sys
+config = json.load(open(sys.argv[1] + "/config.json"))
+config["max_position_embeddings"] = 2048
+config["rope_parameters"] = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 8.0}
+json.dump(config, open("turns/config.json", "w"))' "$model"
+"$topkv" prefill -m turns -f notes.txt -o turns.tkv --length 4096 --device cpu 2>log || echo "FAILED: $(cat log)"
+"$topkv" generate -m turns -f notes.txt -p "$first" $flags -n 9 --length 4096 >whole 2>/dev/null
+"$topkv" ask turns.tkv -m turns $flags -n 9 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
+holds 'asked with the length that it was read for' cmp whole kept
+holds 'which info tells' sh -c "'$topkv' info turns.tkv | grep -q '^length      4,096$'"
 mkdir trims && ln -s "$model"/* trims/ && rm trims/chat_template.jinja
 printf '%s' '{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}' >trims/chat_template.jinja
 
 "$topkv" info notes.tkv --json >info.json
+"$topkv" info -m notes.tkv --json >out 2>log
+holds 'info of a context, however it is given' cmp info.json out
 holds 'info in JSON' python3 -c 'import json; i = json.load(open("info.json")); assert i["indices"] == ["exact", "codes:k=32,v=8"] and i["rows_bytes"] == i["tokens"] * 4096'
 holds 'verify finds it whole' "$topkv" verify notes.tkv 2>log
 "$topkv" verify notes.tkv --json >verified 2>log
@@ -126,6 +152,9 @@ fails() { # WHAT STATUS PATTERN COMMAND...
 }
 fails 'a template that has the text twice' 1 'cannot be kept' "$topkv" prefill -m trims -f notes.txt -o t.tkv --chat --device cpu
 fails 'another model' 1 'notes.tkv: is of another model.*made with llama of .*, weights stored.*weights int8; give the model and the flags.*(fingerprints: ' "$topkv" ask notes.tkv -m "$model" --weights int8 -p x
+fails 'another length' 1 'turns.tkv: is of another model' "$topkv" ask turns.tkv -m turns --length 8192 --device cpu -p x
+fails 'an index that learns of queries, of a file without' 1 'notes.tkv: has no queries of its prefill, of which h2o learns; name one of its indices (exact, codes:k=32,v=8)' "$topkv" ask notes.tkv -m "$model" -p x --kv-index h2o
+holds 'and is told before anything is read' sh -c '! grep -q "^load" log'
 fails 'no context' 1 'is no context file' "$topkv" ask notes.txt -m "$model" -p x
 fails 'nothing there' 1 'cannot be opened' "$topkv" ask nothing.tkv -m "$model" -p x
 fails 'a folder that is not there' 1 'folder' "$topkv" prefill -m "$model" -f notes.txt -o no/x.tkv
@@ -150,7 +179,8 @@ for file in flipped.tkv short.tkv notes.txt nothing.tkv; do
 import json, sys
 v = json.load(open("verified"))
 line = open("log").read().splitlines()[-1]
-assert v["whole"] is False and v["file"] == sys.argv[1] and line == "topkv: error: " + v["problem"], (v, line)' $file
+whole = None if sys.argv[1] == "nothing.tkv" else False
+assert v["whole"] is whole and v["file"] == sys.argv[1] and line == "topkv: error: " + v["problem"], (v, line)' $file
 done
 
 # Killed at any time: the file is the old or the new one, and the next save leaves nothing else.

@@ -197,8 +197,28 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
   EXPECT_THROW(verify_context(file.path()), FileError);
   table.sections.back().required = true;
   file.write_all(table, contents);
-  expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
-                          {"kind 99", "does not know"});
+  expect_error<Unsupported>([&] { load_context(file.path()); }, file.path().string(),
+                            {"kind 99", "does not know"});
+  // Anywhere but before the description and amid the rows, which are mapped as one.
+  table.sections.pop_back();
+  contents.pop_back();
+  for (const std::uint32_t kind : {0U, 9U, 99U}) {
+    for (std::size_t at = 0; at <= file.table().sections.size(); ++at) {
+      FileTable more = table;
+      more.sections.insert(more.sections.begin() + static_cast<std::ptrdiff_t>(at),
+                           {.kind = static_cast<SectionKind>(kind), .required = false, .bytes = 5});
+      std::vector<std::string> with = contents;
+      with.insert(with.begin() + static_cast<std::ptrdiff_t>(at), "hello");
+      file.write_all(more, with);
+      const bool amid = at < table.sections.size() && table.sections[at].kind == SectionKind::values;
+      if (at == 0 || amid) {
+        expect_refused(file, std::to_string(at));
+      } else {
+        EXPECT_EQ(load_context(file.path()).context->tokens(), 40) << at;
+        verify_context(file.path());
+      }
+    }
+  }
 }
 
 TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
@@ -236,12 +256,10 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   with("\"chunk_len\": 0", "\"sliding_window\": [1, 2], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": [-1], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": {}, \"chunk_len\": 0");
-  with("codes:k=16,v=8", "codes:k=16");
   with("codes:k=16,v=8", "codes:k=8,v=8");
   with("codes:k=16,v=8", "codes:k=16,v=2");
-  with("codes:k=16,v=8", "nothing");
   with("codes:k=16,v=8", "hnsw:M=8,efc=60,ef=0");
-  with("ivf:size=32,share=32", "ivf:size=32,share=32\\u0000");
+  with("codes:k=16,v=8", std::string(1025, 'x'));
   with("\"heads_of\": 1", "\"heads_of\": 0");
   with("\"heads_of\": 1", "\"heads_of\": 2");
   with("\"heads_of\": 1", "\"heads_of\": -2");
@@ -261,6 +279,140 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   }());
   expect_refused(file, "2^41 sections");
   with("\"spec\": \"mean\"", "\"spec\": \"exact\"");
+}
+
+/// The same of indices, each with sections for every layer and head: 20,000 layers of 1,000 would
+/// have taken gigabytes to list.
+TEST(DamagedContextFile, IndicesThatHaveFewerSectionsThanTheyNeed) {
+  const TempDirectory folder;
+  const Changed file(folder);
+  constexpr int layers = 20000;
+  std::string text = file.content(0);
+  const auto set = [&](const std::string& from, const std::string& to) {
+    ASSERT_NE(text.find(from), text.npos) << from;
+    text.replace(text.find(from), from.size(), to);
+  };
+  set("\"tokens\": 40", "\"tokens\": 0");
+  set("\"layers\": 1", "\"layers\": " + std::to_string(layers));
+  const std::size_t list = text.find('[', text.find("\"indices\""));
+  std::string many = "[";
+  for (int i = 1; i <= 1000; ++i)
+    many += (i > 1 ? "," : "") + ("{\"spec\":\"quest:page=" + std::to_string(i)) + "\"}";
+  text.replace(list, text.find(']', list) - list, many);
+  FileTable table;
+  table.sections.push_back({.kind = SectionKind::meta, .bytes = std::ssize(text)});
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    for (const SectionKind kind : {SectionKind::keys, SectionKind::values})
+      table.sections.push_back({.kind = kind, .layer = layer});
+  }
+  std::vector<std::string> contents(table.sections.size());
+  contents.front() = text;
+  file.write_all(table, contents);
+  expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
+                          {"1000 indices of 20000 layers", "40001 sections"});
+}
+
+/// What a later version may write: all but such an index is as before.
+TEST(DamagedContextFile, IndicesThatAreNotKnown) {
+  const TempDirectory folder;
+  const Changed file(folder, 40, {"codes:k=16,v=8", "mean", "ivf:size=32,share=32", "h2o"});
+  const auto whole = load_context(file.path()).context;
+  const std::string text = file.content(0);
+  for (const char* spec : {"nothing", "codes:k=16", "codes:k=16,v=8,later=1", "hnsw:M=1,efc=60,ef=0",
+                           "codes:k=16,v=8\\u0000", "\\n"}) {
+    std::string changed = text;
+    changed.replace(changed.find("codes:k=16,v=8"), 14, spec);
+    file.write_with(0, changed);
+    // Of what is known, too, "mean" has the heads of the one that is not.
+    expect_error<Unsupported>([&] { load_context(file.path()); }, file.path().string(),
+                              {"does not know", "exact, ivf:size=32,share=32, h2o"});
+    const ContextFileInfo info = context_file_info(file.path());
+    EXPECT_EQ(info.indices, (std::vector<std::string>{"exact", "ivf:size=32,share=32", "h2o"}));
+    ASSERT_EQ(info.unknown_indices.size(), 2U);
+    EXPECT_EQ(info.unknown_indices[0].find('\n'), std::string::npos);
+    EXPECT_EQ(info.unknown_indices[1], "mean");
+    verify_context(file.path());
+    const auto loaded = load_context(file.path(), {.indices = info.indices}).context;
+    EXPECT_EQ(loaded->indices(), info.indices);
+    for (const std::string& index : info.indices) {
+      const auto got = answers(loaded, index, "none");
+      const auto want = answers(whole, index, "none");
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size() * 4), 0) << index;
+    }
+    // It may have sections as it likes, behind the rows; what they hold is checked by its sums.
+    FileTable table = file.table();
+    std::vector<std::string> contents;
+    for (std::size_t i = 0; i < table.sections.size(); ++i) contents.push_back(file.content(i));
+    contents[0] = changed;
+    table.sections[0].bytes = std::ssize(changed);
+    const auto at = std::ranges::find_if(table.sections, [](const Section& section) {
+                      return section.kind == SectionKind::index && section.index == 1;
+                    }) - table.sections.begin();
+    table.sections.insert(table.sections.begin() + at,
+                          {.kind = SectionKind::tail, .index = 1, .layer = 9, .bytes = 5});
+    contents.insert(contents.begin() + at, "hello");
+    file.write_all(table, contents);
+    verify_context(file.path());
+    EXPECT_EQ(load_context(file.path(), {.indices = info.indices}).context->tokens(), 40);
+    std::string bytes = bytes_of_file(file.path());
+    bytes[bytes.find("hello")] = 'j';
+    file.write(bytes);
+    EXPECT_THROW(verify_context(file.path()), FileError);
+    table.sections.insert(table.sections.begin() + 1,
+                          {.kind = SectionKind::index, .index = 1, .bytes = 0});
+    contents.insert(contents.begin() + 1, "");
+    file.write_all(table, contents);
+    expect_refused(file, "before the rows");
+  }
+}
+
+/// bfloat16 is kept as whole numbers, which look like any.
+TEST(DamagedContextFile, LearnedNumbersThatAreNotFinite) {
+  const TempDirectory folder;
+  const Changed file(folder, 600, {"quest:page=16", "sparq:r=16,v=1", "lowrank:r=16"});
+  int changed = 0;
+  for (std::size_t i = 0; i < file.table().sections.size(); ++i) {
+    if (file.table().sections[i].kind != SectionKind::index) continue;
+    if (file.table().sections[i].bytes == 0) continue;  // exact
+    for (const char last : {'\x7f', '\xff'}) {  // NaN, -NaN
+      std::string content = file.content(i);
+      content[content.size() - 2] = '\xc0';
+      content[content.size() - 1] = last;
+      file.write_with(i, content);
+      expect_refused(file, file.table().sections[i].name());
+      ++changed;
+    }
+    std::string infinite = file.content(i);
+    infinite[infinite.size() - 2] = '\x80';
+    infinite[infinite.size() - 1] = '\x7f';
+    file.write_with(i, infinite);
+    expect_refused(file, file.table().sections[i].name());
+  }
+  EXPECT_EQ(changed, 6);
+}
+
+/// Of axes that have no levels, too.
+TEST(DamagedContextFile, VariancesBelowZero) {
+  const TempDirectory folder;
+  const Changed file(folder, 600, {"codes:k=4,v=8"});
+  const auto section = static_cast<std::size_t>(
+      std::ranges::find_if(file.table().sections,
+                           [](const Section& s) {
+                             return s.kind == SectionKind::index && s.bytes > 0;
+                           }) -
+      file.table().sections.begin());
+  std::string content = file.content(section);
+  constexpr std::size_t dim = 32;
+  // dims, scale, mean, axes and variances; bytes of a code; the length of what levels leave.
+  const std::size_t left = 8 + 4 + (8 + dim * 4) + (8 + dim * dim * 4) + (8 + dim * 8) + 8 + 8;
+  std::int64_t count = 0;
+  std::memcpy(&count, &content[left - 8], sizeof count);
+  ASSERT_EQ(count, std::int64_t{dim});
+  const float below = -1;
+  std::memcpy(&content[left + (dim - 1) * 4], &below, sizeof below);
+  file.write_with(section, content);
+  expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
+                          {"variance is below 0"});
 }
 
 TEST(DamagedContextFile, RowsThatAreNotFinite) {

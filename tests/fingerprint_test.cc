@@ -68,7 +68,30 @@ TEST_F(Fingerprint, DependsOnWeightsTokenizerAndConfiguration) {
   EXPECT_NE(changed("model.safetensors", 2, '\x11'), before);
   EXPECT_NE(changed("config.json", 1, ' '), before);
   EXPECT_NE(changed("tokenizer.json", 2, ' '), before);
+  EXPECT_NE(changed("chat_template.jinja", 1, ' '), before);
   EXPECT_EQ(fingerprint(), before);
+}
+
+/// All files that a conversation is made of, and what is not read is not of it.
+TEST_F(Fingerprint, DependsOnWhatTemplatesAreReadFrom) {
+  std::string last = fingerprint();
+  const auto expect = [&](bool other, const char* name, const std::string& text) {
+    folder_.write(name, text);
+    const std::string now = fingerprint();
+    EXPECT_EQ(now != last, other) << name << " with " << text;
+    last = now;
+  };
+  expect(true, "special_tokens_map.json", R"({"bos_token": "<s>"})");
+  expect(true, "special_tokens_map.json", R"({"bos_token": "<t>"})");
+  expect(true, "tokenizer_config.json", R"({"eos_token": "</s>"})");
+  expect(true, "special_tokens_map.json", R"({"bos_token": "<u>"})");
+  expect(true, "tokenizer_config.json", R"({"added_tokens_decoder": {}})");
+  expect(false, "special_tokens_map.json", R"({"bos_token": "<v>"})");
+  expect(true, "tokenizer_config.json", "{");  // no JSON: whoever chats is told
+  fs::create_directory(folder_.path() / "additional_chat_templates");
+  expect(false, "additional_chat_templates/tool.jinja", "never asked with");
+  expect(true, "additional_chat_templates/default.jinja", "{{ messages }}");
+  expect(true, "additional_chat_templates/default.jinja", "{{ messages[0] }}");
 }
 
 }  // namespace

@@ -127,6 +127,27 @@ TEST(SessionResume, RowsThatDoNotFitAreRefusedAndTheSessionStaysAsItWas) {
   for (const Session* refused : {&too_small, &other_dtype, &other_shape})
     EXPECT_EQ(refused->own_tokens(), 0);
 
+  // Rows of the same size that would be attended otherwise, or from other positions on.
+  const TempDirectory folder;
+  save_context(*rows, folder.path() / "turns.tkv");
+  const auto kept = load_context(folder.path() / "turns.tkv").context;
+  for (const auto& change : std::vector<std::function<void(AttentionShape&)>>{
+           [](AttentionShape& s) { s.q_heads *= 2; }, [](AttentionShape& s) { s.scale = 0.3F; },
+           [](AttentionShape& s) { s.softcap = 30; }, [](AttentionShape& s) { s.chunk_len = 16; },
+           [](AttentionShape& s) { s.sliding_window.assign(s.layers, 8); }}) {
+    AttentionShape changed = stack();
+    change(changed);
+    Session otherwise(TokenStream(changed, total).context(context_tokens), options);
+    EXPECT_THROW(otherwise.resume(*kept), InvalidArgument);
+    EXPECT_EQ(otherwise.own_tokens(), 0);
+  }
+  Session sooner(stream.context(context_tokens - 1), options);
+  EXPECT_THROW(sooner.resume(*kept), InvalidArgument);
+  EXPECT_EQ(sooner.own_tokens(), 0);
+  Session same(stream.context(context_tokens), options);
+  same.resume(*kept);
+  EXPECT_EQ(same.own_tokens(), own);
+
   // Scales of channels are the context's: other ones tell of another context.
   const auto quantised = stream.context(context_tokens, DType::q8);
   TokenStream louder(stack(), total);

@@ -34,6 +34,8 @@ struct ContextOrigin {
   /// Model::fingerprint(), or what an application knows its network by.
   std::string model = {};
   std::string made_with = {};      ///< how, for people: one line
+  /// ModelConfig::length, for which keys are turned; 0: not known.
+  std::int64_t length = 0;
   std::vector<Token> tokens = {};  ///< whose rows these are; empty: not known
   ContextEnd end = {};
 };
@@ -52,7 +54,7 @@ struct ContextLoadOptions {
   bool mapped = false;
   std::int64_t memory_budget = 0;  ///< bytes that rows may take; 0: what the machine has free
   /// Specs of indices and tails that are wanted: of these, and exact, those that the file has are
-  /// loaded, and no byte of others is read. Not given: all.
+  /// loaded, and no byte of others is read. Not given: all, and one that is not known is refused.
   std::optional<std::vector<std::string>> indices = {};
   /// For sessions on a CUDA device: rows in memory are page-locked, as those that it prefilled.
   Device device = {};
@@ -67,8 +69,12 @@ struct ContextFileInfo {
   KvDType dtype = {};
   std::int64_t tokens = 0;
   std::vector<std::string> indices = {};  ///< specs, as Context::indices has them
+  /// Specs that this topkv does not know, as a later one may write them, each one line. The rest can be loaded where
+  /// ContextLoadOptions::indices names what is wanted of it.
+  std::vector<std::string> unknown_indices = {};
   bool has_queries = false;
   std::string model = {}, made_with = {};  ///< ContextOrigin
+  std::int64_t length = 0;                 ///< likewise
   ContextEnd end = {};
   bool has_token_ids = false;
   std::int64_t file_bytes = 0;
@@ -95,8 +101,8 @@ void save_context(const Context& context, const std::filesystem::path& path,
 
 /// Throws FileError, which names the file, the part, what was found and what was expected,
 /// OutOfMemory before rows are read when they do not fit, and afterwards for an index (a graph of
-/// hnsw) that does not, InvalidArgument for a spec that is not understood, and Error where a driver
-/// refuses to page-lock.
+/// hnsw) that does not, Unsupported for a file or an index of a later topkv, InvalidArgument for a
+/// spec that is not understood, and Error where a driver refuses to page-lock.
 LoadedContext load_context(const std::filesystem::path& path,
                            const ContextLoadOptions& options = {});
 
@@ -105,8 +111,9 @@ ContextFileInfo context_file_info(const std::filesystem::path& path);
 
 /// Reads all of it and checks what load_context checks, with neither rows in memory nor more of
 /// indices than a head for each thread.
-/// progress: stage "verify", in bytes. Throws FileError naming the first part that is damaged, and
-/// OutOfMemory for a head that does not fit.
+/// Of indices that it does not know it checks the bytes alone. progress: stage "verify", in bytes.
+/// Throws FileError naming the first part that is damaged, Unsupported for a file of a later topkv,
+/// and OutOfMemory for a head that does not fit.
 void verify_context(const std::filesystem::path& path, const ProgressFn& progress = {});
 
 }  // namespace topkv

@@ -232,7 +232,8 @@ class Session {
   /// Goes on where the session was that gave these rows: what follows is what a fork of that one
   /// gives, bit for bit. Both are over the same context, or one loaded from its file: that is for
   /// the caller to know (ContextOrigin may say it). Throws InvalidArgument when this session has
-  /// tokens of its own, or the rows are of another shape or dtype, have other scales than the
+  /// tokens of its own, or the rows are of other attention or another dtype, came after another
+  /// number of tokens (rows out of a file of topkv 0.1.0 do not say), have other scales than the
   /// context's (q8, q4), or are beyond its capacity; OutOfMemory and Error of the device. The
   /// session is then as it was. Rows are taken to be finite: load_context has checked them, but
   /// for those it mapped (ContextLoadOptions::mapped), which verify_context checks.

@@ -158,6 +158,7 @@ class Asking {
     TokenLogprobs logprobs = {.chosen = {.token = -1}, .top = {}};
     GenerateOptions options =
         generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
+    if (options.sampling.repetition_penalty != 1) options.before = loaded_.origin.tokens;
     options.progress = progress_.brief_callback("prompt");
     if (options.logprobs >= 0) {
       // Told just before the token that they are of.
@@ -218,10 +219,12 @@ int run_ask(AskFlags flags) {
   check_flags(flags);
   const ContextFileInfo info = context_file_info(flags.file);
   name_index_of_file(flags.retrieval, info);
+  check_index_of_file(flags.file, info, flags.retrieval);
   check_model(flags.model, flags.retrieval);
   std::optional<ChatTemplate> chat;
   if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
-  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+  const std::int64_t length =
+      flags.length.empty() ? info.length : parse_count("--length", flags.length);
   const std::int64_t memory = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
   const Device device = open_device(flags.model);
   catch_interrupts();

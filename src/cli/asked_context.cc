@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
+#include "src/core/printable.h"
 #include "src/core/stopwatch.h"
 #include "topkv/error.h"
 #include "topkv/index_spec.h"
@@ -43,6 +45,22 @@ void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info) 
     break;
   }
   retrieval.indices = {name};
+}
+
+void check_index_of_file(const std::string& file, const ContextFileInfo& info,
+                         const RetrievalFlags& retrieval) {
+  const IndexSpec index(retrieval.indices.front());
+  for (const std::string& unknown : info.unknown_indices) {
+    print_warning(fmt::format("{}: has the index {}, which this topkv does not know; it asks with {}",
+                              printable(file), printable_beginning(unknown), index.text()));
+  }
+  if (!index.learns_queries() || info.has_queries ||
+      std::ranges::count(info.indices, index.text()) > 0)
+    return;
+  throw FileError(fmt::format(
+      "{}: has no queries of its prefill, of which {} learns; name one of its indices ({}), or "
+      "another that needs none, or have topkv prefill read the text with --kv-index {}",
+      printable(file), index.text(), listed(info.indices, 8), index.text()));
 }
 
 LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,

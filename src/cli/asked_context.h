@@ -14,6 +14,11 @@ namespace topkv::cli {
 /// Of the file's indices the first that is more than rows in place, where no flag names one.
 void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info);
 
+/// Throws FileError where the index that is named can neither be loaded nor built over the file's
+/// rows, before any of them is read. Warns of indices of the file that are not known.
+void check_index_of_file(const std::string& file, const ContextFileInfo& info,
+                         const RetrievalFlags& retrieval);
+
 struct AskedFile {
   std::string file;
   bool mapped = false;

@@ -260,11 +260,11 @@ Run add_info(CLI::App& app) {
   one_of(command->add_option("--weights", flags->weights), {"stored", "int8", "int4"});
   command->add_flag("--json", flags->json);
   return [flags] {
-    if (flags->directory.empty() && is_context_file(flags->argument)) {
-      print_context_info(flags->argument, flags->json);
+    take_model(flags->directory, flags->argument, "info");
+    if (is_context_file(flags->directory)) {
+      print_context_info(flags->directory, flags->json);
       return 0;
     }
-    take_model(flags->directory, flags->argument, "info");
     check_kind(flags->directory);
     return run_info(*flags);
   };

@@ -26,8 +26,10 @@ void print_context_info(const std::string& file, bool json) {
     out["head_dim"] = shape.head_dim;
     out["kv_dtype"] = info.dtype.name();
     out["indices"] = info.indices;
+    out["unknown_indices"] = info.unknown_indices;
     out["model"] = info.model;
     out["made_with"] = info.made_with;
+    out["length"] = info.length;
     out["chat"] = info.end.chat;
     out["token_ids"] = info.has_token_ids;
     out["queries"] = info.has_queries;
@@ -48,6 +50,9 @@ void print_context_info(const std::string& file, bool json) {
              shape.q_heads, shape.kv_heads, shape.head_dim);
   fmt::print("rows        {}, {}\n", info.dtype.name(), byte_text(info.rows_bytes));
   fmt::print("indices     {}, {}\n", fmt::join(info.indices, ", "), byte_text(info.index_bytes));
+  if (!info.unknown_indices.empty())
+    fmt::print("not known   {}: of a later topkv?\n", listed(info.unknown_indices, 8));
+  if (info.length > 0) fmt::print("length      {}\n", format_grouped(info.length));
   if (info.has_queries) fmt::print("queries     {}\n", byte_text(info.queries_bytes));
 }
 

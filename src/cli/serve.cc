@@ -108,6 +108,7 @@ int run_serve(ServeFlags flags) {
     wanted.push_back({file, context_file_info(file), flags.retrieval});
     Wanted& one = wanted.back();
     name_index_of_file(one.retrieval, one.info);
+    check_index_of_file(file, one.info, one.retrieval);
     check_model(flags.model, one.retrieval);
     chats = chats || one.info.end.chat;
   }
@@ -119,7 +120,10 @@ int run_serve(ServeFlags flags) {
     if (chats) throw;
     fmt::print(stderr, "no chats: {}\n", error.what());
   }
-  const std::int64_t length = flags.length.empty() ? 0 : parse_count("--length", flags.length);
+  // Files that were read for other lengths are refused by the model's fingerprint, if it matters.
+  const std::int64_t length = !flags.length.empty() ? parse_count("--length", flags.length)
+                              : wanted.empty()      ? 0
+                                                    : wanted.front().info.length;
   const Device device = open_device(flags.model);
   const serve::ServerOptions server = server_options(flags);
   catch_interrupts();

@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cli/commands.h"
+#include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
+#include "src/core/files.h"
 #include "src/core/printable.h"
 #include "src/core/stopwatch.h"
 #include "topkv/context_file.h"
@@ -44,13 +46,17 @@ int run_verify(const VerifyFlags& flags) {
   if (flags.quiet) progress.hush();
   const Stopwatch watch;
   ContextFileInfo info;
+  bool readable = false;
   try {
+    check_readable(flags.file);
+    readable = true;
     verify_context(flags.file, progress.callback("verify"));
     info = context_file_info(flags.file);
   } catch (const Error& error) {
     progress.finish();
-    // What another version wrote, or no memory could be had for, may well be whole.
-    const bool damaged = dynamic_cast<const FileError*>(&error) != nullptr;
+    // What cannot be opened, another version wrote, or no memory could be had for, may well be
+    // whole.
+    const bool damaged = readable && dynamic_cast<const FileError*>(&error) != nullptr;
     if (flags.json)
       print_json(
           flags,
@@ -59,8 +65,18 @@ int run_verify(const VerifyFlags& flags) {
     throw;
   }
   progress.finish();
+  for (const std::string& unknown : info.unknown_indices) {
+    print_warning(fmt::format(
+        "{}: has the index {}, which this topkv does not know: its bytes are those that were "
+        "written, what they say is not checked",
+        printable(flags.file), printable_beginning(unknown)));
+  }
   if (flags.json) {
-    print_json(flags, {{"whole", true}, {"tokens", info.tokens}, {"file_bytes", info.file_bytes}},
+    print_json(flags,
+               {{"whole", true},
+                {"tokens", info.tokens},
+                {"file_bytes", info.file_bytes},
+                {"unknown_indices", info.unknown_indices}},
                watch);
     return 0;
   }

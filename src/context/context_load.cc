@@ -3,6 +3,7 @@
 
 #include "src/context/context_reading.h"
 #include "src/context/open_context.h"
+#include "src/core/printable.h"
 #include "src/core/watched.h"
 
 namespace topkv {
@@ -34,10 +35,16 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
                        .has_queries = open.has().queries,
                        .model = meta.model,
                        .made_with = meta.made_with,
+                       .length = meta.length,
                        .end = meta.end,
                        .has_token_ids = open.has().tokens,
                        .file_bytes = open.file().bytes()};
-  for (const FileMeta::Index& index : meta.indices) info.indices.push_back(index.spec);
+  for (const FileMeta::Index& index : meta.indices) {
+    if (index.known)
+      info.indices.push_back(index.spec);
+    else
+      info.unknown_indices.push_back(printable(index.spec));
+  }
   for (const Section& section : open.table().sections) {
     if (is_rows(section) || section.kind == SectionKind::channels) info.rows_bytes += section.bytes;
     if (section.kind == SectionKind::index || section.kind == SectionKind::tail)

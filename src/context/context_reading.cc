@@ -23,6 +23,18 @@ KeyView rows_of(const RowStore& store, const Section& section) {
   return section.kind == SectionKind::keys ? rows.keys : rows.values;
 }
 
+/// Where all indices are wanted.
+[[noreturn]] void fail_unknown(const OpenContext& open, const std::string& spec) {
+  std::vector<std::string> others;
+  for (const FileMeta::Index& index : open.meta().indices)
+    if (index.known) others.push_back(index.spec);
+  throw Unsupported(
+      fmt::format("{}: has the index {}, which this topkv does not know; name those that are "
+                  "wanted of the others: {}",
+                  path_text(open.file().path()), printable_beginning(spec),
+                  others.empty() ? "none, its rows alone" : listed(others, 8)));
+}
+
 }  // namespace
 
 ContextReading::ContextReading(const OpenContext& open, const ContextLoadOptions& options)
@@ -30,8 +42,11 @@ ContextReading::ContextReading(const OpenContext& open, const ContextLoadOptions
   std::vector<std::string> specs = {"exact"};
   for (const std::string& text : options.indices.value_or(std::vector<std::string>{}))
     specs.push_back(IndexSpec(text).text());
-  for (std::size_t i = 0; i < wanted_.size(); ++i)
-    wanted_[i] = wanted_[i] || std::ranges::count(specs, open.meta().indices[i].spec) > 0;
+  for (std::size_t i = 0; i < wanted_.size(); ++i) {
+    const FileMeta::Index& index = open.meta().indices[i];
+    if (wanted_[i] && !index.known) fail_unknown(open, index.spec);
+    wanted_[i] = wanted_[i] || (index.known && std::ranges::count(specs, index.spec) > 0);
+  }
   for (const Section& section : open_.table().sections) {
     if (is_read(section) && !(options.mapped && is_rows(section))) bytes_ += section.bytes;
   }
@@ -55,14 +70,15 @@ std::size_t ContextReading::owner_of(std::size_t index) const {
 }
 
 IndexSpec ContextReading::checked_spec(std::size_t index) const {
-  IndexSpec spec(open_.meta().indices[index].spec);
+  const std::vector<FileMeta::Index>& indices = open_.meta().indices;
+  const IndexSpec& spec = indices[index].known.value();
   const auto fail = [&](const std::string& what) {
     throw FileError(fmt::format("{}: indices[{}], {}, {}", path_text(open_.file().path()), index,
                                 spec.text(), what));
   };
   const std::size_t owner = owner_of(index);
   if (owner == index) return spec;
-  const IndexSpec other(open_.meta().indices[owner].spec);
+  const IndexSpec& other = indices[owner].known.value();
   if (!spec.kind().is_served_by(*other.kind().make()))
     fail(fmt::format("has the heads of {}, which do not serve it", other.text()));
   return spec;
@@ -81,11 +97,15 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
     store->keep(options_.device.compute()->lock_pages(all.data(), all.bytes()));
   }
   segment.store = store;
+  segment.tokens_before = meta.tokens_before;
   if (open_.has().queries) segment.queries = read_queries();
   read_indices(segment);
   LoadedContext loaded;
-  loaded.origin = {
-      .model = meta.model, .made_with = meta.made_with, .tokens = read_tokens(), .end = meta.end};
+  loaded.origin = {.model = meta.model,
+                   .made_with = meta.made_with,
+                   .length = meta.length,
+                   .tokens = read_tokens(),
+                   .end = meta.end};
   loaded.context = ContextFile::make(meta.shape, std::move(segment));
   return loaded;
 }
@@ -283,23 +303,25 @@ void ContextReading::read_indices(Segment& segment) {
 
 void ContextReading::check_indices(const Segment& segment) {
   const std::size_t count = wanted_.size();
-  std::vector<IndexSpec> specs;
-  for (std::size_t i = 0; i < count; ++i) specs.push_back(checked_spec(i));
+  std::vector<std::optional<IndexSpec>> specs(count);  // of those that are known
+  for (std::size_t i = 0; i < count; ++i)
+    if (wanted_[i]) specs[i] = checked_spec(i);
   // Of each index: its sections, of the same layers and heads for all.
   std::vector<std::vector<const Section*>> heads(count);
   std::vector<std::vector<const Section*>> tails(count);
-  for (const Section* section : open_.of(SectionKind::index))
-    heads[section->index].push_back(section);
-  for (const Section* section : open_.of(SectionKind::tail))
-    tails[section->index].push_back(section);
+  for (const SectionKind kind : {SectionKind::index, SectionKind::tail}) {
+    for (const Section* section : open_.of(kind))
+      if (wanted_[section->index])
+        (kind == SectionKind::index ? heads : tails)[section->index].push_back(section);
+  }
   for (std::size_t own = 0; own < count; ++own) {
     parallel_for(std::ssize(heads[own]), 1, [&](std::int64_t begin, std::int64_t end) {
       for (auto h = static_cast<std::size_t>(begin); h < static_cast<std::size_t>(end); ++h) {
-        const auto head = specs[own].kind().make();
-        read_head(*heads[own][h], specs[own], segment, *head);
+        const auto head = specs[own]->kind().make();
+        read_head(*heads[own][h], *specs[own], segment, *head);
         for (std::size_t i = own; i < count; ++i) {
           if (owner_of(i) == own && !tails[i].empty())
-            read_tail(*tails[i][h], specs[i], segment, *head);
+            read_tail(*tails[i][h], *specs[i], segment, *head);
         }
       }
     });

@@ -44,13 +44,15 @@ FileMeta describe(const Context& context, const ContextOrigin& origin) {
                 .shape = context.shape(),
                 .dtype = context.dtype(),
                 .tokens = context.tokens(),
+                .tokens_before = segment.tokens_before,
                 .indices = {},
                 .model = printable(origin.model),
                 .made_with = printable(origin.made_with),
+                .length = origin.length,
                 .end = origin.end};
   for (std::size_t i = 0; i < segment.indices.size(); ++i) {
     const IndexSpec& spec = segment.indices[i]->spec;
-    meta.indices.push_back({.spec = spec.text(), .heads_of = heads_of(segment, i)});
+    meta.indices.push_back({.spec = spec.text(), .heads_of = heads_of(segment, i), .known = spec});
   }
   return meta;
 }

@@ -29,7 +29,10 @@ void verify_context(const std::filesystem::path& path, const ProgressFn& progres
         }
       });
     }
-    ContextReading(open, {}).check(stop);
+    std::vector<std::string> known;
+    for (const FileMeta::Index& index : open.meta().indices)
+      if (index.known) known.push_back(index.spec);
+    ContextReading(open, {.indices = std::move(known)}).check(stop);
   };
   if (!progress) return work({});
   run_watched(work, [&] {

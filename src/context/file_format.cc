@@ -48,13 +48,13 @@ std::uint64_t header_checksum(const Header& header) {
   return checksum(&header, offsetof(Header, checksum));
 }
 
-bool is_known(std::uint32_t kind) {
-  return kind >= static_cast<std::uint32_t>(SectionKind::meta) &&
-         kind <= static_cast<std::uint32_t>(SectionKind::tail);
-}
-
 [[noreturn]] void fail(const ReadableFile& file, const std::string& what) {
   throw FileError(fmt::format("{}: {}", path_text(file.path()), what));
+}
+
+/// Of a file that may well be whole.
+[[noreturn]] void unsupported(const ReadableFile& file, const std::string& what) {
+  throw Unsupported(fmt::format("{}: {}", path_text(file.path()), what));
 }
 
 Header read_header(const ReadableFile& file) {
@@ -69,8 +69,8 @@ Header read_header(const ReadableFile& file) {
     fail(file, fmt::format("its header is damaged: it has the checksum {:016x}; expected {:016x}",
                            header.checksum, header_checksum(header)));
   if (header.version != FileTable::version)
-    fail(file, fmt::format("is of version {} of the format; this topkv reads version {}",
-                           header.version, FileTable::version));
+    unsupported(file, fmt::format("is of version {} of the format; this topkv reads version {}",
+                                  header.version, FileTable::version));
   if (header.header_bytes != FileTable::header_bytes || header.unused != 0)
     fail(file,
          fmt::format("its header says that it has {} bytes, and {} where nothing is; expected "
@@ -229,10 +229,11 @@ FileTable FileTable::parse(const ReadableFile& file) {
                        i, header.sections, section.name(), entry.flags, entry.unused));
     end += static_cast<std::uint64_t>(whole_pages(section.bytes));
     blocks_before += static_cast<std::uint64_t>(blocks(section.bytes));
-    if (section.required && !is_known(entry.kind))
-      fail(file, fmt::format("has {}, which this topkv does not know and must; expected kinds "
-                             "1 to {}: of a later topkv?",
-                             section.name(), static_cast<std::uint32_t>(SectionKind::tail)));
+    if (section.required && !is_known(section.kind))
+      unsupported(file,
+                  fmt::format("has {}, which this topkv does not know and must; expected kinds "
+                              "1 to {}: of a later topkv?",
+                              section.name(), static_cast<std::uint32_t>(SectionKind::tail)));
     table.sections.push_back(section);
   }
   if (end != whole || blocks_before != header.checksums)

@@ -29,6 +29,10 @@ enum class SectionKind : std::uint32_t {
   tail = 8,      ///< likewise, of its tail
 };
 
+inline bool is_known(SectionKind kind) {
+  return kind >= SectionKind::meta && kind <= SectionKind::tail;
+}
+
 struct Section {
   SectionKind kind = {};
   bool required = true;  ///< a reader that does not know its kind must refuse the file
@@ -81,8 +85,9 @@ struct FileTable {
 
   /// Whether the file begins as contexts' files do. False where it cannot be read.
   static bool begins(const std::filesystem::path& path);
-  /// Reads and checks them. Throws FileError, which says what is wrong: no context file, another
-  /// version, damaged or cut off, a section of a kind that is required and not known.
+  /// Reads and checks them. Throws FileError, which says what is wrong: no context file, damaged or
+  /// cut off; Unsupported for another version, and a section of a kind that is required and not
+  /// known.
   static FileTable parse(const ReadableFile& file);
 };
 

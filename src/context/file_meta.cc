@@ -10,7 +10,6 @@
 #include "src/core/printable.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
-#include "topkv/index_spec.h"
 
 namespace topkv {
 namespace {
@@ -18,6 +17,7 @@ namespace {
 constexpr std::int64_t most_heads = 1 << 20;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
 constexpr std::int64_t most_indices = 1 << 10;
+constexpr std::size_t most_spec_bytes = 1024;
 
 std::vector<std::int64_t> windows_of(const JsonObject& json) {
   std::vector<std::int64_t> windows;
@@ -40,10 +40,29 @@ std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::files
   for (const auto& one : *list) {
     const std::int64_t number = std::ssize(indices);
     const JsonObject index(one, path, fmt::format("indices[{}].", number));
+    std::string spec = index.text("spec");
+    if (spec.size() > most_spec_bytes)
+      index.fail("spec", fmt::format("a text of at most {} bytes", most_spec_bytes));
+    if (std::ranges::count(indices, spec, &FileMeta::Index::spec) > 0)
+      index.fail("spec", "one that is not there already");
     indices.push_back(
-        {.spec = index.text("spec"), .heads_of = index.integer("heads_of", -1, number - 1, -1)});
+        {.spec = std::move(spec), .heads_of = index.integer("heads_of", -1, number - 1, -1)});
   }
   return indices;
+}
+
+/// What `index` is to this version, `before` being those before it.
+std::optional<IndexSpec> known_index(const FileMeta::Index& index,
+                                     const std::vector<FileMeta::Index>& before,
+                                     const FileMeta& meta) {
+  if (index.heads_of >= 0 && !before[static_cast<std::size_t>(index.heads_of)].known) return {};
+  try {
+    IndexSpec spec(index.spec);
+    spec.check(meta.shape.head_dim, meta.tokens);
+    if (spec.text() == index.spec) return spec;
+  } catch (const InvalidArgument&) {
+  }
+  return {};
 }
 
 }  // namespace
@@ -52,6 +71,7 @@ std::string write_meta(const FileMeta& meta) {
   nlohmann::ordered_json json;
   json["writer"] = meta.writer;
   json["tokens"] = meta.tokens;
+  if (meta.tokens_before > 0) json["tokens_before"] = meta.tokens_before;
   json["layers"] = meta.shape.layers;
   json["q_heads"] = meta.shape.q_heads;
   json["kv_heads"] = meta.shape.kv_heads;
@@ -70,6 +90,7 @@ std::string write_meta(const FileMeta& meta) {
   }
   json["model"] = meta.model;
   json["made_with"] = meta.made_with;
+  if (meta.length != 0) json["length"] = meta.length;
   json["text_left"] = meta.end.text_left;
   json["chat"] = meta.end.chat;
   json["system"] = meta.end.system;
@@ -82,6 +103,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   FileMeta meta;
   meta.writer = printable(json.text("writer"));
   meta.tokens = json.integer("tokens", 0, most_tokens);
+  meta.tokens_before = json.integer("tokens_before", 0, most_tokens, 0);
   AttentionShape& shape = meta.shape;
   shape.layers = json.integer("layers", 1, most_heads);
   shape.q_heads = json.integer("q_heads", 1, most_heads);
@@ -95,6 +117,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   meta.indices = indices_of(json, path);
   meta.model = printable(json.text("model"));
   meta.made_with = printable(json.text("made_with"));
+  meta.length = json.integer("length", 0, most_tokens, 0);
   meta.end = {.text_left = json.text("text_left"),
               .chat = json.flag("chat"),
               .system = json.text("system")};
@@ -102,17 +125,10 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
     shape.check();
     meta.dtype = KvDType::parse(json.text("kv_dtype"));
     RowStore::bytes_per_token(shape, meta.dtype);
-    for (const FileMeta::Index& index : meta.indices) {
-      const IndexSpec spec(index.spec);
-      spec.check(shape.head_dim, meta.tokens);
-      if (spec.text() != index.spec)
-        json.fail("indices", fmt::format("specs in full, as \"{}\"", spec.text()));
-      if (std::ranges::count(meta.indices, index.spec, &FileMeta::Index::spec) > 1)
-        json.fail("indices", fmt::format("each index once, not \"{}\" again", spec.text()));
-    }
   } catch (const InvalidArgument& error) {
     throw FileError(fmt::format("{}: {}", path_text(path), error.what()));
   }
+  for (FileMeta::Index& index : meta.indices) index.known = known_index(index, meta.indices, meta);
   return meta;
 }
 

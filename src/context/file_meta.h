@@ -3,34 +3,41 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "topkv/context_file.h"
+#include "topkv/index_spec.h"
 
 namespace topkv {
 
 struct FileMeta {
   /// An index, in the order in which the context has them.
   struct Index {
-    std::string spec;
+    std::string spec;            ///< as the file spells it
     std::int64_t heads_of = -1;  ///< the index, before it, whose heads serve it too; -1: its own
+    /// None: this version does not know it, spelled so and for such keys, or not the one whose
+    /// heads it has; a later one may.
+    std::optional<IndexSpec> known = {};
   };
 
   std::string writer;
   AttentionShape shape;
   KvDType dtype;
   std::int64_t tokens = 0;
+  std::int64_t tokens_before = 0;  ///< Segment::tokens_before
   std::vector<Index> indices;
   std::string model, made_with;
+  std::int64_t length = 0;  ///< ContextOrigin
   ContextEnd end;
 };
 
 std::string write_meta(const FileMeta& meta);
 
-/// Throws FileError for what cannot be a context: the shape is checked, specs are known, and the
-/// rows of so many tokens are a number of bytes.
+/// Throws FileError for what cannot be a context: the shape is checked, and the rows of so many
+/// tokens are a number of bytes.
 FileMeta parse_meta(std::string_view text, const std::filesystem::path& path);
 
 }  // namespace topkv

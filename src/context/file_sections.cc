@@ -43,7 +43,8 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
   }
   for (std::int64_t i = 0; i < std::ssize(meta.indices); ++i) {
     const FileMeta::Index& index = meta.indices[static_cast<std::size_t>(i)];
-    const bool has_tail = IndexSpec(index.spec).has_tail();
+    if (!index.known) continue;
+    const bool has_tail = index.known->has_tail();
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       if (shape.window_of(layer) > 0) continue;
       for (std::int64_t head = 0; head < shape.kv_heads; ++head) {

@@ -20,8 +20,8 @@ struct SectionsOf {
   bool queries = false;
 };
 
-/// All sections of such a context but for the description, which is the first; those whose size
-/// follows from it have that, others have 0.
+/// All sections of such a context but for the description, which is the first, and for those of
+/// indices that are not known; those whose size follows from it have that, others have 0.
 std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has);
 
 /// Bytes that an archive takes.

@@ -40,6 +40,27 @@ void OpenContext::read_all(const Section& section, void* to) const {
   }
 }
 
+/// Before sections_of lists as many as the description says.
+void OpenContext::check_count() const {
+  const auto fail = [&](const std::string& what) {
+    throw FileError(fmt::format("{}: is described {}, and has {} sections; there must be more",
+                                path_text(file_.path()), what, table_.sections.size()));
+  };
+  // Rows have two for each layer and KV head.
+  const std::int64_t there = std::ssize(table_.sections);
+  if (meta_.shape.layers > there || meta_.shape.kv_heads > there / (2 * meta_.shape.layers))
+    fail(fmt::format("as {} layers of {} KV heads", meta_.shape.layers, meta_.shape.kv_heads));
+  // Indices have one or two for each KV head of a layer that is not windowed.
+  std::int64_t whole_layers = 0;
+  for (std::int64_t layer = 0; layer < meta_.shape.layers; ++layer)
+    whole_layers += meta_.shape.window_of(layer) > 0 ? 0 : 1;
+  const auto with_sections = std::ranges::count_if(meta_.indices, [](const FileMeta::Index& index) {
+    return index.known && (index.heads_of < 0 || index.known->has_tail());
+  });
+  if (whole_layers > 0 && with_sections > there / (whole_layers * meta_.shape.kv_heads))
+    fail(fmt::format("with {} indices of {} layers", with_sections, whole_layers));
+}
+
 /// Each is where sections_of has it, with as many bytes where these are known.
 void OpenContext::check_sections() {
   const auto is_there = [&](SectionKind kind) {
@@ -47,34 +68,18 @@ void OpenContext::check_sections() {
                                [&](const Section& section) { return section.kind == kind; });
   };
   has_ = {is_there(SectionKind::tokens), is_there(SectionKind::queries)};
-  // Before as many are listed: rows alone have two for each layer and KV head.
-  const std::int64_t there = std::ssize(table_.sections);
-  if (meta_.shape.layers > there || meta_.shape.kv_heads > there / (2 * meta_.shape.layers) ||
-      std::ssize(meta_.indices) > there)
-    throw FileError(
-        fmt::format("{}: is described as {} layers of {} KV heads with {} indices, and "
-                    "has {} sections; there must be more",
-                    path_text(file_.path()), meta_.shape.layers, meta_.shape.kv_heads,
-                    meta_.indices.size(), there));
-  // Likewise of the indices, each with one or more for each KV head of a layer that is not
-  // windowed.
-  std::int64_t whole_layers = 0;
-  for (std::int64_t layer = 0; layer < meta_.shape.layers; ++layer)
-    whole_layers += meta_.shape.window_of(layer) > 0 ? 0 : 1;
-  const auto with_sections = std::ranges::count_if(meta_.indices, [](const FileMeta::Index& index) {
-    return index.heads_of < 0 || IndexSpec(index.spec).has_tail();
-  });
-  if (whole_layers > 0 && with_sections > there / (whole_layers * meta_.shape.kv_heads))
-    throw FileError(
-        fmt::format("{}: is described with {} indices of {} layers, and has {} sections; "
-                    "there must be more",
-                    path_text(file_.path()), with_sections, whole_layers, there));
+  check_count();
+  const auto is_of_unknown = [&](const Section& section) {
+    return is_of_index(section) && section.index < meta_.indices.size() &&
+           !meta_.indices[section.index].known;
+  };
   const std::vector<Section> wanted = sections_of(meta_, has_);
   std::size_t next = 0;
   std::int64_t rows_end = -1;
   for (const Section& section : table_.sections) {
     check_zeros(file_, section.at + section.bytes, section.name());
-    if (&section == &table_.sections.front() || section.kind > SectionKind::tail) continue;
+    if (&section == &table_.sections.front() || !is_known(section.kind)) continue;
+    if (is_of_unknown(section) && (next == wanted.size() || is_of_index(wanted[next]))) continue;
     if (next == wanted.size())
       fail_section(
           file_.path(), section,

@@ -16,11 +16,15 @@ inline bool is_rows(const Section& section) {
   return section.kind == SectionKind::keys || section.kind == SectionKind::values;
 }
 
+inline bool is_of_index(const Section& section) {
+  return section.kind == SectionKind::index || section.kind == SectionKind::tail;
+}
+
 /// Safe from many threads.
 class OpenContext {
  public:
   /// Throws FileError for what is no context's file, or has other sections, or of other sizes, than
-  /// follow from its description.
+  /// follow from its description; Unsupported for a file of another version.
   explicit OpenContext(const std::filesystem::path& path);
 
   const ReadableFile& file() const { return file_; }
@@ -35,6 +39,7 @@ class OpenContext {
   void read_all(const Section& section, void* to) const;
 
  private:
+  void check_count() const;
   void check_sections();
 
   ReadableFile file_;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "src/context/session_ahead.h"
@@ -9,6 +10,28 @@
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+/// What of the session's attention the rows' differs in; empty: nothing.
+std::string difference(const AttentionShape& rows, const AttentionShape& session) {
+  std::string text;
+  const auto compare = [&](const char* what, auto of_rows, auto of_session) {
+    if (of_rows == of_session) return;
+    text += fmt::format("{}{} {}, not {}", text.empty() ? "" : "; ", what, of_rows, of_session);
+  };
+  compare("layers", rows.layers, session.layers);
+  compare("query heads", rows.q_heads, session.q_heads);
+  compare("KV heads", rows.kv_heads, session.kv_heads);
+  compare("head dim", rows.head_dim, session.head_dim);
+  compare("scale", rows.softmax_scale(), session.softmax_scale());
+  compare("softcap", rows.softcap, session.softcap);
+  compare("chunks of", rows.chunk_len, session.chunk_len);
+  for (std::int64_t l = 0; text.empty() && l < rows.layers; ++l)
+    compare("a window of", rows.window_of(l), session.window_of(l));
+  return text;
+}
+
+}  // namespace
 
 Session Session::fork() const {
   state_->settle();
@@ -40,7 +63,8 @@ std::shared_ptr<const Context> Session::own_rows() const {
   const auto rows =
       std::make_shared<RowStore>(s.shape, s.own->dtype(), s.own->size(0), 0, "session's rows");
   rows->copy_from(*s.own);
-  return Context(s.shape, {.store = rows}).with_index("exact");
+  return Context(s.shape, {.store = rows, .tokens_before = s.context->tokens()})
+      .with_index("exact");
 }
 
 void Session::resume(const Context& own_rows) {
@@ -53,14 +77,18 @@ void Session::resume(const Context& own_rows) {
                     s.own->size(0)));
   }
   const RowStore& rows = *own_rows.segment_->store;
-  const AttentionShape& shape = own_rows.shape();
-  if (shape.layers != s.shape.layers || shape.kv_heads != s.shape.kv_heads ||
-      shape.head_dim != s.shape.head_dim || rows.dtype() != s.own->dtype()) {
-    throw InvalidArgument(fmt::format(
-        "resume: rows of {} layers, {} KV heads of {} in {}; the session's are of {}, {} of {} in "
-        "{}",
-        shape.layers, shape.kv_heads, shape.head_dim, rows.dtype().name(), s.shape.layers,
-        s.shape.kv_heads, s.shape.head_dim, s.own->dtype().name()));
+  if (const std::string other = difference(own_rows.shape(), s.shape); !other.empty())
+    throw InvalidArgument("resume: the rows are of other attention than the session's: " + other);
+  if (rows.dtype() != s.own->dtype()) {
+    throw InvalidArgument(fmt::format("resume: rows in {}; the session's are in {}",
+                                      rows.dtype().name(), s.own->dtype().name()));
+  }
+  const std::int64_t before = own_rows.segment_->tokens_before;
+  if (before > 0 && before != s.context->tokens()) {
+    throw InvalidArgument(
+        fmt::format("resume: rows that came after {} tokens of a context; the session's context has "
+                    "{}",
+                    before, s.context->tokens()));
   }
   if (!rows.has_channels_of(*s.own)) {
     throw InvalidArgument(

@@ -50,6 +50,13 @@ class Archive {
     }
   }
 
+  /// An array of bfloat16.
+  template <class Memory>
+  void bf16_array(std::vector<std::uint16_t, Memory>& values) {
+    array(values);
+    for (const std::uint16_t x : values) check((x & 0x7f80) != 0x7f80, not_finite);
+  }
+
   /// Throws unless `holds`: reading FileError, which says where, else InvalidArgument.
   void check(bool holds, std::string_view what) const {
     if (!holds) fail(what);

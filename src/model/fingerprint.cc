@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/core/checksum.h"
@@ -11,6 +12,7 @@
 #include "src/core/open_file.h"
 #include "src/model/model_impl.h"
 #include "src/model/safetensors.h"
+#include "src/text/chat_template_files.h"
 
 namespace topkv {
 namespace {
@@ -49,10 +51,10 @@ std::string Model::fingerprint() const {
   } else {
     // As loading finds them: what else lies in the directory is not the model's.
     files = SafeTensors::open(impl.directory).files();
-    for (const char* name :
-         {"config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"}) {
+    for (const char* name : {"config.json", "tokenizer.json"}) {
       if (const auto path = impl.directory / name; file_exists(path)) files.push_back(path);
     }
+    for (auto& path : chat_template_sources(impl.directory)) files.push_back(std::move(path));
   }
   std::ranges::sort(files);
   std::string all;

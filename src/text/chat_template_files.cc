@@ -10,6 +10,7 @@
 #include "src/core/files.h"
 #include "src/core/gguf_file.h"
 #include "src/core/json_file.h"
+#include "src/core/mapped_file.h"
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
 #include "src/text/gguf_tokenizer.h"
@@ -30,10 +31,19 @@ constexpr const char* named_tokens[] = {"bos_token", "eos_token", "unk_token", "
 constexpr std::size_t max_special_tokens = 1024;
 constexpr std::size_t max_special_token_bytes = 8192;  // and of its name
 
+// Of a model's directory. What several templates are in, and what one is.
+constexpr const char* several_templates = "additional_chat_templates";
+constexpr const char* one_template = "chat_template.jinja";
+constexpr const char* tokenizer_config = "tokenizer_config.json";
+constexpr const char* tokens_map = "special_tokens_map.json";
+
+// Beside this key that file is not read.
+constexpr const char* instead_of_tokens_map = "added_tokens_decoder";
+
 class Finder {
  public:
   explicit Finder(const std::filesystem::path& directory)
-      : directory_(directory), config_file_(directory / "tokenizer_config.json") {
+      : directory_(directory), config_file_(directory / tokenizer_config) {
     if (std::filesystem::exists(config_file_)) config_ = read_json_file(config_file_);
     if (!config_.is_object()) JsonObject(config_, config_file_);  // throws
   }
@@ -45,8 +55,8 @@ class Finder {
       throw FileError(fmt::format("{}: the chat template is not UTF-8; convert it", found.file));
     }
     tokens_of(config_, config_file_, found.special_tokens);
-    const std::filesystem::path legacy = directory_ / "special_tokens_map.json";
-    if (!config_.contains("added_tokens_decoder") && std::filesystem::exists(legacy)) {
+    const std::filesystem::path legacy = directory_ / tokens_map;
+    if (!config_.contains(instead_of_tokens_map) && std::filesystem::exists(legacy)) {
       const Json map = read_json_file(legacy);
       if (map.is_object()) tokens_of(map, legacy, found.special_tokens);
     }
@@ -55,8 +65,8 @@ class Finder {
 
  private:
   void read_source(ChatTemplateFiles& found) {
-    const std::filesystem::path more = directory_ / "additional_chat_templates";
-    for (const auto& file : {more / "default.jinja", directory_ / "chat_template.jinja"}) {
+    const std::filesystem::path more = directory_ / several_templates;
+    for (const auto& file : {more / "default.jinja", directory_ / one_template}) {
       if (!std::filesystem::exists(file)) continue;
       found.file = path_text(file);
       found.source = read_regular_file(file, max_template_bytes);
@@ -150,7 +160,25 @@ class Finder {
   Json config_ = Json::object();
 };
 
+bool reads_tokens_map(const std::filesystem::path& config_file) {
+  try {
+    return !file_exists(config_file) ||
+           !read_json_file(config_file).contains(instead_of_tokens_map);
+  } catch (const FileError&) {
+    return true;
+  }
+}
+
 }  // namespace
+
+std::vector<std::filesystem::path> chat_template_sources(const std::filesystem::path& directory) {
+  const std::filesystem::path config_file = directory / tokenizer_config;
+  std::vector<std::filesystem::path> files = {directory / several_templates / "default.jinja",
+                                              directory / one_template, config_file};
+  if (reads_tokens_map(config_file)) files.push_back(directory / tokens_map);
+  std::erase_if(files, [](const auto& file) { return !file_exists(file); });
+  return files;
+}
 
 ChatTemplateFiles read_chat_template(const std::filesystem::path& model) {
   if (is_model_file(model)) return chat_template_of_gguf(GgufFile::open(model));

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace topkv {
 
@@ -14,6 +15,10 @@ struct ChatTemplateFiles {
   /// "bos_token" and the like, by their names, as they are spelled.
   std::map<std::string, std::string> special_tokens;
 };
+
+/// Those of its files that its conversations depend on and that there are, whether or not they can
+/// be read as such.
+std::vector<std::filesystem::path> chat_template_sources(const std::filesystem::path& directory);
 
 /// Throws FileError; for a model without a template one that says so.
 ChatTemplateFiles read_chat_template(const std::filesystem::path& model);
