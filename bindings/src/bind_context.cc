@@ -36,11 +36,12 @@ std::unique_ptr<Index> index_of(const ContextPtr& context, const std::string& sp
 }
 
 void save(const Context& self, const std::filesystem::path& path, std::string model,
-          std::string made_with, const py::object& tokens, std::string text_left, bool chat,
-          std::string system, const py::object& progress) {
+          std::string made_with, std::int64_t length, const py::object& tokens,
+          std::string text_left, bool chat, std::string system, const py::object& progress) {
   ContextOrigin origin = {
       .model = std::move(model),
       .made_with = std::move(made_with),
+      .length = length,
       .end = {.text_left = std::move(text_left), .chat = chat, .system = std::move(system)}};
   if (!tokens.is_none()) {
     origin.tokens = tokens_of(tokens, "tokens");
@@ -115,12 +116,14 @@ void bind_context(py::module_& module) {
           "otherwise.")
       .def(
           "save", &save, py::arg("path"), py::kw_only(), py::arg("model") = "",
-          py::arg("made_with") = "", py::arg("tokens") = py::none(), py::arg("text_left") = "",
-          py::arg("chat") = false, py::arg("system") = "", py::arg("progress") = py::none(),
+          py::arg("made_with") = "", py::arg("length") = 0, py::arg("tokens") = py::none(),
+          py::arg("text_left") = "", py::arg("chat") = false, py::arg("system") = "",
+          py::arg("progress") = py::none(),
           "Writes it to a file, which load_context reads. The file is seen when it is whole: until "
           "then what was there stays.\n\n"
           "model: what the network is known by, for who loads the rows to compare. made_with: how "
-          "they were made, for people, one line. tokens: ids of the text, all of them [tokens]; "
+          "they were made, for people, one line. length: ModelConfig.length, for which keys are "
+          "turned; 0: not known. tokens: ids of the text, all of them [tokens]; "
           "None: not known. text_left, chat, system: how a prompt goes on (LoadedContext has them): "
           "what the text has behind the last token, whether it is in a question of the model's "
           "chat template, and the system message before it. progress: called with a Progress, stage \"save\", in bytes; what it "

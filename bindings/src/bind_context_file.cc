@@ -58,6 +58,9 @@ void bind_context_file(py::module_& module) {
       .def_property_readonly(
           "made_with", [](const LoadedContext& self) { return self.origin.made_with; },
           "How they were made, for people.")
+      .def_property_readonly(
+          "length", [](const LoadedContext& self) { return self.origin.length; },
+          "ModelConfig.length, for which keys are turned; 0: not known.")
       .def_property_readonly("tokens", &tokens_in,
                              "Ids of the text, int32 [tokens], a copy; None: not in the file.")
       .def_property_readonly(
@@ -82,9 +85,13 @@ void bind_context_file(py::module_& module) {
       .def_property_readonly("dtype", [](const ContextFileInfo& self) { return self.dtype.name(); })
       .def_readonly("tokens", &ContextFileInfo::tokens)
       .def_readonly("indices", &ContextFileInfo::indices, "Specs, as Context.indices() has them.")
+      .def_readonly("unknown_indices", &ContextFileInfo::unknown_indices,
+                    "Specs that this topkv does not know, as a later one may write them; "
+                    "load_context needs to be told which of the others are wanted.")
       .def_readonly("has_queries", &ContextFileInfo::has_queries)
       .def_readonly("model", &ContextFileInfo::model)
       .def_readonly("made_with", &ContextFileInfo::made_with)
+      .def_readonly("length", &ContextFileInfo::length, "As LoadedContext.length.")
       .def_readonly("has_token_ids", &ContextFileInfo::has_token_ids)
       .def_readonly("file_bytes", &ContextFileInfo::file_bytes)
       .def_readonly("rows_bytes", &ContextFileInfo::rows_bytes, "That they take in the file.")
@@ -92,14 +99,15 @@ void bind_context_file(py::module_& module) {
       .def_readonly("queries_bytes", &ContextFileInfo::queries_bytes)
       .def("__repr__", [](const ContextFileInfo& self) {
         return fmt::format(
-            "ContextFileInfo(tokens={}, shape={}, dtype='{}', indices={}, has_queries={}, "
-            "has_token_ids={}, model={}, made_with={}, file_bytes={}, rows_bytes={}, "
-            "index_bytes={}, queries_bytes={}, version={}, writer={})",
+            "ContextFileInfo(tokens={}, shape={}, dtype='{}', indices={}, unknown_indices={}, "
+            "has_queries={}, has_token_ids={}, model={}, made_with={}, length={}, file_bytes={}, "
+            "rows_bytes={}, index_bytes={}, queries_bytes={}, version={}, writer={})",
             self.tokens, py::cast<std::string>(py::repr(py::cast(self.shape))), self.dtype.name(),
             py::cast<std::string>(py::repr(py::cast(self.indices))),
+            py::cast<std::string>(py::repr(py::cast(self.unknown_indices))),
             self.has_queries ? "True" : "False", self.has_token_ids ? "True" : "False",
-            quoted(self.model), quoted(self.made_with), self.file_bytes, self.rows_bytes,
-            self.index_bytes, self.queries_bytes, self.version, quoted(self.writer));
+            quoted(self.model), quoted(self.made_with), self.length, self.file_bytes,
+            self.rows_bytes, self.index_bytes, self.queries_bytes, self.version, quoted(self.writer));
       });
 
   module.def(
@@ -113,17 +121,17 @@ void bind_context_file(py::module_& module) {
       "must not be changed while the context lives: a page that is cut off ends the process. "
       "memory_budget: bytes that rows may take, 0 for what the machine has free. indices: specs of "
       "those that are wanted; of these, and exact, it loads those that the file has, and reads no "
-      "other. None: all. device: a CUDA device for whose sessions rows in memory are page-locked. "
+      "other. None: all, and one that is not known is refused. device: a CUDA device for whose sessions rows in memory are page-locked. "
       "progress: "
       "called with a Progress, stage \"load\", in bytes; what it raises, and Ctrl-C, ends the "
       "loading.\n\n"
-      "Raises FileError, which names the file and the part that is damaged, and OutOfMemory "
-      "before rows are read when they do not fit.");
+      "Raises FileError, which names the file and the part that is damaged, Unsupported for a file "
+      "or an index of a later topkv, and OutOfMemory before rows are read when they do not fit.");
   module.def("context_file_info", &context_file_info, WithoutGil(), py::arg("path"),
              "What the file says of itself, out of its beginning. Raises FileError.");
   module.def("verify_context", &verify, py::arg("path"), py::arg("progress") = py::none(),
              "Reads all of the file, with little memory, and raises FileError that names the first "
-             "part that is damaged. progress: as of load_context, stage \"verify\".");
+             "part that is damaged, and Unsupported for a file of a later topkv. progress: as of load_context, stage \"verify\".");
 }
 
 }  // namespace topkv::python

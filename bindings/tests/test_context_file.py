@@ -121,13 +121,15 @@ def test_a_file_tells_what_it_has(context, path):
     assert info.index_bytes > 0 and info.queries_bytes > 0
     parts = info.rows_bytes + info.index_bytes + info.queries_bytes
     assert parts < info.file_bytes == path.stat().st_size
-    context.save(path, model="it's \x1b[31m", made_with="é")
+    assert info.unknown_indices == [] and info.length == 0
+    context.save(path, model="it's \x1b[31m", made_with="é", length=4096)
+    assert topkv.load_context(path).length == 4096
     info = topkv.context_file_info(path)
     assert not info.has_token_ids
     assert repr(info) == (
         f"ContextFileInfo(tokens=3000, shape={SHAPE!r}, dtype='bf16', indices={info.indices!r}, "
-        f"has_queries=True, has_token_ids=False, model={info.model!r}, made_with='é', "
-        f"file_bytes={info.file_bytes}, rows_bytes={info.rows_bytes}, "
+        f"unknown_indices=[], has_queries=True, has_token_ids=False, model={info.model!r}, "
+        f"made_with='é', length=4096, file_bytes={info.file_bytes}, rows_bytes={info.rows_bytes}, "
         f"index_bytes={info.index_bytes}, queries_bytes={info.queries_bytes}, "
         f"version={info.version}, writer='topkv {topkv.__version__}')"
     )

@@ -307,6 +307,7 @@ class Context:
         *,
         model: str = "",
         made_with: str = "",
+        length: int = 0,
         tokens: _Ints | None = None,
         text_left: str = "",
         chat: bool = False,
@@ -327,6 +328,10 @@ class LoadedContext:
 
     @property
     def made_with(self) -> str: ...
+    @property
+    def length(self) -> int:
+        """ModelConfig.length, for which keys are turned; 0: not known."""
+
     @property
     def tokens(self) -> NDArray[np.int32] | None:
         """Ids of the text [tokens], a copy; None: not in the file."""
@@ -358,11 +363,18 @@ class ContextFileInfo:
     @property
     def indices(self) -> list[str]: ...
     @property
+    def unknown_indices(self) -> list[str]:
+        """Specs that this topkv does not know; load_context needs to be told which of the others
+        are wanted."""
+
+    @property
     def has_queries(self) -> bool: ...
     @property
     def model(self) -> str: ...
     @property
     def made_with(self) -> str: ...
+    @property
+    def length(self) -> int: ...
     @property
     def has_token_ids(self) -> bool: ...
     @property

@@ -60,6 +60,11 @@ std::string sections(const Saved& of) {
   return out;
 }
 
+std::string renamed(std::string text) {
+  const std::string from = "codes:", to = "later:";
+  return text.replace(text.find(from), from.size(), to);
+}
+
 /// Of a file of the corpus: "codes", or "faiss_IVF3_SQ8".
 std::string name_of(const std::string& spec) {
   if (!spec.starts_with("faiss:")) return spec.substr(0, spec.find(':'));
@@ -92,6 +97,10 @@ int main(int argc, char** argv) {
         put("context_archive", "queries",
             static_cast<char>(std::size(topkv::fuzz::context_specs)) + content(with, section));
   }
+  // An index of a later version, beside one that is known.
+  const Saved later = saved(tiny, 24, "f32", {"codes:k=8,v=4", "quest:page=8"});
+  put("context_description", "later", renamed(content(later, later.table.sections.front())));
+  put("context_sections", "later", renamed(sections(later)));
   for (const char* dtype : {"bf16", "q8", "q4", "q8/q4", "f16"}) {
     std::string name = dtype;
     if (name == "q8/q4") name = "mixed";

@@ -12,10 +12,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::mend_checksums(bytes);
   const auto path = folder.write("c.tkv", bytes);
   const std::string beginning = path.string();
-  const bool loads = fuzz::accepts([&] { topkv::load_context(path); }, beginning);
+  const auto load = [&](bool mapped) {
+    const std::vector<std::string> known = topkv::context_file_info(path).indices;
+    topkv::load_context(path, {.mapped = mapped, .indices = known});
+  };
+  const bool loads = fuzz::accepts([&] { load(false); }, beginning);
+  fuzz::accepts([&] { topkv::load_context(path); }, beginning);
   const bool verifies = fuzz::accepts([&] { topkv::verify_context(path); }, beginning);
   fuzz::require(loads || !verifies, "what is verified is not loaded");
-  fuzz::accepts([&] { topkv::load_context(path, {.mapped = true}); }, beginning);
+  fuzz::accepts([&] { load(true); }, beginning);
   const bool tells = fuzz::accepts([&] { topkv::context_file_info(path); }, beginning);
   fuzz::require(tells || !loads, "what is loaded has no description");
   return 0;
