@@ -25,7 +25,8 @@ std::uint16_t rounded_out(float x, bool up) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   auto high = static_cast<std::uint16_t>(bits >> 16);  // towards 0
   const bool negative = (bits >> 31) != 0;
-  if ((bits & 0xffff) != 0 && negative != up && (high & 0x7fff) != largest_bf16) ++high;  // away from 0
+  if ((bits & 0xffff) != 0 && negative != up && (high & 0x7fff) != largest_bf16)
+    ++high;  // away from 0
   return high;
 }
 
@@ -173,7 +174,8 @@ std::shared_ptr<const IndexSpec::Kind> quest_kind(std::string_view spec, std::st
 
 void QuestIndex::fields(Archive& archive) {
   archive.bf16_array(bounds_);
-  archive.check(std::ssize(bounds_) == pages() * 2 * keys().dim, "there are other bounds than pages");
+  archive.check(std::ssize(bounds_) == pages() * 2 * keys().dim,
+                "there are other bounds than pages");
 }
 
 }  // namespace topkv

@@ -21,7 +21,7 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t block_keys = 512;
-constexpr float largest_bf16 = 0x1.fep127F;  // infinity times a q of 0 would be no number
+constexpr float largest_bf16 = 0x1.fep127F;    // infinity times a q of 0 would be no number
 constexpr std::int64_t blocks_at_a_time = 16;  // that a thread makes or scores
 
 std::string text_of(std::int64_t components, std::int64_t values) {
@@ -43,8 +43,8 @@ class SparqKind final : public IndexSpec::Kind {
   /// With a tail not: it is made of all values.
   bool grows() const override { return !has_tail(); }
   bool has_tail() const override { return values_ > 0; }
-  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index,
-                                         const RowsView& rows, Archive& archive) const override {
+  std::unique_ptr<RowTail> transfer_tail(RowTail* tail, const KeyIndex& index, const RowsView& rows,
+                                         Archive& archive) const override {
     if (!has_tail()) return nullptr;
     std::unique_ptr<SparqTail> read;
     if (archive.reading())

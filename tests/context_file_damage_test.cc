@@ -210,7 +210,8 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
       std::vector<std::string> with = contents;
       with.insert(with.begin() + static_cast<std::ptrdiff_t>(at), "hello");
       file.write_all(more, with);
-      const bool amid = at < table.sections.size() && table.sections[at].kind == SectionKind::values;
+      const bool amid =
+          at < table.sections.size() && table.sections[at].kind == SectionKind::values;
       if (at == 0 || amid) {
         expect_refused(file, std::to_string(at));
       } else {
@@ -318,8 +319,8 @@ TEST(DamagedContextFile, IndicesThatAreNotKnown) {
   const Changed file(folder, 40, {"codes:k=16,v=8", "mean", "ivf:size=32,share=32", "h2o"});
   const auto whole = load_context(file.path()).context;
   const std::string text = file.content(0);
-  for (const char* spec : {"nothing", "codes:k=16", "codes:k=16,v=8,later=1", "hnsw:M=1,efc=60,ef=0",
-                           "codes:k=16,v=8\\u0000", "\\n"}) {
+  for (const char* spec : {"nothing", "codes:k=16", "codes:k=16,v=8,later=1",
+                           "hnsw:M=1,efc=60,ef=0", "codes:k=16,v=8\\u0000", "\\n"}) {
     std::string changed = text;
     changed.replace(changed.find("codes:k=16,v=8"), 14, spec);
     file.write_with(0, changed);
@@ -345,9 +346,12 @@ TEST(DamagedContextFile, IndicesThatAreNotKnown) {
     for (std::size_t i = 0; i < table.sections.size(); ++i) contents.push_back(file.content(i));
     contents[0] = changed;
     table.sections[0].bytes = std::ssize(changed);
-    const auto at = std::ranges::find_if(table.sections, [](const Section& section) {
-                      return section.kind == SectionKind::index && section.index == 1;
-                    }) - table.sections.begin();
+    const auto at =
+        std::ranges::find_if(table.sections,
+                             [](const Section& section) {
+                               return section.kind == SectionKind::index && section.index == 1;
+                             }) -
+        table.sections.begin();
     table.sections.insert(table.sections.begin() + at,
                           {.kind = SectionKind::tail, .index = 1, .layer = 9, .bytes = 5});
     contents.insert(contents.begin() + at, "hello");
@@ -374,7 +378,7 @@ TEST(DamagedContextFile, LearnedNumbersThatAreNotFinite) {
   for (std::size_t i = 0; i < file.table().sections.size(); ++i) {
     if (file.table().sections[i].kind != SectionKind::index) continue;
     if (file.table().sections[i].bytes == 0) continue;  // exact
-    for (const char last : {'\x7f', '\xff'}) {  // NaN, -NaN
+    for (const char last : {'\x7f', '\xff'}) {          // NaN, -NaN
       std::string content = file.content(i);
       content[content.size() - 2] = '\xc0';
       content[content.size() - 1] = last;
@@ -396,10 +400,9 @@ TEST(DamagedContextFile, VariancesBelowZero) {
   const TempDirectory folder;
   const Changed file(folder, 600, {"codes:k=4,v=8"});
   const auto section = static_cast<std::size_t>(
-      std::ranges::find_if(file.table().sections,
-                           [](const Section& s) {
-                             return s.kind == SectionKind::index && s.bytes > 0;
-                           }) -
+      std::ranges::find_if(
+          file.table().sections,
+          [](const Section& s) { return s.kind == SectionKind::index && s.bytes > 0; }) -
       file.table().sections.begin());
   std::string content = file.content(section);
   constexpr std::size_t dim = 32;

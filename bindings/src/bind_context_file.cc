@@ -107,7 +107,8 @@ void bind_context_file(py::module_& module) {
             py::cast<std::string>(py::repr(py::cast(self.unknown_indices))),
             self.has_queries ? "True" : "False", self.has_token_ids ? "True" : "False",
             quoted(self.model), quoted(self.made_with), self.length, self.file_bytes,
-            self.rows_bytes, self.index_bytes, self.queries_bytes, self.version, quoted(self.writer));
+            self.rows_bytes, self.index_bytes, self.queries_bytes, self.version,
+            quoted(self.writer));
       });
 
   module.def(
@@ -121,7 +122,8 @@ void bind_context_file(py::module_& module) {
       "must not be changed while the context lives: a page that is cut off ends the process. "
       "memory_budget: bytes that rows may take, 0 for what the machine has free. indices: specs of "
       "those that are wanted; of these, and exact, it loads those that the file has, and reads no "
-      "other. None: all, and one that is not known is refused. device: a CUDA device for whose sessions rows in memory are page-locked. "
+      "other. None: all, and one that is not known is refused. device: a CUDA device for whose "
+      "sessions rows in memory are page-locked. "
       "progress: "
       "called with a Progress, stage \"load\", in bytes; what it raises, and Ctrl-C, ends the "
       "loading.\n\n"
@@ -131,7 +133,8 @@ void bind_context_file(py::module_& module) {
              "What the file says of itself, out of its beginning. Raises FileError.");
   module.def("verify_context", &verify, py::arg("path"), py::arg("progress") = py::none(),
              "Reads all of the file, with little memory, and raises FileError that names the first "
-             "part that is damaged, and Unsupported for a file of a later topkv. progress: as of load_context, stage \"verify\".");
+             "part that is damaged, and Unsupported for a file of a later topkv. progress: as of "
+             "load_context, stage \"verify\".");
 }
 
 }  // namespace topkv::python

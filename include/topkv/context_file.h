@@ -33,7 +33,7 @@ struct ContextEnd {
 struct ContextOrigin {
   /// Model::fingerprint(), or what an application knows its network by.
   std::string model = {};
-  std::string made_with = {};      ///< how, for people: one line
+  std::string made_with = {};  ///< how, for people: one line
   /// ModelConfig::length, for which keys are turned; 0: not known.
   std::int64_t length = 0;
   std::vector<Token> tokens = {};  ///< whose rows these are; empty: not known
@@ -69,8 +69,8 @@ struct ContextFileInfo {
   KvDType dtype = {};
   std::int64_t tokens = 0;
   std::vector<std::string> indices = {};  ///< specs, as Context::indices has them
-  /// Specs that this topkv does not know, as a later one may write them, each one line. The rest can be loaded where
-  /// ContextLoadOptions::indices names what is wanted of it.
+  /// Specs that this topkv does not know, as a later one may write them, each one line. The rest
+  /// can be loaded where ContextLoadOptions::indices names what is wanted of it.
   std::vector<std::string> unknown_indices = {};
   bool has_queries = false;
   std::string model = {}, made_with = {};  ///< ContextOrigin

@@ -51,8 +51,9 @@ void check_index_of_file(const std::string& file, const ContextFileInfo& info,
                          const RetrievalFlags& retrieval) {
   const IndexSpec index(retrieval.indices.front());
   for (const std::string& unknown : info.unknown_indices) {
-    print_warning(fmt::format("{}: has the index {}, which this topkv does not know; it asks with {}",
-                              printable(file), printable_beginning(unknown), index.text()));
+    print_warning(
+        fmt::format("{}: has the index {}, which this topkv does not know; it asks with {}",
+                    printable(file), printable_beginning(unknown), index.text()));
   }
   if (!index.learns_queries() || info.has_queries ||
       std::ranges::count(info.indices, index.text()) > 0)

@@ -85,10 +85,10 @@ void Session::resume(const Context& own_rows) {
   }
   const std::int64_t before = own_rows.segment_->tokens_before;
   if (before > 0 && before != s.context->tokens()) {
-    throw InvalidArgument(
-        fmt::format("resume: rows that came after {} tokens of a context; the session's context has "
-                    "{}",
-                    before, s.context->tokens()));
+    throw InvalidArgument(fmt::format(
+        "resume: rows that came after {} tokens of a context; the session's context has "
+        "{}",
+        before, s.context->tokens()));
   }
   if (!rows.has_channels_of(*s.own)) {
     throw InvalidArgument(
