@@ -111,12 +111,16 @@ python3 -c '
 import json, sys
 config = json.load(open(sys.argv[1] + "/config.json"))
 config["max_position_embeddings"] = 2048
-config["rope_parameters"] = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 8.0}
+config["rope_parameters"] = {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.3}
 json.dump(config, open("turns/config.json", "w"))' "$model"
 "$topkv" prefill -m turns -f notes.txt -o turns.tkv --length 4096 --device cpu 2>log || echo "FAILED: $(cat log)"
 "$topkv" generate -m turns -f notes.txt -p "$first" $flags -n 9 --length 4096 >whole 2>/dev/null
 "$topkv" ask turns.tkv -m turns $flags -n 9 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
 holds 'asked with the length that it was read for' cmp whole kept
+"$topkv" prefill -m turns -f notes.txt -o whole.tkv --device cpu 2>log || echo "FAILED: $(cat log)"
+"$topkv" generate -m turns -f notes.txt -p "$first" $flags -n 9 >whole 2>/dev/null
+"$topkv" ask whole.tkv -m turns $flags -n 9 -p "$first" >kept 2>log || echo "FAILED: $(cat log)"
+holds 'as with none, where all the model can is no whole number of tokens' cmp whole kept
 holds 'which info tells' sh -c "'$topkv' info turns.tkv | grep -q '^length      4,096$'"
 mkdir trims && ln -s "$model"/* trims/ && rm trims/chat_template.jinja
 printf '%s' '{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}' >trims/chat_template.jinja

@@ -144,6 +144,11 @@ TEST(SessionResume, RowsThatDoNotFitAreRefusedAndTheSessionStaysAsItWas) {
   Session sooner(stream.context(context_tokens - 1), options);
   EXPECT_THROW(sooner.resume(*kept), InvalidArgument);
   EXPECT_EQ(sooner.own_tokens(), 0);
+  EXPECT_EQ(context_file_info(folder.path() / "turns.tkv").tokens_before, context_tokens);
+  Session of_none(stream.context(0), options);
+  save_context(*of_none.own_rows(), folder.path() / "none.tkv");
+  Session after(stream.context(context_tokens), options);
+  EXPECT_THROW(after.resume(*load_context(folder.path() / "none.tkv").context), InvalidArgument);
   Session same(stream.context(context_tokens), options);
   same.resume(*kept);
   EXPECT_EQ(same.own_tokens(), own);

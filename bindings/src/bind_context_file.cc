@@ -60,7 +60,7 @@ void bind_context_file(py::module_& module) {
           "How they were made, for people.")
       .def_property_readonly(
           "length", [](const LoadedContext& self) { return self.origin.length; },
-          "ModelConfig.length, for which keys are turned; 0: not known.")
+          "That Model.load was given, for which keys are turned; 0: none, or not known.")
       .def_property_readonly("tokens", &tokens_in,
                              "Ids of the text, int32 [tokens], a copy; None: not in the file.")
       .def_property_readonly(
@@ -84,10 +84,20 @@ void bind_context_file(py::module_& module) {
       .def_readonly("shape", &ContextFileInfo::shape)
       .def_property_readonly("dtype", [](const ContextFileInfo& self) { return self.dtype.name(); })
       .def_readonly("tokens", &ContextFileInfo::tokens)
+      .def_property_readonly(
+          "tokens_before",
+          [](const ContextFileInfo& self) {
+            return self.tokens_before < 0 ? py::object(py::none())
+                                          : py::object(py::int_(self.tokens_before));
+          },
+          "Of a session's own rows: the tokens of its context. None: not said, as of rows of a "
+          "text.")
       .def_readonly("indices", &ContextFileInfo::indices, "Specs, as Context.indices() has them.")
-      .def_readonly("unknown_indices", &ContextFileInfo::unknown_indices,
-                    "Specs that this topkv does not know, as a later one may write them; "
-                    "load_context needs to be told which of the others are wanted.")
+      .def_readonly(
+          "unknown_indices", &ContextFileInfo::unknown_indices,
+          "Specs that this topkv does not know, as a later one may write them, and of those "
+          "that have what such an index learned; load_context needs to be told which of the others "
+          "are wanted.")
       .def_readonly("has_queries", &ContextFileInfo::has_queries)
       .def_readonly("model", &ContextFileInfo::model)
       .def_readonly("made_with", &ContextFileInfo::made_with)
@@ -129,8 +139,10 @@ void bind_context_file(py::module_& module) {
       "loading.\n\n"
       "Raises FileError, which names the file and the part that is damaged, Unsupported for a file "
       "or an index of a later topkv, and OutOfMemory before rows are read when they do not fit.");
-  module.def("context_file_info", &context_file_info, WithoutGil(), py::arg("path"),
-             "What the file says of itself, out of its beginning. Raises FileError.");
+  module.def(
+      "context_file_info", &context_file_info, WithoutGil(), py::arg("path"),
+      "What the file says of itself, out of its beginning. Raises FileError, and Unsupported "
+      "for a file of a later topkv.");
   module.def("verify_context", &verify, py::arg("path"), py::arg("progress") = py::none(),
              "Reads all of the file, with little memory, and raises FileError that names the first "
              "part that is damaged, and Unsupported for a file of a later topkv. progress: as of "

@@ -121,7 +121,7 @@ def test_a_file_tells_what_it_has(context, path):
     assert info.index_bytes > 0 and info.queries_bytes > 0
     parts = info.rows_bytes + info.index_bytes + info.queries_bytes
     assert parts < info.file_bytes == path.stat().st_size
-    assert info.unknown_indices == [] and info.length == 0
+    assert info.unknown_indices == [] and info.length == 0 and info.tokens_before is None
     context.save(path, model="it's \x1b[31m", made_with="é", length=4096)
     assert topkv.load_context(path).length == 4096
     info = topkv.context_file_info(path)

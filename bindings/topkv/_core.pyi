@@ -330,7 +330,7 @@ class LoadedContext:
     def made_with(self) -> str: ...
     @property
     def length(self) -> int:
-        """ModelConfig.length, for which keys are turned; 0: not known."""
+        """That Model.load was given, for which keys are turned; 0: none, or not known."""
 
     @property
     def tokens(self) -> NDArray[np.int32] | None:
@@ -360,6 +360,10 @@ class ContextFileInfo:
     def dtype(self) -> str: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def tokens_before(self) -> int | None:
+        """Of a session's own rows: the tokens of its context. None: not said."""
+
     @property
     def indices(self) -> list[str]: ...
     @property

@@ -34,7 +34,7 @@ struct ContextOrigin {
   /// Model::fingerprint(), or what an application knows its network by.
   std::string model = {};
   std::string made_with = {};  ///< how, for people: one line
-  /// ModelConfig::length, for which keys are turned; 0: not known.
+  /// That ModelConfig::load was given, for which keys are turned; 0: none, or not known.
   std::int64_t length = 0;
   std::vector<Token> tokens = {};  ///< whose rows these are; empty: not known
   ContextEnd end = {};
@@ -68,9 +68,13 @@ struct ContextFileInfo {
   AttentionShape shape = {};
   KvDType dtype = {};
   std::int64_t tokens = 0;
+  /// Of a session's own rows (Session::own_rows): the tokens of its context. -1: not said, as of
+  /// rows of a text.
+  std::int64_t tokens_before = -1;
   std::vector<std::string> indices = {};  ///< specs, as Context::indices has them
-  /// Specs that this topkv does not know, as a later one may write them, each one line. The rest
-  /// can be loaded where ContextLoadOptions::indices names what is wanted of it.
+  /// Specs that this topkv does not know, as a later one may write them, and of those that have the
+  /// heads of such a one; each one line. The rest can be loaded where ContextLoadOptions::indices
+  /// names what is wanted of it.
   std::vector<std::string> unknown_indices = {};
   bool has_queries = false;
   std::string model = {}, made_with = {};  ///< ContextOrigin

@@ -219,7 +219,7 @@ int run_ask(AskFlags flags) {
   check_flags(flags);
   const ContextFileInfo info = context_file_info(flags.file);
   name_index_of_file(flags.retrieval, info);
-  check_index_of_file(flags.file, info, flags.retrieval);
+  check_asked(flags.file, info, flags.retrieval);
   check_model(flags.model, flags.retrieval);
   std::optional<ChatTemplate> chat;
   if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
@@ -235,9 +235,19 @@ int run_ask(AskFlags flags) {
   prefill.mode = "dense";
   const Model model = load_model(flags.model, device, prefill, flags.retrieval, progress, length);
   const std::string own = model.fingerprint();
+  const double penalty = generate_options(flags.sampling, flags.answers, model.config().sampling,
+                                          flags.most_predicted())
+                             .sampling.repetition_penalty;
+  if (penalty != 1 && !info.has_token_ids) {
+    throw FileError(
+        fmt::format("{}: has no token ids, which the repetition penalty of {} counts; "
+                    "give --repetition-penalty 1, or a file that topkv prefill wrote",
+                    printable(flags.file), penalty));
+  }
   LoadedContext loaded = load_asked(
       {.file = flags.file, .mapped = flags.mapped, .memory = memory, .quiet = flags.answers.quiet},
       info, flags.model, flags.retrieval, own, device, progress);
+  check_ids(flags.file, loaded.origin.tokens, model.config().vocab_size);
   Asking asking(flags, model, std::move(loaded), std::move(chat), progress);
   stop_if_interrupted();
   asking.ask(flags.prompts);

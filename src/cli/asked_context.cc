@@ -47,14 +47,25 @@ void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info) 
   retrieval.indices = {name};
 }
 
-void check_index_of_file(const std::string& file, const ContextFileInfo& info,
-                         const RetrievalFlags& retrieval) {
-  const IndexSpec index(retrieval.indices.front());
-  for (const std::string& unknown : info.unknown_indices) {
-    print_warning(
-        fmt::format("{}: has the index {}, which this topkv does not know; it asks with {}",
-                    printable(file), printable_beginning(unknown), index.text()));
+std::string unknown_indices_text(const std::string& file, const ContextFileInfo& info) {
+  return fmt::format(
+      "{}: has indices that this topkv does not know, or that have what such an index learned ({})",
+      printable(file), listed(info.unknown_indices, 8));
+}
+
+void check_asked(const std::string& file, const ContextFileInfo& info,
+                 const RetrievalFlags& retrieval) {
+  if (info.tokens_before >= 0) {
+    throw FileError(
+        fmt::format("{}: has a session's own rows, which came after {} tokens of a "
+                    "context; expected the rows of a text, as topkv prefill writes "
+                    "them (Session::resume takes a session's)",
+                    printable(file), format_grouped(info.tokens_before)));
   }
+  const IndexSpec index(retrieval.indices.front());
+  if (!info.unknown_indices.empty())
+    print_warning(
+        fmt::format("{}; it asks with {}", unknown_indices_text(file, info), index.text()));
   if (!index.learns_queries() || info.has_queries ||
       std::ranges::count(info.indices, index.text()) > 0)
     return;
@@ -62,6 +73,15 @@ void check_index_of_file(const std::string& file, const ContextFileInfo& info,
       "{}: has no queries of its prefill, of which {} learns; name one of its indices ({}), or "
       "another that needs none, or have topkv prefill read the text with --kv-index {}",
       printable(file), index.text(), listed(info.indices, 8), index.text()));
+}
+
+void check_ids(const std::string& file, const std::vector<Token>& tokens, std::int64_t vocabulary) {
+  const auto bad = std::ranges::find_if(tokens, [&](Token token) { return token >= vocabulary; });
+  if (bad == tokens.end()) return;
+  throw FileError(
+      fmt::format("{}: token ids: that of token {} is {}; expected ids below {}, the "
+                  "model's vocabulary",
+                  printable(file), bad - tokens.begin(), *bad, vocabulary));
 }
 
 LoadedContext load_asked(const AskedFile& file, const ContextFileInfo& info,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
@@ -14,10 +15,17 @@ namespace topkv::cli {
 /// Of the file's indices the first that is more than rows in place, where no flag names one.
 void name_index_of_file(RetrievalFlags& retrieval, const ContextFileInfo& info);
 
-/// Throws FileError where the index that is named can neither be loaded nor built over the file's
-/// rows, before any of them is read. Warns of indices of the file that are not known.
-void check_index_of_file(const std::string& file, const ContextFileInfo& info,
-                         const RetrievalFlags& retrieval);
+/// Throws FileError where the file has rows of a session, or the index that is named can neither be
+/// loaded nor built over its rows: before any of them is read. Warns of indices of the file that
+/// are not known.
+void check_asked(const std::string& file, const ContextFileInfo& info,
+                 const RetrievalFlags& retrieval);
+
+/// Throws FileError for token ids of a file that the model's vocabulary has not.
+void check_ids(const std::string& file, const std::vector<Token>& tokens, std::int64_t vocabulary);
+
+/// "FILE: has indices that this topkv does not know, …": of a file that has some.
+std::string unknown_indices_text(const std::string& file, const ContextFileInfo& info);
 
 struct AskedFile {
   std::string file;

@@ -20,6 +20,7 @@ void print_context_info(const std::string& file, bool json) {
     out["format"] = info.version;
     out["writer"] = info.writer;
     out["tokens"] = info.tokens;
+    out["tokens_before"] = info.tokens_before < 0 ? Json(nullptr) : Json(info.tokens_before);
     out["layers"] = shape.layers;
     out["q_heads"] = shape.q_heads;
     out["kv_heads"] = shape.kv_heads;
@@ -49,9 +50,14 @@ void print_context_info(const std::string& file, bool json) {
   fmt::print("attention   {} layers, {} query heads, {} KV heads, head dim {}\n", shape.layers,
              shape.q_heads, shape.kv_heads, shape.head_dim);
   fmt::print("rows        {}, {}\n", info.dtype.name(), byte_text(info.rows_bytes));
-  fmt::print("indices     {}, {}\n", fmt::join(info.indices, ", "), byte_text(info.index_bytes));
+  fmt::print("indices     {}, {}\n",
+             info.indices.empty() ? "none" : fmt::format("{}", fmt::join(info.indices, ", ")),
+             byte_text(info.index_bytes));
   if (!info.unknown_indices.empty())
     fmt::print("not known   {}: of a later topkv?\n", listed(info.unknown_indices, 8));
+  if (info.tokens_before >= 0)
+    fmt::print("rows        of a session, after {} tokens of its context\n",
+               format_grouped(info.tokens_before));
   if (info.length > 0) fmt::print("length      {}\n", format_grouped(info.length));
   if (info.has_queries) fmt::print("queries     {}\n", byte_text(info.queries_bytes));
 }

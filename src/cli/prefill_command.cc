@@ -114,7 +114,7 @@ int run_prefill(PrefillCommandFlags flags) {
                 .made_with = fmt::format("{} of {}, weights {}, {} prefill",
                                          model.config().model_type, model_name(flags.model),
                                          name_of(model.weights()), flags.prefill.mode),
-                .length = model.config().length,
+                .length = length,
                 .tokens = kept.tokens,
                 .end = kept.end},
                progress.callback("save"));

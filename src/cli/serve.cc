@@ -108,7 +108,7 @@ int run_serve(ServeFlags flags) {
     wanted.push_back({file, context_file_info(file), flags.retrieval});
     Wanted& one = wanted.back();
     name_index_of_file(one.retrieval, one.info);
-    check_index_of_file(file, one.info, one.retrieval);
+    check_asked(file, one.info, one.retrieval);
     check_model(flags.model, one.retrieval);
     chats = chats || one.info.end.chat;
   }
@@ -120,10 +120,11 @@ int run_serve(ServeFlags flags) {
     if (chats) throw;
     fmt::print(stderr, "no chats: {}\n", error.what());
   }
-  // Files that were read for other lengths are refused by the model's fingerprint, if it matters.
-  const std::int64_t length = !flags.length.empty() ? parse_count("--length", flags.length)
-                              : wanted.empty()      ? 0
-                                                    : wanted.front().info.length;
+  // Of files that were read for several the model's fingerprint refuses some, if it matters.
+  std::int64_t length = 0;
+  for (const Wanted& one : wanted)
+    if (length == 0) length = one.info.length;
+  if (!flags.length.empty()) length = parse_count("--length", flags.length);
   const Device device = open_device(flags.model);
   const serve::ServerOptions server = server_options(flags);
   catch_interrupts();
@@ -149,6 +150,7 @@ int run_serve(ServeFlags flags) {
     LoadedContext loaded =
         load_asked({.file = one.file, .mapped = flags.mapped, .memory = reading_memory}, one.info,
                    flags.model, one.retrieval, own, device, progress);
+    check_ids(one.file, loaded.origin.tokens, model.config().vocab_size);
     service.contexts().add(
         {.name = name_of_file(one.file),
          .context = std::move(loaded.context),

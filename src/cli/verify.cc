@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "src/cli/asked_context.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
@@ -13,7 +14,7 @@
 #include "src/cli/progress_bar.h"
 #include "src/core/byte_text.h"
 #include "src/core/figures.h"
-#include "src/core/files.h"
+#include "src/core/open_file.h"
 #include "src/core/printable.h"
 #include "src/core/stopwatch.h"
 #include "topkv/context_file.h"
@@ -48,7 +49,7 @@ int run_verify(const VerifyFlags& flags) {
   ContextFileInfo info;
   bool readable = false;
   try {
-    check_readable(flags.file);
+    const ReadableFile file(flags.file);
     readable = true;
     verify_context(flags.file, progress.callback("verify"));
     info = context_file_info(flags.file);
@@ -65,12 +66,9 @@ int run_verify(const VerifyFlags& flags) {
     throw;
   }
   progress.finish();
-  for (const std::string& unknown : info.unknown_indices) {
-    print_warning(fmt::format(
-        "{}: has the index {}, which this topkv does not know: its bytes are those that were "
-        "written, what they say is not checked",
-        printable(flags.file), printable_beginning(unknown)));
-  }
+  if (!info.unknown_indices.empty())
+    print_warning(unknown_indices_text(flags.file, info) +
+                  ": their bytes are those that were written, what they say is not checked");
   if (flags.json) {
     print_json(flags,
                {{"whole", true},

@@ -32,6 +32,7 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
                        .shape = meta.shape,
                        .dtype = meta.dtype,
                        .tokens = meta.tokens,
+                       .tokens_before = meta.tokens_before,
                        .has_queries = open.has().queries,
                        .model = meta.model,
                        .made_with = meta.made_with,

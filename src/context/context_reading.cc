@@ -24,28 +24,37 @@ KeyView rows_of(const RowStore& store, const Section& section) {
 }
 
 /// Where all indices are wanted.
-[[noreturn]] void fail_unknown(const OpenContext& open, const std::string& spec) {
-  std::vector<std::string> others;
-  for (const FileMeta::Index& index : open.meta().indices)
-    if (index.known) others.push_back(index.spec);
+[[noreturn]] void fail_unknown(const OpenContext& open) {
+  std::vector<std::string> known;
+  std::vector<std::string> unknown;
+  for (const FileMeta::Index& index : open.meta().indices) {
+    if (index.known)
+      known.push_back(index.spec);
+    else
+      unknown.push_back(printable_beginning(index.spec));
+  }
   throw Unsupported(
-      fmt::format("{}: has the index {}, which this topkv does not know; name those that are "
-                  "wanted of the others: {}",
-                  path_text(open.file().path()), printable_beginning(spec),
-                  others.empty() ? "none, its rows alone" : listed(others, 8)));
+      fmt::format("{}: has indices that this topkv does not know, or that have what such an index "
+                  "learned ({}); name those that are wanted of the others: {}",
+                  path_text(open.file().path()), listed(unknown, 8),
+                  known.empty() ? "none, its rows alone" : listed(known, 8)));
 }
 
 }  // namespace
 
 ContextReading::ContextReading(const OpenContext& open, const ContextLoadOptions& options)
-    : open_(open), options_(options), wanted_(open.meta().indices.size(), !options.indices) {
+    : open_(open),
+      options_(options),
+      wanted_(open.meta().indices.size(), !options.indices),
+      heads_(wanted_.size(), false) {
   std::vector<std::string> specs = {"exact"};
   for (const std::string& text : options.indices.value_or(std::vector<std::string>{}))
     specs.push_back(IndexSpec(text).text());
   for (std::size_t i = 0; i < wanted_.size(); ++i) {
     const FileMeta::Index& index = open.meta().indices[i];
-    if (wanted_[i] && !index.known) fail_unknown(open, index.spec);
+    if (wanted_[i] && !index.known) fail_unknown(open);
     wanted_[i] = wanted_[i] || (index.known && std::ranges::count(specs, index.spec) > 0);
+    if (wanted_[i]) heads_[index.owner] = true;
   }
   for (const Section& section : open_.table().sections) {
     if (is_read(section) && !(options.mapped && is_rows(section))) bytes_ += section.bytes;
@@ -53,35 +62,8 @@ ContextReading::ContextReading(const OpenContext& open, const ContextLoadOptions
 }
 
 bool ContextReading::is_read(const Section& section) const {
-  if (section.kind == SectionKind::tail) return wanted_[section.index];
-  if (section.kind != SectionKind::index) return true;
-  for (std::size_t i = section.index; i < wanted_.size(); ++i) {
-    if (wanted_[i] && owner_of(i) == section.index) return true;
-  }
-  return false;
-}
-
-std::size_t ContextReading::owner_of(std::size_t index) const {
-  for (;;) {
-    const std::int64_t of = open_.meta().indices[index].heads_of;
-    if (of < 0) return index;
-    index = static_cast<std::size_t>(of);
-  }
-}
-
-IndexSpec ContextReading::checked_spec(std::size_t index) const {
-  const std::vector<FileMeta::Index>& indices = open_.meta().indices;
-  const IndexSpec& spec = indices[index].known.value();
-  const auto fail = [&](const std::string& what) {
-    throw FileError(fmt::format("{}: indices[{}], {}, {}", path_text(open_.file().path()), index,
-                                spec.text(), what));
-  };
-  const std::size_t owner = owner_of(index);
-  if (owner == index) return spec;
-  const IndexSpec& other = indices[owner].known.value();
-  if (!spec.kind().is_served_by(*other.kind().make()))
-    fail(fmt::format("has the heads of {}, which do not serve it", other.text()));
-  return spec;
+  if (section.kind == SectionKind::index) return heads_[section.index];
+  return section.kind != SectionKind::tail || wanted_[section.index];
 }
 
 LoadedContext ContextReading::load(const std::stop_token& stop) {
@@ -263,21 +245,24 @@ std::unique_ptr<RowTail> ContextReading::read_tail(const Section& section, const
 }
 
 void ContextReading::read_indices(Segment& segment) {
+  const std::vector<FileMeta::Index>& described = open_.meta().indices;
+  const auto make = [&](std::size_t i) {
+    return std::make_shared<SegmentIndex>(described[i].known.value(), open_.meta().shape);
+  };
   std::vector<std::shared_ptr<SegmentIndex>> indices(wanted_.size());
-  std::vector<std::size_t> owners;  // of those so far
+  std::vector<bool> counted(wanted_.size(), false);  // of those whose heads another has
   for (std::size_t i = 0; i < indices.size(); ++i) {
     if (!wanted_[i]) continue;
-    const std::size_t owner = owner_of(i);
+    const std::size_t owner = described[i].owner;
     // One that is not wanted, but whose heads are.
-    if (!indices[owner])
-      indices[owner] = std::make_shared<SegmentIndex>(checked_spec(owner), open_.meta().shape);
+    if (!indices[owner]) indices[owner] = make(owner);
     if (owner != i) {
-      indices[i] = std::make_shared<SegmentIndex>(checked_spec(i), open_.meta().shape);
+      indices[i] = make(i);
       for (std::size_t l = 0; l < indices[i]->layers.size(); ++l)
         indices[i]->layers[l].heads = indices[owner]->layers[l].heads;
     }
-    indices[i]->shared = std::ranges::count(owners, owner) > 0;
-    owners.push_back(owner);
+    indices[i]->shared = counted[owner];
+    counted[owner] = true;
   }
   // Heads before tails, which are made with them.
   for (const SectionKind kind : {SectionKind::index, SectionKind::tail}) {
@@ -302,26 +287,29 @@ void ContextReading::read_indices(Segment& segment) {
 }
 
 void ContextReading::check_indices(const Segment& segment) {
-  const std::size_t count = wanted_.size();
-  std::vector<std::optional<IndexSpec>> specs(count);  // of those that are known
-  for (std::size_t i = 0; i < count; ++i)
-    if (wanted_[i]) specs[i] = checked_spec(i);
-  // Of each index: its sections, of the same layers and heads for all.
-  std::vector<std::vector<const Section*>> heads(count);
-  std::vector<std::vector<const Section*>> tails(count);
-  for (const SectionKind kind : {SectionKind::index, SectionKind::tail}) {
-    for (const Section* section : open_.of(kind))
-      if (wanted_[section->index])
-        (kind == SectionKind::index ? heads : tails)[section->index].push_back(section);
-  }
-  for (std::size_t own = 0; own < count; ++own) {
-    parallel_for(std::ssize(heads[own]), 1, [&](std::int64_t begin, std::int64_t end) {
+  const std::vector<FileMeta::Index>& described = open_.meta().indices;
+  // Of each index its sections, of the same layers and heads for all, and those that have its
+  // heads, itself among them.
+  struct Owner {
+    std::vector<const Section*> heads, tails;
+    std::vector<std::size_t> indices;
+  };
+  std::vector<Owner> owners(described.size());
+  for (std::size_t i = 0; i < described.size(); ++i)
+    if (wanted_[i]) owners[described[i].owner].indices.push_back(i);
+  for (const Section* section : open_.of(SectionKind::index))
+    if (is_read(*section)) owners[section->index].heads.push_back(section);
+  for (const Section* section : open_.of(SectionKind::tail))
+    if (is_read(*section)) owners[section->index].tails.push_back(section);
+  for (std::size_t own = 0; own < owners.size(); ++own) {
+    const std::vector<const Section*>& sections = owners[own].heads;
+    parallel_for(std::ssize(sections), 1, [&](std::int64_t begin, std::int64_t end) {
       for (auto h = static_cast<std::size_t>(begin); h < static_cast<std::size_t>(end); ++h) {
-        const auto head = specs[own]->kind().make();
-        read_head(*heads[own][h], *specs[own], segment, *head);
-        for (std::size_t i = own; i < count; ++i) {
-          if (owner_of(i) == own && !tails[i].empty())
-            read_tail(*tails[i][h], *specs[i], segment, *head);
+        const auto head = described[own].known->kind().make();
+        read_head(*sections[h], *described[own].known, segment, *head);
+        for (const std::size_t i : owners[own].indices) {
+          if (!owners[i].tails.empty())
+            read_tail(*owners[i].tails[h], *described[i].known, segment, *head);
         }
       }
     });

@@ -33,10 +33,6 @@ class ContextReading {
 
  private:
   bool is_read(const Section& section) const;
-  /// The index whose heads are this one's: itself, or one before it.
-  std::size_t owner_of(std::size_t index) const;
-  /// Throws FileError for what is not served by the heads that it has.
-  IndexSpec checked_spec(std::size_t index) const;
   void note(std::int64_t bytes);
 
   std::shared_ptr<RowStore> rows_in_memory() const;
@@ -58,6 +54,7 @@ class ContextReading {
   const OpenContext& open_;
   ContextLoadOptions options_;
   std::vector<bool> wanted_;  // of the file's indices
+  std::vector<bool> heads_;   // of these, those whose heads are read: for themselves, or others
   std::stop_token stop_;
   std::int64_t bytes_ = 0;
   std::atomic<std::int64_t> read_ = 0;

@@ -71,6 +71,11 @@ class Saving {
     table_.sections = sections_of(meta_, {!origin.tokens.empty(), queries});
     table_.sections.insert(table_.sections.begin(),
                            {.kind = SectionKind::meta, .bytes = std::ssize(text_)});
+    if (!too_few_sections(meta_, std::ssize(table_.sections)).empty())
+      throw InvalidArgument(
+          fmt::format("save: {} indices of {} layers, most of which have windows, are more than a "
+                      "file may have; save fewer indices",
+                      meta_.indices.size(), meta_.shape.layers));
     for (Section& section : table_.sections) {
       if (!section.is_archived()) continue;
       CountingArchive counting(section);

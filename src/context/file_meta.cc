@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "index/index_kind.h"
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
 #include "src/store/row_store.h"
@@ -45,21 +46,23 @@ std::vector<FileMeta::Index> indices_of(const JsonObject& json, const std::files
       index.fail("spec", fmt::format("a text of at most {} bytes", most_spec_bytes));
     if (std::ranges::count(indices, spec, &FileMeta::Index::spec) > 0)
       index.fail("spec", "one that is not there already");
-    indices.push_back(
-        {.spec = std::move(spec), .heads_of = index.integer("heads_of", -1, number - 1, -1)});
+    const std::int64_t heads_of = index.integer("heads_of", -1, number - 1, -1);
+    const auto owner =
+        heads_of < 0 ? indices.size() : indices[static_cast<std::size_t>(heads_of)].owner;
+    indices.push_back({.spec = std::move(spec), .heads_of = heads_of, .owner = owner});
   }
   return indices;
 }
 
-/// What `index` is to this version, `before` being those before it.
-std::optional<IndexSpec> known_index(const FileMeta::Index& index,
-                                     const std::vector<FileMeta::Index>& before,
-                                     const FileMeta& meta) {
-  if (index.heads_of >= 0 && !before[static_cast<std::size_t>(index.heads_of)].known) return {};
+/// What `index` is to this version. REQUIRES: those before it have been looked at.
+std::optional<IndexSpec> known_index(const FileMeta::Index& index, const FileMeta& meta) {
   try {
     IndexSpec spec(index.spec);
     spec.check(meta.shape.head_dim, meta.tokens);
-    if (spec.text() == index.spec) return spec;
+    if (spec.text() != index.spec) return {};
+    if (index.heads_of < 0) return spec;
+    const std::optional<IndexSpec>& owner = meta.indices[index.owner].known;
+    if (owner && spec.kind().is_served_by(*owner->kind().make())) return spec;
   } catch (const InvalidArgument&) {
   }
   return {};
@@ -71,7 +74,7 @@ std::string write_meta(const FileMeta& meta) {
   nlohmann::ordered_json json;
   json["writer"] = meta.writer;
   json["tokens"] = meta.tokens;
-  if (meta.tokens_before > 0) json["tokens_before"] = meta.tokens_before;
+  if (meta.tokens_before >= 0) json["tokens_before"] = meta.tokens_before;
   json["layers"] = meta.shape.layers;
   json["q_heads"] = meta.shape.q_heads;
   json["kv_heads"] = meta.shape.kv_heads;
@@ -103,7 +106,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   FileMeta meta;
   meta.writer = printable(json.text("writer"));
   meta.tokens = json.integer("tokens", 0, most_tokens);
-  meta.tokens_before = json.integer("tokens_before", 0, most_tokens, 0);
+  meta.tokens_before = json.integer("tokens_before", 0, most_tokens, -1);
   AttentionShape& shape = meta.shape;
   shape.layers = json.integer("layers", 1, most_heads);
   shape.q_heads = json.integer("q_heads", 1, most_heads);
@@ -128,7 +131,7 @@ FileMeta parse_meta(std::string_view text, const std::filesystem::path& path) {
   } catch (const InvalidArgument& error) {
     throw FileError(fmt::format("{}: {}", path_text(path), error.what()));
   }
-  for (FileMeta::Index& index : meta.indices) index.known = known_index(index, meta.indices, meta);
+  for (FileMeta::Index& index : meta.indices) index.known = known_index(index, meta);
   return meta;
 }
 

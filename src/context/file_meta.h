@@ -18,8 +18,9 @@ struct FileMeta {
   struct Index {
     std::string spec;            ///< as the file spells it
     std::int64_t heads_of = -1;  ///< the index, before it, whose heads serve it too; -1: its own
-    /// None: this version does not know it, spelled so and for such keys, or not the one whose
-    /// heads it has; a later one may.
+    std::size_t owner = 0;       ///< whose heads these are: itself, or one before it
+    /// None: this version does not know it, spelled so, for such keys and with these heads; a
+    /// later one may.
     std::optional<IndexSpec> known = {};
   };
 
@@ -27,7 +28,7 @@ struct FileMeta {
   AttentionShape shape;
   KvDType dtype;
   std::int64_t tokens = 0;
-  std::int64_t tokens_before = 0;  ///< Segment::tokens_before
+  std::int64_t tokens_before = -1;  ///< Segment::tokens_before
   std::vector<Index> indices;
   std::string model, made_with;
   std::int64_t length = 0;  ///< ContextOrigin

@@ -12,6 +12,27 @@
 
 namespace topkv {
 
+std::string too_few_sections(const FileMeta& meta, std::int64_t sections) {
+  // Rows have two for each layer and KV head.
+  const AttentionShape& shape = meta.shape;
+  if (shape.layers > sections || shape.kv_heads > sections / (2 * shape.layers))
+    return fmt::format("{} layers of {} KV heads", shape.layers, shape.kv_heads);
+  // Indices have one or two for each KV head of a layer that is not windowed. Of others there is a
+  // place in memory, a little larger than a section's in the table.
+  constexpr std::int64_t most_places = 16;  // for each section
+  const std::int64_t indices = std::ssize(meta.indices);
+  std::int64_t whole_layers = 0;
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+    whole_layers += shape.window_of(layer) > 0 ? 0 : 1;
+  const auto with_sections = std::ranges::count_if(meta.indices, [](const FileMeta::Index& index) {
+    return index.known && (index.heads_of < 0 || index.known->has_tail());
+  });
+  if (indices * shape.layers > most_places * sections ||
+      (whole_layers > 0 && with_sections > sections / (whole_layers * shape.kv_heads)))
+    return fmt::format("{} indices of {} layers", indices, shape.layers);
+  return {};
+}
+
 std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
   const AttentionShape& shape = meta.shape;
   std::vector<Section> sections;

@@ -20,6 +20,10 @@ struct SectionsOf {
   bool queries = false;
 };
 
+/// What a file of so many sections cannot be described as, before sections_of lists as many as it
+/// says; empty: nothing.
+std::string too_few_sections(const FileMeta& meta, std::int64_t sections);
+
 /// All sections of such a context but for the description, which is the first, and for those of
 /// indices that are not known; those whose size follows from it have that, others have 0.
 std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has);

@@ -40,27 +40,6 @@ void OpenContext::read_all(const Section& section, void* to) const {
   }
 }
 
-/// Before sections_of lists as many as the description says.
-void OpenContext::check_count() const {
-  const auto fail = [&](const std::string& what) {
-    throw FileError(fmt::format("{}: is described {}, and has {} sections; there must be more",
-                                path_text(file_.path()), what, table_.sections.size()));
-  };
-  // Rows have two for each layer and KV head.
-  const std::int64_t there = std::ssize(table_.sections);
-  if (meta_.shape.layers > there || meta_.shape.kv_heads > there / (2 * meta_.shape.layers))
-    fail(fmt::format("as {} layers of {} KV heads", meta_.shape.layers, meta_.shape.kv_heads));
-  // Indices have one or two for each KV head of a layer that is not windowed.
-  std::int64_t whole_layers = 0;
-  for (std::int64_t layer = 0; layer < meta_.shape.layers; ++layer)
-    whole_layers += meta_.shape.window_of(layer) > 0 ? 0 : 1;
-  const auto with_sections = std::ranges::count_if(meta_.indices, [](const FileMeta::Index& index) {
-    return index.known && (index.heads_of < 0 || index.known->has_tail());
-  });
-  if (whole_layers > 0 && with_sections > there / (whole_layers * meta_.shape.kv_heads))
-    fail(fmt::format("with {} indices of {} layers", with_sections, whole_layers));
-}
-
 /// Each is where sections_of has it, with as many bytes where these are known.
 void OpenContext::check_sections() {
   const auto is_there = [&](SectionKind kind) {
@@ -68,7 +47,10 @@ void OpenContext::check_sections() {
                                [&](const Section& section) { return section.kind == kind; });
   };
   has_ = {is_there(SectionKind::tokens), is_there(SectionKind::queries)};
-  check_count();
+  const std::int64_t there = std::ssize(table_.sections);
+  if (const std::string lacking = too_few_sections(meta_, there); !lacking.empty())
+    throw FileError(fmt::format("{}: is described with {}, and has {} sections; there must be more",
+                                path_text(file_.path()), lacking, there));
   const auto is_of_unknown = [&](const Section& section) {
     return is_of_index(section) && section.index < meta_.indices.size() &&
            !meta_.indices[section.index].known;

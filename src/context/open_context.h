@@ -39,7 +39,6 @@ class OpenContext {
   void read_all(const Section& section, void* to) const;
 
  private:
-  void check_count() const;
   void check_sections();
 
   ReadableFile file_;

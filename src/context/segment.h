@@ -60,9 +60,9 @@ struct Segment {
   std::shared_ptr<const RowStore> store;
   std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
   std::shared_ptr<const KeptQueries> queries = {};  ///< of its prefill; null: none are known
-  /// Of a session's own rows that were taken out of it: the tokens of its context. 0: of others, or
-  /// not known.
-  std::int64_t tokens_before = 0;
+  /// Of a session's own rows that were taken out of it: the tokens of its context. -1: of others,
+  /// or not known.
+  std::int64_t tokens_before = -1;
   std::int64_t most_tokens = std::numeric_limits<std::int64_t>::max();  ///< of the store's
 
   std::int64_t tokens(std::int64_t layer) const {

@@ -84,7 +84,7 @@ void Session::resume(const Context& own_rows) {
                                       rows.dtype().name(), s.own->dtype().name()));
   }
   const std::int64_t before = own_rows.segment_->tokens_before;
-  if (before > 0 && before != s.context->tokens()) {
+  if (before >= 0 && before != s.context->tokens()) {
     throw InvalidArgument(fmt::format(
         "resume: rows that came after {} tokens of a context; the session's context has "
         "{}",
