@@ -239,7 +239,7 @@ bool says_nothing(const Json& value) {
 
 std::string key_and_value(std::string_view key, const Json& value) {
   const std::string quoted = shown(std::string(key));
-  const bool plain = quoted.size() == key.size() + 2 && !key.empty();
+  const bool plain = !key.empty() && quoted == fmt::format("\"{}\"", key);
   return fmt::format("{} is {}", plain ? key : std::string_view(quoted), shown(value));
 }
 
