@@ -56,17 +56,14 @@ class Changed {
   /// With other bytes of a section, and the checksums that belong to them: what somebody would
   /// write who knows the format. Sizes may change.
   void write_with(std::size_t number, const std::string& content) const {
-    FileTable table = table_;
-    std::vector<std::string> contents;
-    for (const Section& section : table_.sections)
-      contents.push_back(whole_.substr(static_cast<std::size_t>(section.at),
-                                       static_cast<std::size_t>(section.bytes)));
-    contents[number] = content;
+    std::vector<std::string> all = contents();
+    all[number] = content;
+    write_all(table_, all);
+  }
+  /// Likewise with other sections, whose sizes are those of `contents`.
+  void write_all(FileTable table, const std::vector<std::string>& contents) const {
     for (std::size_t i = 0; i < contents.size(); ++i)
       table.sections[i].bytes = std::ssize(contents[i]);
-    write_all(table, contents);
-  }
-  void write_all(FileTable table, const std::vector<std::string>& contents) const {
     std::string bytes(static_cast<std::size_t>(table.place()), '\0');
     for (std::size_t i = 0; i < contents.size(); ++i) {
       const Section& section = table.sections[i];
@@ -84,6 +81,12 @@ class Changed {
     return whole_.substr(static_cast<std::size_t>(section.at),
                          static_cast<std::size_t>(section.bytes));
   }
+  /// Of all sections.
+  std::vector<std::string> contents() const {
+    std::vector<std::string> all;
+    for (std::size_t i = 0; i < table_.sections.size(); ++i) all.push_back(content(i));
+    return all;
+  }
 
  private:
   std::filesystem::path path_;
@@ -97,12 +100,8 @@ void expect_refused(const Changed& file, const std::string& what) {
     try {
       call();
       FAIL() << what << ": nothing was thrown";
-    } catch (const Error& error) {
+    } catch (const FileError& error) {
       const std::string text = error.what();
-      // Of a later version it is where an index does not fit its heads.
-      ASSERT_TRUE(dynamic_cast<const FileError*>(&error) != nullptr ||
-                  text.find("this topkv does not know") != text.npos)
-          << text;
       ASSERT_TRUE(text.starts_with(file.path().string())) << text;
       ASSERT_EQ(text.find('\n'), text.npos) << text;
     }
@@ -150,9 +149,7 @@ TEST(DamagedContextFile, EveryFlippedBitIsTold) {
 TEST(DamagedContextFile, SectionsThatAreNotWhereTheyShouldBe) {
   const TempDirectory folder;
   const Changed file(folder);
-  std::vector<std::string> contents;
-  for (std::size_t i = 0; i < file.table().sections.size(); ++i)
-    contents.push_back(file.content(i));
+  const std::vector<std::string> contents = file.contents();
   for (std::size_t i = 0; i < contents.size(); ++i) {
     FileTable table = file.table();
     std::vector<std::string> fewer = contents;
@@ -188,8 +185,7 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
   const TempDirectory folder;
   const Changed file(folder);
   FileTable table = file.table();
-  std::vector<std::string> contents;
-  for (std::size_t i = 0; i < table.sections.size(); ++i) contents.push_back(file.content(i));
+  std::vector<std::string> contents = file.contents();
   table.sections.push_back({.kind = static_cast<SectionKind>(99), .required = false, .bytes = 5});
   contents.push_back("hello");
   file.write_all(table, contents);
@@ -261,7 +257,16 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   with("\"chunk_len\": 0", "\"sliding_window\": [1, 2], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": [-1], \"chunk_len\": 0");
   with("\"chunk_len\": 0", "\"sliding_window\": {}, \"chunk_len\": 0");
-  with("codes:k=16,v=8", "codes:k=8,v=8");
+  // Heads that do not serve "mean": of a later version, it may be, but what they hold does not fit.
+  const auto with_codes = [&](const std::string& spec) {
+    std::string changed = text;
+    changed.replace(changed.find("codes:k=16,v=8"), 14, spec);
+    file.write_with(0, changed);
+    expect_error<Unsupported>([&] { load_context(file.path()); }, file.path().string(),
+                              {"does not know", "(mean)"});
+    expect_error<FileError>([&] { verify_context(file.path()); }, file.path().string(), {"codes"});
+  };
+  with_codes("codes:k=8,v=8");
   with("codes:k=16,v=8", "codes:k=16,v=2");
   with("codes:k=16,v=8", "hnsw:M=8,efc=60,ef=0");
   with("codes:k=16,v=8", std::string(1025, 'x'));
@@ -285,67 +290,39 @@ TEST(DamagedContextFile, DescriptionsThatAreNotOfAContext) {
   with("\"spec\": \"mean\"", "\"spec\": \"exact\"");
 }
 
-/// The same of indices, each with sections for every layer and head: 20,000 layers of 1,000 would
-/// have taken gigabytes to list.
+/// The same of indices, each with sections for every layer and head, and a place in memory for
+/// layers with windows, which have none: 20,000 layers of 1,000 would have taken gigabytes.
 TEST(DamagedContextFile, IndicesThatHaveFewerSectionsThanTheyNeed) {
   const TempDirectory folder;
   const Changed file(folder);
   constexpr int layers = 20000;
-  std::string text = file.content(0);
-  const auto set = [&](const std::string& from, const std::string& to) {
-    ASSERT_NE(text.find(from), text.npos) << from;
-    text.replace(text.find(from), from.size(), to);
-  };
-  set("\"tokens\": 40", "\"tokens\": 0");
-  set("\"layers\": 1", "\"layers\": " + std::to_string(layers));
-  const std::size_t list = text.find('[', text.find("\"indices\""));
+  std::string windows = "\"sliding_window\": [1";
   std::string many = "[";
-  for (int i = 1; i <= 1000; ++i)
-    many += (i > 1 ? "," : "") + ("{\"spec\":\"quest:page=" + std::to_string(i)) + "\"}";
-  text.replace(list, text.find(']', list) - list, many);
-  FileTable table;
-  table.sections.push_back({.kind = SectionKind::meta, .bytes = std::ssize(text)});
-  for (std::uint32_t layer = 0; layer < layers; ++layer) {
-    for (const SectionKind kind : {SectionKind::keys, SectionKind::values})
-      table.sections.push_back({.kind = kind, .layer = layer});
-  }
-  std::vector<std::string> contents(table.sections.size());
-  contents.front() = text;
-  file.write_all(table, contents);
-  expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
-                          {"1000 indices of 20000 layers", "40001 sections"});
-}
-
-/// Layers with windows have no sections of indices, and places for them all the same.
-TEST(DamagedContextFile, IndicesOfLayersWithWindows) {
-  const TempDirectory folder;
-  const Changed file(folder);
-  constexpr int layers = 20000;
-  std::string text = file.content(0);
-  const auto set = [&](const std::string& from, const std::string& to) {
-    ASSERT_NE(text.find(from), text.npos) << from;
-    text.replace(text.find(from), from.size(), to);
-  };
-  std::string windows = "[1";
   for (int i = 1; i < layers; ++i) windows += ",1";
-  set("\"tokens\": 40", "\"tokens\": 0");
-  set("\"layers\": 1", "\"sliding_window\": " + windows + "], \"layers\": 20000");
-  const std::size_t list = text.find('[', text.find("\"indices\""));
-  std::string many = "[";
   for (int i = 1; i <= 1000; ++i)
     many += (i > 1 ? "," : "") + ("{\"spec\":\"quest:page=" + std::to_string(i)) + "\"}";
-  text.replace(list, text.find(']', list) - list, many);
   FileTable table;
-  table.sections.push_back({.kind = SectionKind::meta, .bytes = std::ssize(text)});
+  table.sections.push_back({.kind = SectionKind::meta});
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     for (const SectionKind kind : {SectionKind::keys, SectionKind::values})
       table.sections.push_back({.kind = kind, .layer = layer});
   }
-  std::vector<std::string> contents(table.sections.size());
-  contents.front() = text;
-  file.write_all(table, contents);
-  expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
-                          {"1000 indices of 20000 layers", "40001 sections"});
+  for (const std::string& of_layers : {std::string(), windows + "], "}) {
+    std::string text = file.content(0);
+    const auto set = [&](const std::string& from, const std::string& to) {
+      ASSERT_NE(text.find(from), text.npos) << from;
+      text.replace(text.find(from), from.size(), to);
+    };
+    set("\"tokens\": 40", "\"tokens\": 0");
+    set("\"layers\": 1", of_layers + "\"layers\": " + std::to_string(layers));
+    const std::size_t list = text.find('[', text.find("\"indices\""));
+    text.replace(list, text.find(']', list) - list, many);
+    std::vector<std::string> contents(table.sections.size());
+    contents.front() = text;
+    file.write_all(table, contents);
+    expect_error<FileError>([&] { load_context(file.path()); }, file.path().string(),
+                            {"1000 indices of 20000 layers", "40001 sections"});
+  }
 }
 
 /// Heads of an index that do not serve another, one after the other in a chain.
@@ -360,8 +337,7 @@ TEST(DamagedContextFile, HeadsThatDoNotServeAnIndex) {
              "\",\"heads_of\":" + std::to_string(i - 1) + "}";
   text.replace(list, text.find(']', list) - list, chain);
   FileTable table = file.table();
-  std::vector<std::string> contents;
-  for (std::size_t i = 0; i < table.sections.size(); ++i) contents.push_back(file.content(i));
+  std::vector<std::string> contents = file.contents();
   contents[0] = text;
   for (std::size_t i = table.sections.size(); i-- > 0;) {
     if ((table.sections[i].kind != SectionKind::index &&
@@ -375,8 +351,6 @@ TEST(DamagedContextFile, HeadsThatDoNotServeAnIndex) {
     table.sections.push_back({.kind = SectionKind::index, .index = 999});
     contents.emplace_back();
   }
-  for (std::size_t i = 0; i < contents.size(); ++i)
-    table.sections[i].bytes = std::ssize(contents[i]);
   file.write_all(table, contents);
   EXPECT_THROW(load_context(file.path()), Unsupported);
   verify_context(file.path());
@@ -413,10 +387,8 @@ TEST(DamagedContextFile, IndicesThatAreNotKnown) {
     }
     // It may have sections as it likes, behind the rows; what they hold is checked by its sums.
     FileTable table = file.table();
-    std::vector<std::string> contents;
-    for (std::size_t i = 0; i < table.sections.size(); ++i) contents.push_back(file.content(i));
+    std::vector<std::string> contents = file.contents();
     contents[0] = changed;
-    table.sections[0].bytes = std::ssize(changed);
     const auto at =
         std::ranges::find_if(table.sections,
                              [](const Section& section) {

@@ -33,6 +33,7 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
                        .dtype = meta.dtype,
                        .tokens = meta.tokens,
                        .tokens_before = meta.tokens_before,
+                       .indices = meta.known_specs(),
                        .has_queries = open.has().queries,
                        .model = meta.model,
                        .made_with = meta.made_with,
@@ -40,12 +41,8 @@ ContextFileInfo context_file_info(const std::filesystem::path& path) {
                        .end = meta.end,
                        .has_token_ids = open.has().tokens,
                        .file_bytes = open.file().bytes()};
-  for (const FileMeta::Index& index : meta.indices) {
-    if (index.known)
-      info.indices.push_back(index.spec);
-    else
-      info.unknown_indices.push_back(printable(index.spec));
-  }
+  for (const FileMeta::Index& index : meta.indices)
+    if (!index.known) info.unknown_indices.push_back(printable(index.spec));
   for (const Section& section : open.table().sections) {
     if (is_rows(section) || section.kind == SectionKind::channels) info.rows_bytes += section.bytes;
     if (section.kind == SectionKind::index || section.kind == SectionKind::tail)

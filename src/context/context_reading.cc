@@ -25,14 +25,10 @@ KeyView rows_of(const RowStore& store, const Section& section) {
 
 /// Where all indices are wanted.
 [[noreturn]] void fail_unknown(const OpenContext& open) {
-  std::vector<std::string> known;
+  const std::vector<std::string> known = open.meta().known_specs();
   std::vector<std::string> unknown;
-  for (const FileMeta::Index& index : open.meta().indices) {
-    if (index.known)
-      known.push_back(index.spec);
-    else
-      unknown.push_back(printable_beginning(index.spec));
-  }
+  for (const FileMeta::Index& index : open.meta().indices)
+    if (!index.known) unknown.push_back(printable_beginning(index.spec));
   throw Unsupported(
       fmt::format("{}: has indices that this topkv does not know, or that have what such an index "
                   "learned ({}); name those that are wanted of the others: {}",

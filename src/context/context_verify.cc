@@ -29,10 +29,7 @@ void verify_context(const std::filesystem::path& path, const ProgressFn& progres
         }
       });
     }
-    std::vector<std::string> known;
-    for (const FileMeta::Index& index : open.meta().indices)
-      if (index.known) known.push_back(index.spec);
-    ContextReading(open, {.indices = std::move(known)}).check(stop);
+    ContextReading(open, {.indices = open.meta().known_specs()}).check(stop);
   };
   if (!progress) return work({});
   run_watched(work, [&] {

@@ -70,6 +70,13 @@ std::optional<IndexSpec> known_index(const FileMeta::Index& index, const FileMet
 
 }  // namespace
 
+std::vector<std::string> FileMeta::known_specs() const {
+  std::vector<std::string> specs;
+  for (const Index& index : indices)
+    if (index.known) specs.push_back(index.spec);
+  return specs;
+}
+
 std::string write_meta(const FileMeta& meta) {
   nlohmann::ordered_json json;
   json["writer"] = meta.writer;

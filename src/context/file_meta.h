@@ -24,6 +24,9 @@ struct FileMeta {
     std::optional<IndexSpec> known = {};
   };
 
+  /// Specs of the indices that this version knows.
+  std::vector<std::string> known_specs() const;
+
   std::string writer;
   AttentionShape shape;
   KvDType dtype;
