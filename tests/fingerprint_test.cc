@@ -92,6 +92,8 @@ TEST_F(Fingerprint, DependsOnWhatTemplatesAreReadFrom) {
   expect(false, "additional_chat_templates/tool.jinja", "never asked with");
   expect(true, "additional_chat_templates/default.jinja", "{{ messages }}");
   expect(true, "additional_chat_templates/default.jinja", "{{ messages[0] }}");
+  fs::remove(folder_.path() / "chat_template.jinja");  // a link to the model's
+  expect(false, "chat_template.jinja", "not read beside that one");
 }
 
 }  // namespace

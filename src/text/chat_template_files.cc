@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,15 @@ constexpr const char* tokens_map = "special_tokens_map.json";
 // Beside this key that file is not read.
 constexpr const char* instead_of_tokens_map = "added_tokens_decoder";
 
+/// The one file that its template is in, if there is such a file. The first that is there counts.
+std::optional<std::filesystem::path> template_file(const std::filesystem::path& directory) {
+  for (const auto& file :
+       {directory / several_templates / "default.jinja", directory / one_template}) {
+    if (file_exists(file)) return file;
+  }
+  return std::nullopt;
+}
+
 class Finder {
  public:
   explicit Finder(const std::filesystem::path& directory)
@@ -65,13 +75,12 @@ class Finder {
 
  private:
   void read_source(ChatTemplateFiles& found) {
-    const std::filesystem::path more = directory_ / several_templates;
-    for (const auto& file : {more / "default.jinja", directory_ / one_template}) {
-      if (!std::filesystem::exists(file)) continue;
-      found.file = path_text(file);
-      found.source = read_regular_file(file, max_template_bytes);
+    if (const auto file = template_file(directory_)) {
+      found.file = path_text(*file);
+      found.source = read_regular_file(*file, max_template_bytes);
       return;
     }
+    const std::filesystem::path more = directory_ / several_templates;
     const std::vector<std::string> names = names_in(more);
     if (!names.empty()) no_default(path_text(more), names);
     const JsonObject config(config_, config_file_);
@@ -173,10 +182,10 @@ bool reads_tokens_map(const std::filesystem::path& config_file) {
 
 std::vector<std::filesystem::path> chat_template_sources(const std::filesystem::path& directory) {
   const std::filesystem::path config_file = directory / tokenizer_config;
-  std::vector<std::filesystem::path> files = {directory / several_templates / "default.jinja",
-                                              directory / one_template, config_file};
+  std::vector<std::filesystem::path> files = {config_file};
   if (reads_tokens_map(config_file)) files.push_back(directory / tokens_map);
   std::erase_if(files, [](const auto& file) { return !file_exists(file); });
+  if (auto file = template_file(directory)) files.push_back(std::move(*file));
   return files;
 }
 
