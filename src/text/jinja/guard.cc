@@ -207,7 +207,7 @@ class Guard {
     } else if (const auto* whole = dynamic_cast<const jinja::integer_literal*>(node.get())) {
       made->value = jinja::mk_val<jinja::value_int>(whole->val);
     } else if (const auto* number = dynamic_cast<const jinja::float_literal*>(node.get())) {
-      made->value = jinja::mk_val<jinja::value_float>(number->val);
+      made->value = fraction_value(number->val);
     } else {
       return;  // what the engine refuses to evaluate
     }

@@ -126,7 +126,7 @@ Value whole_number(const Value& value, std::int64_t base, const Value& otherwise
 Value fraction(const Value& value, const Value& otherwise) {
   const std::optional<double> number = as_fraction(value);
   if (!number) return otherwise;
-  return jinja::mk_val<jinja::value_float>(*number);
+  return fraction_value(*number);
 }
 
 }  // namespace topkv

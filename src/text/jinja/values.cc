@@ -79,6 +79,14 @@ void insert(jinja::value_t& object, const Value& key, const Value& value) {
 
 bool is_number(const Value& value) { return value->is_numeric(); }
 
+Value fraction_value(double number) {
+  constexpr double beyond = 0x1p63;
+  if (std::isfinite(number) && std::fabs(number) >= beyond) {
+    fail("it has a number that is beyond 64 bits");
+  }
+  return jinja::mk_val<jinja::value_float>(number);
+}
+
 std::string kind_of(const Value& value) {
   if (value->is_undefined()) {
     const auto& hint = jinja::cast_val<jinja::value_undefined>(value)->hint;

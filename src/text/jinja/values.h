@@ -27,6 +27,8 @@ bool is_text(const Value& value);
 /// Counts the copy. REQUIRES: is_text.
 std::string text_in(const Value& value);
 bool is_number(const Value& value);  ///< bool too, as in Python
+/// Fails for what is beyond 64 bits: the engine keeps it as a whole number, too.
+Value fraction_value(double number);
 
 /// What is undefined: `what` of the template's is for messages, which it may be cut for.
 Value undefined(std::string_view what);
