@@ -54,6 +54,7 @@ TEST(ChatTemplate, WhatIsNoNumberHereIsRefused) {
   };
   expect("64 bits", "{{ '9223372036854775808'|int }}");
   expect("64 bits", "{{ '1e300'|int }}");
+  expect("64 bits", "{{ '9.3e18'|float|int }}");
   expect("64 bits", "{{ '9.3e18'|float }}");
   expect("64 bits", "{{ '-9223372036854775808.0'|float }}");
   expect("64 bits", "{{ 66666666666666666666.5 is defined }}");
