@@ -53,6 +53,11 @@ check check-python: export CMAKE_CXX_COMPILER_LAUNCHER = ccache
 check check-python: export CMAKE_CUDA_COMPILER_LAUNCHER = ccache
 check check-python: export CCACHE_DIR = $(CURDIR)/build/ccache
 check check-python: export CCACHE_NOHASHDIR = 1
+# By one name: pip's builds would call the compiler as Python's own build did, which the cache takes for another.
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
+check check-python: export CXX := $(CXX)
 
 check: preset := dev
 asan: preset := asan
