@@ -14,7 +14,7 @@ namespace topkv {
 namespace {
 
 /// Of one question.
-struct Workspace {
+struct ChoosingWorkspace {
   std::vector<PositionRange> allowed;            // per token
   std::vector<std::vector<std::int64_t>> found;  // per token and head
   std::vector<float> scores;
@@ -65,7 +65,7 @@ void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, const Give
 void ChoosingIndex::search_question(const QueryBlock& queries, std::int64_t first,
                                     std::int64_t tokens, std::int64_t k, const GivenEntries* given,
                                     SearchResult& result) const {
-  const Scratch<Workspace> workspace;
+  const Scratch<ChoosingWorkspace> workspace;
   auto& [allowed, found, scores, ranked] = *workspace;
   allowed.clear();
   std::int64_t most = 0;

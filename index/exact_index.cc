@@ -40,7 +40,7 @@ struct Wanted {
   float threshold = no_threshold;  // the k best are looked for above it
 };
 
-struct Workspace {
+struct ExactWorkspace {
   TileQueries tiles;  // of the group's queries, when the machine scores with matrix tiles
   std::vector<Wanted> wanted;
   std::vector<Worker> workers;
@@ -93,7 +93,7 @@ void keep_tile(PositionRange tile, std::int64_t queries, const RangeOf& range_of
 }
 
 /// What all workers hold of one query, to be found in the workspace afterwards.
-std::vector<Scored>& gather(std::size_t query, Workspace& workspace) {
+std::vector<Scored>& gather(std::size_t query, ExactWorkspace& workspace) {
   std::vector<Scored>& all = workspace.candidates[query];
   all.clear();
   for (const Worker& worker : workspace.workers) {
@@ -106,7 +106,7 @@ std::vector<Scored>& gather(std::size_t query, Workspace& workspace) {
 
 /// Sets the thresholds of the queries for which a sample can tell one.
 void set_thresholds(const QueryBlock& queries, const KeyView& keys, std::int64_t k,
-                    Workspace& workspace) {
+                    ExactWorkspace& workspace) {
   auto& wanted = workspace.wanted;
   PositionRange all{keys.count, 0};
   for (Wanted& query : wanted) {
@@ -150,7 +150,7 @@ void set_thresholds(const QueryBlock& queries, const KeyView& keys, std::int64_t
 
 /// One pass over the keys that some query may find.
 void scan(const QueryBlock& queries, const KeyView& keys, PositionRange all, std::int64_t k,
-          Workspace& workspace) {
+          ExactWorkspace& workspace) {
   const auto& wanted = workspace.wanted;
   const bool tiles = TileQueries::usable(keys.dtype, keys.dim, queries.count);
   if (tiles) workspace.tiles.prepare(queries.data, queries.count, keys.dim);
@@ -176,7 +176,7 @@ void scan(const QueryBlock& queries, const KeyView& keys, PositionRange all, std
 }
 
 /// Clears the thresholds that fewer than k keys exceed, and tells whether there were any.
-bool clear_thresholds_too_high(std::int64_t k, Workspace& workspace) {
+bool clear_thresholds_too_high(std::int64_t k, ExactWorkspace& workspace) {
   bool any = false;
   for (std::size_t q = 0; q < workspace.wanted.size(); ++q) {
     Wanted& query = workspace.wanted[q];
@@ -194,7 +194,7 @@ bool clear_thresholds_too_high(std::int64_t k, Workspace& workspace) {
 
 /// Searches for a group of queries, whose results begin at first_query.
 void search_group(const QueryBlock& queries, const KeyList& list, std::int64_t k,
-                  Workspace& workspace, std::int64_t first_query, SearchResult& result) {
+                  ExactWorkspace& workspace, std::int64_t first_query, SearchResult& result) {
   const KeyView& keys = list.view();
   workspace.wanted.clear();
   PositionRange all{keys.count, 0};
@@ -244,7 +244,7 @@ void ExactIndex::search(const QueryBlock& queries, std::int64_t k, SearchResult&
   k = std::min(k, std::max<std::int64_t>(keys_.size(), 1));
   result.reset(queries.count, k);
   if (keys_.size() == 0) return;
-  const Scratch<Workspace> workspace;
+  const Scratch<ExactWorkspace> workspace;
   for (std::int64_t first = 0; first < queries.count; first += group_queries) {
     const std::int64_t count = std::min(group_queries, queries.count - first);
     const QueryBlock group{

@@ -22,7 +22,7 @@ namespace {
 using hnsw::Graph;
 using hnsw::RowSpace;
 
-struct Params {
+struct HnswParams {
   std::int64_t m = 16;
   std::int64_t efc = 100;
   std::int64_t ef = 0;
@@ -30,7 +30,7 @@ struct Params {
   std::string text() const { return fmt::format("hnsw:M={},efc={},ef={}", m, efc, ef); }
 };
 
-void check_count(const Params& params, std::int64_t keys) {
+void check_count(const HnswParams& params, std::int64_t keys) {
   if (keys <= std::numeric_limits<std::int32_t>::max()) return;
   throw InvalidArgument(
       fmt::format("{}: {} keys; hnswlib takes up to 2^31 - 1", params.text(), keys));
@@ -38,7 +38,7 @@ void check_count(const Params& params, std::int64_t keys) {
 
 class HnswIndex final : public ApproximateIndex {
  public:
-  explicit HnswIndex(const Params& params) : params_(params) {}
+  explicit HnswIndex(const HnswParams& params) : params_(params) {}
 
   std::int64_t memory() const override {
     return static_cast<std::int64_t>(sizeof *this) + (graph_ ? graph_->bytes() : 0) +
@@ -102,7 +102,7 @@ class HnswIndex final : public ApproximateIndex {
     return params_.ef > 0 ? params_.ef : std::max<std::int64_t>(256, 8 * want);
   }
 
-  Params params_;
+  HnswParams params_;
   RowSpace space_{&keys()};
   std::optional<Graph> graph_;
   LinkResiduals link_residuals_;
@@ -110,20 +110,20 @@ class HnswIndex final : public ApproximateIndex {
 
 class HnswKind final : public IndexSpec::Kind {
  public:
-  explicit HnswKind(const Params& params) : params_(params) {}
+  explicit HnswKind(const HnswParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   bool grows() const override { return true; }
   void check(std::int64_t, std::int64_t keys) const override { check_count(params_, keys); }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<HnswIndex>(params_); }
 
  private:
-  Params params_;
+  HnswParams params_;
 };
 
 }  // namespace
 
 std::shared_ptr<const IndexSpec::Kind> hnsw_kind(std::string_view spec, std::string_view options) {
-  Params params;
+  HnswParams params;
   parse_options(
       spec, options,
       {{"M", &params.m, 2, 512}, {"efc", &params.efc, 1, 100000}, {"ef", &params.ef, 0, 1000000}});

@@ -24,7 +24,7 @@ namespace {
 constexpr std::int64_t centroids_at_a_time = 512;  // that a thread scores
 constexpr std::int64_t keys_at_a_time = 512;
 
-struct Params {
+struct IvfParams {
   std::int64_t size = 32;
   std::int64_t share = 32;
 
@@ -32,7 +32,7 @@ struct Params {
 };
 
 /// Of a group of queries.
-struct Workspace {
+struct ListSearch {
   std::vector<float> scores;        // [queries, lists], then [queries, rows]
   std::vector<std::int64_t> lists;  // read by some query, ascending
   std::vector<std::int64_t> rows;   // of those lists
@@ -49,7 +49,7 @@ void take_best(const float* scores, std::int64_t count, std::int64_t k, const Ta
 
 class IvfIndex final : public ApproximateIndex {
  public:
-  explicit IvfIndex(const Params& params) : params_(params) {}
+  explicit IvfIndex(const IvfParams& params) : params_(params) {}
 
   std::int64_t memory() const override {
     return static_cast<std::int64_t>(sizeof *this) + lists_.memory() + rare_memory();
@@ -98,7 +98,7 @@ class IvfIndex final : public ApproximateIndex {
   /// For queries of one range.
   void propose(const QueryBlock& queries, std::int64_t want,
                std::span<std::vector<std::int64_t>> found) const {
-    const Scratch<Workspace> workspace;
+    const Scratch<ListSearch> workspace;
     auto& scores = workspace->scores;
     auto& lists = workspace->lists;
     auto& rows = workspace->rows;
@@ -128,7 +128,7 @@ class IvfIndex final : public ApproximateIndex {
   }
 
   /// workspace.lists = those that some query reads.
-  void choose_lists(const QueryBlock& queries, std::int64_t want, Workspace& workspace) const {
+  void choose_lists(const QueryBlock& queries, std::int64_t want, ListSearch& workspace) const {
     auto& scores = workspace.scores;
     auto& lists = workspace.lists;
     const KeyView centroids = lists_.centroids();
@@ -154,26 +154,26 @@ class IvfIndex final : public ApproximateIndex {
     return std::clamp<std::int64_t>(read * lists_.count() / size(), 1, lists_.count());
   }
 
-  Params params_;
+  IvfParams params_;
   KeyLists lists_;
 };
 
 class IvfKind final : public IndexSpec::Kind {
  public:
-  explicit IvfKind(const Params& params) : params_(params) {}
+  explicit IvfKind(const IvfParams& params) : params_(params) {}
   std::string text() const override { return params_.text(); }
   /// A group reads the lists that any of its heads would.
   ChoosesFor chooses_for() const override { return ChoosesFor::group; }
   std::unique_ptr<KeyIndex> make() const override { return std::make_unique<IvfIndex>(params_); }
 
  private:
-  Params params_;
+  IvfParams params_;
 };
 
 }  // namespace
 
 std::shared_ptr<const IndexSpec::Kind> ivf_kind(std::string_view spec, std::string_view options) {
-  Params params;
+  IvfParams params;
   parse_options(spec, options,
                 {{"size", &params.size, 1, 1 << 16}, {"share", &params.share, 1, 1 << 16}});
   return std::make_shared<IvfKind>(params);

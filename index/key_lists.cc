@@ -14,7 +14,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t keys_at_a_time = 64;  // whose scores stay in the second-level cache
+constexpr std::int64_t assigned_at_a_time = 64;  // whose scores stay in the second-level cache
 constexpr std::int64_t keys_between_checks = 4096;
 constexpr std::int64_t products_between_checks = 1 << 22;
 constexpr std::int64_t sampled_per_part = 64;
@@ -40,22 +40,22 @@ struct Centroids {
 /// Of each of these keys, on the calling thread.
 void find_nearest(const KeyView& keys, std::span<const std::int64_t> positions,
                   const Centroids& centroids, const std::function<void()>& check, Nearest* out) {
-  std::vector<float> scores(static_cast<std::size_t>(centroids.count * keys_at_a_time));
+  std::vector<float> scores(static_cast<std::size_t>(centroids.count * assigned_at_a_time));
   std::int64_t products = 0;  // since the last check
-  for (std::int64_t begin = 0; begin < std::ssize(positions); begin += keys_at_a_time) {
-    products += centroids.count * keys_at_a_time;
+  for (std::int64_t begin = 0; begin < std::ssize(positions); begin += assigned_at_a_time) {
+    products += centroids.count * assigned_at_a_time;
     if (products > products_between_checks) {
       check();
       products = 0;
     }
-    const std::int64_t count = std::min(keys_at_a_time, std::ssize(positions) - begin);
+    const std::int64_t count = std::min(assigned_at_a_time, std::ssize(positions) - begin);
     dot_gather(centroids.data, centroids.count, keys, positions.data() + begin, count,
-               scores.data(), keys_at_a_time);
-    float best[keys_at_a_time];
-    std::int32_t at[keys_at_a_time] = {};
-    std::fill_n(best, keys_at_a_time, -std::numeric_limits<float>::infinity());
+               scores.data(), assigned_at_a_time);
+    float best[assigned_at_a_time];
+    std::int32_t at[assigned_at_a_time] = {};
+    std::fill_n(best, assigned_at_a_time, -std::numeric_limits<float>::infinity());
     for (std::int64_t c = 0; c < centroids.count; ++c) {
-      const float* of = scores.data() + c * keys_at_a_time;
+      const float* of = scores.data() + c * assigned_at_a_time;
       const float half_square = centroids.half_squares[c];
       for (std::int64_t i = 0; i < count; ++i) {
         const float score = of[i] - half_square;

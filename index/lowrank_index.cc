@@ -15,11 +15,11 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t tiles_at_a_time = 8;    // that a thread projects
-constexpr std::int64_t keys_at_a_time = 8192;  // that a thread scores
+constexpr std::int64_t tiles_at_a_time = 8;      // that a thread projects
+constexpr std::int64_t scored_at_a_time = 8192;  // that a thread scores
 
 /// Of one token.
-struct Workspace {
+struct LowrankWorkspace {
   std::vector<float> projected;  // [heads, r]
   std::vector<float> scores;     // [heads, range]
   ScanKeeper keeper;
@@ -80,7 +80,7 @@ void LowrankIndex::insert(std::int64_t first, const std::stop_token& stop) {
 
 void LowrankIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                           std::span<std::vector<std::int64_t>> found) const {
-  const Scratch<Workspace> workspace;
+  const Scratch<LowrankWorkspace> workspace;
   auto& [projected, scores, keeper] = *workspace;
   projected.assign(static_cast<std::size_t>(token.heads * rank()), 0.0F);
   for (std::int64_t h = 0; h < token.heads; ++h) {
@@ -92,7 +92,7 @@ void LowrankIndex::choose(const TokenHeads& token, PositionRange allowed, std::i
   const KeyView partial{reinterpret_cast<const std::byte*>(partial_.data()), DType::bf16, size(),
                         rank(), 2 * rank()};
   scores.resize(static_cast<std::size_t>(token.heads * allowed.size()));
-  score_all(projected.data(), token.heads, partial.part(allowed), keys_at_a_time, scores.data());
+  score_all(projected.data(), token.heads, partial.part(allowed), scored_at_a_time, scores.data());
   rank_not_numbers_last(scores);
   for (std::int64_t h = 0; h < token.heads; ++h) {
     keeper.reset(k);

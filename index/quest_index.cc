@@ -31,7 +31,7 @@ std::uint16_t rounded_out(float x, bool up) {
 }
 
 /// Of one token.
-struct Workspace {
+struct QuestWorkspace {
   std::vector<float> scores;  // [heads, pages]
   ScanKeeper keeper;
   std::vector<float> split;
@@ -138,7 +138,7 @@ void QuestIndex::take(std::span<const Scored> best, PositionRange allowed, std::
 void QuestIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                         std::span<std::vector<std::int64_t>> found) const {
   const auto [pages, count] = entry_choice(planned_stand_ins(token.dim, size()), allowed, k);
-  const Scratch<Workspace> workspace;
+  const Scratch<QuestWorkspace> workspace;
   auto& [scores, keeper, split, given] = *workspace;
   scores.resize(static_cast<std::size_t>(token.heads * pages.size()));
   score_pages(token.queries, token.heads, pages, scores.data());
@@ -153,7 +153,7 @@ void QuestIndex::choose(const TokenHeads& token, PositionRange allowed, std::int
 bool QuestIndex::choose_given(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                               const GivenEntries& given,
                               std::span<std::vector<std::int64_t>> found) const {
-  const Scratch<Workspace> workspace;
+  const Scratch<QuestWorkspace> workspace;
   split_queries(token.queries, token.heads, token.dim, workspace->split);
   for (std::int64_t h = 0; h < token.heads; ++h) {
     const float* query = &workspace->split[static_cast<std::size_t>(h * 2 * token.dim)];

@@ -55,8 +55,8 @@ double normal_bound(double p) {
 }
 
 /// Sums over rows, their weights relative to exp(high).
-struct Sums {
-  explicit Sums(std::int64_t dim) : values(static_cast<std::size_t>(dim)), value_means(values) {}
+struct Sampled {
+  explicit Sampled(std::int64_t dim) : values(static_cast<std::size_t>(dim)), value_means(values) {}
   double weights = 0, squares = 0;  // of weights and their squares
   double value_squares = 0;         // of squared weights times |value|²
   std::vector<double> values;       // of weights times values
@@ -124,10 +124,10 @@ void SampleTail::attend_one(const float* query, PositionRange allowed,
   if (params_.rows >= rest) return attend_all();
 
   value.resize(static_cast<std::size_t>(dim));
-  Sums sums(dim);
+  Sampled sums(dim);
   double high = empty_lse;
   // Scores rows and adds them up, weights relative to the highest score of all so far.
-  const auto add_up = [&](std::span<const std::int64_t> rows, Sums& to) {
+  const auto add_up = [&](std::span<const std::int64_t> rows, Sampled& to) {
     scores.resize(rows.size());
     dot_gather(query, 1, rows_.keys, rows.data(), std::ssize(rows), scores.data(),
                std::ssize(rows));
@@ -154,9 +154,9 @@ void SampleTail::attend_one(const float* query, PositionRange allowed,
   if (params_.epsilon > 0) {
     high = highest_of(drawn);
     if (!known.empty()) high = std::max(high, highest_of(known));
-    Sums selected(dim);
+    Sampled selected(dim);
     add_up(known, selected);
-    Sums first(dim);
+    Sampled first(dim);
     add_up(drawn, first);
     const double n = static_cast<double>(params_.rows);
     const double r = static_cast<double>(rest);

@@ -29,7 +29,7 @@ std::string text_of(std::int64_t components, std::int64_t values) {
 }
 
 /// Of one token.
-struct Workspace {
+struct SparqWorkspace {
   SparqScores approximate;
   std::vector<float> weights;  // of keys, summed over the heads
   ScanKeeper keeper;
@@ -173,7 +173,7 @@ StandIns SparqIndex::stand_ins() const {
 
 void SparqIndex::choose(const TokenHeads& token, PositionRange allowed, std::int64_t k,
                         std::span<std::vector<std::int64_t>> found) const {
-  const Scratch<Workspace> workspace;
+  const Scratch<SparqWorkspace> workspace;
   auto& [approximate, weights, keeper] = *workspace;
   score(token, allowed, approximate);
   rank_not_numbers_last(approximate.scores);

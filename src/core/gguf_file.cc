@@ -42,7 +42,7 @@ constexpr std::array<std::string_view, kinds> kind_names = {
 
 constexpr std::int64_t max_elements = std::int64_t{1} << 23;  // of an array of texts or arrays
 constexpr std::size_t max_name = 65535;
-constexpr int max_depth = 4;  // of arrays in arrays
+constexpr int max_array_depth = 4;  // of arrays in arrays
 constexpr std::size_t max_dims = 4;
 
 constexpr std::array<GgmlType, 29> types = {{
@@ -244,8 +244,8 @@ class GgufFile::Parser {
       fail(fmt::format("{} is an array of {} elements; expected at most {}", what, count,
                        max_elements));
     }
-    if (kind == array_kind && depth == max_depth) {
-      fail(fmt::format("{} has arrays more than {} deep", what, max_depth));
+    if (kind == array_kind && depth == max_array_depth) {
+      fail(fmt::format("{} has arrays more than {} deep", what, max_array_depth));
     }
     for (std::uint64_t i = 0; i < count; ++i) {
       if (kind == array_kind) {

@@ -6,7 +6,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t tokens_to_generate = 16;
+constexpr std::int64_t passkey_tokens = 16;
 
 EvalSample make_sample(const SampleOrder& order, const TaskTokens& tokens) {
   const NeedleTask task(NeedleStyle::passkey, {});
@@ -14,7 +14,7 @@ EvalSample make_sample(const SampleOrder& order, const TaskTokens& tokens) {
   const double depth = static_cast<double>(random.between(0, 1000)) / 10;
   const std::vector<Needle> needles = task.needles({depth}, mix_seed(order.seed, 1));
   EvalSample sample;
-  sample.predict = tokens_to_generate;
+  sample.predict = passkey_tokens;
   sample.one_line = true;
   sample.question = needles.front().question;
   sample.references = {needles.front().value};

@@ -13,7 +13,7 @@ namespace {
 // llminference/tasks/repetition.py of graphcore-research/llm-inference-research.
 constexpr std::size_t prompt_length = 128;  // characters, and on to the end of a word
 constexpr std::size_t reference_length = 256;
-constexpr std::int64_t tokens_to_generate = 128;
+constexpr std::int64_t repetition_tokens = 128;
 constexpr std::int64_t spread = 10000;  // sentences of a directory's texts that contexts begin in
 
 constexpr std::size_t least_text = 1024;  // characters, so that there is a choice of passages
@@ -57,7 +57,7 @@ EvalSample make_sample(const SampleOrder& order, const TaskTokens& tokens,
   std::int64_t least = 1;
   while (text(least).size() < least_text) ++least;
   EvalSample sample;
-  sample.predict = tokens_to_generate;
+  sample.predict = repetition_tokens;
   // The passage depends on the text, and the room for the text on the passage: some other one of
   // its length tells about how much, and sentences are taken away should that be too little.
   const std::string whole = text(least);

@@ -15,7 +15,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t tokens_to_generate = 128;
+constexpr std::int64_t niah_tokens = 128;
 constexpr std::int64_t depth_count = 40;
 
 enum class Hay : std::uint8_t { noise, essay, needle };
@@ -146,7 +146,7 @@ EvalSample make_sample(const NiahTask& task, const SampleOrder& order, const Tas
   Random random(order.seed);
   const Hidden hidden = hide(task, random);
   EvalSample sample;
-  sample.predict = tokens_to_generate;
+  sample.predict = niah_tokens;
   std::vector<std::string> asked;
   for (const std::int64_t k : draw(random, task.keys, task.queries)) {
     const auto key = static_cast<std::size_t>(k);

@@ -11,7 +11,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t tokens_to_generate = 30;
+constexpr std::int64_t vt_tokens = 30;
 constexpr std::int64_t num_hops = 4;
 constexpr std::int64_t example_length = 500;  ///< tokens that the example takes at most
 constexpr std::int64_t least_noises = num_hops + 1;
@@ -90,7 +90,7 @@ EvalSample make_sample(const SampleOrder& order, const TaskTokens& tokens) {
   Random random(order.seed);
   const Chain chain = random_chain(random, 5);
   EvalSample sample;
-  sample.predict = tokens_to_generate;
+  sample.predict = vt_tokens;
   sample.question = question_text(chain);
   sample.references = chain.names;
   const std::string example = example_text(tokens, mix_seed(order.seed, 1));

@@ -17,7 +17,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t tokens_to_generate = 16;
+constexpr std::int64_t table_tokens = 16;
 constexpr std::int64_t orders_of_customer = 16;  ///< on average
 constexpr std::int64_t least_orders = 8;
 
@@ -115,7 +115,7 @@ Question question_of(Asked asked, const Tables& tables, std::uint64_t seed) {
 
 EvalSample make_sample(Asked asked, const SampleOrder& order, const TaskTokens& tokens) {
   EvalSample sample;
-  sample.predict = tokens_to_generate;
+  sample.predict = table_tokens;
   sample.one_line = true;
   const auto tables = [&](std::int64_t orders) { return random_tables(orders, order.seed); };
   const auto question = [&](const Tables& of) {

@@ -15,7 +15,7 @@
 namespace topkv::serve {
 namespace {
 
-using Json = nlohmann::json;
+using BodyJson = nlohmann::json;
 
 constexpr const char* where = "request body";
 constexpr std::int64_t max_messages = 4096;
@@ -29,7 +29,8 @@ const std::set<std::string, std::less<>> without_effect = {
 /// refused by done().
 class Fields {
  public:
-  explicit Fields(const Json& value, std::string of = "") : object_(nullptr), of_(std::move(of)) {
+  explicit Fields(const BodyJson& value, std::string of = "")
+      : object_(nullptr), of_(std::move(of)) {
     if (!value.is_object())
       throw Problem(400,
                     fmt::format("{}: {} is {}; expected an object", where, of_.empty() ? "it" : of_,
@@ -38,14 +39,14 @@ class Fields {
     object_ = &value;
   }
 
-  const Json* find(std::string_view key) {
+  const BodyJson* find(std::string_view key) {
     known_.emplace(key);
     const auto it = object_->find(key);
     return it == object_->end() || it->is_null() ? nullptr : &*it;
   }
 
   std::optional<std::int64_t> integer(std::string_view key, std::int64_t low, std::int64_t high) {
-    const Json* value = find(key);
+    const BodyJson* value = find(key);
     if (value == nullptr) return {};
     // Clients of other languages write 64.0 for 64.
     if (value->is_number_float()) {
@@ -67,7 +68,7 @@ class Fields {
   }
 
   std::optional<double> number(std::string_view key, double low, double high, bool above = false) {
-    const Json* value = find(key);
+    const BodyJson* value = find(key);
     if (value == nullptr) return {};
     if (value->is_number()) {
       const auto number = value->get<double>();
@@ -78,14 +79,14 @@ class Fields {
   }
 
   std::optional<bool> flag(std::string_view key) {
-    const Json* value = find(key);
+    const BodyJson* value = find(key);
     if (value == nullptr) return {};
     if (value->is_boolean()) return value->get<bool>();
     refuse(key, *value, "true or false");
   }
 
   std::optional<std::string> text(std::string_view key) {
-    const Json* value = find(key);
+    const BodyJson* value = find(key);
     if (value == nullptr) return {};
     if (value->is_string()) return value->get<std::string>();
     refuse(key, *value, "a string");
@@ -98,11 +99,11 @@ class Fields {
   }
 
   /// Takes the field when it has one of the values that are what topkv does anyway.
-  void only(std::string_view key, std::initializer_list<Json> values) {
-    const Json* value = find(key);
+  void only(std::string_view key, std::initializer_list<BodyJson> values) {
+    const BodyJson* value = find(key);
     if (value == nullptr || std::ranges::find(values, *value) != values.end()) return;
     std::string expected;
-    for (const Json& one : values) expected += (expected.empty() ? "" : " or ") + shown(one);
+    for (const BodyJson& one : values) expected += (expected.empty() ? "" : " or ") + shown(one);
     throw Problem(
         400,
         fmt::format("{}: {} is {}, which topkv serve does not do; leave it out, or give {}", where,
@@ -110,7 +111,7 @@ class Fields {
         name(key), "unsupported_value");
   }
 
-  [[noreturn]] void refuse(std::string_view key, const Json& found,
+  [[noreturn]] void refuse(std::string_view key, const BodyJson& found,
                            std::string_view expected) const {
     throw Problem(
         400, fmt::format("{}: {} is {}; expected {}", where, name(key), shown(found), expected),
@@ -122,7 +123,7 @@ class Fields {
     for (const auto& [key, value] : object_->items()) {
       if (value.is_null() || known_.contains(key) || (of_.empty() && without_effect.contains(key)))
         continue;
-      const std::string unknown = shown(Json(key));  // quoted, ASCII, cut
+      const std::string unknown = shown(BodyJson(key));  // quoted, ASCII, cut
       throw Problem(400,
                     fmt::format("{}: {}{} is a field that topkv serve does not know; leave it out",
                                 where, of_.empty() ? "" : of_ + ": ", unknown),
@@ -135,12 +136,12 @@ class Fields {
     return of_.empty() ? std::string(key) : fmt::format("{}.{}", of_, key);
   }
 
-  const Json* object_;
+  const BodyJson* object_;
   std::string of_;
   std::set<std::string, std::less<>> known_;
 };
 
-Json parse(std::string_view body) {
+BodyJson parse(std::string_view body) {
   try {
     return parse_json(body, where);
   } catch (const FileError& error) {
@@ -149,15 +150,15 @@ Json parse(std::string_view body) {
 }
 
 std::vector<std::string> stops(Fields& fields) {
-  const Json* value = fields.find("stop");
+  const BodyJson* value = fields.find("stop");
   if (value == nullptr) return {};
   const std::string expected =
       fmt::format("a string or up to {}, each of 1 to {} bytes", max_stops, max_stop_bytes);
-  const std::vector<Json> given =
-      value->is_array() ? value->get<std::vector<Json>>() : std::vector<Json>{*value};
+  const std::vector<BodyJson> given =
+      value->is_array() ? value->get<std::vector<BodyJson>>() : std::vector<BodyJson>{*value};
   if (given.size() > max_stops) fields.refuse("stop", *value, expected);
   std::vector<std::string> stops;
-  for (const Json& one : given) {
+  for (const BodyJson& one : given) {
     if (!one.is_string()) fields.refuse("stop", *value, expected);
     stops.push_back(one.get<std::string>());
     if (stops.back().empty() || stops.back().size() > max_stop_bytes)
@@ -185,7 +186,7 @@ void take_common(Fields& fields, AnswerRequest& request) {
   options.stop = stops(fields);
   options.choices = fields.integer("n", 1, max_choices).value_or(1);
   request.stream = fields.flag("stream").value_or(false);
-  if (const Json* more = fields.find("stream_options")) {
+  if (const BodyJson* more = fields.find("stream_options")) {
     Fields of_stream(*more, "stream_options");
     request.stream_usage = of_stream.flag("include_usage").value_or(false);
     of_stream.done();
@@ -194,10 +195,10 @@ void take_common(Fields& fields, AnswerRequest& request) {
                     fmt::format("{}: stream_options is for requests with \"stream\": true", where),
                     "stream_options");
   }
-  fields.only("logit_bias", {Json::object()});
+  fields.only("logit_bias", {BodyJson::object()});
 }
 
-std::string text_of_content(const Json& content, const std::string& name) {
+std::string text_of_content(const BodyJson& content, const std::string& name) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array())
     throw Problem(400,
@@ -205,7 +206,7 @@ std::string text_of_content(const Json& content, const std::string& name) {
                               shown(content)),
                   name);
   std::string text;
-  for (const Json& part : content) {
+  for (const BodyJson& part : content) {
     Fields fields(part, name);
     fields.only("type", {"text"});
     text += fields.needed_text("text");
@@ -225,11 +226,11 @@ bool is_context_name(std::string_view name) {
 }
 
 AnswerRequest parse_completion(std::string_view body) {
-  const Json json = parse(body);
+  const BodyJson json = parse(body);
   Fields fields(json);
   AnswerRequest request;
   take_common(fields, request);
-  const Json* prompt = fields.find("prompt");
+  const BodyJson* prompt = fields.find("prompt");
   if (prompt == nullptr) throw Problem(400, fmt::format("{}: prompt is missing", where), "prompt");
   if (prompt->is_array() && prompt->size() == 1) prompt = &prompt->front();
   if (!prompt->is_string())
@@ -245,7 +246,7 @@ AnswerRequest parse_completion(std::string_view body) {
 }
 
 AnswerRequest parse_chat(std::string_view body) {
-  const Json json = parse(body);
+  const BodyJson json = parse(body);
   Fields fields(json);
   AnswerRequest request;
   request.chat = true;
@@ -259,16 +260,16 @@ AnswerRequest parse_chat(std::string_view body) {
           "max_completion_tokens");
     request.options.max_tokens = most;
   }
-  const Json* messages = fields.find("messages");
+  const BodyJson* messages = fields.find("messages");
   if (messages == nullptr)
     throw Problem(400, fmt::format("{}: messages is missing", where), "messages");
   if (!messages->is_array() || messages->empty() || std::ssize(*messages) > max_messages)
     fields.refuse("messages", *messages, fmt::format("1 to {} messages", max_messages));
-  for (const Json& message : *messages) {
+  for (const BodyJson& message : *messages) {
     const std::string name = fmt::format("messages[{}]", request.messages.size());
     Fields of_message(message, name);
     std::string role = of_message.needed_text("role");
-    const Json* content = of_message.find("content");
+    const BodyJson* content = of_message.find("content");
     if (content == nullptr)
       throw Problem(400, fmt::format("{}: {}.content is missing", where, name), name + ".content");
     request.messages.push_back({std::move(role), text_of_content(*content, name + ".content")});
@@ -281,16 +282,16 @@ AnswerRequest parse_chat(std::string_view body) {
                   fmt::format("{}: top_logprobs is for requests with \"logprobs\": true", where),
                   "top_logprobs");
   if (logprobs) request.options.logprobs = top.value_or(0);
-  fields.only("response_format", {Json{{"type", "text"}}});
-  fields.only("modalities", {Json::array({"text"})});
-  fields.only("tools", {Json::array()});
+  fields.only("response_format", {BodyJson{{"type", "text"}}});
+  fields.only("modalities", {BodyJson::array({"text"})});
+  fields.only("tools", {BodyJson::array()});
   fields.only("tool_choice", {"none"});
   fields.done();
   return request;
 }
 
 ContextRequest parse_context(std::string_view body) {
-  const Json json = parse(body);
+  const BodyJson json = parse(body);
   Fields fields(json);
   ContextRequest request;
   request.name = fields.needed_text("name");

@@ -15,7 +15,7 @@
 namespace topkv::serve {
 namespace {
 
-constexpr auto moment = std::chrono::milliseconds(50);
+constexpr auto pause = std::chrono::milliseconds(50);
 constexpr auto grace = std::chrono::seconds(10);
 
 /// The thread that takes connections, while it lives.
@@ -63,15 +63,15 @@ bool serve(Service& service, const ServerOptions& options, const std::function<b
                     "machine; give another --port or --host",
                     printable(options.host), options.port));
   const Listening listening(server);
-  while (!server.is_running() && !listening.ended()) std::this_thread::sleep_for(moment / 10);
+  while (!server.is_running() && !listening.ended()) std::this_thread::sleep_for(pause / 10);
   if (!listening.ended()) ready(port);
-  while (!stop() && !listening.ended()) std::this_thread::sleep_for(moment);
+  while (!stop() && !listening.ended()) std::this_thread::sleep_for(pause);
   if (listening.ended()) throw Error("no more connections can be taken; start the server again");
   service.scheduler().close();
   server.close_idle();
   const auto until = std::chrono::steady_clock::now() + grace;
   while (!service.scheduler().idle() && std::chrono::steady_clock::now() < until)
-    std::this_thread::sleep_for(moment);
+    std::this_thread::sleep_for(pause);
   const bool all = service.scheduler().idle();
   service.scheduler().end_all();
   server.end_reading();

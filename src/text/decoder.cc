@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t max_steps = 32;
+constexpr std::size_t max_decoders = 32;
 constexpr std::size_t max_pattern_bytes = 1024;
 constexpr double max_growth = 4;  // of a text by all steps together, which multiply what they add
 
@@ -93,7 +93,7 @@ class Decoder::Parser {
       }
       return;
     }
-    if (steps_.size() == max_steps) object.unsupported("type", "at most 32 components");
+    if (steps_.size() == max_decoders) object.unsupported("type", "at most 32 components");
     if (type == "Replace") {
       replace(object, where);
     } else if (type == "Metaspace") {

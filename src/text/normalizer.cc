@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t max_steps = 32;
+constexpr std::size_t max_normalizers = 32;
 constexpr std::size_t max_content_bytes = 8192;
 
 /// Of a regular expression that goes over the text a few times from every place.
@@ -62,7 +62,7 @@ class Normalizer::Parser {
       }
       return;
     }
-    if (steps_.size() == max_steps) object.unsupported("type", "at most 32 components");
+    if (steps_.size() == max_normalizers) object.unsupported("type", "at most 32 components");
     if (type == "NFC") {
       steps_.push_back({.kind = Step::Kind::nfc});
     } else if (type == "Prepend") {
