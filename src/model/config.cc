@@ -30,7 +30,6 @@ using Json = nlohmann::json;
 constexpr std::int64_t max_layers = 1000;
 constexpr std::int64_t max_heads = 4096;
 constexpr std::int64_t max_head_dim = 4096;
-constexpr std::int64_t max_width = std::int64_t{1} << 22;
 constexpr std::int64_t max_vocab = std::int64_t{1} << 24;
 constexpr double tiny = std::numeric_limits<double>::min();
 

@@ -12,8 +12,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t max_experts = 1024;  // that a router's kernel chooses among
-// Of all experts together: no more than an MLP may have.
-constexpr std::int64_t most_hidden = std::int64_t{1} << 22;
 
 /// transformers wrote the number under either name. Which of two numbers the weights have cannot be
 /// told here.
@@ -84,10 +82,11 @@ void read_mixture(const JsonObject& root, const Family& family, ModelConfig& con
   }
   const char* width = own.intermediate_size > 0 ? "moe_intermediate_size" : "intermediate_size";
   mixture.intermediate_size = own.intermediate_size > 0
-                                  ? root.integer(width, 1, most_hidden, own.intermediate_size)
+                                  ? root.integer(width, 1, max_width, own.intermediate_size)
                                   : config.intermediate_size;
-  if (mixture.experts * mixture.intermediate_size > most_hidden) {
-    root.fail(width, fmt::format("{} at most, for {} is {}", most_hidden / mixture.experts, key,
+  // All experts together have no more than an MLP may have.
+  if (mixture.experts * mixture.intermediate_size > max_width) {
+    root.fail(width, fmt::format("{} at most, for {} is {}", max_width / mixture.experts, key,
                                  mixture.experts));
   }
   mixture.softmax_over_all = own.reads_softmax && !root.flag("norm_topk_prob", false);

@@ -12,6 +12,8 @@
 namespace topkv {
 
 inline constexpr std::int64_t max_positions = std::int64_t{1} << 40;
+/// Of hidden and intermediate sizes.
+inline constexpr std::int64_t max_width = std::int64_t{1} << 22;
 
 /// Theta, scaling, which part of a head is turned and in which layers (config_rope.cc).
 /// length: as of ModelConfig::load. REQUIRES: attention (windows too) and max_position are read.
