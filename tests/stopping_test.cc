@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/parallel_for.h>
 
 #include <atomic>
 #include <cstdint>
@@ -23,14 +24,20 @@ namespace topkv {
 namespace {
 
 /// While one lives, counts how often work asks whether to stop, and requests it at the n-th time
-/// (0: never).
+/// (0: never), or cancels the task group that the work is part of.
 class StopsAt {
  public:
-  explicit StopsAt(std::int64_t n) : token_(source.get_token()), scope_(&token_) {
+  explicit StopsAt(std::int64_t n, oneapi::tbb::task_group_context* of = nullptr)
+      : token_(source.get_token()), scope_(&token_) {
     at = n;
+    group = of;
     asked = 0;
     fault_hook = [](const char* place) {
-      if (std::string_view(place) == "stop" && ++asked == at) source.request_stop();
+      if (std::string_view(place) != "stop" || ++asked != at) return;
+      if (group != nullptr)
+        group->cancel_group_execution();
+      else
+        source.request_stop();
     };
   }
   ~StopsAt() {
@@ -43,6 +50,7 @@ class StopsAt {
   static inline std::stop_source source;
   static inline std::atomic<std::int64_t> asked{0};
   static inline std::int64_t at = 0;
+  static inline oneapi::tbb::task_group_context* group = nullptr;
 
  private:
   std::stop_token token_;
@@ -150,6 +158,34 @@ TEST(Stopping, AStepOfAPrefillThatIsStoppedLeavesTheLayerAsItWas) {
   builder.attend(stream.step(0, 1024, 1024, out.data()));
   EXPECT_EQ(out, want);
 }
+
+#ifndef TOPKV_STD_THREADS  // of oneTBB's cancellation
+// As when the application's own loop, in whose body the step is taken, ends by an exception.
+TEST(Stopping, AStepWhoseTaskGroupIsCancelledLeavesTheLayerAsItWas) {
+  const test::Stream stream({.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16}, 2048, 1);
+  ContextBuilder builder(stream.shape, {.capacity = stream.total});
+  std::vector<float> out(static_cast<std::size_t>(1024 * stream.q_width()));
+  builder.attend(stream.step(0, 0, 1024, out.data()));
+  for (const std::int64_t n : {0, 1, 2, 7}) {
+    oneapi::tbb::task_group_context group;
+    const StopsAt stops(n, &group);
+    oneapi::tbb::parallel_for(
+        0, 1,
+        [&](int) {
+          if (n == 0) group.cancel_group_execution();
+          EXPECT_THROW(builder.attend(stream.step(0, 1024, 1024, out.data())), Stopped) << n;
+        },
+        group);
+    EXPECT_EQ(builder.tokens(0), 1024);
+  }
+  std::vector<float> want(out.size());
+  ContextBuilder other(stream.shape, {.capacity = stream.total});
+  other.attend(stream.step(0, 0, 1024, want.data()));
+  other.attend(stream.step(0, 1024, 1024, want.data()));
+  builder.attend(stream.step(0, 1024, 1024, out.data()));
+  EXPECT_EQ(out, want);
+}
+#endif
 
 TEST(Stopping, AModelAsksInEachLayer) {
   const std::int64_t layers = bundled().config().attention.layers;

@@ -5,9 +5,12 @@
 #include <omp.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 
 #include "src/core/helpers.h"
+#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -38,6 +41,60 @@ TEST(ParallelFor, ItsCallerKeepsItsOpenmpThreadsWhenABodyThrows) {
   EXPECT_EQ(omp_get_max_threads(), 3);
   omp_set_num_threads(before);
 }
+
+#ifndef TOPKV_STD_THREADS  // of oneTBB's cancellation
+
+/// Calls body once, as part of a task group of the application's that has been cancelled.
+template <class Body>
+void within_a_cancelled_group(const Body& body) {
+  oneapi::tbb::task_group_context group;
+  std::atomic<int> bodies = 0;
+  oneapi::tbb::parallel_for(
+      oneapi::tbb::blocked_range<int>(0, 1),
+      [&](const oneapi::tbb::blocked_range<int>&) {
+        ++bodies;
+        group.cancel_group_execution();
+        body();
+      },
+      group);
+  EXPECT_EQ(bodies, 1);
+}
+
+TEST(ParallelFor, NeverReturnsWithWorkUndone) {
+  std::atomic<int> done = 0;
+  const auto count = [&](std::int64_t begin, std::int64_t end) { done += int(end - begin); };
+  within_a_cancelled_group([&] {
+    EXPECT_THROW(parallel_for(100, 1, count), Stopped);
+    EXPECT_LT(done, 100);
+  });
+  done = 0;
+  parallel_for(100, 1, count);
+  EXPECT_EQ(done, 100);
+}
+
+// What they were woken in first has ended since, and may have been cancelled.
+TEST(Helpers, ComeWhateverBecameOfTheLoopThatWokeThemFirst) {
+  if (thread_count() < 2) GTEST_SKIP() << "takes two threads";
+  Helpers helpers;
+  within_a_cancelled_group([&] {
+    helpers.wake(1);
+    helpers.run([] {}, [] {});
+  });
+  const auto owner = std::this_thread::get_id();
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  std::atomic<bool> came = false;
+  while (!came && std::chrono::steady_clock::now() < patience) {
+    helpers.wake(1);
+    std::this_thread::yield();
+    helpers.run([] {},
+                [&] {
+                  if (std::this_thread::get_id() != owner) came = true;
+                });
+  }
+  EXPECT_TRUE(came);
+}
+
+#endif
 
 TEST(Helpers, WorkIsOverWhenRunReturns) {
   Helpers helpers;

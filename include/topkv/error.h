@@ -33,7 +33,8 @@ class Unsupported : public Error {
   using Error::Error;
 };
 
-/// Work that was ended by a stop request.
+/// Work that was ended by a stop request, or because the oneTBB task group that its caller was part
+/// of has been cancelled.
 class Stopped : public Error {
  public:
   using Error::Error;

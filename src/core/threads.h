@@ -14,6 +14,7 @@
 #include <oneapi/tbb/task_group.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "src/core/stopping.h"
 
@@ -52,7 +53,9 @@ class OneBlasThread {
 /// Calls body(begin, end) for disjoint ranges that cover [0, count), none shorter than grain if
 /// it can be helped. Which thread takes which range is not fixed: results must not depend on it.
 /// An exception in a body ends the loop and is rethrown here. Bodies are stopped by what stops the
-/// caller (stopping.h). Nests.
+/// caller (stopping.h). Nests. Where oneTBB leaves bodies out because it has cancelled what the
+/// caller is part of (a loop around this one, another of whose bodies has thrown; an application's
+/// task group), this throws Stopped: it never returns with work undone.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
   if (count <= 0) return;
@@ -69,21 +72,37 @@ void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     body(begin, end);
   });
 #else
+  oneapi::tbb::task_group_context context;
   oneapi::tbb::parallel_for(
       oneapi::tbb::blocked_range<std::int64_t>(0, count, static_cast<std::size_t>(grain)),
       [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
         const OneOpenmpThread one;
         const StopScope scope(stop);
         body(range.begin(), range.end());
-      });
+      },
+      context);
+  if (context.is_group_execution_cancelled())
+    throw Stopped("stopped: the oneTBB task group of the caller was cancelled");
 #endif
 }
 
-/// Tasks that run beside their owner, who waits for them before this goes.
+/// Tasks that run beside their owner, who waits for them before this goes. They are no part of what
+/// the owner is part of: that may end, or be cancelled, before they do.
 #ifdef TOPKV_STD_THREADS
 using TaskGroup = StdTaskGroup;
 #else
-using TaskGroup = oneapi::tbb::task_group;
+class TaskGroup {
+ public:
+  template <class Task>
+  void run(Task task) {
+    tasks_.run(std::move(task));
+  }
+  void wait() { tasks_.wait(); }
+
+ private:
+  oneapi::tbb::task_group_context context_{oneapi::tbb::task_group_context::isolated};
+  oneapi::tbb::task_group tasks_{context_};
+};
 #endif
 
 /// The same for callers that hold a lock: a thread that waits in here takes up no other work, which
