@@ -29,6 +29,7 @@ void InsertingIndex::build(const std::stop_token& stop) {
 void InsertingIndex::insert_or_clear(std::int64_t first, const std::stop_token& stop) {
   try {
     insert(first, stop);
+    check_stop(stop);  // what ends an insertion may take long, and ask nothing
   } catch (...) {
     built_ = false;
     clear();

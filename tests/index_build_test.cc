@@ -8,6 +8,7 @@
 #include <oneapi/tbb/task_arena.h>
 
 #include <cctype>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <stop_token>
@@ -93,12 +94,15 @@ TEST(Builds, OfGraphsEndAmongTheirKeysWhenStopped) {
       index->add(keys.view());
       std::stop_source source;
       auto built = std::async(std::launch::async, [&] { index->build(source.get_token()); });
-      while (index->inserted() == 0) std::this_thread::yield();
+      while (index->inserted() == 0 &&
+             built.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+        std::this_thread::yield();
       source.request_stop();
       try {
         built.get();
       } catch (const Stopped& e) {
         text = e.what();
+        if (text.find("after 20000 ") != std::string::npos) text.clear();  // all were in already
       }
     }
     EXPECT_NE(text.find(" of 20000 keys"), std::string::npos) << text;

@@ -20,9 +20,10 @@ void refuse_change(const Index& self) {
 }
 
 /// Exact search would never find such a key, and not say so.
-void check_finite(const KeyView& keys) {
+void check_finite(const KeyView& keys, const std::stop_token& stop) {
   std::vector<float> key(static_cast<std::size_t>(keys.dim));
   for (std::int64_t i = 0; i < keys.count; ++i) {
+    if (stop.stop_requested()) throw Stopped(fmt::format("add: stopped at key {}", i));
     to_float(keys.key(i), keys.dtype, keys.dim, key.data());
     const std::int64_t bad = first_not_finite(key.data(), keys.dim);
     if (bad < 0) continue;
@@ -36,11 +37,18 @@ void add(Index& self, py::handle keys) {
   Array array(keys, "keys");
   const KeyView view = array.keys();
   const Exclusive::Write use(self.use, "the index");
-  run_interruptible([&](const std::stop_token& stop) {
-    check_finite(view);
-    self.index->add(view, stop);
-  });
+  const std::int64_t before = self.index->size();
   self.arrays.push_back(std::move(array));
+  try {
+    run_interruptible([&](const std::stop_token& stop) {
+      check_finite(view, stop);
+      self.index->add(view, stop);
+    });
+  } catch (...) {
+    // An index that has taken the keys reads them, though the call was ended as it did.
+    if (self.index->size() == before) self.arrays.pop_back();
+    throw;
+  }
 }
 
 void build(Index& self) {

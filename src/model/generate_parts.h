@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <span>
 #include <utility>
 
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
+#include "src/model/undo.h"
 #include "topkv/model.h"
 
 namespace topkv {
@@ -25,28 +25,6 @@ class Lease {
  private:
   const Model::Impl& model_;
   std::unique_ptr<Forward> forward_;
-};
-
-/// Takes back what a call gave to a session, unless it is kept: a call that fails leaves the
-/// session as it was.
-class Undo {
- public:
-  explicit Undo(Session& session) : session_(&session), own_(session.own_tokens()) {}
-  ~Undo() {
-    if (session_ == nullptr) return;
-    try {
-      session_->truncate(own_);
-    } catch (const std::exception&) {
-      // Only a device that no longer works: the session then refuses all calls itself.
-    }
-  }
-  Undo(const Undo&) = delete;  // belongs to one call
-  Undo& operator=(const Undo&) = delete;
-  void keep() { session_ = nullptr; }
-
- private:
-  Session* session_;
-  std::int64_t own_;
 };
 
 /// Throws as Model::generate does, before any work.
