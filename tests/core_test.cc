@@ -266,6 +266,29 @@ TEST(VectorMath, EqualsPlainLoopsAtEveryLength) {
   }
 }
 
+// Parallel loops divide arrays anywhere, and a token has one answer whatever stands beside it.
+TEST(VectorMath, AnElementHasOneResultWhereverArraysAreDivided) {
+  constexpr std::int64_t n = 61;
+  const auto x = random_floats(n, 9);
+  const auto y = random_floats(n, 10);
+  const auto of = [&](const auto& function) {
+    auto whole = x;
+    function(whole.data(), y.data(), n);
+    for (std::int64_t cut = 1; cut < n; ++cut) {
+      auto parts = x;
+      function(parts.data(), y.data(), cut);
+      function(parts.data() + cut, y.data() + cut, n - cut);
+      ASSERT_EQ(parts, whole) << cut;
+    }
+  };
+  of(silu_multiply);
+  of(gelu_multiply);
+  of([](float* gate, const float* up, std::int64_t count) {
+    clamped_silu_multiply(gate, up, 0.5F, count, gate);
+  });
+  of([](float* a, const float*, std::int64_t count) { soft_cap(a, count, 2.0F); });
+}
+
 TEST(VectorMath, RotatePairsTurnsNeighbours) {
   for (const std::int64_t pairs : {1, 3, 16, 37}) {
     const auto angles = reference::random_floats(pairs, 7, 3.0F);

@@ -27,6 +27,24 @@ HWY_INLINE void each(std::int64_t count, Full full, Tail tail) {
   for (; i < count; ++i) tail(i);
 }
 
+/// out[i] = of(a[i], b[i]) in vectors. What is left of one is computed in a whole one, so that no
+/// result depends on where its element stands: parallel loops divide arrays anywhere.
+template <class Of>
+HWY_INLINE void map(const float* a, const float* b, std::int64_t count, float* out, Of of) {
+  const Floats d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    hn::StoreU(of(hn::LoadU(d, a + i), hn::LoadU(d, b + i)), d, out + i);
+  if (i == count) return;
+  HWY_ALIGN float last_a[hn::MaxLanes(d)] = {};
+  HWY_ALIGN float last_b[hn::MaxLanes(d)] = {};
+  std::copy(a + i, a + count, last_a);
+  std::copy(b + i, b + count, last_b);
+  hn::Store(of(hn::Load(d, last_a), hn::Load(d, last_b)), d, last_a);
+  std::copy_n(last_a, count - i, out + i);
+}
+
 float max_of_any(const float* x, std::int64_t count) {
   const Floats d;
   auto best = hn::Set(d, -std::numeric_limits<float>::infinity());
@@ -60,12 +78,8 @@ void soft_cap_any(float* x, std::int64_t count, float cap) {
   const Floats d;
   const auto to = hn::Set(d, cap);
   const auto by = hn::Set(d, 1.0F / cap);
-  each(
-      count,
-      [&](std::int64_t i) {
-        hn::StoreU(hn::Mul(to, hn::Tanh(d, hn::Mul(hn::LoadU(d, x + i), by))), d, x + i);
-      },
-      [&](std::int64_t i) { x[i] = cap * std::tanh(x[i] * (1.0F / cap)); });
+  map(x, x, count, x,
+      [&](auto v, auto /*same*/) { return hn::Mul(to, hn::Tanh(d, hn::Mul(v, by))); });
 }
 
 void scale_by_any(float* x, std::int64_t count, float factor) {
@@ -113,14 +127,9 @@ void rms_norm_any(const float* x, const float* weight, std::int64_t count, float
 void silu_multiply_any(float* gate, const float* up, std::int64_t count) {
   const Floats d;
   const auto one = hn::Set(d, 1.0F);
-  each(
-      count,
-      [&](std::int64_t i) {
-        const auto g = hn::LoadU(d, gate + i);
-        const auto silu = hn::Div(g, hn::Add(one, hn::Exp(d, hn::Neg(g))));
-        hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + i)), d, gate + i);
-      },
-      [&](std::int64_t i) { gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i]; });
+  map(gate, up, count, gate, [&](auto g, auto u) {
+    return hn::Mul(hn::Div(g, hn::Add(one, hn::Exp(d, hn::Neg(g)))), u);
+  });
 }
 
 void clamped_silu_multiply_any(const float* gate, const float* up, float limit, std::int64_t count,
@@ -130,24 +139,15 @@ void clamped_silu_multiply_any(const float* gate, const float* up, float limit, 
   const Floats d;
   const auto one = hn::Set(d, 1.0F);
   const auto high = hn::Set(d, limit);
-  each(
-      count,
-      [&](std::int64_t i) {
-        // Not Min and Max, which may make a number of NaN.
-        const auto no_more = [](auto x, auto than) {
-          return hn::IfThenElse(hn::Gt(x, than), than, x);
-        };
-        const auto g = no_more(hn::LoadU(d, gate + i), high);
-        const auto u = hn::Neg(no_more(hn::Neg(no_more(hn::LoadU(d, up + i), high)), high));
-        const auto bent = hn::Min(hn::Mul(g, hn::Set(d, -alpha)), hn::Set(d, most));
-        const auto gated = hn::Div(g, hn::Add(one, hn::Exp(d, bent)));
-        hn::StoreU(hn::Mul(gated, hn::Add(u, one)), d, out + i);
-      },
-      [&](std::int64_t i) {
-        const float g = std::min(gate[i], limit);
-        const float u = std::clamp(up[i], -limit, limit);
-        out[i] = g / (1.0F + std::exp(std::min(-alpha * g, most))) * (u + 1.0F);
-      });
+  // Not Min and Max, which may make a number of NaN.
+  const auto no_more = [](auto x, auto than) { return hn::IfThenElse(hn::Gt(x, than), than, x); };
+  map(gate, up, count, out, [&](auto of_gate, auto of_up) {
+    const auto g = no_more(of_gate, high);
+    const auto u = hn::Neg(no_more(hn::Neg(no_more(of_up, high)), high));
+    const auto bent = hn::Min(hn::Mul(g, hn::Set(d, -alpha)), hn::Set(d, most));
+    const auto gated = hn::Div(g, hn::Add(one, hn::Exp(d, bent)));
+    return hn::Mul(gated, hn::Add(u, one));
+  });
 }
 
 void gelu_multiply_any(float* gate, const float* up, std::int64_t count) {
@@ -155,19 +155,12 @@ void gelu_multiply_any(float* gate, const float* up, std::int64_t count) {
   constexpr float cubic = 0.044715F;
   const Floats d;
   const auto half = hn::Set(d, 0.5F);
-  each(
-      count,
-      [&](std::int64_t i) {
-        const auto g = hn::LoadU(d, gate + i);
-        const auto bent = hn::MulAdd(hn::Mul(hn::Set(d, cubic), g), hn::Mul(g, g), g);
-        const auto tanh = hn::Tanh(d, hn::Mul(hn::Set(d, root), bent));
-        const auto halved = hn::Mul(half, g);
-        hn::StoreU(hn::Mul(hn::MulAdd(halved, tanh, halved), hn::LoadU(d, up + i)), d, gate + i);
-      },
-      [&](std::int64_t i) {
-        const float g = gate[i];
-        gate[i] = 0.5F * g * (1.0F + std::tanh(root * (g + cubic * g * g * g))) * up[i];
-      });
+  map(gate, up, count, gate, [&](auto g, auto u) {
+    const auto bent = hn::MulAdd(hn::Mul(hn::Set(d, cubic), g), hn::Mul(g, g), g);
+    const auto tanh = hn::Tanh(d, hn::Mul(hn::Set(d, root), bent));
+    const auto halved = hn::Mul(half, g);
+    return hn::Mul(hn::MulAdd(halved, tanh, halved), u);
+  });
 }
 
 void rotate_pairs_any(float* head, std::int64_t head_dim, const float* cos, const float* sin) {
