@@ -224,6 +224,57 @@ TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
   }
 }
 
+class TakenBack : public testing::TestWithParam<std::string> {};
+
+// A first chunk that failed, or was taken back, has chosen no scales for the rows that come instead.
+TEST_P(TakenBack, FirstRowsLeaveNoScalesOfChannels) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  TokenStream stream(stack(), 400);
+  for (std::vector<float>& keys : stream.k) {
+    for (std::size_t i = 5; i < keys.size(); i += 64) keys[i] *= 16;
+  }
+  const auto build = [&](ContextBuilder& builder, std::int64_t tokens) {
+    Feed feed(place, stream, 0, stream.total);
+    for (std::int64_t l = 0; l < stream.shape.layers; ++l) builder.attend(feed.step(l, 0, tokens));
+  };
+  const ContextOptions options{.capacity = stream.total, .dtype = DType::q8};
+  ContextBuilder few(stream.shape, options, place.device());
+  build(few, 100);
+  const auto want = few.freeze();
+  ContextBuilder many(stream.shape, options, place.device());
+  build(many, 300);
+  ASSERT_GT(many.freeze()->rows(0, 0).keys.channels[5], 1);
+  bool failed = true;
+  for (std::int64_t n = 1; failed; ++n) {
+    ContextBuilder builder(stream.shape, options, place.device());
+    {
+      const FailingAt failing(n);
+      try {
+        build(builder, 300);
+      } catch (const std::bad_alloc&) {
+      }
+      failed = FailingAt::reached_after() >= 0;
+    }
+    builder.truncate(0);
+    build(builder, 100);
+    const auto got = builder.freeze();
+    for (std::int64_t l = 0; l < stream.shape.layers; ++l) {
+      for (std::int64_t head = 0; head < stream.shape.kv_heads; ++head) {
+        const KeyView keys = got->rows(l, head).keys;
+        const KeyView expected = want->rows(l, head).keys;
+        ASSERT_EQ(keys.channels[5], 1) << "failure at place " << n;
+        ASSERT_EQ(std::memcmp(keys.data, expected.data,
+                              static_cast<std::size_t>(100 * keys.stride_bytes)),
+                  0)
+            << "failure at place " << n;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, TakenBack, testing::ValuesIn(test::devices));
+
 /// The last value of q is replaced; K and V stay as they were.
 TEST_P(FailedCalls, OfReadingAndOfQueriesThatAreNotFiniteLeaveASessionAsItWas) {
   TOPKV_NEEDS_DEVICE(GetParam().device);

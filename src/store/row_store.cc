@@ -159,6 +159,10 @@ void RowStore::use_channels(const RowStore& other) {
   channels_chosen_ = true;
 }
 
+void RowStore::forget_channels(std::int64_t layer) {
+  std::fill_n(channels(layer), kv_heads_ * head_dim_, 1.0F);
+}
+
 void RowStore::choose_channels_by(std::int64_t layer, const TensorView& keys) {
   constexpr std::int64_t most = 1024;  // tokens that are enough
   const std::int64_t tokens = std::min(keys.tokens, most);
@@ -190,8 +194,9 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   }
   reach_fault("store.append");
   choose_pages(start + tokens);
-  if (start == 0 && tokens >= least_for_channels && !channels_.empty() && !channels_chosen_) {
-    choose_channels_by(layer, keys);
+  if (start == 0 && !channels_.empty() && !channels_chosen_) {
+    forget_channels(layer);
+    if (tokens >= least_for_channels) choose_channels_by(layer, keys);
   }
   // Alone: a caller may hold a device's lock.
   parallel_for_alone(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
