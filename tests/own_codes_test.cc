@@ -295,6 +295,37 @@ TEST_P(OwnCodes, FailedCallsLeaveTheSessionAsItWas) {
   EXPECT_EQ(failing.own_tokens(), want.own_tokens());
 }
 
+TEST_P(OwnCodes, OfACallThatIsStoppedAreMadeByTheNext) {
+  TOPKV_NEEDS_DEVICE(GetParam());
+  const Place place(GetParam());
+  AttentionShape shape = small;
+  shape.layers = 1;
+  const TokenStream stream = coded_stream(3200, shape);
+  const auto context = stream.context(400)->with_index("codes:k=16,v=8");
+  const auto run = [&](bool stopped) {
+    static bool stops;
+    stops = stopped;
+    Session session(context, options_for(8), place.device());
+    Feed feed(place, stream, 400, 3200);
+    const Hooked hooked([](const char* at) {
+      if (std::string_view(at) == "session.code_own" && std::exchange(stops, false))
+        throw Stopped("planted");
+    });
+    std::int64_t failures = 0;
+    while (session.tokens() < 3200) {
+      try {
+        feed.run(session, 3200, 200);
+      } catch (const Stopped&) {
+        ++failures;
+      }
+    }
+    EXPECT_EQ(failures, stopped ? 1 : 0);
+    EXPECT_GT(session.stats().coded_tokens, 0);
+    return feed.outs();
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
 TEST_P(OwnCodes, ReadingStepsAndRecallSeeThem) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());

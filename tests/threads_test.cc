@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <oneapi/tbb/global_control.h>
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -89,9 +91,21 @@ TEST(Helpers, ComeWhateverBecameOfTheLoopThatWokeThemFirst) {
     helpers.run([] {},
                 [&] {
                   if (std::this_thread::get_id() != owner) came = true;
+                  for (int i = 0; i < 1000 && !came; ++i) std::this_thread::yield();
                 });
   }
   EXPECT_TRUE(came);
+}
+
+// Nobody would take them up.
+TEST(Helpers, AreNotWaitedForWhereOneThreadIsAllowed) {
+  const oneapi::tbb::global_control one(oneapi::tbb::global_control::max_allowed_parallelism, 1);
+  parallel_for(100, 1, [](std::int64_t, std::int64_t) {});  // the arena has places for more
+  EXPECT_EQ(thread_count(), 1);
+  auto helpers = std::make_unique<Helpers>();
+  helpers->wake(1);
+  helpers->run([] {}, [] {});
+  std::thread([&] { helpers.reset(); }).join();
 }
 
 #endif

@@ -117,6 +117,8 @@ void Session::State::code_own() {
     room = false;
   } catch (const std::bad_alloc&) {
     room = false;
+  } catch (const Stopped&) {
+    throw;
   } catch (...) {
     coded.tried = rows;
     throw;

@@ -1,12 +1,16 @@
 #include "src/core/helpers.h"
 
+#include <algorithm>
+
 #include "src/core/pause.h"
 
 namespace topkv {
 
 Helpers::~Helpers() {
   release();
-  coming_.tasks.wait();  // they are on their way
+  // They are on their way.
+  coming_.tasks.wait();
+  watched_.tasks.wait();
 }
 
 void Helpers::wake(std::int64_t count) {
@@ -16,13 +20,20 @@ void Helpers::wake(std::int64_t count) {
   const auto owner = std::this_thread::get_id();
   // Those that did not come in time for an earlier turn are still to come.
   Coming& coming = current_stop != nullptr ? watched_ : coming_;
-  for (std::int64_t n = coming.count; n < count; ++n) {
+  const std::int64_t most = std::min(count, thread_count() - 1);  // nobody would take up more
+  for (std::int64_t n = coming.count; n < most; ++n) {
     ++coming.count;
-    coming.tasks.run([this, &coming, owner] {
+    try {
+      coming.tasks.run([this, &coming, owner] {
+        --coming.count;
+        // The owner may be given one of these while it waits for something else.
+        if (std::this_thread::get_id() != owner) help();
+      });
+    } catch (...) {  // there is no memory for it
       --coming.count;
-      // The owner may be given one of these while it waits for something else.
-      if (std::this_thread::get_id() != owner) help();
-    });
+      release();
+      throw;
+    }
   }
 }
 

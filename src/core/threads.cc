@@ -1,8 +1,10 @@
 #include "src/core/threads.h"
 
 #include <omp.h>
+#include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <algorithm>
 #include <mutex>
 
 // There when the process has OpenBLAS, null otherwise.
@@ -38,7 +40,11 @@ std::int64_t thread_count() {
 #ifdef TOPKV_STD_THREADS
   return std_threads;
 #else
-  return oneapi::tbb::this_task_arena::max_concurrency();
+  // An arena has as many places as it was made with, whatever the process allows.
+  const auto allowed = oneapi::tbb::global_control::active_value(
+      oneapi::tbb::global_control::max_allowed_parallelism);
+  return std::min<std::int64_t>(oneapi::tbb::this_task_arena::max_concurrency(),
+                                static_cast<std::int64_t>(allowed));
 #endif
 }
 

@@ -359,9 +359,10 @@ void Forward::logits(std::int64_t begin, std::int64_t count, float* out) {
                       out + done * config_.vocab_size);
   }
   if (config_.final_softcap == 0) return;
-  parallel_for(count * config_.vocab_size, cap_grain, [&](std::int64_t first, std::int64_t end) {
-    soft_cap(out + first, end - first, static_cast<float>(config_.final_softcap));
-  });
+  parallel_for_alone(
+      count * config_.vocab_size, cap_grain, [&](std::int64_t first, std::int64_t end) {
+        soft_cap(out + first, end - first, static_cast<float>(config_.final_softcap));
+      });
 }
 
 // The cap keeps the order of logits.

@@ -21,6 +21,22 @@ struct GenerationBatch::Impl {
   bool stepping = false;
 };
 
+namespace {
+
+/// A step is under way while one lives.
+class Stepping {
+ public:
+  explicit Stepping(bool& stepping) : stepping_(stepping) { stepping_ = true; }
+  ~Stepping() { stepping_ = false; }
+  Stepping(const Stepping&) = delete;  // belongs to one step
+  Stepping& operator=(const Stepping&) = delete;
+
+ private:
+  bool& stepping_;
+};
+
+}  // namespace
+
 GenerationBatch::GenerationBatch(const Model& model)
     : impl_(std::make_unique<Impl>(*model.impl_)) {}
 GenerationBatch::~GenerationBatch() = default;
@@ -45,13 +61,14 @@ GenerationBatch::Id GenerationBatch::add(Session& session, std::span<const Token
 
 std::vector<GenerationBatch::Finished> GenerationBatch::step() {
   impl_->check_between_steps();
-  impl_->stepping = true;
   Generation& generation = impl_->generation;
-  // Whose prompt ends here feeds its first token in the next step.
-  generation.read();
-  generation.feed();
-  generation.tell();
-  impl_->stepping = false;
+  {
+    const Stepping within(impl_->stepping);
+    // Whose prompt ends here feeds its first token in the next step.
+    generation.read();
+    generation.feed();
+    generation.tell();
+  }
   return generation.finished();
 }
 

@@ -94,7 +94,8 @@ RopeAngles RopeTable::angles_of(std::int64_t tokens, double factor, const Positi
   const float on_both = attention_factor_ * static_cast<float>(factor);
   cos_.resize(static_cast<std::size_t>(tokens * half));
   sin_.resize(static_cast<std::size_t>(tokens * half));
-  parallel_for(tokens, 64, [&](std::int64_t begin, std::int64_t end) {
+  // Alone: a caller may hold a device's lock.
+  parallel_for_alone(tokens, 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::int64_t i = 0; i < half; ++i) {
         // The product is rounded to float32, as transformers does and so as models are trained.
