@@ -1,5 +1,7 @@
 #include "src/serve/http_server.h"
 
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "src/serve/problem.h"
+#include "topkv/error.h"
 
 namespace topkv::serve {
 namespace {
@@ -26,7 +29,15 @@ thread_local bool refuses = false;  // what comes on this thread now
 class Connections : public httplib::TaskQueue {
  public:
   explicit Connections(std::size_t most) {
-    for (std::size_t i = 0; i < most; ++i) threads_.emplace_back([this] { work(); });
+    try {
+      for (std::size_t i = 0; i < most; ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::exception& error) {
+      shutdown();
+      throw Error(
+          fmt::format("{} of {} threads for connections could be started: {}; raise the "
+                      "limit, or give a smaller --max-queue or --max-batch",
+                      threads_.size(), most, error.what()));
+    }
   }
 
   void enqueue(std::function<void()> connection) override {

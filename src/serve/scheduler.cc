@@ -249,7 +249,10 @@ void Scheduler::step(Lane& lane) {
   } catch (...) {  // which no answer is to blame for
     const Problem problem = current_problem();
     for (const auto& seat : lane.running) {
-      lane.batch.remove(seat->id);
+      try {
+        lane.batch.remove(seat->id);
+      } catch (const InvalidArgument&) {  // it has left the batch in this step
+      }
       seat->answer->fail(problem);
     }
     lane.running.clear();

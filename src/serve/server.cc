@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <thread>
 
 #include "src/core/printable.h"
@@ -23,7 +24,11 @@ class Listening {
  public:
   explicit Listening(HttpServer& server)
       : server_(server), thread_([this] {
-          server_.listen_after_bind();
+          try {
+            server_.listen_after_bind();
+          } catch (const std::exception&) {
+            error_ = std::current_exception();
+          }
           ended_ = true;
         }) {}
   ~Listening() {
@@ -33,10 +38,16 @@ class Listening {
   Listening(const Listening&) = delete;  // joins once
   Listening& operator=(const Listening&) = delete;
 
-  bool ended() const { return ended_; }
+  /// Throws what ended it, if anything.
+  bool ended() const {
+    if (!ended_) return false;
+    if (error_) std::rethrow_exception(error_);
+    return true;
+  }
 
  private:
   HttpServer& server_;
+  std::exception_ptr error_;
   std::atomic<bool> ended_ = false;
   std::thread thread_;
 };
