@@ -140,7 +140,7 @@ answering() { [ -n "$(sed -n "$1p" answers)" ]; }
 said_interrupted() { [ "$(grep -c interrupted log)" -eq "$1" ]; }
 ended() { ! kill -INT "$chat" 2>/dev/null; }
 mkfifo questions
-env --default-signal=INT "$topkv" chat -m plain --device cpu -t 1 -n 500K --room 1000K \
+env --default-signal=INT "$topkv" chat -m plain --device cpu -t 1 -n 100K --room 200K \
   <questions >answers 2>log &
 chat=$!
 exec 3>questions

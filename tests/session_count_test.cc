@@ -94,29 +94,35 @@ TEST(Sessions, ThousandsSideBySideKeepTheirTokensApartAndGiveAllBack) {
     streams.back().feed(alone, context_tokens + i, 1);
     want.push_back(streams.back().feed(alone, total, 2));
   }
-  const Held before = Held::now();
-  {
-    std::vector<Session> sessions;
-    sessions.reserve(count);
-    for (std::int64_t i = 0; i < count; ++i) sessions.emplace_back(context, options);
-    const Held open = Held::now();
-    EXPECT_LT((open.heap - before.heap) / count, 16 * 1024);
-    EXPECT_EQ(open.files, before.files);
-    EXPECT_LE(open.threads, before.threads);
-    EXPECT_LE(open.mappings - before.mappings, 2 * count + 20);
-    for (std::int64_t i = 0; i < count; ++i)
-      streams[static_cast<std::size_t>(i % kinds)].feed(sessions[static_cast<std::size_t>(i)],
-                                                        context_tokens + i % kinds, 1);
-    for (std::int64_t i = count; i-- > 0;) {
-      Session& session = sessions[static_cast<std::size_t>(i)];
-      const auto kind = static_cast<std::size_t>(i % kinds);
-      ASSERT_EQ(session.own_tokens(), i % kinds);
-      ASSERT_EQ(streams[kind].feed(session, total, 2), want[kind]) << i;
+  // Twice: a thread that works for the first time keeps what it needs.
+  Held least{.heap = INT64_MAX, .mappings = INT64_MAX};
+  for (int round = 0; round < 2; ++round) {
+    const Held before = Held::now();
+    {
+      std::vector<Session> sessions;
+      sessions.reserve(count);
+      for (std::int64_t i = 0; i < count; ++i) sessions.emplace_back(context, options);
+      const Held open = Held::now();
+      EXPECT_LT((open.heap - before.heap) / count, 16 * 1024);
+      EXPECT_EQ(open.files, before.files);
+      EXPECT_LE(open.threads, before.threads);
+      EXPECT_LE(open.mappings - before.mappings, 2 * count + 20);
+      for (std::int64_t i = 0; i < count; ++i)
+        streams[static_cast<std::size_t>(i % kinds)].feed(sessions[static_cast<std::size_t>(i)],
+                                                          context_tokens + i % kinds, 1);
+      for (std::int64_t i = count; i-- > 0;) {
+        Session& session = sessions[static_cast<std::size_t>(i)];
+        const auto kind = static_cast<std::size_t>(i % kinds);
+        ASSERT_EQ(session.own_tokens(), i % kinds);
+        ASSERT_EQ(streams[kind].feed(session, total, 2), want[kind]) << i;
+      }
     }
+    const Held after = Held::now();
+    least.heap = std::min(least.heap, after.heap - before.heap);
+    least.mappings = std::min(least.mappings, after.mappings - before.mappings);
   }
-  const Held after = Held::now();
-  EXPECT_LT(after.heap - before.heap, 256 * 1024);
-  EXPECT_LT(after.mappings - before.mappings, 20);
+  EXPECT_LT(least.heap, 256 * 1024);
+  EXPECT_LT(least.mappings, 20);
 }
 
 }  // namespace

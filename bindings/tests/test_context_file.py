@@ -251,7 +251,8 @@ def test_progress_is_told_in_bytes_to_the_end(stage, context, path):
 # the first report; that is then the last.) In one call of C from the list on: what it holds tells
 # whether the call of topkv came to its end.
 ENDED_EARLY = """
-import functools, os, sys
+import functools, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this may ignore it
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import topkv
 stage, path, how = sys.argv[1:]
@@ -265,8 +266,8 @@ def stop(progress):
 
 if how == "callback":
     call = functools.partial(call, progress=stop)
-print("begins", flush=True)
 try:
+    print("begins", flush=True)
     done.extend(map(call, [path]))
 except KeyboardInterrupt:
     pass

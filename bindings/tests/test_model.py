@@ -200,7 +200,8 @@ def test_prefill_options_reach_the_context(model, tokens):
     )
     assert (context.tokens, context.dtype) == (len(tokens), "f16")
     assert context.indices() == ["exact", "hnsw:M=8,efc=100,ef=0"]
-    assert reports[0].done == 50
+    # Told again while the first chunk is read, if that takes long.
+    assert next(report.done for report in reports if report.done > 0) == 50
     with pytest.raises(topkv.OutOfMemory):
         model.prefill(tokens, memory_budget=1000)
     with pytest.raises(topkv.InvalidArgument, match="prefill is 'all'"):

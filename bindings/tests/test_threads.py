@@ -85,6 +85,11 @@ def test_another_thread_runs_while_a_context_goes_to_a_file_and_back(call, tmp_p
 
 
 def assert_other_threads_run(call):
+    """Of ten calls one is in whose middle another thread has run; one that holds the GIL is none."""
+    assert any(others_run_within(call) for _ in range(10))
+
+
+def others_run_within(call):
     """Another thread notes the time until the call has ended; some notes lie well within it."""
     notes, done = [], threading.Event()
 
@@ -101,7 +106,7 @@ def assert_other_threads_run(call):
     done.set()
     thread.join()
     quarter = (end - begin) / 4
-    assert any(begin + quarter < at < end - quarter for at in notes)
+    return any(begin + quarter < at < end - quarter for at in notes)
 
 
 def test_an_exception_of_a_progress_callback_ends_the_work(context, model):
@@ -167,8 +172,8 @@ def test_a_signal_ends_a_long_call(call, model):
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Interrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             if call == "prompt":
                 model.generate(topkv.Session(model.prefill([20]), capacity=32_000),
                                np.full(30_000, 20))
@@ -180,6 +185,30 @@ def test_a_signal_ends_a_long_call(call, model):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
+def test_a_signal_ends_the_adding_of_keys_and_none_are_added():
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    index = topkv.KeyIndex("exact")
+    endless = np.broadcast_to(np.ones((1, 64), np.float32), (10**9, 64))  # to be looked at for minutes
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(Interrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            index.add(endless)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert index.size == 0
+    index.add(np.eye(64, dtype=np.float32))
+    index.build()
+    assert index.search(np.eye(64, dtype=np.float32)[7:8], 1).positions(0) == [7]
 
 
 @pytest.mark.parametrize("spec", ["hnsw:M=16,efc=400", "faiss:HNSW32;efc=400"])
@@ -201,8 +230,10 @@ def test_an_exception_of_a_progress_callback_ends_a_build_within_a_head(spec, co
 
 # Builds that would take minutes; what they leave behind must work.
 INTERRUPTED = """
+import signal
 import numpy as np, topkv
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this may ignore it
 keys = np.random.default_rng(1).standard_normal((200_000, 1, 64), dtype=np.float32)
 queries = keys[:3, 0]
 if {whole_context}:
@@ -214,8 +245,8 @@ else:
     index = topkv.KeyIndex({spec!r})
     index.add(keys[:, 0])
     build = index.build
-print("building", flush=True)
 try:
+    print("building", flush=True)
     build()
 except KeyboardInterrupt:
     print("interrupted", flush=True)

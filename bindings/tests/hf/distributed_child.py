@@ -1,4 +1,7 @@
-"""One rank of test_distributed.py: python distributed_child.py TASK DEVICE ARGUMENT."""
+"""One rank of test_distributed.py: python distributed_child.py TASK DEVICE ARGUMENT MEETING.
+
+MEETING is the file by which the ranks find each other.
+"""
 
 import os
 import sys
@@ -89,10 +92,16 @@ def tensor(device: torch.device, directory: str) -> None:
 
 
 if __name__ == "__main__":
-    task, kind, argument = sys.argv[1:]
+    task, kind, argument, meeting = sys.argv[1:]
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=120),
+    )
     where = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else None)
     with torch.inference_mode():
         {"sequence": sequence, "tensor": tensor}[task](where, argument)

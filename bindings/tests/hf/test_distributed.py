@@ -4,7 +4,6 @@ On the CPU over gloo; with as many CUDA devices, over NCCL on those.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,24 +18,19 @@ HERE = Path(__file__).parent
 CHILD = HERE / "distributed_child.py"
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def run_ranks(ranks: int, task: str, device: str, argument: str, directory: Path) -> None:
+    """The child, once per rank; it fails when what it finds is not what one process gives.
 
-
-def run_ranks(ranks: int, task: str, device: str, *arguments: str) -> None:
-    """The child, once per rank; it fails when what it finds is not what one process gives."""
+    They meet by a file in the directory, not at a port: another program may take that.
+    """
     environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
     children = [
         subprocess.Popen(
-            [sys.executable, str(CHILD), task, device, *arguments],
+            [sys.executable, str(CHILD), task, device, argument, str(directory / "meeting")],
             env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -59,12 +53,12 @@ def need_gpus(device, ranks) -> None:
 
 
 @pytest.mark.parametrize("family, ranks", [("llama", 3), ("gpt_oss", 2)])
-def test_a_context_sharded_by_sequence_gives_the_tokens_of_one_process(family, ranks, device):
+def test_a_context_sharded_by_sequence_gives_the_tokens_of_one_process(family, ranks, device, tmp_path):
     need_gpus(device, ranks)
-    run_ranks(ranks, "sequence", device.type, family)
+    run_ranks(ranks, "sequence", device.type, family, tmp_path)
 
 
-def test_tensor_parallel_ranks_hold_their_own_heads(device, needle_14m):
+def test_tensor_parallel_ranks_hold_their_own_heads(device, needle_14m, tmp_path):
     pytest.importorskip("accelerate", reason="transformers' tensor parallelism needs accelerate")
     need_gpus(device, 2)
-    run_ranks(2, "tensor", device.type, str(needle_14m))
+    run_ranks(2, "tensor", device.type, str(needle_14m), tmp_path)
