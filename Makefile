@@ -5,7 +5,8 @@ ARGS ?= -c 1M --kv-topk 64 --prefill window -o out/needle
 FUZZ_SECONDS ?= 60
 PYTHON_EXTRAS ?= test,hf,plot,quantised
 jobs := $(shell nproc)
-# pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it.
+# pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it. Other packages are those
+# of bindings/tests/constraints.txt.
 lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 topkv := build/release/src/cli/topkv
 # A process per core, each with one thread of PyTorch's: the models of the tests are small.
@@ -65,7 +66,7 @@ tsan: preset := tsan
 check: architectures := -D "CMAKE_CUDA_ARCHITECTURES=$(checked_architectures)"
 check: tests := $(checked_tests)
 check asan tsan: setup
-	cmake --preset $(preset) $(architectures)
+	cmake --preset $(preset) -D TOPKV_JINJA=ON $(architectures)
 	cmake --build --preset $(preset) --parallel $(jobs)
 	ctest --preset $(preset) --parallel $(jobs) $(tests)
 
@@ -79,17 +80,22 @@ check-gpu: setup
 	cmake --build --preset dev --parallel $(jobs)
 	ctest --preset dev --label-regex gpu
 
+# PyPI may answer late, or once in a while not.
+check-python docs: export PIP_RETRIES = 10
+check-python docs: export PIP_DEFAULT_TIMEOUT = 60
+
 # Compiled as the dev preset does, so that the library comes out of the cache behind `make check`.
 check-python: setup
 	rm -rf build/check-python
 	python3 -m venv build/check-python
-	build/check-python/bin/pip install --quiet --no-compile '.[$(PYTHON_EXTRAS)]' \
+	build/check-python/bin/pip install --quiet --no-compile --constraint bindings/tests/constraints.txt '.[$(PYTHON_EXTRAS)]' \
 	  --config-settings cmake.define.CMAKE_CUDA_ARCHITECTURES='$(checked_architectures)' \
 	  --config-settings cmake.build-type=RelWithDebInfo --config-settings cmake.define.TOPKV_WERROR=ON \
 	  --config-settings cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO='-O2 -g1'
 	$(pytest)
 ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
-	build/check-python/bin/pip install --quiet --no-compile 'transformers==$(lowest_transformers).*'
+	build/check-python/bin/pip install --quiet --no-compile --constraint bindings/tests/constraints.txt \
+	  'transformers==$(lowest_transformers).*'
 	$(pytest) bindings/tests/hf $(foreach file,$(programs),--ignore=bindings/tests/hf/test_$(file).py)
 endif
 

@@ -46,13 +46,13 @@ run() {
   "${as_root[@]}" "$@"
 }
 install_missing() {
-  run env DEBIAN_FRONTEND=noninteractive \
-    apt-get install --yes --no-install-recommends "${missing[@]}"
+  run env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+    --option DPkg::Lock::Timeout=120 "${missing[@]}"
 }
 
 # The package lists may be absent (a fresh container) or old (the first try then fails).
 if apt-get install --simulate --no-install-recommends "${missing[@]}" >/dev/null 2>&1; then
   install_missing && exit 0
 fi
-run apt-get update
+run apt-get update --option APT::Update::Error-Mode=any
 install_missing
