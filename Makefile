@@ -5,8 +5,8 @@ ARGS ?= -c 1M --kv-topk 64 --prefill window -o out/needle
 FUZZ_SECONDS ?= 60
 PYTHON_EXTRAS ?= test,hf,plot,quantised
 jobs := $(shell nproc)
-# pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it. Other packages are those
-# of bindings/tests/constraints.txt.
+# pip takes the newest transformers that pyproject.toml allows; the lowest is tested after it. What else changes often is
+# pinned by bindings/tests/constraints.txt.
 lowest_transformers := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 topkv := build/release/src/cli/topkv
 # A process per core, each with one thread of PyTorch's: the models of the tests are small.

@@ -229,14 +229,6 @@ class CudaPrefill final : public DevicePrefill {
     return reinterpret_cast<float*>(memory_.data() + layout_.channels) +
            layer * shape_.kv_heads * shape_.head_dim;
   }
-  /// What a first chunk chose that was taken back. Of keys that have scales of channels.
-  void forget_channels(std::int64_t layer) {
-    store_.forget_channels(layer);
-    TOPKV_CUDA(cudaMemcpyAsync(
-        channels(layer), store_.channels(layer),
-        static_cast<std::size_t>(shape_.kv_heads * shape_.head_dim * bytes_of(DType::f32)),
-        cudaMemcpyHostToDevice, compute_));
-  }
   /// Of a chunk: [2, layers], K and V, then q.
   unsigned long long* bad_on_device(std::size_t slot) const {
     return reinterpret_cast<unsigned long long*>(memory_.data() + layout_.bad) +
@@ -373,7 +365,7 @@ class CudaPrefill final : public DevicePrefill {
     const KvDType dtype = store_.dtype();
     const std::int64_t key = vector_bytes(dtype.keys, d);
     const std::int64_t value = vector_bytes(dtype.values, d);
-    const bool choose = blocked() && given_[l] == 0 && own.count >= least_for_channels;
+    const bool choose = blocked() && given_[l] == 0;
     BlockTarget out{reinterpret_cast<std::byte*>(to), reinterpret_cast<std::byte*>(to + half),
                     chunk_ * (key + value)};
     if (blocked()) {
@@ -382,8 +374,6 @@ class CudaPrefill final : public DevicePrefill {
       out.values = out.keys + chunk_ * key;
       if (choose)
         choose_channels(step.k, own.count, shape_.kv_heads, d, channels(step.layer), compute_);
-      else if (given_[l] == 0)
-        forget_channels(step.layer);
       pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, channels(step.layer), out,
                   target, bad, compute_);
     } else {

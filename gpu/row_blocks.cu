@@ -204,9 +204,11 @@ void unpack_blocks(const std::byte* from, std::int64_t head_bytes, std::int64_t 
 
 void choose_channels(const float* keys, std::int64_t tokens, std::int64_t kv_heads,
                      std::int64_t head_dim, float* channels, cudaStream_t stream) {
-  if (tokens < least_learned || kv_heads == 0) return;
+  if (kv_heads == 0) return;
+  // Of no tokens all scales are 1.
+  const std::int64_t learned = tokens < least_learned ? 0 : std::min(tokens, learned_tokens);
   choose_kernel<<<static_cast<unsigned>(kv_heads), static_cast<unsigned>(head_dim), 0, stream>>>(
-      keys, std::min(tokens, learned_tokens), kv_heads, static_cast<int>(head_dim), channels);
+      keys, learned, kv_heads, static_cast<int>(head_dim), channels);
   check_launch("the kernel that chooses scales of channels");
 }
 

@@ -266,6 +266,22 @@ TEST(VectorMath, EqualsPlainLoopsAtEveryLength) {
   }
 }
 
+TEST(VectorMath, GatesFarBelowZeroAreShut) {
+  for (const float far : {-87.0F, -88.5F, -104.0F, -120.0F, -200.0F, -1000.0F, -1e30F}) {
+    const std::vector<float> x(37, far);
+    const std::vector<float> ones(37, 1.0F);
+    auto silu = x;
+    silu_multiply(silu.data(), ones.data(), 37);
+    auto gelu = x;
+    gelu_multiply(gelu.data(), ones.data(), 37);
+    auto clamped = x;
+    clamped_silu_multiply(clamped.data(), ones.data(), 7, 37, clamped.data());
+    for (const auto& gates : {silu, gelu, clamped}) {
+      for (const float gate : gates) EXPECT_NEAR(gate / far, 0, 1e-37) << far;
+    }
+  }
+}
+
 // Parallel loops divide arrays anywhere, and a token has one answer whatever stands beside it.
 TEST(VectorMath, AnElementHasOneResultWhereverArraysAreDivided) {
   constexpr std::int64_t n = 61;

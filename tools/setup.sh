@@ -54,5 +54,5 @@ install_missing() {
 if apt-get install --simulate --no-install-recommends "${missing[@]}" >/dev/null 2>&1; then
   install_missing && exit 0
 fi
-run apt-get update --option APT::Update::Error-Mode=any
+run apt-get update
 install_missing

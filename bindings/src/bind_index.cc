@@ -42,6 +42,7 @@ void add(Index& self, py::handle keys) {
   try {
     run_interruptible([&](const std::stop_token& stop) {
       check_finite(view, stop);
+      if (stop.stop_requested()) throw Stopped("add: stopped before any key was added");
       self.index->add(view, stop);
     });
   } catch (...) {
@@ -149,7 +150,8 @@ void bind_index(py::module_& module) {
            py::arg("spec"))
       .def("add", &add, py::arg("keys"),
            "Adds keys [n, dim] (f32, f16 or bf16), numbered on from size. Arrays of successive "
-           "calls must continue each other in memory.")
+           "calls must continue each other in memory. When Ctrl-C ends it, size tells whether they "
+           "were added.")
       .def("build", &build, "Trains on the keys added so far and inserts them. Once.")
       .def("search", &search, py::arg("queries"), py::arg("k"), py::arg("allowed") = py::none(),
            "Up to k positions of the largest q·k for each of queries [m, dim] (f32, finite). "

@@ -283,6 +283,7 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
     const auto lock = s.device.compute()->lock();
     s.close();
   }
+  s.store->forget_channels();
   auto queries = std::make_shared<const KeptQueries>(s.queries);
   auto context =
       Context(s.shape, {.store = s.store, .queries = std::move(queries)}).with_index("exact");

@@ -18,6 +18,10 @@ namespace HWY_NAMESPACE {
 
 using Floats = hn::ScalableTag<float>;
 
+/// Its exponential is finite, as Highway's is no longer a little further on; what it divides is as
+/// good as 0 there.
+constexpr float most_exponent = 88;
+
 /// Calls full(i) for every whole vector and tail(i) for every element after the last one.
 template <class Full, class Tail>
 HWY_INLINE void each(std::int64_t count, Full full, Tail tail) {
@@ -128,14 +132,14 @@ void silu_multiply_any(float* gate, const float* up, std::int64_t count) {
   const Floats d;
   const auto one = hn::Set(d, 1.0F);
   map(gate, up, count, gate, [&](auto g, auto u) {
-    return hn::Mul(hn::Div(g, hn::Add(one, hn::Exp(d, hn::Neg(g)))), u);
+    const auto bent = hn::Min(hn::Neg(g), hn::Set(d, most_exponent));
+    return hn::Mul(hn::Div(g, hn::Add(one, hn::Exp(d, bent))), u);
   });
 }
 
 void clamped_silu_multiply_any(const float* gate, const float* up, float limit, std::int64_t count,
                                float* out) {
   constexpr float alpha = 1.702F;
-  constexpr float most = 88;  // whose exponential is finite; the quotient is as good as 0 there
   const Floats d;
   const auto one = hn::Set(d, 1.0F);
   const auto high = hn::Set(d, limit);
@@ -144,7 +148,7 @@ void clamped_silu_multiply_any(const float* gate, const float* up, float limit, 
   map(gate, up, count, out, [&](auto of_gate, auto of_up) {
     const auto g = no_more(of_gate, high);
     const auto u = hn::Neg(no_more(hn::Neg(no_more(of_up, high)), high));
-    const auto bent = hn::Min(hn::Mul(g, hn::Set(d, -alpha)), hn::Set(d, most));
+    const auto bent = hn::Min(hn::Mul(g, hn::Set(d, -alpha)), hn::Set(d, most_exponent));
     const auto gated = hn::Div(g, hn::Add(one, hn::Exp(d, bent)));
     return hn::Mul(gated, hn::Add(u, one));
   });

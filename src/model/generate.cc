@@ -16,7 +16,10 @@ namespace {
 std::vector<GenerateResult> run_to_end(Generation& generation) {
   std::vector<GenerateResult> results(generation.members().size());
   const auto collect = [&] {
-    for (GenerationBatch::Finished& one : generation.finished()) {
+    std::vector<GenerationBatch::Finished> finished;
+    finished.reserve(generation.members().size());
+    generation.finished(finished);
+    for (GenerationBatch::Finished& one : finished) {
       if (one.error) std::rethrow_exception(one.error);
       results[static_cast<std::size_t>(one.id)] = std::move(one.result);
     }

@@ -325,13 +325,10 @@ void Generation::fail(const Answering& one, const std::exception_ptr& error) {
   erase(static_cast<std::size_t>(at - members_.begin()));
 }
 
-std::vector<GenerationBatch::Finished> Generation::finished() {
-  if (finished_.empty()) return {};
-  std::vector<GenerationBatch::Finished> all;
-  all.reserve(members_.size());  // room for those that are left, as add promises
-  std::swap(all, finished_);
-  std::ranges::sort(all, {}, &GenerationBatch::Finished::id);
-  return all;
+void Generation::finished(std::vector<GenerationBatch::Finished>& into) {
+  if (finished_.empty()) return;
+  std::swap(into, finished_);
+  std::ranges::sort(into, {}, &GenerationBatch::Finished::id);
 }
 
 GenerateResult Generation::remove(GenerationBatch::Id id) {

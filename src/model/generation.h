@@ -85,8 +85,9 @@ class Generation {
   void feed();
   /// Tells the tokens that are chosen.
   void tell();
-  /// Those that left since this was last called.
-  std::vector<GenerationBatch::Finished> finished();
+  /// Those that left since this was last called. into: empty, with room for all members. Does not
+  /// throw.
+  void finished(std::vector<GenerationBatch::Finished>& into);
 
   GenerateResult remove(GenerationBatch::Id id);
   std::span<const std::unique_ptr<Answering>> members() const { return members_; }

@@ -62,6 +62,8 @@ GenerationBatch::Id GenerationBatch::add(Session& session, std::span<const Token
 std::vector<GenerationBatch::Finished> GenerationBatch::step() {
   impl_->check_between_steps();
   Generation& generation = impl_->generation;
+  std::vector<Finished> finished;
+  finished.reserve(static_cast<std::size_t>(size()));  // before anything has happened
   {
     const Stepping within(impl_->stepping);
     // Whose prompt ends here feeds its first token in the next step.
@@ -69,7 +71,8 @@ std::vector<GenerationBatch::Finished> GenerationBatch::step() {
     generation.feed();
     generation.tell();
   }
-  return generation.finished();
+  generation.finished(finished);
+  return finished;
 }
 
 GenerateResult GenerationBatch::remove(Id id) {

@@ -35,7 +35,8 @@ class Connections : public httplib::TaskQueue {
       shutdown();
       throw Error(
           fmt::format("{} of {} threads for connections could be started: {}; raise the "
-                      "limit, or give a smaller --max-queue or --max-batch",
+                      "limit of threads (ulimit -u, a container's pids), or give a smaller "
+                      "--max-queue or --max-batch",
                       threads_.size(), most, error.what()));
     }
   }

@@ -249,10 +249,7 @@ void Scheduler::step(Lane& lane) {
   } catch (...) {  // which no answer is to blame for
     const Problem problem = current_problem();
     for (const auto& seat : lane.running) {
-      try {
-        lane.batch.remove(seat->id);
-      } catch (const InvalidArgument&) {  // it has left the batch in this step
-      }
+      lane.batch.remove(seat->id);
       seat->answer->fail(problem);
     }
     lane.running.clear();

@@ -159,8 +159,12 @@ void RowStore::use_channels(const RowStore& other) {
   channels_chosen_ = true;
 }
 
-void RowStore::forget_channels(std::int64_t layer) {
-  std::fill_n(channels(layer), kv_heads_ * head_dim_, 1.0F);
+void RowStore::forget_channels() {
+  if (channels_chosen_) return;
+  for (std::int64_t layer = 0; layer < std::ssize(sizes_); ++layer) {
+    if (size(layer) == 0 && !channels_.empty())
+      std::fill_n(channels(layer), kv_heads_ * head_dim_, 1.0F);
+  }
 }
 
 void RowStore::choose_channels_by(std::int64_t layer, const TensorView& keys) {
@@ -194,10 +198,7 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
   }
   reach_fault("store.append");
   choose_pages(start + tokens);
-  if (start == 0 && !channels_.empty() && !channels_chosen_) {
-    forget_channels(layer);
-    if (tokens >= least_for_channels) choose_channels_by(layer, keys);
-  }
+  if (start == 0 && !channels_.empty() && !channels_chosen_) choose_channels_by(layer, keys);
   // Alone: a caller may hold a device's lock.
   parallel_for_alone(kv_heads_ * tokens, append_grain, [&](std::int64_t begin, std::int64_t end) {
     thread_local std::vector<float> scratch;  // appending one token must not allocate

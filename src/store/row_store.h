@@ -59,8 +59,8 @@ class RowStore {
   /// Where the scales of a layer's channels lie, [kv_heads, head_dim], all 1 before the first
   /// tokens; for such a writer to choose before it puts any there. Null: keys have none.
   float* channels(std::int64_t layer) const;
-  /// They are all 1 again. REQUIRES: the layer has no tokens; channels(layer) is not null.
-  void forget_channels(std::int64_t layer);
+  /// Those that were chosen by tokens which have been taken back are 1 again, where none came since.
+  void forget_channels();
   /// Takes the scales of channels over, for good. REQUIRES: same shape and dtype, this empty.
   void use_channels(const RowStore& other);
   /// Whether these are the other's. REQUIRES: same shape and dtype.

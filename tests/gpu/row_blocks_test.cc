@@ -169,7 +169,7 @@ TEST(RowBlocks, ScalesOfChannelsAreTheHosts) {
     }
     const Stream stream;
     const DeviceArray<float> given(keys);
-    const DeviceArray<float> channels(std::vector<float>(heads * dim, 1.0F));
+    const DeviceArray<float> channels(std::vector<float>(heads * dim, 2.0F));  // of rows before
     choose_channels(given.data(), tokens, heads, dim, channels.data(), stream);
     const auto got = channels.read();
     for (std::int64_t h = 0; h < heads; ++h) {
