@@ -39,7 +39,8 @@ void unpack_blocks(const std::byte* from, std::int64_t head_bytes, std::int64_t 
                    __nv_bfloat16* out, std::int64_t head_stride, cudaStream_t stream);
 
 /// The scales of channels that suit the first tokens of a layer's keys [tokens, kv_heads,
-/// head_dim] (core/row_format.h): to channels, all 1 where the tokens are too few. REQUIRES: head_dim <= 256.
+/// head_dim] (core/row_format.h): to channels, all 1 where the tokens are too few. REQUIRES:
+/// head_dim <= 256.
 void choose_channels(const float* keys, std::int64_t tokens, std::int64_t kv_heads,
                      std::int64_t head_dim, float* channels, cudaStream_t stream);
 

@@ -141,31 +141,52 @@ TEST(Stopping, DensePrefillAsksTheMoreOftenTheMoreRowsThereAre) {
     EXPECT_GT(asked[chunk], static_cast<std::int64_t>(chunk)) << chunk;
 }
 
+/// A builder with the first half of a stream's tokens.
+class HalfPrefilled {
+ public:
+  HalfPrefilled() { attend(builder_, 0); }
+
+  void attend_rest() { attend(builder_, half); }
+
+  /// The second half is still to come, and gives what it gives one that nothing has befallen.
+  void expect_untouched() {
+    attend_rest();
+    const std::vector<float> got = out_;
+    ContextBuilder other(stream_.shape, {.capacity = stream_.total});
+    attend(other, 0);
+    attend(other, half);
+    EXPECT_EQ(got, out_);
+  }
+
+  std::int64_t tokens() const { return builder_.tokens(0); }
+
+ private:
+  static constexpr std::int64_t half = 1024;
+
+  void attend(ContextBuilder& to, std::int64_t begin) {
+    to.attend(stream_.step(0, begin, half, out_.data()));
+  }
+
+  const test::Stream stream_{
+      {.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16}, 2 * half, 1};
+  std::vector<float> out_ = std::vector<float>(static_cast<std::size_t>(half * stream_.q_width()));
+  ContextBuilder builder_{stream_.shape, {.capacity = stream_.total}};
+};
+
 TEST(Stopping, AStepOfAPrefillThatIsStoppedLeavesTheLayerAsItWas) {
-  const test::Stream stream({.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16}, 2048, 1);
-  ContextBuilder builder(stream.shape, {.capacity = stream.total});
-  std::vector<float> out(static_cast<std::size_t>(1024 * stream.q_width()));
-  builder.attend(stream.step(0, 0, 1024, out.data()));
+  HalfPrefilled prefill;
   for (const std::int64_t n : {1, 2, 7}) {
     const StopsAt stops(n);
-    EXPECT_THROW(builder.attend(stream.step(0, 1024, 1024, out.data())), Stopped);
-    EXPECT_EQ(builder.tokens(0), 1024);
+    EXPECT_THROW(prefill.attend_rest(), Stopped);
+    EXPECT_EQ(prefill.tokens(), 1024);
   }
-  std::vector<float> want(out.size());
-  ContextBuilder other(stream.shape, {.capacity = stream.total});
-  other.attend(stream.step(0, 0, 1024, want.data()));
-  other.attend(stream.step(0, 1024, 1024, want.data()));
-  builder.attend(stream.step(0, 1024, 1024, out.data()));
-  EXPECT_EQ(out, want);
+  prefill.expect_untouched();
 }
 
 #ifndef TOPKV_STD_THREADS  // of oneTBB's cancellation
 // As when the application's own loop, in whose body the step is taken, ends by an exception.
 TEST(Stopping, AStepWhoseTaskGroupIsCancelledLeavesTheLayerAsItWas) {
-  const test::Stream stream({.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16}, 2048, 1);
-  ContextBuilder builder(stream.shape, {.capacity = stream.total});
-  std::vector<float> out(static_cast<std::size_t>(1024 * stream.q_width()));
-  builder.attend(stream.step(0, 0, 1024, out.data()));
+  HalfPrefilled prefill;
   for (const std::int64_t n : {0, 1, 2, 7}) {
     oneapi::tbb::task_group_context group;
     const StopsAt stops(n, &group);
@@ -173,17 +194,12 @@ TEST(Stopping, AStepWhoseTaskGroupIsCancelledLeavesTheLayerAsItWas) {
         0, 1,
         [&](int) {
           if (n == 0) group.cancel_group_execution();
-          EXPECT_THROW(builder.attend(stream.step(0, 1024, 1024, out.data())), Stopped) << n;
+          EXPECT_THROW(prefill.attend_rest(), Stopped) << n;
         },
         group);
-    EXPECT_EQ(builder.tokens(0), 1024);
+    EXPECT_EQ(prefill.tokens(), 1024);
   }
-  std::vector<float> want(out.size());
-  ContextBuilder other(stream.shape, {.capacity = stream.total});
-  other.attend(stream.step(0, 0, 1024, want.data()));
-  other.attend(stream.step(0, 1024, 1024, want.data()));
-  builder.attend(stream.step(0, 1024, 1024, out.data()));
-  EXPECT_EQ(out, want);
+  prefill.expect_untouched();
 }
 #endif
 
