@@ -1,0 +1,66 @@
+#include "src/serve/common_fields.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "src/serve/problem.h"
+
+namespace topkv::serve {
+namespace {
+
+constexpr std::int64_t most_tokens = std::int64_t{1} << 40;
+
+std::vector<std::string> stops(Fields& fields) {
+  const BodyJson* value = fields.find("stop");
+  if (value == nullptr) return {};
+  const std::string expected =
+      fmt::format("a string or up to {}, each of 1 to {} bytes", max_stops, max_stop_bytes);
+  const std::vector<BodyJson> given =
+      value->is_array() ? value->get<std::vector<BodyJson>>() : std::vector<BodyJson>{*value};
+  if (given.size() > max_stops) fields.refuse("stop", *value, expected);
+  std::vector<std::string> stops;
+  for (const BodyJson& one : given) {
+    if (!one.is_string()) fields.refuse("stop", *value, expected);
+    stops.push_back(one.get<std::string>());
+    if (stops.back().empty() || stops.back().size() > max_stop_bytes)
+      fields.refuse("stop", *value, expected);
+  }
+  return stops;
+}
+
+}  // namespace
+
+void take_common(Fields& fields, AnswerRequest& request) {
+  AnswerOptions& options = request.options;
+  request.model = fields.text("model").value_or("");
+  request.context = fields.text("context").value_or("");
+  options.max_tokens = fields.integer("max_tokens", 1, INT64_MAX);  // --room says how many at most
+  options.temperature = fields.number("temperature", 0, 100);
+  options.top_p = fields.number("top_p", 0, 1, true);
+  options.top_k = fields.integer("top_k", -1, most_tokens);
+  if (options.top_k == -1) options.top_k = 0;  // as vLLM's clients turn it off
+  options.min_p = fields.number("min_p", 0, 1);
+  options.frequency_penalty = fields.number("frequency_penalty", -2, 2);
+  options.presence_penalty = fields.number("presence_penalty", -2, 2);
+  options.repetition_penalty = fields.number("repetition_penalty", 0, 10, true);
+  if (const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX))
+    options.seed = static_cast<std::uint64_t>(*seed);
+  options.stop = stops(fields);
+  options.choices = fields.integer("n", 1, max_choices).value_or(1);
+  request.stream = fields.flag("stream").value_or(false);
+  if (const BodyJson* more = fields.find("stream_options")) {
+    Fields of_stream(*more, "stream_options");
+    request.stream_usage = of_stream.flag("include_usage").value_or(false);
+    of_stream.done();
+    if (!request.stream)
+      throw Problem(
+          400,
+          fmt::format("{}: stream_options is for requests with \"stream\": true", request_body),
+          "stream_options");
+  }
+  fields.only("logit_bias", {BodyJson::object()});
+}
+
+}  // namespace topkv::serve

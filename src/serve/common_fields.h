@@ -1,0 +1,12 @@
+// What requests for completions and for chats have in common.
+#pragma once
+
+#include "src/serve/fields.h"
+#include "src/serve/request.h"
+
+namespace topkv::serve {
+
+/// Reads the fields that both kinds of requests have. Throws Problem (400).
+void take_common(Fields& fields, AnswerRequest& request);
+
+}  // namespace topkv::serve
