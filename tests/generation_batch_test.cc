@@ -125,6 +125,72 @@ TEST_F(Batch, APromptIsReadChunkByChunkWhileOthersAnswer) {
   EXPECT_EQ(batch.size(), 2);
 }
 
+TEST_F(Batch, AShortPromptIsReadBeforeTheRestOfALongOne) {
+  Session slow = session();
+  Session quick = session();
+  GenerationBatch batch(*model_);
+  std::int64_t read = 0;
+  bool answers = false;
+  batch.add(slow, prompt(1, 600),
+            {.max_tokens = 1, .progress = [&](const Progress& progress) { read = progress.done; }});
+  batch.step();
+  EXPECT_EQ(read, 256);
+  batch.add(quick, prompt(0, 300), {.max_tokens = 1}, [&](Token) { return answers = true; });
+  EXPECT_EQ(batch.next_prompt()->left, 300) << "fewer than 600 - 256";
+  batch.step();
+  EXPECT_EQ(batch.next_prompt()->left, 44);
+  batch.step();
+  EXPECT_TRUE(answers);
+  EXPECT_EQ(read, 256);
+  EXPECT_EQ(batch.next_prompt()->left, 600 - 256);
+  EXPECT_EQ(batch.next_prompt()->passed, 2);
+  batch.step();
+  EXPECT_EQ(read, 512);
+  EXPECT_EQ(batch.next_prompt()->passed, 0);
+  batch.step();
+  EXPECT_EQ(read, 600);
+  EXPECT_FALSE(batch.next_prompt());
+}
+
+TEST_F(Batch, ShortPromptsPassALongOneOverABoundedNumberOfTimes) {
+  Session slow = session();
+  std::vector<std::unique_ptr<Session>> quick;
+  GenerationBatch batch(*model_);
+  std::int64_t read = 0;
+  std::vector<std::int64_t> reads;  // numbers of the steps that read the long prompt
+  batch.add(slow, prompt(1, 600),
+            {.max_tokens = 1, .progress = [&](const Progress& progress) { read = progress.done; }});
+  std::map<GenerationBatch::Id, Finished> finished;
+  for (std::int64_t steps = 1; read < 600 && steps < 100; ++steps) {
+    quick.push_back(std::make_unique<Session>(session()));
+    batch.add(*quick.back(), prompt(steps, 3), {.max_tokens = 1});
+    const std::int64_t before = read;
+    collect(batch.step(), finished);
+    if (read > before) reads.push_back(steps);
+  }
+  EXPECT_EQ(reads, (std::vector<std::int64_t>{9, 18, 27}));
+  run_to_end(batch, finished);
+  EXPECT_EQ(finished.at(0).result.tokens, alone(prompt(1, 600), {.max_tokens = 1}).tokens);
+}
+
+TEST_F(Batch, AStepThatReadsNothingPassesPromptsOver) {
+  Session quick = session();
+  Session slow = session();
+  GenerationBatch batch(*model_);
+  std::int64_t tokens = 0;
+  batch.add(quick, prompt(0, 4), {.max_tokens = 20}, [&](Token) { return ++tokens > 0; });
+  batch.step();
+  batch.add(slow, prompt(1, 600), {.max_tokens = 1});
+  for (std::int64_t steps = 1; steps <= PromptTurn::most_passed; ++steps) {
+    batch.step(false);
+    EXPECT_EQ(tokens, 1 + steps) << "others go on";
+    EXPECT_EQ(batch.next_prompt()->left, 600);
+    EXPECT_EQ(batch.next_prompt()->passed, steps);
+  }
+  EXPECT_TRUE(batch.next_prompt()->before({.left = 1}));
+  EXPECT_FALSE(batch.next_prompt()->before({.left = 601, .passed = PromptTurn::most_passed + 1}));
+}
+
 TEST_F(Batch, OneThatIsRemovedKeepsWhatItHasAndTheOthersGoOn) {
   Session a = session();
   Session b = session();

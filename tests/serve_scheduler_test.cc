@@ -1,92 +1,25 @@
 // The scheduler and the list of contexts on the bundled model: what is answered together is what each answers alone,
 // what is too much is refused, and who is gone is answered no further.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <future>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "src/serve/contexts.h"
 #include "src/serve/kept_prompt.h"
-#include "src/serve/problem.h"
-#include "src/serve/scheduler.h"
 #include "src/serve/service.h"
+#include "tests/serving.h"
 #include "topkv/error.h"
-#include "topkv/model.h"
 
 namespace topkv::serve {
 namespace {
 
-using namespace std::chrono_literals;
-
-const Model& model() {
-  static const Model model = Model::load(TOPKV_SOURCE_DIR "/models/needle-14m");
-  return model;
-}
-
-std::string text_with(const std::string& number) {
-  std::string text;
-  for (int i = 0; i < 8; ++i) {
-    text += "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n";
-    if (i == 3) text += "One of the special magic numbers for quiet-river is: " + number + ".\n";
-  }
-  return text;
-}
-
-const std::string asked =
-    " What is the special magic number for quiet-river mentioned in the provided text? The special magic number for "
-    "quiet-river mentioned in the provided text is";
-
-RetrievalOptions retrieval() { return {.index = "exact", .window = 64}; }
-
-std::shared_ptr<const ServedContext> served(const std::string& number) {
-  const KeptPrompt kept = kept_prompt(model().tokenizer(), text_with(number));
-  return std::make_shared<const ServedContext>(ServedContext{
-      .name = "n" + number, .context = model().prefill(kept.tokens), .end = kept.end, .retrieval = retrieval()});
-}
-
-Question question_of(const std::shared_ptr<const ServedContext>& context, std::int64_t tokens,
-                     const std::string& prompt = asked) {
-  Question question;
-  question.context = context;
-  question.prompt = tokens_of_prompt(model().tokenizer(), context->end, {}, prompt);
-  question.options.max_tokens = tokens;
-  return question;
-}
-
-/// The text of one answer, waited for.
-std::string whole(Answer& answer) {
-  std::string text;
-  for (int i = 0; i < 6000 && !answer.finished(); ++i)
-    if (const std::optional<Event> event = answer.next(10ms)) text += event->text;
-  EXPECT_TRUE(answer.finished());
-  return text;
-}
-
-bool becomes_idle(const Scheduler& scheduler) {
-  for (int i = 0; i < 6000 && !scheduler.idle(); ++i) std::this_thread::sleep_for(10ms);
-  return scheduler.idle();
-}
-
-template <class Call>
-Problem problem_of(const Call& call) {
-  try {
-    call();
-  } catch (const Problem& problem) {
-    return problem;
-  }
-  ADD_FAILURE() << "no problem";
-  return {0, ""};
-}
-
-struct Serving {
-  PromisedMemory memory;
-  Metrics metrics;
-  Scheduler scheduler;
-  explicit Serving(SchedulerLimits limits = {}) : scheduler(model(), limits, memory, metrics) {}
-};
+using namespace test;
 
 TEST(ServeScheduler, AnswersTogetherWhatEachAnswersAlone) {
   const auto one = served("7281934");
@@ -104,6 +37,40 @@ TEST(ServeScheduler, AnswersTogetherWhatEachAnswersAlone) {
   EXPECT_EQ(serving.metrics.generated_tokens, 9 * 12);
   EXPECT_EQ(serving.metrics.running, 0);
   EXPECT_EQ(serving.memory.sessions, 0);
+}
+
+/// The order in which chunks of two prompts are read. The long prompt is asked first; the short one
+/// while the first chunk of the long one is read.
+std::vector<std::string> order_of_chunks(const std::shared_ptr<const ServedContext>& with_long,
+                                         const std::shared_ptr<const ServedContext>& with_short) {
+  std::promise<void> both;
+  const std::shared_future<void> asked = both.get_future().share();
+  std::vector<std::string> order;  // of the scheduler's thread, until the answers are whole
+  const auto question = [&](const char* name, const auto& context, std::size_t tokens) {
+    Question of = question_of(context, 2);
+    of.prompt.resize(tokens, of.prompt.front());
+    of.options.progress = [&, name, done = std::int64_t{0}](const Progress& progress) mutable {
+      asked.wait();
+      if (progress.done > std::exchange(done, progress.done))
+        order.push_back(fmt::format("{} {}", name, progress.done));
+    };
+    return of;
+  };
+  Serving serving;
+  const auto slow = serving.scheduler.ask(question("long", with_long, 300));
+  while (serving.metrics.running == 0) std::this_thread::sleep_for(1ms);
+  const auto quick = serving.scheduler.ask(question("short", with_short, 20));
+  both.set_value();
+  whole(*slow);
+  whole(*quick);
+  return order;
+}
+
+TEST(ServeScheduler, ReadsAShortPromptBeforeTheRestOfALongOne) {
+  const std::vector<std::string> want = {"long 256", "short 20", "long 300"};
+  const auto one = served("7281934");
+  EXPECT_EQ(order_of_chunks(one, one), want);
+  EXPECT_EQ(order_of_chunks(one, served("5520017")), want) << "over another context";
 }
 
 TEST(ServeScheduler, GivesEachChoiceASeedOfItsOwn) {

@@ -25,7 +25,7 @@ std::vector<GenerateResult> run_to_end(Generation& generation) {
     }
   };
   while (generation.reading() > 0) {
-    generation.read();
+    generation.read_in_order();
     collect();
   }
   while (true) {

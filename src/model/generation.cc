@@ -175,11 +175,39 @@ GenerationBatch::Id Generation::add(Session& session, std::span<const Token> pro
   return next_id_++;
 }
 
-void Generation::read() {
+bool PromptTurn::before(const PromptTurn& other) const {
+  const bool overdue = passed >= most_passed;
+  if (overdue != (other.passed >= most_passed)) return overdue;
+  if (overdue && passed != other.passed) return passed > other.passed;
+  return left < other.left;
+}
+
+void Generation::read_in_order() {
   const auto found = std::ranges::find_if(
       members_, [](const auto& one) { return one->stage == Answering::Stage::prompt; });
-  if (found == members_.end()) return;
-  Answering* const one = found->get();
+  if (found != members_.end()) read_chunk(**found);
+}
+
+Answering* Generation::next_to_read() const {
+  Answering* next = nullptr;
+  for (const auto& one : members_) {
+    if (one->stage != Answering::Stage::prompt) continue;
+    if (next == nullptr || one->turn().before(next->turn())) next = one.get();
+  }
+  return next;
+}
+
+void Generation::read_by_turns(bool reads) {
+  Answering* const next = reads ? next_to_read() : nullptr;
+  for (const auto& one : members_) {
+    if (one->stage != Answering::Stage::prompt) continue;
+    one->passed = one.get() == next ? 0 : one->passed + 1;
+  }
+  if (next != nullptr) read_chunk(*next);
+}
+
+void Generation::read_chunk(Answering& member) {
+  Answering* const one = &member;
   watching({&one, 1}, [&] {
     if (one->read == 0) model_.check_reach(one->length);
     const Stopwatch reading;

@@ -41,6 +41,10 @@ struct Answering {
   /// Bytes of rows that its session may yet take of what the machine has free; 0 where it has a
   /// budget of its own.
   std::int64_t bytes_to_come() const;
+  /// REQUIRES: the prompt is not read to its end.
+  PromptTurn turn() const {
+    return {.left = std::ssize(prompt) - static_cast<std::int64_t>(read), .passed = passed};
+  }
 
   GenerationBatch::Id id;
   Session* session;
@@ -56,6 +60,7 @@ struct Answering {
   Undo undo;
   double searched_before;
   Stage stage = Stage::prompt;
+  std::int64_t passed = 0;  // steps that read another prompt, since this one was read last
   Token next = 0;
   TokenLogprobs next_logprobs = {};  // where they are asked for
   GenerateResult result = {};
@@ -80,7 +85,10 @@ class Generation {
                           const GenerateOptions& options, TokenFn on_token, TextFn on_text);
 
   /// Reads a chunk of the first prompt that is not read, if there is one.
-  void read();
+  void read_in_order();
+  /// Reads a chunk of the prompt whose turn it is, if there is one and `reads`; counts that all
+  /// others were passed over.
+  void read_by_turns(bool reads);
   /// Feeds the last tokens of all that told one, together.
   void feed();
   /// Tells the tokens that are chosen.
@@ -92,9 +100,12 @@ class Generation {
   GenerateResult remove(GenerationBatch::Id id);
   std::span<const std::unique_ptr<Answering>> members() const { return members_; }
   std::int64_t reading() const;
+  /// The member whose prompt is to be read next; null: all prompts are read.
+  Answering* next_to_read() const;
   ForwardTimes times() const;
 
  private:
+  void read_chunk(Answering& one);
   /// Feeds the last tokens of some and chooses what follows.
   bool step_with_room();
   void step(std::span<Answering* const> those);

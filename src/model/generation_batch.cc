@@ -59,7 +59,7 @@ GenerationBatch::Id GenerationBatch::add(Session& session, std::span<const Token
   return impl_->generation.add(session, prompt, options, std::move(on_token), std::move(on_text));
 }
 
-std::vector<GenerationBatch::Finished> GenerationBatch::step() {
+std::vector<GenerationBatch::Finished> GenerationBatch::step(bool reads) {
   impl_->check_between_steps();
   Generation& generation = impl_->generation;
   std::vector<Finished> finished;
@@ -67,7 +67,7 @@ std::vector<GenerationBatch::Finished> GenerationBatch::step() {
   {
     const Stepping within(impl_->stepping);
     // Whose prompt ends here feeds its first token in the next step.
-    generation.read();
+    generation.read_by_turns(reads);
     generation.feed();
     generation.tell();
   }
@@ -82,6 +82,10 @@ GenerateResult GenerationBatch::remove(Id id) {
 
 std::int64_t GenerationBatch::size() const { return std::ssize(impl_->generation.members()); }
 std::int64_t GenerationBatch::reading() const { return impl_->generation.reading(); }
+std::optional<PromptTurn> GenerationBatch::next_prompt() const {
+  const Answering* const next = impl_->generation.next_to_read();
+  return next != nullptr ? std::optional(next->turn()) : std::nullopt;
+}
 ForwardTimes GenerationBatch::times() const { return impl_->generation.times(); }
 
 }  // namespace topkv

@@ -94,12 +94,13 @@ std::shared_ptr<Answer> Scheduler::ask(Question question) {
     lane.waiting.insert(lane.waiting.end(), std::make_move_iterator(seats.begin()),
                         std::make_move_iterator(seats.end()));
   };
-  if (const auto at = lanes_.find(asked->context.get()); at != lanes_.end()) {
-    take_place(*at->second);
+  const auto at = std::ranges::find(lanes_, asked->context, &Lane::context);
+  if (at != lanes_.end()) {
+    take_place(**at);
   } else {
     auto lane = std::make_unique<Lane>(model_, asked->context);
     take_place(*lane);
-    lanes_.emplace(asked->context.get(), std::move(lane));
+    lanes_.push_back(std::move(lane));
   }
   waiting_ += choices;
   metrics_.waiting = waiting_;
@@ -124,25 +125,26 @@ void Scheduler::run() {
     changed_.wait(lock, [&] { return ends_ || !lanes_.empty(); });
     if (ends_) break;
     lanes.clear();
-    for (const auto& [context, lane] : lanes_) {
+    for (const auto& lane : lanes_) {
       admit(*lane);
       lanes.push_back(lane.get());
     }
     count();
     lock.unlock();
     for (Lane* lane : lanes) {
+      drop_cancelled(*lane);
       start(*lane);
-      step(*lane);
     }
+    const Lane* const reads = next_to_read(lanes);
+    for (Lane* lane : lanes) step(*lane, lane == reads);
     lock.lock();
-    for (Lane* lane : lanes) {
-      if (!lane->waiting.empty() || !lane->admitted.empty() || !lane->running.empty()) continue;
-      lanes_.erase(lane->context.get());
-    }
+    std::erase_if(lanes_, [](const auto& lane) {
+      return lane->waiting.empty() && lane->admitted.empty() && lane->running.empty();
+    });
     count();
   }
   const Problem ended(503, "the server ended before the answer was whole", {}, "shutting_down");
-  for (const auto& [context, lane] : lanes_) {
+  for (const auto& lane : lanes_) {
     for (const auto* seats : {&lane->waiting, &lane->admitted})
       for (const auto& seat : *seats) seat->answer->fail(ended);
     for (const auto& seat : lane->running) {
@@ -234,18 +236,36 @@ void Scheduler::start(Lane& lane) {
   }
 }
 
-void Scheduler::step(Lane& lane) {
+/// Takes out those that nobody waits for any more.
+void Scheduler::drop_cancelled(Lane& lane) {
   std::erase_if(lane.running, [&](const std::unique_ptr<Seat>& seat) {
     if (!seat->answer->cancelled()) return false;
     lane.batch.remove(seat->id);
     return true;
   });
+}
+
+/// The lane whose prompt is read in this round: one of all lanes, so that a step of any lane waits
+/// for one chunk and no more. Null: all prompts are read.
+const Scheduler::Lane* Scheduler::next_to_read(const std::vector<Lane*>& lanes) {
+  const Lane* next = nullptr;
+  PromptTurn turn;
+  for (const Lane* lane : lanes) {
+    const std::optional<PromptTurn> of_lane = lane->batch.next_prompt();
+    if (!of_lane || (next != nullptr && !of_lane->before(turn))) continue;
+    next = lane;
+    turn = *of_lane;
+  }
+  return next;
+}
+
+void Scheduler::step(Lane& lane, bool reads) {
   if (lane.running.empty()) return;
   const Stopwatch watch;
   const std::int64_t sessions = lane.batch.size() - lane.batch.reading();
   std::vector<GenerationBatch::Finished> finished;
   try {
-    finished = lane.batch.step();
+    finished = lane.batch.step(reads);
   } catch (...) {  // which no answer is to blame for
     const Problem problem = current_problem();
     for (const auto& seat : lane.running) {
@@ -255,7 +275,7 @@ void Scheduler::step(Lane& lane) {
     lane.running.clear();
     return;
   }
-  metrics_.count_step(sessions, watch.seconds());
+  if (reads || sessions > 0) metrics_.count_step(sessions, watch.seconds());
   for (const GenerationBatch::Finished& one : finished) {
     const auto at =
         std::ranges::find(lane.running, one.id, [](const auto& seat) { return seat->id; });
@@ -277,7 +297,7 @@ void Scheduler::step(Lane& lane) {
 /// What runs, for all who ask. Under the mutex, between rounds.
 void Scheduler::count() {
   std::int64_t running = 0, promised = 0, bytes = 0;
-  for (const auto& [context, lane] : lanes_) {
+  for (const auto& lane : lanes_) {
     for (const auto& seat : lane->admitted) promised += seat->promised();
     for (const auto& seat : lane->running) {
       promised += seat->promised();

@@ -1,10 +1,10 @@
-// Answers requests in joint steps: those over one context together, contexts in turn. One thread
-// does all of it; the threads of the HTTP server only put questions and wait.
+// Answers requests in joint steps: those over one context together, contexts in turn. Of all
+// prompts one is read at a time, a chunk between two steps (PromptTurn). One thread does all of it;
+// the threads of the HTTP server only put questions and wait.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -59,7 +59,9 @@ class Scheduler {
   void admit(Lane& lane);
   void start(Lane& lane);
   GenerateOptions options_of(Seat& seat) const;
-  void step(Lane& lane);
+  static void drop_cancelled(Lane& lane);
+  static const Lane* next_to_read(const std::vector<Lane*>& lanes);
+  void step(Lane& lane, bool reads);
   void count();
 
   const Model& model_;
@@ -70,7 +72,7 @@ class Scheduler {
   std::condition_variable changed_;
   // Lanes come and go under the mutex, and so do answers that wait. Those that run are the
   // thread's, and it alone ends lanes.
-  std::map<const ServedContext*, std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // in the order of their first questions
   std::int64_t waiting_ = 0;
   bool running_ = false;  // some answer
   bool closed_ = false;
