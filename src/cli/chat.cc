@@ -23,6 +23,7 @@
 #include "src/cli/progress_bar.h"
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
+#include "src/core/common_tokens.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
 #include "topkv/error.h"

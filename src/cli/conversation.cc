@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/core/common_tokens.h"
+
 namespace topkv::cli {
 
 Conversation::Conversation(ChatTemplate chat, const Tokenizer& tokenizer, const std::string& system,
@@ -43,11 +45,6 @@ std::size_t Conversation::lasting(const std::vector<Token>& asked) const {
 // Special tokens, a BOS among them, are in the text already.
 std::vector<Token> Conversation::tokens_of(const std::vector<ChatMessage>& messages) const {
   return tokenizer_.encode(template_.render(messages, true));
-}
-
-std::size_t common_tokens(const std::vector<Token>& a, const std::vector<Token>& b) {
-  return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
-                                  a.begin());
 }
 
 }  // namespace topkv::cli

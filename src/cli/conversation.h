@@ -42,7 +42,4 @@ class Conversation {
   std::vector<ChatMessage> messages_;
 };
 
-/// How many tokens two texts begin with alike.
-std::size_t common_tokens(const std::vector<Token>& a, const std::vector<Token>& b);
-
 }  // namespace topkv::cli

@@ -28,6 +28,7 @@
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
+#include "src/core/common_tokens.h"
 #include "src/core/figures.h"
 #include "src/core/files.h"
 #include "src/serve/kept_prompt.h"
