@@ -83,7 +83,7 @@ class Client:
             self.close()
             return response.status, text, 0
         if body.get("stream"):
-            events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+            events = [event.removeprefix("data: ") for event in text.split("\n\n") if event and not event.startswith(":")]
             if events[-1] != "[DONE]":
                 return 0, text, 0
             chunks = [json.loads(event) for event in events[:-1]]

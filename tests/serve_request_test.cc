@@ -194,6 +194,13 @@ TEST(ServeResponse, LogprobsTellWhereTokensBegin) {
   EXPECT_EQ(json["choices"][0]["logprobs"]["tokens"][0], "b");
 }
 
+TEST(ServeResponse, CommentsTellHowFarAPromptIsRead) {
+  EXPECT_EQ(sse_comment({.total = 4300}), ": waiting in the queue\n\n");
+  EXPECT_EQ(sse_comment({.begun = true, .read = 512, .total = 4300}),
+            ": reading, 512 of 4300 tokens\n\n");
+  EXPECT_EQ(sse_comment({.begun = true, .read = 4300, .total = 4300}), ": answering\n\n");
+}
+
 TEST(ServeProblem, HasTheFormOfOpenAI) {
   const Json json = Json::parse(error_body({429, "a \"b\" \xff", "", "queue_full"}));
   EXPECT_EQ(json["error"]["type"], "rate_limit_error");

@@ -112,7 +112,7 @@ def streamed(server, path, body):
     """The events of a stream."""
     _, headers, text = server.request("POST", path, {**body, "stream": True})
     holds("a stream is server-sent events", headers["Content-Type"] == "text/event-stream")
-    events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+    events = [event.removeprefix("data: ") for event in text.split("\n\n") if event and not event.startswith(":")]
     holds("a stream ends with [DONE]", events[-1] == "[DONE]", events[-1])
     return [json.loads(event) for event in events[:-1]]
 

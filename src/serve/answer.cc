@@ -4,6 +4,19 @@
 
 namespace topkv::serve {
 
+void Answer::begin() {
+  {
+    const std::lock_guard lock(mutex_);
+    reading_.begun = true;
+  }
+  arrived_.notify_one();
+}
+
+void Answer::read(std::int64_t tokens) {
+  const std::lock_guard lock(mutex_);
+  reading_.read += tokens;
+}
+
 void Answer::put(Event event, std::int64_t tokens) {
   {
     const std::lock_guard lock(mutex_);
@@ -36,6 +49,11 @@ std::optional<Event> Answer::next(std::chrono::milliseconds wait) {
   return {};
 }
 
+void Answer::wait_for_begin(std::chrono::milliseconds wait) {
+  std::unique_lock lock(mutex_);
+  arrived_.wait_for(lock, wait, [&] { return reading_.begun || !events_.empty() || problem_; });
+}
+
 bool Answer::finished() const {
   const std::lock_guard lock(mutex_);
   return running_ == 0 && events_.empty();
@@ -44,6 +62,11 @@ bool Answer::finished() const {
 Usage Answer::usage() const {
   const std::lock_guard lock(mutex_);
   return usage_;
+}
+
+ReadingState Answer::reading() const {
+  const std::lock_guard lock(mutex_);
+  return reading_;
 }
 
 }  // namespace topkv::serve

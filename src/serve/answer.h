@@ -42,11 +42,25 @@ struct Usage {
   std::int64_t generated = 0;  ///< of all answers together
 };
 
+/// How far the prompts of a request are read, for a client that waits.
+struct ReadingState {
+  bool begun = false;      ///< one of the answers has left the queue
+  std::int64_t read = 0;   ///< tokens of the prompts of all answers
+  std::int64_t total = 0;  ///< tokens that they have
+};
+
 /// One thread puts, another takes; anybody may cancel.
 class Answer {
  public:
-  explicit Answer(std::size_t choices, Usage usage) : running_(choices), usage_(usage) {}
+  explicit Answer(std::size_t choices, Usage usage)
+      : running_(choices),
+        usage_(usage),
+        reading_{.total = static_cast<std::int64_t>(choices) * usage.prompt} {}
 
+  /// One of the answers has left the queue.
+  void begin();
+  /// More tokens of a prompt are read.
+  void read(std::int64_t tokens);
   /// Adds to what waits, unless nothing is in it. tokens: how many more were generated.
   void put(Event event, std::int64_t tokens);
   /// Ends all answers.
@@ -59,9 +73,13 @@ class Answer {
   /// The next event, where one comes in that time. Throws the Problem that ended it, once all that
   /// came before is taken.
   std::optional<Event> next(std::chrono::milliseconds wait);
+  /// Returns when an answer has left the queue, when there is an event or a problem, or after that
+  /// time.
+  void wait_for_begin(std::chrono::milliseconds wait);
   /// Whether all answers have ended and were taken.
   bool finished() const;
   Usage usage() const;
+  ReadingState reading() const;
 
  private:
   mutable std::mutex mutex_;
@@ -70,6 +88,7 @@ class Answer {
   std::optional<Problem> problem_;
   std::size_t running_;
   Usage usage_;
+  ReadingState reading_;
   std::atomic<bool> cancelled_ = false;
 };
 

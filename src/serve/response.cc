@@ -1,5 +1,7 @@
 #include "src/serve/response.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -91,6 +93,13 @@ Json head(const std::string& id, const char* object, std::int64_t created,
 }  // namespace
 
 std::string sse(const std::string& data) { return "data: " + data + "\n\n"; }
+
+std::string sse_comment(const ReadingState& reading) {
+  if (!reading.begun) return ": waiting in the queue\n\n";
+  if (reading.read < reading.total)
+    return fmt::format(": reading, {} of {} tokens\n\n", reading.read, reading.total);
+  return ": answering\n\n";
+}
 
 Responder::Responder(const AnswerRequest& request, std::string id, std::int64_t created,
                      std::string model)

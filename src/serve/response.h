@@ -13,6 +13,9 @@ namespace topkv::serve {
 
 /// One event of a stream.
 std::string sse(const std::string& data);
+/// A comment of a stream, which clients pass over: it shows them, and proxies between, that the
+/// connection lives while there is no event.
+std::string sse_comment(const ReadingState& reading);
 /// The last one.
 inline const std::string sse_done = "data: [DONE]\n\n";
 

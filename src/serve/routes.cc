@@ -49,6 +49,7 @@ struct Note {
   std::string context;
   Usage usage;
   bool gone = false;
+  int problem = 0;  // status of one that came after the response's
 };
 thread_local Note note;
 
@@ -105,47 +106,66 @@ std::string new_id(bool chat) {
 /// One answer on its way to a client.
 class Stream {
  public:
-  Stream(std::shared_ptr<Answer> answer, Responder responder, bool usage)
-      : answer_(std::move(answer)), responder_(std::move(responder)), usage_(usage) {}
+  using Clock = std::chrono::steady_clock;
+
+  Stream(std::shared_ptr<Answer> answer, Responder responder, bool usage,
+         std::chrono::milliseconds comment_every)
+      : answer_(std::move(answer)),
+        responder_(std::move(responder)),
+        usage_(usage),
+        comment_every_(comment_every) {}
   ~Stream() { answer_->cancel(); }  // nobody else waits for it
   Stream(const Stream&) = delete;   // cancels once
   Stream& operator=(const Stream&) = delete;
 
-  /// The next event; none where the client is gone, or at the end. Throws Problem.
-  std::optional<Event> next() {
-    while (!answer_->finished()) {
+  /// The next event; none where the client is gone, at the end, or when that time has come. Throws
+  /// Problem.
+  std::optional<Event> next(Clock::time_point until = Clock::time_point::max()) {
+    while (!answer_->finished() && Clock::now() < until) {
       if (HttpServer::connection().gone()) {  // however fast events come
         note.gone = true;
         break;
       }
-      if (std::optional<Event> event = answer_->next(moment)) return event;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+      if (std::optional<Event> event = answer_->next(std::min(moment, left))) return event;
     }
     note.usage = answer_->usage();
     return {};
   }
 
-  /// For a stream's first: before its status is sent.
-  void wait_for_first() { first_ = next(); }
+  /// Before a stream's status is sent: a problem that shows at once has its own. Throws Problem.
+  void wait_for_begin(std::chrono::milliseconds most) {
+    answer_->wait_for_begin(most);
+    first_ = answer_->next(std::chrono::milliseconds(0));
+  }
 
+  /// Sends the next event, or a comment where none comes.
   bool send(httplib::DataSink& sink) {
     const auto write = [&](const std::string& text) {
       return sink.write(text.data(), text.size());
     };
     try {
+      const std::optional<Event> event =
+          first_ ? std::exchange(first_, {}) : next(Clock::now() + comment_every_);
+      note.usage = answer_->usage();
       bool sent = true;
+      if (note.gone) return false;
+      if (!event && !answer_->finished()) {
+        sent = write(sse_comment(answer_->reading()));
+        if (!sent) note.gone = true;
+        return sent;
+      }
       if (std::exchange(opens_, false))
         for (const std::string& chunk : responder_.opening()) sent = sent && write(sse(chunk));
-      const std::optional<Event> event = first_ ? std::exchange(first_, {}) : next();
-      note.usage = answer_->usage();
       if (event) {
         sent = sent && write(sse(responder_.chunk(*event)));
         if (!sent) note.gone = true;
         return sent;
       }
-      if (note.gone) return false;
       if (usage_) sent = sent && write(sse(responder_.usage_chunk(answer_->usage())));
       sent = sent && write(sse_done);
     } catch (const Problem& problem) {  // too late for its status
+      note.problem = problem.status();
       write(sse(error_body(problem)));
     }
     sink.done();
@@ -163,20 +183,23 @@ class Stream {
   std::shared_ptr<Answer> answer_;
   Responder responder_;
   bool usage_;
+  std::chrono::milliseconds comment_every_;
   bool opens_ = true;
   std::optional<Event> first_;
 };
 
-void answer(Service& service, const AnswerRequest& request, Response& response) {
+void answer(Service& service, const ServerOptions& options, const AnswerRequest& request,
+            Response& response) {
   note.context = request.context;
   const auto stream = std::make_shared<Stream>(
       service.answer(request),
       Responder(request, new_id(request.chat), static_cast<std::int64_t>(std::time(nullptr)),
                 service.options().model_name),
-      request.stream_usage);
+      request.stream_usage, options.comment_every);
   if (request.stream) {
-    stream->wait_for_first();
+    stream->wait_for_begin(options.status_wait);
     response.set_header("Cache-Control", "no-cache");
+    response.set_header("X-Accel-Buffering", "no");  // nginx would hold events back
     response.set_chunked_content_provider(
         "text/event-stream",
         [stream](std::size_t, httplib::DataSink& sink) { return stream->send(sink); });
@@ -280,7 +303,7 @@ Problem unanswered(const Request& request, int status) {
 }
 
 void log(Service& service, const Request& request, const Response& response) {
-  const int status = note.gone ? client_gone : response.status;
+  const int status = note.gone ? client_gone : note.problem != 0 ? note.problem : response.status;
   const double seconds = note.watch.seconds();
   service.metrics().count_request(label_of(request.path), status, seconds);
   if (note.gone) ++service.metrics().disconnected;
@@ -349,18 +372,18 @@ void add_routes(HttpServer& server, Service& service, const ServerOptions& optio
   server.Get("/v1/models", [&service](const Request&, Response& response) {
     response.set_content(service.models(), json_type);
   });
-  server.Post("/v1/completions",
-              [&service](const Request&, Response& response, const httplib::ContentReader& reader) {
-                answered(response, [&] {
-                  answer(service, parse_completion(read_body(reader, max_request_bytes)), response);
-                });
-              });
-  server.Post("/v1/chat/completions",
-              [&service](const Request&, Response& response, const httplib::ContentReader& reader) {
-                answered(response, [&] {
-                  answer(service, parse_chat(read_body(reader, max_request_bytes)), response);
-                });
-              });
+  server.Post("/v1/completions", [&service, &options](const Request&, Response& response,
+                                                      const httplib::ContentReader& reader) {
+    answered(response, [&] {
+      answer(service, options, parse_completion(read_body(reader, max_request_bytes)), response);
+    });
+  });
+  server.Post("/v1/chat/completions", [&service, &options](const Request&, Response& response,
+                                                           const httplib::ContentReader& reader) {
+    answered(response, [&] {
+      answer(service, options, parse_chat(read_body(reader, max_request_bytes)), response);
+    });
+  });
 
   server.Get("/v1/contexts", [&service](const Request&, Response& response) {
     response.set_content(service.all_contexts(), json_type);

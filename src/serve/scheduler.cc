@@ -27,9 +27,15 @@ struct Scheduler::Seat {
   GenerationBatch::Id id = {};
   std::vector<ToldToken> logprobs;  // of tokens whose text has not come
   Stopwatch since_start;
+  std::int64_t read = 0;  // tokens of the prompt
   std::int64_t tokens = 0;
 
   std::int64_t bytes() const { return capacity * row_bytes; }
+  /// Lets those who wait know how far the prompt is read.
+  void tell_reading() {
+    const std::int64_t now = std::min(session->own_tokens(), std::ssize(question->prompt));
+    if (now > read) answer->read(now - std::exchange(read, now));
+  }
   /// Of those that are not committed.
   std::int64_t promised() const {
     return (capacity - (session ? session->own_tokens() : 0)) * row_bytes;
@@ -229,6 +235,7 @@ void Scheduler::start(Lane& lane) {
             return true;
           });
       metrics_.prompt_tokens += std::ssize(seat.question->prompt);
+      seat.answer->begin();
       lane.running.push_back(std::move(lane.admitted.front()));
     } catch (...) {
       seat.answer->fail(current_problem());
@@ -276,6 +283,7 @@ void Scheduler::step(Lane& lane, bool reads) {
     return;
   }
   if (reads || sessions > 0) metrics_.count_step(sessions, watch.seconds());
+  for (const auto& seat : lane.running) seat->tell_reading();
   for (const GenerationBatch::Finished& one : finished) {
     const auto at =
         std::ranges::find(lane.running, one.id, [](const auto& seat) { return seat->id; });
