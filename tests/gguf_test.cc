@@ -246,14 +246,39 @@ TEST_F(Gguf, PiecesAreMergedByTheirScores) {
         }
       },
       FileError(""), {"is inf; expected finite ones"});
-  expect(
-      [](auto& f) {
-        for (gguf::Value& value : f.values) {
-          if (value.key == "tokenizer.ggml.tokens")
-            value.content.replace(value.content.find("<0x41>"), 6, "<0x4!>");
-        }
-      },
-      Unsupported(""), {"no token for the byte 0x41", "byte_fallback"});
+}
+
+TEST_F(Gguf, BytesWithoutATokenAreUnknownOrLeftOut) {
+  // Of pieces: the unknown token stands for their characters, where there is one.
+  const fs::path path = root / "tests/fixtures/tokenizer/pieces.json";
+  gguf::File pieces = with_pieces(small(), json_of(path));
+  for (gguf::Value& value : pieces.values) {
+    if (value.key == "tokenizer.ggml.tokens")
+      value.content.replace(value.content.find("<0xF0>"), 6, "<0xF!>");
+  }
+  const Tokenizer bare = Tokenizer::load(write(pieces));
+  EXPECT_EQ(bare.encode("a\U0001F600"), bare.encode("a"));
+  EXPECT_NE(bare.left_out("a\U0001F600"), "");
+  pieces.set(gguf::number("tokenizer.ggml.unknown_token_id", 0));
+  const Tokenizer unknown = Tokenizer::load(write(pieces));
+  EXPECT_EQ(unknown.encode("a\U0001F600\U0001F600").back(), 0);
+  EXPECT_EQ(unknown.encode("a\U0001F600\U0001F600").size(), unknown.encode("a").size() + 1);
+  EXPECT_EQ(unknown.left_out("a\U0001F600"), "");
+
+  // Of bytes: they are left out, and an unknown token that is named stands for nothing, as in
+  // SmolLM2's own tokenizer.json.
+  gguf::File few = small();
+  gguf::add_tokenizer(
+      few,
+      {{"added_tokens", Json::array()},
+       {"model",
+        {{"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}, {"<|endoftext|>", 3}}}, {"merges", {"a b"}}}}},
+      "smollm");
+  few.set(gguf::number("tokenizer.ggml.unknown_token_id", 3));
+  const Tokenizer tokenizer = Tokenizer::load(write(few));
+  EXPECT_EQ(tokenizer.encode("ab\x04"), (std::vector<Token>{2}));
+  EXPECT_NE(tokenizer.left_out("ab\x04").find("1 byte of the text, left out: 0x04 (1)"),
+            std::string::npos);
 }
 
 TEST_F(Gguf, EveryNameOfAPreTokenizerThatIsKnownCutsText) {

@@ -3,8 +3,11 @@
 // many more is compared in bindings/tests/test_tokenizers.py.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <thread>
 
 #include "src/core/serde_number.h"
 #include "src/text/charsmap.h"
@@ -97,6 +100,116 @@ TEST_F(Pieces, BytesStandForUnknownCharactersWhereThereAreAll) {
   Utf8Stream stream;
   EXPECT_EQ(stream.push(tokenizer.bytes_of_token(8)), "");
   EXPECT_EQ(stream.push(tokenizer.bytes_of_token(9)), "è");
+}
+
+/// Of bytes: three letters, a space, the two bytes of "é", and no others.
+Json few_bytes() {
+  return {
+      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model",
+       {{"type", "BPE"},
+        {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}, {"Ã", 3}, {"©", 4}, {"Ġ", 5}, {"<unk>", 6}}},
+        {"merges", {"a b"}}}}};
+}
+
+TEST_F(Pieces, BytesWithoutATokenAreLeftOutAndToldOnce) {
+  std::vector<std::string> told;
+  const auto path = directory_.write("tokenizer.json", few_bytes().dump());
+  const Tokenizer tokenizer =
+      Tokenizer::load(path, [&](const std::string& warning) { told.push_back(warning); });
+  // What is left stands side by side, and is merged so.
+  for (int round = 0; round < 2; ++round) EXPECT_EQ(tokenizer.encode("ab é"), (Ids{2, 5, 3, 4}));
+  EXPECT_EQ(tokenizer.left_out("ab é"), "");
+  EXPECT_TRUE(told.empty());
+  const auto line = [&](std::string_view found) {
+    return path.string() + ": the vocabulary has no token for " + std::string(found);
+  };
+  const std::string two = line("3 bytes of the text, left out: 0x04 (2), 0xa8 (1)");
+  EXPECT_EQ(tokenizer.left_out("a\x04\x04"
+                               "bè"),
+            two);
+  EXPECT_TRUE(told.empty());  // asking is no loss
+  EXPECT_EQ(tokenizer.encode("a\x04\x04"
+                             "bè"),
+            (Ids{2, 3}));
+  EXPECT_EQ(told,
+            std::vector<std::string>{two + "; later texts lose such bytes without a warning"});
+  EXPECT_EQ(tokenizer.decode(Ids{2, 3}), "ab�");
+  EXPECT_EQ(tokenizer.encode("\x04"), Ids{});
+  EXPECT_EQ(tokenizer.encode("xx"
+                             "a\x04"),
+            Ids{0});
+  EXPECT_EQ(tokenizer.encode(repeated(70, "x") + "ab" + repeated(3, "è")), (Ids{2, 3, 3, 3}));
+  EXPECT_EQ(tokenizer.left_out("x"), line("1 byte of the text, left out: 0x78 (1)"));
+  // Each time, also of a word that was met before in the same text.
+  EXPECT_EQ(tokenizer.left_out(repeated(3, "a x")),
+            line("3 bytes of the text, left out: 0x78 (3)"));
+  EXPECT_EQ(
+      tokenizer.left_out("0123456789"),
+      line("10 bytes of the text, left out: 0x30 (1), 0x31 (1), 0x32 (1), 0x33 (1), 0x34 (1), "
+           "0x35 (1), 0x36 (1), 0x37 (1) and 2 more"));
+  EXPECT_EQ(told.size(), 1U);
+  EXPECT_EQ(load(few_bytes()).encode("\x04"), Ids{});  // nobody to tell
+}
+
+TEST_F(Pieces, AWarningThatThrowsEndsTheEncoding) {
+  const auto path = directory_.write("tokenizer.json", few_bytes().dump());
+  const Tokenizer tokenizer =
+      Tokenizer::load(path, [](const std::string&) { throw std::runtime_error("no losses"); });
+  EXPECT_THROW(tokenizer.encode("x"), std::runtime_error);
+  EXPECT_EQ(tokenizer.encode("xa"), Ids{0});
+}
+
+TEST_F(Pieces, OneOfManyThreadsTellsWhatIsLeftOut) {
+  std::atomic<int> told = 0;
+  const auto path = directory_.write("tokenizer.json", few_bytes().dump());
+  const Tokenizer tokenizer = Tokenizer::load(path, [&](const std::string&) { ++told; });
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { tokenizer.encode("ax"); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(told, 1);
+}
+
+TEST_F(Pieces, AnUnknownTokenStandsForBytesWithoutOne) {
+  Json json = few_bytes();
+  json["model"]["unk_token"] = "<unk>";
+  EXPECT_EQ(load(json).encode("ab \x04\x04 xa"), (Ids{2, 5, 6, 6, 5, 6, 0}));
+  EXPECT_EQ(load(json).encode("è\x04"), (Ids{3, 6, 6}));
+  EXPECT_EQ(load(json).left_out("è\x04"), "");
+  json["model"]["fuse_unk"] = true;
+  EXPECT_EQ(load(json).encode("ab \x04\x04 xa"), (Ids{2, 5, 6, 5, 6, 0}));
+  EXPECT_EQ(load(json).encode("è\x04"), (Ids{3, 6}));
+  json["model"]["byte_fallback"] = true;  // to which no byte of such a vocabulary falls back
+  EXPECT_EQ(load(json).encode("è\x04"), (Ids{3, 6}));
+}
+
+TEST_F(Pieces, AWordThatIsATokenAsAWholeLosesNothing) {
+  Json json = few_bytes();
+  json["model"]["ignore_merges"] = true;
+  json["model"]["vocab"]["aĄ"] = 7;
+  const Tokenizer tokenizer = load(json);
+  EXPECT_EQ(tokenizer.encode("a\x04"), Ids{7});
+  EXPECT_EQ(tokenizer.left_out("a\x04"), "");
+  EXPECT_NE(tokenizer.left_out("aa\x04"), "");
+}
+
+TEST_F(Pieces, CharactersThatAreNoPieceAreLeftOutWhereNothingStandsForThem) {
+  Json json = few_bytes();
+  json["pre_tokenizer"] = metaspace("never");
+  json["decoder"] = {{"type", "Sequence"},
+                     {"decoders", Json::array({{{"type", "ByteFallback"}}, metaspace("never")})}};
+  json["model"]["vocab"] = {{"a", 0},      {"b", 1},      {"ab", 2}, {"▁", 3},
+                            {"<0xC3>", 4}, {"<0xA8>", 5}, {"é", 6}};
+  EXPECT_EQ(load(json).encode("aèb"), Ids{2});
+  EXPECT_EQ(load(json).encode("é東"), Ids{6});
+  EXPECT_NE(load(json).left_out("é東").find(
+                "3 bytes of the text, left out: 0x9d (1), 0xb1 (1), 0xe6 (1)"),
+            std::string::npos);
+  json["model"]["byte_fallback"] = true;
+  EXPECT_EQ(load(json).encode("aèb"), (Ids{0, 4, 5, 1}));
+  EXPECT_EQ(load(json).encode("a東b"), Ids{2});
+  EXPECT_EQ(load(json).left_out("aèb"), "");
 }
 
 TEST_F(Pieces, MarksInFrontAreAsTheSchemeSays) {

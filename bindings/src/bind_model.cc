@@ -266,7 +266,8 @@ void bind_model(py::module_& module) {
           "or rounded to \"int8\" or \"int4\" while they are loaded; progress is called with a "
           "Progress; length: as of ModelConfig.load. Warns "
           "(warnings.warn) of what the configuration says and the network does not do, and, "
-          "once, when tokens go beyond the positions that the model was made for.")
+          "once each, when tokens go beyond the positions that the model was made for and when the "
+          "tokenizer leaves bytes of a text out.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
       .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
       .def_property_readonly("weights", [](const Model& self) { return name_of(self.weights()); })

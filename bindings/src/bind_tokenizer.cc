@@ -13,9 +13,15 @@ void bind_tokenizer(py::module_& module) {
       module, "Tokenizer",
       "BPE, of bytes or of SentencePiece's pieces, or Unigram, of a tokenizer.json or a "
       "GGUF file. Immutable; safe from many threads.")
-      .def_static("load", &Tokenizer::load, py::arg("tokenizer_json"), WithoutGil())
+      .def_static(
+          "load", [](const std::filesystem::path& file) { return Tokenizer::load(file, &warn); },
+          py::arg("tokenizer_json"), WithoutGil())
       .def("encode", &Tokenizer::encode, py::arg("text"), py::arg("add_special_tokens") = false,
-           WithoutGil(), "Token ids as the tokenizers library gives them.")
+           WithoutGil(),
+           "Token ids as the tokenizers library gives them. Bytes for which the vocabulary has no "
+           "token are left out, as there; the first text that loses some makes a UserWarning.")
+      .def("left_out", &Tokenizer::left_out, py::arg("text"), WithoutGil(),
+           "What encode leaves out of a text, in one line that names the bytes; empty: nothing.")
       .def(
           "decode",
           [](const Tokenizer& self, py::handle tokens) {

@@ -22,6 +22,7 @@
 #include "topkv/progress.h"
 #include "topkv/session.h"
 #include "topkv/tokenizer.h"
+#include "topkv/warning.h"
 
 namespace topkv {
 
@@ -227,10 +228,6 @@ struct DevicePlan {
   bool fits() const { return peak <= ceiling; }
 };
 
-/// Told, in one line, what does not stop the work but may spoil its result. From the thread that
-/// does the work; may throw, which ends it.
-using WarningFn = std::function<void(const std::string& warning)>;
-
 /// Attention of one layer: fills step.out, in the memory of the model's device.
 using AttendFn = std::function<void(const AttentionStep& step)>;
 
@@ -250,7 +247,8 @@ class Model {
   /// (int4: inputs that are no multiple of 32; int8 and int4: a checkpoint that is quantised
   /// already). on_warning is told the warnings of the configuration, of an output layer in the file
   /// that differs from the embedding that config.json ties it to (it is used, as transformers
-  /// does), and, once in the model's life, when tokens go beyond the model's reach.
+  /// does), and, once in the model's life each, when tokens go beyond the model's reach and when
+  /// its tokenizer leaves bytes of a text out.
   static Model load(const std::filesystem::path& model, const Device& device = {},
                     WarningFn on_warning = {}, const LoadOptions& options = {});
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "topkv/types.h"
+#include "topkv/warning.h"
 
 namespace topkv {
 
@@ -18,19 +19,25 @@ namespace topkv {
 /// threads.
 class Tokenizer {
  public:
+  /// on_warning is called once in the tokenizer's life, by the first encode that leaves bytes out.
   /// Throws FileError, or Unsupported naming the component.
-  static Tokenizer load(const std::filesystem::path& file);
+  static Tokenizer load(const std::filesystem::path& file, WarningFn on_warning = {});
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
   /// Token ids as the `tokenizers` library gives them. add_special_tokens: apply the
   /// post-processor's template (a BOS, usually). Text need not be valid UTF-8: bytes that are not
-  /// are read as U+FFFD, as Python's decoding with errors="replace" does.
+  /// are read as U+FFFD, as Python's decoding with errors="replace" does. Bytes for which the
+  /// vocabulary has no token are left out, as the library leaves them out: see left_out.
   /// Throws InvalidArgument for 512 MiB or more, FileError when a regular expression of the file
   /// takes too many steps on this text, or its normalizer and pre-tokenizer make more than 64 bytes
   /// for each byte of it and 65,536 more.
   std::vector<Token> encode(std::string_view text, bool add_special_tokens = false) const;
+  /// What encode leaves out of a text: one line that names the bytes, their number and the file.
+  /// Empty when the tokens stand for the whole text, which is so for nearly every vocabulary.
+  /// Throws as encode does.
+  std::string left_out(std::string_view text) const;
   /// The text of the tokens, as the library's decoder puts it together: without the space in front
   /// that encode puts there, if any; incomplete UTF-8 becomes U+FFFD. Special tokens, and ids that
   /// are no token, are left out.

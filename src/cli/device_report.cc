@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <memory>
+#include <mutex>
 
 #include "src/core/byte_text.h"
 #include "topkv/error.h"
@@ -56,9 +58,15 @@ Model load_model(const ModelFlags& flags, const Device& device, const PrefillFla
   }
   LoadOptions options{.weights = weights, .length = length};
   if (weights != WeightFormat::stored) options.progress = progress.callback("weights");
+  // Threads of a server warn at a time.
+  const auto one_at_a_time = std::make_shared<std::mutex>();
   Model model = Model::load(
       flags.directory, device,
-      [&progress](const std::string& warning) { progress.note(warning_line(warning)); }, options);
+      [&progress, one_at_a_time](const std::string& warning) {
+        const std::lock_guard lock(*one_at_a_time);
+        progress.note(warning_line(warning));
+      },
+      options);
   progress.finish();
   return model;
 }

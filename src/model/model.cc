@@ -40,7 +40,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
   if (const std::string line = Weights::settle_tie(*checkpoint, config); !line.empty()) warn(line);
   const auto path = tokenizer_path(dir);
   if (path) {
-    tokenizer = Tokenizer::load(*path);
+    tokenizer = Tokenizer::load(*path, on_warning);
     if (tokenizer->vocab_size() > config.vocab_size) {
       throw FileError(
           fmt::format("{}: the tokenizer has {} tokens, the model's vocabulary {}; they do not "

@@ -1,7 +1,5 @@
 #include "src/text/bpe.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cassert>
 #include <queue>
@@ -11,7 +9,6 @@
 #include "src/text/byte_allowance.h"
 #include "src/text/byte_level.h"
 #include "src/text/keyed_hash.h"
-#include "topkv/error.h"
 
 namespace topkv {
 namespace {
@@ -53,11 +50,7 @@ Bpe::Bpe(const Vocabulary& vocabulary, const Options& options)
     if (pieces_ && options.byte_fallback) {
       token = vocabulary.find(byte_piece(static_cast<unsigned char>(byte)));
     }
-    if (token >= 0 || never_in_utf8(byte) || (pieces_ && unknown_ >= 0)) continue;
-    throw Unsupported(fmt::format(
-        "model.vocab has no token for the byte 0x{:02x}; topkv runs {}", byte,
-        pieces_ ? "vocabularies with byte_fallback and a token for each, or with an unk_token"
-                : "byte-level vocabularies, which have one for each"));
+    complete_ = complete_ && (token >= 0 || never_in_utf8(byte) || unknown_ >= 0);
   }
 }
 
@@ -68,38 +61,66 @@ void Bpe::add_merge(Token left, Token right, Token merged, std::int32_t rank) {
   merge = {pair_of(left, right), rank, merged};
 }
 
-template <class Put>
-void Bpe::start(std::string_view piece, const Put& put) const {
-  if (pieces_) {
-    start_pieces(piece, put);
+template <class Known, class Bytes, class Missing>
+void Bpe::for_each_unit(std::string_view piece, const Known& known, const Bytes& in_bytes,
+                        const Missing& missing) const {
+  const auto token_of = [&](char byte) { return byte_tokens_[static_cast<unsigned char>(byte)]; };
+  if (!pieces_) {
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      const Token token = token_of(piece[i]);
+      if (token >= 0) {
+        known(token);
+      } else {
+        missing(piece.substr(i, 1));
+      }
+    }
     return;
   }
-  for (const char byte : piece) put(byte_tokens_[static_cast<unsigned char>(byte)]);
-}
-
-template <class Put>
-void Bpe::start_pieces(std::string_view piece, const Put& put) const {
-  // As the `tokenizers` library does it, an unknown token waits for a known one behind it, also
-  // where bytes come in between.
-  bool unknown = false;
-  const auto token_of = [&](char byte) { return byte_tokens_[static_cast<unsigned char>(byte)]; };
   while (!piece.empty()) {
     const Utf8Char next = first_utf8_char(piece);
     const std::string_view bytes = piece.substr(0, next.bytes);
     piece.remove_prefix(next.bytes);
-    const auto known = characters_.find(next.code_point);
-    if (known != characters_.end()) {
-      if (unknown) put(unknown_);
-      unknown = false;
-      put(known->second);
+    const auto character = characters_.find(next.code_point);
+    if (character != characters_.end()) {
+      known(character->second);
     } else if (std::ranges::all_of(bytes, [&](char byte) { return token_of(byte) >= 0; })) {
-      for (const char byte : bytes) put(token_of(byte));
+      in_bytes(bytes);
     } else {
-      if (unknown && !fuse_unknown_) put(unknown_);
-      unknown = true;
+      missing(bytes);
     }
   }
+}
+
+template <class Put>
+void Bpe::start(std::string_view piece, const Put& put) const {
+  // As the `tokenizers` library does it, an unknown token waits for a known one behind it, also
+  // where bytes come in between.
+  bool unknown = false;
+  for_each_unit(
+      piece,
+      [&](Token token) {
+        if (unknown) put(unknown_);
+        unknown = false;
+        put(token);
+      },
+      [&](std::string_view bytes) {
+        for (const char byte : bytes) put(byte_tokens_[static_cast<unsigned char>(byte)]);
+      },
+      [&](std::string_view) {
+        if (unknown_ < 0) return;
+        if (unknown && !fuse_unknown_) put(unknown_);
+        unknown = true;
+      });
   if (unknown) put(unknown_);
+}
+
+void Bpe::count_left_out(std::string_view piece, ByteCounts& counts) const {
+  if (complete_ || whole_words_.contains(piece)) return;
+  for_each_unit(
+      piece, [](Token) {}, [](std::string_view) {},
+      [&](std::string_view bytes) {
+        for (const char byte : bytes) ++counts[static_cast<unsigned char>(byte)];
+      });
 }
 
 void Bpe::grow() {
@@ -123,7 +144,7 @@ const Bpe::Merge& Bpe::find_merge(Token left, Token right) const {
 
 void Bpe::encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const {
   assert(piece.size() <= ByteAllowance::longest_text);
-  if (piece.size() == 1 && !pieces_) {
+  if (piece.size() == 1 && !pieces_ && byte_tokens_[static_cast<unsigned char>(piece[0])] >= 0) {
     out.push_back(byte_tokens_[static_cast<unsigned char>(piece[0])]);
     return;
   }
@@ -144,7 +165,7 @@ void Bpe::encode(std::string_view piece, WordCache& cache, std::vector<Token>& o
   } else {
     merge_long(piece, out);
   }
-  if (cached) cache.insert(piece, std::span(out).subspan(begin));
+  if (cached && out.size() > begin) cache.insert(piece, std::span(out).subspan(begin));
 }
 
 void Bpe::merge_short(std::string_view piece, std::vector<Token>& out) const {

@@ -18,19 +18,21 @@
 
 namespace topkv {
 
+/// How often each byte was found.
+using ByteCounts = std::array<std::int64_t, 256>;
+
 class Bpe {
  public:
   struct Options {
     bool ignore_merges = false;  ///< a piece that is a token as a whole becomes that (Llama 3)
-    // Of a vocabulary that is spelled in pieces, for characters that are no token:
-    bool byte_fallback = false;  ///< they become the tokens of their bytes, if there are all
-    Token unknown = -1;          ///< else this; -1: there is none
+    // For bytes, or characters of a vocabulary that is spelled in pieces, that are no token:
+    bool byte_fallback = false;  ///< characters become the tokens of their bytes, if there are all
+    Token unknown = -1;          ///< else this; -1: there is none, and they are left out
     bool fuse_unknown = false;   ///< those next to each other become one
   };
 
   /// What merges start from are bytes; where the vocabulary is spelled in pieces, characters.
-  /// Throws Unsupported when a byte that UTF-8 uses is no token, nor an unknown one stands for it:
-  /// the `tokenizers` library would drop it from the text.
+  /// REQUIRES: byte_fallback only of a vocabulary that is spelled in pieces.
   Bpe(const Vocabulary& vocabulary, const Options& options);
 
   /// The next merge to be learnt. A pair given again counts from its last place.
@@ -43,6 +45,11 @@ class Bpe {
   /// Appends the tokens of one piece. REQUIRES: it is at most ByteAllowance::longest_text bytes
   /// long.
   void encode(std::string_view piece, WordCache& cache, std::vector<Token>& out) const;
+
+  /// Whether every text has tokens for all that it is made of.
+  bool complete() const { return complete_; }
+  /// Adds the bytes of a piece for which encode appends no token.
+  void count_left_out(std::string_view piece, ByteCounts& counts) const;
 
  private:
   struct Merge {
@@ -58,13 +65,17 @@ class Bpe {
   /// Gives put each token that merges start from.
   template <class Put>
   void start(std::string_view piece, const Put& put) const;
-  template <class Put>
-  void start_pieces(std::string_view piece, const Put& put) const;
+  /// Cuts a piece into bytes or characters: known(token), in_bytes(bytes) where each has a token,
+  /// or missing(bytes).
+  template <class Known, class Bytes, class Missing>
+  void for_each_unit(std::string_view piece, const Known& known, const Bytes& in_bytes,
+                     const Missing& missing) const;
   void merge_short(std::string_view piece, std::vector<Token>& out) const;
   void merge_long(std::string_view piece, std::vector<Token>& out) const;
 
   std::array<Token, 256> byte_tokens_ = {};  // -1: none
   bool pieces_ = false;
+  bool complete_ = true;
   Token unknown_ = -1;
   bool fuse_unknown_ = false;
   std::unordered_map<char32_t, Token> characters_;  // that are tokens; of pieces

@@ -8,6 +8,7 @@
 
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
+#include "src/text/byte_level.h"
 #include "src/text/model_file.h"
 #include "topkv/error.h"
 
@@ -71,16 +72,33 @@ class Reader {
                          .byte_fallback = flag("byte_fallback"),
                          .fuse_unknown = flag("fuse_unk")};
     if (options.byte_fallback && !pieces) {
-      model.unsupported("byte_fallback", "byte-level vocabularies, which need none");
+      check_no_letter_falls_back(model);
+      options.byte_fallback = false;
     }
-    // With a token for each byte, as byte-level vocabularies have, nothing is unknown.
-    if (pieces && model.find("unk_token") != nullptr) {
-      options.unknown = vocabulary_.find(model.text("unk_token"));
+    const bool names_unknown = model.find("unk_token") != nullptr;
+    if (names_unknown) options.unknown = vocabulary_.find(model.text("unk_token"));
+    Bpe bpe(vocabulary_, options);
+    // The library fails as soon as a text needs it.
+    if (names_unknown && options.unknown < 0 && !bpe.complete()) {
+      model.fail("unk_token", "a token of model.vocab, which has none for some bytes");
     }
-    try {
-      return Bpe(vocabulary_, options);
-    } catch (const Unsupported& error) {
-      fail<Unsupported>(error.what());
+    return bpe;
+  }
+
+  /// Of a byte-level vocabulary: a byte without a token would become the tokens of the bytes that
+  /// its letter of the alphabet has in UTF-8, which no decoder puts together.
+  void check_no_letter_falls_back(const JsonObject& model) const {
+    for (int byte = 0; byte < 256; ++byte) {
+      const std::string letter = byte_level_letter(static_cast<unsigned char>(byte));
+      if (vocabulary_.find(letter) >= 0) continue;
+      if (std::ranges::all_of(letter, [&](char each) {
+            return vocabulary_.find(byte_piece(static_cast<unsigned char>(each))) >= 0;
+          })) {
+        model.unsupported("byte_fallback",
+                          fmt::format("it with a ByteLevel pre_tokenizer where no byte falls "
+                                      "back: give {} a token, or set it to false",
+                                      shown(letter)));
+      }
     }
   }
 

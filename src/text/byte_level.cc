@@ -1,5 +1,6 @@
 #include "src/text/byte_level.h"
 
+#include <algorithm>
 #include <array>
 
 #include "src/core/utf8.h"
@@ -39,6 +40,13 @@ std::optional<std::string> bytes_from_byte_level(std::string_view entry) {
     entry.remove_prefix(next.bytes);
   }
   return bytes;
+}
+
+std::string byte_level_letter(unsigned char byte) {
+  const auto* const found = std::ranges::find(byte_of, int{byte});
+  std::string letter;
+  append_utf8(static_cast<char32_t>(found - byte_of.begin()), letter);
+  return letter;
 }
 
 }  // namespace topkv

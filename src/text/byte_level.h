@@ -14,4 +14,7 @@ namespace topkv {
 /// alphabet. REQUIRES: entry is well-formed UTF-8.
 std::optional<std::string> bytes_from_byte_level(std::string_view entry);
 
+/// The character of the alphabet that a byte is written as.
+std::string byte_level_letter(unsigned char byte);
+
 }  // namespace topkv

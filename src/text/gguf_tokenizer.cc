@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <utility>
 
 #include "src/core/json_file.h"
 #include "src/core/printable.h"
@@ -194,6 +195,11 @@ class Translator {
                   {"normalizer", {{"type", "Sequence"}, {"normalizers", normalizers}}},
                   {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
                   {"model", {{"type", "BPE"}, {"byte_fallback", true}, {"merges", Json::array()}}}};
+    constexpr const char* unknown_key = "tokenizer.ggml.unknown_token_id";
+    if (file_.has(unknown_key)) {  // for characters of bytes that are no tokens
+      found.json["model"]["unk_token"] = named(unknown_key).first;
+      found.json["model"]["fuse_unk"] = true;
+    }
     found.json["model"]["vocab"] = std::move(vocabulary_);
     return found;
   }
@@ -206,12 +212,17 @@ class Translator {
     return merges;
   }
 
-  /// A token that the metadata names by its id, as a piece of a template.
+  /// Text and id of a token that the metadata names by its id.
+  std::pair<std::string, std::size_t> named(const char* id_key) const {
+    const auto id = static_cast<std::size_t>(
+        file_.integer(id_key, 0, static_cast<std::int64_t>(texts_.size()) - 1));
+    return {checked(texts_[id], tokens_key, id), id};
+  }
+
+  /// The same, as a piece of a template.
   Json piece(const char* id_key, Json& tokens) const {
-    const std::int64_t id = file_.integer(id_key, 0, static_cast<std::int64_t>(texts_.size()) - 1);
-    const std::string name =
-        checked(texts_[static_cast<std::size_t>(id)], tokens_key, static_cast<std::size_t>(id));
-    tokens[name] = {{"id", name}, {"ids", {static_cast<std::uint64_t>(id)}}};
+    const auto [name, id] = named(id_key);
+    tokens[name] = {{"id", name}, {"ids", {id}}};
     return {{"SpecialToken", {{"id", name}}}};
   }
 
