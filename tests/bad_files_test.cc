@@ -12,6 +12,7 @@
 
 #include "src/model/quantisation.h"
 #include "src/model/safetensors.h"
+#include "src/text/chat_template_files.h"
 #include "tests/fuzz/context_bytes.h"
 #include "tests/gguf_writer.h"
 #include "tests/small_llama.h"
@@ -19,6 +20,7 @@
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 #include "topkv/model.h"
+#include "topkv/tokenizer.h"
 
 namespace topkv {
 namespace {
@@ -195,14 +197,84 @@ TEST(BadFiles, LengthsOfHeadersOfTensors) {
        file(~std::uint64_t{0}, "{}"),
        {"header length", "18446744073709551615 bytes", "at most 100000000"}},
       {"a header of no bytes", file(0, ""), {"not valid JSON", "unexpected end", "expected"}},
-      {"a pointer",
-       "version https://git-lfs.github.com/spec/v1\n",
-       {"is a pointer of", "Git LFS", "the weights"}},
   };
   for (const auto& one : cases) {
     const auto path = folder.write("model.safetensors", one.bytes);
     expect_refused(
         one.name, path.string() + ": ", [&] { SafeTensors::open(folder.path()); }, one.parts);
+  }
+}
+
+/// What a checkpoint's files, and a context's, may be replaced by, and what the error says of it.
+struct Placeholder {
+  const char* bytes;
+  std::vector<std::string> parts;
+};
+const std::vector<Placeholder>& placeholders() {
+  static const std::vector<std::string> page = {"a web page", "HTML", "download the file again"};
+  static const std::vector<Placeholder> all = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 98989\n",
+       {"a pointer of", "Git LFS", "git lfs pull"}},
+      {"<!DOCTYPE html>\n<html lang=\"en\"><head><title>Sign in</title></head></html>\n", page},
+      {"\n\n  <HTML>", page},
+      {"\xEF\xBB\xBF<html\nclass=\"a\">", page},
+      {"<head><meta charset=\"utf-8\"></head>", page},
+      {"<?xml version=\"1.0\"?>\n<Error><Code>AccessDenied</Code></Error>",
+       {"XML", "a server", "download the file again"}}};
+  return all;
+}
+
+TEST(BadFiles, PlaceholdersOfFilesThatWereNotFetched) {
+  const std::filesystem::path needle =
+      std::filesystem::path(TOPKV_SOURCE_DIR) / "models/needle-14m";
+  const auto config = [](const auto& folder) { ModelConfig::load(folder); };
+  const auto weights = [](const auto& folder) { SafeTensors::open(folder); };
+  const auto chat = [](const auto& folder) { read_chat_template(folder); };
+  const struct {
+    const char* file;
+    std::function<void(const std::filesystem::path& folder)> load;
+  } files[] = {
+      {"config.json", config},
+      {"config.json", [](const auto& folder) { Quantisation::load(folder); }},
+      {"generation_config.json", config},
+      {"tokenizer.json", [](const auto& folder) { Tokenizer::load(folder / "tokenizer.json"); }},
+      {"model.safetensors", weights},
+      {"model.safetensors.index.json", weights},
+      {"model-00001-of-00002.safetensors", weights},
+      {"tokenizer_config.json", chat},
+      {"special_tokens_map.json", chat},
+      {"chat_template.jinja", chat},
+      {"additional_chat_templates/default.jinja", chat},
+      {"model.gguf", [](const auto& folder) { Model::load(folder / "model.gguf"); }},
+      {"model.gguf", [](const auto& folder) { ModelConfig::load(folder / "model.gguf"); }},
+      {"model.gguf", [](const auto& folder) { Tokenizer::load(folder / "model.gguf"); }},
+      {"model.gguf", [](const auto& folder) { read_chat_template(folder / "model.gguf"); }},
+      {"text.tkv", [](const auto& folder) { context_file_info(folder / "text.tkv"); }},
+  };
+  for (const auto& [name, load] : files) {
+    const std::string_view file = name;
+    const TempDirectory folder;
+    for (const char* whole : {"config.json", "tokenizer.json", "chat_template.jinja"})
+      std::filesystem::copy(needle / whole, folder.path());
+    if (file.starts_with("model-0"))
+      folder.write("model.safetensors.index.json",
+                   nlohmann::json{{"weight_map", {{"a", std::string(file)}}}}.dump());
+    std::filesystem::create_directories((folder.path() / file).parent_path());
+    for (const Placeholder& one : placeholders()) {
+      const auto path = folder.write(file, one.bytes);
+      expect_refused(
+          std::string(file) + " is " + one.bytes, path.string() + ": is ",
+          [&, &load = load] { load(folder.path()); }, one.parts);
+    }
+  }
+}
+
+TEST(BadFiles, TemplatesThatBeginWithAMarkAreNoPages) {
+  const TempDirectory folder;
+  for (const char* source : {"<|im_start|>{{ messages }}", "<s>[INST]", "<headline>{{ x }}",
+                             "<html_of>{{ x }}", "version {{ 1 }}"}) {
+    folder.write("chat_template.jinja", source);
+    EXPECT_EQ(read_chat_template(folder.path()).source, source);
   }
 }
 

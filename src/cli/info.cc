@@ -20,6 +20,7 @@
 #include "src/core/figures.h"
 #include "src/core/files.h"
 #include "src/core/gguf_file.h"
+#include "src/core/placeholder.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
 #include "topkv/memory_plan.h"
@@ -243,6 +244,7 @@ void check_kind(const std::string& model) {
   if (!std::filesystem::is_regular_file(model, error)) return;
   check_readable(model);
   if (begins_as_gguf(model)) return;
+  refuse_placeholder(model);
   throw FileError(
       fmt::format("{}: is neither a model nor a context; expected the directory of a model, a GGUF "
                   "file, or a file that topkv prefill wrote (FILE.tkv)",

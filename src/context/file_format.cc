@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "src/core/checksum.h"
+#include "src/core/placeholder.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
 
@@ -59,6 +60,7 @@ std::uint64_t header_checksum(const Header& header) {
 
 Header read_header(const ReadableFile& file) {
   Header header;
+  refuse_placeholder(file.path());
   if (file.bytes() < FileTable::header_bytes)
     fail(file, fmt::format("is no context file: it has {} bytes, a header alone has {}",
                            file.bytes(), FileTable::header_bytes));

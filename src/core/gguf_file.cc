@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "src/core/json_file.h"
+#include "src/core/placeholder.h"
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
 #include "topkv/error.h"
@@ -115,6 +116,8 @@ class GgufFile::Parser {
 
   void parse() {
     if (bytes_.size() < 4 || std::memcmp(bytes_.data(), "GGUF", 4) != 0) {
+      refuse_placeholder({reinterpret_cast<const char*>(bytes_.data()), bytes_.size()},
+                         out_.path());
       const std::string_view first(reinterpret_cast<const char*>(bytes_.data()),
                                    std::min<std::size_t>(bytes_.size(), 4));
       fail(

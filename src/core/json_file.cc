@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/core/mapped_file.h"
+#include "src/core/placeholder.h"
 #include "src/core/printable.h"
 #include "src/core/serde_number.h"
 #include "src/core/utf8.h"
@@ -173,7 +174,9 @@ Json parse_json(std::string_view text, const std::filesystem::path& file, JsonFl
 Json read_json_file(const std::filesystem::path& file, JsonFloats floats) {
   const MappedFile mapped = MappedFile::open(file);
   const auto bytes = mapped.bytes();
-  return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file, floats);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  refuse_placeholder(text, file);
+  return parse_json(text, file, floats);
 }
 
 std::string shown(const Json& value) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "src/core/json_file.h"
+#include "src/core/placeholder.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
 
@@ -38,6 +39,7 @@ class HeaderReader {
       : path_(path_text(path)), file_(file) {}
 
   SafeTensorsFile::Entries read() {
+    refuse_placeholder({reinterpret_cast<const char*>(file_.data()), file_.size()}, path_);
     const std::size_t header_bytes = header_length();
     const auto text = file_.subspan(length_bytes, header_bytes);
     data_ = file_.subspan(length_bytes + header_bytes);
@@ -71,12 +73,6 @@ class HeaderReader {
   std::size_t header_length() const {
     if (file_.size() < length_bytes) {
       fail(fmt::format("file has {} bytes", file_.size()), "a safetensors file, 8 bytes or more");
-    }
-    constexpr std::string_view pointer = "version https://git-lfs";
-    if (std::string_view(reinterpret_cast<const char*>(file_.data()), file_.size())
-            .starts_with(pointer)) {
-      fail("is a pointer of Git LFS, not what it points to",
-           "the weights: fetch them with git lfs pull");
     }
     std::uint64_t length = 0;
     for (std::size_t i = 0; i < length_bytes; ++i) {

@@ -12,6 +12,7 @@
 #include "src/core/gguf_file.h"
 #include "src/core/json_file.h"
 #include "src/core/mapped_file.h"
+#include "src/core/placeholder.h"
 #include "src/core/printable.h"
 #include "src/core/utf8.h"
 #include "src/text/gguf_tokenizer.h"
@@ -78,6 +79,7 @@ class Finder {
     if (const auto file = template_file(directory_)) {
       found.file = path_text(*file);
       found.source = read_regular_file(*file, max_template_bytes);
+      refuse_placeholder(found.source, *file);
       return;
     }
     const std::filesystem::path more = directory_ / several_templates;
