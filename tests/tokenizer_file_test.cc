@@ -168,7 +168,6 @@ TEST_F(TokenizerFile, OtherKindsOfTokenizerAreUnsupported) {
                               {"pre_tokenizer", "BertPreTokenizer"});
   expect_refused<Unsupported>(set("/model/type", "Unigram"), {"model.type", "Unigram"});
   expect_refused<Unsupported>(set("/model/type", "WordPiece"), {"model.type", "WordPiece"});
-  expect_refused<Unsupported>(set("/model/byte_fallback", true), {"byte_fallback"});
   expect_refused<Unsupported>(set("/model/dropout", 0.1), {"dropout"});
   expect_refused<Unsupported>(set("/model/end_of_word_suffix", "</w>"), {"end_of_word_suffix"});
   expect_refused<Unsupported>(set("/normalizer", {{"type", "NFKC"}}), {"normalizer", "NFKC"});
@@ -179,12 +178,6 @@ TEST_F(TokenizerFile, OtherKindsOfTokenizerAreUnsupported) {
   expect_refused<Unsupported>(set("/added_tokens/0/single_word", true), {"single_word"});
   expect_refused<Unsupported>(set("/pre_tokenizer/pretokenizers/0/behavior", "Kept"),
                               {"behavior", "Kept"});
-  expect_refused<Unsupported>(
-      [](Json& f) {
-        f["model"]["vocab"].erase("é");
-        f["model"]["merges"] = Json::array();
-      },
-      {"model.vocab", "0xe9"});
   expect_refused<Unsupported>(
       [](Json& f) {
         for (int i = 0; i < 100; ++i) {

@@ -184,6 +184,44 @@ TEST_F(Pieces, AnUnknownTokenStandsForBytesWithoutOne) {
   EXPECT_EQ(load(json).encode("è\x04"), (Ids{3, 6}));
 }
 
+TEST_F(Pieces, BytesAreReadBehindOtherStepsOfADecoder) {
+  // As transformers 5.17 saves the tokenizer of a GGUF file.
+  Json json = few_bytes();
+  const Json mark = {{"type", "Replace"}, {"pattern", {{"String", "▁"}}}, {"content", " "}};
+  json["decoder"] = {
+      {"type", "Sequence"},
+      {"decoders",
+       {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, mark, {{"type", "ByteLevel"}}}}};
+  const Tokenizer tokenizer = load(json);
+  const Ids ids = {2, 5, 3, 4, 3};
+  EXPECT_EQ(tokenizer.encode("ab éè"), ids);
+  EXPECT_EQ(tokenizer.decode(ids), "ab é�");
+  std::string bytes;
+  for (const Token id : ids) bytes += tokenizer.bytes_of_token(id);
+  EXPECT_EQ(bytes, "ab é\xC3");
+  // With a ByteLevel pre_tokenizer something reads bytes, once.
+  json["decoder"]["decoders"].erase(3);
+  const auto refused = [&] { load(json); };
+  const std::string file = (directory_.path() / "tokenizer.json").string();
+  expect_error<Unsupported>(refused, file + ": ", {"decoder.type", "ByteLevel, or a Sequence"});
+  json["decoder"]["decoders"] = {{{"type", "ByteLevel"}}, {{"type", "ByteLevel"}}};
+  expect_error<Unsupported>(refused, file + ": ", {"decoder.type", "ByteLevel, or a Sequence"});
+}
+
+TEST_F(Pieces, StepsBehindFuseReadTheTokensOfAStream) {
+  Json json = unigram();
+  const Json mark = {{"type", "Replace"}, {"pattern", {{"String", "▁"}}}, {"content", " "}};
+  const Json strip = {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}};
+  json["decoder"] = {{"type", "Sequence"},
+                     {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}, mark, strip}}};
+  const Tokenizer tokenizer = load(json);
+  const Ids ids = tokenizer.encode("ab ab");
+  EXPECT_EQ(tokenizer.decode(ids), "ab ab");
+  std::string bytes;
+  for (const Token id : ids) bytes += tokenizer.bytes_of_token(id);
+  EXPECT_EQ(bytes, " ab ab");
+}
+
 TEST_F(Pieces, AWordThatIsATokenAsAWholeLosesNothing) {
   Json json = few_bytes();
   json["model"]["ignore_merges"] = true;

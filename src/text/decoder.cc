@@ -8,6 +8,7 @@
 
 #include "src/core/json_file.h"
 #include "src/core/utf8.h"
+#include "src/text/byte_level.h"
 #include "src/text/vocabulary.h"
 
 namespace topkv {
@@ -64,6 +65,11 @@ std::vector<std::string> with_bytes_read(std::vector<std::string> contents) {
   return out;
 }
 
+/// A content that has other characters than letters of bytes stands for itself.
+std::string read_byte_level(const std::string& content) {
+  return bytes_from_byte_level(content).value_or(content);
+}
+
 std::string joined(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += part;
@@ -74,10 +80,15 @@ std::string joined(const std::vector<std::string>& parts) {
 
 class Decoder::Parser {
  public:
-  explicit Parser(const std::filesystem::path& file) : file_(file) {}
+  Parser(const std::filesystem::path& file, bool byte_level)
+      : file_(file), byte_level_(byte_level) {}
 
   std::vector<Step> parse(const Json& description) {
     component(description, "decoder.");
+    if (byte_level_ && std::ranges::count(steps_, Step::Kind::byte_level, &Step::kind) != 1) {
+      JsonObject(description, file_, "decoder.")
+          .unsupported("type", "ByteLevel, or a Sequence with one, with a ByteLevel pre_tokenizer");
+    }
     return std::move(steps_);
   }
 
@@ -103,6 +114,10 @@ class Decoder::Parser {
                         .drops_first = scheme != "never"});
     } else if (type == "ByteFallback") {
       steps_.push_back({.kind = Step::Kind::byte_fallback});
+    } else if (type == "ByteLevel" && byte_level_) {
+      fused_ = true;
+      grow(object, 1.5);  // two bytes of a letter become three of U+FFFD
+      steps_.push_back({.kind = Step::Kind::byte_level});
     } else if (type == "Fuse") {
       fused_ = true;
       steps_.push_back({.kind = Step::Kind::fuse});
@@ -138,24 +153,32 @@ class Decoder::Parser {
               .content = object.text("content")};
     if (step.pattern.empty()) choice.unsupported("String", "a text that is not empty");
     const auto bytes = [](const std::string& text) { return static_cast<double>(text.size()); };
-    growth_ *= std::max(1.0, bytes(step.content) / bytes(step.pattern));
-    if (step.pattern.size() > max_pattern_bytes || growth_ > max_growth) {
-      object.unsupported("content",
-                         "texts that are, in all steps together, at most four times as long as "
-                         "what they replace");
+    if (step.pattern.size() > max_pattern_bytes) {
+      choice.unsupported("String", fmt::format("at most {} bytes", max_pattern_bytes));
     }
+    grow(object, std::max(1.0, bytes(step.content) / bytes(step.pattern)));
     steps_.push_back(std::move(step));
   }
 
+  void grow(const JsonObject& object, double times) {
+    growth_ *= times;
+    if (growth_ <= max_growth) return;
+    object.unsupported(object.contains("content") ? "content" : "type",
+                       "texts that are, in all steps together, at most four times as long as "
+                       "what they replace");
+  }
+
   const std::filesystem::path& file_;
+  bool byte_level_;
   std::vector<Step> steps_;
   bool fused_ = false;
   double growth_ = 1;
 };
 
-Decoder Decoder::parse(const Json& description, const std::filesystem::path& file) {
+Decoder Decoder::parse(const Json& description, const std::filesystem::path& file,
+                       bool byte_level) {
   Decoder result;
-  result.steps_ = Parser(file).parse(description);
+  result.steps_ = Parser(file, byte_level).parse(description);
   return result;
 }
 
@@ -178,6 +201,10 @@ std::string Decoder::text(std::vector<std::string> contents) const {
       case Step::Kind::fuse:
         contents = {joined(contents)};
         break;
+      case Step::Kind::byte_level:
+        for (std::string& content : contents) content = read_byte_level(content);
+        contents = {replace_invalid_utf8(joined(contents))};
+        break;
       case Step::Kind::strip:
         for (std::string& content : contents) {
           content = stripped(content, step.pattern, step.start, step.stop);
@@ -190,17 +217,13 @@ std::string Decoder::text(std::vector<std::string> contents) const {
 
 std::string Decoder::bytes(std::string_view content) const {
   std::string text(content);
-  bool byte = false;  // and so no longer text
   for (const Step& step : steps_) {
-    if (byte) break;
     if (step.kind == Step::Kind::replace) text = replaced(text, step.pattern, step.content);
     if (step.kind == Step::Kind::metaspace) text = replaced(text, step.pattern, " ");
-    if (step.kind == Step::Kind::byte_fallback) {
-      const int value = byte_of_piece(text);
-      byte = value >= 0;
-      if (byte) text.assign(1, static_cast<char>(value));
-    }
-    if (step.kind == Step::Kind::fuse) break;  // what is behind it is of the whole text
+    if (step.kind == Step::Kind::byte_level) return read_byte_level(text);
+    if (step.kind != Step::Kind::byte_fallback) continue;  // Strip is of the whole text's ends
+    const int value = byte_of_piece(text);
+    if (value >= 0) return {static_cast<char>(value)};  // no longer text
   }
   return text;
 }

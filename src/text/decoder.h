@@ -14,13 +14,16 @@ namespace topkv {
 
 class Decoder {
  public:
-  /// Reads Replace (of a text), Metaspace, ByteFallback, Fuse, Strip (behind Fuse) and Sequences of
-  /// them. Throws FileError, or Unsupported naming the component; both begin with `file`.
-  static Decoder parse(const nlohmann::json& description, const std::filesystem::path& file);
+  /// Reads Replace (of a text), Metaspace, ByteFallback, Fuse, Strip (behind Fuse), ByteLevel and
+  /// Sequences of them. byte_level: whether contents are spelled in the byte-level alphabet; a
+  /// ByteLevel reads them then, and is refused else. Throws FileError, or Unsupported naming the
+  /// component; both begin with `file`.
+  static Decoder parse(const nlohmann::json& description, const std::filesystem::path& file,
+                       bool byte_level);
 
   /// The text of tokens with these contents, at most four times as long as they, as the
-  /// `tokenizers` library puts it together: bytes in a row that are no UTF-8 become one U+FFFD
-  /// each.
+  /// `tokenizers` library puts it together. Bytes in a row that are no UTF-8 become U+FFFD: each of
+  /// a ByteFallback's, each incomplete character of a ByteLevel's.
   std::string text(std::vector<std::string> contents) const;
 
   /// What one token adds to a text that has begun: its bytes, which may be part of a character.
@@ -28,7 +31,7 @@ class Decoder {
 
  private:
   struct Step {
-    enum class Kind { replace, metaspace, byte_fallback, fuse, strip };
+    enum class Kind { replace, metaspace, byte_fallback, fuse, strip, byte_level };
     Kind kind;
     std::string pattern = {};  // replace: not empty; metaspace, strip: one character
     std::string content = {};  // replace

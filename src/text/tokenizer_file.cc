@@ -32,7 +32,9 @@ class Reader {
     Normalizer normalizer = Normalizer::parse(value("normalizer"), file_);
     PreTokenizer pre_tokenizer = PreTokenizer::parse(value("pre_tokenizer"), file_);
     const bool byte_level = pre_tokenizer.byte_level();
-    if (!byte_level) vocabulary_ = Vocabulary(piece_decoder());
+    vocabulary_ =
+        Vocabulary(byte_level ? Vocabulary::Spelling::byte_level : Vocabulary::Spelling::pieces,
+                   decoder(byte_level));
     TokenModel model = read_model(byte_level);
     TokenizerParts parts{{}, std::move(normalizer), {}, std::move(pre_tokenizer), std::move(model),
                          {}, Vocabulary()};
@@ -64,21 +66,20 @@ class Reader {
     throw E(fmt::format("{}: {}", path_text(file_), message));
   }
 
-  Decoder piece_decoder() const {
-    // Without one the library puts spaces between the tokens.
+  /// Nothing where a byte-level vocabulary is to be put together.
+  std::optional<Decoder> decoder(bool byte_level) const {
     if (root_.find("decoder") == nullptr) {
+      if (byte_level) return {};
+      // Without one the library puts spaces between the tokens.
       root_.unsupported("decoder", "null with a ByteLevel pre_tokenizer only");
     }
-    return Decoder::parse(value("decoder"), file_);
+    const Json& description = value("decoder");
+    if (byte_level && JsonObject(description, file_, "decoder.").text("type") == "ByteLevel")
+      return {};
+    return Decoder::parse(description, file_, byte_level);
   }
 
   TokenModel read_model(bool byte_level) {
-    if (byte_level && root_.find("decoder") != nullptr) {  // null: bytes are put together as well
-      const JsonObject decoder(value("decoder"), file_, "decoder.");
-      if (decoder.text("type") != "ByteLevel") {
-        decoder.unsupported("type", "ByteLevel with a ByteLevel pre_tokenizer");
-      }
-    }
     const Json* description = root_.find("model");
     if (description == nullptr) root_.fail("model", "an object");
     const JsonObject model(*description, file_, "model.");

@@ -25,10 +25,9 @@ bool Vocabulary::add(const std::string& content, Token token) {
   const auto [entry, is_new] = ids_.emplace(content, token);
   if (!is_new) return false;
   if (index >= tokens_.size()) tokens_.resize(index + 1);
-  tokens_[index] = {&entry->first, false,
-                    spelling_ == Spelling::pieces
-                        ? decoder_.bytes(content)
-                        : bytes_from_byte_level(content).value_or(content)};
+  tokens_[index] = {
+      &entry->first, false,
+      decoder_ ? decoder_->bytes(content) : bytes_from_byte_level(content).value_or(content)};
   return true;
 }
 
@@ -54,14 +53,14 @@ const std::string& Vocabulary::bytes(Token token) const {
 }
 
 std::string Vocabulary::text(std::span<const Token> tokens) const {
-  if (spelling_ == Spelling::pieces) {
+  if (decoder_) {
     std::vector<std::string> contents;
     for (const Token token : tokens) {
       if (!contains(token)) continue;
       const Entry& entry = tokens_[static_cast<std::size_t>(token)];
       if (!entry.special) contents.push_back(*entry.content);
     }
-    return decoder_.text(std::move(contents));
+    return decoder_->text(std::move(contents));
   }
   std::string all;
   for (const Token token : tokens) all += bytes(token);

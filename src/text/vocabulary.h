@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,11 +41,12 @@ class Vocabulary {
   /// How contents stand for bytes.
   enum class Spelling : std::uint8_t {
     byte_level,  ///< in the byte-level alphabet of GPT-2; what cannot be read so stands for itself
-    pieces,      ///< as the decoder says
+    pieces,      ///< in characters, as the decoder says
   };
   Vocabulary() = default;
-  explicit Vocabulary(Decoder decoder)
-      : spelling_(Spelling::pieces), decoder_(std::move(decoder)) {}
+  /// decoder: nothing: contents are spelled in the byte-level alphabet and put together.
+  Vocabulary(Spelling spelling, std::optional<Decoder> decoder)
+      : spelling_(spelling), decoder_(std::move(decoder)) {}
 
   ~Vocabulary() = default;
   Vocabulary(Vocabulary&&) noexcept = default;
@@ -83,7 +85,7 @@ class Vocabulary {
     std::string bytes;
   };
   Spelling spelling_ = Spelling::byte_level;
-  Decoder decoder_;
+  std::optional<Decoder> decoder_;
   TokenMap ids_;
   std::vector<Entry> tokens_;  // by id
 };
