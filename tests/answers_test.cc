@@ -178,6 +178,61 @@ TEST_F(Answers, LogprobsAreOfTheModelsOwnDistribution) {
   EXPECT_TRUE(ask({.max_tokens = 3}).logprobs.empty());
 }
 
+TEST_F(Answers, PromptsHaveLogprobsOfTheirOwnTokensHoweverTheyAreCut) {
+  std::string text = " The sun is";
+  while (tokens_of(text).size() < 300)
+    text += " yellow. Here we go. There and back again. The sun is";
+  for (const std::string& asked : {text, std::string(" The sun is"), std::string(" The")}) {
+    const std::vector<Token> prompt = tokens_of(asked);
+    Session fed(context_);
+    const auto logits = bundled().logits(fed, prompt);
+    const auto width = static_cast<std::size_t>(bundled().config().vocab_size);
+    Session session(context_);
+    std::vector<Token> told;
+    const GenerateResult result = bundled().generate(
+        session, prompt,
+        {.max_tokens = 0, .prompt_logprobs = 2, .on_prompt_logprobs = [&](const auto& one) {
+           told.push_back(one.chosen.token);
+         }});
+    EXPECT_EQ(told, std::vector<Token>(prompt.begin() + 1, prompt.end()));
+    ASSERT_EQ(result.prompt_logprobs.size(), prompt.size() - 1);
+    for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
+      const float* row = logits.data() + i * width;
+      double sum = 0;
+      for (std::size_t t = 0; t < width; ++t) sum += std::exp(double{row[t]});
+      const TokenLogprobs& got = result.prompt_logprobs[i];
+      EXPECT_EQ(got.chosen.token, prompt[i + 1]);
+      EXPECT_NEAR(got.chosen.logprob, row[prompt[i + 1]] - std::log(sum), 1e-3);
+      ASSERT_EQ(got.top.size(), 2U);
+      EXPECT_NEAR(got.top[0].logprob, *std::max_element(row, row + width) - std::log(sum), 1e-3);
+    }
+  }
+  EXPECT_TRUE(ask({.max_tokens = 1, .logprobs = 0}).prompt_logprobs.empty());
+}
+
+TEST_F(Answers, ThatEndWithAnEndTokenHaveItsLogprob) {
+  const Token end = bundled().config().eos.at(0);
+  const GenerateResult result =
+      ask({.max_tokens = 4, .sampling = {.logit_bias = {{end, 100}}}, .logprobs = 1});
+  EXPECT_EQ(result.finish, Finish::end_token);
+  EXPECT_TRUE(result.tokens.empty());
+  ASSERT_TRUE(result.end_logprobs);
+  EXPECT_EQ(result.end_logprobs->chosen.token, end);
+  EXPECT_LT(result.end_logprobs->chosen.logprob, result.end_logprobs->top.at(0).logprob)
+      << "of the model's own distribution, before the bias";
+  EXPECT_FALSE(ask({.max_tokens = 4, .logprobs = 1}).end_logprobs);
+}
+
+TEST_F(Answers, BiasesChooseAndForbidTokensInGreedyAnswersToo) {
+  const Token first = ask({.max_tokens = 1}).tokens.at(0);
+  const GenerateResult without =
+      ask({.max_tokens = 8, .sampling = {.logit_bias = {{first, -100}}}});
+  EXPECT_EQ(std::ranges::count(without.tokens, first), 0);
+  const Token other = first == 70 ? 71 : 70;
+  const GenerateResult only = ask({.max_tokens = 5, .sampling = {.logit_bias = {{other, 100}}}});
+  EXPECT_EQ(only.tokens, std::vector<Token>(5, other));
+}
+
 TEST_F(Answers, OfABatchHaveOptionsOfTheirOwn) {
   const std::string whole = ask({.max_tokens = 16, .stop = {"not there"}}).text;
   const GenerateOptions different[] = {
@@ -185,7 +240,9 @@ TEST_F(Answers, OfABatchHaveOptionsOfTheirOwn) {
       {.max_tokens = 12, .logprobs = 2},
       {.max_tokens = 14, .sampling = {.repetition_penalty = 1.4}},
       {.max_tokens = 10, .sampling = {.temperature = 1, .seed = 5, .min_p = 0.2}},
-      {.max_tokens = 9, .sampling = {.frequency_penalty = 0.8, .presence_penalty = 0.5}}};
+      {.max_tokens = 9,
+       .sampling = {.frequency_penalty = 0.8, .presence_penalty = 0.5},
+       .prompt_logprobs = 1}};
   std::vector<Session> sessions;
   for (int i = 0; i < 5; ++i) sessions.emplace_back(context_);
   GenerationBatch batch(bundled());
@@ -199,6 +256,7 @@ TEST_F(Answers, OfABatchHaveOptionsOfTheirOwn) {
       EXPECT_EQ(result.tokens, want.tokens) << id;
       EXPECT_EQ(result.text, want.text);
       EXPECT_EQ(result.finish, want.finish);
+      EXPECT_EQ(result.prompt_logprobs.size(), want.prompt_logprobs.size());
       ASSERT_EQ(result.logprobs.size(), want.logprobs.size());
       for (std::size_t n = 0; n < want.logprobs.size(); ++n)
         EXPECT_NEAR(result.logprobs[n].chosen.logprob, want.logprobs[n].chosen.logprob, 1e-3);
@@ -240,6 +298,9 @@ TEST_F(Answers, OptionsThatCannotBeAreRefused) {
   EXPECT_THROW(ask({.logprobs = 21}), InvalidArgument);
   EXPECT_THROW(ask({.logprobs = -2}), InvalidArgument);
   EXPECT_THROW(ask({.before = {-1}}), InvalidArgument);
+  EXPECT_THROW(ask({.prompt_logprobs = 21}), InvalidArgument);
+  for (const Token token : {Token{-1}, static_cast<Token>(bundled().config().vocab_size)})
+    EXPECT_THROW(ask({.sampling = {.logit_bias = {{token, 1}}}}), InvalidArgument);
   const TempDirectory temp;
   temp.write("config.json", config_of({}).dump());
   temp.write("model.safetensors", file_of(random_tensors({})));

@@ -60,6 +60,25 @@ TEST(Sampler, PenaltiesAreSubtractedAndDivided) {
   for (Token t = 0; t < 5; ++t) EXPECT_NEAR(shares.at(t), std::exp(want[t]) / total, 1e-6) << t;
 }
 
+TEST(Sampler, BiasesAreAddedBeforePenalties) {
+  const std::vector<float> logits = {2, -1, 0.5F, 3};
+  Sampler sampler({.temperature = 1,
+                   .repetition_penalty = 2,
+                   .logit_bias = {{0, -5}, {1, 2}, {1, 0.5}, {3, -10}}});
+  sampler.read(std::vector<Token>{0, 1}, 4);
+  const double want[] = {(2 - 5) * 2.0, (-1 + 2 + 0.5) / 2, 0.5, 3 - 10};
+  double total = 0;
+  for (const double x : want) total += std::exp(x);
+  const auto shares = distribution(sampler, logits);
+  for (Token t = 0; t < 4; ++t) EXPECT_NEAR(shares.at(t), std::exp(want[t]) / total, 1e-6) << t;
+  Sampler greedy({.logit_bias = {{1, 4.5}}});
+  EXPECT_TRUE(greedy.needs_logits());
+  EXPECT_EQ(greedy.sample(logits), 1);
+  const double infinite = std::numeric_limits<double>::infinity();
+  EXPECT_THROW(Sampler({.logit_bias = {{0, infinite}}}), InvalidArgument);
+  EXPECT_THROW(Sampler({.logit_bias = {{0, std::nan("")}}}), InvalidArgument);
+}
+
 TEST(Sampler, GreedyIsPenalisedToo) {
   Sampler sampler({.repetition_penalty = 2});
   EXPECT_TRUE(sampler.needs_logits());

@@ -123,6 +123,9 @@ TEST(Tokenizer, SpecialTokensAreFoundAndLeftOutOfDecodedText) {
   EXPECT_EQ(tokenizer.encode("<|bos|>").front(), 0);
   EXPECT_EQ(tokenizer.decode(tokenizer.encode("a<|eos|>b")), "ab");
   EXPECT_EQ(tokenizer.bytes_of_token(1), "");
+  EXPECT_EQ(tokenizer.content_of_token(0), "<|bos|>");
+  const Token the = tokenizer.encode(" The").front();
+  EXPECT_EQ(tokenizer.find(tokenizer.content_of_token(the)), the);
 }
 
 TEST(Tokenizer, IdsOutsideTheVocabularyDecodeToNothing) {
@@ -130,6 +133,7 @@ TEST(Tokenizer, IdsOutsideTheVocabularyDecodeToNothing) {
   const std::vector<Token> ids = {-1, 4096, INT32_MAX, INT32_MIN};
   EXPECT_EQ(tokenizer.decode(ids), "");
   EXPECT_EQ(tokenizer.bytes_of_token(-1), "");
+  for (const Token id : ids) EXPECT_EQ(tokenizer.content_of_token(id), "");
 }
 
 TEST(Tokenizer, InvalidUtf8IsReadAsReplacementCharacters) {

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <deque>
+#include <map>
 
 #include "bindings/src/handles.h"
 #include "bindings/src/progress.h"
@@ -27,7 +28,16 @@ struct Asked {
   std::optional<std::int64_t> logprobs;
   py::object before;
   py::object progress;
+  std::optional<std::map<Token, double>> logit_bias;
+  std::optional<std::int64_t> prompt_logprobs;
 };
+
+std::vector<TokenBias> biases_of(const std::optional<std::map<Token, double>>& asked) {
+  std::vector<TokenBias> biases;
+  if (asked)
+    for (const auto& [token, bias] : *asked) biases.push_back({token, bias});
+  return biases;
+}
 
 /// Warns where the model has a say in how it is sampled, and says what topkv does not have.
 GenerateOptions options_of(const Model& model, const Asked& asked) {
@@ -44,11 +54,13 @@ GenerateOptions options_of(const Model& model, const Asked& asked) {
                    .min_p = asked.min_p.value_or(own.min_p),
                    .repetition_penalty = asked.repetition_penalty.value_or(own.repetition_penalty),
                    .frequency_penalty = asked.frequency_penalty,
-                   .presence_penalty = asked.presence_penalty},
+                   .presence_penalty = asked.presence_penalty,
+                   .logit_bias = biases_of(asked.logit_bias)},
       .progress = progress_of(asked.progress),
       .stop = asked.stop,
       .logprobs = asked.logprobs.value_or(-1),
-      .before = asked.before.is_none() ? std::vector<Token>() : tokens_of(asked.before, "before")};
+      .before = asked.before.is_none() ? std::vector<Token>() : tokens_of(asked.before, "before"),
+      .prompt_logprobs = asked.prompt_logprobs.value_or(-1)};
 }
 
 GenerateResult generate(const Model& self, SessionHandle& session, py::handle prompt,
@@ -134,6 +146,10 @@ void bind_results(py::module_& module) {
       .def_readonly("tokens", &GenerateResult::tokens, "Generated, without the end token.")
       .def_readonly("text", &GenerateResult::text, "Up to a stop text; with on_text or stop.")
       .def_readonly("logprobs", &GenerateResult::logprobs, "Of each token, if asked for.")
+      .def_readonly("end_logprobs", &GenerateResult::end_logprobs,
+                    "Of the end token that the answer ended with, if asked for; else None.")
+      .def_readonly("prompt_logprobs", &GenerateResult::prompt_logprobs,
+                    "Of the prompt's tokens from the second on, if asked for.")
       .def_property_readonly(
           "finish", [](const GenerateResult& result) { return name_of(result.finish); },
           "Why it ended: \"end_token\", \"stop_text\", \"length\" or \"caller\".")
@@ -162,7 +178,8 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
               py::arg("repetition_penalty") = py::none(), py::arg("frequency_penalty") = 0.0,
               py::arg("presence_penalty") = 0.0, py::arg("stop") = std::vector<std::string>(),
               py::arg("logprobs") = py::none(), py::arg("on_text") = py::none(),
-              py::arg("before") = py::none(), says);
+              py::arg("before") = py::none(), py::arg("logit_bias") = py::none(),
+              py::arg("prompt_logprobs") = py::none(), says);
   };
   // One list of arguments for both: what generates, and the type of its first two.
   def(
@@ -173,21 +190,26 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
          const py::object& on_token, const py::object& progress, std::optional<double> min_p,
          std::optional<double> repetition_penalty, double frequency_penalty,
          double presence_penalty, std::vector<std::string> stop,
-         std::optional<std::int64_t> logprobs, const py::object& on_text,
-         const py::object& before) {
-        return generate(
-            self, session, prompt,
-            {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
-             frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress},
-            on_token, on_text);
+         std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
+         std::optional<std::map<Token, double>> logit_bias,
+         std::optional<std::int64_t> prompt_logprobs) {
+        return generate(self, session, prompt,
+                        {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
+                         frequency_penalty, presence_penalty, std::move(stop), logprobs, before,
+                         progress, std::move(logit_bias), prompt_logprobs},
+                        on_token, on_text);
       },
       "session", "prompt",
       "Feeds the prompt's token ids to the session, then generates. temperature (0: greedy), "
       "top_k, "
       "top_p, min_p, repetition_penalty: config.sampling's unless given; docs/generation.md has "
       "them all. stop: texts before the first of which the answer ends. logprobs: 0 to 20 of the "
-      "likeliest tokens are told beside the chosen one. before: ids before the prompt that "
-      "repetition_penalty counts too. on_token(token) and on_text(piece), of whole characters, may "
+      "likeliest tokens are told beside the chosen one; prompt_logprobs: as many beside each of "
+      "the "
+      "prompt's own tokens. logit_bias: numbers by id, which are added to logits. before: ids "
+      "before "
+      "the prompt that repetition_penalty counts too. on_token(token) and on_text(piece), of whole "
+      "characters, may "
       "return False to stop. progress is called with a Progress, stage \"prompt\", in tokens, "
       "while "
       "the prompt is read; what it raises, and Ctrl-C, ends that within about a second and leaves "
@@ -201,12 +223,14 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
          const py::object& progress, std::optional<double> min_p,
          std::optional<double> repetition_penalty, double frequency_penalty,
          double presence_penalty, std::vector<std::string> stop,
-         std::optional<std::int64_t> logprobs, const py::object& on_text,
-         const py::object& before) {
+         std::optional<std::int64_t> logprobs, const py::object& on_text, const py::object& before,
+         std::optional<std::map<Token, double>> logit_bias,
+         std::optional<std::int64_t> prompt_logprobs) {
         return generate_together(
             self, sessions, prompts,
             {max_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty,
-             frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress},
+             frequency_penalty, presence_penalty, std::move(stop), logprobs, before, progress,
+             std::move(logit_bias), prompt_logprobs},
             on_token, on_text);
       },
       "sessions", "prompts",
@@ -222,15 +246,17 @@ void bind_generation(py::module_& module) {
       "_sampling_distribution",
       [](const std::vector<float>& logits, const py::object& prompt, const py::object& answer,
          double temperature, std::int64_t top_k, double top_p, double min_p,
-         double repetition_penalty, double frequency_penalty, double presence_penalty) {
+         double repetition_penalty, double frequency_penalty, double presence_penalty,
+         const std::optional<std::map<Token, double>>& logit_bias) {
         return sampling_distribution(logits, prompt, answer,
                                      {temperature, top_k, top_p, 0, min_p, repetition_penalty,
-                                      frequency_penalty, presence_penalty});
+                                      frequency_penalty, presence_penalty, biases_of(logit_bias)});
       },
       py::arg("logits"), py::arg("prompt"), py::arg("answer"), py::kw_only(),
       py::arg("temperature") = 0.0, py::arg("top_k") = 0, py::arg("top_p") = 1.0,
       py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0,
       py::arg("frequency_penalty") = 0.0, py::arg("presence_penalty") = 0.0,
+      py::arg("logit_bias") = py::none(),
       "Probabilities that each token is drawn with after these; for checks.");
 }
 

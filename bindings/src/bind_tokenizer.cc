@@ -33,6 +33,8 @@ void bind_tokenizer(py::module_& module) {
           "bytes_of_token",
           [](const Tokenizer& self, Token token) { return py::bytes(self.bytes_of_token(token)); },
           py::arg("token"), "Raw bytes of one token; empty for special tokens.")
+      .def("content_of_token", &Tokenizer::content_of_token, py::arg("token"),
+           "Content of a token as the file spells it; empty for ids without a token.")
       .def("find", &Tokenizer::find, py::arg("content"),
            "Id of a token by its content as the file spells it, -1 when there is none.")
       .def_property_readonly("vocab_size", &Tokenizer::vocab_size)

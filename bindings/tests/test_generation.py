@@ -61,6 +61,32 @@ def test_logprobs_are_of_the_models_distribution(model, context, ask):
         ask(logprobs=21)
 
 
+def test_logprobs_of_prompts_are_those_of_transformers(model, needle_14m):
+    """In float32, of a prompt of several chunks behind a context of one token."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(needle_14m, dtype=torch.float32).eval()
+    ids = model.tokenizer().encode("The grass is green. The sky is blue. The sun is yellow. " * 20)
+    assert len(ids) > 300
+    with torch.inference_mode():
+        rows = torch.log_softmax(theirs(torch.tensor([ids])).logits[0].double(), -1)
+    wanted = rows.gather(1, torch.tensor([*ids[1:], 0])[:, None])[1:-1, 0].numpy()
+    session = topkv.Session(model.prefill(ids[:1], kv_dtype="f32"))
+    told = model.generate(session, ids[1:], 0, prompt_logprobs=1).prompt_logprobs
+    assert [one.token for one in told] == ids[2:]
+    np.testing.assert_allclose([one.logprob for one in told], wanted, atol=2e-4)
+    np.testing.assert_allclose([one.top[0][1] for one in told], rows[1:-1].max(-1).values, atol=2e-4)
+
+
+def test_an_end_token_that_a_bias_chooses_has_its_logprob(model, ask):
+    end = model.config.eos[0]
+    result = ask(logprobs=0, logit_bias={end: 100})
+    assert result.ended and not result.tokens and result.end_logprobs.token == end
+    assert ask(logprobs=0).end_logprobs is None
+    with pytest.raises(topkv.InvalidArgument, match="logit bias of token -1"):
+        ask(logit_bias={-1: 1})
+
+
 def test_several_together_answer_as_each_alone(model, context, ask):
     prompts = [" The sun is", " The sky", " The grass is green. The"]
     told = {0: "", 1: "", 2: ""}
@@ -183,6 +209,9 @@ def transformers_distribution(logits, prompt, answer, how):
     process = pytest.importorskip("transformers").generation.logits_process
     ids = torch.tensor([[*prompt, *answer]])
     scores = torch.tensor([logits], dtype=torch.float32)
+    if how.get("logit_bias"):
+        biases = {(token,): bias for token, bias in how["logit_bias"].items()}
+        scores = process.SequenceBiasLogitsProcessor(biases)(ids, scores)
     if how.get("repetition_penalty", 1) != 1:
         scores = process.RepetitionPenaltyLogitsProcessor(how["repetition_penalty"])(ids, scores)
     counts = np.bincount(answer, minlength=len(logits)) if answer else np.zeros(len(logits))
@@ -207,6 +236,8 @@ def transformers_distribution(logits, prompt, answer, how):
         {"repetition_penalty": 1.3},
         {"repetition_penalty": 0.8, "temperature": 0.6, "top_k": 30},
         {"frequency_penalty": 0.7, "presence_penalty": -0.4, "top_p": 0.8},
+        {"logit_bias": {3: 4.0, 70: -100.0, 199: 2.5}},
+        {"logit_bias": {5: 3.0, 9: -2.0, 41: 6.0}, "repetition_penalty": 1.4, "frequency_penalty": 0.2, "min_p": 0.02},
         {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_p": 0.1, "top_p": 0.95, "temperature": 0.8},
     ],
     ids=str,

@@ -592,6 +592,7 @@ class Tokenizer:
     def left_out(self, text: str) -> str: ...
     def decode(self, tokens: _Ints) -> str: ...
     def bytes_of_token(self, token: int) -> bytes: ...
+    def content_of_token(self, token: int) -> str: ...
     def find(self, content: str) -> int: ...
     @property
     def vocab_size(self) -> int: ...
@@ -713,6 +714,10 @@ class GenerateResult:
         """Up to a stop text; with on_text or stop."""
     @property
     def logprobs(self) -> list[TokenLogprobs]: ...
+    @property
+    def end_logprobs(self) -> TokenLogprobs | None: ...
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]: ...
     @property
     def finish(self) -> str:
         """Why it ended: "end_token", "stop_text", "length" or "caller"."""
@@ -858,6 +863,8 @@ class Model:
         logprobs: int | None = None,
         on_text: Callable[[str], object] | None = None,
         before: _Ints | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        prompt_logprobs: int | None = None,
     ) -> GenerateResult:
         """Feeds the prompt to the session, then generates. None: as config.sampling. progress: while the prompt is read."""
 
@@ -881,6 +888,8 @@ class Model:
         logprobs: int | None = None,
         on_text: Callable[[int, str], object] | None = None,
         before: _Ints | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        prompt_logprobs: int | None = None,
     ) -> list[GenerateResult]:
         """Likewise several sessions over one context; on_token and on_text are told the number of the session, too."""
 

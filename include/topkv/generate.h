@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,11 +14,17 @@
 
 namespace topkv {
 
+/// A number that is added to a token's logit.
+struct TokenBias {
+  Token token = 0;
+  double bias = 0;
+};
+
 /// How the next token is chosen from the model's logits. In this order, as transformers does
-/// (docs/generation.md has the formulas): repetition_penalty, frequency_penalty and
+/// (docs/generation.md has the formulas): logit_bias, repetition_penalty, frequency_penalty and
 /// presence_penalty; then, unless greedy, temperature, top_k, top_p, min_p and a draw.
 struct SamplingOptions {
-  double temperature = 0;  ///< 0: greedy, the largest logit after penalties
+  double temperature = 0;  ///< 0: greedy, the largest logit after biases and penalties
   std::int64_t top_k = 0;  ///< 0: off
   double top_p = 1;        ///< above 0; 1: off
   std::uint64_t seed = 0;
@@ -27,6 +34,8 @@ struct SamplingOptions {
   double repetition_penalty = 1;
   double frequency_penalty = 0;  ///< subtracted for each time that the answer has a token
   double presence_penalty = 0;   ///< subtracted once, where the answer has it
+  /// Finite numbers for tokens of the vocabulary; of a token that is named twice both are added.
+  std::vector<TokenBias> logit_bias = {};
 };
 
 /// A token and the natural logarithm of its probability.
@@ -35,8 +44,8 @@ struct TokenLogprob {
   double logprob = 0;
 };
 
-/// By the model's own distribution: the softmax of its logits as they are, before penalties,
-/// temperature and filters.
+/// By the model's own distribution: the softmax of its logits as they are, before biases,
+/// penalties, temperature and filters.
 struct TokenLogprobs {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  ///< the likeliest, in order; of equals the smaller id first
@@ -57,6 +66,13 @@ struct GenerateOptions {
   /// Tokens before the prompt that repetition_penalty is to count as the prompt's: what context
   /// and session hold, which have rows and no tokens.
   std::vector<Token> before = {};
+  /// Log-probabilities of the prompt's own tokens from the second on: how many of the likeliest
+  /// tokens are given beside each, from 0 (the prompt's token alone) to 20. -1: none are computed.
+  /// The first token has none, for no token of this call is before it.
+  std::int64_t prompt_logprobs = -1;
+  /// With prompt_logprobs: called once for each of these tokens, in order, while the prompt is
+  /// read.
+  std::function<void(const TokenLogprobs&)> on_prompt_logprobs = {};
 };
 
 /// Called with each generated token; return false to stop.
@@ -111,6 +127,10 @@ struct GenerateResult {
   /// The text that they are, up to a stop text, as a TextFn is told it. Only with on_text or stop.
   std::string text;
   std::vector<TokenLogprobs> logprobs;  ///< of each token; only with GenerateOptions::logprobs
+  /// Of the end token that the answer ended with; only with GenerateOptions::logprobs.
+  std::optional<TokenLogprobs> end_logprobs = {};
+  /// Of the prompt's tokens from the second on; only with GenerateOptions::prompt_logprobs.
+  std::vector<TokenLogprobs> prompt_logprobs = {};
   Finish finish = Finish::caller;
   std::int64_t steps = 0;  ///< tokens fed after the prompt: what decode_seconds were spent on
   double prompt_seconds = 0;

@@ -47,6 +47,9 @@ class Tokenizer {
   std::string bytes_of_token(Token token) const;
   /// Id of a token by its content as the file spells it ("Ġthe"), -1 when there is none.
   Token find(std::string_view content) const;
+  /// Content of a token as the file spells it ("Ġthe", "<|im_end|>"); empty for ids without a
+  /// token.
+  std::string content_of_token(Token token) const;
   /// One more than the largest id.
   std::int64_t vocab_size() const;
 

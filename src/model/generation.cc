@@ -17,7 +17,6 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t logits_at_a_time = 16;
 constexpr std::int64_t most_logprobs = 20;
 
 }  // namespace
@@ -40,10 +39,17 @@ void check_generation(const Model::Impl& model, const Session& session,
                     prompt.size(), session.own_tokens(), capacity));
   }
   model.check_tokens(options.before);
-  if (options.logprobs < -1 || options.logprobs > most_logprobs) {
+  for (const TokenBias& one : options.sampling.logit_bias) {
+    if (one.token >= 0 && one.token < model.config.vocab_size) continue;
     throw InvalidArgument(
-        fmt::format("log-probabilities of {} tokens; expected from 0 to {}, or -1 for none",
-                    options.logprobs, most_logprobs));
+        fmt::format("a logit bias of token {}; expected one of the vocabulary of {}", one.token,
+                    model.config.vocab_size));
+  }
+  for (const std::int64_t count : {options.logprobs, options.prompt_logprobs}) {
+    if (count >= -1 && count <= most_logprobs) continue;
+    throw InvalidArgument(
+        fmt::format("log-probabilities of {} tokens; expected from 0 to {}, or -1 for none", count,
+                    most_logprobs));
   }
   for (const std::string& stop : options.stop) {
     if (!stop.empty() && valid_utf8_bytes(stop) == stop.size()) continue;
@@ -82,6 +88,7 @@ bool Answering::tell(std::span<const Token> end_tokens) {
   std::vector<Token>& answer = result.tokens;
   const bool full = std::ssize(answer) >= options.max_tokens;
   if (full || std::ranges::count(end_tokens, next) > 0) {
+    if (!full && options.logprobs >= 0) result.end_logprobs = std::move(next_logprobs);
     end(full ? Finish::length : Finish::end_token);
     return false;
   }
@@ -160,10 +167,12 @@ GenerationBatch::Id Generation::add(Session& session, std::span<const Token> pro
   tokens_.reserve(count);
   positions_.reserve(count);
   best_.reserve(count);
-  if (one->from_logits()) {
+  const bool scores = one->options.prompt_logprobs >= 0;
+  if (scores || one->from_logits()) {
     const auto wanted =
         1 + std::ranges::count_if(members_, [](const auto& other) { return other->from_logits(); });
-    const auto rows = static_cast<std::size_t>(std::min(wanted, logits_at_a_time));
+    const auto rows =
+        static_cast<std::size_t>(scores ? logits_at_a_time : std::min(wanted, logits_at_a_time));
     const std::size_t size = rows * static_cast<std::size_t>(model_.config.vocab_size);
     if (logits_.size() < size) logits_.resize(size);
   }
@@ -218,9 +227,11 @@ void Generation::read_chunk(Answering& member) {
       model_.blaming_weights([&] {
         forward.run(piece, one->session->tokens(), one->length,
                     [&](const AttentionStep& step) { one->session->attend(step); });
+        if (one->options.prompt_logprobs >= 0) score_prompt(*one, piece.size());
         if (piece.size() == left.size()) choose(std::ssize(piece) - 1, {&one, 1});
       });
     });
+    one->tell_prompt_logprobs(one->read);
     one->read += piece.size();
     one->result.prompt_seconds += reading.seconds();
     if (piece.size() == left.size()) one->stage = Answering::Stage::chosen;

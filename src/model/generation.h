@@ -34,6 +34,8 @@ struct Answering {
   bool from_logits() const { return sampler.needs_logits() || options.logprobs >= 0; }
   /// Chooses what follows. REQUIRES: from_logits; they are finite.
   void choose(std::span<const float> logits);
+  /// Reports the prompt's log-probabilities from number `first` on to the callback.
+  void tell_prompt_logprobs(std::size_t first) const;
   /// Tells the chosen token. False where the answer ends with it or before.
   bool tell(std::span<const Token> end_tokens);
   /// The result as it is, which the session keeps: it leaves.
@@ -77,6 +79,8 @@ struct Answering {
 /// its session is then as it was before its add.
 class Generation {
  public:
+  static constexpr std::int64_t logits_at_a_time = 16;  ///< tokens, whose logits are in memory
+
   explicit Generation(const Model::Impl& model) : model_(model) {}
 
   /// Throws as Model::generate does before any work. REQUIRES: Session::check_together with those
@@ -118,6 +122,9 @@ class Generation {
   void fail(const Answering& one, const std::exception_ptr& error);
   /// Erases a member and counts what its session searched.
   void erase(std::size_t member);
+  /// Adds log-probabilities of the prompt's tokens that follow those of the last run, which were
+  /// `count` from one.read on. The logits of a few tokens are there at a time.
+  void score_prompt(Answering& one, std::size_t count);
   void check_step(const Answering& one) const;
   /// Throws OutOfMemory where what is free does not suffice for all rows that one more may take
   /// beside those of the members: each session looked at its own alone when it was opened.

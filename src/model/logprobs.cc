@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "src/core/threads.h"
+
 namespace topkv {
 
 TokenLogprobs logprobs_of(std::span<const float> logits, Token chosen, std::int64_t count) {
@@ -26,6 +28,18 @@ TokenLogprobs logprobs_of(std::span<const float> logits, Token chosen, std::int6
   });
   for (auto token = tokens.begin(); token != top; ++token) result.top.push_back(of(*token));
   return result;
+}
+
+void append_logprobs(std::span<const float> logits, std::span<const Token> chosen,
+                     std::int64_t count, std::vector<TokenLogprobs>& into) {
+  if (chosen.empty()) return;
+  const std::size_t vocabulary = logits.size() / chosen.size();
+  const std::size_t first = into.size();
+  into.resize(first + chosen.size());
+  parallel_for(std::ssize(chosen), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
+      into[first + i] = logprobs_of(logits.subspan(i * vocabulary, vocabulary), chosen[i], count);
+  });
 }
 
 }  // namespace topkv

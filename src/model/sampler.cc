@@ -9,6 +9,15 @@
 #include "topkv/error.h"
 
 namespace topkv {
+namespace {
+
+/// Differences of infinities are no numbers, and have no order.
+float finite(double x) {
+  constexpr double largest = std::numeric_limits<float>::max();
+  return static_cast<float>(std::clamp<double>(x, -largest, largest));
+}
+
+}  // namespace
 
 Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {
   if (!(options.temperature >= 0) || !std::isfinite(options.temperature)) {
@@ -36,6 +45,11 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(op
         "frequency and presence penalty are {} and {}; expected finite numbers, 0 for none",
         options.frequency_penalty, options.presence_penalty));
   }
+  for (const TokenBias& one : options.logit_bias) {
+    if (std::isfinite(one.bias)) continue;
+    throw InvalidArgument(fmt::format("the logit bias of token {} is {}; expected a finite number",
+                                      one.token, one.bias));
+  }
 }
 
 void Sampler::read(std::span<const Token> prompt, std::int64_t vocabulary) {
@@ -57,26 +71,28 @@ void Sampler::answer(Token token) {
   ++answered_[static_cast<std::size_t>(token)];
 }
 
-std::span<const float> Sampler::penalised(std::span<const float> logits) {
-  if (seen_.empty()) return logits;
-  constexpr double largest = std::numeric_limits<float>::max();
-  penalised_.assign(logits.begin(), logits.end());
+std::span<const float> Sampler::adjusted(std::span<const float> logits) {
+  if (seen_.empty() && options_.logit_bias.empty()) return logits;
+  adjusted_.assign(logits.begin(), logits.end());
+  for (const TokenBias& one : options_.logit_bias) {
+    float& logit = adjusted_[static_cast<std::size_t>(one.token)];
+    logit = finite(double{logit} + one.bias);
+  }
   for (const Token token : seen_) {
     const auto at = static_cast<std::size_t>(token);
-    const double logit = logits[at];
+    const double logit = adjusted_[at];
     const double repeated =
         logit < 0 ? logit * options_.repetition_penalty : logit / options_.repetition_penalty;
     const std::int32_t count = answered_[at];
     const double result =
         repeated - count * options_.frequency_penalty - (count > 0 ? options_.presence_penalty : 0);
-    // Differences of infinities are no numbers, and have no order.
-    penalised_[at] = static_cast<float>(std::clamp<double>(result, -largest, largest));
+    adjusted_[at] = finite(result);
   }
-  return penalised_;
+  return adjusted_;
 }
 
 std::span<const Sampler::Candidate> Sampler::candidates(std::span<const float> given) {
-  const std::span<const float> logits = penalised(given);
+  const std::span<const float> logits = adjusted(given);
   const auto best = std::max_element(logits.begin(), logits.end());
   candidates_.clear();
   if (options_.temperature == 0) {

@@ -10,9 +10,9 @@
 
 namespace topkv {
 
-/// Penalties, then greedy, or temperature with top-k, top-p (nucleus; Holtzman et al. 2020) and
-/// min-p (Nguyen et al. 2024) filters, in that order, as transformers applies them. Same seed,
-/// tokens and logits, same choices.
+/// Biases and penalties, then greedy, or temperature with top-k, top-p (nucleus; Holtzman et al.
+/// 2020) and min-p (Nguyen et al. 2024) filters, in that order, as transformers applies them. Same
+/// seed, tokens and logits, same choices.
 class Sampler {
  public:
   /// A token that may be drawn, and its weight: its probability, but for a common factor.
@@ -25,10 +25,12 @@ class Sampler {
   explicit Sampler(const SamplingOptions& options);
 
   /// Whether it needs logits: else the largest is chosen.
-  bool needs_logits() const { return options_.temperature != 0 || penalises(); }
+  bool needs_logits() const {
+    return options_.temperature != 0 || penalises() || !options_.logit_bias.empty();
+  }
   /// Has penalties count these as the prompt's. REQUIRES: within the vocabulary.
   void read(std::span<const Token> prompt, std::int64_t vocabulary);
-  /// REQUIRES: the vocabulary's, if something was read.
+  /// REQUIRES: the vocabulary's, if something was read; all tokens of logit_bias are in it.
   Token sample(std::span<const float> logits);
   /// What sample would draw from, the likeliest first; greedy: one. Until the next call.
   std::span<const Candidate> candidates(std::span<const float> logits);
@@ -40,7 +42,8 @@ class Sampler {
     return options_.repetition_penalty != 1 || options_.frequency_penalty != 0 ||
            options_.presence_penalty != 0;
   }
-  std::span<const float> penalised(std::span<const float> logits);
+  /// With biases and penalties.
+  std::span<const float> adjusted(std::span<const float> logits);
   void see(Token token);
 
   SamplingOptions options_;
@@ -49,7 +52,7 @@ class Sampler {
   // With penalties.
   std::vector<Token> seen_;             // each once
   std::vector<std::int32_t> answered_;  // [vocabulary]: times in the answer; -1: not seen
-  std::vector<float> penalised_;
+  std::vector<float> adjusted_;         // also with biases
 };
 
 }  // namespace topkv

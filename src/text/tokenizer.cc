@@ -150,6 +150,10 @@ Token Tokenizer::find(std::string_view content) const {
   return impl_->parts.vocabulary.find(content);
 }
 
+std::string Tokenizer::content_of_token(Token token) const {
+  return impl_->parts.vocabulary.content(token);
+}
+
 std::int64_t Tokenizer::vocab_size() const { return impl_->parts.vocabulary.size(); }
 
 }  // namespace topkv

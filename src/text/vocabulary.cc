@@ -47,6 +47,11 @@ bool Vocabulary::contains(Token token) const {
          tokens_[static_cast<std::size_t>(token)].content != nullptr;
 }
 
+const std::string& Vocabulary::content(Token token) const {
+  static const std::string none;
+  return contains(token) ? *tokens_[static_cast<std::size_t>(token)].content : none;
+}
+
 const std::string& Vocabulary::bytes(Token token) const {
   static const std::string none;
   return contains(token) ? tokens_[static_cast<std::size_t>(token)].bytes : none;

@@ -64,6 +64,8 @@ class Vocabulary {
   /// -1 when there is none.
   Token find(std::string_view content) const;
   bool contains(Token token) const;
+  /// As it was added; empty for ids without a token.
+  const std::string& content(Token token) const;
   /// Bytes that the token stands for in a text that has begun. Empty for special tokens and for ids
   /// without a token.
   const std::string& bytes(Token token) const;

@@ -20,7 +20,9 @@ inline void use_tokenizer(const std::filesystem::path& file) {
     tokenizer.decode(tokens);
   }
   tokenizer.bytes_of_token(-1);
+  tokenizer.content_of_token(-1);
   tokenizer.bytes_of_token(static_cast<Token>(tokenizer.vocab_size()));
+  tokenizer.content_of_token(static_cast<Token>(tokenizer.vocab_size()));
 }
 
 }  // namespace topkv::fuzz
