@@ -140,6 +140,8 @@ TEST_F(Pieces, BytesWithoutATokenAreLeftOutAndToldOnce) {
   EXPECT_EQ(tokenizer.encode("xx"
                              "a\x04"),
             Ids{0});
+  EXPECT_EQ(tokenizer.encode(repeated(64, "x")), Ids{});
+  EXPECT_EQ(tokenizer.encode(repeated(65, "x")), Ids{});
   EXPECT_EQ(tokenizer.encode(repeated(70, "x") + "ab" + repeated(3, "è")), (Ids{2, 3, 3, 3}));
   EXPECT_EQ(tokenizer.left_out("x"), line("1 byte of the text, left out: 0x78 (1)"));
   // Each time, also of a word that was met before in the same text.

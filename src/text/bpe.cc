@@ -232,6 +232,7 @@ void Bpe::merge_long(std::string_view piece, std::vector<Token>& out) const {
     if (count > 0) symbol(count - 1).next = count;
     ++count;
   });
+  if (count == 0) return;  // all was left out
   for (std::int32_t i = 0; i >= 0; i = symbol(i).next) propose(i);
   while (!heap.empty()) {
     const auto [rank, place] = heap.top();
