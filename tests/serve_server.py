@@ -146,17 +146,31 @@ def check_answers(server):
         events = streamed(server, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
         pieces = [event["choices"][0]["text"] for event in events if event["choices"]]
         holds("streamed, the same", "".join(pieces) == text and len(pieces) > 5, pieces)
-        holds("a stream tells its usage", events[-1]["usage"] == usage, events[-1])
+        again = events[-1]["usage"]
+        holds("a stream tells its usage", {**again, "prompt_tokens_details": usage["prompt_tokens_details"]} == usage, events[-1])
+        holds("the same prompt is not read again, but for a token", again["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1, again)
     asked = run("ask", "talk.tkv", "-m", "chat", "--device", "cpu", "--kv-window", "64", "-n", "9", "-p", question("tall-tower"))
     body = {"context": "talk", "messages": [{"role": "user", "content": question("tall-tower")}], "max_tokens": 9}
     status, answer = server.post("/v1/chat/completions", body)
     holds("a chat, as topkv ask", status == 200 and answer["choices"][0]["message"]["content"] + "\n" == asked, (answer, asked))
+    first = answer["usage"]["prompt_tokens"]
     events = streamed(server, "/v1/chat/completions", body)
     holds("whose turn it is comes first", events[0]["choices"][0]["delta"]["role"] == "assistant")
     text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
     holds("a chat, streamed", text + "\n" == asked, text)
     body["messages"] += [{"role": "assistant", "content": text}, {"role": "user", "content": question("quiet-river")}]
-    holds("its next turn", server.post("/v1/chat/completions", body)[0] == 200)
+    status, answer = server.post("/v1/chat/completions", body)
+    usage = answer["usage"]
+    holds("its next turn", status == 200, answer)
+    holds("of which the turns before are not read again", usage["prompt_tokens_details"]["cached_tokens"] > first - 5, (first, usage))
+    before = server.metric("topkv_kept_tokens_total")
+    body = {"messages": [{"role": "user", "content": NOISE * 3 + question("tall-tower")}], "max_tokens": 9, "temperature": 0}
+    usage = server.post("/v1/chat/completions", body)[1]["usage"]
+    holds("without a context all of a first turn is read", usage["prompt_tokens_details"]["cached_tokens"] < 60 < usage["prompt_tokens"], usage)
+    body["messages"] += [{"role": "assistant", "content": "."}, {"role": "user", "content": "a"}]
+    later = server.post("/v1/chat/completions", body)[1]["usage"]
+    holds("and not again", later["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] - 5, later)
+    holds("metrics count it", server.metric("topkv_kept_tokens_total") > before + 60)
 
     body = {"context": "notes", "prompt": question("quiet-river"), "max_tokens": 9, "stop": ["?", "."]}
     status, answer = server.post("/v1/completions", body)

@@ -21,6 +21,7 @@
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
 #include "src/cli/text.h"
+#include "src/core/memory.h"
 #include "src/serve/guard.h"
 #include "src/serve/server.h"
 #include "src/serve/service.h"
@@ -41,6 +42,7 @@ struct ServeFlags {
   std::string queue = "64";
   std::string batch = "16";
   std::string room = "16K";
+  std::string keep;
   std::string length;
   bool mapped = false;
 };
@@ -67,6 +69,12 @@ serve::ServerOptions server_options(const ServeFlags& flags) {
   return options;
 }
 
+/// Of rows of ended answers. By default a quarter of what is free now: they give way to others.
+std::int64_t kept_bytes(const ServeFlags& flags) {
+  if (flags.keep.empty()) return available_host_memory() / 4;
+  return flags.keep == "0" ? 0 : parse_bytes("--keep", flags.keep);
+}
+
 void check_flags(const ServeFlags& flags) {
   check_flags(flags.model);
   check_flags(flags.retrieval);
@@ -74,6 +82,7 @@ void check_flags(const ServeFlags& flags) {
   limits_of(flags);
   server_options(flags);
   parse_count("--room", flags.room, 2);
+  kept_bytes(flags);
   if (flags.retrieval.indices.size() > 1)
     throw UsageError("--kv-index: serve takes one index; several are for topkv needle");
   std::set<std::string> names;
@@ -143,6 +152,7 @@ int run_serve(ServeFlags flags) {
   serve::Service service(model, std::move(chat),
                          {.model_name = model_name(flags.model),
                           .room = parse_count("--room", flags.room, 2),
+                          .kept_bytes = kept_bytes(flags),
                           .limits = limits_of(flags),
                           .reading = std::move(reading)});
   const std::string own = model.fingerprint();
@@ -191,6 +201,7 @@ Run add_serve(CLI::App& app) {
   command->add_option("--max-queue", flags->queue, "a count such as 64");
   command->add_option("--max-batch", flags->batch, "a count such as 16");
   command->add_option("--room", flags->room, "a number of tokens");
+  command->add_option("--keep", flags->keep, "a size such as 8GiB, or 0");
   command->add_option("--length", flags->length, "a count such as 4096, 128K or 1M");
   command->add_flag("--mmap", flags->mapped);
   return [flags] { return run_serve(*flags); };

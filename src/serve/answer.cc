@@ -1,5 +1,6 @@
 #include "src/serve/answer.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace topkv::serve {
@@ -10,6 +11,11 @@ void Answer::begin() {
     reading_.begun = true;
   }
   arrived_.notify_one();
+}
+
+void Answer::reuse(std::int64_t tokens) {
+  const std::lock_guard lock(mutex_);
+  usage_.kept = std::max(usage_.kept, tokens);
 }
 
 void Answer::read(std::int64_t tokens) {

@@ -39,6 +39,7 @@ struct Event {
 struct Usage {
   std::int64_t context = 0;
   std::int64_t prompt = 0;     ///< behind the context; of one answer
+  std::int64_t kept = 0;       ///< of the prompt's, those that a kept session had
   std::int64_t generated = 0;  ///< of all answers together
 };
 
@@ -59,6 +60,8 @@ class Answer {
 
   /// One of the answers has left the queue.
   void begin();
+  /// An answer goes on from a kept session, which had so many tokens of the prompt.
+  void reuse(std::int64_t tokens);
   /// More tokens of a prompt are read.
   void read(std::int64_t tokens);
   /// Adds to what waits, unless nothing is in it. tokens: how many more were generated.

@@ -203,7 +203,7 @@ void Contexts::read(Entry& entry) {
   const std::int64_t bytes =
       tokens * shape.layers * shape.kv_heads * options_.prefill.kv_dtype.row_bytes(shape.head_dim);
   PrefillOptions options = options_.prefill;
-  const std::int64_t left = memory_.left();
+  const std::int64_t left = memory_.make_room(bytes);
   if (options.memory_budget == 0 || options.memory_budget > left) options.memory_budget = left;
   if (bytes > options.memory_budget)
     throw OutOfMemory(fmt::format("host memory for the KV rows of {} tokens", tokens), bytes,

@@ -89,6 +89,9 @@ std::string Metrics::text(const std::string& more) const {
            session_bytes.load());
   text.one("topkv_prompt_tokens_total", "counter", "Tokens of prompts, contexts left out.",
            prompt_tokens.load());
+  text.one("topkv_kept_tokens_total", "counter",
+           "Tokens of prompts that were not read, for a kept session had them.",
+           kept_tokens.load());
   text.one("topkv_generated_tokens_total", "counter", "Tokens generated.", generated_tokens.load());
   text.family("topkv_step_sessions", "histogram", "Sessions in a joint step; 0 where a prompt was read alone.");
   std::int64_t steps = 0;

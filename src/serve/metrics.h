@@ -16,7 +16,7 @@ struct Metrics {
   /// Upper bounds of the histogram of sessions in a step.
   static constexpr std::array<std::int64_t, 7> step_bounds = {1, 2, 4, 8, 16, 32, 64};
 
-  std::atomic<std::int64_t> prompt_tokens = 0, generated_tokens = 0;
+  std::atomic<std::int64_t> prompt_tokens = 0, kept_tokens = 0, generated_tokens = 0;
   std::atomic<std::int64_t> waiting = 0, running = 0;  ///< answers, now
   std::atomic<std::int64_t> session_bytes = 0;         ///< of rows of running answers, now
   std::atomic<std::int64_t> disconnected = 0;

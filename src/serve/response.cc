@@ -33,7 +33,7 @@ Json usage_of(const Usage& usage) {
   json["prompt_tokens"] = usage.context + usage.prompt;
   json["completion_tokens"] = usage.generated;
   json["total_tokens"] = usage.context + usage.prompt + usage.generated;
-  json["prompt_tokens_details"]["cached_tokens"] = usage.context;
+  json["prompt_tokens_details"]["cached_tokens"] = usage.context + usage.kept;
   return json;
 }
 

@@ -410,7 +410,7 @@ void add_routes(HttpServer& server, Service& service, const ServerOptions& optio
   server.Delete("/v1/contexts/([^/]+)", [&service](const Request& request, Response& response) {
     answered(response, [&] {
       const std::string name = request.matches[1];
-      service.contexts().remove(name);
+      service.remove_context(name);
       nlohmann::ordered_json json;
       json["name"] = name;
       json["object"] = "context";

@@ -24,6 +24,8 @@ struct Scheduler::Seat {
   std::int64_t capacity = 0;   // tokens of the session's own
   std::int64_t row_bytes = 0;  // of one token, all layers
   std::optional<Session> session;
+  std::int64_t kept = 0;         // tokens of the prompt that the session had when it was found
+  std::int64_t most_tokens = 0;  // that the session ever had of its own: their rows are committed
   GenerationBatch::Id id = {};
   std::vector<ToldToken> logprobs;  // of tokens whose text has not come
   Stopwatch since_start;
@@ -38,7 +40,14 @@ struct Scheduler::Seat {
   }
   /// Of those that are not committed.
   std::int64_t promised() const {
-    return (capacity - (session ? session->own_tokens() : 0)) * row_bytes;
+    const std::int64_t own = session ? session->own_tokens() : 0;
+    return std::max<std::int64_t>(0, capacity - std::max(own, most_tokens)) * row_bytes;
+  }
+  /// A session is to be opened anew.
+  void forget_session() {
+    session.reset();
+    kept = most_tokens = 0;
+    answer->read(-std::exchange(read, 0));
   }
 };
 
@@ -147,6 +156,7 @@ void Scheduler::run() {
     std::erase_if(lanes_, [](const auto& lane) {
       return lane->waiting.empty() && lane->admitted.empty() && lane->running.empty();
     });
+    memory_.kept.give_up_unserved();  // over contexts that these lanes were the last to have
     count();
   }
   const Problem ended(503, "the server ended before the answer was whole", {}, "shutting_down");
@@ -173,28 +183,45 @@ void Scheduler::admit(Lane& lane) {
   while (!lane.waiting.empty() &&
          std::ssize(lane.running) + std::ssize(lane.admitted) < limits_.batch) {
     Seat& seat = *lane.waiting.front();
-    const std::int64_t left = memory_.left();
-    if (seat.bytes() > left) {
-      if (running_) return;  // when those have ended, there may be
+    if (find_room(lane, seat)) {
+      memory_.sessions += seat.promised();
+      running_ = true;
+      lane.admitted.push_back(std::move(lane.waiting.front()));
+    } else if (running_) {
+      return;  // when those have ended, there may be memory
+    } else {
       const OutOfMemory error(
           fmt::format("host memory for the KV rows of {} tokens", seat.capacity), seat.bytes(),
-          std::max<std::int64_t>(left, 0), "ask for fewer tokens");
+          std::max<std::int64_t>(memory_.left(), 0), "ask for fewer tokens");
       seat.answer->fail(Problem(503, error.what(), "max_tokens", "out_of_memory"));
-      lane.waiting.pop_front();
-      --waiting_;
-      continue;
     }
-    memory_.sessions += seat.bytes();
-    running_ = true;
-    lane.admitted.push_back(std::move(lane.waiting.front()));
     lane.waiting.pop_front();
     --waiting_;
   }
 }
 
+/// Whether there is memory for the rows that a seat may yet take. Kept sessions give way, but for
+/// the one that the answer goes on from, which the seat is given.
+bool Scheduler::find_room(Lane& lane, Seat& seat) {
+  const std::vector<Token>& prompt = seat.question->prompt;
+  const std::int64_t length = lane.context->context->tokens() + std::ssize(prompt);
+  if (!length_matters(length)) {
+    if (auto found = memory_.kept.take(lane.context, prompt, seat.capacity)) {
+      seat.session = std::move(found->kept.session);
+      seat.most_tokens = found->kept.most_tokens;
+      seat.kept = found->common;
+      if (memory_.make_room(seat.promised()) >= seat.promised()) return true;
+      seat.forget_session();  // its rows are memory, too
+    }
+  }
+  return memory_.make_room(seat.bytes()) >= seat.bytes();
+}
+
 GenerateOptions Scheduler::options_of(Seat& seat) const {
   GenerateOptions options = seat.question->options;
   options.sampling.seed += seat.choice;
+  const auto kept = seat.question->prompt.begin();
+  options.before.insert(options.before.end(), kept, kept + seat.kept);
   if (options.logprobs < 0) return options;
   options.on_logprobs = [this, &seat](const TokenLogprobs& of) {
     const Tokenizer& tokenizer = model_.tokenizer();
@@ -211,31 +238,21 @@ GenerateOptions Scheduler::options_of(Seat& seat) const {
 void Scheduler::start(Lane& lane) {
   for (; !lane.admitted.empty(); lane.admitted.pop_front()) {
     Seat& seat = *lane.admitted.front();
-    if (seat.answer->cancelled()) continue;
     try {
-      RetrievalOptions retrieval = lane.context->retrieval;
-      retrieval.capacity = seat.capacity;
-      retrieval.memory_budget = seat.bytes();  // which admit() has found to be there
-      seat.session.emplace(lane.context->context, std::move(retrieval), model_.device());
-      lane.running.reserve(lane.running.size() + 1);  // nothing fails behind add
-      seat.since_start = Stopwatch();
-      seat.id = lane.batch.add(
-          *seat.session, seat.question->prompt, options_of(seat),
-          [this, &seat](Token) {
-            if (seat.tokens++ == 0) metrics_.count_first_token(seat.since_start.seconds());
-            ++metrics_.generated_tokens;
-            seat.answer->put({.choice = seat.choice}, 1);
-            return !seat.answer->cancelled();
-          },
-          [&seat](std::string_view text) {
-            seat.answer->put({.choice = seat.choice,
-                              .text = std::string(text),
-                              .logprobs = std::exchange(seat.logprobs, {})},
-                             0);
-            return true;
-          });
-      metrics_.prompt_tokens += std::ssize(seat.question->prompt);
-      seat.answer->begin();
+      if (seat.answer->cancelled()) {
+        if (seat.session) seat.session->truncate(seat.kept);
+        if (seat.session) keep(lane, seat, {});
+        continue;
+      }
+      while (true) {
+        try {
+          open(lane, seat);
+          join(lane, seat);
+          break;
+        } catch (const OutOfMemory&) {  // of a device, which find_room() does not count
+          if (!memory_.kept.give_up_oldest()) throw;
+        }
+      }
       lane.running.push_back(std::move(lane.admitted.front()));
     } catch (...) {
       seat.answer->fail(current_problem());
@@ -243,11 +260,97 @@ void Scheduler::start(Lane& lane) {
   }
 }
 
+/// Makes a seat's session ready for what is left of its prompt.
+void Scheduler::open(const Lane& lane, Seat& seat) {
+  if (seat.session) return seat.session->truncate(seat.kept);
+  const auto with_room_for = [&](std::int64_t capacity) {
+    RetrievalOptions retrieval = lane.context->retrieval;
+    retrieval.capacity = capacity;
+    retrieval.memory_budget = capacity * seat.row_bytes;  // find_room() has found what it takes
+    seat.session.emplace(lane.context->context, std::move(retrieval), model_.device());
+  };
+  if (memory_.kept.enabled() && limits_.room + 1 > seat.capacity) {
+    try {
+      return with_room_for(limits_.room + 1);
+    } catch (const OutOfMemory&) {
+      // Of address space for so many rows.
+    }
+  }
+  with_room_for(seat.capacity);
+}
+
+void Scheduler::join(Lane& lane, Seat& seat) {
+  const std::span<const Token> prompt = seat.question->prompt;
+  lane.running.reserve(lane.running.size() + 1);  // nothing fails behind add
+  seat.since_start = Stopwatch();
+  seat.id = lane.batch.add(
+      *seat.session, prompt.subspan(static_cast<std::size_t>(seat.kept)), options_of(seat),
+      [this, &seat](Token) {
+        if (seat.tokens++ == 0) metrics_.count_first_token(seat.since_start.seconds());
+        ++metrics_.generated_tokens;
+        seat.answer->put({.choice = seat.choice}, 1);
+        return !seat.answer->cancelled();
+      },
+      [&seat](std::string_view text) {
+        seat.answer->put({.choice = seat.choice,
+                          .text = std::string(text),
+                          .logprobs = std::exchange(seat.logprobs, {})},
+                         0);
+        return true;
+      });
+  metrics_.prompt_tokens += std::ssize(prompt);
+  metrics_.kept_tokens += seat.kept;
+  seat.answer->reuse(seat.kept);
+  seat.answer->begin();
+}
+
+/// Whether what is computed of a token depends on the length of the text that it is read in, as
+/// with dual chunk attention in long texts. Rows of one length are then none of another.
+bool Scheduler::length_matters(std::int64_t tokens) const {
+  const std::int64_t original = model_.config().dual_chunk.original_max_position;
+  return original > 0 && tokens > original;
+}
+
+/// Keeps the session of an answer that is out of the batch, for prompts that go on from its text.
+void Scheduler::keep(const Lane& lane, Seat& seat, std::span<const Token> answer) {
+  try {
+    Session& session = *seat.session;
+    if (!memory_.kept.enabled() || session.own_tokens() == 0 || length_matters(session.tokens()))
+      return;
+    std::vector<Token> tokens = seat.question->prompt;
+    tokens.insert(tokens.end(), answer.begin(), answer.end());
+    tokens.resize(static_cast<std::size_t>(session.own_tokens()));  // the last one is not fed
+    const std::int64_t most = std::max(seat.most_tokens, session.own_tokens());
+    memory_.kept.keep({.session = std::move(session),
+                       .context = lane.context,
+                       .tokens = std::move(tokens),
+                       .most_tokens = most});
+  } catch (const std::exception&) {
+    // No memory to keep it in, or a device that no longer works: it ends with its seat.
+  }
+}
+
+/// Puts an answer back, to begin anew, that found no memory while kept sessions had some, such as a
+/// device's, which find_room() does not count. False: the answer has begun, or there are none.
+bool Scheduler::begins_again(Lane& lane, std::unique_ptr<Seat>& seat,
+                             const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const OutOfMemory&) {
+    if (seat->tokens > 0 || !memory_.kept.give_up_oldest()) return false;
+    seat->forget_session();
+    lane.admitted.push_back(std::move(seat));
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 /// Takes out those that nobody waits for any more.
 void Scheduler::drop_cancelled(Lane& lane) {
   std::erase_if(lane.running, [&](const std::unique_ptr<Seat>& seat) {
     if (!seat->answer->cancelled()) return false;
-    lane.batch.remove(seat->id);
+    keep(lane, *seat, lane.batch.remove(seat->id).tokens);
     return true;
   });
 }
@@ -290,11 +393,15 @@ void Scheduler::step(Lane& lane, bool reads) {
     if (at == lane.running.end()) continue;
     Seat& seat = **at;
     try {
-      if (one.error) std::rethrow_exception(one.error);
-      seat.answer->put({.choice = seat.choice,
-                        .logprobs = std::move(seat.logprobs),
-                        .finish = one.result.finish == Finish::length ? "length" : "stop"},
-                       0);
+      if (!one.error) {
+        keep(lane, seat, one.result.tokens);  // before its client can go on
+        seat.answer->put({.choice = seat.choice,
+                          .logprobs = std::move(seat.logprobs),
+                          .finish = one.result.finish == Finish::length ? "length" : "stop"},
+                         0);
+      } else if (!begins_again(lane, *at, one.error)) {
+        std::rethrow_exception(one.error);
+      }
     } catch (...) {
       seat.answer->fail(current_problem());
     }

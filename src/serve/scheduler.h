@@ -5,8 +5,10 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +24,8 @@ namespace topkv::serve {
 struct SchedulerLimits {
   std::int64_t queue = 64;  ///< answers that wait
   std::int64_t batch = 16;  ///< answers over one context at a time
+  /// Tokens of a prompt and its answer. Sessions have room for that many, so that they can be kept.
+  std::int64_t room = 16384;
 };
 
 struct Question {
@@ -57,9 +61,15 @@ class Scheduler {
 
   void run();
   void admit(Lane& lane);
+  bool find_room(Lane& lane, Seat& seat);
   void start(Lane& lane);
+  void open(const Lane& lane, Seat& seat);
+  void join(Lane& lane, Seat& seat);
   GenerateOptions options_of(Seat& seat) const;
-  static void drop_cancelled(Lane& lane);
+  void drop_cancelled(Lane& lane);
+  bool length_matters(std::int64_t tokens) const;
+  void keep(const Lane& lane, Seat& seat, std::span<const Token> answer);
+  bool begins_again(Lane& lane, std::unique_ptr<Seat>& seat, const std::exception_ptr& error);
   static const Lane* next_to_read(const std::vector<Lane*>& lanes);
   void step(Lane& lane, bool reads);
   void count();

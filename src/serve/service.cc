@@ -62,6 +62,11 @@ const std::vector<Token>& tokens_before(const ServedContext& context) {
   return context.tokens;
 }
 
+SchedulerLimits with_room(SchedulerLimits limits, std::int64_t room) {
+  limits.room = room;
+  return limits;
+}
+
 std::string for_label(const std::string& name) { return name.empty() ? "(none)" : name; }
 
 }  // namespace
@@ -73,9 +78,10 @@ Service::Service(const Model& model, std::optional<ChatTemplate> chat, ServiceOp
       started_(std::chrono::duration_cast<std::chrono::seconds>(
                    std::chrono::system_clock::now().time_since_epoch())
                    .count()),
+      memory_(options_.kept_bytes),
       none_(nothing_read(model, options_.reading)),
       contexts_(model, chat_ ? &*chat_ : nullptr, options_.reading, memory_),
-      scheduler_(model, options_.limits, memory_, metrics_) {}
+      scheduler_(model, with_room(options_.limits, options_.room), memory_, metrics_) {}
 
 std::vector<Token> Service::tokens_of(const AnswerRequest& request,
                                       const ServedContext& context) const {
@@ -159,6 +165,11 @@ std::shared_ptr<Answer> Service::answer(const AnswerRequest& request) {
   return scheduler_.ask(std::move(question));
 }
 
+void Service::remove_context(const std::string& name) {
+  contexts_.remove(name);
+  memory_.kept.give_up_unserved();
+}
+
 std::string Service::models() const {
   Json model;
   model["id"] = options_.model_name;
@@ -185,7 +196,14 @@ std::string Service::one_context(const std::string& name) const {
 }
 
 std::string Service::metrics_text() const {
-  std::string more =
+  std::string more = fmt::format(
+      "# HELP topkv_kept_sessions Sessions of ended answers, kept for prompts that go on from "
+      "them.\n"
+      "# TYPE topkv_kept_sessions gauge\ntopkv_kept_sessions {}\n"
+      "# HELP topkv_kept_sessions_bytes Memory of their rows.\n"
+      "# TYPE topkv_kept_sessions_bytes gauge\ntopkv_kept_sessions_bytes {}\n",
+      memory_.kept.count(), memory_.kept.bytes());
+  more +=
       "# HELP topkv_context_bytes Memory of a context's rows and indices.\n"
       "# TYPE topkv_context_bytes gauge\n";
   for (const ContextInfo& info : contexts_.list())

@@ -19,7 +19,9 @@ namespace topkv::serve {
 struct ServiceOptions {
   std::string model_name;
   std::int64_t room = 16384;  ///< tokens of a prompt and its answer at most
-  SchedulerLimits limits;
+  /// Host memory for sessions of ended answers, for prompts that go on from them; 0: none are kept.
+  std::int64_t kept_bytes = 0;
+  SchedulerLimits limits;  ///< their room is the one above
   ReadingOptions reading;
 };
 
@@ -36,6 +38,9 @@ class Service {
 
   /// Throws Problem.
   std::shared_ptr<Answer> answer(const AnswerRequest& request);
+
+  /// As Contexts::remove; sessions that are kept over the context go with it.
+  void remove_context(const std::string& name);
 
   // Bodies of responses.
   std::string models() const;
