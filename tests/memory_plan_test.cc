@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 
+#include "tests/temp_directory.h"
 #include "topkv/device.h"
 #include "topkv/error.h"
 
@@ -41,6 +44,20 @@ TEST(MemoryPlan, EveryWayIsThereOnceTheMostExactFirst) {
   EXPECT_TRUE(std::ranges::is_sorted(plans, {}, &MemoryPlan::loss));
   EXPECT_EQ(most_exact(plans), plans.data());
   EXPECT_EQ(one_step_up(plans, plans.data()), nullptr);
+}
+
+TEST(MemoryPlan, KeysWithBiasesAreNotPlannedIn4Bits) {
+  const TempDirectory directory;
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(bundled + "/config.json"));
+  config["model_type"] = "qwen2";
+  directory.write("config.json", config.dump());
+  const PlanRequest request{.tokens = 1 << 20, .memory = 64LL << 30};
+  const auto plans = memory_plans(directory.path(), request);
+  EXPECT_EQ(plans.size(), 3U * 3 * 2);
+  for (const MemoryPlan& plan : plans) EXPECT_NE(plan.rows.keys, DType::q4) << plan.flags();
+  PlanRequest settled = request;
+  settled.rows = KvDType(DType::q4);
+  EXPECT_EQ(memory_plans(directory.path(), settled).size(), 3U * 2);
 }
 
 TEST(MemoryPlan, TheChosenOneFitsAndNothingMoreExactDoes) {

@@ -119,6 +119,8 @@ class Planner {
         continue;
       }
       for (const auto& rows : choices(request_.rows, row_losses)) {
+        // Biases that are far larger than the rest of a key leave that few of 4 bits.
+        if (!request_.rows && config_.qkv_bias && rows.value.keys == DType::q4) continue;
         if (!device_->takes_rows(rows.value)) {
           if (why.empty())
             why = fmt::format("a CUDA device does not take rows in {}", rows.value.name());

@@ -83,6 +83,7 @@ struct Model::Impl {
   Weights weights;  // views into the checkpoint, or on the device
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
+  mutable std::atomic<bool> told_key_biases = false;
 
   mutable std::mutex idle_mutex;
   mutable std::vector<std::unique_ptr<Forward>> idle;

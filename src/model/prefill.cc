@@ -40,6 +40,13 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
         fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
                     options.kv_dtype.name()));
   }
+  if (options.kv_dtype.keys == DType::q4 && config.qkv_bias &&
+      !impl_->told_key_biases.exchange(true)) {
+    impl_->warn(fmt::format(
+        "keys in {}: this model's keys have biases, and large ones leave 4 bits too few for the "
+        "rest of a key, so that rows are not found; use q8 or q8/q4",
+        options.kv_dtype.name()));
+  }
   ContextBuilder builder(config.attention,
                          {.capacity = total,
                           .dtype = options.kv_dtype,
