@@ -73,7 +73,7 @@ Told told(Answer& answer) {
     if (!event) continue;
     for (const ToldToken& token : event->logprobs) {
       all.bytes += token.bytes;
-      all.logprobs.push_back(token.logprob);
+      all.logprobs.push_back(token.logprob.value());
     }
   }
   EXPECT_TRUE(answer.finished());
@@ -299,9 +299,9 @@ TEST(ServeKept, GoesWithItsContext) {
   }
   AnswerRequest request;
   request.context = "n7281934";
-  request.prompt = asked;
+  request.prompts = {asked};
   request.options.max_tokens = 3;
-  whole(*service.answer(request));
+  whole(*service.answer(request).answer);
   EXPECT_NE(service.metrics_text().find("topkv_kept_sessions 1\n"), std::string::npos);
   EXPECT_TRUE(becomes_idle(service.scheduler()));
   service.remove_context("n7281934");

@@ -12,7 +12,6 @@
 
 #include "src/serve/contexts.h"
 #include "src/serve/kept_prompt.h"
-#include "src/serve/service.h"
 #include "tests/serving.h"
 #include "topkv/error.h"
 
@@ -220,42 +219,6 @@ TEST(ServeContexts, SayAtOnceThatTheTemplateKeepsNoText) {
   EXPECT_TRUE(contexts.list().empty());
 }
 #endif
-
-TEST(ServeService, ChecksWhatARequestWouldTake) {
-  Service service(model(), {}, {.model_name = "needle", .room = 100, .limits = {}, .reading = {{}, retrieval(), ""}});
-  AnswerRequest request;
-  request.prompt = "The grass is";
-  const auto refused = [&] { return problem_of([&] { service.answer(request); }); };
-  EXPECT_EQ(whole(*service.answer(request)).empty(), false);
-  request.options.max_tokens = 100;
-  EXPECT_EQ(refused().code(), "context_length_exceeded");
-  EXPECT_EQ(refused().param(), "max_tokens");
-  const std::string prompt_tokens =
-      std::to_string(model().tokenizer().encode("The grass is").size());
-  const std::string left = std::to_string(100 - std::stoll(prompt_tokens));
-  EXPECT_EQ(refused().message(), "max_tokens is 100; expected 1 to " + left + ": prompt has " +
-                                     prompt_tokens +
-                                     " tokens behind the context, and it and its answer have 100 "
-                                     "together (the server's --room)");
-  request.options.max_tokens = std::int64_t{1} << 62;
-  EXPECT_EQ(refused().param(), "max_tokens");
-  request.prompt = text_with("1");
-  EXPECT_EQ(refused().param(), "prompt");
-  EXPECT_NE(refused().message().find("tokens behind the context; expected 1 to 99: "),
-            std::string::npos);
-  request.prompt = "The grass is";
-  request.options.max_tokens = 5;
-  request.model = "gpt-4";
-  EXPECT_EQ(refused().code(), "model_not_found");
-  request.model = "needle";
-  request.context = "none";
-  EXPECT_EQ(refused().status(), 404);
-  request.context = "";
-  request.prompt = "";
-  EXPECT_EQ(refused().param(), "prompt");
-  request.chat = true;
-  EXPECT_EQ(refused().code(), "no_chat_template");
-}
 
 }  // namespace
 }  // namespace topkv::serve

@@ -184,6 +184,9 @@ def check_answers(server):
     status, answer = server.post("/v1/completions", {**body, "stop": None, "frequency_penalty": 2, "presence_penalty": 2, "repetition_penalty": 9})
     holds("penalties change the answer", status == 200 and answer["choices"][0]["text"] != " 7281934.", answer)
 
+    biased = server.post("/v1/completions", {"prompt": "The", "max_tokens": 3, "logit_bias": {"163": 100}, "logprobs": 1})[1]
+    holds("a bias chooses tokens", len(set(biased["choices"][0]["logprobs"]["tokens"])) == 1, biased)
+
     prompt = "The grass is"
     alone = run("generate", "-m", "chat", "--device", "cpu", "--kv-window", "64", "-n", "7", "-p", prompt)
     status, answer = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 7, "model": "chat"})
@@ -195,6 +198,52 @@ def check_answers(server):
     answers = together([ask(name) for name in list(NUMBERS) * 3])
     texts = [answer["choices"][0]["text"] for _, answer in answers]
     holds("six at once", texts == [f" {number}." for number in NUMBERS.values()] * 3, texts)
+
+
+def check_scoring(server):
+    """Multiple choice, as lm-eval asks it: prompts as ids, echoed with log-probabilities, one token generated."""
+    body = {"prompt": "The grass is", "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
+    _, one = server.post("/v1/completions", body)
+    told = one["choices"][0]["logprobs"]
+    holds("an echo has its prompt's text", one["choices"][0]["text"].startswith("The grass is") and "".join(told["tokens"]) == one["choices"][0]["text"], one)
+    holds("whose first token has no logprob", told["token_logprobs"][0] is None and told["top_logprobs"][0] is None, told)
+    holds("and the others have one", all(max(top.values()) >= value for value, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:])), told)
+    body["prompt"] = ["The grass is", "The sky is blue."]
+    _, answer = server.post("/v1/completions", body)
+    holds("prompts have numbers", [choice["index"] for choice in answer["choices"]] == [0, 1], answer)
+    holds("and their own answers", answer["choices"][0]["text"] == one["choices"][0]["text"] and answer["choices"][1]["text"].startswith("The sky is blue."), answer)
+    holds("tokens are those of all", answer["usage"]["completion_tokens"] == 2 and answer["usage"]["prompt_tokens"] > one["usage"]["prompt_tokens"], answer["usage"])
+    _, ids = server.post("/v1/completions", {**body, "prompt": [[5, 6, 7], [8, 9]], "max_tokens": 0})
+    holds("a prompt of ids is scored alone", [len(choice["logprobs"]["tokens"]) for choice in ids["choices"]] == [3, 2], ids)
+    events = streamed(server, "/v1/completions", {**body, "prompt": "The grass is"})
+    text = "".join(event["choices"][0]["text"] for event in events)
+    tokens = [token for event in events for token in (event["choices"][0]["logprobs"] or {"tokens": []})["tokens"]]
+    holds("streamed, the same", text == one["choices"][0]["text"] and tokens == told["tokens"], (text, tokens))
+    holds("and in its order", events[0]["choices"][0]["text"] == "The grass is", events[0])
+
+
+def check_names(server):
+    """What clients that can only name a model see."""
+    names = {one["id"]: one for one in server.get("/v1/models")["data"]}
+    holds("contexts are models, too", list(names)[:4] == ["chat", "gpt-4", "chat:notes", "chat:talk"], list(names))
+    for name, entry in names.items():
+        got = server.get(f"/v1/models/{name}")
+        holds("a model is found by its name", got == entry and got["context_length"] == got["max_model_len"] == 2048, got)
+    holds("it says what is read", names["chat:notes"]["context_tokens"] > 700 and names["chat"]["context_tokens"] == 0, names)
+    for other in ("gpt-5", "chat:nothing", "a%0Ab%22", "x" * 900, "../health"):
+        status, _, text = server.request("GET", f"/v1/models/{other}")
+        holds("another name is not found", status == 404 and json.loads(text)["error"]["code"] in ("model_not_found", "context_not_found"), (other, text))
+    holds("models are not made", server.request("POST", "/v1/models/a%0Ab", "{}")[0] == 405)
+    body = {"prompt": question("quiet-river"), "max_tokens": 9, "temperature": 0}
+    for model in ("chat:notes", "gpt-4:notes"):
+        status, answer = server.post("/v1/completions", {**body, "model": model})
+        holds("a name is a context", answer["choices"][0]["text"] == f" {NUMBERS['quiet-river']}." and answer["model"] == model, answer)
+    chat = {"model": "chat:talk", "messages": [{"role": "user", "content": question("tall-tower")}], "max_tokens": 9}
+    want = server.post("/v1/chat/completions", {**chat, "model": None, "context": "talk"})[1]
+    got = server.post("/v1/chat/completions", chat)[1]
+    holds("so it is of a chat", got["choices"] == want["choices"] and got["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"] > 700, (got, want))
+    status, answer = server.post("/v1/chat/completions", {**chat, "messages": [{"role": "system", "content": "Be brief."}, *chat["messages"]]})
+    holds("another system message is refused", status == 400 and "another system message" in answer["error"]["message"], answer)
 
 
 def check_contexts(server):
@@ -228,10 +277,12 @@ def check_hostile(server):
     refused("no UTF-8", 400, "invalid_json", done, b'{"prompt": "\xff"}')
     refused("too deep", 400, "invalid_json", done, '{"prompt":' + "[" * 10000 + "]" * 10000 + "}")
     refused("a field of others", 400, "unknown_parameter", done, {"prompt": "a", "tools": []})
-    refused("another model", 404, "model_not_found", done, {"prompt": "a", "model": "gpt-4"})
+    refused("another model", 404, "model_not_found", done, {"prompt": "a", "model": "gpt-5"})
     refused("no such context", 404, "context_not_found", done, {"prompt": "a", "context": "../../etc/passwd"})
     refused("more tokens than there is room for", 400, "context_length_exceeded", done, {"prompt": "a", "max_tokens": 10**6})
-    refused("too many answers", 429, "queue_full", done, {"prompt": "a", "n": 8})
+    refused("more answers than ever fit", 400, "too_many_answers", done, {"prompt": "a", "n": 8})
+    refused("more prompts than ever fit", 400, "too_many_answers", done, {"prompt": ["a"] * 8})
+    refused("ids of no vocabulary", 400, None, done, {"prompt": [5, 4096]})
     refused("too long", 413, "too_large", done, json.dumps({"prompt": "a" * (5 << 20)}))
     for what, status, method, path, headers in (
         ("another type", 415, "POST", done, {"Content-Type": "text/plain"}),
@@ -279,7 +330,7 @@ def check_hostile(server):
         holds("another type is named", status == 415 and f'"{kind}"' in answer["error"]["message"], (kind, status, answer))
     status, answer = server.post(done, {"prompt": "a", "max_tokens": 10**13})
     message = answer["error"]["message"]
-    holds("a number of tokens beyond what there is room for", status == 400 and message.startswith("max_tokens is 10000000000000; expected 1 to 2047: ") and "--room" in message, answer)
+    holds("a number of tokens beyond what there is room for", status == 400 and message.startswith("This model's maximum context length is 2048 tokens") and "max_tokens is 10000000000000, expected up to 2047" in message, answer)
     holds("and it still answers", server.get("/health") == {"status": "ok"})
 
 
@@ -332,7 +383,7 @@ def main():
     run("prefill", "-m", "chat", "-f", "notes.txt", "-o", "notes.tkv", "--device", "cpu")
     run("prefill", "-m", "chat", "-f", "notes.txt", "-o", "talk.tkv", "--chat", "--device", "cpu")
 
-    server = Server("notes.tkv", "talk.tkv", "--max-batch", "4", "--max-queue", "7", "--room", "2K")
+    server = Server("notes.tkv", "talk.tkv", "--alias", "gpt-4", "--max-batch", "4", "--max-queue", "7", "--room", "2K")
     again = subprocess.run([TOPKV, "serve", "-m", "chat", "--port", str(server.port), "--device", "cpu"], capture_output=True, text=True)
     holds("a port has one server", again.returncode == 1 and "it is taken" in again.stderr and not again.stdout, again)
     # Who sends a byte at times is closed, while all others are answered.
@@ -341,6 +392,8 @@ def main():
     holds("the model is listed", server.get("/v1/models")["data"][0]["id"] == "chat")
     holds("there is a page", "<title>topkv" in server.request("GET", "/")[2])
     check_answers(server)
+    check_scoring(server)
+    check_names(server)
     check_contexts(server)
     check_hostile(server)
     check_disconnects(server)

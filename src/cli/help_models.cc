@@ -189,7 +189,8 @@ CommandHelp serve_help() {
       "-m DIR [FILE.tkv]... [--port N] [flags]",
       "Answers over HTTP as OpenAI's API does, requests over one context in joint steps: "
       "\"context\": "
-      "\"book\" in a request is book.tkv. Ctrl-C ends it when running answers are whole, or after "
+      "\"book\" in a request is book.tkv, and so is \"model\": \"MODEL:book\". Ctrl-C ends it when "
+      "running answers are whole, or after "
       "10 "
       "s; a second one ends it at once. docs/server.md: endpoints, fields, limits.",
       {model_help("as the contexts were read with"),
@@ -197,6 +198,8 @@ CommandHelp serve_help() {
         {{"--host", "ADDRESS", "where it listens", "127.0.0.1"},
          {"--port", "N", "0 is any", "8080"},
          {"--api-key", "KEY", "clients must have it; better in the environment, TOPKV_API_KEY",
+          "none"},
+         {"--alias", "NAME", "another name that requests may give the model; repeat for several",
           "none"},
          {"--max-queue", "N", "answers that wait; more are refused with status 429", "64"},
          {"--max-batch", "N", "answers that are stepped together", "16"},

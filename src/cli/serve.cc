@@ -22,7 +22,9 @@
 #include "src/cli/progress_bar.h"
 #include "src/cli/text.h"
 #include "src/core/memory.h"
+#include "src/core/printable.h"
 #include "src/serve/guard.h"
+#include "src/serve/served_names.h"
 #include "src/serve/server.h"
 #include "src/serve/service.h"
 #include "topkv/context_file.h"
@@ -39,6 +41,7 @@ struct ServeFlags {
   std::string host = "127.0.0.1";
   std::string port = "8080";
   std::string api_key;
+  std::vector<std::string> aliases;
   std::string queue = "64";
   std::string batch = "16";
   std::string room = "16K";
@@ -83,6 +86,15 @@ void check_flags(const ServeFlags& flags) {
   server_options(flags);
   parse_count("--room", flags.room, 2);
   kept_bytes(flags);
+  for (const std::string& alias : flags.aliases) {
+    if (!serve::is_alias(alias))
+      throw UsageError(
+          fmt::format("--alias: expected 1 to 256 visible ASCII characters without '\"' "
+                      "and '\\', found '{}'",
+                      printable_beginning(alias)));
+    if (alias == model_name(flags.model) || std::ranges::count(flags.aliases, alias) > 1)
+      throw UsageError(fmt::format("--alias: '{}' is a name of the model already", alias));
+  }
   if (flags.retrieval.indices.size() > 1)
     throw UsageError("--kv-index: serve takes one index; several are for topkv needle");
   std::set<std::string> names;
@@ -107,6 +119,18 @@ struct Wanted {
   ContextFileInfo info;
   RetrievalFlags retrieval;  // with its index
 };
+
+/// Says at the start what requests would otherwise find out.
+void warn_of_reach(const ModelConfig& config, const serve::Service& service) {
+  std::int64_t longest = 0;
+  for (const serve::ContextInfo& context : service.contexts().list())
+    longest = std::max(longest, context.tokens);
+  const std::string beyond = config.beyond_reach(longest + service.options().room);
+  if (beyond.empty()) return;
+  print_warning(fmt::format(
+      "the longest context ({} tokens) and --room ({}) together: {}; give a smaller --room",
+      longest, service.options().room, beyond));
+}
 
 int run_serve(ServeFlags flags) {
   serve::require_http();
@@ -151,6 +175,7 @@ int run_serve(ServeFlags flags) {
   const std::int64_t reading_memory = reading.prefill.memory_budget;
   serve::Service service(model, std::move(chat),
                          {.model_name = model_name(flags.model),
+                          .aliases = flags.aliases,
                           .room = parse_count("--room", flags.room, 2),
                           .kept_bytes = kept_bytes(flags),
                           .limits = limits_of(flags),
@@ -169,6 +194,7 @@ int run_serve(ServeFlags flags) {
          .retrieval = retrieval_options(one.retrieval, layers, one.retrieval.indices.front(), 1)});
   }
   stop_if_interrupted();
+  warn_of_reach(model.config(), service);
   if (!serve::is_loopback(server.host) && server.api_key.empty())
     print_warning(fmt::format(
         "whoever reaches {} can ask, and read and delete contexts: there is no --api-key, nor "
@@ -198,6 +224,9 @@ Run add_serve(CLI::App& app) {
   command->add_option("--host", flags->host, "an address of this machine");
   command->add_option("--port", flags->port, "a number up to 65535");
   command->add_option("--api-key", flags->api_key, "a text that clients must know");
+  command->add_option("--alias", flags->aliases, "another name of the model")
+      ->expected(1)
+      ->take_all();
   command->add_option("--max-queue", flags->queue, "a count such as 64");
   command->add_option("--max-batch", flags->batch, "a count such as 16");
   command->add_option("--room", flags->room, "a number of tokens");

@@ -16,11 +16,13 @@
 
 namespace topkv::serve {
 
-/// One token of an answer, as "logprobs" tell it.
+/// A token as "logprobs" have it.
 struct ToldToken {
-  std::string bytes;
-  double logprob = 0;
+  std::string name;                    ///< token_name
+  std::string bytes;                   ///< that it adds to the text; empty for special tokens
+  std::optional<double> logprob = {};  ///< none: the first token of all has nothing before it
   struct Alternative {
+    std::string name;
     std::string bytes;
     double logprob = 0;
   };
@@ -30,16 +32,18 @@ struct ToldToken {
 /// What has become of one of the answers.
 struct Event {
   std::size_t choice = 0;
-  std::string text = {};                 ///< more of it, in whole characters; may be empty
-  std::vector<ToldToken> logprobs = {};  ///< of the tokens that came, where they were asked for
-  std::string finish = {};               ///< "stop" or "length" where it has ended
+  std::string text = {};  ///< more of it, in whole characters; may be empty
+  /// Of the tokens that came, where they were asked for. With an echo those of the prompt are
+  /// first.
+  std::vector<ToldToken> logprobs = {};
+  std::string finish = {};  ///< "stop" or "length" where it has ended
 };
 
 /// Tokens that a request took.
 struct Usage {
-  std::int64_t context = 0;
-  std::int64_t prompt = 0;     ///< behind the context; of one answer
-  std::int64_t kept = 0;       ///< of the prompt's, those that a kept session had
+  std::int64_t context = 0;    ///< once for each prompt
+  std::int64_t prompt = 0;     ///< behind the context; of all prompts, of one answer to each
+  std::int64_t kept = 0;       ///< of the prompt's, the most that a kept session had
   std::int64_t generated = 0;  ///< of all answers together
 };
 
@@ -53,10 +57,9 @@ struct ReadingState {
 /// One thread puts, another takes; anybody may cancel.
 class Answer {
  public:
-  explicit Answer(std::size_t choices, Usage usage)
-      : running_(choices),
-        usage_(usage),
-        reading_{.total = static_cast<std::int64_t>(choices) * usage.prompt} {}
+  /// choices: answers to all prompts together; to_read: tokens that are read for them.
+  Answer(std::size_t choices, Usage usage, std::int64_t to_read)
+      : running_(choices), usage_(usage), reading_{.total = to_read} {}
 
   /// One of the answers has left the queue.
   void begin();

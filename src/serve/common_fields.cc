@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cmath>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "src/serve/problem.h"
@@ -30,13 +35,43 @@ std::vector<std::string> stops(Fields& fields) {
   return stops;
 }
 
+/// The id that a key spells, as clients do: digits, the first not 0 unless it is alone.
+std::optional<Token> id_of(std::string_view key) {
+  Token id = 0;
+  const char* const end = key.data() + key.size();
+  const auto [read, error] = std::from_chars(key.data(), end, id);
+  if (error != std::errc() || read != end || key.front() == '-') return {};
+  if (key.front() == '0' && key.size() > 1) return {};
+  return id;
+}
+
+std::vector<TokenBias> biases(Fields& fields) {
+  const BodyJson* value = fields.find("logit_bias");
+  if (value == nullptr) return {};
+  const std::string expected = fmt::format(
+      "an object of up to {} token ids, such as \"50256\", with numbers from -100 to 100",
+      max_biases);
+  if (!value->is_object() || value->size() > max_biases)
+    fields.refuse("logit_bias", *value, expected);
+  std::vector<TokenBias> biases;
+  for (const auto& [key, bias] : value->items()) {
+    const std::optional<Token> id = id_of(key);
+    if (!id) fields.refuse("logit_bias", BodyJson(key), expected);
+    if (!bias.is_number() || !(std::abs(bias.get<double>()) <= 100))
+      fields.refuse("logit_bias", bias, expected);
+    biases.push_back({*id, bias.get<double>()});
+  }
+  return biases;
+}
+
 }  // namespace
 
-void take_common(Fields& fields, AnswerRequest& request) {
+void take_common(Fields& fields, AnswerRequest& request, std::int64_t fewest) {
   AnswerOptions& options = request.options;
   request.model = fields.text("model").value_or("");
   request.context = fields.text("context").value_or("");
-  options.max_tokens = fields.integer("max_tokens", 1, INT64_MAX);  // --room says how many at most
+  options.max_tokens =
+      fields.integer("max_tokens", fewest, INT64_MAX);  // --room says how many at most
   options.temperature = fields.number("temperature", 0, 100);
   options.top_p = fields.number("top_p", 0, 1, true);
   options.top_k = fields.integer("top_k", -1, most_tokens);
@@ -60,7 +95,7 @@ void take_common(Fields& fields, AnswerRequest& request) {
           fmt::format("{}: stream_options is for requests with \"stream\": true", request_body),
           "stream_options");
   }
-  fields.only("logit_bias", {BodyJson::object()});
+  options.logit_bias = biases(fields);
 }
 
 }  // namespace topkv::serve

@@ -1,10 +1,13 @@
 #include "src/serve/kept_prompt.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <functional>
 #include <utility>
 
+#include "src/core/printable.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {
@@ -138,18 +141,29 @@ std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd
 std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const ContextEnd& end,
                                           const ChatTemplate& chat,
                                           std::span<const ChatMessage> messages) {
+  const bool says_system = !messages.empty() && (messages.front().role == "system" ||
+                                                 messages.front().role == "developer");
+  // The context has it: clients send it with each request.
+  const bool has_it = says_system && messages.front().content == end.system;
+  if (has_it) messages = messages.subspan(1);
   std::vector<ChatMessage> all;
-  if (!end.system.empty()) all.push_back(message("system", end.system));
+  if (!end.system.empty() && (has_it || !says_system)) all.push_back(message("system", end.system));
   all.insert(all.end(), messages.begin(), messages.end());
   const auto question = std::ranges::find(all, "user", &ChatMessage::role);
   if (question == all.end())
     throw InvalidArgument("no message of the user; expected one that asks of the context");
   question->content = stand_in + question->content;
   const Around around = around_text(chat.render(all, true));
-  if (around.before != around_text(rendered(chat, end.system, stand_in)).before)
+  const bool fits = around.before == around_text(rendered(chat, end.system, stand_in)).before;
+  if (!fits && says_system && !has_it)
+    throw InvalidArgument(fmt::format(
+        "the first message is another system message than the context was read with, which {}; "
+        "leave it out, or send the one of the context",
+        end.system.empty() ? "has none" : "is \"" + printable_beginning(end.system) + "\""));
+  if (!fits)
     throw InvalidArgument(
         "with these messages the chat template has something else before the context's text than "
-        "the context was read with; ask without a system message, the user's message first");
+        "the context was read with; send the user's message first");
   return tokenizer.encode(end.text_left + around.behind);
 }
 

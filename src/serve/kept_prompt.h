@@ -46,10 +46,11 @@ std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd
                                     const std::optional<ChatTemplate>& chat,
                                     const std::string& prompt);
 
-/// Likewise of a conversation whose first question is asked of the context's text. messages:
-/// without the system message before the text, which the context has. REQUIRES: end.chat. Throws
-/// InvalidArgument when there is no question in them, and where the template has something else
-/// before the text for these messages; what ChatTemplate::render throws, too.
+/// The tokens of a conversation whose first question is asked of the context's text. messages: with
+/// the system message that the context was read with, or without it. REQUIRES: end.chat. Throws
+/// InvalidArgument when there is no question in them, when they have another system message, and
+/// when the template has something else before the text for them; what ChatTemplate::render throws,
+/// too.
 std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const ContextEnd& end,
                                           const ChatTemplate& chat,
                                           std::span<const ChatMessage> messages);

@@ -5,8 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/core/utf8.h"
-
 namespace topkv::serve {
 namespace {
 
@@ -37,11 +35,17 @@ Json usage_of(const Usage& usage) {
   return json;
 }
 
-Json chat_token(const std::string& bytes, double logprob) {
+/// OpenAI's form of a number that is not there.
+Json number_or_null(const std::optional<double>& number) {
+  return number ? Json(*number) : Json(nullptr);
+}
+
+Json chat_token(const std::string& name, const std::string& bytes,
+                const std::optional<double>& logprob) {
   Json json;
-  json["token"] = replace_invalid_utf8(bytes);
-  json["logprob"] = logprob;
-  json["bytes"] = bytes_of(bytes);
+  json["token"] = name;
+  json["logprob"] = number_or_null(logprob);
+  json["bytes"] = bytes.empty() ? Json(nullptr) : bytes_of(bytes);
   return json;
 }
 
@@ -49,14 +53,22 @@ Json chat_logprobs(const std::vector<ToldToken>& tokens) {
   if (tokens.empty()) return nullptr;
   Json content = Json::array();
   for (const ToldToken& token : tokens) {
-    Json one = chat_token(token.bytes, token.logprob);
+    Json one = chat_token(token.name, token.bytes, token.logprob);
     one["top_logprobs"] = Json::array();
     for (const auto& other : token.top)
-      one["top_logprobs"].push_back(chat_token(other.bytes, other.logprob));
+      one["top_logprobs"].push_back(chat_token(other.name, other.bytes, other.logprob));
     content.push_back(std::move(one));
   }
   Json json;
   json["content"] = std::move(content);
+  return json;
+}
+
+/// An object keyed by name. Of two tokens with one name it has the likelier.
+Json best_by_name(const std::vector<ToldToken::Alternative>& best_first) {
+  Json json = Json::object();
+  for (const auto& one : best_first)
+    if (!json.contains(one.name)) json[one.name] = one.logprob;
   return json;
 }
 
@@ -67,11 +79,9 @@ Json completion_logprobs(const std::vector<ToldToken>& tokens, std::int64_t& at)
   for (const char* key : {"tokens", "token_logprobs", "top_logprobs", "text_offset"})
     json[key] = Json::array();
   for (const ToldToken& token : tokens) {
-    json["tokens"].push_back(replace_invalid_utf8(token.bytes));
-    json["token_logprobs"].push_back(token.logprob);
-    Json top = Json::object();
-    for (const auto& other : token.top) top[replace_invalid_utf8(other.bytes)] = other.logprob;
-    json["top_logprobs"].push_back(std::move(top));
+    json["tokens"].push_back(token.name);
+    json["token_logprobs"].push_back(number_or_null(token.logprob));
+    json["top_logprobs"].push_back(token.logprob ? best_by_name(token.top) : Json(nullptr));
     json["text_offset"].push_back(at);
     at += characters_of(token.bytes);
   }
@@ -108,7 +118,7 @@ Responder::Responder(const AnswerRequest& request, std::string id, std::int64_t 
       id_(std::move(id)),
       created_(created),
       model_(std::move(model)),
-      characters_(static_cast<std::size_t>(request.options.choices)) {}
+      characters_(static_cast<std::size_t>(request.answers())) {}
 
 std::vector<std::string> Responder::opening() const {
   std::vector<std::string> chunks;

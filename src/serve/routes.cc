@@ -30,6 +30,8 @@ using httplib::Response;
 using Handled = httplib::Server::HandlerResponse;
 
 constexpr const char* json_type = "application/json";
+/// What the client of an answer should know of it.
+constexpr const char* warning_header = "X-Topkv-Warning";
 constexpr const char* paths[] = {"/",
                                  "/health",
                                  "/metrics",
@@ -38,6 +40,7 @@ constexpr const char* paths[] = {"/",
                                  "/v1/completions",
                                  "/v1/chat/completions"};
 constexpr std::string_view one_context = "/v1/contexts/";
+constexpr std::string_view one_model = "/v1/models/";
 constexpr const char* posts[] = {"/v1/contexts", "/v1/completions", "/v1/chat/completions"};
 /// A client that is gone before its answer, in the log; nginx' number.
 constexpr int client_gone = 499;
@@ -55,12 +58,14 @@ thread_local Note note;
 
 bool is_known(const std::string& path) {
   return std::ranges::find(paths, path) != std::end(paths) ||
+         (path.starts_with(one_model) && path.size() > one_model.size()) ||
          (path.starts_with(one_context) && is_context_name(path.substr(one_context.size())));
 }
 
 /// For a metric: of few names.
 std::string label_of(const std::string& path) {
   if (!is_known(path)) return "other";
+  if (path.starts_with(one_model)) return "/v1/models/ID";
   return path.starts_with(one_context) ? "/v1/contexts/NAME" : path;
 }
 
@@ -191,10 +196,13 @@ class Stream {
 void answer(Service& service, const ServerOptions& options, const AnswerRequest& request,
             Response& response) {
   note.context = request.context;
+  Accepted accepted = service.answer(request);
+  note.context = accepted.context;
+  if (!accepted.warning.empty()) response.set_header(warning_header, accepted.warning);
   const auto stream = std::make_shared<Stream>(
-      service.answer(request),
+      std::move(accepted.answer),
       Responder(request, new_id(request.chat), static_cast<std::int64_t>(std::time(nullptr)),
-                service.options().model_name),
+                request.model.empty() ? service.options().model_name : request.model),
       request.stream_usage, options.comment_every);
   if (request.stream) {
     stream->wait_for_begin(options.status_wait);
@@ -222,7 +230,7 @@ bool is_json_type(std::string_view type) {
 
 Problem not_for(const Request& request) {
   return {405, fmt::format("{} is not for {}; docs/server.md lists what there is",
-                           printable_beginning(request.method), request.path)};
+                           printable_beginning(request.method), printable_beginning(request.path))};
 }
 
 /// A proxy in front and this server must see the same requests in a connection's bytes: one length
@@ -371,6 +379,10 @@ void add_routes(HttpServer& server, Service& service, const ServerOptions& optio
   });
   server.Get("/v1/models", [&service](const Request&, Response& response) {
     response.set_content(service.models(), json_type);
+  });
+  server.Get("/v1/models/([\\s\\S]+)", [&service](const Request& request, Response& response) {
+    answered(response,
+             [&] { response.set_content(service.one_model(request.matches[1]), json_type); });
   });
   server.Post("/v1/completions", [&service, &options](const Request&, Response& response,
                                                       const httplib::ContentReader& reader) {

@@ -11,45 +11,11 @@
 #include <utility>
 
 #include "src/core/stopwatch.h"
+#include "src/serve/seat.h"
 #include "topkv/error.h"
 #include "topkv/generation.h"
 
 namespace topkv::serve {
-
-/// One answer: first in the queue, then with a session.
-struct Scheduler::Seat {
-  std::shared_ptr<const Question> question;
-  std::shared_ptr<Answer> answer;
-  std::size_t choice = 0;
-  std::int64_t capacity = 0;   // tokens of the session's own
-  std::int64_t row_bytes = 0;  // of one token, all layers
-  std::optional<Session> session;
-  std::int64_t kept = 0;         // tokens of the prompt that the session had when it was found
-  std::int64_t most_tokens = 0;  // that the session ever had of its own: their rows are committed
-  GenerationBatch::Id id = {};
-  std::vector<ToldToken> logprobs;  // of tokens whose text has not come
-  Stopwatch since_start;
-  std::int64_t read = 0;  // tokens of the prompt
-  std::int64_t tokens = 0;
-
-  std::int64_t bytes() const { return capacity * row_bytes; }
-  /// Lets those who wait know how far the prompt is read.
-  void tell_reading() {
-    const std::int64_t now = std::min(session->own_tokens(), std::ssize(question->prompt));
-    if (now > read) answer->read(now - std::exchange(read, now));
-  }
-  /// Of those that are not committed.
-  std::int64_t promised() const {
-    const std::int64_t own = session ? session->own_tokens() : 0;
-    return std::max<std::int64_t>(0, capacity - std::max(own, most_tokens)) * row_bytes;
-  }
-  /// A session is to be opened anew.
-  void forget_session() {
-    session.reset();
-    kept = most_tokens = 0;
-    answer->read(-std::exchange(read, 0));
-  }
-};
 
 /// The answers over one context.
 struct Scheduler::Lane {
@@ -81,12 +47,24 @@ void Scheduler::end_all() {
 }
 
 std::shared_ptr<Answer> Scheduler::ask(Question question) {
-  const Context& context = *question.context->context;
+  std::vector<Question> one;
+  one.push_back(std::move(question));
+  return ask(std::move(one));
+}
+
+std::shared_ptr<Answer> Scheduler::ask(std::vector<Question> questions) {
+  const std::shared_ptr<const ServedContext> served = questions.front().context;
+  const Context& context = *served->context;
   const AttentionShape& shape = context.shape();
-  const auto asked = std::make_shared<const Question>(std::move(question));
-  const auto answer = std::make_shared<Answer>(
-      asked->choices, Usage{.context = context.tokens(), .prompt = std::ssize(asked->prompt)});
-  const auto choices = static_cast<std::int64_t>(asked->choices);
+  std::int64_t choices = 0, to_read = 0;
+  Usage usage;
+  for (const Question& question : questions) {
+    choices += static_cast<std::int64_t>(question.choices);
+    usage.context += context.tokens();
+    usage.prompt += std::ssize(question.prompt);
+    to_read += static_cast<std::int64_t>(question.choices) * std::ssize(question.prompt);
+  }
+  const auto answer = std::make_shared<Answer>(static_cast<std::size_t>(choices), usage, to_read);
   const std::lock_guard lock(mutex_);
   if (closed_) throw Problem(503, "the server is ending; ask another", {}, "shutting_down");
   if (waiting_ + choices > limits_.queue)
@@ -95,25 +73,29 @@ std::shared_ptr<Answer> Scheduler::ask(Question question) {
         fmt::format("{} answers wait, of {} at most; try again later", waiting_, limits_.queue), {},
         "queue_full");
   std::vector<std::unique_ptr<Seat>> seats;
-  for (std::size_t i = 0; i < asked->choices; ++i) {
-    auto seat = std::make_unique<Seat>();
-    seat->question = asked;
-    seat->answer = answer;
-    seat->choice = i;
-    seat->capacity = std::ssize(asked->prompt) + asked->options.max_tokens + 1;
-    seat->row_bytes = shape.layers * shape.kv_heads * context.dtype().row_bytes(shape.head_dim);
-    seats.push_back(std::move(seat));
+  for (Question& question : questions) {
+    const auto asked = std::make_shared<const Question>(std::move(question));
+    for (std::size_t i = 0; i < asked->choices; ++i) {
+      auto seat = std::make_unique<Seat>();
+      seat->question = asked;
+      seat->answer = answer;
+      seat->choice = seats.size();
+      seat->draw = i;
+      seat->capacity = std::ssize(asked->prompt) + asked->options.max_tokens + 1;
+      seat->row_bytes = shape.layers * shape.kv_heads * context.dtype().row_bytes(shape.head_dim);
+      seats.push_back(std::move(seat));
+    }
   }
   // Nothing has changed where memory for any of it lacks: the thread never meets half a request.
   const auto take_place = [&](Lane& lane) {
     lane.waiting.insert(lane.waiting.end(), std::make_move_iterator(seats.begin()),
                         std::make_move_iterator(seats.end()));
   };
-  const auto at = std::ranges::find(lanes_, asked->context, &Lane::context);
+  const auto at = std::ranges::find(lanes_, served, &Lane::context);
   if (at != lanes_.end()) {
     take_place(**at);
   } else {
-    auto lane = std::make_unique<Lane>(model_, asked->context);
+    auto lane = std::make_unique<Lane>(model_, served);
     take_place(*lane);
     lanes_.push_back(std::move(lane));
   }
@@ -205,7 +187,7 @@ void Scheduler::admit(Lane& lane) {
 bool Scheduler::find_room(Lane& lane, Seat& seat) {
   const std::vector<Token>& prompt = seat.question->prompt;
   const std::int64_t length = lane.context->context->tokens() + std::ssize(prompt);
-  if (!length_matters(length)) {
+  if (!seat.scores() && !length_matters(length)) {
     if (auto found = memory_.kept.take(lane.context, prompt, seat.capacity)) {
       seat.session = std::move(found->kept.session);
       seat.most_tokens = found->kept.most_tokens;
@@ -215,23 +197,6 @@ bool Scheduler::find_room(Lane& lane, Seat& seat) {
     }
   }
   return memory_.make_room(seat.bytes()) >= seat.bytes();
-}
-
-GenerateOptions Scheduler::options_of(Seat& seat) const {
-  GenerateOptions options = seat.question->options;
-  options.sampling.seed += seat.choice;
-  const auto kept = seat.question->prompt.begin();
-  options.before.insert(options.before.end(), kept, kept + seat.kept);
-  if (options.logprobs < 0) return options;
-  options.on_logprobs = [this, &seat](const TokenLogprobs& of) {
-    const Tokenizer& tokenizer = model_.tokenizer();
-    ToldToken& told = seat.logprobs.emplace_back();
-    told.bytes = tokenizer.bytes_of_token(of.chosen.token);
-    told.logprob = of.chosen.logprob;
-    for (const TokenLogprob& other : of.top)
-      told.top.push_back({tokenizer.bytes_of_token(other.token), other.logprob});
-  };
-  return options;
 }
 
 /// Gives sessions to those that were let in.
@@ -283,8 +248,10 @@ void Scheduler::join(Lane& lane, Seat& seat) {
   const std::span<const Token> prompt = seat.question->prompt;
   lane.running.reserve(lane.running.size() + 1);  // nothing fails behind add
   seat.since_start = Stopwatch();
+  seat.begin_echo(model_.tokenizer());
   seat.id = lane.batch.add(
-      *seat.session, prompt.subspan(static_cast<std::size_t>(seat.kept)), options_of(seat),
+      *seat.session, prompt.subspan(static_cast<std::size_t>(seat.kept)),
+      seat.options(model_.tokenizer()),
       [this, &seat](Token) {
         if (seat.tokens++ == 0) metrics_.count_first_token(seat.since_start.seconds());
         ++metrics_.generated_tokens;
@@ -394,6 +361,8 @@ void Scheduler::step(Lane& lane, bool reads) {
     Seat& seat = **at;
     try {
       if (!one.error) {
+        if (seat.question->score_end && one.result.end_logprobs)
+          seat.logprobs.push_back(told_token(model_.tokenizer(), *one.result.end_logprobs));
         keep(lane, seat, one.result.tokens);  // before its client can go on
         seat.answer->put({.choice = seat.choice,
                           .logprobs = std::move(seat.logprobs),

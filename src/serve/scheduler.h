@@ -16,6 +16,7 @@
 #include "src/serve/answer.h"
 #include "src/serve/metrics.h"
 #include "src/serve/promised_memory.h"
+#include "src/serve/question.h"
 #include "src/serve/served_context.h"
 #include "topkv/model.h"
 
@@ -28,12 +29,7 @@ struct SchedulerLimits {
   std::int64_t room = 16384;
 };
 
-struct Question {
-  std::shared_ptr<const ServedContext> context;
-  std::vector<Token> prompt;  ///< behind it
-  GenerateOptions options;    ///< answer i has the seed plus i; without callbacks
-  std::size_t choices = 1;
-};
+struct Seat;
 
 /// Safe from many threads.
 class Scheduler {
@@ -47,6 +43,9 @@ class Scheduler {
 
   /// Puts it into the queue. Throws Problem: 429 where that is full, 503 where the server ends.
   std::shared_ptr<Answer> ask(Question question);
+  /// Likewise several questions of one request, over one context; all of them or none. Their
+  /// answers are numbered question by question.
+  std::shared_ptr<Answer> ask(std::vector<Question> questions);
 
   /// From here on nothing is taken.
   void close();
@@ -56,7 +55,6 @@ class Scheduler {
   void end_all();
 
  private:
-  struct Seat;
   struct Lane;
 
   void run();
@@ -65,7 +63,6 @@ class Scheduler {
   void start(Lane& lane);
   void open(const Lane& lane, Seat& seat);
   void join(Lane& lane, Seat& seat);
-  GenerateOptions options_of(Seat& seat) const;
   void drop_cancelled(Lane& lane);
   bool length_matters(std::int64_t tokens) const;
   void keep(const Lane& lane, Seat& seat, std::span<const Token> answer);

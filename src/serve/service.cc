@@ -4,11 +4,9 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <utility>
 
 #include "src/core/printable.h"
-#include "src/serve/kept_prompt.h"
 #include "src/serve/problem.h"
 #include "topkv/error.h"
 
@@ -51,15 +49,28 @@ Json json_of(const ContextInfo& info) {
   return json;
 }
 
-/// Which a repetition penalty counts.
-const std::vector<Token>& tokens_before(const ServedContext& context) {
-  if (std::ssize(context.tokens) != context.context->tokens())
-    throw Problem(400,
-                  fmt::format("context \"{}\" does not tell its tokens, which repetition_penalty "
-                              "counts; give 1",
-                              context.name),
-                  "repetition_penalty");
-  return context.tokens;
+/// What is said of the model under each of its names.
+struct ModelFacts {
+  std::int64_t started;
+  bool chat;
+  std::int64_t room;
+  std::int64_t reach;
+};
+
+/// context: the one that is named behind the model; null: none.
+Json model_json(const std::string& name, const ModelFacts& facts, const ContextInfo* context) {
+  Json model;
+  model["id"] = name;
+  model["object"] = "model";
+  model["created"] = facts.started;
+  model["owned_by"] = "topkv";
+  model["chat"] = facts.chat && (context == nullptr || context->chat);
+  model["context_length"] = facts.room;  // other servers' names of one number
+  model["max_model_len"] = facts.room;
+  model["context"] = context == nullptr ? Json(nullptr) : Json(context->name);
+  model["context_tokens"] = context == nullptr ? 0 : context->tokens;
+  model["reach"] = facts.reach;
+  return model;
 }
 
 SchedulerLimits with_room(SchedulerLimits limits, std::int64_t room) {
@@ -75,6 +86,7 @@ Service::Service(const Model& model, std::optional<ChatTemplate> chat, ServiceOp
     : model_(model),
       chat_(std::move(chat)),
       options_(std::move(options)),
+      names_(options_.model_name, options_.aliases),
       started_(std::chrono::duration_cast<std::chrono::seconds>(
                    std::chrono::system_clock::now().time_since_epoch())
                    .count()),
@@ -83,86 +95,12 @@ Service::Service(const Model& model, std::optional<ChatTemplate> chat, ServiceOp
       contexts_(model, chat_ ? &*chat_ : nullptr, options_.reading, memory_),
       scheduler_(model, with_room(options_.limits, options_.room), memory_, metrics_) {}
 
-std::vector<Token> Service::tokens_of(const AnswerRequest& request,
-                                      const ServedContext& context) const {
-  const Tokenizer& tokenizer = model_.tokenizer();
-  const bool none = context.name.empty();
-  if (request.chat) {
-    if (!chat_)
-      throw Problem(400, "the model has no chat template; ask POST /v1/completions", "messages",
-                    "no_chat_template");
-    if (none) return tokenizer.encode(chat_->render(request.messages, true));
-    if (!context.end.chat)
-      throw Problem(400,
-                    fmt::format("context \"{}\" is a plain text, which POST /v1/completions "
-                                "continues; for chats it is to be read in the chat template: topkv "
-                                "prefill --chat, or \"chat\": true",
-                                context.name),
-                    "context", "not_a_chat");
-    return tokens_of_conversation(tokenizer, context.end, *chat_, request.messages);
-  }
-  if (!none && context.end.chat)
-    throw Problem(
-        400,
-        fmt::format("context \"{}\" is in the chat template; ask POST /v1/chat/completions",
-                    context.name),
-        "context", "not_plain");
-  std::vector<Token> tokens = none ? beginning_tokens(tokenizer) : std::vector<Token>();
-  const std::vector<Token> more = tokenizer.encode(context.end.text_left + request.prompt);
-  tokens.insert(tokens.end(), more.begin(), more.end());
-  return tokens;
-}
-
-std::shared_ptr<Answer> Service::answer(const AnswerRequest& request) {
-  if (!request.model.empty() && request.model != options_.model_name)
-    throw Problem(404,
-                  fmt::format("there is no model \"{}\"; \"{}\" is served",
-                              printable_beginning(request.model), options_.model_name),
-                  "model", "model_not_found");
-  Question question;
-  question.context = request.context.empty() ? none_ : contexts_.find(request.context);
-  const AnswerOptions& asked = request.options;
-  question.options.max_tokens = asked.max_tokens.value_or(request.chat ? 1024 : 128);
-  question.options.sampling = model_.config().sampling;
-  SamplingOptions& sampling = question.options.sampling;
-  if (asked.temperature) sampling.temperature = *asked.temperature;
-  if (asked.top_p) sampling.top_p = *asked.top_p;
-  if (asked.top_k) sampling.top_k = *asked.top_k;
-  if (asked.min_p) sampling.min_p = *asked.min_p;
-  if (asked.frequency_penalty) sampling.frequency_penalty = *asked.frequency_penalty;
-  if (asked.presence_penalty) sampling.presence_penalty = *asked.presence_penalty;
-  if (asked.repetition_penalty) sampling.repetition_penalty = *asked.repetition_penalty;
-  if (sampling.repetition_penalty != 1) question.options.before = tokens_before(*question.context);
-  question.options.stop = asked.stop;
-  question.options.logprobs = asked.logprobs.value_or(-1);
-  sampling.seed = asked.seed ? *asked.seed : std::random_device()();
-  question.choices = static_cast<std::size_t>(asked.choices);
-  try {
-    question.prompt = tokens_of(request, *question.context);
-  } catch (const FileError& error) {  // the template's, or the tokenizer's, for this text
-    throw Problem(400, printable(error.what()), request.chat ? "messages" : "prompt");
-  }
-  const char* const param = request.chat ? "messages" : "prompt";
-  if (question.prompt.empty())
-    throw Problem(400, "the prompt has no tokens; give it some text", param);
-  const auto prompt = std::ssize(question.prompt);
-  if (!asked.max_tokens && prompt < options_.room)
-    question.options.max_tokens = std::min(question.options.max_tokens, options_.room - prompt);
-  if (prompt >= options_.room)
-    throw Problem(400,
-                  fmt::format("{} has {} tokens behind the context; expected 1 to {}: it and its "
-                              "answer have {} together (the server's --room)",
-                              param, prompt, options_.room - 1, options_.room),
-                  param, "context_length_exceeded");
-  if (question.options.max_tokens > options_.room - prompt)
-    throw Problem(400,
-                  fmt::format("max_tokens is {}; expected 1 to {}: {} has {} tokens behind the "
-                              "context, and it and its answer have {} together (the server's "
-                              "--room)",
-                              question.options.max_tokens, options_.room - prompt, param, prompt,
-                              options_.room),
-                  "max_tokens", "context_length_exceeded");
-  return scheduler_.ask(std::move(question));
+Problem Service::no_model(const std::string& name) const {
+  return {404,
+          fmt::format("there is no model \"{}\"; \"{}\" is served, and GET /v1/models lists all "
+                      "names",
+                      printable_beginning(name), options_.model_name),
+          "model", "model_not_found"};
 }
 
 void Service::remove_context(const std::string& name) {
@@ -171,16 +109,26 @@ void Service::remove_context(const std::string& name) {
 }
 
 std::string Service::models() const {
-  Json model;
-  model["id"] = options_.model_name;
-  model["object"] = "model";
-  model["created"] = started_;
-  model["owned_by"] = "topkv";
-  model["chat"] = chat_.has_value();
+  const ModelFacts facts = {started_, chat_.has_value(), options_.room, model_.config().reach()};
   Json json;
   json["object"] = "list";
-  json["data"] = Json::array({std::move(model)});
+  json["data"] = Json::array();
+  for (const std::string& name : names_.all())
+    json["data"].push_back(model_json(name, facts, nullptr));
+  for (const ContextInfo& info : contexts_.list())
+    if (info.state == "ready")
+      json["data"].push_back(model_json(names_.with_context(info.name), facts, &info));
   return text_of(json);
+}
+
+std::string Service::one_model(const std::string& name) const {
+  const ModelFacts facts = {started_, chat_.has_value(), options_.room, model_.config().reach()};
+  const std::optional<NamedModel> named = names_.find(name);
+  if (!named) throw no_model(name);
+  if (named->context.empty()) return text_of(model_json(name, facts, nullptr));
+  const ContextInfo info = contexts_.info(named->context);
+  contexts_.find(named->context);  // throws Problem unless it is ready
+  return text_of(model_json(name, facts, &info));
 }
 
 std::string Service::all_contexts() const {

@@ -5,12 +5,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "src/serve/contexts.h"
 #include "src/serve/metrics.h"
+#include "src/serve/problem.h"
 #include "src/serve/promised_memory.h"
 #include "src/serve/request.h"
 #include "src/serve/scheduler.h"
+#include "src/serve/served_names.h"
 #include "topkv/chat_template.h"
 #include "topkv/model.h"
 
@@ -18,11 +21,19 @@ namespace topkv::serve {
 
 struct ServiceOptions {
   std::string model_name;
-  std::int64_t room = 16384;  ///< tokens of a prompt and its answer at most
+  std::vector<std::string> aliases = {};  ///< other names of the model
+  std::int64_t room = 16384;              ///< tokens of a prompt and its answer at most
   /// Host memory for sessions of ended answers, for prompts that go on from them; 0: none are kept.
   std::int64_t kept_bytes = 0;
   SchedulerLimits limits;  ///< their room is the one above
   ReadingOptions reading;
+};
+
+/// A request that is answered.
+struct Accepted {
+  std::shared_ptr<Answer> answer;
+  std::string context;  ///< name of the one that it is answered over; empty: none
+  std::string warning;  ///< what its client should know, one line of ASCII; empty: nothing
 };
 
 /// Safe from many threads.
@@ -32,28 +43,44 @@ class Service {
   Service(const Model& model, std::optional<ChatTemplate> chat, ServiceOptions options);
 
   Contexts& contexts() { return contexts_; }
+  const Contexts& contexts() const { return contexts_; }
   Scheduler& scheduler() { return scheduler_; }
   Metrics& metrics() { return metrics_; }
   const ServiceOptions& options() const { return options_; }
 
   /// Throws Problem.
-  std::shared_ptr<Answer> answer(const AnswerRequest& request);
+  Accepted answer(const AnswerRequest& request);
 
   /// As Contexts::remove; sessions that are kept over the context go with it.
   void remove_context(const std::string& name);
 
   // Bodies of responses.
   std::string models() const;
+  /// Throws Problem 404.
+  std::string one_model(const std::string& name) const;
   std::string all_contexts() const;
   std::string one_context(const std::string& name) const;
   std::string metrics_text() const;
 
  private:
-  std::vector<Token> tokens_of(const AnswerRequest& request, const ServedContext& context) const;
+  Problem no_model(const std::string& name) const;
+  /// The name of the context that a request is answered over; empty: none. Throws Problem.
+  std::string context_of(const AnswerRequest& request) const;
+  GenerateOptions options_of(const AnswerRequest& request, const ServedContext& context) const;
+  std::vector<Token> tokens_of_chat(const AnswerRequest& request,
+                                    const ServedContext& context) const;
+  void check_plain(const ServedContext& context) const;
+  /// Sets the tokens of a prompt behind the context, and what is echoed of them.
+  void take_prompt(const Prompt& prompt, const AnswerRequest& request, Question& question) const;
+  std::vector<Question> questions_of(const AnswerRequest& request,
+                                     std::shared_ptr<const ServedContext> context) const;
+  /// Throws Problem for a prompt that leaves no room for its answer; settles max_tokens.
+  void check_room(const AnswerRequest& request, Question& question) const;
 
   const Model& model_;
   std::optional<ChatTemplate> chat_;
   ServiceOptions options_;
+  ServedNames names_;
   std::int64_t started_;  // seconds since 1970
   PromisedMemory memory_;
   Metrics metrics_;

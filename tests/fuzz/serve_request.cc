@@ -1,4 +1,8 @@
 // Bodies of requests to topkv serve. What is taken is within its limits.
+#include <algorithm>
+#include <variant>
+#include <vector>
+
 #include "src/serve/problem.h"
 #include "src/serve/request.h"
 #include "tests/fuzz/target.h"
@@ -23,6 +27,14 @@ void parse(const Parse& parse_body, std::string_view body) {
 void check(const serve::AnswerRequest& request) {
   fuzz::require(request.options.choices >= 1 && request.options.choices <= serve::max_choices,
                 "choices");
+  fuzz::require(request.answers() >= 1 && request.answers() <= serve::max_answers, "answers");
+  fuzz::require(request.chat || !request.prompts.empty(), "a completion without a prompt");
+  fuzz::require(request.options.logit_bias.size() <= serve::max_biases, "biases");
+  for (const topkv::TokenBias& one : request.options.logit_bias)
+    fuzz::require(one.token >= 0 && one.bias >= -100 && one.bias <= 100, "a bias");
+  for (const serve::Prompt& prompt : request.prompts)
+    if (const auto* ids = std::get_if<std::vector<topkv::Token>>(&prompt))
+      fuzz::require(!ids->empty() && *std::ranges::min_element(*ids) >= 0, "ids of a prompt");
   fuzz::require(request.options.stop.size() <= serve::max_stops, "stop strings");
   fuzz::require(!request.chat || !request.messages.empty(), "a chat without messages");
 }
