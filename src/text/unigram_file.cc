@@ -54,10 +54,7 @@ Unigram read_unigram(const JsonObject& model, const std::filesystem::path& file,
                       "most {}",
                       path_text(file), i, bytes, Unigram::max_bytes));
     }
-    if (!vocabulary.add(content, static_cast<Token>(i))) {
-      refuse(fmt::format("model.vocab[{}] is {}, which another token has; expected one of its own",
-                         i, shown(entry)));
-    }
+    vocabulary.add_further(content, static_cast<Token>(i));  // a piece twice is the last one
     scores.push_back(entry[1].get<double>());
   }
   if (model.find("unk_id") == nullptr) model.unsupported("unk_id", "the id of a token");

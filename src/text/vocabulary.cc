@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <system_error>
+#include <utility>
 
 #include "src/core/utf8.h"
 #include "src/text/byte_level.h"
@@ -20,21 +21,29 @@ int byte_of_piece(std::string_view content) {
 }
 
 bool Vocabulary::add(const std::string& content, Token token) {
-  const auto index = static_cast<std::size_t>(token);
+  return find(content) < 0 && add_further(content, token);
+}
+
+bool Vocabulary::add_further(const std::string& content, Token token) {
   if (contains(token)) return false;
+  const auto index = static_cast<std::size_t>(token);
   const auto [entry, is_new] = ids_.emplace(content, token);
-  if (!is_new) return false;
   if (index >= tokens_.size()) tokens_.resize(index + 1);
   tokens_[index] = {
-      &entry->first, false,
+      &entry->first, is_new ? -1 : std::exchange(entry->second, token), false,
       decoder_ ? decoder_->bytes(content) : bytes_from_byte_level(content).value_or(content)};
+  ++count_;
   return true;
 }
 
 void Vocabulary::make_special(Token token) {
-  Entry& entry = tokens_[static_cast<std::size_t>(token)];
-  entry.special = true;
-  entry.bytes.clear();
+  while (token >= 0) {
+    Entry& entry = tokens_[static_cast<std::size_t>(token)];
+    if (entry.special) return;
+    entry.special = true;
+    entry.bytes.clear();
+    token = entry.earlier;
+  }
 }
 
 Token Vocabulary::find(std::string_view content) const {

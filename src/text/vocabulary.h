@@ -58,7 +58,11 @@ class Vocabulary {
   /// False when the content or the id is taken. REQUIRES: 0 <= token < max_tokens, content is
   /// well-formed UTF-8.
   bool add(const std::string& content, Token token);
-  /// Leaves the token out of decoded text. REQUIRES: the token was added.
+  /// The same, but that the content may have ids: find gives the last one that was added, and all
+  /// stand for the content. False when the id is taken.
+  bool add_further(const std::string& content, Token token);
+  /// Leaves the token, and others of its content, out of decoded text. REQUIRES: the token was the
+  /// last one added with its content.
   void make_special(Token token);
 
   /// -1 when there is none.
@@ -74,15 +78,17 @@ class Vocabulary {
   std::string text(std::span<const Token> tokens) const;
 
   /// Number of tokens.
-  std::int64_t count() const { return static_cast<std::int64_t>(ids_.size()); }
+  std::int64_t count() const { return count_; }
   /// One more than the largest id.
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
+  /// Of each content the last id that was added.
   const TokenMap& ids() const { return ids_; }
   Spelling spelling() const { return spelling_; }
 
  private:
   struct Entry {
     const std::string* content = nullptr;  // in ids_; null: no token
+    Token earlier = -1;                    // with the same content; -1: none
     bool special = false;
     std::string bytes;
   };
@@ -90,6 +96,7 @@ class Vocabulary {
   std::optional<Decoder> decoder_;
   TokenMap ids_;
   std::vector<Entry> tokens_;  // by id
+  std::int64_t count_ = 0;
 };
 
 }  // namespace topkv
