@@ -208,6 +208,11 @@ def check_scoring(server):
     holds("an echo has its prompt's text", one["choices"][0]["text"].startswith("The grass is") and "".join(told["tokens"]) == one["choices"][0]["text"], one)
     holds("whose first token has no logprob", told["token_logprobs"][0] is None and told["top_logprobs"][0] is None, told)
     holds("and the others have one", all(max(top.values()) >= value for value, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:])), told)
+    _, parts = server.post("/v1/completions", {"prompt": "💩💩💩 € 山川 💩", "max_tokens": 8, "logprobs": 20, "temperature": 0})
+    told = parts["choices"][0]["logprobs"]
+    holds("there are parts of characters", any(token.startswith("bytes:\\x") for token in told["tokens"]), told["tokens"])
+    listed = [top[token] == value and len(top) == 20 for token, value, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"])]
+    holds("each is listed by itself", all(listed), told)
     body["prompt"] = ["The grass is", "The sky is blue."]
     _, answer = server.post("/v1/completions", body)
     holds("prompts have numbers", [choice["index"] for choice in answer["choices"]] == [0, 1], answer)
@@ -218,7 +223,7 @@ def check_scoring(server):
     events = streamed(server, "/v1/completions", {**body, "prompt": "The grass is"})
     text = "".join(event["choices"][0]["text"] for event in events)
     tokens = [token for event in events for token in (event["choices"][0]["logprobs"] or {"tokens": []})["tokens"]]
-    holds("streamed, the same", text == one["choices"][0]["text"] and tokens == told["tokens"], (text, tokens))
+    holds("streamed, the same", text == one["choices"][0]["text"] and tokens == one["choices"][0]["logprobs"]["tokens"], (text, tokens))
     holds("and in its order", events[0]["choices"][0]["text"] == "The grass is", events[0])
 
 

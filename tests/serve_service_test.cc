@@ -98,7 +98,8 @@ TEST(ServeService, ChecksWhatARequestWouldTake) {
   EXPECT_EQ(refused().code(), "context_length_exceeded");
   EXPECT_EQ(refused().param(), "max_tokens");
   EXPECT_EQ(refused().message(),
-            length + tokens + " tokens and max_tokens is 100, expected up to " + left + ": lower it, or shorten prompt");
+            length + tokens + " tokens and max_tokens is 100, expected up to " + left + ": lower it, or shorten prompt "
+                "(context_length_exceeded)");
   request.options.max_tokens = std::int64_t{1} << 62;
   EXPECT_EQ(refused().param(), "max_tokens");
   request.prompts = {"The grass is", long_text()};
@@ -106,6 +107,7 @@ TEST(ServeService, ChecksWhatARequestWouldTake) {
   EXPECT_EQ(refused().param(), "prompt");
   EXPECT_EQ(refused().code(), "context_length_exceeded");
   EXPECT_EQ(refused().message().rfind(length, 0), 0U) << refused().message();
+  EXPECT_NE(refused().message().find("(context_length_exceeded)"), std::string::npos) << refused().message();
   request.prompts = {""};
   EXPECT_EQ(refused().param(), "prompt");
   for (const Token id : {static_cast<Token>(4096), INT32_MAX}) {

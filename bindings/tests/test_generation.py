@@ -236,7 +236,7 @@ def transformers_distribution(logits, prompt, answer, how):
         {"repetition_penalty": 1.3},
         {"repetition_penalty": 0.8, "temperature": 0.6, "top_k": 30},
         {"frequency_penalty": 0.7, "presence_penalty": -0.4, "top_p": 0.8},
-        {"logit_bias": {3: 4.0, 70: -100.0, 199: 2.5}},
+        {"logit_bias": {3: 4.0, 70: -20.0, 199: 2.5}},
         {"logit_bias": {5: 3.0, 9: -2.0, 41: 6.0}, "repetition_penalty": 1.4, "frequency_penalty": 0.2, "min_p": 0.02},
         {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_p": 0.1, "top_p": 0.95, "temperature": 0.8},
     ],

@@ -180,20 +180,21 @@ void Service::check_room(const AnswerRequest& request, Question& question) const
   std::int64_t& most = question.options.max_tokens;
   if (!request.options.max_tokens && prompt < room) most = std::min(most, room - prompt);
   if (prompt < room && most <= room - prompt) return;
-  // Clients look for the first words, and for the code.
+  // litellm looks for the first words, LangChain for the code within the message.
   const std::string length = fmt::format(
       "This model's maximum context length is {} tokens, for a prompt behind its context and its "
       "answer together (the server's --room)",
       room);
   if (prompt >= room)
-    throw Problem(400,
-                  fmt::format("{}; {} has {} tokens, expected 1 to {}: shorten it", length,
-                              param_of(request), prompt, room - 1),
-                  param_of(request), "context_length_exceeded");
+    throw Problem(
+        400,
+        fmt::format("{}; {} has {} tokens, expected 1 to {}: shorten it (context_length_exceeded)",
+                    length, param_of(request), prompt, room - 1),
+        param_of(request), "context_length_exceeded");
   throw Problem(
       400,
       fmt::format("{}; {} has {} tokens and max_tokens is {}, expected up to {}: lower it, "
-                  "or shorten {}",
+                  "or shorten {} (context_length_exceeded)",
                   length, param_of(request), prompt, most, room - prompt, param_of(request)),
       "max_tokens", "context_length_exceeded");
 }
