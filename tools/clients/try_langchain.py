@@ -44,7 +44,7 @@ refused("a stream of a prompt that is too long", ContextOverflowError, lambda: l
 hero = "Who is the hero of the story?"
 book = ChatOpenAI(base_url=URL, api_key="none", model=MODEL + ":book", temperature=0, max_tokens=TOKENS, max_retries=0, stream_usage=True)
 same("a context by the model's name", lambda: book.invoke(hero).content, context_text("book", hero))
-plain = OpenAI(base_url=URL, api_key="none", model=MODEL, temperature=0, max_tokens=TOKENS, max_retries=0, stream_usage=True)
+plain = OpenAI(base_url=URL, api_key="none", model=MODEL, temperature=0, max_tokens=TOKENS, max_retries=0)
 same("a completion", lambda: plain.invoke(STORY), plain_text(STORY))
 same("a completion's stream", lambda: "".join(plain.stream(STORY)), plain_text(STORY))
 several = tried("two completions in one request", lambda: plain.batch([STORY, "The sky is"]))

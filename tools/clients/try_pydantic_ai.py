@@ -21,7 +21,7 @@ expected = chat_text(QUESTION)
 agent = Agent(model())
 first = agent.run_sync(QUESTION)
 same("run_sync", first.output, expected)
-usage = first.usage() if callable(first.usage) else first.usage
+usage = first.usage
 fact("usage", usage.input_tokens > 0 and usage.output_tokens > 0, usage)
 second = agent.run_sync(FOLLOW_UP, message_history=first.all_messages())
 same("turns", second.output, "\n".join(turns_text(QUESTION, FOLLOW_UP)).removeprefix(expected).strip("\n"))
