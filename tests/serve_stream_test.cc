@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -61,6 +62,8 @@ class Served {
 class Client {
  public:
   Client(int port, const std::string& body) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    const timeval most = {.tv_sec = 60, .tv_usec = 0};  // of any wait
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     sockaddr_in to = {};
     to.sin_family = AF_INET;
     to.sin_port = htons(static_cast<std::uint16_t>(port));
