@@ -128,6 +128,17 @@ TEST(ServeKept, ANextTurnReadsOnlyWhatIsNew) {
   }
 }
 
+TEST(ServeKept, UsageCountsTokensOfAllPromptsOfARequest) {
+  const auto context = nothing();
+  Keeping keeping(enough);
+  const std::vector<Token> text = tokens_of_text(61);
+  std::vector<Question> both = {asking(context, {text.begin(), text.end() - 1}),
+                                asking(context, {text.begin() + 1, text.end()})};
+  both[0].choices = 2;
+  EXPECT_EQ(told(*keeping.scheduler.ask(both)).usage.kept, 0);
+  EXPECT_EQ(told(*keeping.scheduler.ask(both)).usage.kept, 2 * 59);
+}
+
 TEST(ServeKept, PenaltiesCountTokensThatWereNotReadAgain) {
   const auto context = nothing();
   Keeping keeping(enough);

@@ -1,6 +1,5 @@
 #include "src/serve/answer.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace topkv::serve {
@@ -15,7 +14,7 @@ void Answer::begin() {
 
 void Answer::reuse(std::int64_t tokens) {
   const std::lock_guard lock(mutex_);
-  usage_.kept = std::max(usage_.kept, tokens);
+  usage_.kept += tokens;
 }
 
 void Answer::read(std::int64_t tokens) {

@@ -63,7 +63,8 @@ class Answer {
 
   /// One of the answers has left the queue.
   void begin();
-  /// An answer goes on from a kept session, which had so many tokens of the prompt.
+  /// The first answer to a prompt goes on from a kept session, which had that many tokens of the
+  /// prompt.
   void reuse(std::int64_t tokens);
   /// More tokens of a prompt are read.
   void read(std::int64_t tokens);

@@ -267,7 +267,7 @@ void Scheduler::join(Lane& lane, Seat& seat) {
       });
   metrics_.prompt_tokens += std::ssize(prompt);
   metrics_.kept_tokens += seat.kept;
-  seat.answer->reuse(seat.kept);
+  if (seat.draw == 0) seat.answer->reuse(seat.kept - std::exchange(seat.reused, seat.kept));
   seat.answer->begin();
 }
 

@@ -29,6 +29,7 @@ struct Seat {
   std::int64_t row_bytes = 0;  // of one token, all layers
   std::optional<Session> session;
   std::int64_t kept = 0;         // tokens of the prompt that the session had when it was found
+  std::int64_t reused = 0;       // of these, those that the client is told
   std::int64_t most_tokens = 0;  // that the session ever had of its own: their rows are committed
   GenerationBatch::Id id = {};
   std::vector<ToldToken> logprobs;  // of tokens whose text has not come
