@@ -15,8 +15,8 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t encode_values = 8192;  // that a thread encodes at a time
-constexpr std::int64_t piece_keys = 65536;    // that a thread sums at a time
-constexpr std::int64_t queries_at_a_time = 8;
+constexpr std::int64_t tail_piece_keys = 65536;  // that a thread sums at a time
+constexpr std::int64_t tail_queries_at_a_time = 8;
 
 }  // namespace
 
@@ -80,8 +80,8 @@ std::int64_t CodeTail::memory() const {
 
 /// sums: per query.
 void CodeTail::sum_codes(const Pass& pass, PositionRange piece, std::span<CodeSums> sums) const {
-  float scores[queries_at_a_time * code_tile] = {};
-  float highs[queries_at_a_time] = {};
+  float scores[tail_queries_at_a_time * code_tile] = {};
+  float highs[tail_queries_at_a_time] = {};
   const KeyCoder& keys = index_.coder();
   for (std::int64_t at = piece.begin; at < piece.end; at += code_tile) {
     const std::int64_t count = std::min(code_tile, piece.end - at);
@@ -112,8 +112,8 @@ void CodeTail::attend(const QueryBlock& queries,
                       std::span<const std::span<const std::int64_t>> taken,
                       std::span<const float> ceilings, float scale, float softcap,
                       const TailParts& out) const {
-  for (std::int64_t first = 0; first < queries.count; first += queries_at_a_time) {
-    const std::int64_t count = std::min(queries_at_a_time, queries.count - first);
+  for (std::int64_t first = 0; first < queries.count; first += tail_queries_at_a_time) {
+    const std::int64_t count = std::min(tail_queries_at_a_time, queries.count - first);
     const auto at = static_cast<std::size_t>(first);
     const auto n = static_cast<std::size_t>(count);
     attend_some({queries.query(first), count, queries.dim, queries.allowed.subspan(at, n)},
@@ -127,7 +127,7 @@ void CodeTail::attend_some(const QueryBlock& queries,
                            std::span<const float> ceilings, float scale, float softcap,
                            const TailParts& out) const {
   make_empty(out);
-  const std::int64_t pieces = (rows_.count() + piece_keys - 1) / piece_keys;
+  const std::int64_t pieces = (rows_.count() + tail_piece_keys - 1) / tail_piece_keys;
   if (pieces == 0) return;
 
   struct Workspace {
@@ -167,8 +167,9 @@ void CodeTail::attend_some(const QueryBlock& queries,
         Rare& own = of_piece(rare, piece)[q];
         own.attended.reset(1, rows_.dim());
         const PositionRange allowed = queries.allowed[q];
-        const PositionRange range{std::max(allowed.begin, piece * piece_keys),
-                                  std::min({allowed.end, (piece + 1) * piece_keys, rows_.count()})};
+        const PositionRange range{
+            std::max(allowed.begin, piece * tail_piece_keys),
+            std::min({allowed.end, (piece + 1) * tail_piece_keys, rows_.count()})};
         if (range.size() == 0) continue;
         all = {std::min(all.begin, range.begin), std::max(all.end, range.end)};
         attend_rare(pass, range, static_cast<std::int64_t>(q), own);

@@ -17,7 +17,7 @@ namespace topkv {
 namespace {
 
 constexpr std::int64_t pages_at_a_time = 512;  // that a thread makes or scores
-constexpr std::uint16_t largest_bf16 = 0x7f7f;
+constexpr std::uint16_t largest_bf16_bits = 0x7f7f;
 
 /// The bf16 next to x that is not below it (up) or not above it; beyond the largest, that one, for
 /// infinity times a q of 0 would be no number. REQUIRES: finite.
@@ -25,7 +25,7 @@ std::uint16_t rounded_out(float x, bool up) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   auto high = static_cast<std::uint16_t>(bits >> 16);  // towards 0
   const bool negative = (bits >> 31) != 0;
-  if ((bits & 0xffff) != 0 && negative != up && (high & 0x7fff) != largest_bf16)
+  if ((bits & 0xffff) != 0 && negative != up && (high & 0x7fff) != largest_bf16_bits)
     ++high;  // away from 0
   return high;
 }

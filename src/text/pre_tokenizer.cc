@@ -9,7 +9,7 @@ namespace {
 
 /// Of a regular expression that goes over the text a few times from every place; one that goes over
 /// all of it from every place takes as many as the text has bytes.
-constexpr std::size_t steps_per_byte = 200;
+constexpr std::size_t split_steps_per_byte = 200;
 
 }  // namespace
 
@@ -123,7 +123,7 @@ struct PreTokenizer::Run {
 void PreTokenizer::split(std::string_view text, bool at_front, Scratch& scratch,
                          ByteAllowance& allowance, const PieceFn& piece) const {
   if (text.empty()) return;
-  scratch.regex.allow(steps_per_byte * stages_.size() * text.size());
+  scratch.regex.allow(split_steps_per_byte * stages_.size() * text.size());
   scratch.texts.resize(stages_.size());
   Run{stages_, scratch, allowance, piece}.from(0, text, at_front);
 }
