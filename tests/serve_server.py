@@ -47,10 +47,10 @@ def run(*words):
 
 
 class Server:
-    def __init__(self, *words, env=None):
+    def __init__(self, *words, env=None, model="chat"):
         self.log = open(WORK / "serve.log", "a+")
         self.process = subprocess.Popen(
-            [TOPKV, "serve", "-m", "chat", "--port", "0", "--device", "cpu", "-t", "2", "--kv-window", "64", *words],
+            [TOPKV, "serve", "-m", model, "--port", "0", "--device", "cpu", "-t", "2", "--kv-window", "64", *words],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
@@ -356,6 +356,28 @@ def check_disconnects(server):
     holds("and was not answered whole", server.metric("topkv_generated_tokens_total") < 2500)
 
 
+def check_reach():
+    """A model that was made for 300 tokens, asked for more: the server says so at its start, and with each such answer."""
+    pathlib.Path("short").mkdir()
+    for file in MODEL.iterdir():
+        if file.name != "config.json":
+            pathlib.Path("short", file.name).symlink_to(file)
+    config = json.loads((MODEL / "config.json").read_text())
+    pathlib.Path("short/config.json").write_text(json.dumps({**config, "max_position_embeddings": 300}))
+    server = Server("--room", "1K", model="short")
+    log = (WORK / "serve.log").read_text()
+    holds("room beyond the reach is warned of", "--room (1024) together: 1024 tokens are more than the 300 positions" in log, log[-500:])
+    entry = server.get("/v1/models/short")
+    holds("room and reach are told apart", entry["context_length"] == 1024 and entry["reach"] == 300, entry)
+    body = {"prompt": "The", "logit_bias": {str(config["eos_token_id"]): 100}}
+    for tokens, warned in ((300, True), (20, False), (300, True)):
+        for more in ({}, {"stream": True}):
+            _, headers, text = server.request("POST", "/v1/completions", {**body, "max_tokens": tokens, **more})
+            found = headers.get("X-Topkv-Warning", "")
+            holds("so is each request that may get there", ("more than the 300 positions" in found) == warned and '"finish_reason":"stop"' in text, (tokens, found, text))
+    holds("and that server ends", server.end() == 0)
+
+
 def check_end(server):
     """A request that runs when the server is told to end is answered, a later one is not."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=MOST_SECONDS)
@@ -413,6 +435,7 @@ def main():
     slow.close()
     check_end(server)
 
+    check_reach()
     server = Server("notes.tkv", env={"TOPKV_API_KEY": "secret"})
     body = {"prompt": "a", "max_tokens": 1}
     holds("no key", server.post("/v1/completions", body)[0] == 401)
@@ -424,6 +447,10 @@ def main():
         [TOPKV, "serve", "-m", "chat", "--port", "0"], env={**os.environ, "TOPKV_API_KEY": "two words"}, capture_output=True, text=True, timeout=MOST_SECONDS
     )
     holds("a key that nobody can send", refused.returncode == 2 and "TOPKV_API_KEY" in refused.stderr, refused)
+    for aliases in (["a b"], ["chat"], ["x", "x"]):
+        words = [word for alias in aliases for word in ("--alias", alias)]
+        refused = subprocess.run([TOPKV, "serve", "-m", "chat", "--port", "0", *words], capture_output=True, text=True, timeout=MOST_SECONDS)
+        holds("an alias that is no name, or one already", refused.returncode == 2 and "--alias: " in refused.stderr, refused)
     holds("an idle server ends at once", server.end() == 0)
     print("all as it should be" if not failures else f"{len(failures)} failed")
     return 1 if failures else 0

@@ -11,8 +11,8 @@
 namespace topkv {
 namespace {
 
-/// Differences of infinities are no numbers, and have no order.
-float finite(double x) {
+/// The nearest finite number: differences of infinities are no numbers, and have no order.
+float as_float(double x) {
   constexpr double largest = std::numeric_limits<float>::max();
   return static_cast<float>(std::clamp<double>(x, -largest, largest));
 }
@@ -76,7 +76,7 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
   adjusted_.assign(logits.begin(), logits.end());
   for (const TokenBias& one : options_.logit_bias) {
     float& logit = adjusted_[static_cast<std::size_t>(one.token)];
-    logit = finite(double{logit} + one.bias);
+    logit = as_float(double{logit} + one.bias);
   }
   for (const Token token : seen_) {
     const auto at = static_cast<std::size_t>(token);
@@ -86,7 +86,7 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
     const std::int32_t count = answered_[at];
     const double result =
         repeated - count * options_.frequency_penalty - (count > 0 ? options_.presence_penalty : 0);
-    adjusted_[at] = finite(result);
+    adjusted_[at] = as_float(result);
   }
   return adjusted_;
 }

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string text_of(const Json& json) {
+std::string body_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -118,17 +118,17 @@ std::string Service::models() const {
   for (const ContextInfo& info : contexts_.list())
     if (info.state == "ready")
       json["data"].push_back(model_json(names_.with_context(info.name), facts, &info));
-  return text_of(json);
+  return body_of(json);
 }
 
 std::string Service::one_model(const std::string& name) const {
   const ModelFacts facts = {started_, chat_.has_value(), options_.room, model_.config().reach()};
   const std::optional<NamedModel> named = names_.find(name);
   if (!named) throw no_model(name);
-  if (named->context.empty()) return text_of(model_json(name, facts, nullptr));
+  if (named->context.empty()) return body_of(model_json(name, facts, nullptr));
   const ContextInfo info = contexts_.info(named->context);
   contexts_.find(named->context);  // throws Problem unless it is ready
-  return text_of(model_json(name, facts, &info));
+  return body_of(model_json(name, facts, &info));
 }
 
 std::string Service::all_contexts() const {
@@ -136,11 +136,11 @@ std::string Service::all_contexts() const {
   json["object"] = "list";
   json["data"] = Json::array();
   for (const ContextInfo& info : contexts_.list()) json["data"].push_back(json_of(info));
-  return text_of(json);
+  return body_of(json);
 }
 
 std::string Service::one_context(const std::string& name) const {
-  return text_of(json_of(contexts_.info(name)));
+  return body_of(json_of(contexts_.info(name)));
 }
 
 std::string Service::metrics_text() const {
