@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from small_models import (
+    HYBRID,
     assert_logits_agree,
     dynamic_logits,
     logits_by_pieces,
@@ -13,8 +14,8 @@ from small_models import (
     make_ids,
     make_model,
 )
-from topkv import InvalidArgument, Unsupported, hf
-from topkv.hf import plain
+from topkv import IndexSpec, InvalidArgument, Unsupported, hf
+from topkv.hf import families, plain
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
@@ -42,9 +43,11 @@ REFUSED = {
     "lfm2": "layers of type conv",
     "llama4_text": "attends in chunks",
     "mamba": "layers of type linear_attention",
+    "minimax_m3_vl_text": r"an indexer of its own \(index_block_size=128, index_head_dim=128, ",
     "mllama_text_model": "cross attention",
     "mpt": "MptAttention .* attends in its own way",
     "qwen3_next": "layers of type linear_attention",
+    "qwen4_exp_text": "layers of type indexed_attention",
     "mimo_v2_flash": "head dimensions of K and V differ: 192 and 128",
     "mistral": "every layer has a sliding window of 4096",
     "recurrent_gemma": "layers of type linear_attention|every layer has a sliding window",
@@ -54,15 +57,80 @@ REFUSED = {
 OPTIONS = {
     "mimo_v2_flash": {"head_dim": 192, "v_head_dim": 128},
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "minimax_m3_vl_text": {"num_hidden_layers": 2},  # its layer_types are all full_attention
 }
+# Not in every version of transformers that topkv.hf takes.
+LATER = ("minimax_m3_vl_text", "qwen4_exp_text")
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_models_that_attend_in_another_way_are_refused_by_their_config(model_type):
+    if model_type in LATER and model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
     config = AutoConfig.for_model(model_type, **OPTIONS.get(model_type, {}))
     with pytest.raises(Unsupported, match=REFUSED[model_type]):
         hf.TopkCache(config)
     assert not str(config._attn_implementation).startswith("topkv")  # and left as it was
+
+
+def test_an_indexer_in_the_code_of_a_model_is_seen_where_its_config_is_silent():
+    if "qwen4_exp_text" not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no qwen4_exp_text")
+    config = AutoConfig.for_model("qwen4_exp_text")
+    config.layer_types = [families.FULL] * config.num_hidden_layers
+    with pytest.raises(Unsupported, match="Qwen4ExpTextAttention of .* has an indexer.*trust=True"):
+        hf.TopkCache(config)
+
+
+def latent_models():
+    """Of all model types in transformers, those whose config has a rank of a latent."""
+    for model_type in transformers.CONFIG_MAPPING:
+        fields = vars(transformers.CONFIG_MAPPING[model_type])
+        if fields.get("kv_lora_rank") is not None:
+            yield model_type
+
+
+def test_every_model_that_keeps_a_latent_is_refused_by_it_whatever_its_layers_are_called():
+    found = list(latent_models())
+    assert "deepseek_v3" in found and len(found) > 8
+    for model_type in found:
+        config = AutoConfig.for_model(model_type)
+        text = families.text_config(config)
+        text.layer_types = [families.FULL] * text.num_hidden_layers
+        with pytest.raises(Unsupported, match=r"one latent \(MLA, kv_lora_rank="):
+            hf.check(config, trust=True)
+
+
+def test_a_config_whose_layers_differ_is_asked_by_layer():
+    config = AutoConfig.for_model(
+        "gemma4_text",
+        **SIZES | {"num_hidden_layers": 4, "layer_types": HYBRID, "num_kv_shared_layers": 0},
+        head_dim=64,
+        global_head_dim=512,
+    )
+    with pytest.raises(RuntimeError):  # of the whole it is not to be asked
+        config.head_dim
+    loaded = type(config).from_dict(config.to_dict())  # as from config.json
+    assert "per_layer_config" in config.to_dict()
+    widths = [IndexSpec.default_for(width).text for width in (64, 512)]
+    assert widths[0] != widths[1]
+    for each in (config, loaded):
+        assert families.head_dim(each) == 512
+        assert hf.TopkCache(each)._engine.options.session["index"] == widths[1]
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ({"num_key_value_heads": 1}, "not alike: num_key_value_heads is 1 and 2"),
+        ({"head_dim": 32}, "not alike: head_dim is 32 and 64"),
+        ({"skip": ["attention"]}, "leave out attention"),
+    ],
+)
+def test_full_layers_that_differ_are_refused(override, message):
+    told = make_config("llama").to_dict() | {"per_layer_config": {"1": override}}
+    with pytest.raises(Unsupported, match=message):
+        hf.TopkCache(LlamaConfig.from_dict(told))
 
 
 @pytest.mark.parametrize("model_type", ["diffllama", "doge", "jetmoe"])

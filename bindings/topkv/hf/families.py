@@ -121,19 +121,55 @@ def layers_of(code: ModuleType) -> dict[str, bool]:
     return found
 
 
+def _configs_of_layers(text: Any) -> list[Any]:
+    """A config per layer. A config whose layers differ (per_layer_config) raises RuntimeError when
+    an attribute that differs is read of the whole."""
+    return list(text.per_layer_config)
+
+
 def _value(text: Any, name: str, default: Any = None) -> Any:
     """An attribute of a config; of one that differs between layers, any that is set."""
     try:
         return getattr(text, name, default)
     except RuntimeError:
-        values = (getattr(layer, name, default) for layer in text.per_layer_config)
+        values = (getattr(layer, name, default) for layer in _configs_of_layers(text))
         return next((x for x in values if x), default)
 
 
+def _full_layers(config: Any) -> list[Any]:
+    """The configs of the full-attention layers, which topkv serves; of all layers if none is."""
+    configs = _configs_of_layers(text_config(config))
+    full = [one for one, kind in zip(configs, layer_types(config)[0]) if kind == FULL]
+    return full or configs
+
+
+def _width(layer: Any) -> int:
+    """Of a layer's heads; 0 where its config has no attention heads."""
+    heads = _value(layer, "num_attention_heads")
+    return _value(layer, "head_dim") or (layer.hidden_size // heads if heads else 0)
+
+
 def head_dim(config: Any) -> int:
-    """Of the model's attention heads."""
-    text = text_config(config)
-    return _value(text, "head_dim") or text.hidden_size // text.num_attention_heads
+    """Of the heads of the full-attention layers. Those of sliding layers may be narrower or wider."""
+    return _width(_full_layers(config)[0])
+
+
+def _differing(layers: list[Any]) -> str:
+    """In what full-attention layers differ that have one shape in a context; "" in nothing."""
+    for name in ("head_dim", "num_attention_heads", "num_key_value_heads"):
+        values = [_width(x) if name == "head_dim" else _value(x, name) for x in layers]
+        if len(set(values)) > 1:
+            return f"{name} is {' and '.join(map(str, sorted(set(values), key=str)))}"
+    return ""
+
+
+def _index_keys(text: Any) -> list[str]:
+    """What a config says of an indexer: a second, small attention that chooses the keys (or the
+    blocks of keys) that the layers attend. layer_types need not show it."""
+    layers = [vars(layer) for layer in _configs_of_layers(text)]
+    said = {name: value for layer in layers for name, value in layer.items() if value}
+    named = [x for x in said if x.startswith(("index_", "indexer_")) or x == "sparse_attention_config"]
+    return [f"{name}={said[name]}" for name in sorted(named) if not isinstance(said[name], str)]
 
 
 def _config_reason(config: Any, text: Any) -> str:
@@ -141,10 +177,16 @@ def _config_reason(config: Any, text: Any) -> str:
     if getattr(config, "is_encoder_decoder", False) or _value(text, "is_encoder_decoder"):
         return "it is an encoder-decoder: cross attention has no growing cache"
     if _value(text, "kv_lora_rank"):
-        return "it caches a latent (MLA): head dimensions of K and V differ"
-    dims = _value(text, "head_dim"), _value(text, "v_head_dim")
-    if None not in dims and dims[0] != dims[1]:
-        return f"head dimensions of K and V differ: {dims[0]} and {dims[1]}"
+        return (
+            f"its keys and values are one latent (MLA, kv_lora_rank={_value(text, 'kv_lora_rank')}), "
+            "not rows of K and of V"
+        )
+    indexed = _index_keys(text)
+    if indexed:
+        return (
+            "its attention chooses the keys that it attends by an indexer of its own "
+            f"({', '.join(indexed[:3])})"
+        )
     if _value(text, "attention_chunk_size"):
         return "it attends in chunks, not to all earlier tokens"
     modes = _value(text, "kv_sharing_modes") or ()
@@ -169,6 +211,16 @@ def _config_reason(config: Any, text: Any) -> str:
             f"every layer has a sliding window of {', '.join(map(str, windows))} tokens, which "
             "bounds its cache already; use DynamicCache"
         )
+    full = _full_layers(config)
+    widths = _width(full[0]), _value(full[0], "v_head_dim")
+    if widths[1] is not None and widths[0] != widths[1]:
+        return f"head dimensions of K and V differ: {widths[0]} and {widths[1]}"
+    differing = _differing(full)
+    if differing:
+        return f"its full-attention layers are not alike: {differing}"
+    skipped = sorted({str(part) for one in full for part in getattr(one, "skip", None) or ()})
+    if skipped:
+        return f"full-attention layers leave out {', '.join(skipped)} (per_layer_config)"
     return ""
 
 
@@ -188,6 +240,12 @@ def _code_reason(text: Any) -> str:
         return (
             f"{', '.join(own)} of {code.__name__} attends in its own way, not through "
             f"transformers' attention interface; where the model does not use it, {undecided}"
+        )
+    choosing = sorted(name for name in layers if "indexer" in _names_in(getattr(code, name).forward))
+    if choosing:
+        return (
+            f"{', '.join(choosing)} of {code.__name__} has an indexer, which chooses the keys that "
+            f"it attends; where the model does not use it, {undecided}"
         )
     return ""
 
