@@ -319,17 +319,78 @@ TEST_F(Gguf, WhatTheArchitectureSaysAndIsNotReadIsTold) {
       << warnings[0];
 }
 
-TEST_F(Gguf, AQwenForLongerTextsThanItReadsWithoutChunksIsToldSo) {
-  gguf::File file = small();
+/// As another architecture has it.
+gguf::File renamed(gguf::File file, const std::string& architecture) {
   for (gguf::Value& value : file.values) {
-    if (value.key.starts_with("llama.")) value.key.replace(0, 5, "qwen2");
+    if (value.key.starts_with("llama.")) value.key.replace(0, 5, architecture);
   }
-  file.set(gguf::words("general.architecture", "qwen2"));
+  file.set(gguf::words("general.architecture", architecture));
+  return file;
+}
+
+TEST_F(Gguf, AQwenForLongerTextsThanItReadsWithoutChunksIsToldSo) {
+  gguf::File file = renamed(small(), "qwen2");
   EXPECT_TRUE(ModelConfig::load(write(file)).warnings.empty());
   file.set(gguf::number("qwen2.context_length", 1010000));
   const auto warnings = ModelConfig::load(write(file)).warnings;
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find("dual chunk attention"), std::string::npos) << warnings[0];
+}
+
+TEST_F(Gguf, WhatGemma3sFilesDoNotSayIsTheArchitectures) {
+  gguf::File file = renamed(small(), "gemma3");
+  file.set(gguf::number("gemma3.block_count", 13));
+  expect_refused<FileError>(file, {"gemma3.attention.sliding_window is missing"});
+  file.set(gguf::number("gemma3.attention.sliding_window", 512));
+  const ModelConfig config = ModelConfig::load(write(file));
+  EXPECT_EQ(config.model_type, "gemma3_text");
+  EXPECT_EQ(
+      config.attention.sliding_window,
+      (std::vector<std::int64_t>{512, 512, 512, 512, 512, 0, 512, 512, 512, 512, 512, 0, 512}));
+  EXPECT_EQ(config.rope_theta, 1e6);
+  EXPECT_EQ(config.sliding_rope_theta, 1e4);
+  EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::none);
+  EXPECT_FLOAT_EQ(config.attention.scale, 1 / std::sqrt(80.0F));
+  EXPECT_EQ(config.final_softcap, 0);
+  EXPECT_TRUE(config.qk_norm);
+  EXPECT_TRUE(config.warnings.empty()) << config.warnings.front();
+  // Gemma 3 27B scales queries otherwise than the smaller ones.
+  file.set(gguf::number("gemma3.block_count", 62));
+  EXPECT_FLOAT_EQ(ModelConfig::load(write(file)).attention.scale, 1 / std::sqrt(48.0F));
+}
+
+TEST_F(Gguf, WhatGemma3sFilesSayOfRopeWindowsAndCapsIsRead) {
+  gguf::File file = renamed(small(), "gemma3");
+  file.set(gguf::number("gemma3.attention.sliding_window", 512));
+  file.set(gguf::number("gemma3.attention.sliding_window_pattern", 2));
+  file.set(gguf::real("gemma3.rope.freq_base", 5e5F));
+  file.set(gguf::real("gemma3.rope.freq_base_swa", 2e4F));
+  file.set(gguf::words("gemma3.rope.scaling.type", "linear"));
+  file.set(gguf::real("gemma3.rope.scaling.factor", 8));
+  file.set(gguf::real("gemma3.final_logit_softcapping", 30));
+  const ModelConfig config = ModelConfig::load(write(file));
+  EXPECT_EQ(config.attention.sliding_window, (std::vector<std::int64_t>{512, 0}));
+  EXPECT_EQ(config.rope_theta, 5e5);
+  EXPECT_EQ(config.sliding_rope_theta, 2e4);
+  EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::linear);
+  EXPECT_EQ(config.rope_scaling.factor, 8);
+  EXPECT_EQ(config.final_softcap, 30);
+  EXPECT_TRUE(config.warnings.empty()) << config.warnings.front();
+  // Of a llama these are not read.
+  gguf::File llama = small();
+  llama.set(gguf::real("llama.rope.freq_base_swa", 2e4F));
+  EXPECT_EQ(ModelConfig::load(write(llama)).warnings.size(), 1U);
+
+  const auto refused = [&](const gguf::Value& value, const std::vector<std::string_view>& says) {
+    gguf::File other = file;
+    other.set(value);
+    expect_refused<Unsupported>(other, says);
+  };
+  refused(gguf::words("gemma3.rope.scaling.type", "yarn"),
+          {"scaling.type is \"yarn\"", "\"linear\" in gemma3"});
+  gguf::File factors = file;
+  factors.tensors.push_back({"rope_freqs.weight", {40}, 0, std::string(160, '\0')});
+  expect_refused<Unsupported>(factors, {"has tensor rope_freqs.weight"});
 }
 
 TEST_F(Gguf, OtherModelsAreRefusedByKeyAndValue) {
@@ -338,7 +399,8 @@ TEST_F(Gguf, OtherModelsAreRefusedByKeyAndValue) {
     std::vector<std::string_view> says;
   };
   for (const Case& one : std::vector<Case>{
-           {gguf::words("general.architecture", "gemma3"), {"\"gemma3\"", "llama, qwen2, qwen3"}},
+           {gguf::words("general.architecture", "gemma2"),
+            {"\"gemma2\"", "llama, qwen2, qwen3, gemma3"}},
            {gguf::number("llama.expert_count", 8), {"llama.expert_count is 8", "dense"}},
            {gguf::flag("llama.attention.causal", false), {"causal is false"}},
            {gguf::number("llama.attention.value_length", 40), {"value_length is 40", "80"}},

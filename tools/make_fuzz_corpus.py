@@ -151,10 +151,12 @@ def gguf(entries, of):
 sizes = {"context_length": 512, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32,
          "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 16,
          "attention.value_length": 16, "rope.dimension_count": 16}
-for architecture in ("llama", "qwen2", "qwen3"):
+for architecture in ("llama", "qwen2", "qwen3", "gemma3"):
     entries = [entry("general.architecture", string, word(architecture)), entry("general.alignment", u32, struct.pack("<I", 32))]
     entries += [entry(f"{architecture}.{key}", u32, struct.pack("<I", value)) for key, value in sizes.items()]
     entries.append(entry(f"{architecture}.attention.layer_norm_rms_epsilon", f32, struct.pack("<f", 1e-6)))
+    if architecture == "gemma3":
+        entries += [entry("gemma3.attention.sliding_window", u32, struct.pack("<I", 16)), entry("gemma3.rope.freq_base_swa", f32, struct.pack("<f", 1e4)), entry("gemma3.rope.scaling.type", string, word("linear")), entry("gemma3.rope.scaling.factor", f32, struct.pack("<f", 8))]
     put("gguf", architecture, gguf(entries, [("token_embd.weight", [32, 2], 0, bytes(256)), ("output_norm.weight", [32], 0, bytes(128)), ("blk.0.attn_q.weight", [32, 2], 8, bytes(68))]))
 spelled = [chr(b).encode() for b in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]] + [chr(256 + i).encode() for i in range(68)]
 bytes_tokens = [word(t) for t in spelled] + [word("aa"), word("<s>")]

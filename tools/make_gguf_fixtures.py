@@ -5,7 +5,8 @@ The files are written by the `gguf` package, and what their blocks stand for is 
 them: transformers computes the logits over those weights, in float32. Blocks of types that the
 package cannot make (q2_K to q6_K, iq4) are random bytes with scales that give weights of the usual
 size. As llama.cpp's converter does, rows of q and k are put into another order for the architecture
-"llama", and the scaling of Llama 3.1's RoPE is told by the tensor rope_freqs.weight.
+"llama", the scaling of Llama 3.1's RoPE is told by the tensor rope_freqs.weight, and norms of Gemma
+have 1 added. Gemma 3's file does not say which layers slide, nor with which RoPE.
 
     tests/fixtures/parity/<variant>/model.gguf
                                     tokens.json, reference/: as make_parity_fixtures.py has them
@@ -27,7 +28,7 @@ from gguf import GGMLQuantizationType as Type
 
 from make_parity_fixtures import (MISTAKE, OUT, greedy, load, logits_of, write_checkpoint,
                                   write_reference)
-from parity_mistakes import plain_frequencies
+from parity_mistakes import mistakes, plain_frequencies
 from parity_variants import LLAMA3, theta
 
 COMMON = dict(tokens=48, dtype=torch.float32, num_attention_heads=2, num_key_value_heads=1,
@@ -54,6 +55,15 @@ VARIANTS = {
                                  num_hidden_layers=1, tie_word_embeddings=True, rope_parameters=theta(1000000.0)),
                    {"": Type.Q8_0, "k_proj": Type.F32, "embed_tokens": Type.Q8_0,
                     "down_proj": Type.F16}),
+    # Six layers, of which the last does not slide. Its RoPE is stretched.
+    "gguf-gemma3": (COMMON | dict(model_type="gemma3_text", hidden_size=32, intermediate_size=32, head_dim=32,
+                                  num_hidden_layers=6, tie_word_embeddings=True, sliding_window=16,
+                                  query_pre_attn_scalar=32, pad_token_id=0, rope_parameters=dict(
+                                      sliding_attention=theta(10000.0),
+                                      full_attention=dict(rope_type="linear", rope_theta=1000000.0,
+                                                          factor=8.0))),
+                    {"": Type.Q5_0, "v_proj": Type.Q8_0, "down_proj": Type.Q5_1, "o_proj": Type.Q4_1,
+                     "embed_tokens": Type.Q8_0}),
 }
 VARIANTS["gguf-qwen2"][0].pop("head_dim")
 
@@ -62,6 +72,9 @@ NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_att
          "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
          "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
          "mlp.down_proj": "ffn_down"}
+GEMMA_NAMES = NAMES | {"post_attention_layernorm": "post_attention_norm",
+                       "pre_feedforward_layernorm": "ffn_norm",
+                       "post_feedforward_layernorm": "post_ffw_norm"}
 
 # Where a block has its scale and what is taken from values, and how large that is to be beside it,
 # so that weights are about 0 on average.
@@ -70,14 +83,14 @@ RANDOM = {Type.Q2_K: (80, 82, 1.5), Type.Q3_K: (108, None, 0), Type.Q4_K: (0, 2,
           Type.IQ4_XS: (0, None, 0)}
 
 
-def gguf_name(name):
+def gguf_name(name, names):
     whole = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight",
              "model.norm.weight": "output_norm.weight"}
     if name in whole:
         return whole[name]
     _, _, layer, rest = name.split(".", 3)
     module, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{NAMES[module]}.{kind}"
+    return f"blk.{layer}.{names[module]}.{kind}"
 
 
 def paired(weight, heads):
@@ -129,7 +142,13 @@ def write_metadata(writer, config):
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     rope = config.rope_parameters
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+        rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -150,10 +169,12 @@ def make_variant(name, spec, types, seed):
     path = folder / "model.gguf"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    writer = gguf.GGUFWriter(path, config.model_type)
+    gemma = config.model_type == "gemma3_text"
+    names = GEMMA_NAMES if gemma else NAMES
+    writer = gguf.GGUFWriter(path, "gemma3" if gemma else config.model_type)
     write_metadata(writer, config)
-    frequencies = model.model.rotary_emb.inv_freq
-    if config.rope_parameters["rope_type"] == "llama3":
+    if config.rope_parameters.get("rope_type") == "llama3":
+        frequencies = model.model.rotary_emb.inv_freq
         plain_ones = plain_frequencies(config.rope_parameters, frequencies.numel()).float()
         writer.add_tensor("rope_freqs.weight", (plain_ones / frequencies).numpy())
     for key, parameter in model.named_parameters():
@@ -165,10 +186,11 @@ def make_variant(name, spec, types, seed):
         if weight.ndim == 2:
             kind = types.get(key.split(".")[-2], types[""])
             data, value = make_tensor(key, weight, kind, generator)
-            writer.add_tensor(gguf_name(key), data, raw_dtype=kind)
+            writer.add_tensor(gguf_name(key, names), data, raw_dtype=kind)
         else:
-            value = weight
-            writer.add_tensor(gguf_name(key), weight)
+            stored = weight + 1 if gemma else weight
+            value = stored - 1 if gemma else weight
+            writer.add_tensor(gguf_name(key, names), stored)
         shuffled.get_parameter(key).data = torch.from_numpy(value.copy())
         if heads:
             value = unpaired(value, heads)
@@ -185,6 +207,16 @@ def make_variant(name, spec, types, seed):
           f" bytes; rows of q and k in the file's order {order:.2g}")
     if config.model_type == "llama" and order < MISTAKE:
         return "a mistake moves the logits by too little"
+    if gemma:
+        for what, deed in mistakes(model):
+            if what == "scale of heads":  # it is the right one here
+                continue
+            wrong = copy.deepcopy(model)
+            deed(wrong)
+            effect = float((logits_of(wrong, tokens) - logits).abs().max()) / largest
+            print(f"   {what} {effect:.2g}")
+            if effect < MISTAKE:
+                return f"'{what}' moves the logits by {effect:.2g} only"
     if lead < MISTAKE * largest:
         return f"two tokens are within {lead:.2g} of each other"
     if set(chosen) & {2, 3}:

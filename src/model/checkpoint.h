@@ -64,6 +64,10 @@ class Checkpoint {
   /// matrix does, and for one that is not finite.
   virtual std::int64_t vector(const std::string& name, std::span<float> to) const = 0;
 
+  /// Whether norms are stored as the network uses them. Else a family's norm_offset is added to
+  /// each weight.
+  virtual bool has_whole_norms() const { return false; }
+
   /// Goes through all plain tensors that have been asked for, which takes as long as reading them:
   /// where what a network computes is not finite, to tell why. Throws FileError naming the first
   /// that is not finite itself. (Quantised ones are checked while they are made.)

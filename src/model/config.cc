@@ -15,6 +15,7 @@
 #include "src/core/printable.h"
 #include "src/model/config_keys.h"
 #include "src/model/config_parts.h"
+#include "src/model/gguf_architecture.h"
 #include "src/model/gguf_config.h"
 #include "src/model/quantisation.h"
 #include "src/model/quantisation_keys.h"

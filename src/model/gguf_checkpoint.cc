@@ -8,6 +8,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "src/core/printable.h"
 #include "src/core/threads.h"
 #include "src/model/check_finite.h"
+#include "src/model/gguf_architecture.h"
 #include "src/model/gguf_blocks.h"
 #include "src/model/safetensors_file.h"
 #include "topkv/error.h"
@@ -25,40 +27,28 @@ namespace {
 
 using Tensor = GgufFile::Tensor;
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 3> whole_names = {
+constexpr std::array<GgufName, 3> whole_names = {
     {{"model.embed_tokens", "token_embd"}, {"model.norm", "output_norm"}, {"lm_head", "output"}}};
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 11> layer_names = {
-    {{"input_layernorm", "attn_norm"},
-     {"self_attn.q_proj", "attn_q"},
-     {"self_attn.k_proj", "attn_k"},
-     {"self_attn.v_proj", "attn_v"},
-     {"self_attn.o_proj", "attn_output"},
-     {"self_attn.q_norm", "attn_q_norm"},
-     {"self_attn.k_norm", "attn_k_norm"},
-     {"post_attention_layernorm", "ffn_norm"},
-     {"mlp.gate_proj", "ffn_gate"},
-     {"mlp.up_proj", "ffn_up"},
-     {"mlp.down_proj", "ffn_down"}}};
-
-template <class Names>
-std::string renamed(const Names& names, std::string_view name) {
-  const auto* const found =
-      std::ranges::find_if(names, [&](const auto& pair) { return pair.first == name; });
-  return found == names.end() ? std::string() : std::string(found->second);
+/// Empty: it is not among the names.
+std::string_view renamed(std::span<const GgufName> names, std::string_view name) {
+  const auto found = std::ranges::find(names, name, &GgufName::first);
+  return found == names.end() ? std::string_view() : found->second;
 }
 
 /// "model.layers.3.mlp.up_proj.weight" to "blk.3.ffn_up.weight".
-std::string gguf_name(std::string_view name) {
+std::string gguf_name(const GgufArchitecture& architecture, std::string_view name) {
   constexpr std::string_view layers = "model.layers.";
   const std::size_t last = name.rfind('.');
   const std::string_view kind = name.substr(last);
   std::string_view rest = name.substr(0, last);
-  if (!rest.starts_with(layers)) return renamed(whole_names, rest) + std::string(kind);
+  if (!rest.starts_with(layers)) return fmt::format("{}{}", renamed(whole_names, rest), kind);
   rest.remove_prefix(layers.size());
   const std::size_t dot = rest.find('.');
-  return fmt::format("blk.{}.{}{}", rest.substr(0, dot), renamed(layer_names, rest.substr(dot + 1)),
-                     kind);
+  const std::string_view part = rest.substr(dot + 1);
+  std::string_view renamed_part = renamed(gguf_projections(), part);
+  if (renamed_part.empty()) renamed_part = renamed(architecture.norms, part);
+  return fmt::format("blk.{}.{}{}", rest.substr(0, dot), renamed_part, kind);
 }
 
 std::optional<DType> plain_type(const GgmlType& type) {
@@ -117,7 +107,8 @@ struct Unpack {
 
 class GgufCheckpoint : public Checkpoint {
  public:
-  explicit GgufCheckpoint(const std::filesystem::path& file) : file_(GgufFile::open(file)) {}
+  explicit GgufCheckpoint(const std::filesystem::path& file)
+      : file_(GgufFile::open(file)), architecture_(architecture_of(file_)) {}
 
   const std::filesystem::path& source() const override { return file_.path(); }
 
@@ -137,12 +128,12 @@ class GgufCheckpoint : public Checkpoint {
   }
 
   bool has(const std::string& name) const override {
-    return file_.tensors().find(gguf_name(name)) != file_.tensors().end();
+    return file_.tensors().find(gguf_name(architecture_, name)) != file_.tensors().end();
   }
 
   MatrixSource matrix(const std::string& name, MatrixRows rows, std::int64_t in,
                       WeightFormat format) const override {
-    const std::string stored = gguf_name(name);
+    const std::string stored = gguf_name(architecture_, name);
     const Tensor& tensor = get(stored, {rows.of, in});
     const std::string what = what_of(stored);
     if (const auto dtype = plain_type(*tensor.type)) {
@@ -166,8 +157,10 @@ class GgufCheckpoint : public Checkpoint {
             {}};
   }
 
+  bool has_whole_norms() const override { return true; }
+
   std::int64_t vector(const std::string& name, std::span<float> to) const override {
-    const std::string stored = gguf_name(name);
+    const std::string stored = gguf_name(architecture_, name);
     const auto size = static_cast<std::int64_t>(to.size());
     const Tensor& tensor = get(stored, {size});
     const auto dtype = plain_type(*tensor.type);
@@ -207,6 +200,7 @@ class GgufCheckpoint : public Checkpoint {
   }
 
   GgufFile file_;
+  const GgufArchitecture& architecture_;
 };
 
 }  // namespace

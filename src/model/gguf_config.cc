@@ -11,6 +11,7 @@
 #include <string>
 
 #include "src/core/printable.h"
+#include "src/model/gguf_architecture.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -18,13 +19,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array<GgufArchitecture, 3> architectures = {
-    {{"llama", "llama", true}, {"qwen2", "qwen2", false}, {"qwen3", "qwen3", false}}};
-
 constexpr std::int64_t most = std::int64_t{1} << 40;
 constexpr double most_factor = 1e9;
 
-// Keys of an architecture that are read, or say nothing about the network.
+// Keys of an architecture that are read, or say nothing about the network. Of others there are
+// those of families whose layers differ.
 constexpr std::array<std::string_view, 24> known_keys = {
     "context_length",
     "embedding_length",
@@ -51,6 +50,10 @@ constexpr std::array<std::string_view, 24> known_keys = {
     "tensor_data_layout",
     "rope.scaling.attn_factor",
 };
+constexpr std::array<std::string_view, 2> window_keys = {"attention.sliding_window",
+                                                         "attention.sliding_window_pattern"};
+constexpr const char* sliding_base_key = "rope.freq_base_swa";
+constexpr const char* final_cap_key = "final_logit_softcapping";
 
 // Of control tokens that end a turn, whatever the metadata says (llama.cpp's list, but for tokens
 // of models that topkv does not run).
@@ -61,11 +64,24 @@ constexpr std::array<std::string_view, 7> end_texts = {
 constexpr std::int64_t control_token = 3;
 constexpr const char* rope_factors = "rope_freqs.weight";
 
+bool has_windows(const Family& family) { return family.sliding == Family::Sliding::pattern; }
+bool has_sliding_rope(const Family& family) { return family.sliding_rope_theta > 0; }
+
+/// name: a key of the metadata, behind the architecture's name.
+bool is_read(const Family& family, std::string_view name) {
+  if (std::ranges::find(known_keys, name) != known_keys.end()) return true;
+  if (has_windows(family) && std::ranges::find(window_keys, name) != window_keys.end()) return true;
+  if (has_sliding_rope(family) && name == sliding_base_key) return true;
+  if (family.final_softcap.has_value() && name == final_cap_key) return true;
+  return name.starts_with("rope.scaling.yarn_");
+}
+
 class Translator {
  public:
   explicit Translator(const GgufFile& file)
       : file_(file),
         architecture_(architecture_of(file)),
+        family_(architecture_.family()),
         prefix_(std::string(architecture_.name) + ".") {}
 
   Json read() {
@@ -104,6 +120,8 @@ class Translator {
     }
     if (architecture_.model_type == "llama") config_["mlp_bias"] = has_tensor("blk.0.ffn_up.bias");
     read_rope();
+    read_scales();
+    if (has_windows(family_)) read_windows();
     read_tokens();
     refuse_other_tensors();
     return std::move(config_);
@@ -126,20 +144,15 @@ class Translator {
 
   /// What the network would not read belongs to another one: a bias, a norm, more layers.
   void refuse_other_tensors() const {
-    std::set<std::string> known = {"token_embd.weight", "output_norm.weight", "output.weight",
-                                   rope_factors};
+    std::set<std::string> known = {"token_embd.weight", "output_norm.weight", "output.weight"};
+    if (!has_sliding_rope(family_)) known.insert(rope_factors);
     const bool qwen2 = architecture_.model_type == "qwen2";
     const bool biased = qwen2 || config_.value("attention_bias", false);
     const auto layers = config_["num_hidden_layers"].get<std::int64_t>();
     for (std::int64_t l = 0; l < layers && known.size() <= 2 * file_.tensors().size() + 64; ++l) {
       const std::string at = fmt::format("blk.{}.", l);
-      for (const char* name : {"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output",
-                               "ffn_gate", "ffn_up", "ffn_down"}) {
-        known.insert(at + name + ".weight");
-      }
-      if (architecture_.model_type == "qwen3") {
-        known.insert(at + "attn_q_norm.weight");
-        known.insert(at + "attn_k_norm.weight");
+      for (const auto& names : {gguf_projections(), architecture_.norms}) {
+        for (const auto& [ours, name] : names) known.insert(fmt::format("{}{}.weight", at, name));
       }
       if (biased) {
         for (const char* name : {"attn_q", "attn_k", "attn_v"}) known.insert(at + name + ".bias");
@@ -180,7 +193,7 @@ class Translator {
   void read_rope() {
     const std::string at = prefix_ + "rope.";
     Json rope = {{"rope_type", "default"},
-                 {"rope_theta", file_.number(at + "freq_base", 1, 1e30, 10000)}};
+                 {"rope_theta", file_.number(at + "freq_base", 1, 1e30, family_.rope_theta)}};
     const std::string type_key = at + "scaling.type";
     // Without a type a factor is a linear one, as in llama.cpp.
     const bool factor_alone = file_.has(at + "scaling.factor");
@@ -198,7 +211,17 @@ class Translator {
     only_one("scaling.yarn_attn_factor", 1);
     only_one("scaling.yarn_ext_factor", 1);
     only_one("scaling.yarn_log_multiplier", 0);
-    if (has_tensor(rope_factors)) {
+    if (has_sliding_rope(family_)) {
+      if (type != "none" && type != "linear") {
+        file_.unsupported(type_key,
+                          fmt::format("\"none\" and \"linear\" in {}", architecture_.name));
+      }
+      if (type == "linear") rope.update({{"rope_type", type}, {"factor", factor()}});
+      rope = {{"full_attention", rope}};
+      if (const std::string key = prefix_ + sliding_base_key; file_.has(key)) {
+        rope["sliding_attention"] = {{"rope_theta", file_.number(key, 1, 1e30)}};
+      }
+    } else if (has_tensor(rope_factors)) {
       if (type != "none") file_.unsupported(type_key, "\"none\" beside rope_freqs.weight");
     } else if (type == "linear" || type == "yarn") {
       rope["rope_type"] = type;
@@ -222,6 +245,27 @@ class Translator {
     }
   }
 
+  /// Which layers have the window is the architecture's, where the file does not say.
+  void read_windows() {
+    config_["sliding_window"] = size(window_keys[0].data());
+    const std::string pattern = prefix_ + std::string(window_keys[1]);
+    if (file_.has(pattern)) config_["sliding_window_pattern"] = file_.integer(pattern, 1, most);
+  }
+
+  void read_scales() {
+    if (family_.reads_query_scale) {
+      const bool by_width = config_["num_hidden_layers"] == architecture_.layers_scaled_by_width;
+      config_["query_pre_attn_scalar"] =
+          by_width ? config_["hidden_size"].get<std::int64_t>() /
+                         config_["num_attention_heads"].get<std::int64_t>()
+                   : head_dim_;
+    }
+    if (const std::string key = prefix_ + final_cap_key;
+        family_.final_softcap.has_value() && file_.number(key, 0, most_factor, 0) != 0) {
+      config_["final_logit_softcapping"] = file_.number(key, 1 / most_factor, most_factor);
+    }
+  }
+
   void read_tokens() {
     constexpr const char* bos = "tokenizer.ggml.bos_token_id";
     const auto last = config_["vocab_size"].get<std::int64_t>() - 1;
@@ -236,24 +280,13 @@ class Translator {
 
   const GgufFile& file_;
   const GgufArchitecture& architecture_;
+  const Family& family_;
   std::string prefix_;
   std::int64_t head_dim_ = 0;
   Json config_ = Json::object();
 };
 
 }  // namespace
-
-const GgufArchitecture& architecture_of(const GgufFile& file) {
-  constexpr const char* key = "general.architecture";
-  const std::string name = file.text(key);
-  const auto* const found = std::ranges::find(architectures, name, &GgufArchitecture::name);
-  if (found != architectures.end()) return *found;
-  std::vector<std::string_view> names;
-  for (const GgufArchitecture& known : architectures) names.push_back(known.name);
-  file.unsupported(key, fmt::format("{} in GGUF files: of other families a directory with "
-                                    "safetensors",
-                                    fmt::join(names, ", ")));
-}
 
 Json config_of_gguf(const GgufFile& file) { return Translator(file).read(); }
 
@@ -281,14 +314,15 @@ std::vector<double> rope_factors_of_gguf(const GgufFile& file, std::int64_t pair
 }
 
 std::string unread_gguf_warning(const GgufFile& file) {
-  const std::string prefix = std::string(architecture_of(file).name) + ".";
+  const GgufArchitecture& architecture = architecture_of(file);
+  const Family& family = architecture.family();
+  const std::string prefix = std::string(architecture.name) + ".";
   std::vector<std::string> unread;
   for (const std::string_view key : file.keys()) {
     const bool sampling = key.starts_with("general.sampling.");
     if (!sampling && !key.starts_with(prefix)) continue;
     const std::string_view name = key.substr(std::min(prefix.size(), key.size()));
-    if (!sampling && std::ranges::find(known_keys, name) != known_keys.end()) continue;
-    if (!sampling && name.starts_with("rope.scaling.yarn_")) continue;
+    if (!sampling && is_read(family, name)) continue;
     unread.push_back(fmt::format("{} is {}", printable_beginning(key), file.shown_value(key)));
   }
   if (unread.empty()) return {};

@@ -5,23 +5,11 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "src/core/gguf_file.h"
 
 namespace topkv {
-
-struct GgufArchitecture {
-  std::string_view name;        ///< general.architecture
-  std::string_view model_type;  ///< of Hugging Face
-  /// Rows of q and k are in the order that turns neighbours (llama.cpp's converter puts them so):
-  /// pairs of RoPE are elements (2i, 2i + 1). Scores do not depend on the order.
-  bool interleaved = false;
-};
-
-/// Throws FileError, Unsupported naming those that topkv runs.
-const GgufArchitecture& architecture_of(const GgufFile& file);
 
 /// Throws FileError and Unsupported naming the key of the metadata.
 nlohmann::json config_of_gguf(const GgufFile& file);

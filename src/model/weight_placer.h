@@ -75,6 +75,11 @@ class Placer {
   /// offset: added to each value.
   Vector vector(const std::string& name, std::int64_t size, float offset = 0);
 
+  /// offset: the family's norm_offset.
+  Vector norm(const std::string& name, std::int64_t size, double offset) {
+    return vector(name, size, from_.has_whole_norms() ? 0.0F : static_cast<float>(offset));
+  }
+
  private:
   using ExpertSource = std::function<MatrixSource(std::int64_t expert)>;
   ExpertMatrices experts(const ExpertMixture& mixture, const ExpertSource& source);

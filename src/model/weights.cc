@@ -100,8 +100,7 @@ Weights place(Placer& placer, const ModelConfig& config) {
   };
   const auto norm = [&](std::string_view at, std::string_view name, std::int64_t size) {
     if (name.empty()) return Vector();
-    return placer.vector(fmt::format("{}{}.weight", at, name), size,
-                         static_cast<float>(family.norm_offset));
+    return placer.norm(fmt::format("{}{}.weight", at, name), size, family.norm_offset);
   };
 
   const std::int64_t hidden = config.hidden_size;
