@@ -1,6 +1,7 @@
 // GGUF files: the same model as its directory in Hugging Face layout, token for token; and files
 // that are broken, hostile or of a kind that topkv does not run, each told in one line. What blocks
 // of each type stand for is in the fixtures of parity_test.cc, which the gguf package wrote.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -279,6 +280,42 @@ TEST_F(Gguf, BytesWithoutATokenAreUnknownOrLeftOut) {
   EXPECT_EQ(tokenizer.encode("ab\x04"), (std::vector<Token>{2}));
   EXPECT_NE(tokenizer.left_out("ab\x04").find("1 byte of the text, left out: 0x04 (1)"),
             std::string::npos);
+}
+
+// Gemma's files have runs of spaces as tokens of users, spelled as text and without scores. In its
+// tokenizer.json they are pieces that are merged before all others.
+TEST_F(Gguf, RunsOfSpacesArePiecesThatAreMergedFirst) {
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+  std::vector<std::int32_t> types = {2, 3, 3};
+  for (int byte = 0; byte < 256; ++byte) {
+    tokens.push_back(fmt::format("<0x{:02X}>", byte));
+    types.push_back(6);
+  }
+  constexpr Token two = 259, three = 260, space = 261, a = 262, space_a = 263;
+  for (const char* text : {"  ", "   ", "\u2581", "a", "\u2581a"}) tokens.emplace_back(text);
+  types.insert(types.end(), {4, 4, 1, 1, 1});
+  std::string scores =
+      gguf::bytes(gguf::array) + gguf::bytes(gguf::f32) + gguf::bytes(std::uint64_t{tokens.size()});
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    scores += gguf::bytes(i < space ? -1000.0F : -static_cast<float>(i));
+  gguf::File file = small();
+  file.set(gguf::words("tokenizer.ggml.model", "llama"));
+  file.set(gguf::texts("tokenizer.ggml.tokens", tokens));
+  file.set(gguf::integers("tokenizer.ggml.token_type", types));
+  file.set({"tokenizer.ggml.scores", scores});
+  file.set(gguf::number("tokenizer.ggml.bos_token_id", 1));
+  file.set(gguf::flag("tokenizer.ggml.add_space_prefix", false));
+  const Tokenizer tokenizer = Tokenizer::load(write(file));
+  for (const auto& [text, ids] :
+       std::vector<std::pair<std::string, std::vector<Token>>>{{"a a", {a, space_a}},
+                                                               {"a  a", {a, two, a}},
+                                                               {"   a", {three, a}},
+                                                               {"    a", {two, two, a}},
+                                                               {"a ", {a, space}}}) {
+    EXPECT_EQ(tokenizer.encode(text), ids) << text;
+    EXPECT_EQ(tokenizer.decode(ids), text);
+  }
+  EXPECT_EQ(tokenizer.encode("\u2581\u2581a"), tokenizer.encode("  a"));
 }
 
 TEST_F(Gguf, EveryNameOfAPreTokenizerThatIsKnownCutsText) {

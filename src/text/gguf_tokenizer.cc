@@ -96,6 +96,12 @@ const Style& style_of(const GgufFile& file) {
   file.unsupported(pre_key, fmt::format("{}", fmt::join(known, ", ")));
 }
 
+std::string repeated(std::string_view text, std::size_t times) {
+  std::string all;
+  for (std::size_t i = 0; i < times; ++i) all += text;
+  return all;
+}
+
 class Translator {
  public:
   explicit Translator(const GgufFile& file) : file_(file) {}
@@ -140,7 +146,13 @@ class Translator {
     auto& vocabulary = vocabulary_.get_ref<Json::object_t&>();
     for (std::size_t i = 0; i < texts_.size(); ++i) {
       if (types[i] == unused_token) continue;  // a row of the embedding without a token
-      const std::string text = checked(texts_[i], tokens_key, i);
+      std::string text = checked(texts_[i], tokens_key, i);
+      const bool spaces = is_pieces_ && types[i] == user_token && text.size() > 1 &&
+                          text.find_first_not_of(' ') == std::string::npos;
+      if (spaces) {
+        text = repeated(piece_space, text.size());
+        spaces_.push_back(i);
+      }
       const auto id = static_cast<std::uint64_t>(i);
       const auto [place, is_new] = vocabulary.emplace(text, id);
       if (!is_new) {
@@ -148,6 +160,7 @@ class Translator {
                                     path_text(file_.path()), tokens_key, i, shown(Json(text)),
                                     place->second.get<std::uint64_t>()));
       }
+      if (spaces) continue;
       if (types[i] == plain_token) plain_.push_back(i);
       if (types[i] != control_token && types[i] != user_token && types[i] != unknown_token)
         continue;
@@ -165,6 +178,7 @@ class Translator {
     constexpr const char* scores_key = "tokenizer.ggml.scores";
     constexpr const char* extra_key = "tokenizer.ggml.remove_extra_whitespaces";
     if (file_.flag(extra_key, false)) file_.unsupported(extra_key, "spaces as they are");
+    is_pieces_ = true;
     read_tokens();
     const auto scores = file_.numbers(scores_key);
     if (scores.size() != texts_.size()) {
@@ -178,6 +192,7 @@ class Translator {
       }
       found.scores[static_cast<Token>(i)] = static_cast<float>(scores[i]);
     }
+    score_spaces(found.scores);
     Json normalizers = Json::array();
     const bool prefix = file_.flag("tokenizer.ggml.add_space_prefix", true);
     if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", piece_space}});
@@ -202,6 +217,15 @@ class Translator {
     }
     found.json["model"]["vocab"] = std::move(vocabulary_);
     return found;
+  }
+
+  /// Before all other pieces, in the order of the file: these have no scores of their own.
+  void score_spaces(PieceScores& scores) const {
+    float highest = 0;
+    for (const auto& [token, score] : scores) highest = std::max(highest, score);
+    for (std::size_t i = 0; i < spaces_.size(); ++i) {
+      scores[static_cast<Token>(spaces_[i])] = highest + static_cast<float>(spaces_.size() - i);
+    }
   }
 
   Json merges() const {
@@ -254,6 +278,9 @@ class Translator {
   const GgufFile& file_;
   std::vector<std::string_view> texts_;
   std::vector<std::size_t> plain_;  // tokens that are neither bytes nor added
+  bool is_pieces_ = false;
+  // Gemma's runs of spaces: pieces, as in its own tokenizer.json, though spelled as text here.
+  std::vector<std::size_t> spaces_;
   Json vocabulary_ = Json::object();
   Json added_ = Json::array();
 };
