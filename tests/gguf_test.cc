@@ -332,17 +332,58 @@ TEST_F(Gguf, EveryNameOfAPreTokenizerThatIsKnownCutsText) {
   }
 }
 
-TEST_F(Gguf, EndTokensAreThoseOfTheMetadataAndThoseThatEndTurns) {
-  Json json = json_of(root / "models/needle-14m/tokenizer.json");
-  json["added_tokens"].push_back({{"id", 7}, {"content", "<|im_end|>"}, {"special", true}});
-  std::erase_if(json["model"]["vocab"].get_ref<Json::object_t&>(),
-                [](const auto& entry) { return entry.second == 7; });
+/// A tokenizer.json with these texts as added tokens in the place of tokens from id 7 on.
+Json with_added(Json json, const std::vector<std::string>& texts, bool special) {
   json["model"]["merges"] = Json::array();
+  Json& vocabulary = json["model"]["vocab"];
+  std::int64_t id = 7;
+  for (const std::string& text : texts) {
+    std::erase_if(vocabulary.get_ref<Json::object_t&>(),
+                  [&](const auto& entry) { return entry.second == id; });
+    vocabulary[text] = id;
+    json["added_tokens"].push_back({{"id", id++},
+                                    {"content", text},
+                                    {"special", special},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"single_word", false},
+                                    {"normalized", false}});
+  }
+  return json;
+}
+
+TEST_F(Gguf, GenerationEndsWithTheFilesEndsAndWithThoseOfTurnsAsInADirectory) {
+  const Sizes sizes{.hidden = 32, .mlp = 32, .vocab = 4096, .head = 32};
+  const FileTensors tensors = random_tensors(sizes);
+  Json config = config_of(sizes);
+  config["eos_token_id"] = {1, 9};
+  temp_.write("model.safetensors", file_of(tensors));
+  temp_.write("config.json", config.dump());
+  const auto expect = [&](const std::vector<std::string>& added, bool special,
+                          const std::vector<Token>& ends) {
+    SCOPED_TRACE(added.front());
+    const Json json =
+        with_added(json_of(root / "models/needle-14m/tokenizer.json"), added, special);
+    temp_.write("tokenizer.json", json.dump());
+    EXPECT_EQ(Model::load(temp_.path()).config().eos, ends) << "directory";
+    gguf::File file = gguf::llama(config, tensors);
+    gguf::add_tokenizer(file, json, "qwen2");
+    file.set(gguf::number("tokenizer.ggml.eos_token_id", 1));
+    file.set(gguf::number("tokenizer.ggml.eot_token_id", 9));
+    const fs::path gguf = temp_.write("model.gguf", file.content());
+    EXPECT_EQ(Model::load(gguf).config().eos, ends) << "GGUF";
+    fs::remove(gguf);
+  };
+  expect({"<|im_end|>"}, true, {1, 9, 7});
+  expect({"<|im_end|>"}, false, {1, 9});  // text like any other
+  expect({"<|im_start|>", "<|end|>", "<end_of_turn>"}, true, {1, 9, 8});
+  // gpt-oss ends each channel of a turn with <|end|>, and the turn with <|return|>.
+  expect({"<|end|>", "<|return|>", "<|call|>"}, true, {1, 9});
+}
+
+TEST_F(Gguf, EndsOutsideOfTheVocabularyAreRefused) {
   gguf::File file = small();
-  gguf::add_tokenizer(file, json, "qwen2");
-  file.set(gguf::number("tokenizer.ggml.eos_token_id", 1));
-  file.set(gguf::number("tokenizer.ggml.eot_token_id", 9));
-  EXPECT_EQ(ModelConfig::load(write(file)).eos, (std::vector<Token>{1, 9, 7}));
+  gguf::add_tokenizer(file, json_of(root / "models/needle-14m/tokenizer.json"), "qwen2");
   file.set(gguf::number("tokenizer.ggml.eos_token_id", 101));
   expect_refused<FileError>(file, {"eos_token_id", "0 to 100"});
 }

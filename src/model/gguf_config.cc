@@ -55,13 +55,6 @@ constexpr std::array<std::string_view, 2> window_keys = {"attention.sliding_wind
 constexpr const char* sliding_base_key = "rope.freq_base_swa";
 constexpr const char* final_cap_key = "final_logit_softcapping";
 
-// Of control tokens that end a turn, whatever the metadata says (llama.cpp's list, but for tokens
-// of models that topkv does not run).
-constexpr std::array<std::string_view, 7> end_texts = {
-    "<|eot_id|>",    "<|im_end|>",      "<|end|>",   "<end_of_turn>",
-    "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"};
-
-constexpr std::int64_t control_token = 3;
 constexpr const char* rope_factors = "rope_freqs.weight";
 
 bool has_windows(const Family& family) { return family.sliding == Family::Sliding::pattern; }
@@ -354,15 +347,6 @@ std::vector<std::int64_t> end_tokens(const GgufFile& file) {
   for (const char* name : {"eos", "eot", "eom"}) {
     const std::string key = fmt::format("tokenizer.ggml.{}_token_id", name);
     if (file.has(key)) add(file.integer(key, 0, INT32_MAX));
-  }
-  constexpr const char* texts_key = "tokenizer.ggml.tokens";
-  constexpr const char* types_key = "tokenizer.ggml.token_type";
-  if (!file.has(texts_key) || !file.has(types_key)) return tokens;
-  const auto texts = file.texts(texts_key);
-  const auto types = file.integers(types_key);
-  for (std::size_t i = 0; i < std::min(texts.size(), types.size()); ++i) {
-    const bool ends = std::ranges::find(end_texts, texts[i]) != end_texts.end();
-    if (ends && types[i] == control_token) add(static_cast<std::int64_t>(i));
   }
   return tokens;
 }

@@ -25,8 +25,7 @@ std::string unread_gguf_warning(const GgufFile& file);
 /// no keys, on one line; empty: nothing.
 std::string gguf_chunks_warning(const GgufFile& file);
 
-/// Tokens that end generation: eos_token_id, eot_token_id and eom_token_id of the metadata, and, as
-/// in llama.cpp, control tokens that are known to end a turn by their text ("<|im_end|>").
+/// Tokens that end generation: eos_token_id, eot_token_id and eom_token_id of the metadata.
 std::vector<std::int64_t> end_tokens(const GgufFile& file);
 
 }  // namespace topkv

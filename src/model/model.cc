@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "src/core/printable.h"
 #include "src/model/model_impl.h"
 #include "src/model/safetensors.h"
+#include "src/model/turn_ends.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -46,6 +48,9 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
           fmt::format("{}: the tokenizer has {} tokens, the model's vocabulary {}; they do not "
                       "belong together",
                       path_text(*path), tokenizer->vocab_size(), config.vocab_size));
+    }
+    for (const Token end : turn_ends(*tokenizer)) {
+      if (std::ranges::find(config.eos, end) == config.eos.end()) config.eos.push_back(end);
     }
   }
   weights = Weights::load(*checkpoint, config, *device.compute(), options);
