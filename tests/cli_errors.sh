@@ -63,7 +63,7 @@ refuses 2 '-c: .*expected a count' plan "$model" -c many
 refuses 2 'no plan for the index hnsw.*expected exact or codes' plan "$model" --kv-index hnsw:M=16
 refuses 1 'no-such-model: there is no such directory; .*; a directory with config.json alone is enough here' plan no-such-model
 refuses 2 '--model is missing; expected the directory' needle
-refuses 2 '--prompt is missing; expected a text' generate -m "$model"
+refuses 2 '--prompt is missing; expected a text to continue, or -f with a file' generate -m "$model"
 refuses 2 '--temp' generate -m "$model" -p a --temp hot
 refuses 2 '--top-p' generate -m "$model" -p a --top-p 2
 refuses 2 '--prefill' needle -m "$model" --prefill everything
@@ -93,7 +93,8 @@ refuses 1 '\.: has no config.json; expected the directory of a model' needle -m 
 refuses 1 'no-such-model' generate -m no-such-model -p a
 refuses 1 'no-such-model: .* config.json alone is enough' info -m no-such-model
 refuses 1 'config.json alone is enough' info .
-refuses 2 "-p: expected a text to continue, found '' (see" generate -m "$model" -p ''
+refuses 2 "-p: expected a text to continue, found ''; leave the flag out for the text of the files alone" generate -m "$model" -p ''
+refuses 1 'no text' generate -m "$model" -f -
 refuses 1 'no-such-file' generate -m "$model" -p a -f no-such-file
 refuses 1 'is a directory' generate -m "$model" -p a -f .
 refuses 1 'no text' generate -m "$model" -p a -f -

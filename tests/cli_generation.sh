@@ -17,6 +17,11 @@ generate() { "$topkv" generate -m "$model" --device cpu -t 2 -p 'The grass is' "
 generate -n 12 --quiet >whole 2>log || echo "FAILED: $(cat log)"
 holds 'quiet leaves nothing on stderr' test ! -s log
 holds 'and the answer on stdout' test -s whole
+printf 'The grass is' >text
+"$topkv" generate -m "$model" --device cpu -t 2 -n 12 --quiet -f text >cut
+holds 'a file alone is continued as a prompt is' cmp whole cut
+"$topkv" generate -m "$model" --device cpu -t 2 -n 12 --quiet -f - <text >cut
+holds 'standard input alone is, too' cmp whole cut
 stop=$(cut -c 8-10 whole | head -n 1)
 generate -n 12 --stop 'not there' --stop "$stop" >cut 2>log
 holds 'an answer ends before a stop text' python3 -c '

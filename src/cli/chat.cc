@@ -219,11 +219,15 @@ int run_chat(ChatFlags flags) {
             progress);
   const bool prompts = ::isatty(STDIN_FILENO) != 0;
   bool all_asked = true;
+  bool any_asked = false;
   while (const std::optional<std::string> question = next_line(prompts)) {
     if (question->find_first_not_of(" \t\r") == std::string::npos) continue;
+    any_asked = true;
     all_asked = chat.ask(*question) && all_asked;
     forget_interrupt();
   }
+  if (!any_asked && !prompts)
+    print_warning("nothing was asked: there is no line with text on standard input");
   return all_asked || prompts ? 0 : 1;  // in a pipe nobody sees what was told
 }
 

@@ -45,7 +45,7 @@ struct GenerateFlags {
   SamplingFlags sampling;
   AnswerFlags answers;
   std::string samples;  // empty: one
-  std::string prompt;
+  std::string prompt;   // empty: the files alone are continued
   std::vector<std::string> files;
   bool chat = false;
   std::string system;
@@ -65,6 +65,11 @@ void check_flags(const GenerateFlags& flags) {
   check_flags(flags.prefill);
   check_flags(flags.sampling);
   check_flags(flags.answers);
+  if (flags.prompt.empty() && flags.files.empty()) {
+    throw UsageError(
+        "--prompt is missing; expected a text to continue, or -f with a file of it (- is standard "
+        "input)");
+  }
   check_utf8("--prompt", flags.prompt);
   check_utf8("--system", flags.system);
   if (!flags.system.empty() && !flags.chat) {
@@ -88,7 +93,8 @@ Reading read(const Tokenizer& tokenizer, const std::string& text, const std::str
     const auto border =
         std::mismatch(alone.begin(), alone.end(), reading.prompt.begin(), reading.prompt.end())
             .second;
-    // A prompt that adds nothing (a tokenizer may drop characters) still needs a token to start.
+    // A prompt that adds nothing (there is none, or a tokenizer drops it) still needs a token to
+    // start.
     const auto end =
         border == reading.prompt.end() && border != reading.prompt.begin() ? border - 1 : border;
     reading.context.assign(reading.prompt.begin(), end);
@@ -340,7 +346,8 @@ Run add_generate(CLI::App& app) {
   add_flags(*command, flags->sampling);
   add_flags(*command, flags->answers);
   command->add_option("-N,--samples", flags->samples, "a number from 1 to 256");
-  command->add_option("-p,--prompt", flags->prompt, "a text to continue")->required();
+  command->add_option("-p,--prompt", flags->prompt, "a text to continue")
+      ->default_str("the text of the files alone");
   command->add_option("-f,--file", flags->files, "a file, or - for standard input")
       ->expected(1)
       ->take_all();

@@ -78,13 +78,13 @@ CommandHelp generate_help() {
   return {
       "generate",
       "continue a prompt, over files as context if you like",
-      "-m DIR -p PROMPT [-f FILE]... [flags]",
-      "Continues a prompt. Files become a frozen context before it, of which each step retrieves "
-      "rows; the tokens are those of files and prompt as one text: end a file's last line before a "
-      "question.",
+      "-m DIR [-p PROMPT] [-f FILE]... [flags]",
+      "Continues a prompt, or the text of files. Files become a frozen context before the prompt, of "
+      "which each step retrieves rows. The tokens are those of files and prompt as one text: end a "
+      "file's last line before a question.",
       {model_help(),
        {"text",
-        {{"-p, --prompt", "TEXT", "what to continue; with --chat what to ask"},
+        {{"-p, --prompt", "TEXT", "what to continue; with --chat what to ask", "the files alone"},
          files("text of the context; repeat for several, - is standard input"),
          chat_message("files and prompt are a message"),
          system_message("with --chat: "),
