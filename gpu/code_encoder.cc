@@ -22,7 +22,7 @@ constexpr std::int64_t most_bytes = 128;      // of a code
 
 /// Pieces of device memory, one behind the other.
 struct Layout {
-  std::int64_t axes, mean, channels, tables, not_finite, centred, along, rows, blocks, codes,
+  std::int64_t axes, mean, channels, bias, tables, not_finite, centred, along, rows, blocks, codes,
       residuals, total;
 
   explicit Layout(std::int64_t dim) {
@@ -31,6 +31,7 @@ struct Layout {
     axes = pieces.place(dim * dim * f32);
     mean = pieces.place(dim * f32);
     channels = pieces.place(dim * f32);
+    bias = pieces.place(3 * dim * f32);
     tables = pieces.place(dim * std::int64_t{sizeof(KeyLevels)} +
                           most_bytes * 4 * std::int64_t{sizeof(KeyField)});
     not_finite = pieces.place(sizeof(int));
@@ -173,6 +174,8 @@ class CudaEncoder final : public CodeEncoder {
     try {
       if (head.vectors.channels != nullptr)
         send(std::span(head.vectors.channels, static_cast<std::size_t>(dim_)), layout_.channels);
+      if (head.vectors.bias != nullptr)
+        send(std::span(head.vectors.bias, static_cast<std::size_t>(3 * dim_)), layout_.bias);
       for (std::int64_t first = 0, tile = 0; first < head.vectors.count;
            first += tile_vectors, ++tile) {
         const std::int64_t slot = tile % slot_count;
@@ -214,9 +217,12 @@ class CudaEncoder final : public CodeEncoder {
     slot.arrived.record(copies_);
     slot.arrived.block(compute);
     if (blocked) {
-      unpack_blocks(blocks, 0, count, 1, dim_, head.vectors.dtype,
-                    head.vectors.channels == nullptr ? nullptr : at<float>(layout_.channels), rows,
-                    0, compute);
+      StoredKeys stored;
+      if (head.vectors.channels != nullptr) stored.channels = at<float>(layout_.channels);
+      if (head.vectors.bias != nullptr) stored.bias = at<float>(layout_.bias);
+      stored.first_position = head.vectors.first_position + first;
+      stored.chunk_len = head.vectors.chunk_len;
+      unpack_blocks(blocks, 0, count, 1, dim_, head.vectors.dtype, stored, rows, 0, compute);
     }
     centre(rows, static_cast<int>(count), static_cast<int>(dim_), head.axes.scale(),
            at<float>(layout_.mean), at<float>(layout_.centred), tile.residuals,

@@ -20,7 +20,7 @@ ContextWindow::Places::Places(const SessionShape& shape, const std::vector<Layer
   for (const LayerWindow& layer : of) {
     layers.push_back({pieces.place(a.kv_heads * 2 * layer.context_rows.size() * row),
                       pieces.place(a.kv_heads * 2 * layer.context_sinks * row),
-                      pieces.place(scales)});
+                      pieces.place(scales), pieces.place(3 * scales)});
   }
   bytes = pieces.used();
 }
@@ -49,6 +49,10 @@ ContextWindow::ContextWindow(CudaDevice& device, const SessionShape& shape)
                                  store_->rows(l, h).keys.channels, static_cast<std::size_t>(scales),
                                  cudaMemcpyHostToDevice, stream));
     }
+    if (store_->bias(l) == nullptr) continue;
+    TOPKV_CUDA(cudaMemcpyAsync(memory_.data() + place(l).bias, store_->bias(l),
+                               static_cast<std::size_t>(kv_heads_ * 3 * scales),
+                               cudaMemcpyHostToDevice, stream));
   }
   stream.synchronize();  // once: sessions to come find it there, whoever opens them
 }
@@ -63,9 +67,16 @@ bool ContextWindow::suits(const SessionShape& shape) const {
                             });
 }
 
-const float* ContextWindow::channels(std::int64_t layer) const {
-  if (!in_blocks(store_->dtype().keys)) return nullptr;
-  return reinterpret_cast<const float*>(memory_.data() + place(layer).channels);
+StoredKeys ContextWindow::stored_keys(std::int64_t layer) const {
+  if (!in_blocks(store_->dtype().keys)) return {};
+  const auto at = [&](std::int64_t offset) {
+    return reinterpret_cast<const float*>(memory_.data() + offset);
+  };
+  StoredKeys stored;
+  stored.channels = at(place(layer).channels);
+  if (store_->bias(layer) != nullptr) stored.bias = at(place(layer).bias);
+  stored.chunk_len = store_->rows(layer, 0).keys.chunk_len;
+  return stored;
 }
 
 /// Rows of positions `range` of all KV heads.

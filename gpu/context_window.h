@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "gpu/row_blocks.h"
 #include "gpu/session_layout.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
@@ -41,12 +42,12 @@ class ContextWindow {
   const __nv_bfloat16* rows(std::int64_t layer) const { return at(place(layer).rows); }
   /// Likewise of the context's sinks.
   const __nv_bfloat16* sinks(std::int64_t layer) const { return at(place(layer).sinks); }
-  /// The scales of a layer's keys as they are stored, [kv_heads, head_dim]; null: they have none.
-  const float* channels(std::int64_t layer) const;
+  /// What a layer's keys are stored with, from RoPE position 0 on; nothing but in q8 and q4.
+  StoredKeys stored_keys(std::int64_t layer) const;
 
  private:
   struct Place {
-    std::int64_t rows = 0, sinks = 0, channels = 0;  // bytes
+    std::int64_t rows = 0, sinks = 0, channels = 0, bias = 0;  // bytes
   };
   struct Places {
     Places(const SessionShape& shape, const std::vector<LayerWindow>& layers);

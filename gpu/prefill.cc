@@ -52,8 +52,8 @@ std::int64_t bad_words(const AttentionShape& shape) { return 2 * shape.layers; }
 
 /// Pieces of device memory, one behind the other.
 struct Layout {
-  std::int64_t queries, lse, packed, blocks, channels, tiles, bad, cudnn_out, cudnn_lse, workspace,
-      total;
+  std::int64_t queries, lse, packed, blocks, channels, bias, tiles, bad, cudnn_out, cudnn_lse,
+      workspace, total;
 
   Layout(const AttentionShape& shape, KvDType rows, std::int64_t chunk, std::int64_t tile) {
     Pieces pieces;
@@ -64,8 +64,10 @@ struct Layout {
     const bool blocked = in_blocks(rows.keys);
     blocks = pieces.place(
         blocked ? in_flight * shape.kv_heads * chunk * rows.row_bytes(shape.head_dim) : 0);
-    channels = pieces.place(
-        blocked ? shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32) : 0);
+    const std::int64_t scales =
+        blocked ? shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32) : 0;
+    channels = pieces.place(scales);
+    bias = pieces.place(3 * scales);
     tiles = pieces.place(RowStream::bytes(shape.kv_heads, shape.head_dim, rows, tile));
     bad = pieces.place(in_flight * bad_words(shape) * 8);
     const bool cudnn = for_cudnn(shape, chunk);
@@ -107,6 +109,11 @@ class CudaPrefill final : public DevicePrefill {
       device.copy_in(store.channels(0),
                      shape.layers * shape.kv_heads * shape.head_dim * bytes_of(DType::f32),
                      memory_.data() + layout_.channels);
+    }
+    if (store.bias(0) != nullptr) {
+      device.copy_in(store.bias(0),
+                     shape.layers * shape.kv_heads * 3 * shape.head_dim * bytes_of(DType::f32),
+                     memory_.data() + layout_.bias);
     }
     for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
       given_[static_cast<std::size_t>(layer)] = store.size(layer);
@@ -203,7 +210,7 @@ class CudaPrefill final : public DevicePrefill {
     for (const PositionRange& range : earlier(visible, first)) {
       const PositionRange met = sees.within(range);
       if (met.size() == 0) continue;
-      tiles_.stream(views(layer), met, channels(layer), compute_, [&](const DeviceRows& tile) {
+      tiles_.stream(views(layer), met, stored_keys(layer), compute_, [&](const DeviceRows& tile) {
         attend_rows(queries, tile, {false, visible.window, visible.sinks}, partial, Into::merge);
       });
     }
@@ -228,6 +235,16 @@ class CudaPrefill final : public DevicePrefill {
     if (!blocked()) return nullptr;
     return reinterpret_cast<float*>(memory_.data() + layout_.channels) +
            layer * shape_.kv_heads * shape_.head_dim;
+  }
+  /// What a layer's keys are stored with, from RoPE position 0 on.
+  StoredKeys stored_keys(std::int64_t layer) const {
+    StoredKeys stored;
+    stored.channels = channels(layer);
+    if (store_.bias(layer) != nullptr)
+      stored.bias = reinterpret_cast<const float*>(memory_.data() + layout_.bias) +
+                    layer * shape_.kv_heads * 3 * shape_.head_dim;
+    stored.chunk_len = shape_.chunk_len;
+    return stored;
   }
   /// Of a chunk: [2, layers], K and V, then q.
   unsigned long long* bad_on_device(std::size_t slot) const {
@@ -372,10 +389,12 @@ class CudaPrefill final : public DevicePrefill {
       out.keys = memory_.data() + layout_.blocks +
                  static_cast<std::int64_t>(slot) * shape_.kv_heads * out.head_bytes;
       out.values = out.keys + chunk_ * key;
+      const StoredKeys stored = stored_keys(step.layer).from(given_[l]);
       if (choose)
-        choose_channels(step.k, own.count, shape_.kv_heads, d, channels(step.layer), compute_);
-      pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, channels(step.layer), out,
-                  target, bad, compute_);
+        choose_channels(step.k, own.count, shape_.kv_heads, d, stored, channels(step.layer),
+                        compute_);
+      pack_blocks(step.k, step.v, own.count, shape_.kv_heads, d, dtype, stored, out, target, bad,
+                  compute_);
     } else {
       pack_rows(step.k, step.v, own.count, shape_.kv_heads, d, target, bad, compute_);
     }

@@ -166,10 +166,11 @@ void ResidentRows::pack(std::int64_t layer, const float* k, const float* v, std:
   target.head_stride = 2 * to.rows * d;
   target.first = first - own_first_;
   target.ring = to.slots;
-  if (channels(layer) == nullptr) {
+  if (!in_blocks(dtype_.keys)) {
     pack_rows(k, v, tokens, shape_.kv_heads, d, target, bad, stream);
   } else {
-    pack_blocks(k, v, tokens, shape_.kv_heads, d, dtype_, channels(layer), {}, target, bad, stream);
+    pack_blocks(k, v, tokens, shape_.kv_heads, d, dtype_, stored_keys(layer).from(first), {},
+                target, bad, stream);
   }
 }
 

@@ -38,8 +38,8 @@ class ResidentRows {
   static std::int64_t most_bytes(const SessionShape& shape);
 
   bool dense(std::int64_t layer) const { return of(layer).dense; }
-  /// Of a layer's keys as they are stored, on the device; null: they have none.
-  const float* channels(std::int64_t layer) const { return context_->channels(layer); }
+  /// What a layer's keys are stored with, from RoPE position 0 on.
+  StoredKeys stored_keys(std::int64_t layer) const { return context_->stored_keys(layer); }
   /// Where the window of a step begins whose first token is at position `first`: attend() attends
   /// all rows from there on.
   std::int64_t window_begin(std::int64_t layer, std::int64_t first) const;

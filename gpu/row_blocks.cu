@@ -1,6 +1,7 @@
 #include <cuda_fp16.h>
 
 #include "gpu/kernel_parts.cuh"
+#include "gpu/key_bias.cuh"
 #include "gpu/row_blocks.h"
 
 namespace topkv::gpu {
@@ -73,7 +74,7 @@ __device__ float read_element(const std::byte* from) {
 
 struct Half {
   const float* x;
-  const float* channels;    // null: all 1
+  StoredKeys stored;        // nothing for values
   std::byte* bytes;         // null: not wanted
   std::int64_t head_bytes;  // between heads
   __nv_bfloat16* rows;
@@ -96,13 +97,18 @@ __global__ void pack_kernel(Half half, std::int64_t tokens, std::int64_t kv_head
     const std::int64_t i = b * block_elements + lane;
     const bool inside = i < head_dim;
     const std::int64_t from = (t * kv_heads + h) * head_dim + i;
-    const float channel = inside && half.channels != nullptr ? half.channels[h * head_dim + i] : 1;
-    const float x = inside ? __fdiv_rn(half.x[from], channel) : 0.0F;
+    const float* channels = half.stored.channels;
+    const float channel = inside && channels != nullptr ? channels[h * head_dim + i] : 1;
+    const bool biased = inside && half.stored.bias != nullptr;
+    const float bias = biased ? turned_bias(half.stored, head_dim, h, t, i) : 0.0F;
+    const float given = inside ? half.x[from] : 0.0F;
+    const float x = __fdiv_rn(biased ? __fsub_rn(given, bias) : given, channel);
     std::byte* to = half.bytes == nullptr
                         ? nullptr
                         : half.bytes + h * half.head_bytes + (t * blocks + b) * block_bytes(dtype);
-    const float value = __fmul_rn(round_element<dtype>(x, to), channel);
+    float value = __fmul_rn(round_element<dtype>(x, to), channel);
     if (!inside) continue;
+    if (biased) value = __fadd_rn(value, bias);
     // (The largest of some numbers and one that is none is a number.)
     if (!isfinite(value) || !isfinite(x)) {
       worst = min(worst, static_cast<unsigned long long>(2 * from + (half.values ? 1 : 0)));
@@ -119,7 +125,7 @@ __global__ void pack_kernel(Half half, std::int64_t tokens, std::int64_t kv_head
 
 template <DType dtype>
 __global__ void unpack_kernel(const std::byte* from, std::int64_t head_bytes, std::int64_t count,
-                              std::int64_t heads, std::int64_t head_dim, const float* channels,
+                              std::int64_t heads, std::int64_t head_dim, StoredKeys stored,
                               __nv_bfloat16* out, std::int64_t head_stride) {
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const std::int64_t blocks = (head_dim - 1) / block_elements + 1;
@@ -132,21 +138,25 @@ __global__ void unpack_kernel(const std::byte* from, std::int64_t head_bytes, st
     const float value =
         read_element<dtype>(from + h * head_bytes + (t * blocks + b) * block_bytes(dtype));
     if (i >= head_dim) continue;
-    const float channel = channels != nullptr ? channels[h * head_dim + i] : 1;
-    out[h * head_stride + t * head_dim + i] = __float2bfloat16_rn(__fmul_rn(value, channel));
+    const float channel = stored.channels != nullptr ? stored.channels[h * head_dim + i] : 1;
+    float whole = __fmul_rn(value, channel);
+    if (stored.bias != nullptr) whole = __fadd_rn(whole, turned_bias(stored, head_dim, h, t, i));
+    out[h * head_stride + t * head_dim + i] = __float2bfloat16_rn(whole);
   }
 }
 
 /// A block for each KV head, a thread for each channel.
 __global__ void choose_kernel(const float* keys, std::int64_t tokens, std::int64_t kv_heads,
-                              int head_dim, float* channels) {
+                              int head_dim, StoredKeys stored, float* channels) {
   __shared__ double squares[most_dims];
   __shared__ double median;
   const int i = static_cast<int>(threadIdx.x);
   const std::int64_t h = blockIdx.x;
   double sum = 0;
   for (std::int64_t t = 0; t < tokens; ++t) {
-    const double x = keys[(t * kv_heads + h) * head_dim + i];
+    float key = keys[(t * kv_heads + h) * head_dim + i];
+    if (stored.bias != nullptr) key = __fsub_rn(key, turned_bias(stored, head_dim, h, t, i));
+    const double x = key;
     sum = __dadd_rn(sum, __dmul_rn(x, x));
   }
   squares[i] = sum;
@@ -174,7 +184,7 @@ void with_blocks(DType dtype, const Launch& launch) {
 }  // namespace
 
 void pack_blocks(const float* keys, const float* values, std::int64_t tokens, std::int64_t kv_heads,
-                 std::int64_t head_dim, KvDType dtype, const float* channels,
+                 std::int64_t head_dim, KvDType dtype, const StoredKeys& stored,
                  const BlockTarget& blocks, const PackTarget& rows, unsigned long long* bad,
                  cudaStream_t stream) {
   const std::int64_t all = tokens * kv_heads * ((head_dim + block_elements - 1) / block_elements);
@@ -186,29 +196,30 @@ void pack_blocks(const float* keys, const float* values, std::int64_t tokens, st
     });
     check_launch("the kernel that packs rows in blocks");
   };
-  pack(dtype.keys, {keys, channels, blocks.keys, blocks.head_bytes, rows.keys, false});
-  pack(dtype.values, {values, nullptr, blocks.values, blocks.head_bytes, rows.values, true});
+  pack(dtype.keys, {keys, stored, blocks.keys, blocks.head_bytes, rows.keys, false});
+  pack(dtype.values, {values, {}, blocks.values, blocks.head_bytes, rows.values, true});
 }
 
 void unpack_blocks(const std::byte* from, std::int64_t head_bytes, std::int64_t count,
-                   std::int64_t heads, std::int64_t head_dim, DType dtype, const float* channels,
+                   std::int64_t heads, std::int64_t head_dim, DType dtype, const StoredKeys& stored,
                    __nv_bfloat16* out, std::int64_t head_stride, cudaStream_t stream) {
   const std::int64_t all = count * heads * ((head_dim + block_elements - 1) / block_elements);
   if (all == 0) return;
   with_blocks(dtype, [&](auto type) {
     unpack_kernel<decltype(type)::value><<<blocks_for(all, warps), block, 0, stream>>>(
-        from, head_bytes, count, heads, head_dim, channels, out, head_stride);
+        from, head_bytes, count, heads, head_dim, stored, out, head_stride);
   });
   check_launch("the kernel that unpacks rows in blocks");
 }
 
 void choose_channels(const float* keys, std::int64_t tokens, std::int64_t kv_heads,
-                     std::int64_t head_dim, float* channels, cudaStream_t stream) {
+                     std::int64_t head_dim, const StoredKeys& stored, float* channels,
+                     cudaStream_t stream) {
   if (kv_heads == 0) return;
   // Of no tokens all scales are 1.
   const std::int64_t learned = tokens < least_learned ? 0 : std::min(tokens, learned_tokens);
   choose_kernel<<<static_cast<unsigned>(kv_heads), static_cast<unsigned>(head_dim), 0, stream>>>(
-      keys, learned, kv_heads, static_cast<int>(head_dim), channels);
+      keys, learned, kv_heads, static_cast<int>(head_dim), stored, channels);
   check_launch("the kernel that chooses scales of channels");
 }
 

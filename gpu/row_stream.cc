@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "gpu/faults.h"
-#include "gpu/row_blocks.h"
 
 namespace topkv::gpu {
 
@@ -28,8 +27,9 @@ RowStream::RowStream(std::int64_t kv_heads, std::int64_t head_dim, KvDType dtype
     slots_[static_cast<std::size_t>(i)].data = memory + i * rows * dtype.row_bytes(head_dim);
 }
 
-void RowStream::stream(std::span<const RowsView> rows, PositionRange range, const float* channels,
-                       cudaStream_t compute, const std::function<void(const DeviceRows&)>& use) {
+void RowStream::stream(std::span<const RowsView> rows, PositionRange range,
+                       const StoredKeys& stored, cudaStream_t compute,
+                       const std::function<void(const DeviceRows&)>& use) {
   const std::int64_t half = tile_rows_ * head_dim_;  // elements of a head's keys in a tile
   const std::int64_t key_bytes = tile_rows_ * vector_bytes(dtype_.keys, head_dim_);
   const std::int64_t head_bytes = tile_rows_ * dtype_.row_bytes(head_dim_);
@@ -55,10 +55,10 @@ void RowStream::stream(std::span<const RowsView> rows, PositionRange range, cons
     auto* ready = reinterpret_cast<__nv_bfloat16*>(slot.data);
     if (unpacked_ != nullptr) {
       ready = unpacked_;
-      unpack_blocks(slot.data, head_bytes, count, kv_heads_, head_dim_, dtype_.keys, channels,
-                    ready, 2 * half, compute);
+      unpack_blocks(slot.data, head_bytes, count, kv_heads_, head_dim_, dtype_.keys,
+                    stored.from(rows[0].keys.first_position + begin), ready, 2 * half, compute);
       unpack_blocks(slot.data + key_bytes, head_bytes, count, kv_heads_, head_dim_, dtype_.values,
-                    nullptr, ready + half, 2 * half, compute);
+                    {}, ready + half, 2 * half, compute);
       slot.used.record(compute);
     }
     DeviceRows tile;

@@ -16,6 +16,7 @@
 
 #include "gpu/attention.h"
 #include "gpu/handles.h"
+#include "gpu/row_blocks.h"
 #include "topkv/types.h"
 #include "topkv/view.h"
 
@@ -41,10 +42,10 @@ class RowStream {
   bool wait() const { return cudaStreamSynchronize(copies_) == cudaSuccess; }
 
   /// Calls use(tile) for rows `range` of the views (per KV head; row i of a view is position i),
-  /// tile by tile. channels: the views', in device memory, [kv_heads, head_dim]; null: none. What
-  /// use gives to `compute` finds the tile's rows in place. Returns before any of that is done; the
-  /// rows must stay until it is.
-  void stream(std::span<const RowsView> rows, PositionRange range, const float* channels,
+  /// tile by tile. stored: channels and bias of the views' keys; their positions are the views'.
+  /// What use gives to `compute` finds the tile's rows in place. Returns before any of that is
+  /// done; the rows must stay until it is.
+  void stream(std::span<const RowsView> rows, PositionRange range, const StoredKeys& stored,
               cudaStream_t compute, const std::function<void(const DeviceRows&)>& use);
 
  private:

@@ -204,7 +204,7 @@ class CudaDecode final : public DecodeBackend {
     if (count <= 0) return;
     views_.clear();
     for (const RowSpan& span : rows) views_.push_back(span.rows);
-    rooms_->tiles()->stream(views_, {0, count}, resident_.channels(layer), compute_,
+    rooms_->tiles()->stream(views_, {0, count}, resident_.stored_keys(layer), compute_,
                             [&](const DeviceRows& tile) {
                               gpu::attend(queries_, tile, {}, exact(), Into::merge, compute_);
                             });

@@ -1,5 +1,6 @@
 #include "index/code_loops.h"
 
+#include "src/core/key_bias.h"
 #include "src/core/row_format.h"
 
 // clang-format off
@@ -26,10 +27,11 @@ bool centre_of(const KeyView& vectors, std::int64_t first, std::int64_t count, f
   bool rest_finite = true;
   for (std::int64_t i = 0; i < count; ++i, out += vectors.dim) {
     const std::byte* from = vectors.key(first + i);
+    const float* bias = bias_at(vectors, first + i);
     auto sum = hn::Zero(d);
     std::int64_t j = 0;
     for (; j + lanes <= vectors.dim; j += lanes) {
-      const auto x = load_at<dtype>(d, from, j, channels);
+      const auto x = load_at<dtype>(d, from, j, channels, bias);
       finite = hn::And(finite, hn::IsFinite(x));
       const auto centred = hn::MulSub(x, by, hn::LoadU(d, mean + j));
       sum = hn::MulAdd(centred, centred, sum);
@@ -37,7 +39,7 @@ bool centre_of(const KeyView& vectors, std::int64_t first, std::int64_t count, f
     }
     float square = hn::GetLane(hn::SumOfLanes(d, sum));
     for (; j < vectors.dim; ++j) {
-      const float x = load_at_1<dtype>(from, j, channels);
+      const float x = load_at_1<dtype>(from, j, channels, bias);
       rest_finite = rest_finite && x - x == 0;
       out[j] = x * scale - mean[j];
       square += out[j] * out[j];

@@ -65,9 +65,10 @@ void KeyList::append(const KeyView& keys) {
     view_ = keys;
     return;
   }
-  if (keys.channels != view_.channels) {
+  if (keys.channels != view_.channels || keys.bias != view_.bias) {
     throw InvalidArgument(
-        "index.add got keys whose channels have other scales than those that the index holds");
+        "index.add got keys whose channels have other scales, or another bias, than those that the "
+        "index holds");
   }
   if (keys.dim != view_.dim || keys.dtype != view_.dtype ||
       (keys.count > 1 && keys.stride_bytes != view_.stride_bytes)) {

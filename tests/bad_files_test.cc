@@ -411,7 +411,7 @@ TEST(BadFiles, TablesOfContexts) {
   refused("flags that are not known", changed(64 + 48 + 4, std::uint32_t{3}),
           {"section 1 of 3", "flags 3", "0 or 1"});
   refused("a kind that is not known", fuzz::file_of_sections(list + section(77, "x")),
-          {"a section of kind 77", "does not know and must", "expected kinds 1 to 8"});
+          {"a section of kind 77", "does not know and must", "expected kinds 1 to 9"});
   refused("no sections", fuzz::file_of_sections(""),
           {"first section", "is none", "expected the description"});
   refused("no description", fuzz::file_of_sections(section(4, row)),

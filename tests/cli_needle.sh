@@ -5,6 +5,7 @@
 set -u
 topkv=$1 model=$2 work=$3
 . "$(dirname "$0")/holds.sh"
+tools=$(cd "$(dirname "$0")/../tools" && pwd)
 rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
 needle() { "$topkv" needle -m "$model" -c 2K --depths 3 -n 12 -o out "$@" >stdout 2>stderr; }
 
@@ -99,6 +100,13 @@ holds 'so are a file that does not, and a line break' \
 $asked")")" -eq "$(sum "$whole")" ]
 holds 'a prompt that is all of the text makes no context' \
   sh -c 'printf o >o.txt; [ "$1" = "0 1" ]' - "$(printf wh >o.txt; tokens -f o.txt -p at)"
+
+# Keys with biases as large as those of Qwen2.5, in 4 bits.
+python3 "$tools/bias_keys.py" "$model" biased --norm 900
+holds 'keys with large biases are found in 4 bits' \
+  sh -c '"$1" needle -m biased -c 2K --depths 3 -n 12 --kv-dtype q4 -o out-biased >stdout 2>stderr' - "$topkv"
+holds 'all of them' grep -q '^score .* 3 of 3 found' stdout
+holds 'without a warning' [ "$(grep -c warning stderr)" -eq 0 ]
 
 # Paths of any bytes; output is UTF-8.
 bad=$(printf 'caf\351')

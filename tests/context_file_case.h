@@ -22,8 +22,10 @@ inline AttentionShape file_shape() {
 /// A context of so many tokens, which a prefill gave, with these indices.
 inline std::shared_ptr<const Context> saved_context(const AttentionShape& shape,
                                                     std::int64_t tokens, KvDType dtype,
-                                                    const std::vector<std::string>& indices) {
-  ContextBuilder builder(shape, {.capacity = tokens, .dtype = dtype, .keep_queries = true});
+                                                    const std::vector<std::string>& indices,
+                                                    const std::vector<float>& key_bias = {}) {
+  ContextBuilder builder(
+      shape, {.capacity = tokens, .dtype = dtype, .keep_queries = true, .key_bias = key_bias});
   const std::int64_t step = 64;
   for (std::int64_t at = 0; at < tokens; at += step) {
     const std::int64_t count = std::min(step, tokens - at);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -34,9 +35,10 @@ const std::vector<std::string>& stored_indices() {
 class Changed {
  public:
   explicit Changed(const TempDirectory& folder, std::int64_t tokens = 40,
-                   const std::vector<std::string>& indices = stored_indices(), KvDType dtype = {})
+                   const std::vector<std::string>& indices = stored_indices(), KvDType dtype = {},
+                   const std::vector<float>& key_bias = {})
       : path_(folder.path() / "c.tkv") {
-    const auto context = saved_context(small(), tokens, dtype, indices);
+    const auto context = saved_context(small(), tokens, dtype, indices, key_bias);
     ContextOrigin origin{.model = "m", .made_with = "t"};
     for (Token t = 0; t < tokens; ++t) origin.tokens.push_back(t);
     save_context(*context, path_, origin);
@@ -202,7 +204,7 @@ TEST(DamagedContextFile, SectionsThatAreNotKnown) {
   // Anywhere but before the description and amid the rows, which are mapped as one.
   table.sections.pop_back();
   contents.pop_back();
-  for (const std::uint32_t kind : {0U, 9U, 99U}) {
+  for (const std::uint32_t kind : {0U, 10U, 99U}) {
     for (std::size_t at = 0; at <= file.table().sections.size(); ++at) {
       FileTable more = table;
       more.sections.insert(more.sections.begin() + static_cast<std::ptrdiff_t>(at),
@@ -605,6 +607,43 @@ TEST(DamagedContextFile, GraphsThatLeadOutOfWhatThereIs) {
   link += number(lengths + 2 * list++, std::uint16_t{});  // its ground floor
   ASSERT_GT(number(lengths + 2 * list, std::uint16_t{}), 0);
   with(links + 4 * link, low, "a link of a floor to a node below it");
+}
+
+TEST(ContextFileDamage, ABiasOfKeysThatCannotBeOneIsRefused) {
+  const TempDirectory folder;
+  const std::vector<float> bias(3 * 32, 1.5F);
+  const Changed file(folder, 40, {}, DType::q4, bias);
+  const auto at = static_cast<std::size_t>(
+      std::ranges::find(file.table().sections, SectionKind::bias, &Section::kind) -
+      file.table().sections.begin());
+  ASSERT_LT(at, file.table().sections.size());
+  const std::string whole = file.content(at);
+  ASSERT_EQ(whole.size(), 3U * 32 * sizeof(float));
+  for (const auto& [number, bad] : std::vector<std::pair<std::size_t, float>>{
+           {0, NAN}, {40, INFINITY}, {63, 0x1p96F}, {64, 0x1p16F}, {95, -NAN}}) {
+    std::string changed = whole;
+    std::memcpy(changed.data() + number * sizeof(float), &bad, sizeof bad);
+    file.write_with(at, changed);
+    expect_refused(file, std::to_string(number));
+  }
+  file.write_with(at, whole.substr(4));
+  expect_refused(file, "too short");
+  FileTable table = file.table();
+  std::vector<std::string> contents = file.contents();
+  table.sections.insert(table.sections.begin() + static_cast<std::ptrdiff_t>(at),
+                        table.sections[at]);
+  contents.insert(contents.begin() + static_cast<std::ptrdiff_t>(at), whole);
+  file.write_all(table, contents);
+  expect_refused(file, "two of them");
+  // Rows in bf16 have no use for one.
+  const TempDirectory other;
+  const Changed plain(other, 40, {});
+  FileTable more = plain.table();
+  std::vector<std::string> all = plain.contents();
+  more.sections.insert(more.sections.begin() + 2, {.kind = SectionKind::bias});
+  all.insert(all.begin() + 2, whole);
+  plain.write_all(more, all);
+  expect_refused(plain, "of bf16");
 }
 
 }  // namespace

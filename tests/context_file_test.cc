@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/context_file_case.h"
+#include "tests/key_bias.h"
 #include "tests/temp_directory.h"
 #include "topkv/error.h"
 
@@ -114,6 +115,32 @@ INSTANTIATE_TEST_SUITE_P(DTypes, ContextFileOf,
                            std::ranges::replace(name, '/', '_');
                            return name;
                          });
+
+TEST(ContextFile, TheBiasOfKeysIsKeptWithTheRows) {
+  const AttentionShape shape = file_shape();
+  const std::vector<float> bias = key_biases(shape.layers * shape.kv_heads, shape.head_dim,
+                                                   1e4, {{2, 40, 9}, {31, -70, 30}});
+  const TempDirectory folder;
+  const auto path = folder.path() / "context.tkv";
+  for (const char* dtype : {"q4", "q8/q4", "bf16"}) {
+    const KvDType rows = KvDType::parse(dtype);
+    const auto context = saved_context(shape, 300, rows, {"codes:k=16,v=8"}, bias);
+    save_context(*context, path);
+    verify_context(path);
+    for (const bool mapped : {false, true}) {
+      const auto loaded = load_context(path, {.mapped = mapped}).context;
+      expect_same_rows(*context, *loaded);
+      const KeyView keys = loaded->rows(2, 1).keys;
+      ASSERT_EQ(keys.bias != nullptr, in_blocks(rows.keys)) << dtype;
+      if (keys.bias != nullptr) {
+        EXPECT_TRUE(std::equal(keys.bias, keys.bias + 3 * keys.dim,
+                               bias.end() - 3 * shape.head_dim));
+      }
+      for (const char* index : {"exact", "codes:k=16,v=8"})
+        EXPECT_EQ(answers(context, index, ""), answers(loaded, index, "")) << dtype;
+    }
+  }
+}
 
 TEST(ContextFile, WhatIsLoadedTakesMoreIndicesOfKeptQueries) {
   const auto context = saved_context(file_shape(), 2000, {}, {});

@@ -10,6 +10,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/convert.h"
 #include "src/core/dot.h"
+#include "src/core/key_bias.h"
 #include "src/core/row_format.h"
 #include "src/core/tile_dot.h"
 #include "src/core/topk.h"
@@ -105,10 +106,13 @@ TEST(Dot, EveryShapeEqualsPlainLoops) {
         std::vector<float> widened(static_cast<std::size_t>(count * dim));
         std::vector<float> channels(static_cast<std::size_t>(dim), 1.0F);
         channels.back() = 8;
+        std::vector<float> bias(static_cast<std::size_t>(3 * dim), 0.5F);
+        const bool blocks = in_blocks(dtype);
         const KeyView view{keys.data(), dtype,  count,
-                           dim,         stride, in_blocks(dtype) ? channels.data() : nullptr};
+                           dim,         stride, blocks ? channels.data() : nullptr,
+                           blocks && queries % 2 == 0 ? bias.data() : nullptr};
         for (std::int64_t r = 0; r < count; ++r) {
-          encode(&k[r * dim], dim, dtype, view.channels, &keys[r * stride]);
+          encode(&k[r * dim], dim, dtype, view.channels, &keys[r * stride], bias_at(view, r));
           decode(view, r, &widened[r * dim]);
         }
         std::vector<float> scores(static_cast<std::size_t>(queries * 16), -1);

@@ -46,17 +46,25 @@ TEST(MemoryPlan, EveryWayIsThereOnceTheMostExactFirst) {
   EXPECT_EQ(one_step_up(plans, plans.data()), nullptr);
 }
 
-TEST(MemoryPlan, KeysWithBiasesAreNotPlannedIn4Bits) {
+TEST(MemoryPlan, KeysWhoseBiasesAreNotTakenOffAreNotPlannedIn4Bits) {
   const TempDirectory directory;
   nlohmann::json config = nlohmann::json::parse(std::ifstream(bundled + "/config.json"));
-  config["model_type"] = "qwen2";
-  directory.write("config.json", config.dump());
   const PlanRequest request{.tokens = 1 << 20, .memory = 64LL << 30};
+  PlanRequest settled = request;
+  settled.rows = KvDType(DType::q4);
+  const auto write = [&](const char* type, bool bias) {
+    config["model_type"] = type;
+    config["attention_bias"] = bias;
+    directory.write("config.json", config.dump());
+  };
+  write("qwen2", false);  // it always has them, and RoPE turns them as they are
+  EXPECT_EQ(memory_plans(directory.path(), request).size(), 3U * 4 * 2);
+  write("qwen3", false);
+  EXPECT_EQ(memory_plans(directory.path(), request).size(), 3U * 4 * 2);
+  write("qwen3", true);  // a norm comes behind them
   const auto plans = memory_plans(directory.path(), request);
   EXPECT_EQ(plans.size(), 3U * 3 * 2);
   for (const MemoryPlan& plan : plans) EXPECT_NE(plan.rows.keys, DType::q4) << plan.flags();
-  PlanRequest settled = request;
-  settled.rows = KvDType(DType::q4);
   EXPECT_EQ(memory_plans(directory.path(), settled).size(), 3U * 2);
 }
 

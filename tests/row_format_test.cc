@@ -1,4 +1,6 @@
 // Vectors in q8 and q4, against plain arithmetic in float64.
+#include "src/core/row_format.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +9,9 @@
 #include <random>
 #include <vector>
 
-#include "src/core/row_format.h"
+#include "src/core/dot.h"
+#include "src/core/key_bias.h"
+#include "tests/key_bias.h"
 #include "tests/row_blocks.h"
 
 namespace topkv {
@@ -144,6 +148,99 @@ TEST(RowFormat, OutlyingChannelsGetScalesOfTheirOwn) {
   EXPECT_EQ(channels, std::vector<float>(dim, 1.0F)) << "too few to tell";
   choose_channels(std::vector<float>(count * dim).data(), count, dim, channels.data());
   EXPECT_EQ(channels, std::vector<float>(dim, 1.0F)) << "nothing but zeros";
+}
+
+TEST(RowFormat, ABiasIsTurnedAsRopeTurnsIt) {
+  for (const std::int64_t dim : {2, 20, 64, 80, 128}) {
+    std::vector<BiasedPair> pairs;
+    for (std::int64_t i = 0; i < dim / 2; ++i)
+      pairs.push_back({i, 100 + static_cast<float>(i), i % 2 == 0 ? 70.0F : -30.0F});
+    const std::vector<float> bias = one_key_bias(dim, 1e7, pairs);
+    KeyView view{nullptr, DType::q4, 1, dim, 0, nullptr, bias.data()};
+    std::vector<float> got(static_cast<std::size_t>(dim));
+    for (const std::int64_t chunk : {0, 1000}) {
+      for (const std::int64_t position :
+           {0, 1, 2, 3, 5, 77, 4000, 262143, 1 << 20, (1 << 24) + 5}) {
+        view.first_position = position - position / 2;
+        view.chunk_len = chunk;
+        turned_bias(view, position / 2, got.data());
+        const std::int64_t p = chunk > 0 ? position % chunk : position;
+        for (std::int64_t i = 0; i < dim; ++i)
+          EXPECT_NEAR(got[static_cast<std::size_t>(i)], rope_turned(bias.data(), dim, i, p), 5e-5)
+              << dim << " " << i << " at " << position;
+        EXPECT_TRUE(std::equal(got.begin(), got.end(), bias_at(view, position / 2)));
+      }
+    }
+  }
+}
+
+TEST(RowFormat, ElementsOfVectorsAndLastOnesAreTurnedToTheSameBits) {
+  constexpr std::int64_t dim = 37;
+  for (int n = 0; n < 200; ++n) {
+    std::vector<float> bias(3 * dim, 3.25F);
+    std::fill_n(bias.begin() + dim, dim, -171.3F);
+    std::fill_n(bias.begin() + 2 * dim, dim, 0.013F * static_cast<float>(n * n % 97));
+    const KeyView view{nullptr, DType::q4, 1, dim, 0, nullptr, bias.data(), n * 5003};
+    const float* got = bias_at(view, 0);
+    for (std::int64_t i = 1; i < dim; ++i) EXPECT_EQ(got[0], got[i]) << n << " " << i;
+  }
+}
+
+// Norms of 700 to 900, in slow pairs, in fast ones, and near the end of a million tokens: scores
+// are those that keys without a bias have, to within the rounding of these.
+TEST(RowFormat, LargeBiasesAreTakenOffWhereverTheyAre) {
+  constexpr std::int64_t dim = 128;
+  constexpr std::int64_t count = 512;
+  const std::vector<std::vector<BiasedPair>> cases = {
+      {{62, 100, -100}},
+      {{57, 150, -100}, {58, 300, 200}, {60, 250, 100}, {63, -500, 500}},
+      {{2, 100, 60}, {10, 200, -200}, {30, 150, 150}, {45, 300, 300}, {60, 400, 500}}};
+  for (const auto& pairs : cases) {
+    const std::vector<float> bias = one_key_bias(dim, 1e7, pairs);
+    for (const std::int64_t first : {std::int64_t{0}, (std::int64_t{1} << 20) - count}) {
+      const std::vector<float> rest = random_floats(count * dim, 11);
+      const std::vector<float> query = random_floats(dim, 12);
+      const auto error = [&](DType dtype, bool biased, bool known) {
+        KeyView view{nullptr, dtype, count, dim, vector_bytes(dtype, dim)};
+        if (known) view.bias = bias.data();
+        view.first_position = first;
+        std::vector<float> x = rest;
+        for (std::int64_t i = 0; biased && i < count * dim; ++i)
+          x[static_cast<std::size_t>(i)] +=
+              static_cast<float>(rope_turned(bias.data(), dim, i % dim, first + i / dim));
+        std::vector<float> residual = x;
+        for (std::int64_t r = 0; known && r < count; ++r) {
+          for (std::int64_t i = 0; i < dim; ++i)
+            residual[static_cast<std::size_t>(r * dim + i)] -= bias_at(view, r)[i];
+        }
+        std::vector<float> channels(dim);
+        choose_channels(residual.data(), count, dim, channels.data());
+        std::vector<std::byte> bytes(static_cast<std::size_t>(count * view.stride_bytes));
+        view.data = bytes.data();
+        view.channels = channels.data();
+        for (std::int64_t r = 0; r < count; ++r)
+          encode(&x[static_cast<std::size_t>(r * dim)], dim, dtype, channels.data(),
+                 &bytes[static_cast<std::size_t>(r * view.stride_bytes)], bias_at(view, r));
+        std::vector<float> scores(count);
+        dot_block(query.data(), 1, view, scores.data(), count);
+        double squares = 0;
+        for (std::int64_t r = 0; r < count; ++r) {
+          double want = 0;
+          for (std::int64_t i = 0; i < dim; ++i)
+            want += double{query[static_cast<std::size_t>(i)]} *
+                    double{x[static_cast<std::size_t>(r * dim + i)]};
+          const double off = scores[static_cast<std::size_t>(r)] - want;
+          squares += off * off;
+        }
+        return std::sqrt(squares / count);
+      };
+      for (const DType dtype : {DType::q4, DType::q8}) {
+        const double none = error(dtype, false, false);
+        EXPECT_LT(error(dtype, true, true), 1.2 * none);
+        EXPECT_GT(error(dtype, true, false), 4 * none) << "rounded with the rest";
+      }
+    }
+  }
 }
 
 }  // namespace

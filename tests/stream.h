@@ -37,7 +37,7 @@ struct Stream {
   std::int64_t kv_width() const { return shape.kv_heads * shape.head_dim; }
 
   std::shared_ptr<const Context> prefill(std::int64_t tokens, KvDType dtype = {}) const {
-    ContextBuilder builder(shape, {.capacity = tokens, .dtype = dtype});
+    ContextBuilder builder(shape, {.capacity = tokens, .dtype = dtype, .key_bias = key_bias});
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       builder.append(
           l,
@@ -91,6 +91,7 @@ struct Stream {
   AttentionShape shape;
   std::int64_t total;
   std::vector<std::vector<float>> q, k, v;  // [layers][tokens x width]
+  std::vector<float> key_bias = {};         // ContextOptions::key_bias, of which k has it
 };
 
 /// A context whose prefill had queries.

@@ -45,11 +45,21 @@ struct ContextOptions {
   PrefillAttention attention = {};
   /// Bytes the rows may take; 0: what the machine has free. Checked before anything is reserved.
   std::int64_t memory_budget = 0;
-  /// Keeps some of attend()'s queries, up to 640 tokens' in float32 in host memory, for indices that
-  /// learn from them (IndexSpec::learns_queries: h2o, tova, squeezed with s or coarse). Beside
+  /// Keeps some of attend()'s queries, up to 640 tokens' in float32 in host memory, for indices
+  /// that learn from them (IndexSpec::learns_queries: h2o, tova, squeezed with s or coarse). Beside
   /// memory_budget; ContextMemory::queries_bytes counts them. On a CUDA device each step then waits
   /// for its attention.
   bool keep_queries = false;
+  /// What K of all tokens has in common: the biases of K projections, which may be many times as
+  /// large as the rest of a key. Rows in q8 and q4 are rounded without it, so that they keep the
+  /// rest; what is read back has it again, and rows in other dtypes take no notice of it.
+  /// [layers, kv_heads, 3, head_dim]: element i of a key at the position p has
+  /// b[0][i] cos(p b[2][i]) + b[1][i] sin(p b[2][i]), as RoPE turns a bias. Positions count a
+  /// context's tokens, then a session's, modulo AttentionShape::chunk_len where that is above 0.
+  /// Empty: nothing. A value that is not finite, a factor of 2^96 or more, a frequency of 2^16 or
+  /// more, or another size is an InvalidArgument of ContextBuilder. It need not be exact: the
+  /// nearer it is, the less is lost.
+  std::vector<float> key_bias = {};
 };
 
 struct ContextMemory {

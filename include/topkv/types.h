@@ -14,7 +14,8 @@ namespace topkv {
 ///   q8  34 bytes: a scale s (f16) and 32 codes c (int8); an element is s * c
 ///   q4  20 bytes: a scale s and a least value m (f16), 32 codes c of 4 bits (byte i has those of
 ///       elements i, low, and i + 16, high); an element is m + s * c
-/// Elements of keys are those times the scales of their channels (KeyView::channels), if any.
+/// Elements of keys are those times the scales of their channels (KeyView::channels), if any, plus
+/// their bias (KeyView::bias), if any.
 enum class DType : std::uint8_t { f32, f16, bf16, q8, q4 };
 
 /// Whether elements are stored in blocks: q8 and q4.

@@ -47,11 +47,19 @@ struct KeyView {
   std::int64_t stride_bytes = 0;
   /// Of q8 and q4: what each element is stored in parts of, [dim], powers of two; null: all 1.
   const float* channels = nullptr;
+  /// Of q8 and q4: what each key had taken off before it was rounded, [3, dim]; null: nothing.
+  /// Element i of the key at the RoPE position p had bias[i] cos(p f) + bias[dim + i] sin(p f)
+  /// taken off, where f is bias[2 dim + i]: the bias of a K projection, as RoPE turns it.
+  const float* bias = nullptr;
+  std::int64_t first_position = 0;  ///< RoPE position of key 0
+  std::int64_t chunk_len = 0;       ///< above 0: RoPE positions are modulo this
 
   const std::byte* key(std::int64_t position) const { return data + position * stride_bytes; }
   /// Those of a range of positions, which become 0 and on. REQUIRES: within the view.
   KeyView part(PositionRange range) const {
-    return {key(range.begin), dtype, range.size(), dim, stride_bytes, channels};
+    return {key(range.begin), dtype,    range.size(), dim,
+            stride_bytes,     channels, bias,         first_position + range.begin,
+            chunk_len};
   }
 };
 

@@ -9,10 +9,30 @@
 #include "src/context/prefill_visibility.h"
 #include "src/context/segment.h"
 #include "src/core/faults.h"
+#include "src/core/key_bias.h"
 #include "topkv/context.h"
 #include "topkv/error.h"
 
 namespace topkv {
+
+namespace {
+
+void check_key_bias(const AttentionShape& shape, const std::vector<float>& bias) {
+  const std::int64_t wanted = shape.layers * shape.kv_heads * 3 * shape.head_dim;
+  if (!bias.empty() && std::ssize(bias) != wanted) {
+    throw InvalidArgument(
+        fmt::format("key_bias has {} numbers; expected {}, for {} layers of {} KV heads of {} dims",
+                    bias.size(), wanted, shape.layers, shape.kv_heads, shape.head_dim));
+  }
+  const std::int64_t bad =
+      first_bad_bias(bias.data(), std::ssize(bias) / 3 / shape.head_dim, shape.head_dim);
+  if (bad >= 0) {
+    throw InvalidArgument(fmt::format("key_bias[{}] is {}; expected {}", bad,
+                                      bias[static_cast<std::size_t>(bad)], bias_bounds));
+  }
+}
+
+}  // namespace
 
 struct ContextBuilder::State {
   State(AttentionShape s, ContextOptions o, const Device& where)
@@ -24,13 +44,17 @@ struct ContextBuilder::State {
           fmt::format("a context on a CUDA device keeps its rows in bf16, q8 or q4, not {}",
                       options.dtype.name()));
     }
+    check_key_bias(shape, options.key_bias);
+    bias = std::make_shared<const std::vector<float>>(std::move(options.key_bias));
     store = make_store(options.capacity);
     if (options.keep_queries) queries = KeptQueries(shape);
   }
 
   std::shared_ptr<RowStore> make_store(std::int64_t capacity) const {
-    return std::make_shared<RowStore>(shape, options.dtype, capacity, options.memory_budget,
-                                      "context");
+    auto made = std::make_shared<RowStore>(shape, options.dtype, capacity, options.memory_budget,
+                                           "context");
+    made->set_bias(bias, 0);
+    return made;
   }
 
   void check_usable() const {
@@ -154,7 +178,8 @@ struct ContextBuilder::State {
   }
 
   /// The queries of a step are read behind it: on a CUDA device they are there then. (Where they
-  /// were overwritten with what they gave, and by chunks, where a token has several, none are kept.)
+  /// were overwritten with what they gave, and by chunks, where a token has several, none are
+  /// kept.)
   void keep_queries(const AttentionStep& step) {
     if (!options.keep_queries) return;
     const bool has = step.q != nullptr && step.out != step.q && step.q_next == nullptr &&
@@ -185,12 +210,13 @@ struct ContextBuilder::State {
   ContextOptions options;
   Device device;
   PrefillVisibility visible;
-  std::shared_ptr<RowStore> store;         // null once frozen
-  std::unique_ptr<DevicePrefill> prefill;  // into store; null: none yet, or closed
-  std::int64_t chunk = 0;                  // most tokens that a step had
-  std::vector<std::int64_t> given;         // per layer, tokens; while there is a prefill
+  std::shared_ptr<const std::vector<float>> bias;  // ContextOptions::key_bias
+  std::shared_ptr<RowStore> store;                 // null once frozen
+  std::unique_ptr<DevicePrefill> prefill;          // into store; null: none yet, or closed
+  std::int64_t chunk = 0;                          // most tokens that a step had
+  std::vector<std::int64_t> given;                 // per layer, tokens; while there is a prefill
   KeptQueries queries;
-  AttentionStep turn;                      // the last step, of the layer whose turn it is now
+  AttentionStep turn;  // the last step, of the layer whose turn it is now
   bool failed = false;
 };
 

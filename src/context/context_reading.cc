@@ -9,6 +9,7 @@
 #include "index/index_kind.h"
 #include "src/context/context_file.h"
 #include "src/core/finite_rows.h"
+#include "src/core/key_bias.h"
 #include "src/core/mapped_file.h"
 #include "src/core/open_file.h"
 #include "src/core/printable.h"
@@ -68,6 +69,7 @@ LoadedContext ContextReading::load(const std::stop_token& stop) {
   Segment segment;
   const auto store = options_.mapped ? mapped_rows() : rows_in_memory();
   read_channels(*store);
+  read_bias(*store);
   if (!options_.mapped) {
     read_rows(*store);
     // As rows of a prefill are; never a mapping, which is not written to.
@@ -92,6 +94,7 @@ void ContextReading::check(const std::stop_token& stop) {
   stop_ = stop;
   const auto store = mapped_rows();
   read_channels(*store);
+  read_bias(*store);
   Segment segment;
   segment.store = store;
   for (const Section* section : open_.of(SectionKind::queries)) {
@@ -140,6 +143,23 @@ void ContextReading::read_channels(RowStore& store) {
         fail_section(open_.file().path(), *section,
                      fmt::format("a scale is {}; expected a power of two below 2^96", channels[i]));
     }
+  }
+}
+
+void ContextReading::read_bias(RowStore& store) {
+  const FileMeta& meta = open_.meta();
+  for (const Section* section : open_.of(SectionKind::bias)) {
+    const auto count = section->bytes / static_cast<std::int64_t>(sizeof(float));
+    auto bias = std::make_shared<std::vector<float>>(static_cast<std::size_t>(count));
+    open_.read_all(*section, bias->data());
+    note(section->bytes);
+    const std::int64_t dim = meta.shape.head_dim;
+    const std::int64_t bad = first_bad_bias(bias->data(), count / 3 / dim, dim);
+    if (bad >= 0)
+      fail_section(open_.file().path(), *section,
+                   fmt::format("number {} is {}; expected {}", bad,
+                               (*bias)[static_cast<std::size_t>(bad)], bias_bounds));
+    store.set_bias(std::move(bias), std::max<std::int64_t>(meta.tokens_before, 0));
   }
 }
 

@@ -38,6 +38,7 @@ class ContextReading {
   std::shared_ptr<RowStore> rows_in_memory() const;
   std::shared_ptr<RowStore> mapped_rows() const;
   void read_channels(RowStore& store);
+  void read_bias(RowStore& store);
   void read_rows(RowStore& store);
   void check_finite(const RowStore& store) const;
   std::shared_ptr<const KeptQueries> read_queries();

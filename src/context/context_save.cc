@@ -68,7 +68,8 @@ class Saving {
     check_readable_again();
     const bool queries = segment_.queries != nullptr && segment_.queries->has_layers();
     if (queries) queries_ = *segment_.queries;
-    table_.sections = sections_of(meta_, {!origin.tokens.empty(), queries});
+    table_.sections =
+        sections_of(meta_, {!origin.tokens.empty(), queries, segment_.store->bias(0) != nullptr});
     table_.sections.insert(table_.sections.begin(),
                            {.kind = SectionKind::meta, .bytes = std::ssize(text_)});
     if (!too_few_sections(meta_, std::ssize(table_.sections)).empty())
@@ -155,6 +156,8 @@ class Saving {
         return reinterpret_cast<const std::byte*>(origin_.tokens.data());
       case SectionKind::channels:
         return reinterpret_cast<const std::byte*>(segment_.store->channels(0));
+      case SectionKind::bias:
+        return reinterpret_cast<const std::byte*>(segment_.store->bias(0));
       case SectionKind::keys:
         return segment_.rows(section.layer, section.kv_head).keys.data;
       default:

@@ -102,6 +102,8 @@ std::string Section::name() const {
       return "token ids";
     case SectionKind::channels:
       return "scales of keys' channels";
+    case SectionKind::bias:
+      return "the bias of keys";
     case SectionKind::keys:
       return "K of " + of_head();
     case SectionKind::values:
@@ -235,7 +237,7 @@ FileTable FileTable::parse(const ReadableFile& file) {
       unsupported(file,
                   fmt::format("has {}, which this topkv does not know and must; expected kinds "
                               "1 to {}: of a later topkv?",
-                              section.name(), static_cast<std::uint32_t>(SectionKind::tail)));
+                              section.name(), static_cast<std::uint32_t>(SectionKind::bias)));
     table.sections.push_back(section);
   }
   if (end != whole || blocks_before != header.checksums)

@@ -27,10 +27,11 @@ enum class SectionKind : std::uint32_t {
   queries = 6,   ///< of a layer: what KeptQueries keeps
   index = 7,     ///< of an index, a layer and a KV head: what it has learned
   tail = 8,      ///< likewise, of its tail
+  bias = 9,      ///< of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)
 };
 
 inline bool is_known(SectionKind kind) {
-  return kind >= SectionKind::meta && kind <= SectionKind::tail;
+  return kind >= SectionKind::meta && kind <= SectionKind::bias;
 }
 
 struct Section {

@@ -49,6 +49,11 @@ std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has) {
   if (in_blocks(meta.dtype.keys)) {
     add(SectionKind::channels, 0, 0, 0,
         shape.layers * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(sizeof(float)));
+    if (has.bias) {
+      add(SectionKind::bias, 0, 0, 0,
+          shape.layers * shape.kv_heads * 3 * shape.head_dim *
+              static_cast<std::int64_t>(sizeof(float)));
+    }
   }
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     for (std::int64_t head = 0; head < shape.kv_heads; ++head) {

@@ -18,6 +18,7 @@ namespace topkv {
 struct SectionsOf {
   bool tokens = false;
   bool queries = false;
+  bool bias = false;  ///< of keys; those that are not in q8 or q4 have none
 };
 
 /// What a file of so many sections cannot be described as, before sections_of lists as many as it

@@ -46,7 +46,8 @@ void OpenContext::check_sections() {
     return std::ranges::any_of(table_.sections,
                                [&](const Section& section) { return section.kind == kind; });
   };
-  has_ = {is_there(SectionKind::tokens), is_there(SectionKind::queries)};
+  has_ = {is_there(SectionKind::tokens), is_there(SectionKind::queries),
+          is_there(SectionKind::bias)};
   const std::int64_t there = std::ssize(table_.sections);
   if (const std::string lacking = too_few_sections(meta_, there); !lacking.empty())
     throw FileError(fmt::format("{}: is described with {}, and has {} sections; there must be more",

@@ -91,7 +91,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       figures_before(static_cast<std::size_t>(shape.layers)),
       heads(static_cast<std::size_t>(shape.kv_heads), HeadStep(segments)) {
   if (indices[0] != nullptr && !indices[0]->spec.kind().finds()) indices[1] = indices[0];
-  own->use_channels(*segments[0].store);
+  own->use_channels(*segments[0].store, context->tokens());
   seen.rows = context->dtype();
   seen.context = segments[0].store;
   if (!device.compute()->takes_rows(context->dtype())) {

@@ -92,8 +92,9 @@ void Session::resume(const Context& own_rows) {
   }
   if (!rows.has_channels_of(*s.own)) {
     throw InvalidArgument(
-        "resume: keys of these rows have other scales than the context's; they are another "
-        "context's session's");
+        "resume: keys of these rows have other scales, or another bias, than the context's; they "
+        "are "
+        "another context's session's");
   }
   if (own_rows.tokens() > s.own->capacity()) {
     throw InvalidArgument(fmt::format("resume: {} tokens in a session with capacity for {}",

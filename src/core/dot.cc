@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/core/key_bias.h"
 #include "src/core/row_format.h"
 
 // clang-format off
@@ -55,7 +56,8 @@ HWY_INLINE void store_sums(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Ve
 /// scores of `queries` (1 to 4) queries with four keys; scores[q * stride + 0..3].
 template <DType dtype, int queries>
 HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* const* keys,
-                         const float* channels, float* scores, std::int64_t stride) {
+                         const float* channels, const float* const* biases, float* scores,
+                         std::int64_t stride) {
   const Floats d;
   using V = hn::Vec<Floats>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -70,7 +72,7 @@ HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* 
   for (; i + lanes <= dim; i += lanes) {
     V key[quad];
 #pragma GCC unroll 4
-    for (int r = 0; r < quad; ++r) key[r] = load_at<dtype>(d, keys[r], i, channels);
+    for (int r = 0; r < quad; ++r) key[r] = load_at<dtype>(d, keys[r], i, channels, biases[r]);
 #pragma GCC unroll 4
     for (int q = 0; q < queries; ++q) {
       const V x = hn::LoadU(d, query + q * dim + i);
@@ -84,7 +86,7 @@ HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* 
   }
   for (; i < dim; ++i) {
     for (int r = 0; r < quad; ++r) {
-      const float key = load_at_1<dtype>(keys[r], i, channels);
+      const float key = load_at_1<dtype>(keys[r], i, channels, biases[r]);
       for (int q = 0; q < queries; ++q) scores[q * stride + r] += query[q * dim + i] * key;
     }
   }
@@ -92,21 +94,24 @@ HWY_INLINE void dot_quad(const float* query, std::int64_t dim, const std::byte* 
 
 template <DType dtype>
 HWY_INLINE void dot_quad_any(const float* queries, std::int64_t count, std::int64_t dim,
-                             const std::byte* const* keys, const float* channels, float* scores,
-                             std::int64_t stride) {
+                             const std::byte* const* keys, const float* channels,
+                             const float* const* biases, float* scores, std::int64_t stride) {
   std::int64_t q = 0;
   for (; q + 4 <= count; q += 4) {
-    dot_quad<dtype, 4>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
+    dot_quad<dtype, 4>(queries + q * dim, dim, keys, channels, biases, scores + q * stride, stride);
   }
   switch (count - q) {
     case 3:
-      dot_quad<dtype, 3>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
+      dot_quad<dtype, 3>(queries + q * dim, dim, keys, channels, biases, scores + q * stride,
+                         stride);
       break;
     case 2:
-      dot_quad<dtype, 2>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
+      dot_quad<dtype, 2>(queries + q * dim, dim, keys, channels, biases, scores + q * stride,
+                         stride);
       break;
     case 1:
-      dot_quad<dtype, 1>(queries + q * dim, dim, keys, channels, scores + q * stride, stride);
+      dot_quad<dtype, 1>(queries + q * dim, dim, keys, channels, biases, scores + q * stride,
+                         stride);
       break;
     default:
       break;
@@ -124,28 +129,37 @@ HWY_INLINE void prefetch(const std::byte* key, std::int64_t bytes) {
   __builtin_prefetch(key + bytes - 1);  // a key that begins within a line ends in one more
 }
 
-/// key_of(r) gives the address of key r, for r below `known`.
-template <DType dtype, class KeyOf>
-void dot_many(const float* queries, std::int64_t query_count, const KeyView& all, KeyOf key_of,
-              std::int64_t key_count, std::int64_t known, float* scores, std::int64_t stride) {
+/// position_of(r) gives the position of key r, for r below `known`.
+template <DType dtype, class PositionOf>
+void dot_many(const float* queries, std::int64_t query_count, const KeyView& all,
+              PositionOf position_of, std::int64_t key_count, std::int64_t known, float* scores,
+              std::int64_t stride) {
+  const auto key_of = [&](std::int64_t r) { return all.key(position_of(r)); };
   const std::int64_t dim = all.dim;
   const std::int64_t key_bytes = vector_bytes(dtype, dim);
   const float* channels = channels_of(all);
   std::int64_t r = 0;
   for (; r + quad <= key_count; r += quad) {
     const std::byte* keys[quad];
-    for (std::int64_t j = 0; j < quad; ++j) {
+    const float* biases[quad];
+    for (int j = 0; j < quad; ++j) {
       keys[j] = key_of(r + j);
+      biases[j] = bias_at(all, position_of(r + j), j);
       if (r + j + ahead < known) prefetch(key_of(r + j + ahead), key_bytes);
     }
-    dot_quad_any<dtype>(queries, query_count, dim, keys, channels, scores + r, stride);
+    dot_quad_any<dtype>(queries, query_count, dim, keys, channels, biases, scores + r, stride);
   }
   if (r < key_count) {  // the last quad repeats its last key into a scratch row
     const std::byte* keys[quad];
-    for (std::int64_t j = 0; j < quad; ++j) keys[j] = key_of(std::min(r + j, key_count - 1));
+    const float* biases[quad];
+    for (int j = 0; j < quad; ++j) {
+      const std::int64_t at = std::min(r + j, key_count - 1);
+      keys[j] = key_of(at);
+      biases[j] = bias_at(all, position_of(at), j);
+    }
     for (std::int64_t q = 0; q < query_count; ++q) {
       float four[quad];
-      dot_quad<dtype, 1>(queries + q * dim, dim, keys, channels, four, quad);
+      dot_quad<dtype, 1>(queries + q * dim, dim, keys, channels, biases, four, quad);
       std::copy(four, four + (key_count - r), scores + q * stride + r);
     }
   }
@@ -155,7 +169,7 @@ void dot_block_any(const float* queries, std::int64_t query_count, const KeyView
                    float* scores, std::int64_t stride) {
   with_stored(keys.dtype, [&]<DType t>() {
     dot_many<t>(
-        queries, query_count, keys, [&](std::int64_t r) { return keys.key(r); }, keys.count,
+        queries, query_count, keys, [](std::int64_t r) { return r; }, keys.count,
         keys.count + ahead,  // the keys behind a block are likely to be asked for next
         scores, stride);
   });
@@ -166,8 +180,8 @@ void dot_gather_any(const float* queries, std::int64_t query_count, const KeyVie
                     std::int64_t stride) {
   with_stored(keys.dtype, [&]<DType t>() {
     dot_many<t>(
-        queries, query_count, keys, [&](std::int64_t r) { return keys.key(positions[r]); },
-        key_count, key_count, scores, stride);
+        queries, query_count, keys, [&](std::int64_t r) { return positions[r]; }, key_count,
+        key_count, scores, stride);
   });
 }
 
@@ -177,20 +191,21 @@ float dot_any(const float* query, const KeyView& keys, std::int64_t position) {
   const std::byte* key = keys.key(position);
   const std::int64_t dim = keys.dim;
   const float* channels = channels_of(keys);
+  const float* bias = bias_at(keys, position);
   return with_stored(keys.dtype, [&]<DType t>() {
     auto even = hn::Zero(d);
     auto odd = hn::Zero(d);
     std::int64_t i = 0;
     for (; i + 2 * lanes <= dim; i += 2 * lanes) {
-      even = hn::MulAdd(hn::LoadU(d, query + i), load_at<t>(d, key, i, channels), even);
-      odd =
-          hn::MulAdd(hn::LoadU(d, query + i + lanes), load_at<t>(d, key, i + lanes, channels), odd);
+      even = hn::MulAdd(hn::LoadU(d, query + i), load_at<t>(d, key, i, channels, bias), even);
+      odd = hn::MulAdd(hn::LoadU(d, query + i + lanes),
+                       load_at<t>(d, key, i + lanes, channels, bias), odd);
     }
     for (; i + lanes <= dim; i += lanes) {
-      even = hn::MulAdd(hn::LoadU(d, query + i), load_at<t>(d, key, i, channels), even);
+      even = hn::MulAdd(hn::LoadU(d, query + i), load_at<t>(d, key, i, channels, bias), even);
     }
     float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
-    for (; i < dim; ++i) sum += query[i] * load_at_1<t>(key, i, channels);
+    for (; i < dim; ++i) sum += query[i] * load_at_1<t>(key, i, channels, bias);
     return sum;
   });
 }
@@ -202,14 +217,18 @@ float dot_stored_any(const KeyView& keys, std::int64_t first, std::int64_t secon
   const std::byte* b = keys.key(second);
   const std::int64_t dim = keys.dim;
   const float* channels = channels_of(keys);
+  const float* bias_a = bias_at(keys, first, 0);
+  const float* bias_b = bias_at(keys, second, 1);
   return with_stored(keys.dtype, [&]<DType t>() {
     auto total = hn::Zero(d);
     std::int64_t i = 0;
     for (; i + lanes <= dim; i += lanes) {
-      total = hn::MulAdd(load_at<t>(d, a, i, channels), load_at<t>(d, b, i, channels), total);
+      total = hn::MulAdd(load_at<t>(d, a, i, channels, bias_a),
+                         load_at<t>(d, b, i, channels, bias_b), total);
     }
     float sum = hn::GetLane(hn::SumOfLanes(d, total));
-    for (; i < dim; ++i) sum += load_at_1<t>(a, i, channels) * load_at_1<t>(b, i, channels);
+    for (; i < dim; ++i)
+      sum += load_at_1<t>(a, i, channels, bias_a) * load_at_1<t>(b, i, channels, bias_b);
     return sum;
   });
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/core/convert.h"
+#include "src/core/key_bias.h"
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -26,11 +27,12 @@ void decode_any(const KeyView& vectors, std::int64_t position, float* out) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::byte* vector = vectors.key(position);
   const float* channels = channels_of(vectors);
+  const float* bias = bias_at(vectors, position);
   with_stored(vectors.dtype, [&]<DType t>() {
     std::int64_t i = 0;
     for (; i + lanes <= vectors.dim; i += lanes)
-      hn::StoreU(load_at<t>(d, vector, i, channels), d, out + i);
-    for (; i < vectors.dim; ++i) out[i] = load_at_1<t>(vector, i, channels);
+      hn::StoreU(load_at<t>(d, vector, i, channels, bias), d, out + i);
+    for (; i < vectors.dim; ++i) out[i] = load_at_1<t>(vector, i, channels, bias);
   });
 }
 
@@ -78,7 +80,7 @@ HWY_INLINE void encode_q4(const float* x, std::byte* out) {
 }
 
 void encode_any(const float* in, std::int64_t dim, DType dtype, const float* channels,
-                std::byte* out) {
+                std::byte* out, const float* bias) {
   if (!in_blocks(dtype)) {
     from_float(in, dim, dtype, out);
     return;
@@ -87,8 +89,10 @@ void encode_any(const float* in, std::int64_t dim, DType dtype, const float* cha
   for (std::int64_t first = 0; first < dim; first += block_elements, out += bytes) {
     float x[block_elements] = {};
     const std::int64_t count = std::min(block_elements, dim - first);
-    for (std::int64_t i = 0; i < count; ++i)
-      x[i] = channels != nullptr ? in[first + i] / channels[first + i] : in[first + i];
+    for (std::int64_t i = 0; i < count; ++i) {
+      x[i] = bias != nullptr ? in[first + i] - bias[first + i] : in[first + i];
+      if (channels != nullptr) x[i] /= channels[first + i];
+    }
     if (dtype == DType::q8) {
       encode_q8(x, out);
     } else {
@@ -111,8 +115,9 @@ void decode(const KeyView& vectors, std::int64_t position, float* out) {
   HWY_DYNAMIC_DISPATCH(decode_any)(vectors, position, out);
 }
 
-void encode(const float* in, std::int64_t dim, DType dtype, const float* channels, std::byte* out) {
-  HWY_DYNAMIC_DISPATCH(encode_any)(in, dim, dtype, channels, out);
+void encode(const float* in, std::int64_t dim, DType dtype, const float* channels, std::byte* out,
+            const float* bias) {
+  HWY_DYNAMIC_DISPATCH(encode_any)(in, dim, dtype, channels, out, bias);
 }
 
 void choose_channels(const float* vectors, std::int64_t count, std::int64_t dim, float* out) {

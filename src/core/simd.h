@@ -2,7 +2,8 @@
 // inside HWY_BEFORE_NAMESPACE, per target: it has no include guard against that on purpose.
 //
 //   load_float<DType>(d, p)  N elements of a type, widened exactly to float32 (p unaligned)
-//   load_at<DType>(d, v, i, channels)  elements i to i + N of a stored vector at v, q8 and q4 too
+//   load_at<DType>(d, v, i, channels, bias)  elements i to i + N of a stored vector at v, of q8 and
+//       q4 too
 //   add_products_of_4(…)     what AVX-512 VNNI does in one instruction
 
 #if defined(TOPKV_SIMD_H_) == defined(HWY_TARGET_TOGGLE)
@@ -68,42 +69,52 @@ HWY_INLINE const std::byte* block_at(const std::byte* vector, std::int64_t i) {
 }
 
 /// Elements i and on of a stored vector. Of q8 and q4, N is at most 16 and divides i, and
-/// channels [dim] are the scales of KeyView::channels; other types have none.
+/// channels [dim] are the scales of KeyView::channels, and bias [dim] is what is added (bias_at;
+/// null: nothing); other types have neither.
 template <DType dtype, class D>
-HWY_INLINE hn::Vec<D> load_at(D d, const std::byte* vector, std::int64_t i, const float* channels) {
+HWY_INLINE hn::Vec<D> load_at(D d, const std::byte* vector, std::int64_t i, const float* channels,
+                              const float* bias) {
   if constexpr (!in_blocks(dtype)) {
     (void)channels;
+    (void)bias;
     return load_float<dtype>(d, vector + i * (dtype == DType::f32 ? 4 : 2));
   } else {
     const std::byte* block = block_at<dtype>(vector, i);
     const auto scale = hn::Set(d, load_float_1<DType::f16>(block));
     const hn::RebindToSigned<D> d32;
     const auto in_channels = hn::LoadU(d, channels + i);
+    // A product with a power of two is exact, so that it does not matter if it is fused.
+    const auto whole = [&](hn::Vec<D> value) {
+      value = hn::Mul(value, in_channels);
+      return bias == nullptr ? value : hn::Add(value, hn::LoadU(d, bias + i));
+    };
     if constexpr (dtype == DType::q8) {
       const hn::Rebind<std::int8_t, D> d8;
       const auto codes = hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(block + 2) + i % 32);
       const auto value = hn::ConvertTo(d, hn::PromoteTo(d32, codes));
-      return hn::Mul(hn::Mul(value, scale), in_channels);
+      return whole(hn::Mul(value, scale));
     } else {
       const hn::Rebind<std::uint8_t, D> d8;
       const auto least = hn::Set(d, load_float_1<DType::f16>(block + 2));
       const auto pairs = hn::PromoteTo(
           d32, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(block + 4) + i % 16));
       const auto codes = i % 32 < 16 ? hn::And(pairs, hn::Set(d32, 15)) : hn::ShiftRight<4>(pairs);
-      return hn::Mul(hn::MulAdd(hn::ConvertTo(d, codes), scale, least), in_channels);
+      return whole(hn::MulAdd(hn::ConvertTo(d, codes), scale, least));
     }
   }
 }
 
 /// Element i, likewise.
 template <DType dtype>
-HWY_INLINE float load_at_1(const std::byte* vector, std::int64_t i, const float* channels) {
+HWY_INLINE float load_at_1(const std::byte* vector, std::int64_t i, const float* channels,
+                           const float* bias) {
   if constexpr (!in_blocks(dtype)) {
     (void)channels;
+    (void)bias;
     return load_float_1<dtype>(vector + i * (dtype == DType::f32 ? 4 : 2));
   } else {
     const hn::CappedTag<float, 1> d1;
-    return hn::GetLane(load_at<dtype>(d1, vector, i, channels));
+    return hn::GetLane(load_at<dtype>(d1, vector, i, channels, bias));
   }
 }
 

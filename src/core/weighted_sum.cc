@@ -36,7 +36,8 @@ HWY_INLINE void add_block(const WeightedVectors& of, const float* channels, std:
     const std::byte* from = of.stored.key(of.positions[r]);
     V x[vectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) x[v] = load_at<dtype>(d, from, i + v * lanes, channels);
+    for (int v = 0; v < vectors; ++v)
+      x[v] = load_at<dtype>(d, from, i + v * lanes, channels, nullptr);
 #pragma GCC unroll 4
     for (int s = 0; s < sums; ++s) {
       const V weight = hn::Set(d, weights[s * of.weights_stride + r]);
@@ -65,7 +66,7 @@ HWY_INLINE void add_sums(const WeightedVectors& of, const float* channels, std::
       float& out = all[(first + s) * dim + i];
       for (std::int64_t r = 0; r < of.count; ++r) {
         out += of.weights[(first + s) * of.weights_stride + r] *
-               load_at_1<dtype>(of.stored.key(of.positions[r]), i, channels);
+               load_at_1<dtype>(of.stored.key(of.positions[r]), i, channels, nullptr);
       }
     }
   }

@@ -9,7 +9,7 @@ namespace topkv {
 
 /// Some of the stored vectors, and what each weighs in each sum.
 struct WeightedVectors {
-  const KeyView& stored;
+  const KeyView& stored;          ///< without a bias: values, or what is stored like them
   const std::int64_t* positions;  ///< [count]
   std::int64_t count;
   const float* weights;  ///< [sums], weights_stride apart, of [count]

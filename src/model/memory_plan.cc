@@ -12,6 +12,7 @@
 #include "src/core/memory.h"
 #include "src/device/compute_device.h"
 #include "src/model/forward.h"
+#include "src/model/key_bias.h"
 #include "src/model/model_impl.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
@@ -119,8 +120,9 @@ class Planner {
         continue;
       }
       for (const auto& rows : choices(request_.rows, row_losses)) {
-        // Biases that are far larger than the rest of a key leave that few of 4 bits.
-        if (!request_.rows && config_.qkv_bias && rows.value.keys == DType::q4) continue;
+        // A bias that is not taken off may leave the rest of a key few of 4 bits.
+        if (!request_.rows && has_unknown_key_bias(config_) && rows.value.keys == DType::q4)
+          continue;
         if (!device_->takes_rows(rows.value)) {
           if (why.empty())
             why = fmt::format("a CUDA device does not take rows in {}", rows.value.name());

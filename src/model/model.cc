@@ -9,6 +9,7 @@
 #include "src/core/gguf_file.h"
 #include "src/core/mapped_file.h"
 #include "src/core/printable.h"
+#include "src/model/key_bias.h"
 #include "src/model/model_impl.h"
 #include "src/model/safetensors.h"
 #include "src/model/turn_ends.h"
@@ -54,6 +55,7 @@ Model::Impl::Impl(const std::filesystem::path& dir, const Device& on, WarningFn 
     }
   }
   weights = Weights::load(*checkpoint, config, *device.compute(), options);
+  key_bias = key_bias_of(*checkpoint, config);
   if (const std::string line = unread_warning(*checkpoint); !line.empty()) warn(line);
   if (!device.is_cuda()) return;
   checkpoint.reset();  // all is copied: the files' pages are not to count as this process's

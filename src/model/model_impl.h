@@ -80,7 +80,8 @@ struct Model::Impl {
   std::optional<Tokenizer> tokenizer;      // none: the checkpoint has none
   std::unique_ptr<Checkpoint> checkpoint;  // on a CUDA device null, once the weights are there
   WeightFormat format;
-  Weights weights;  // views into the checkpoint, or on the device
+  Weights weights;              // views into the checkpoint, or on the device
+  std::vector<float> key_bias;  // ContextOptions::key_bias; empty: none
   WarningFn on_warning;
   mutable std::atomic<bool> told_reach = false;
   mutable std::atomic<bool> told_key_biases = false;

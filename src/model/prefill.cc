@@ -6,6 +6,7 @@
 #include "src/context/index_growth.h"
 #include "src/core/stopwatch.h"
 #include "src/model/forward.h"
+#include "src/model/key_bias.h"
 #include "src/model/model_impl.h"
 #include "src/model/reading.h"
 #include "topkv/error.h"
@@ -40,20 +41,25 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
         fmt::format("rows in {} on a CUDA device; it takes bf16, q8 and q4, the host others too",
                     options.kv_dtype.name()));
   }
-  if (options.kv_dtype.keys == DType::q4 && config.qkv_bias &&
+  if (options.kv_dtype.keys == DType::q4 && has_unknown_key_bias(config) &&
       !impl_->told_key_biases.exchange(true)) {
-    impl_->warn(fmt::format(
-        "keys in {}: this model's keys have biases, and large ones leave 4 bits too few for the "
-        "rest of a key, so that rows are not found; use q8 or q8/q4",
-        options.kv_dtype.name()));
+    impl_->warn(
+        fmt::format("keys in {}: the biases of this model's keys go through a norm, and are not "
+                    "taken off before "
+                    "keys are rounded; large ones leave 4 bits too few for the rest, so that rows "
+                    "are not found: "
+                    "use q8 or q8/q4",
+                    options.kv_dtype.name()));
   }
-  ContextBuilder builder(config.attention,
-                         {.capacity = total,
-                          .dtype = options.kv_dtype,
-                          .attention = options.attention,
-                          .memory_budget = options.memory_budget,
-                          .keep_queries = keep_queries},
-                         impl_->device);
+  ContextBuilder builder(
+      config.attention,
+      {.capacity = total,
+       .dtype = options.kv_dtype,
+       .attention = options.attention,
+       .memory_budget = options.memory_budget,
+       .keep_queries = keep_queries,
+       .key_bias = in_blocks(options.kv_dtype.keys) ? impl_->key_bias : std::vector<float>()},
+      impl_->device);
   const DeviceMemory memory = device->memory();
   const std::int64_t chunk =
       choose_prefill_chunk(config, *device, options, total, memory.ceiling - memory.used);

@@ -29,6 +29,10 @@ class RopeTable {
   /// Likewise for positions in any order, times another factor.
   RopeAngles angles(std::span<const std::int64_t> positions, double factor = 1);
 
+  /// Radians by position, [rotary_dim / 2]; and what cos and sin are multiplied by.
+  const std::vector<float>& frequencies() const { return frequencies_; }
+  float attention_factor() const { return attention_factor_; }
+
  private:
   /// position_of(t): of token t.
   template <class PositionOf>

@@ -8,6 +8,7 @@
 
 #include "src/core/convert.h"
 #include "src/core/faults.h"
+#include "src/core/key_bias.h"
 #include "src/core/row_format.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
@@ -53,16 +54,16 @@ void check_tensor(const TensorView& tensor, const char* name, std::int64_t token
 
 /// One half row: widened, checked, rounded. Gives the index of the first value that cannot be
 /// stored, or -1.
-std::int64_t store_half(const std::byte* in, DType in_dtype, const KeyView& half, float* scratch,
-                        std::byte* out) {
+std::int64_t store_half(const std::byte* in, DType in_dtype, const KeyView& half,
+                        std::int64_t position, float* scratch) {
   to_float(in, in_dtype, half.dim, scratch);
   std::int64_t bad = first_not_finite(scratch, half.dim);
   if (bad >= 0) return bad;
-  encode(scratch, half.dim, half.dtype, half.channels, out);
+  encode(scratch, half.dim, half.dtype, half.channels, const_cast<std::byte*>(half.key(position)),
+         bias_at(half, position));
   if (half.dtype == DType::f32) return -1;
-  KeyView stored = half;
-  stored.data = out;
-  decode(stored, 0, scratch);  // values beyond the type's largest became infinite, or no number
+  decode(half, position,
+         scratch);  // values beyond the type's largest became infinite, or no number
   return first_not_finite(scratch, half.dim);
 }
 
@@ -83,6 +84,7 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t capa
       owner_(std::move(owner)),
       half_bytes_{vector_bytes(dtype.keys, shape.head_dim),
                   vector_bytes(dtype.values, shape.head_dim)},
+      chunk_len_(shape.chunk_len),
       sizes_(static_cast<std::size_t>(shape.layers)) {
   if (capacity < 0) {
     throw InvalidArgument(
@@ -124,6 +126,7 @@ RowStore::RowStore(const AttentionShape& shape, KvDType dtype, std::int64_t toke
       arrays_(const_cast<std::byte*>(arrays)),  // the store is full: nothing is written
       lender_(std::move(owner)),
       huge_pages_(true),
+      chunk_len_(shape.chunk_len),
       sizes_(static_cast<std::size_t>(shape.layers)) {
   if (in_blocks(dtype.keys)) {
     channels_.assign(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.head_dim),
@@ -146,7 +149,10 @@ KeyView RowStore::view(std::int64_t layer, std::int64_t kv_head, Half half) cons
           size(layer),
           head_dim_,
           half_bytes_[keys ? 0 : 1],
-          channels};
+          channels,
+          keys && bias_ ? bias(layer) + kv_head * 3 * head_dim_ : nullptr,
+          first_position_,
+          chunk_len_};
 }
 
 float* RowStore::channels(std::int64_t layer) const {
@@ -154,9 +160,26 @@ float* RowStore::channels(std::int64_t layer) const {
   return const_cast<float*>(channels_.data()) + layer * kv_heads_ * head_dim_;
 }
 
-void RowStore::use_channels(const RowStore& other) {
+void RowStore::set_bias(std::shared_ptr<const std::vector<float>> bias,
+                        std::int64_t first_position) {
+  const bool has = bias && !bias->empty() && in_blocks(dtype_.keys);
+  bias_ = has ? std::move(bias) : nullptr;
+  first_position_ = first_position;
+}
+
+const float* RowStore::bias(std::int64_t layer) const {
+  return bias_ ? bias_->data() + layer * kv_heads_ * 3 * head_dim_ : nullptr;
+}
+
+void RowStore::use_channels(const RowStore& other, std::int64_t first_position) {
   channels_ = other.channels_;
   channels_chosen_ = true;
+  set_bias(other.bias_, first_position);
+}
+
+bool RowStore::has_channels_of(const RowStore& other) const {
+  if (channels_ != other.channels_ || (bias_ == nullptr) != (other.bias_ == nullptr)) return false;
+  return !bias_ || (first_position_ == other.first_position_ && *bias_ == *other.bias_);
 }
 
 void RowStore::forget_channels() {
@@ -176,6 +199,12 @@ void RowStore::choose_channels_by(std::int64_t layer, const TensorView& keys) {
       for (std::int64_t t = 0; t < tokens; ++t)
         to_float(keys.at(t, head), keys.dtype, head_dim_, first.data() + t * head_dim_);
       if (first_not_finite(first.data(), tokens * head_dim_) >= 0) continue;  // told below
+      const KeyView half = view(layer, head, Half::keys);
+      for (std::int64_t t = 0; half.bias != nullptr && t < tokens; ++t) {
+        const float* bias = bias_at(half, t);
+        for (std::int64_t i = 0; i < head_dim_; ++i)
+          first[static_cast<std::size_t>(t * head_dim_ + i)] -= bias[i];
+      }
       choose_channels(first.data(), tokens, head_dim_, channels(layer) + head * head_dim_);
     }
   });
@@ -208,9 +237,8 @@ void RowStore::append(std::int64_t layer, const TensorView& keys, const TensorVi
       const std::int64_t token = i % tokens;
       for (const auto* tensor : {&keys, &values}) {
         const KeyView half = view(layer, head, tensor == &keys ? Half::keys : Half::values);
-        std::byte* to = const_cast<std::byte*>(half.key(start + token));
         const std::int64_t bad =
-            store_half(tensor->at(token, head), tensor->dtype, half, scratch.data(), to);
+            store_half(tensor->at(token, head), tensor->dtype, half, start + token, scratch.data());
         if (bad >= 0) {
           throw InvalidArgument(
               fmt::format("{} of layer {}, KV head {}, position {} holds {} at element {}; values "
@@ -265,6 +293,8 @@ void RowStore::copy_from(const RowStore& other) {
   parallel_for_alone(layers * kv_heads_ * 2, 1, copy);  // a caller may hold a device's lock
   channels_ = other.channels_;
   channels_chosen_ = channels_chosen_ || other.channels_chosen_;  // a file's store does not say so
+  bias_ = other.bias_;
+  first_position_ = other.first_position_;
   for (std::int64_t layer = 0; layer < layers; ++layer) set_size(layer, other.size(layer));
 }
 

@@ -1,7 +1,8 @@
 // The rows of a context or a session in host memory, append-only: for every (layer, KV head) one
 // array of keys and one of values, both [tokens, head_dim], each stored in its own dtype (types.h).
 // Keys in q8 and q4 have scales of channels (core/row_format.h), chosen by the first tokens that a
-// layer gets, if these are enough, or taken over from another store; they never change later.
+// layer gets, if these are enough, or taken over from another store; they never change later. Such
+// keys may have a bias besides, which is known before any of them come (core/key_bias.h).
 //
 // Keys lie together, apart from the values: exact search reads every key once, at the speed of
 // memory. (With K and V of a row side by side the prefetchers fetched the values too: half the
@@ -59,12 +60,20 @@ class RowStore {
   /// Where the scales of a layer's channels lie, [kv_heads, head_dim], all 1 before the first
   /// tokens; for such a writer to choose before it puts any there. Null: keys have none.
   float* channels(std::int64_t layer) const;
-  /// Those that were chosen by tokens which have been taken back are 1 again, where none came since.
+  /// Those that were chosen by tokens which have been taken back are 1 again, where none came
+  /// since.
   void forget_channels();
-  /// Takes the scales of channels over, for good. REQUIRES: same shape and dtype, this empty.
-  void use_channels(const RowStore& other);
-  /// Whether these are the other's. REQUIRES: same shape and dtype.
-  bool has_channels_of(const RowStore& other) const { return channels_ == other.channels_; }
+  /// The bias of keys, [layers, kv_heads, 3, head_dim] as KeyView::bias has it, empty for none, and
+  /// the RoPE position of the first row. Keys in other dtypes have no use for it.
+  /// REQUIRES: this empty, numbers finite.
+  void set_bias(std::shared_ptr<const std::vector<float>> bias, std::int64_t first_position);
+  /// Of a layer, [kv_heads, 3, head_dim]; null: none.
+  const float* bias(std::int64_t layer) const;
+  /// Takes the scales of channels and the bias over, for good, for rows from that RoPE position on.
+  /// REQUIRES: same shape and dtype, this empty.
+  void use_channels(const RowStore& other, std::int64_t first_position);
+  /// Whether scales, bias and first position are the other's. REQUIRES: same shape and dtype.
+  bool has_channels_of(const RowStore& other) const;
   /// The layer's next tokens have been put in its arrays. REQUIRES: room for them.
   void extend(std::int64_t layer, std::int64_t tokens);
   /// Forgets the layer's tokens from number `tokens` on.
@@ -76,9 +85,9 @@ class RowStore {
   void keep(std::shared_ptr<void> kept) { kept_ = std::move(kept); }
   bool keeps() const { return kept_ != nullptr; }
 
-  /// Copies the rows that `other` has in every layer, and the scales. Scales that are there for
-  /// good stay so. REQUIRES: same shape and dtype, this empty, capacity enough, scales that are
-  /// there for good those of other.
+  /// Copies the rows that `other` has in every layer, the scales and the bias. Scales that are
+  /// there for good stay so. REQUIRES: same shape and dtype, this empty, capacity enough, scales
+  /// that are there for good those of other.
   void copy_from(const RowStore& other);
 
   std::int64_t size(std::int64_t layer) const {
@@ -108,15 +117,18 @@ class RowStore {
   KvDType dtype_;
   std::int64_t capacity_;
   std::string owner_;
-  std::int64_t half_bytes_[2];                    // of one K, one V
-  std::int64_t array_bytes_[2];                   // of one array of each, padded to whole pages
-  Region region_;                                 // none: somebody else's memory
-  std::byte* arrays_ = nullptr;                   // [layers, kv_heads, keys then values]
-  std::vector<float> channels_;                   // [layers, kv_heads, head_dim], or none
-  bool channels_chosen_ = false;                  // for good
-  std::shared_ptr<void> lender_;                  // of arrays_, where region_ is none
-  bool huge_pages_ = false;                       // what region_ commits by now
-  std::shared_ptr<void> kept_;                    // goes before region_
+  std::int64_t half_bytes_[2];                      // of one K, one V
+  std::int64_t array_bytes_[2];                     // of one array of each, padded to whole pages
+  Region region_;                                   // none: somebody else's memory
+  std::byte* arrays_ = nullptr;                     // [layers, kv_heads, keys then values]
+  std::vector<float> channels_;                     // [layers, kv_heads, head_dim], or none
+  bool channels_chosen_ = false;                    // for good
+  std::shared_ptr<const std::vector<float>> bias_;  // [layers, kv_heads, 3, head_dim]; null: none
+  std::int64_t first_position_ = 0;                 // of the bias
+  std::shared_ptr<void> lender_;                    // of arrays_, where region_ is none
+  bool huge_pages_ = false;                         // what region_ commits by now
+  std::shared_ptr<void> kept_;                      // goes before region_
+  std::int64_t chunk_len_;
   std::vector<std::atomic<std::int64_t>> sizes_;  // per layer, tokens
 };
 

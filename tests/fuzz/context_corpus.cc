@@ -27,9 +27,9 @@ struct Saved {
 };
 
 Saved saved(const topkv::AttentionShape& shape, std::int64_t tokens, const std::string& dtype,
-            const std::vector<std::string>& indices) {
+            const std::vector<std::string>& indices, const std::vector<float>& key_bias = {}) {
   const auto context =
-      topkv::test::saved_context(shape, tokens, topkv::KvDType::parse(dtype), indices);
+      topkv::test::saved_context(shape, tokens, topkv::KvDType::parse(dtype), indices, key_bias);
   const fs::path path = corpus / "c.tkv";
   topkv::ContextOrigin origin{.model = "m", .made_with = "t"};
   for (topkv::Token t = 0; t < tokens; ++t) origin.tokens.push_back(t);
@@ -109,6 +109,8 @@ int main(int argc, char** argv) {
             {.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 32, .sliding_window = {0, 4}}, 8,
             dtype, {})));
   }
+  put("context_sections", "bias",
+      sections(saved(tiny, 8, "q4", {}, std::vector<float>(std::size_t{3} * 16, 0.5F))));
   put("context_file", "plain", saved(tiny, 4, "bf16", {}).bytes);
   put("context_file", "mean", saved(tiny, 4, "f32", {"none"}).bytes);
 }

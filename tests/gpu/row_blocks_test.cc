@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "src/core/convert.h"
+#include "src/core/key_bias.h"
 #include "src/core/row_format.h"
 #include "tests/gpu/device_array.h"
 #include "tests/gpu/needs_gpu.h"
 #include "tests/gpu/session_feed.h"
+#include "tests/key_bias.h"
 #include "topkv/session.h"
 
 namespace topkv::gpu {
@@ -38,10 +40,28 @@ struct Shape {
   std::int64_t tokens, kv_heads, head_dim, slots, first, ring;
 };
 
+/// The bias of the keys of some heads; empty: none.
+struct Bias {
+  std::vector<float> numbers;
+  std::int64_t first_position = 0, chunk_len = 0;
+
+  const float* of_head(std::int64_t h, std::int64_t dim) const {
+    return numbers.empty() ? nullptr : numbers.data() + h * 3 * dim;
+  }
+};
+
+Bias some_bias(std::int64_t heads, std::int64_t dim) {
+  return {key_biases(heads, dim, 1e7, {{0, 100, -30}, {3, -7, 300}, {dim / 2 - 1, 500, 400}}),
+          (1 << 20) - 9, (1 << 20) - 5};
+}
+
 Packed pack(const Shape& shape, KvDType dtype, const std::vector<float>& keys,
-            const std::vector<float>& values, const std::vector<float>& channels) {
+            const std::vector<float>& values, const std::vector<float>& channels,
+            const Bias& bias = {}) {
   const Stream stream;
-  const DeviceArray<float> k(keys), v(values), scales(channels);
+  const DeviceArray<float> k(keys), v(values), scales(channels), turned(bias.numbers);
+  const StoredKeys stored{scales.data(), bias.numbers.empty() ? nullptr : turned.data(),
+                          bias.first_position, bias.chunk_len};
   const std::int64_t key_bytes = shape.tokens * vector_bytes(dtype.keys, shape.head_dim);
   const std::int64_t head_bytes = shape.tokens * dtype.row_bytes(shape.head_dim);
   const DeviceArray<std::byte> blocks(shape.kv_heads * head_bytes);
@@ -54,9 +74,8 @@ Packed pack(const Shape& shape, KvDType dtype, const std::vector<float>& keys,
   target.head_stride = 2 * half;
   target.first = shape.first;
   target.ring = shape.ring;
-  pack_blocks(k.data(), v.data(), shape.tokens, shape.kv_heads, shape.head_dim, dtype,
-              scales.data(), {blocks.data(), blocks.data() + key_bytes, head_bytes}, target,
-              bad.data(), stream);
+  pack_blocks(k.data(), v.data(), shape.tokens, shape.kv_heads, shape.head_dim, dtype, stored,
+              {blocks.data(), blocks.data() + key_bytes, head_bytes}, target, bad.data(), stream);
   return {blocks.read(), rows.read(), bad.read()[0]};
 }
 
@@ -79,56 +98,64 @@ TEST(RowBlocks, ArePackedAndUnpackedAsTheHostDoes) {
       const auto values = reference::random_floats(shape.tokens * width, 2, 0.1F);
       std::fill_n(keys.begin(), std::min<std::int64_t>(width, 32), 0.0F);  // a block of zeros
       const auto channels = some_channels(width);
-      const Packed packed = pack(shape, dtype, keys, values, channels);
-      EXPECT_EQ(packed.bad, all_finite);
-      const std::int64_t head_bytes = shape.tokens * dtype.row_bytes(shape.head_dim);
-      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        for (const bool of_keys : {true, false}) {
-          const DType of = of_keys ? dtype.keys : dtype.values;
-          const std::int64_t bytes = vector_bytes(of, shape.head_dim);
-          const std::byte* got =
-              packed.blocks.data() + h * head_bytes +
-              (of_keys ? 0 : shape.tokens * vector_bytes(dtype.keys, shape.head_dim));
-          const float* scales = of_keys ? channels.data() + h * shape.head_dim : nullptr;
-          for (std::int64_t t = 0; t < shape.tokens; ++t) {
-            std::vector<std::byte> want(static_cast<std::size_t>(bytes));
-            const float* from =
-                (of_keys ? keys : values).data() + t * width + h * shape.head_dim;
-            encode(from, shape.head_dim, of, scales, want.data());
-            ASSERT_EQ(std::memcmp(got + t * bytes, want.data(), want.size()), 0)
-                << "head " << h << " token " << t << (of_keys ? " key" : " value");
-            if (shape.ring > 0 && t + shape.ring < shape.tokens) continue;
-            std::vector<float> wide(static_cast<std::size_t>(shape.head_dim));
-            decode({want.data(), of, 1, shape.head_dim, bytes, scales}, 0, wide.data());
-            std::vector<Bf16> rounded(wide.size());
-            from_float(wide.data(), shape.head_dim, DType::bf16,
-                       reinterpret_cast<std::byte*>(rounded.data()));
-            const std::int64_t slot = shape.ring > 0 ? (shape.first + t) % shape.ring : t;
-            const Bf16* row = packed.rows.data() +
-                              ((2 * h + (of_keys ? 0 : 1)) * shape.slots + slot) * shape.head_dim;
-            ASSERT_TRUE(std::equal(rounded.begin(), rounded.end(), row))
-                << "head " << h << " token " << t << (of_keys ? " key" : " value");
+      for (const bool biased : {false, true}) {
+        const Bias bias = biased ? some_bias(shape.kv_heads, shape.head_dim) : Bias();
+        const Packed packed = pack(shape, dtype, keys, values, channels, bias);
+        EXPECT_EQ(packed.bad, all_finite);
+        const std::int64_t head_bytes = shape.tokens * dtype.row_bytes(shape.head_dim);
+        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+          for (const bool of_keys : {true, false}) {
+            const DType of = of_keys ? dtype.keys : dtype.values;
+            const std::int64_t bytes = vector_bytes(of, shape.head_dim);
+            const std::byte* got =
+                packed.blocks.data() + h * head_bytes +
+                (of_keys ? 0 : shape.tokens * vector_bytes(dtype.keys, shape.head_dim));
+            const float* scales = of_keys ? channels.data() + h * shape.head_dim : nullptr;
+            for (std::int64_t t = 0; t < shape.tokens; ++t) {
+              std::vector<std::byte> want(static_cast<std::size_t>(bytes));
+              const float* from = (of_keys ? keys : values).data() + t * width + h * shape.head_dim;
+              KeyView view{want.data(), of, 1, shape.head_dim, bytes, scales};
+              if (of_keys) view.bias = bias.of_head(h, shape.head_dim);
+              view.first_position = bias.first_position + t;
+              view.chunk_len = bias.chunk_len;
+              encode(from, shape.head_dim, of, scales, want.data(), bias_at(view, 0));
+              ASSERT_EQ(std::memcmp(got + t * bytes, want.data(), want.size()), 0)
+                  << "head " << h << " token " << t << (of_keys ? " key" : " value");
+              if (shape.ring > 0 && t + shape.ring < shape.tokens) continue;
+              std::vector<float> wide(static_cast<std::size_t>(shape.head_dim));
+              decode(view, 0, wide.data());
+              std::vector<Bf16> rounded(wide.size());
+              from_float(wide.data(), shape.head_dim, DType::bf16,
+                         reinterpret_cast<std::byte*>(rounded.data()));
+              const std::int64_t slot = shape.ring > 0 ? (shape.first + t) % shape.ring : t;
+              const Bf16* row = packed.rows.data() +
+                                ((2 * h + (of_keys ? 0 : 1)) * shape.slots + slot) * shape.head_dim;
+              ASSERT_TRUE(std::equal(rounded.begin(), rounded.end(), row))
+                  << "head " << h << " token " << t << (of_keys ? " key" : " value");
+            }
           }
         }
-      }
-      // Unpacked, keys are what packing left.
-      const Stream stream;
-      const DeviceArray<std::byte> blocks(packed.blocks);
-      const DeviceArray<float> scales(channels);
-      const std::int64_t stride = shape.tokens * shape.head_dim;
-      const DeviceArray<Bf16> unpacked(shape.kv_heads * stride);
-      unpack_blocks(blocks.data(), head_bytes, shape.tokens, shape.kv_heads, shape.head_dim,
-                    dtype.keys, scales.data(),
-                    reinterpret_cast<__nv_bfloat16*>(unpacked.data()), stride, stream);
-      const auto got = unpacked.read();
-      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        for (std::int64_t t = 0; t < shape.tokens; ++t) {
-          if (shape.ring > 0 && t + shape.ring < shape.tokens) continue;
-          const std::int64_t slot = shape.ring > 0 ? (shape.first + t) % shape.ring : t;
-          ASSERT_TRUE(std::equal(
-              got.begin() + h * stride + t * shape.head_dim,
-              got.begin() + h * stride + (t + 1) * shape.head_dim,
-              packed.rows.begin() + (2 * h * shape.slots + slot) * shape.head_dim));
+        // Unpacked, keys are what packing left.
+        const Stream stream;
+        const DeviceArray<std::byte> blocks(packed.blocks);
+        const DeviceArray<float> scales(channels), turned(bias.numbers);
+        const StoredKeys stored{scales.data(), biased ? turned.data() : nullptr,
+                                bias.first_position, bias.chunk_len};
+        const std::int64_t stride = shape.tokens * shape.head_dim;
+        const DeviceArray<Bf16> unpacked(shape.kv_heads * stride);
+        unpack_blocks(blocks.data(), head_bytes, shape.tokens, shape.kv_heads, shape.head_dim,
+                      dtype.keys, stored, reinterpret_cast<__nv_bfloat16*>(unpacked.data()), stride,
+                      stream);
+        const auto got = unpacked.read();
+        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+          for (std::int64_t t = 0; t < shape.tokens; ++t) {
+            if (shape.ring > 0 && t + shape.ring < shape.tokens) continue;
+            const std::int64_t slot = shape.ring > 0 ? (shape.first + t) % shape.ring : t;
+            ASSERT_TRUE(
+                std::equal(got.begin() + h * stride + t * shape.head_dim,
+                           got.begin() + h * stride + (t + 1) * shape.head_dim,
+                           packed.rows.begin() + (2 * h * shape.slots + slot) * shape.head_dim));
+          }
         }
       }
     }
@@ -165,21 +192,42 @@ TEST(RowBlocks, ScalesOfChannelsAreTheHosts) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       keys[static_cast<std::size_t>((t * heads + 1) * dim + 7)] *= 30;
       keys[static_cast<std::size_t>((t * heads + 2) * dim + 9)] += 100;
-      for (std::int64_t i = 0; i < dim; ++i) keys[static_cast<std::size_t>(t * heads * dim + i)] = 0;
+      for (std::int64_t i = 0; i < dim; ++i)
+        keys[static_cast<std::size_t>(t * heads * dim + i)] = 0;
     }
     const Stream stream;
     const DeviceArray<float> given(keys);
     const DeviceArray<float> channels(std::vector<float>(heads * dim, 2.0F));  // of rows before
-    choose_channels(given.data(), tokens, heads, dim, channels.data(), stream);
-    const auto got = channels.read();
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const std::int64_t used = std::min<std::int64_t>(tokens, 1024);
-      std::vector<float> of_head(static_cast<std::size_t>(used * dim)), want(dim);
-      for (std::int64_t t = 0; t < used; ++t)
-        std::copy_n(&keys[static_cast<std::size_t>((t * heads + h) * dim)], dim,
-                    &of_head[static_cast<std::size_t>(t * dim)]);
-      topkv::choose_channels(of_head.data(), used, dim, want.data());
-      EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin() + h * dim)) << tokens << " " << h;
+    const Bias bias = some_bias(heads, dim);
+    const DeviceArray<float> turned(bias.numbers);
+    for (const bool biased : {false, true}) {
+      const StoredKeys stored{nullptr, biased ? turned.data() : nullptr, bias.first_position,
+                              bias.chunk_len};
+      choose_channels(given.data(), tokens, heads, dim, stored, channels.data(), stream);
+      const auto got = channels.read();
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const std::int64_t used = std::min<std::int64_t>(tokens, 1024);
+        std::vector<float> of_head(static_cast<std::size_t>(used * dim)), want(dim);
+        for (std::int64_t t = 0; t < used; ++t)
+          std::copy_n(&keys[static_cast<std::size_t>((t * heads + h) * dim)], dim,
+                      &of_head[static_cast<std::size_t>(t * dim)]);
+        const KeyView view{nullptr,
+                           DType::q4,
+                           used,
+                           dim,
+                           0,
+                           nullptr,
+                           bias.of_head(h, dim),
+                           bias.first_position,
+                           bias.chunk_len};
+        for (std::int64_t t = 0; biased && t < used; ++t) {
+          for (std::int64_t i = 0; i < dim; ++i)
+            of_head[static_cast<std::size_t>(t * dim + i)] -= bias_at(view, t)[i];
+        }
+        topkv::choose_channels(of_head.data(), used, dim, want.data());
+        EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin() + h * dim))
+            << tokens << " " << h;
+      }
     }
   }
 }
@@ -198,7 +246,11 @@ std::vector<float> exact_elements(std::int64_t tokens, std::int64_t heads, std::
         x = static_cast<float>((i + j) % 32 == 3 ? 127 : code) * 0x1p-6F;
       } else {
         const int code = static_cast<int>(random() % 16);
-        x = static_cast<float>(((i + j) % 32 == 3 ? 15 : (i + j) % 32 == 20 ? 0 : code) - 8) * 0x1p-2F;
+        x = static_cast<float>(((i + j) % 32 == 3    ? 15
+                                : (i + j) % 32 == 20 ? 0
+                                                     : code) -
+                               8) *
+            0x1p-2F;
       }
       out.push_back(keys && j == 9 ? 16 * x : x);
     }
@@ -212,7 +264,8 @@ TokenStream exact_stream(const AttentionShape& shape, std::int64_t total, KvDTyp
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     const auto seed = static_cast<unsigned>(100 + 2 * l);
     k.push_back(exact_elements(total, shape.kv_heads, shape.head_dim, dtype.keys, true, seed));
-    v.push_back(exact_elements(total, shape.kv_heads, shape.head_dim, dtype.values, false, seed + 1));
+    v.push_back(
+        exact_elements(total, shape.kv_heads, shape.head_dim, dtype.values, false, seed + 1));
   }
   stream.replace_rows(std::move(k), std::move(v));
   return stream;
@@ -260,8 +313,8 @@ class RowsInBlocks : public testing::TestWithParam<Parameter> {
         const auto got = place.get(out.floats(), count * stream.q_width());
         for (std::int64_t p = first; worst != nullptr && p < first + count; p += 13) {
           for (std::int64_t h = 0; h < shape.q_heads; ++h) {
-            const float* of = &got[static_cast<std::size_t>((p - first) * stream.q_width() +
-                                                            h * shape.head_dim)];
+            const float* of =
+                &got[static_cast<std::size_t>((p - first) * stream.q_width() + h * shape.head_dim)];
             *worst = std::max(*worst, stream.error(l, p, h, place.is_cuda(), of, nullptr,
                                                    [](std::int64_t) { return true; }));
           }
@@ -341,8 +394,9 @@ TEST_P(RowsInBlocks, CodesMadeAndScannedThereAgreeWithTheHosts) {
       for (std::int64_t h = 0; h < shape.q_heads; ++h) {
         const auto truth =
             stream.truth(l, p, h, place.is_cuda(), [](std::int64_t) { return true; });
-        const float* of = &outs[static_cast<std::size_t>(l)][static_cast<std::size_t>(
-            (p - 640) * stream.q_width() + h * shape.head_dim)];
+        const float* of =
+            &outs[static_cast<std::size_t>(l)]
+                 [static_cast<std::size_t>((p - 640) * stream.q_width() + h * shape.head_dim)];
         for (std::int64_t j = 0; j < shape.head_dim; ++j) {
           const double want = truth.out[static_cast<std::size_t>(j)];
           off += (of[j] - want) * (of[j] - want);
@@ -354,11 +408,101 @@ TEST_P(RowsInBlocks, CodesMadeAndScannedThereAgreeWithTheHosts) {
   EXPECT_LT(std::sqrt(off / size), 0.2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, RowsInBlocks, testing::ValuesIn(parameters()), [](const auto& info) {
-  std::string name = info.param.device + "_" + info.param.dtype;
-  std::ranges::replace(name, '/', '_');
-  return name;
-});
+// With a bias: a device keeps the bytes that the host keeps, whichever the chunks, and what its
+// sessions and codes give is what the host's give, to within bf16.
+TEST_P(RowsInBlocks, KeysWithABiasAreKeptAndReadAsOnTheHost) {
+  TOPKV_NEEDS_DEVICE(GetParam().device);
+  const Place place(GetParam().device);
+  TokenStream stream = exact_stream(shape, total, dtype);
+  const std::int64_t d = shape.head_dim;
+  const std::vector<float> bias = key_biases(shape.layers * shape.kv_heads, d, 1e7,
+                                             {{2, 20, -10}, {20, 60, 30}, {31, -100, 80}});
+  std::vector<std::vector<float>> keys = stream.k;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    auto& layer = keys[static_cast<std::size_t>(l)];
+    for (std::size_t i = 0; i < layer.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i);
+      const std::int64_t head = l * shape.kv_heads + at % stream.kv_width() / d;
+      layer[i] += static_cast<float>(rope_turned(&bias[static_cast<std::size_t>(head * 3 * d)], d,
+                                                 at % d, at / stream.kv_width()));
+    }
+  }
+  stream.replace_rows(std::move(keys), std::vector<std::vector<float>>(stream.v));
+  const auto context_of = [&](const Place& on, std::int64_t chunk) {
+    ContextBuilder builder(shape, {.capacity = 500, .dtype = dtype, .key_bias = bias}, on.device());
+    for (std::int64_t first = 0; first < 500; first += chunk) {
+      const std::int64_t count = std::min(chunk, 500 - first);
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        const auto at = static_cast<std::size_t>(l);
+        const auto part = [&](const std::vector<float>& of, std::int64_t width) {
+          return on.put({of.begin() + first * width, of.begin() + (first + count) * width});
+        };
+        const Buffer q = part(stream.q[at], stream.q_width());
+        const Buffer k = part(stream.k[at], stream.kv_width());
+        const Buffer v = part(stream.v[at], stream.kv_width());
+        const Buffer out = on.room(count * stream.q_width());
+        builder.attend({.layer = l,
+                        .tokens = count,
+                        .q = q.floats(),
+                        .k = k.floats(),
+                        .v = v.floats(),
+                        .out = out.floats()});
+      }
+    }
+    builder.synchronize();
+    return builder.freeze();
+  };
+  const Place host("cpu");
+  const auto want = context_of(host, 300);
+  const auto context = context_of(place, 300);
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      const RowsView a = context->rows(l, h);
+      const RowsView b = want->rows(l, h);
+      EXPECT_EQ(a.keys.channels[9], 16) << "the bias is taken off before scales are chosen";
+      EXPECT_TRUE(std::equal(a.keys.channels, a.keys.channels + d, b.keys.channels));
+      EXPECT_EQ(std::memcmp(a.keys.data, b.keys.data, 500 * a.keys.stride_bytes), 0);
+    }
+  }
+  const char* spec = "codes:k=32,v=8";
+  const auto coded = context->with_index(spec, {}, place.device());
+  const auto host_coded = want->with_index(spec);
+  for (const std::string index : {"exact", spec}) {
+    for (const std::int64_t dense_layers : {0, 2}) {
+      const RetrievalOptions options{.index = index,
+                                     .k = TopK::same(64),
+                                     .dense_layers = dense_layers,
+                                     .window = 20,
+                                     .sinks = 4,
+                                     .capacity = 256};
+      Session session(coded, options, place.device());
+      Session of_host(host_coded, options);
+      Feed feed(place, stream, 500, 560);
+      feed.run(session, 1);
+      Feed other(host, stream, 500, 560);
+      other.run(of_host, 1);
+      const auto got = feed.outs();
+      const auto near = other.outs();
+      double off = 0;
+      double size = 0;
+      for (std::size_t l = 0; l < got.size(); ++l) {
+        for (std::size_t i = 0; i < got[l].size(); ++i) {
+          off += std::pow(double{got[l][i]} - near[l][i], 2);
+          size += std::pow(double{near[l][i]}, 2);
+        }
+      }
+      EXPECT_LT(std::sqrt(off / size), place.is_cuda() ? 0.35 : 1e-4)
+          << index << ", " << dense_layers << " dense layers";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, RowsInBlocks, testing::ValuesIn(parameters()),
+                         [](const auto& info) {
+                           std::string name = info.param.device + "_" + info.param.dtype;
+                           std::ranges::replace(name, '/', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace topkv::gpu

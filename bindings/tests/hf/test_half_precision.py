@@ -1,5 +1,7 @@
 """fp16 models, dense and of experts: logits, tokens, and the dtypes of rows and attention outputs."""
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -113,3 +115,17 @@ def test_fp16_rows_on_a_cuda_device_are_refused_with_what_it_takes():
 
 def test_self_check_takes_fp16_models(device):
     assert hf.self_check(make_model("qwen3", device, torch.float16), tokens=64).difference < 0.03
+
+
+def test_keys_in_4_bits_warn_of_biases_that_are_rounded_with_them(device):
+    model = make_model("qwen2", device, torch.float32)
+    ids = make_ids(20, device)
+    for kv_dtype, bias, told in (("q4", 0, 0), ("q8", 3, 0), ("q4", 3, 1), ("q8/q4", 3, 0)):
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.data.fill_(bias)
+        with warnings.catch_warnings(record=True) as found, torch.no_grad():
+            warnings.simplefilter("always")
+            cache = TopkCache(model.config, kv_dtype=kv_dtype, k=8, window=4, sinks=1)
+            model(ids[:, :16], past_key_values=cache)
+            model(ids[:, 16:], past_key_values=cache)
+        assert len([x for x in found if "biases" in str(x.message)]) == told, kv_dtype

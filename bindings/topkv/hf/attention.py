@@ -130,6 +130,7 @@ def _attend_topkv(
         raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
     require_causal(mask)
     if kv.layer.is_first:  # one wait for the device in a forward pass
+        kv.layer.warn_of_bias(module)
         kv.layer.require_mask(None if mask is None else mask.padding)
         require_continuation(kv.layer, others.get("position_ids"))
     plain.require_known(module, others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -39,6 +40,18 @@ class TopkLayer(CacheLayerMixin):
         self.is_initialized = True
         handle = Handle(self, key_states, value_states)
         return handle, handle
+
+    def warn_of_bias(self, module: torch.nn.Module) -> None:
+        """Warns, before the first tokens, of keys in 4 bits that are rounded with a bias."""
+        if self._engine.options.kv_dtype != "q4" or self._engine.tokens > 0:
+            return
+        bias = getattr(getattr(module, "k_proj", None), "bias", None)
+        if bias is not None and bool(bias.any()):
+            warnings.warn(
+                'kv_dtype is "q4", and this model\'s keys have biases, which TopkCache rounds with '
+                'them: large ones leave 4 bits too few for the rest; use "q8" or "q8/q4"',
+                stacklevel=2,
+            )
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
