@@ -29,6 +29,16 @@ bool are_within(const Values& values, float most) {
   return std::all_of(values.begin(), values.end(), [&](float x) { return std::abs(x) <= most; });
 }
 
+/// An array whose length may have been read already.
+template <class T, class Memory>
+void array_after(const KnownLength& length, std::vector<T, Memory>& values, Archive& archive) {
+  if (length) {
+    archive.elements(values, *length);
+  } else {
+    archive.array(values);
+  }
+}
+
 /// Numbers of a type in bytes.
 template <class Number>
 Number number_at(const std::uint8_t* bytes, std::size_t i) {
@@ -54,9 +64,9 @@ void check_codes(FaissSpec::Code code, const Codes& codes, const Archive& archiv
   }
 }
 
-void quantiser_fields(faiss::ScalarQuantizer& quantiser, Archive& archive) {
+void quantiser_fields(faiss::ScalarQuantizer& quantiser, KnownLength first, Archive& archive) {
   const bool learns = quantiser.qtype != faiss::ScalarQuantizer::QT_fp16;
-  archive.array(quantiser.trained);
+  array_after(first, quantiser.trained, archive);
   archive.check(quantiser.trained.size() == (learns ? 2 * quantiser.d : 0),
                 "its ranges are not one for each element");
   archive.check(are_within(quantiser.trained, most_learned),
@@ -67,24 +77,24 @@ void quantiser_fields(faiss::ScalarQuantizer& quantiser, Archive& archive) {
                 "a range is below 0");
 }
 
-void quantiser_fields(faiss::ProductQuantizer& quantiser, Archive& archive) {
+void quantiser_fields(faiss::ProductQuantizer& quantiser, KnownLength first, Archive& archive) {
   const std::size_t size = quantiser.centroids.size();
-  archive.array(quantiser.centroids);
+  array_after(first, quantiser.centroids, archive);
   archive.check(quantiser.centroids.size() == size, "parts have not the centroids of their bits");
   archive.check(are_within(quantiser.centroids, most_learned),
                 "a centroid of a part is farther than keys can make it");
 }
 
 /// What codes mean.
-void quantiser_fields(faiss::Index& index, Archive& archive) {
+void quantiser_fields(faiss::Index& index, KnownLength first, Archive& archive) {
   if (auto* scalar = dynamic_cast<faiss::IndexScalarQuantizer*>(&index)) {
-    quantiser_fields(scalar->sq, archive);
+    quantiser_fields(scalar->sq, first, archive);
   } else if (auto* product = dynamic_cast<faiss::IndexPQ*>(&index)) {
-    quantiser_fields(product->pq, archive);
+    quantiser_fields(product->pq, first, archive);
   } else if (auto* scalar_lists = dynamic_cast<faiss::IndexIVFScalarQuantizer*>(&index)) {
-    quantiser_fields(scalar_lists->sq, archive);
+    quantiser_fields(scalar_lists->sq, first, archive);
   } else if (auto* product_lists = dynamic_cast<faiss::IndexIVFPQ*>(&index)) {
-    quantiser_fields(product_lists->pq, archive);
+    quantiser_fields(product_lists->pq, first, archive);
   }
 }
 
@@ -114,7 +124,7 @@ void list_fields(const FaissSpec& spec, std::int64_t keys, faiss::IndexIVF& inde
 }
 
 /// Centroids of lists [lists, dim], of which there are 0 where the spec has no lists.
-std::vector<float> centroid_fields(const FaissSpec& spec, std::int64_t dim,
+std::vector<float> centroid_fields(const FaissSpec& spec, std::int64_t dim, KnownLength first,
                                    const faiss::Index* index, Archive& archive) {
   std::vector<float> centroids;
   if (!spec.has_lists) return centroids;
@@ -123,7 +133,7 @@ std::vector<float> centroid_fields(const FaissSpec& spec, std::int64_t dim,
     centroids.resize(lists.nlist * static_cast<std::size_t>(dim));
     lists.quantizer->reconstruct_n(0, static_cast<std::int64_t>(lists.nlist), centroids.data());
   }
-  archive.array(centroids);
+  array_after(first, centroids, archive);
   const std::int64_t lists = std::ssize(centroids) / dim;
   archive.check(lists * dim == std::ssize(centroids) && lists >= 1 && lists <= most_lists &&
                     (spec.lists == 0 || lists == spec.lists),
@@ -135,9 +145,25 @@ std::vector<float> centroid_fields(const FaissSpec& spec, std::int64_t dim,
 
 }  // namespace
 
-void faiss_fields(const FaissSpec& spec, std::int64_t dim, std::int64_t keys,
+KnownLength mean_fields(std::int64_t dim, std::vector<float>& mean, Archive& archive) {
+  constexpr std::int64_t mark = -1;  // which no length is
+  std::int64_t length = mark;
+  archive.value(length);
+  if (length != mark) {
+    mean.clear();
+    return length;
+  }
+  archive.array(mean);
+  archive.check(mean.empty() || std::ssize(mean) == dim, "a mean is not one of its keys");
+  archive.check(are_within(mean, faiss_keys::most), "a mean is farther than keys can make it");
+  return {};
+}
+
+void faiss_fields(const FaissSpec& spec, std::int64_t dim, std::int64_t keys, KnownLength first,
                   std::unique_ptr<faiss::Index>& index, Archive& archive) {
-  const std::vector<float> centroids = centroid_fields(spec, dim, index.get(), archive);
+  const std::vector<float> centroids = centroid_fields(spec, dim, first, index.get(), archive);
+  if (spec.has_lists) first.reset();  // it was the centroids'
+
   const std::int64_t lists = std::ssize(centroids) / dim;
   if (archive.reading()) {
     check_faiss_sizes(spec, dim, keys);
@@ -148,7 +174,7 @@ void faiss_fields(const FaissSpec& spec, std::int64_t dim, std::int64_t keys,
                        "it ends before its lists and centroids");
     index = make_faiss(spec, dim, lists);
   }
-  quantiser_fields(*index, archive);
+  quantiser_fields(*index, first, archive);
   if (auto* in_lists = dynamic_cast<faiss::IndexIVF*>(index.get())) {
     list_fields(spec, keys, *in_lists, archive);
     if (archive.reading()) in_lists->quantizer->add(lists, centroids.data());
@@ -164,12 +190,13 @@ void faiss_fields(const FaissSpec& spec, std::int64_t dim, std::int64_t keys,
   index->is_trained = true;
 }
 
-void faiss_graph_fields(faiss::IndexHNSW& graph, std::int64_t keys, Archive& archive) {
+void faiss_graph_fields(faiss::IndexHNSW& graph, std::int64_t keys, KnownLength first,
+                        Archive& archive) {
   using Node = faiss::HNSW::storage_idx_t;
   faiss::HNSW& hnsw = graph.hnsw;
   archive.check(keys <= std::numeric_limits<Node>::max(), "more keys than a graph of FAISS takes");
   std::vector<std::uint8_t> floors(hnsw.levels.begin(), hnsw.levels.end());  // at most some 30
-  archive.array(floors);
+  array_after(first, floors, archive);
   archive.value(hnsw.entry_point);
   archive.array(hnsw.neighbors);
   if (!archive.reading()) return;

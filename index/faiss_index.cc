@@ -82,7 +82,7 @@ class FaissIndex final : public ApproximateIndex {
   explicit FaissIndex(FaissSpec spec) : spec_(std::move(spec)) {}
 
   std::int64_t memory() const override {
-    auto bytes = static_cast<std::int64_t>(sizeof *this) + rare_memory();
+    auto bytes = static_cast<std::int64_t>(sizeof *this) + rare_memory() + bytes_of_vector(mean_);
     each_vector(index_.get(), [&](const auto& vector) { bytes += bytes_of_vector(vector); });
     if (const auto* codes = dynamic_cast<const faiss::IndexPQ*>(index_.get())) {
       bytes += bytes_of_vector(codes->pq.centroids);
@@ -109,7 +109,7 @@ class FaissIndex final : public ApproximateIndex {
         check_stop(stop);
         const std::int64_t count = std::min(most, keys().count - first);
         batch.resize(static_cast<std::size_t>(count * keys().dim));
-        faiss_keys::widen(keys(), first, count, batch.data());
+        faiss_keys::widen(keys(), first, count, mean_, batch.data());
         add_batch(count, batch.data(), residuals);
         note_inserted(count);
       }
@@ -142,12 +142,14 @@ class FaissIndex final : public ApproximateIndex {
     const OneOpenmpThread one_openmp_thread;
     const OneBlasThread one_blas_thread;
     try {
+      KnownLength first;
+      if (spec_.centres()) first = mean_fields(keys().dim, mean_, archive);
       if (spec_.links > 0) {
         if (archive.reading()) make_graph();
-        faiss_graph_fields(dynamic_cast<faiss::IndexHNSW&>(*index_), keys().count, archive);
+        faiss_graph_fields(dynamic_cast<faiss::IndexHNSW&>(*index_), keys().count, first, archive);
         link_residuals_.fields(keys().count, archive);
       } else {
-        faiss_fields(spec_, keys().dim, keys().count, index_, archive);
+        faiss_fields(spec_, keys().dim, keys().count, first, index_, archive);
       }
       if (archive.reading()) try_parameters();
     } catch (const faiss::FaissException& e) {
@@ -158,6 +160,7 @@ class FaissIndex final : public ApproximateIndex {
   void clear_structure() override {
     index_.reset();
     storage_.reset();
+    mean_ = {};
     link_residuals_.clear();
   }
 
@@ -219,20 +222,21 @@ class FaissIndex final : public ApproximateIndex {
 
   /// Makes the index for the keys that are there, and trains it on a sample of them.
   void make() {
-    if (spec_.links > 0) return make_graph();
     const KeyView& view = keys();
+    if (spec_.centres()) mean_ = faiss_keys::mean_of(view);
+    if (spec_.links > 0) return make_graph();
     check_faiss_sizes(spec_, view.dim, view.count);
     const std::int64_t lists = spec_.lists_for(view.count);
     index_ = make_faiss(spec_, view.dim, lists);
     if (!index_->is_trained) {
       const std::vector<float> points =
-          faiss_keys::sample(view, std::max<std::int64_t>(65536, 64 * lists));
+          faiss_keys::sample(view, std::max<std::int64_t>(65536, 64 * lists), mean_);
       index_->train(static_cast<std::int64_t>(points.size()) / view.dim, points.data());
     }
   }
 
   void make_graph() {
-    storage_ = std::make_unique<faiss_keys::Storage>(&keys());
+    storage_ = std::make_unique<faiss_keys::Storage>(&keys(), &mean_);
     auto graph = std::make_unique<faiss::IndexHNSW>(storage_.get(), static_cast<int>(spec_.links));
     graph->hnsw.efConstruction = static_cast<int>(spec_.efc);
     index_ = std::move(graph);
@@ -297,6 +301,7 @@ class FaissIndex final : public ApproximateIndex {
   }
 
   FaissSpec spec_;
+  std::vector<float> mean_;  // of the keys that it was made of, where they are centred
   std::unique_ptr<faiss_keys::Storage> storage_;  // of an in-place graph; outlives index_
   std::unique_ptr<faiss::Index> index_;
   bool takes_parameters_ = true;

@@ -41,6 +41,10 @@ struct FaissSpec {
   /// naming what is known.
   static FaissSpec parse(std::string_view spec, std::string_view text);
 
+  /// Whether FAISS is given keys less their mean (faiss_keys.h): all but float32 copies, whose
+  /// products are exact.
+  bool centres() const { return links > 0 || has_lists || code != Code::flat; }
+
   /// The number of lists of an IVF index over so many keys; 0 without lists.
   std::int64_t lists_for(std::int64_t keys) const;
 

@@ -128,6 +128,22 @@ TEST_P(FaissFile, FindsAndGrowsAsBefore) {
               written(spec, *index, some_keys().view()));
 }
 
+// Version 0.1.0 took no mean off the keys.
+TEST_P(FaissFile, OfAnEarlierVersionWhichHasNoMeanFindsAndGrows) {
+  const IndexSpec spec(GetParam());
+  const std::size_t of_mean = spec.text() == "faiss:Flat" ? 0 : 16 + dim * 4;
+  const KeyView keys = some_keys().view(0, 1200);
+  const auto index = spec.make();
+  index->add(keys);
+  index->build();
+  const auto earlier = read(spec, keys, written(spec, *index, keys).substr(of_mean));
+  EXPECT_EQ(found(*earlier), found(*index));
+  const auto again = read(spec, keys, written(spec, *earlier, keys));
+  earlier->add(some_keys().view(1200, rows));
+  again->add(some_keys().view(1200, rows));
+  EXPECT_EQ(found(*again), found(*earlier));
+}
+
 TEST_P(FaissFile, IsRefusedWhenItIsCutOffOrLonger) {
   const IndexSpec spec(GetParam());
   const KeyView keys = some_keys().view(0, 300);
@@ -231,24 +247,31 @@ class Bytes {
   std::string whole_;
 };
 
+/// What all but float32 copies begin with: a mark, and the mean's length and elements.
+constexpr std::size_t of_mean = 8 + 8 + dim * 4;
+
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
 TEST(FaissFileOfLists, LeadsNowhereElse) {
   constexpr std::int64_t keys = 100;
   const Bytes file("faiss:IVF4,SQ8", keys);
-  constexpr std::size_t centroids = 8;
+  constexpr std::size_t centroids = of_mean + 8;
   constexpr std::size_t ranges = centroids + 4 * dim * 4 + 8;
   constexpr std::size_t first = ranges + 2 * dim * 4 + 8;  // ids of the first list
-  ASSERT_EQ(file.at<std::int64_t>(0), 4 * dim);
+  ASSERT_EQ(file.at<std::int64_t>(of_mean), 4 * dim);
   ASSERT_EQ(file.at<std::int64_t>(ranges - 8), 2 * dim);
   const auto count = file.at<std::int64_t>(first - 8);
   ASSERT_GT(count, 1);
   const std::size_t codes = first + static_cast<std::size_t>(count) * 8 + 8;
   ASSERT_EQ(file.at<std::int64_t>(codes - 8), count * dim);
   for (const std::int64_t other : {0L, 3 * dim, 4 * dim - 1, 5 * dim})
-    file.refused(0, other, "another number of lists");
-  file.refused(0, std::int64_t{1} << 62, "longer than what is there");
-  file.refused(0, std::int64_t{-1}, "longer than what is there");
+    file.refused(of_mean, other, "another number of lists");
+  file.refused(of_mean, std::int64_t{1} << 62, "longer than what is there");
+  file.refused(of_mean, std::int64_t{-1}, "longer than what is there");
+  file.refused(0, std::int64_t{-2}, "longer than what is there");
+  file.refused(8, std::int64_t{dim - 1}, "a mean is not one of its keys");
+  file.refused(16, nan, "not finite");
+  file.refused(16, 32769.0F, "a mean is farther than keys can make it");
   file.refused(centroids, nan, "not finite");
   file.refused(centroids, 1e30F, "farther than keys can make it");
   file.refused(ranges - 8, std::int64_t{dim}, "ranges are not one for each element");
@@ -286,18 +309,18 @@ TEST(FaissFileOfCodes, AreNumbers) {
     flat.refused(8 + 4 * 17, bad, "not within what FAISS is given");
   flat.refused(0, std::int64_t{49 * dim * 4}, "not one for each key");
   const Bytes lists("faiss:IVF1,Flat", 50);
-  lists.refused(8 + dim * 4 + 8 + 50 * 8 + 8, nan, "not within what FAISS is given");
+  lists.refused(of_mean + 8 + dim * 4 + 8 + 50 * 8 + 8, nan, "not within what FAISS is given");
   const Bytes half("faiss:SQfp16", 50);
   for (const std::uint16_t bad : {0x7c00, 0xfc00, 0x7e01})
-    half.refused(16 + 2 * 9, bad, "a code is not finite");
-  half.refused(0, std::int64_t{1}, "ranges are not one for each element");
+    half.refused(of_mean + 16 + 2 * 9, bad, "a code is not finite");
+  half.refused(of_mean, std::int64_t{1}, "ranges are not one for each element");
   const Bytes parts("faiss:PQ4x4", 50);
-  parts.refused(8, nan, "not finite");
-  parts.refused(8, -1e20F, "farther than keys can make it");
-  parts.refused(0, std::int64_t{8 * dim}, "not the centroids of their bits");
+  parts.refused(of_mean + 8, nan, "not finite");
+  parts.refused(of_mean + 8, -1e20F, "farther than keys can make it");
+  parts.refused(of_mean, std::int64_t{8 * dim}, "not the centroids of their bits");
   // Of centroids that are made with it there must be bytes.
   const Bytes large("faiss:PQ32x8", 300);
-  large.refused(large.whole().substr(0, 100), "ends before its lists and centroids");
+  large.refused(large.whole().substr(0, of_mean + 100), "ends before its lists and centroids");
 }
 
 /// Each number that a walk over a graph follows.
@@ -305,17 +328,17 @@ TEST(FaissFileOfAGraph, LeadsNowhereElse) {
   constexpr std::int64_t keys = 200;
   constexpr std::size_t ground = 8;  // links, of which M are on other floors
   const Bytes file("faiss:HNSW4", keys);
-  constexpr std::size_t floors = 8;
+  constexpr std::size_t floors = of_mean + 8;
   constexpr std::size_t entry = floors + keys;
   constexpr std::size_t links = entry + 4 + 8;
-  ASSERT_EQ(file.at<std::int64_t>(0), keys);
+  ASSERT_EQ(file.at<std::int64_t>(of_mean), keys);
   std::size_t high = 0;  // the first key above the ground
   while (file.at<std::uint8_t>(floors + high) == 1) ++high;
   std::size_t low = high;  // and one on the ground behind it
   while (file.at<std::uint8_t>(floors + low) > 1) ++low;
   std::string fewer = file.whole();
   fewer.erase(entry - 1, 1);
-  fewer[0] = static_cast<char>(keys - 1);
+  fewer[of_mean] = static_cast<char>(keys - 1);
   file.refused(fewer, "floors are not those of each key");
   file.refused(floors, std::uint8_t{0}, "floors that there are not");
   file.refused(floors, std::uint8_t{255}, "floors that there are not");

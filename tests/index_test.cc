@@ -58,6 +58,29 @@ TEST_P(EveryIndex, FindsTheLargestInnerProducts) {
   }
 }
 
+// As keys after RoPE have one: it changes no ranking, so it may cost no recall.
+TEST_P(EveryIndex, AStrongCommonMeanOfTheKeysCostsNoRecall) {
+  const std::vector<float> source = clustered(6000, 64, 21);
+  std::mt19937 random(23);
+  std::normal_distribution<float> normal(0.0F, 8.0F);  // some eight times the spread
+  std::vector<float> mean(64);
+  for (float& x : mean) x = normal(random);
+  std::vector<float> moved = source;
+  for (std::size_t i = 0; i < moved.size(); ++i) moved[i] += mean[i % 64];
+  const Keys keys = make_keys(source, 64, DType::f32);
+  const Keys moved_keys = make_keys(moved, 64, DType::f32);
+  const auto index = built(keys.view());
+  const auto of_moved = built(moved_keys.view());
+  const Queries near = make_queries(keys, 24, everything, 22);
+  for (const float along : {0.0F, 1.0F, -1.0F}) {  // queries across the mean, with it, against it
+    Queries queries = near;
+    for (std::size_t i = 0; i < queries.data.size(); ++i) queries.data[i] += along * mean[i % 64];
+    const double recall = check_result(keys, queries, 32, search(*index, queries, 32));
+    const double with = check_result(moved_keys, queries, 32, search(*of_moved, queries, 32));
+    EXPECT_GE(with, recall - 0.08) << "without a mean " << recall << ", along " << along;
+  }
+}
+
 TEST_P(EveryIndex, AllowedRangesAreHonoured) {
   const Keys keys = make_keys(clustered(6000, 64, 3), 64, DType::bf16);
   const auto index = built(keys.view());
@@ -213,23 +236,21 @@ TEST_P(EveryIndex, MisuseIsRefused) {
                search(*index, queries, 1));  // still works
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, EveryIndex,
-                         testing::Values(Case{"exact", 1.0}, Case{"codes:k=16", 0.9}, Case{"faiss:Flat", 1.0},
-                                         Case{"faiss:IVF", 0.9}, Case{"faiss:IVF64,SQ8", 0.9},
-                                         Case{"ivf", 0.9}, Case{"ivf:size=4,share=100", 0.9},
-                                         Case{"faiss:HNSW32", 0.9}, Case{"faiss:PQ8x6", 0.8},
-                                         Case{"faiss:IVF,PQ8x6", 0.8}, Case{"hnsw", 0.9},
-                                         Case{"hnsw:M=12,efc=80,ef=400", 0.9}, Case{"quest:page=1", 0.95},
-                                         Case{"quest:page=16", 0.03}, Case{"sparq:r=16", 0.4},
-                                         Case{"squeezed:c=5", 0.2},
-                                         Case{"squeezed:c=5,coarse=1", 0.2}, Case{"lowrank:r=16", 0.4},
-                                         Case{"retroinfer:size=16,segment=1024", 0.2}),
-                         [](const auto& info) {
-                           std::string name = info.param.spec;
-                           for (char& c : name)
-                             c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Specs, EveryIndex,
+    testing::Values(Case{"exact", 1.0}, Case{"codes:k=16", 0.9}, Case{"faiss:Flat", 1.0},
+                    Case{"faiss:IVF", 0.9}, Case{"faiss:IVF64,SQ8", 0.9}, Case{"ivf", 0.9},
+                    Case{"ivf:size=4,share=100", 0.9}, Case{"faiss:HNSW32", 0.9},
+                    Case{"faiss:PQ8x6", 0.8}, Case{"faiss:IVF,PQ8x6", 0.8}, Case{"hnsw", 0.9},
+                    Case{"hnsw:M=12,efc=80,ef=400", 0.9}, Case{"quest:page=1", 0.95},
+                    Case{"quest:page=16", 0.03}, Case{"sparq:r=16", 0.4}, Case{"squeezed:c=5", 0.2},
+                    Case{"squeezed:c=5,coarse=1", 0.2}, Case{"lowrank:r=16", 0.4},
+                    Case{"retroinfer:size=16,segment=1024", 0.2}),
+    [](const auto& info) {
+      std::string name = info.param.spec;
+      for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+      return name;
+    });
 
 TEST(ExactIndex, ManyQueriesOverManyBlocksFindWhatFewDo) {
   const Keys keys = make_keys(clustered(40000, 16, 30), 16, DType::bf16);

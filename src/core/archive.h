@@ -36,9 +36,15 @@ class Archive {
 
   template <class T, class Memory>
   void array(std::vector<T, Memory>& values) {
-    static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>);
     std::int64_t count = std::ssize(values);
     value(count);
+    elements(values, count);
+  }
+
+  /// The elements of an array whose length is known. REQUIRES: writing, it is the array's.
+  template <class T, class Memory>
+  void elements(std::vector<T, Memory>& values, std::int64_t count) {
+    static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>);
     if (reading()) {
       check(count >= 0 && count <= left() / static_cast<std::int64_t>(sizeof(T)),
             "an array is longer than what is there");
