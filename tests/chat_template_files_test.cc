@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gguf_writer.h"
 #include "tests/temp_directory.h"
 #include "topkv/chat_template.h"
 #include "topkv/error.h"
@@ -114,6 +115,29 @@ TEST(ChatTemplateFiles, ATemplateMayTakeMoreForLongSpecialTokens) {
       "%}{% endfor %}";
   work.write("tokenizer_config.json", config.dump());
   expect_error<FileError>([&] { rendered(work); }, "", {"too many steps"});
+}
+
+// Converters have written Gemma's <start_of_turn> as plain text: no text becomes it then.
+TEST(ChatTemplateFiles, AMarkThatAGgufFileCallsPlainTextIsRefused) {
+  const TempDirectory work;
+  gguf::File file;
+  file.set(
+      gguf::words("tokenizer.chat_template",
+                  "{% for m in messages %}<turn>{{ m['role'] }}<b>{{ m.content }}{% endfor %}"));
+  // "<b>" is made up by "<b" and ">", as a vocabulary's own pieces are.
+  file.set(gguf::texts("tokenizer.ggml.tokens", {"<turn>", "<b>", "<b", ">", "<unseen>"}));
+  const std::vector<ChatMessage> messages = {{"user", "x"}};
+  const auto render = [&](const std::vector<std::int32_t>& types) {
+    file.set(gguf::integers("tokenizer.ggml.token_type", types));
+    return ChatTemplate::load(work.write("model.gguf", file.content())).render(messages, true);
+  };
+  for (const std::int32_t type : {3, 4}) EXPECT_EQ(render({type, 1, 1, 1, 1}), "<turn>user<b>x");
+  expect_error<FileError>(
+      [&] {
+        render({1, 1, 1, 1, 1});
+      },
+      (work.path() / "model.gguf").string() + ": ",
+      {"token_type[0] is 1 (plain text) for \"<turn>\"", "expected 3 or 4"});
 }
 
 }  // namespace

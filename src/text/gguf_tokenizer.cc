@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "src/core/json_file.h"
@@ -285,6 +286,36 @@ class Translator {
   Json added_ = Json::array();
 };
 
+/// A mark that a template writes, such as <|im_start|>, is one token. Some converters call it plain
+/// text, which is cut into other tokens: chats would be answered as if they had no turns. A plain
+/// token that no two others make up comes of no text.
+void check_marks(const GgufFile& file, std::string_view source) {
+  constexpr std::size_t longest = 64;
+  const auto texts = file.texts(tokens_key);
+  const auto types = file.integers(types_key);
+  std::unordered_map<std::string_view, std::size_t> plain;
+  for (std::size_t i = 0; i < std::min(texts.size(), types.size()); ++i)
+    if (types[i] == plain_token) plain.emplace(texts[i], i);
+  for (std::size_t begin = 0; begin < source.size(); ++begin) {
+    if (source[begin] != '<' && source[begin] != '[') continue;
+    const std::string_view rest = source.substr(begin, longest);
+    const std::size_t end = rest.find(source[begin] == '<' ? '>' : ']');
+    if (end == rest.npos) continue;
+    const std::string_view mark = rest.substr(0, end + 1);
+    const auto found = plain.find(mark);
+    if (found == plain.end()) continue;
+    bool is_made = false;
+    for (std::size_t cut = 1; cut < mark.size() && !is_made; ++cut)
+      is_made = plain.contains(mark.substr(0, cut)) && plain.contains(mark.substr(cut));
+    if (is_made) continue;
+    throw FileError(fmt::format(
+        "{}: {}[{}] is {} (plain text) for {}, which the chat template writes and no text becomes; "
+        "expected {} or {}: convert the model again, or set it with the gguf package",
+        path_text(file.path()), types_key, found->second, plain_token, shown_bytes(mark),
+        control_token, user_token));
+  }
+}
+
 }  // namespace
 
 GgufTokenizer tokenizer_of_gguf(const GgufFile& file) { return Translator(file).read(); }
@@ -299,6 +330,7 @@ ChatTemplateFiles chat_template_of_gguf(const GgufFile& file) {
   }
   ChatTemplateFiles found{path_text(file.path()), file.text(key), {}};
   if (!file.has(tokens_key)) return found;
+  if (file.has(types_key)) check_marks(file, found.source);
   const auto texts = file.texts(tokens_key);
   for (const auto& [name, id_name] : {std::pair{"bos_token", "bos"},
                                       {"eos_token", "eos"},
