@@ -38,7 +38,7 @@ def get_weather(city: str) -> str:
 
 import openai
 
-refused("bind_tools, which the model's template does not know", openai.BadRequestError, lambda: chat.bind_tools([get_weather]).invoke(QUESTION), "tools")
+refused("bind_tools, which the model's template does not know", openai.BadRequestError, lambda: chat.bind_tools([get_weather]).invoke(QUESTION), "tool")
 refused("a prompt that is too long", ContextOverflowError, lambda: chat.invoke(TOO_LONG))
 refused("a stream of a prompt that is too long", ContextOverflowError, lambda: list(chat.stream(TOO_LONG)))
 hero = "Who is the hero of the story?"

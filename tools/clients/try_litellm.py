@@ -40,7 +40,7 @@ same("stop", lambda: chat(QUESTION, stop=word).choices[0].message.content, expec
 told = chat(QUESTION, logprobs=True, top_logprobs=2).choices[0].logprobs
 fact("logprobs", bool(told.content) and len(told.content[0].top_logprobs) == 2)
 tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
-refused("tools, which the model's template does not know", litellm.BadRequestError, lambda: chat(QUESTION, tools=[tool], tool_choice="auto"), "tools")
+refused("tools, which the model's template does not know", litellm.BadRequestError, lambda: chat(QUESTION, tools=[tool], tool_choice="auto"), "tool")
 refused("a prompt that is too long", litellm.ContextWindowExceededError, lambda: chat(TOO_LONG))
 refused("max_tokens beyond the model", litellm.ContextWindowExceededError, lambda: chat(QUESTION, max_tokens=100_000))
 refused("an unknown model", litellm.NotFoundError, lambda: chat(QUESTION, model="openai/gpt-4o"))

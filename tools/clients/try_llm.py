@@ -55,6 +55,6 @@ same("a completion", lambda: llm("-m", "smol-plain", "-o", "temperature", "0", "
 chat = llm("chat", *GREEDY_SMOL, sent=f"{QUESTION}\n{FOLLOW_UP}\nquit\n")
 fact("llm chat", expected in chat, chat)
 failed_run = run(*GREEDY_SMOL, "-T", "llm_version", QUESTION)
-fact("tools, which the model's template does not know, are refused", failed_run.returncode != 0 and "tools" in failed_run.stderr, failed_run.stderr.strip())
+fact("tools, which the model's template does not know, are refused", failed_run.returncode != 0 and "tool" in failed_run.stderr, failed_run.stderr.strip())
 failed_run = run(*GREEDY_SMOL, sent=TOO_LONG)
 fact("a prompt that is too long is refused", failed_run.returncode != 0 and "maximum context length" in failed_run.stderr, failed_run.stderr.strip())

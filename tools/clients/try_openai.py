@@ -129,7 +129,7 @@ tool = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-refused("tools, which the model's template does not know", openai.BadRequestError, lambda: chat(QUESTION, tools=[tool]), "tools")
+refused("tools, which the model's template does not know", openai.BadRequestError, lambda: chat(QUESTION, tools=[tool]), "tool")
 same("no tools", lambda: text_of(chat(QUESTION, extra_body={"tools": [], "parallel_tool_calls": True})), expected)
 
 print("errors")
@@ -138,7 +138,6 @@ try:
     chat(TOO_LONG)
 except openai.BadRequestError as problem:
     same("its code", problem.code, "context_length_exceeded")
-refused("a role that nobody knows", openai.BadRequestError, lambda: chat([{"role": "usr", "content": QUESTION}]), "usr")
 refused("a wrong value", openai.BadRequestError, lambda: chat(QUESTION, temperature=-1), "temperature")
 refused("a picture", openai.BadRequestError, lambda: chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}]), "content")
 refused("answers of the other API", openai.NotFoundError, lambda: client.responses.create(model=MODEL, input=QUESTION), "/v1/responses")

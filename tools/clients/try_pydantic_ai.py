@@ -54,6 +54,6 @@ class City(BaseModel):
     country: str
 
 
-refused("a tool, which the model's template does not know", ModelHTTPError, lambda: with_tool.run_sync(QUESTION), "tools")
+refused("a tool, which the model's template does not know", ModelHTTPError, lambda: with_tool.run_sync(QUESTION), "tool")
 refused("typed output by a tool", ModelHTTPError, lambda: Agent(model(), output_type=City).run_sync(QUESTION), "tool")
 refused("a prompt that is too long", ModelHTTPError, lambda: agent.run_sync(TOO_LONG), "context_length_exceeded")

@@ -36,4 +36,4 @@ result = tried("a CodeAgent's step", lambda: code.run("What is 2 + 3?", return_f
 if result:
     fact("a CodeAgent's prompts are read and answered", result.token_usage.input_tokens > 1000, (result.state, result.token_usage))
 calls = ToolCallingAgent(tools=[add], model=model, max_steps=1, verbosity_level=0)
-refused("a ToolCallingAgent, as the model's template knows no tools", Exception, lambda: calls.run("What is 2 + 3?"), "tools")
+refused("a ToolCallingAgent, as the model's template knows no tools", Exception, lambda: calls.run("What is 2 + 3?"), "tool")
