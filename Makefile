@@ -22,7 +22,7 @@ checked_architectures := $(if $(native),native,80-real)
 # Nor are those started that need one, each to say that it is skipped, one after the other.
 checked_tests := $(if $(native),,--exclude-regex '^gpu\.')
 
-.PHONY: help needle check check-gpu check-python build install bundle wheel bench asan tsan fuzz docs setup clean
+.PHONY: help needle check check-gpu check-python check-real check-smollm2 build install bundle wheel bench asan tsan fuzz docs setup clean
 
 help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… replaces the flags)'
@@ -31,6 +31,8 @@ help:
 	@echo 'make check-python  install the Python package into a fresh environment and run its tests,'
 	@echo '               those of topkv.hf with the newest and the lowest transformers'
 	@echo '               (PYTHON_EXTRAS=test leaves PyTorch, transformers and matplotlib out)'
+	@echo 'make check-real    run the commands over two GGUF files from PyPI, and compare with transformers'
+	@echo 'make check-smollm2 the smaller of the two, compared with answers of transformers that are stored'
 	@echo 'make build     build the library and the command, $(topkv)'
 	@echo 'make install   install them under PREFIX, $(PREFIX)'
 	@echo 'make bundle    pack them, with all libraries, into out/topkv-*.tar.gz for other machines'
@@ -50,15 +52,15 @@ needle: setup
 	cmake --build --preset release --parallel $(jobs) --target topkv-cli
 	$(topkv) needle -m models/needle-14m $(ARGS)
 
-check check-python: export CMAKE_CXX_COMPILER_LAUNCHER = ccache
-check check-python: export CMAKE_CUDA_COMPILER_LAUNCHER = ccache
-check check-python: export CCACHE_DIR = $(CURDIR)/build/ccache
-check check-python: export CCACHE_NOHASHDIR = 1
+check check-python check-real check-smollm2: export CMAKE_CXX_COMPILER_LAUNCHER = ccache
+check check-python check-real check-smollm2: export CMAKE_CUDA_COMPILER_LAUNCHER = ccache
+check check-python check-real check-smollm2: export CCACHE_DIR = $(CURDIR)/build/ccache
+check check-python check-real check-smollm2: export CCACHE_NOHASHDIR = 1
 # By one name: pip's builds would call the compiler as Python's own build did, which the cache takes for another.
 ifeq ($(origin CXX),default)
 CXX := c++
 endif
-check check-python: export CXX := $(CXX)
+check check-python check-real check-smollm2: export CXX := $(CXX)
 
 check: preset := dev
 asan: preset := asan
@@ -81,8 +83,8 @@ check-gpu: setup
 	ctest --preset dev --label-regex gpu
 
 # PyPI may answer late, or once in a while not.
-check-python docs: export PIP_RETRIES = 10
-check-python docs: export PIP_DEFAULT_TIMEOUT = 60
+check-python check-real check-smollm2 docs: export PIP_RETRIES = 10
+check-python check-real check-smollm2 docs: export PIP_DEFAULT_TIMEOUT = 60
 
 # Compiled as the dev preset does, so that the library comes out of the cache behind `make check`.
 check-python: setup
@@ -98,6 +100,22 @@ ifneq ($(findstring hf,$(PYTHON_EXTRAS)),)
 	  'transformers==$(lowest_transformers).*'
 	$(pytest) bindings/tests/hf $(foreach file,$(programs),--ignore=bindings/tests/hf/test_$(file).py)
 endif
+
+real := build/real
+check_real := tests/real/check.py build/dev/src/cli/topkv $(real)
+check-real check-smollm2: architectures := -D "CMAKE_CUDA_ARCHITECTURES=$(checked_architectures)"
+
+check-smollm2: setup
+	cmake --preset dev -D TOPKV_JINJA=ON $(architectures)
+	cmake --build --preset dev --parallel $(jobs) --target topkv-cli
+	$(check_real) smollm2 tests/real/smollm2.json
+
+check-real: check-smollm2
+	python3 -m venv --clear $(real)/venv
+	$(real)/venv/bin/pip install --quiet --no-compile --requirement tests/real/requirements.txt
+	for model in smollm2 gemma3; do \
+	  $(real)/venv/bin/python tests/real/reference.py $$(tests/real/check.py --fetch $(real) $$model) $(real)/$$model.json && \
+	  $(check_real) $$model $(real)/$$model.json || exit 1; done
 
 build: setup
 	cmake --preset release -D TOPKV_CUDA=AUTO $(native)
