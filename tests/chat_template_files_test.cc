@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 std::string rendered(const TempDirectory& work) {
-  const std::vector<ChatMessage> messages = {{"user", "x"}};
+  const std::vector<ChatMessage> messages = {{"user", ""}};
   return ChatTemplate::load(work.path()).render(messages, true);
 }
 

@@ -66,6 +66,7 @@ TEST(ChatTemplate, RendersWhatTransformersRendersTextForTextAndTokenForToken) {
   const Json all = read(fixtures / "chat/cases.json");
   const Tokenizer tokenizer = tokenizer_with(all["special"], work.path());
   std::map<std::string, ChatTemplate> templates;
+  std::map<std::string, int> dropped;
   for (const Json& expected : all["cases"]) {
     const auto name = expected["template"].get<std::string>();
     if (!templates.contains(name)) {
@@ -85,11 +86,22 @@ TEST(ChatTemplate, RendersWhatTransformersRendersTextForTextAndTokenForToken) {
       }
       continue;
     }
-    const std::string text = templates.at(name).render(messages, prompt);
+    std::string text;
+    try {
+      text = templates.at(name).render(messages, prompt);
+    } catch (const InvalidArgument& error) {
+      // One template drops messages, on purpose: those behind the fourth.
+      const std::string message = error.what();
+      EXPECT_NE(message.find("leaves out message 4 "), std::string::npos) << message;
+      EXPECT_GT(messages.size(), 4U);
+      ++dropped[name];
+      continue;
+    }
     ASSERT_EQ(text, expected["text"].get<std::string>());
     ASSERT_EQ(tokenizer.encode(text), expected["tokens"].get<std::vector<Token>>());
   }
-  EXPECT_EQ(templates.size(), 10U);
+  EXPECT_EQ(templates.size(), 12U);
+  EXPECT_EQ(dropped, (std::map<std::string, int>{{"macros", 2}}));
 }
 
 TEST(ChatTemplate, OfAGgufFileIsThatOfTheDirectory) {
@@ -130,7 +142,7 @@ TEST(ChatTemplate, OfAGgufFileIsThatOfTheDirectory) {
 
 TEST(ChatTemplate, IsLookedForWhereTransformersLooks) {
   const TempDirectory work;
-  const std::vector<ChatMessage> messages = {{"user", "x"}};
+  const std::vector<ChatMessage> messages = {{"user", ""}};
   const auto found = [&] { return ChatTemplate::load(work.path()).render(messages, false); };
   EXPECT_THROW(found(), FileError);
   write(work.path() / "tokenizer_config.json", R"({"chat_template": "config", "eos_token": "E"})");
@@ -153,7 +165,7 @@ TEST(ChatTemplate, IsLookedForWhereTransformersLooks) {
 // What the engine, or a wrapper of it, once made another text of.
 TEST(ChatTemplate, RendersWhatPythonSlicesAndWhatStandsBeforeABlock) {
   const TempDirectory work;
-  const std::vector<ChatMessage> messages = {{"user", "x"}, {"assistant", "y"}};
+  const std::vector<ChatMessage> messages = {{"user", ""}, {"assistant", ""}};
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"{{ 'abc'[:-1:-1] }}.", "."},
       {"{{ 'abc'[::-1] }}", "cba"},
@@ -171,7 +183,7 @@ TEST(ChatTemplate, RendersWhatPythonSlicesAndWhatStandsBeforeABlock) {
       {"\n{# c #}a", "\na"},
       {"{% for m in messages %}{% if m.role == 'user' %}S{{ m.content }}{% continue %}{% endif %}"
        "{{ m.role }}{% endfor %}",
-       "Sxassistant"},
+       "Sassistant"},
       {"{% for i in range(4) %}{% if i == 0 %}A{% elif i == 1 %}B{% continue %}{% else %}"
        "{% if true %}C{% break %}{% endif %}{% endif %}D{% endfor %}",
        "ADBC"},
@@ -193,6 +205,141 @@ TEST(ChatTemplate, RendersWhatPythonSlicesAndWhatStandsBeforeABlock) {
     write(work.path() / "chat_template.jinja", source);
     EXPECT_EQ(ChatTemplate::load(work.path()).render(messages, true), text) << source;
   }
+}
+
+/// The message of what a render is refused with.
+std::string lost(const ChatTemplate& chat, const std::vector<ChatMessage>& messages,
+                 const std::string& variables = {}) {
+  try {
+    return "rendered " + chat.render(messages, true, variables);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+}
+
+ChatTemplate fixture(const char* name) { return ChatTemplate::load(fixtures / "chat" / name); }
+
+TEST(ChatTemplate, RendersToolsAndVariablesAsTransformersDoesOrRefusesToLoseThem) {
+  std::ifstream in(fixtures / "chat/cases.json");
+  const auto all = nlohmann::ordered_json::parse(in);  // the order of keys counts
+  std::map<std::string, int> rendered;
+  for (const auto& expected : all["tool_cases"]) {
+    const auto name = expected["template"].get<std::string>();
+    const auto number = expected["tool_case"].get<std::size_t>();
+    SCOPED_TRACE(name + " with conversation " + std::to_string(number));
+    const auto& conversation = all["tool_conversations"][number];
+    std::vector<ChatMessage> messages;
+    for (auto message : conversation["messages"]) {
+      ChatMessage& one = messages.emplace_back();
+      one.role = message["role"].get<std::string>();
+      one.content = message["content"].get<std::string>();
+      message.erase("role");
+      message.erase("content");
+      if (!message.empty()) one.fields = message.dump();
+    }
+    const auto chat = fixture(name.c_str());
+    try {
+      const std::string text = chat.render(messages, true, conversation["variables"].dump());
+      ASSERT_TRUE(expected.contains("text")) << "rendered what transformers refuses";
+      ASSERT_EQ(text, expected["text"].get<std::string>());
+      ++rendered[name];
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      const bool loses = message.find("leaves out") != std::string::npos ||
+                         message.find("does not use") != std::string::npos;
+      EXPECT_TRUE(loses || expected.contains("refused")) << message;
+    }
+  }
+  EXPECT_EQ(rendered["qwen3_tools"], 6);  // two have variables of other templates
+  EXPECT_EQ(rendered["gpt_oss"], 5);
+  EXPECT_EQ(rendered["qwen2.5"], 4);
+  EXPECT_EQ(rendered["llama3"], 1);  // it was cut down: it takes tools in the system message alone
+}
+
+// Templates drop such messages in silence, and a client cannot see it.
+TEST(ChatTemplate, AMessageThatDoesNotReachTheTextIsAnError) {
+  const auto qwen = fixture("qwen2.5");
+  for (const char* role : {"usr", "critic", "User", ""}) {
+    const std::string message = lost(qwen, {{"user", "a"}, {role, "secret"}, {"user", "b"}});
+    EXPECT_NE(message.find("leaves out message 1 "), std::string::npos) << message;
+    EXPECT_NE(message.find(std::string("the role \"") + role + "\""), std::string::npos) << message;
+  }
+  // Contents that are elsewhere in the text, or twice, are lost all the same.
+  EXPECT_NE(lost(qwen, {{"user", "a"}, {"x", "user"}}).find("message 1"), std::string::npos);
+  EXPECT_NE(lost(qwen, {{"user", "a"}, {"x", "a"}, {"user", "a"}}).find("message 1"),
+            std::string::npos);
+  const std::vector<ChatMessage> nothing = {{"user", "a"}, {"x", " \n"}, {"user", "b"}};
+  EXPECT_NO_THROW(qwen.render(nothing, true)) << "white space is nothing to lose";
+  // What templates do to contents that they have: trimmed, moved, thinking taken out.
+  const std::vector<ChatMessage> thought = {
+      {"system", " s "}, {"user", " a\n"}, {"assistant", "<think>\nwhy\n</think>\n\nb"}, {"user", "c"}};
+  for (const char* name : {"qwen3", "llama3", "mistral", "glm4"})
+    EXPECT_NO_THROW(fixture(name).render(thought, true)) << name;
+}
+
+TEST(ChatTemplate, ADeveloperIsASystemWhereTheTemplateDoesNotNameIt) {
+  const TempDirectory work;
+  for (const char* name : {"qwen2.5", "qwen3", "llama3", "chatml"}) {
+    const auto chat = fixture(name);
+    const std::vector<ChatMessage> developer = {{"developer", "Be brief."}, {"user", "a"}};
+    const std::vector<ChatMessage> system = {{"system", "Be brief."}, {"user", "a"}};
+    EXPECT_EQ(chat.render(developer, true), chat.render(system, true)) << name;
+  }
+  write(work.path() / "chat_template.jinja",
+        "{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{{ m.content }}{% endfor %}");
+  const std::vector<ChatMessage> developer = {{"developer", "x"}};
+  EXPECT_EQ(ChatTemplate::load(work.path()).render(developer, true), "Dx");
+}
+
+TEST(ChatTemplate, ToolsAndTheirCallsAreRenderedOrRefused) {
+  const std::string tools =
+      R"({"tools": [{"type": "function", "function": {"name": "weather", "description": "of a place", "parameters": {"type": "object"}}}]})";
+  const ChatMessage call = {
+      "assistant", "",
+      R"({"tool_calls": [{"id": "123456789", "type": "function", "function": {"name": "weather", "arguments": {"z": 1, "a": "Rome"}}}]})"};
+  const ChatMessage result = {"tool", "21 degrees", R"({"tool_call_id": "123456789"})"};
+  const auto qwen = fixture("qwen2.5");
+  const std::string text = qwen.render(std::vector{ChatMessage{"user", "Warm?"}, call, result}, true, tools);
+  EXPECT_NE(text.find(R"(<tools>
+{"type": "function", "function": {"name": "weather", "description": "of a place", "parameters": {"type": "object"}}}
+</tools>)"), std::string::npos) << text;
+  EXPECT_NE(text.find(R"(<tool_call>
+{"name": "weather", "arguments": {"z": 1, "a": "Rome"}}
+</tool_call><|im_end|>)"), std::string::npos) << text;
+  EXPECT_NE(text.find("<tool_response>\n21 degrees\n</tool_response>"), std::string::npos) << text;
+  // These write no calls, and no results.
+  EXPECT_NE(lost(fixture("chatml"), {{"user", "a"}, call}).find("leaves out tool call 0 of message 1"),
+            std::string::npos);
+  EXPECT_NE(lost(fixture("qwen3"), {{"user", "a"}, result}).find("leaves out message 1"), std::string::npos);
+  EXPECT_NE(lost(fixture("chatml"), {{"user", "a"}}, tools).find("does not use \"tools\""), std::string::npos);
+  const TempDirectory work;
+  write(work.path() / "chat_template.jinja",
+        "{% if tools %}T{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}");
+  EXPECT_NE(lost(ChatTemplate::load(work.path()), {{"user", "a"}}, tools).find("leaves out tool 0"),
+            std::string::npos);
+}
+
+TEST(ChatTemplate, VariablesAndFieldsAreJsonObjectsThatTheTemplateUses) {
+  const auto chat = fixture("qwen3");
+  const std::vector<ChatMessage> user = {{"user", "a"}};
+  EXPECT_TRUE(chat.render(user, true, R"({"enable_thinking": false})").ends_with("<think>\n\n</think>\n\n"));
+  const std::vector<ChatMessage> thought = {
+      {"user", "a"}, {"assistant", "b", R"({"reasoning_content": "because"})"}};
+  EXPECT_NE(chat.render(thought, false).find("<think>\nbecause\n</think>\n\nb"), std::string::npos);
+  for (const auto& [variables, part] : std::vector<std::pair<std::string, const char*>>{
+           {"{", "valid JSON"},
+           {"[1]", "not a JSON object"},
+           {R"({"messages": []})", "which the conversation sets"},
+           {R"({"enable_thinkin": true})", "does not use"},
+           {R"({"enable_thinking": )" + times(99, "[") + times(99, "]") + "}", "64 deep"}}) {
+    const std::string message = lost(chat, user, variables);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  }
+  std::string keys;
+  for (int i = 0; i < 2000; ++i) keys += "\"" + std::to_string(i) + "\": 0, ";
+  EXPECT_NE(lost(chat, user, R"({"enable_thinking": {)" + keys + R"("a": 1}})").find("2001 keys"),
+            std::string::npos);
+  EXPECT_NE(lost(chat, {{"user", "a", R"({"role": "system"})"}}).find("others than role"), std::string::npos);
 }
 
 class Hostile : public ::testing::Test {
@@ -253,7 +400,7 @@ TEST_F(Hostile, RecursionEnds) {
 TEST_F(Hostile, WhatIsNestedWithinTheLimitsRenders) {
   const auto renders = [&](const std::string& source) {
     write(work_.path() / "chat_template.jinja", source);
-    const std::vector<ChatMessage> messages = {{"user", "x"}};
+    const std::vector<ChatMessage> messages = {{"user", ""}};
     EXPECT_NO_THROW(ChatTemplate::load(work_.path()).render(messages, true)) << source.substr(0, 99);
   };
   renders("{{ " + times(190, "(") + "1" + times(190, ")") + " }}");

@@ -16,7 +16,7 @@ namespace {
 std::string rendered(const std::string& source) {
   const TempDirectory work;
   work.write("chat_template.jinja", source);
-  const std::vector<ChatMessage> messages = {{"user", "x"}};
+  const std::vector<ChatMessage> messages = {{"user", ""}};
   return ChatTemplate::load(work.path()).render(messages, true);
 }
 
@@ -121,6 +121,9 @@ TEST(TemplateLimits, MethodsThatCountGiveWhatPythonGives) {
            {"{{ [1, {'a': 'é'}]|tojson(indent=2, ensure_ascii=true) }}",
             "[\n  1,\n  {\n    \"a\": \"\\u00e9\"\n  }\n]"},
            {"{{ [1, 2]|tojson(separators=(',', ':')) }}", "[1,2]"},
+           {"{{ [1.5, 2.0, -0.1, 0.00001, 0.0000001, 5]|tojson }}", "[1.5, 2.0, -0.1, 1e-05, 1e-07, 5]"},
+           {"{{ {'a': [], 'b': {}, 'c': ['\U0001F600\x7f\x01', true]}|tojson(indent=1, ensure_ascii=true) }}",
+            "{\n \"a\": [],\n \"b\": {},\n \"c\": [\n  \"\\ud83d\\ude00\\u007f\\u0001\",\n  true\n ]\n}"},
            {"{% set x = 1 %}{% for x in [2] if x == 2 %}{{ x }}{% set x = 3 %}{{ x }}{% endfor "
             "%}{{ x }}",
             "231"},

@@ -18,7 +18,7 @@ using Cases = std::vector<std::pair<const char*, const char*>>;
 std::string rendered(const char* source) {
   const TempDirectory work;
   work.write("chat_template.jinja", source);
-  const std::vector<ChatMessage> messages = {{"user", "x"}};
+  const std::vector<ChatMessage> messages = {{"user", ""}};
   return ChatTemplate::load(work.path()).render(messages, true);
 }
 

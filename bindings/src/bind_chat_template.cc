@@ -10,7 +10,11 @@
 namespace topkv::python {
 namespace {
 
-/// Messages as transformers takes them: {"role": "user", "content": "…"}.
+std::string json_of(const py::object& value) {
+  return py::module_::import("json").attr("dumps")(value).cast<std::string>();
+}
+
+/// Messages as transformers takes them: {"role": "user", "content": "…"}, and other fields.
 ChatMessage message_of(const py::handle& given, std::size_t index) {
   const auto text = [&](const char* key) -> std::string {
     if (py::isinstance<py::dict>(given)) {
@@ -23,7 +27,15 @@ ChatMessage message_of(const py::handle& given, std::size_t index) {
         fmt::format("messages[{}] is {}; expected a dict with the texts \"role\" and \"content\"",
                     index, py::repr(given).cast<std::string>().substr(0, 100)));
   };
-  return {text("role"), text("content")};
+  ChatMessage message{.role = text("role"), .content = {}};
+  const auto more = py::reinterpret_steal<py::dict>(PyDict_Copy(given.ptr()));
+  const bool calls = more.contains("tool_calls") && !more["tool_calls"].is_none() &&
+                     py::len(more["tool_calls"]) > 0;
+  const bool none = !more.contains("content") || more["content"].is_none();
+  if (!calls || !none) message.content = text("content");
+  for (const char* key : {"role", "content"}) more.attr("pop")(key, py::none());
+  if (!more.empty()) message.fields = json_of(more);
+  return message;
 }
 
 }  // namespace
@@ -41,17 +53,26 @@ void bind_chat_template(py::module_& module) {
           py::arg("directory"), WithoutGil())
       .def(
           "render",
-          [](const ChatTemplate& self, const py::sequence& messages, bool add_generation_prompt) {
+          [](const ChatTemplate& self, const py::sequence& messages, bool add_generation_prompt,
+             const py::object& tools, const py::kwargs& variables) {
             std::vector<ChatMessage> conversation;
             for (const py::handle& message : messages) {
               conversation.push_back(message_of(message, conversation.size()));
             }
+            py::dict all = variables;
+            if (!tools.is_none()) all["tools"] = tools;
+            const std::string seen = all.empty() ? std::string() : json_of(all);
             const py::gil_scoped_release release;
-            return self.render(conversation, add_generation_prompt);
+            return self.render(conversation, add_generation_prompt, seen);
           },
           py::arg("messages"), py::arg("add_generation_prompt") = false,
-          "The text of a conversation, of dicts with role and content. Special tokens are in it: "
-          "encode it without add_special_tokens.")
+          py::arg("tools") = py::none(),
+          "The text of a conversation, of dicts with role, content and other fields that the "
+          "template knows (tool_calls, tool_call_id, name, reasoning_content). tools: a list of "
+          "functions as JSON schemas describe them. Further arguments are variables of the "
+          "template, such as enable_thinking. Messages and tools that the template leaves out "
+          "raise InvalidArgument. Special tokens are in the text: encode it without "
+          "add_special_tokens.")
       .def_property_readonly("source", &ChatTemplate::source)
       .def("__repr__", [](const ChatTemplate& self) {
         return fmt::format("<ChatTemplate of {} bytes>", self.source().size());

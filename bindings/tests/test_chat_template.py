@@ -56,6 +56,24 @@ def test_what_is_no_message_is_named(qwen3, message):
         qwen3.render([{"role": "user", "content": "a"}, message])
 
 
+def test_nothing_is_lost_in_silence(fixtures, qwen3):
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    asked = [{"role": "user", "content": "Is it warm?"}]
+    assert '"name": "weather"' in qwen3.render(asked, tools=[tool])
+    assert qwen3.render(asked, True, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+    with pytest.raises(topkv.InvalidArgument, match='leaves out message 1 .*"critic"'):
+        qwen3.render([*asked, {"role": "critic", "content": "No."}])
+    with pytest.raises(topkv.InvalidArgument, match='does not use "tools"'):
+        topkv.ChatTemplate.load(fixtures / "chatml").render(asked, tools=[tool])
+    with pytest.raises(topkv.InvalidArgument, match='does not use "enable_thinkin"'):
+        qwen3.render(asked, enable_thinkin=False)
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"at": "Rome"}}}
+    qwen2 = topkv.ChatTemplate.load(fixtures / "qwen2.5")
+    text = qwen2.render([*asked, {"role": "assistant", "content": None, "tool_calls": [call]},
+                         {"role": "tool", "content": "21 degrees"}])
+    assert '{"name": "weather", "arguments": {"at": "Rome"}}' in text and "21 degrees" in text
+
+
 def test_what_a_template_refuses_is_an_invalid_argument(tmp_path, qwen3):
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no ' + messages[0].role) }}")
     template = topkv.ChatTemplate.load(tmp_path)

@@ -603,7 +603,11 @@ class ChatTemplate:
     @staticmethod
     def load(directory: _Path) -> ChatTemplate: ...
     def render(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
     ) -> str: ...
     @property
     def source(self) -> str: ...

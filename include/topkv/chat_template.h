@@ -10,12 +10,18 @@
 namespace topkv {
 
 struct ChatMessage {
-  std::string role;  ///< "system", "user" or "assistant"; what the template knows
+  /// "system", "user", "assistant", "tool"; what the template knows. "developer" is given to a
+  /// template that does not name it as "system".
+  std::string role;
   std::string content;
+  /// Other fields of the message as the text of one JSON object; empty: none. Templates know
+  /// "tool_calls", "tool_call_id", "name" and "reasoning_content", the thinking before an answer.
+  /// Arguments of tool calls are objects, as transformers wants them.
+  std::string fields = {};
 };
 
 /// The template of a model directory, in Jinja, rendered as transformers' apply_chat_template does
-/// without tools and documents. Immutable; safe from many threads.
+/// without documents. Immutable; safe from many threads.
 ///
 /// The text holds special tokens, a BOS among them where the template writes one: encode it with
 /// Tokenizer::encode(text), without add_special_tokens. A message that spells a special token
@@ -39,11 +45,23 @@ class ChatTemplate {
   ///
   /// Templates come with models that nobody vouches for. They reach nothing outside of the
   /// conversation, and may take steps, memory and depth within limits that grow with its length.
-  /// Throws InvalidArgument for no messages, and when the template itself refuses them (a role that
-  /// it does not know); FileError with the line for a template that fails, exceeds a limit or uses
-  /// what is not implemented, rather than to render something else than transformers would;
-  /// OutOfMemory.
-  std::string render(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
+  ///
+  /// variables: the text of one JSON object; empty: none. The template sees each entry by its name,
+  /// such as {"tools": [...], "enable_thinking": false}. JSON is at most 64 deep, with at most 1024
+  /// keys in an object.
+  ///
+  /// Nothing is lost in silence: content of a message, a tool or a tool call that does not get into
+  /// the text is an error. An assistant's content beside tool calls may be left out, as templates
+  /// do. Thinking may be left out, too. To find out, the template is rendered a second time, with
+  /// marks in the place of the contents.
+  ///
+  /// Throws InvalidArgument for no messages, for messages or tools that the template leaves out,
+  /// for variables that it does not use, for fields and variables that are not JSON objects, and
+  /// when the template itself refuses the messages; FileError with the line for a template that
+  /// fails, exceeds a limit or uses what is not implemented, rather than to render something else
+  /// than transformers would; OutOfMemory.
+  std::string render(std::span<const ChatMessage> messages, bool add_generation_prompt,
+                     const std::string& variables = {}) const;
 
   /// The template itself.
   const std::string& source() const;

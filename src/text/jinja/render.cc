@@ -242,26 +242,64 @@ void define_globals(Names& names) {
   });
 }
 
-void define_input(Names& names, const TemplateInput& input) {
-  auto messages = jinja::mk_val<jinja::value_array>();
-  for (const auto& message : input.messages) {
-    auto object = jinja::mk_val<jinja::value_object>();
-    for (const auto& [key, text] : message) object->insert(text_value(key), text_value(text));
-    messages->push_back(object);
+using Json = nlohmann::ordered_json;
+
+Value value_of(const Json& json) {
+  switch (json.type()) {
+    case Json::value_t::string:
+      return text_value(json.get<std::string>());
+    case Json::value_t::boolean:
+      return jinja::mk_val<jinja::value_bool>(json.get<bool>());
+    case Json::value_t::number_unsigned:
+      if (json.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) {
+        fail("it is given a whole number beyond 64 bits");
+      }
+      [[fallthrough]];
+    case Json::value_t::number_integer:
+      return jinja::mk_val<jinja::value_int>(json.get<std::int64_t>());
+    case Json::value_t::number_float:
+      return fraction_value(json.get<double>());
+    case Json::value_t::array: {
+      auto list = jinja::mk_val<jinja::value_array>();
+      for (const Json& item : json) list->push_back(value_of(item));
+      return list;
+    }
+    case Json::value_t::object: {
+      auto object = jinja::mk_val<jinja::value_object>();
+      for (const auto& [key, item] : json.items()) {
+        insert(*object, text_value(key), value_of(item));
+      }
+      return object;
+    }
+    default:
+      return jinja::mk_val<jinja::value_none>();
   }
-  names.set("messages", messages);
+}
+
+void define_input(Names& names, const TemplateInput& input) {
   names.set("tools", jinja::mk_val<jinja::value_none>());
   names.set("documents", jinja::mk_val<jinja::value_none>());
-  names.set("add_generation_prompt", jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));
   for (const auto& [name, text] : input.texts) names.set(name, text_value(text));
+  for (const auto& [name, value] : input.variables.items()) names.set(name, value_of(value));
+  names.set("messages", value_of(input.messages));
+  names.set("add_generation_prompt", jinja::mk_val<jinja::value_bool>(input.add_generation_prompt));
+}
+
+std::size_t bytes_of(const Json& json) {
+  constexpr std::size_t of_value = 8;
+  if (json.is_string()) return of_value + json.get_ref<const std::string&>().size();
+  std::size_t bytes = of_value;
+  if (json.is_object()) {
+    for (const auto& [key, item] : json.items()) bytes += key.size() + bytes_of(item);
+  } else if (json.is_array()) {
+    for (const Json& item : json) bytes += bytes_of(item);
+  }
+  return bytes;
 }
 
 std::size_t bytes_of(const TemplateInput& input) {
-  std::size_t bytes = 0;
+  std::size_t bytes = bytes_of(input.messages) + bytes_of(input.variables);
   for (const auto& [name, text] : input.texts) bytes += name.size() + text.size();
-  for (const auto& message : input.messages) {
-    for (const auto& [key, text] : message) bytes += key.size() + text.size();
-  }
   return bytes;
 }
 

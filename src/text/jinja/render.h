@@ -8,10 +8,9 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 namespace topkv {
 
@@ -23,9 +22,10 @@ struct TemplateFailure {
 };
 
 struct TemplateInput {
-  /// Objects of texts: the messages of a conversation.
-  std::vector<std::vector<std::pair<std::string, std::string>>> messages;
-  std::map<std::string, std::string> texts;  ///< bos_token and the like
+  /// The messages of a conversation, objects. Nested no deeper than parse_json takes.
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();  ///< by name, such as tools
+  std::map<std::string, std::string> texts;                             ///< bos_token and the like
   bool add_generation_prompt = false;
 };
 
