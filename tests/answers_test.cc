@@ -76,6 +76,32 @@ TEST(AnswerText, WhatMayBeAStopTextIsHeldBackUntilItIsNone) {
   EXPECT_EQ(joined(pieces(letters, {"bac", "ba"})), "a") << "the first place counts";
 }
 
+// Special tokens have no text, so that a stop text with one in it was never found.
+TEST(AnswerText, AStopTextMaySpellSpecialTokens) {
+  std::vector<Token> tokens = tokens_of("ab");
+  const std::size_t before = tokens.size();
+  tokens.push_back(bundled().tokenizer().find("<|bos|>"));
+  for (const Token token : tokens_of("cd")) tokens.push_back(token);
+  bool stopped = false;
+  EXPECT_EQ(joined(pieces(tokens, {"<|bos|>"}, &stopped)), "ab");
+  EXPECT_TRUE(stopped);
+  EXPECT_EQ(joined(pieces(tokens, {"b<|bos|>c"}, &stopped)), "a");
+  EXPECT_TRUE(stopped);
+  EXPECT_EQ(joined(pieces(tokens, {"x", "<|bos|>", "d"}, &stopped)), "ab");
+  for (const char* other : {"bos", "|>", "a<|bos|>", "<|bos|>d", "<|eos|>", "<|bos|><|bos|>", "<|bos"}) {
+    EXPECT_EQ(joined(pieces(tokens, {other}, &stopped)), "abcd") << other;
+    EXPECT_FALSE(stopped) << other;
+  }
+  EXPECT_EQ(joined(pieces(tokens_of("a<|b"), {"<|bos|>"}, &stopped)), "a<|b") << "text alone";
+  // Where it is spelled, too.
+  const std::vector<Token> spelled = {tokens[before]};
+  const std::vector<std::string> stop = {"os|>c"};
+  AnswerText text(bundled().tokenizer(), stop, spelled);
+  std::string all;
+  for (const Token token : tokens) all += text.push(token);
+  EXPECT_EQ(all + text.finish(), "ab<|bos|>cd") << "a stop text begins in no special token";
+}
+
 class Answers : public testing::Test {
  protected:
   Answers()

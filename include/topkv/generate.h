@@ -56,8 +56,12 @@ struct GenerateOptions {
   SamplingOptions sampling = {};
   /// While the prompt is read: stage "prompt", in tokens (of all prompts together).
   ProgressFn progress = {};
-  /// An answer ends before the first of these texts in it. UTF-8, none empty.
+  /// An answer ends before the first of these texts in it. UTF-8, none empty. A special token has
+  /// no text, but in a stop text it may be spelled: "<|im_end|>" ends the answer at that token.
   std::vector<std::string> stop = {};
+  /// Special tokens that the answer's text has as the tokenizer's file spells them. Other special
+  /// tokens have no text.
+  std::vector<Token> spelled = {};
   /// So many of the likeliest tokens are given for each of the answer, with logarithms of their
   /// probabilities: 0 (the chosen token's alone) to 20. -1: none are.
   std::int64_t logprobs = -1;

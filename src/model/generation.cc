@@ -39,6 +39,7 @@ void check_generation(const Model::Impl& model, const Session& session,
                     prompt.size(), session.own_tokens(), capacity));
   }
   model.check_tokens(options.before);
+  model.check_tokens(options.spelled);
   for (const TokenBias& one : options.sampling.logit_bias) {
     if (one.token >= 0 && one.token < model.config.vocab_size) continue;
     throw InvalidArgument(
@@ -73,7 +74,7 @@ Answering::Answering(GenerationBatch::Id number, Session& of, std::span<const To
       reading(options.progress, "prompt", std::ssize(asked)),
       undo(of),
       searched_before(of.stats().search_seconds) {
-  if (on_text || !options.stop.empty()) text.emplace(model.text_tokenizer(), options.stop);
+  if (on_text || !options.stop.empty()) text.emplace(model.text_tokenizer(), options.stop, options.spelled);
   sampler.read(options.before, model.config.vocab_size);
   sampler.read(prompt, model.config.vocab_size);
 }
