@@ -130,7 +130,7 @@ TEST(ServeRequest, RefusesCompletionsNamingTheField) {
            {R"({"prompt":[true]})", "prompt"}, {R"({"prompt":{"a":1}})", "prompt"},
            {R"({"prompt":"a","max_tokens":0,"echo":false})", "max_tokens"}, {R"({"prompt":"a","echo":1})", "echo"},
            {R"({"prompt":"a","max_tokens":0})", "max_tokens"},
-           {R"({"prompt":"a","max_tokens":-1})", "max_tokens"},
+           {R"({"prompt":"a","max_tokens":-2})", "max_tokens"},
            {R"({"prompt":"a","max_tokens":1.5})", "max_tokens"},
            {R"({"prompt":"a","max_tokens":1e300})", "max_tokens"},
            {R"({"prompt":"a","max_tokens":18446744073709551615})", "max_tokens"},
@@ -138,7 +138,7 @@ TEST(ServeRequest, RefusesCompletionsNamingTheField) {
            {R"({"prompt":"a","max_tokens":true})", "max_tokens"},
            {R"({"prompt":"a","temperature":-0.1})", "temperature"},
            {R"({"prompt":"a","temperature":"hot"})", "temperature"},
-           {R"({"prompt":"a","top_p":0})", "top_p"}, {R"({"prompt":"a","top_p":1.1})", "top_p"},
+           {R"({"prompt":"a","top_p":-0.1})", "top_p"}, {R"({"prompt":"a","top_p":1.1})", "top_p"},
            {R"({"prompt":"a","top_k":-2})", "top_k"}, {R"({"prompt":"a","n":0})", "n"},
            {R"({"prompt":"a","n":9})", "n"}, {R"({"prompt":"a","best_of":3})", "best_of"},
            {R"({"prompt":"a","stream":1})", "stream"}, {R"({"prompt":"a","stream":"true"})", "stream"},
@@ -169,7 +169,7 @@ TEST(ServeRequest, RefusesChatsNamingTheField) {
            {R"({"messages":[{"role":"user","content":7}]})", "messages[0].content"},
            {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]})",
             "messages[0].content.type"},
-           {R"({"messages":[{"role":"user","content":"a","tool_calls":[]}]})", "messages[0].tool_calls"},
+           {R"({"messages":[{"role":"user","content":"a","tool_call":[]}]})", "messages[0].tool_call"},
            {R"({"messages":[{"role":"user","content":"a"}],"prompt":"a"})", "prompt"},
            {R"({"messages":[{"role":"user","content":"a"}],"max_tokens":1,"max_completion_tokens":2})",
             "max_completion_tokens"},
@@ -177,7 +177,7 @@ TEST(ServeRequest, RefusesChatsNamingTheField) {
            {R"({"messages":[{"role":"user","content":"a"}],"top_logprobs":3})", "top_logprobs"},
            {R"({"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object"}})",
             "response_format"},
-           {R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]})", "tools"}}) {
+           {R"({"messages":[{"role":"user","content":"a"}],"tools":[7]})", "tools[0]"}}) {
     const Problem problem = refused(parse_chat, bad.body);
     EXPECT_EQ(problem.status(), 400) << bad.body;
     EXPECT_EQ(problem.param(), bad.param) << bad.body << problem.message();

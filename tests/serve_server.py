@@ -187,6 +187,15 @@ def check_answers(server):
     biased = server.post("/v1/completions", {"prompt": "The", "max_tokens": 3, "logit_bias": {"163": 100}, "logprobs": 1})[1]
     holds("a bias chooses tokens", len(set(biased["choices"][0]["logprobs"]["tokens"])) == 1, biased)
 
+    part = {"type": "text", "text": question("tall-tower"), "cache_control": {"type": "ephemeral"}}
+    said = {"role": "assistant", "content": "a", "tool_calls": [], "annotations": [], "refusal": None}
+    body = {"messages": [{"role": "user", "content": [part], "name": "Ann"}, said, {"role": "user", "content": "b"}]}
+    status, answer = server.post("/v1/chat/completions", {**body, "top_p": 0, "max_tokens": 3, "tools": None, "parallel_tool_calls": True})
+    holds("fields that change nothing are taken", status == 200 and answer["choices"][0]["finish_reason"] == "length", answer)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    status, answer = server.post("/v1/chat/completions", {**body, "tools": tools})
+    holds("a template without tools refuses them", status == 400 and 'does not use "tools"' in answer["error"]["message"], answer)
+
     prompt = "The grass is"
     alone = run("generate", "-m", "chat", "--device", "cpu", "--kv-window", "64", "-n", "7", "-p", prompt)
     status, answer = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 7, "model": "chat"})

@@ -282,6 +282,26 @@ TEST(ServeService, TokensBeyondTheModelsReachAreReportedWithEachRequest) {
 }
 
 #if TOPKV_JINJA
+TEST(ServeService, AChatIsAnsweredWholeOrRefused) {
+  Service service(model(), ChatTemplate::load(TOPKV_SOURCE_DIR "/tests/fixtures/chat/qwen2.5"), options());
+  const auto refused = [&](const std::string& more) {
+    try {
+      service.answer(parse_chat(R"({"messages":[{"role":"user","content":"a"})" + more + "}")).answer->cancel();
+    } catch (const Problem& problem) {
+      EXPECT_EQ(problem.status(), 400);
+      EXPECT_EQ(problem.param(), "messages");
+      return problem.message();
+    }
+    return std::string();
+  };
+  const std::string lost = refused(R"(,{"role":"critic","content":"b"}])");
+  EXPECT_NE(lost.find("message 1 "), std::string::npos) << lost;
+  EXPECT_NE(lost.find("critic"), std::string::npos) << lost;
+  EXPECT_EQ(refused(R"(,{"role":"developer","content":"b"}])"), "") << "a system message to this template";
+  EXPECT_EQ(refused(R"(],"tools":[{"type":"function","function":{"name":"w"}}],"max_tokens":-1)"), "");
+  EXPECT_NE(refused(R"(],"chat_template_kwargs":{"enable_thinking":false})").find("does not use"), std::string::npos);
+}
+
 TEST(ServeService, AChatContextTakesTheSystemMessageThatItWasReadWith) {
   const TempDirectory temp;
   temp.write("chat_template.jinja",

@@ -66,14 +66,28 @@ std::vector<TokenBias> biases(Fields& fields) {
 
 }  // namespace
 
+std::optional<std::int64_t> read_max_tokens(Fields& fields, std::string_view key,
+                                            std::int64_t fewest, AnswerOptions& options) {
+  const BodyJson* value = fields.find(key);
+  if (value != nullptr && value->is_number_integer() && !value->is_number_unsigned() &&
+      value->get<std::int64_t>() == -1) {
+    options.unlimited = true;
+    return {};
+  }
+  return fields.integer(key, fewest, INT64_MAX);  // --room says how many at most
+}
+
 void take_common(Fields& fields, AnswerRequest& request, std::int64_t fewest) {
   AnswerOptions& options = request.options;
   request.model = fields.text("model").value_or("");
   request.context = fields.text("context").value_or("");
-  options.max_tokens =
-      fields.integer("max_tokens", fewest, INT64_MAX);  // --room says how many at most
+  options.max_tokens = read_max_tokens(fields, "max_tokens", fewest, options);
   options.temperature = fields.number("temperature", 0, 100);
-  options.top_p = fields.number("top_p", 0, 1, true);
+  options.top_p = fields.number("top_p", 0, 1);
+  if (options.top_p == 0.0) {  // of the likeliest token alone
+    options.top_p = 1;
+    options.temperature = 0;
+  }
   options.top_k = fields.integer("top_k", -1, most_tokens);
   if (options.top_k == -1) options.top_k = 0;  // as vLLM's clients turn it off
   options.min_p = fields.number("min_p", 0, 1);

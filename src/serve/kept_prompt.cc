@@ -132,15 +132,16 @@ void check_keeps_texts(const ChatTemplate& chat, const std::string& system) {
 
 std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd& end,
                                     const std::optional<ChatTemplate>& chat,
-                                    const std::string& prompt) {
+                                    const std::string& prompt, const std::string& variables) {
   if (!end.chat) return tokenizer.encode(end.text_left + prompt);
   const ChatMessage question = message("user", prompt);
-  return tokens_of_conversation(tokenizer, end, *chat, {&question, 1});
+  return tokens_of_conversation(tokenizer, end, *chat, {&question, 1}, variables);
 }
 
 std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const ContextEnd& end,
                                           const ChatTemplate& chat,
-                                          std::span<const ChatMessage> messages) {
+                                          std::span<const ChatMessage> messages,
+                                          const std::string& variables) {
   const bool says_system = !messages.empty() && (messages.front().role == "system" ||
                                                  messages.front().role == "developer");
   // The context has it: clients send it with each request.
@@ -153,7 +154,7 @@ std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const Cont
   if (question == all.end())
     throw InvalidArgument("no message of the user; expected one that asks of the context");
   question->content = stand_in + question->content;
-  const Around around = around_text(chat.render(all, true));
+  const Around around = around_text(chat.render(all, true, variables));
   const bool fits = around.before == around_text(rendered(chat, end.system, stand_in)).before;
   if (!fits && says_system && !has_it)
     throw InvalidArgument(fmt::format(

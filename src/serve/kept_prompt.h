@@ -41,18 +41,21 @@ KeptPrompt kept_prompt(const Tokenizer& tokenizer, const ChatTemplate& chat,
 /// ChatTemplate::render throws.
 void check_keeps_texts(const ChatTemplate& chat, const std::string& system);
 
-/// The tokens that continue such a context. chat: with ContextEnd::chat.
+/// The tokens that continue such a context. chat: with ContextEnd::chat. variables: as of
+/// ChatTemplate::render.
 std::vector<Token> tokens_of_prompt(const Tokenizer& tokenizer, const ContextEnd& end,
                                     const std::optional<ChatTemplate>& chat,
-                                    const std::string& prompt);
+                                    const std::string& prompt, const std::string& variables = {});
 
 /// The tokens of a conversation whose first question is asked of the context's text. messages: with
-/// the system message that the context was read with, or without it. REQUIRES: end.chat. Throws
+/// the system message that the context was read with, or without it. variables: as of
+/// ChatTemplate::render. REQUIRES: end.chat. Throws
 /// InvalidArgument when there is no question in them, when they have another system message, and
 /// when the template has something else before the text for them; what ChatTemplate::render throws,
 /// too.
 std::vector<Token> tokens_of_conversation(const Tokenizer& tokenizer, const ContextEnd& end,
                                           const ChatTemplate& chat,
-                                          std::span<const ChatMessage> messages);
+                                          std::span<const ChatMessage> messages,
+                                          const std::string& variables = {});
 
 }  // namespace topkv::serve

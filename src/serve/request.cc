@@ -7,32 +7,10 @@
 #include "src/core/json_file.h"
 #include "src/serve/common_fields.h"
 #include "src/serve/fields.h"
+#include "src/serve/messages.h"
 #include "src/serve/problem.h"
 
 namespace topkv::serve {
-namespace {
-
-constexpr std::int64_t max_messages = 4096;
-
-std::string text_of_content(const BodyJson& content, const std::string& name) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array())
-    throw Problem(400,
-                  fmt::format("{}: {} is {}; expected a string, or parts of text", request_body,
-                              name, shown(content)),
-                  name);
-  std::string text;
-  for (const BodyJson& part : content) {
-    Fields fields(part, name);
-    fields.only("type", {"text"});
-    text += fields.needed_text("text");
-    fields.done();
-  }
-  return text;
-}
-
-}  // namespace
-
 bool is_context_name(std::string_view name) {
   return !name.empty() && name.size() <= 64 && name.front() != '.' &&
          std::ranges::all_of(name, [](char c) {
@@ -47,7 +25,7 @@ AnswerRequest parse_chat(std::string_view body) {
   AnswerRequest request;
   request.chat = true;
   take_common(fields, request);
-  if (const auto most = fields.integer("max_completion_tokens", 1, INT64_MAX)) {
+  if (const auto most = read_max_tokens(fields, "max_completion_tokens", 1, request.options)) {
     if (request.options.max_tokens && request.options.max_tokens != most)
       throw Problem(
           400,
@@ -56,22 +34,7 @@ AnswerRequest parse_chat(std::string_view body) {
           "max_completion_tokens");
     request.options.max_tokens = most;
   }
-  const BodyJson* messages = fields.find("messages");
-  if (messages == nullptr)
-    throw Problem(400, fmt::format("{}: messages is missing", request_body), "messages");
-  if (!messages->is_array() || messages->empty() || std::ssize(*messages) > max_messages)
-    fields.refuse("messages", *messages, fmt::format("1 to {} messages", max_messages));
-  for (const BodyJson& message : *messages) {
-    const std::string name = fmt::format("messages[{}]", request.messages.size());
-    Fields of_message(message, name);
-    std::string role = of_message.needed_text("role");
-    const BodyJson* content = of_message.find("content");
-    if (content == nullptr)
-      throw Problem(400, fmt::format("{}: {}.content is missing", request_body, name),
-                    name + ".content");
-    request.messages.push_back({std::move(role), text_of_content(*content, name + ".content")});
-    of_message.done();
-  }
+  take_conversation(fields, body, request);
   const bool logprobs = fields.flag("logprobs").value_or(false);
   const auto top = fields.integer("top_logprobs", 0, max_top_logprobs);
   if (top && !logprobs)
@@ -81,8 +44,6 @@ AnswerRequest parse_chat(std::string_view body) {
   if (logprobs) request.options.logprobs = top.value_or(0);
   fields.only("response_format", {BodyJson{{"type", "text"}}});
   fields.only("modalities", {BodyJson::array({"text"})});
-  fields.only("tools", {BodyJson::array()});
-  fields.only("tool_choice", {"none"});
   fields.done();
   return request;
 }

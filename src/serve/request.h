@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "src/serve/tool_calls.h"
 #include "topkv/chat_template.h"
 #include "topkv/generate.h"
 
@@ -34,6 +35,7 @@ inline constexpr std::size_t max_biases = 1024;
 /// How an answer is generated; what is not given is the model's own, or off.
 struct AnswerOptions {
   std::optional<std::int64_t> max_tokens;
+  bool unlimited = false;  ///< max_tokens is -1: as many as there is room for
   std::optional<double> temperature;
   std::optional<double> top_p;
   std::optional<std::int64_t> top_k;
@@ -59,6 +61,9 @@ struct AnswerRequest {
   std::vector<Prompt> prompts;  ///< unless chat; answers are numbered prompt by prompt
   bool echo = false;            ///< each answer begins with its prompt
   std::vector<ChatMessage> messages;
+  std::string variables;         ///< of the chat template, JSON; tools among them
+  Tools tools = Tools::array();  ///< that may be called
+  bool one_call = false;         ///< calls behind the first are left out
   AnswerOptions options;
   bool stream = false;
   bool stream_usage = false;  ///< "stream_options": {"include_usage": true}

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 namespace topkv::serve {
@@ -100,6 +101,17 @@ Json head(const std::string& id, const char* object, std::int64_t created,
   return json;
 }
 
+/// The name of a call, from what is unique: nine letters and digits, which is the one form that the
+/// templates of Mistral take.
+std::string call_id(const std::string& unique) {
+  constexpr std::string_view signs = "0123456789abcdefghijklmnopqrstuvwxyz";
+  std::uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (const char c : unique) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  std::string id;
+  for (int i = 0; i < 9; ++i, hash /= signs.size()) id += signs[hash % signs.size()];
+  return id;
+}
+
 }  // namespace
 
 std::string sse(const std::string& data) { return "data: " + data + "\n\n"; }
@@ -112,13 +124,46 @@ std::string sse_comment(const ReadingState& reading) {
 }
 
 Responder::Responder(const AnswerRequest& request, std::string id, std::int64_t created,
-                     std::string model)
+                     std::string model, const AnswerForm& form, bool in_thought)
     : chat_(request.chat),
       usage_in_chunks_(request.stream_usage),
       id_(std::move(id)),
       created_(created),
       model_(std::move(model)),
-      characters_(static_cast<std::size_t>(request.answers())) {}
+      characters_(static_cast<std::size_t>(request.answers())),
+      calls_(characters_.size()) {
+  for (std::size_t i = 0; chat_ && i < characters_.size(); ++i)
+    parts_.emplace_back(form, in_thought, request.tools, request.one_call);
+}
+
+AnswerDelta Responder::delta_of(const Event& event) {
+  AnswerParts& parts = parts_.at(event.choice);
+  AnswerDelta delta = parts.push(event.text);
+  if (event.finish.empty()) return delta;
+  AnswerDelta rest = parts.finish();
+  delta.content += rest.content;
+  delta.reasoning += rest.reasoning;
+  delta.calls.insert(delta.calls.end(), rest.calls.begin(), rest.calls.end());
+  return delta;
+}
+
+std::string Responder::finish_of(const Event& event) const {
+  return event.finish == "stop" && parts_.at(event.choice).called() ? "tool_calls" : event.finish;
+}
+
+Json Responder::calls_json(std::size_t choice, const std::vector<ToolCall>& calls, bool numbered) {
+  Json list = Json::array();
+  for (const ToolCall& call : calls) {
+    const std::size_t number = calls_.at(choice)++;
+    Json json;
+    if (numbered) json["index"] = number;
+    json["id"] = call_id(fmt::format("{}/{}/{}", id_, choice, number));
+    json["type"] = "function";
+    json["function"] = {{"name", call.name}, {"arguments", call.arguments}};
+    list.push_back(std::move(json));
+  }
+  return list;
+}
 
 std::vector<std::string> Responder::opening() const {
   std::vector<std::string> chunks;
@@ -140,14 +185,18 @@ std::string Responder::chunk(const Event& event) {
   Json choice;
   choice["index"] = event.choice;
   if (chat_) {
-    choice["delta"] = Json::object();
-    if (!event.text.empty()) choice["delta"]["content"] = event.text;
+    const AnswerDelta more = delta_of(event);
+    if (more.empty() && event.logprobs.empty() && event.finish.empty()) return {};
+    Json& delta = choice["delta"] = Json::object();
+    if (!more.reasoning.empty()) delta["reasoning_content"] = more.reasoning;
+    if (!more.content.empty()) delta["content"] = more.content;
+    if (!more.calls.empty()) delta["tool_calls"] = calls_json(event.choice, more.calls, true);
     choice["logprobs"] = chat_logprobs(event.logprobs);
   } else {
     choice["text"] = event.text;
     choice["logprobs"] = completion_logprobs(event.logprobs, characters_.at(event.choice));
   }
-  choice["finish_reason"] = text_or_null(event.finish);
+  choice["finish_reason"] = text_or_null(chat_ ? finish_of(event) : event.finish);
   Json json = head(id_, chat_ ? "chat.completion.chunk" : "text_completion", created_, model_);
   json["choices"] = Json::array({std::move(choice)});
   if (usage_in_chunks_) json["usage"] = nullptr;
@@ -163,6 +212,7 @@ std::string Responder::usage_chunk(const Usage& usage) const {
 
 std::string Responder::whole(const std::vector<Event>& events, const Usage& usage) {
   std::vector<Event> answers(characters_.size());
+  for (std::size_t i = 0; i < answers.size(); ++i) answers[i].choice = i;
   for (const Event& event : events) {
     Event& answer = answers.at(event.choice);
     answer.text += event.text;
@@ -175,13 +225,17 @@ std::string Responder::whole(const std::vector<Event>& events, const Usage& usag
     Json choice;
     choice["index"] = i;
     if (chat_) {
-      choice["message"] = {{"role", "assistant"}, {"content", answers[i].text}};
+      const AnswerDelta all = delta_of(answers[i]);
+      Json& message = choice["message"] = {{"role", "assistant"}, {"content", all.content}};
+      if (all.content.empty() && !all.calls.empty()) message["content"] = nullptr;
+      if (!all.reasoning.empty()) message["reasoning_content"] = all.reasoning;
+      if (!all.calls.empty()) message["tool_calls"] = calls_json(i, all.calls, false);
       choice["logprobs"] = chat_logprobs(answers[i].logprobs);
     } else {
       choice["text"] = answers[i].text;
       choice["logprobs"] = completion_logprobs(answers[i].logprobs, characters_[i]);
     }
-    choice["finish_reason"] = text_or_null(answers[i].finish);
+    choice["finish_reason"] = text_or_null(chat_ ? finish_of(answers[i]) : answers[i].finish);
     json["choices"].push_back(std::move(choice));
   }
   json["usage"] = usage_of(usage);

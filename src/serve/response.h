@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/serve/answer.h"
+#include "src/serve/answer_parts.h"
 #include "src/serve/request.h"
 
 namespace topkv::serve {
@@ -22,23 +23,36 @@ inline const std::string sse_done = "data: [DONE]\n\n";
 class Responder {
  public:
   /// id: of the response, unique; created: seconds since 1970; model: what is served.
-  Responder(const AnswerRequest& request, std::string id, std::int64_t created, std::string model);
+  /// form, in_thought: of the answers, in a chat.
+  Responder(const AnswerRequest& request, std::string id, std::int64_t created, std::string model,
+            const AnswerForm& form = {}, bool in_thought = false);
 
   /// What a stream begins with: in a chat whose turn it is, for each answer. No event else.
   std::vector<std::string> opening() const;
-  /// Not const: a completion's logprobs tell where in the text tokens begin.
+  /// Empty where the event gives nothing to send yet. Not const: parts of answers, and a
+  /// completion's logprobs, go on from the events before.
   std::string chunk(const Event& event);
   std::string usage_chunk(const Usage& usage) const;
   /// events: all of them, in order.
   std::string whole(const std::vector<Event>& events, const Usage& usage);
 
  private:
+  /// What an event adds to an answer in a chat.
+  AnswerDelta delta_of(const Event& event);
+  /// Why an answer in a chat ended.
+  std::string finish_of(const Event& event) const;
+  /// The calls as clients know them. numbered: for pieces of a stream.
+  nlohmann::ordered_json calls_json(std::size_t choice, const std::vector<ToolCall>& calls,
+                                    bool numbered);
+
   bool chat_;
   bool usage_in_chunks_;
   std::string id_;
   std::int64_t created_;
   std::string model_;
   std::vector<std::int64_t> characters_;  // so far, of each answer
+  std::vector<AnswerParts> parts_;        // of each answer, in a chat
+  std::vector<std::size_t> calls_;        // so far, of each answer
 };
 
 }  // namespace topkv::serve

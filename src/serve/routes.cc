@@ -139,7 +139,8 @@ class Stream {
       if (std::exchange(opens_, false))
         for (const std::string& chunk : responder_.opening()) sent = sent && write(sse(chunk));
       if (event) {
-        sent = sent && write(sse(responder_.chunk(*event)));
+        const std::string chunk = responder_.chunk(*event);
+        sent = sent && (chunk.empty() || write(sse(chunk)));
         if (!sent) note.gone = true;
         return sent;
       }
@@ -178,7 +179,8 @@ void answer(Service& service, const ServerOptions& options, const AnswerRequest&
   const auto stream = std::make_shared<Stream>(
       std::move(accepted.answer),
       Responder(request, new_id(request.chat), static_cast<std::int64_t>(std::time(nullptr)),
-                request.model.empty() ? service.options().model_name : request.model),
+                request.model.empty() ? service.options().model_name : request.model, accepted.form,
+                accepted.in_thought),
       request.stream_usage, options.comment_every);
   if (request.stream) {
     stream->wait_for_begin(options.status_wait);

@@ -90,6 +90,7 @@ Service::Service(const Model& model, std::optional<ChatTemplate> chat, ServiceOp
       started_(std::chrono::duration_cast<std::chrono::seconds>(
                    std::chrono::system_clock::now().time_since_epoch())
                    .count()),
+      form_(chat_ ? answer_form(chat_->source()) : AnswerForm{}),
       memory_(options_.kept_bytes),
       none_(nothing_read(model, options_.reading)),
       contexts_(model, chat_ ? &*chat_ : nullptr, options_.reading, memory_),

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "src/serve/answer_form.h"
 #include "src/serve/contexts.h"
 #include "src/serve/metrics.h"
 #include "src/serve/problem.h"
@@ -32,8 +33,10 @@ struct ServiceOptions {
 /// A request that is answered.
 struct Accepted {
   std::shared_ptr<Answer> answer;
-  std::string context;  ///< name of the one that it is answered over; empty: none
-  std::string warning;  ///< what its client should know, one line of ASCII; empty: nothing
+  std::string context;      ///< name of the one that it is answered over; empty: none
+  std::string warning;      ///< what its client should know, one line of ASCII; empty: nothing
+  AnswerForm form;          ///< of the answers, in a chat
+  bool in_thought = false;  ///< the prompt ends where thinking has begun
 };
 
 /// Safe from many threads.
@@ -82,6 +85,7 @@ class Service {
   ServiceOptions options_;
   ServedNames names_;
   std::int64_t started_;  // seconds since 1970
+  AnswerForm form_;       // of answers in a chat
   PromisedMemory memory_;
   Metrics metrics_;
   std::shared_ptr<const ServedContext> none_;  // a context without tokens

@@ -75,7 +75,9 @@ GenerateOptions Service::options_of(const AnswerRequest& request,
                                     const ServedContext& context) const {
   const AnswerOptions& asked = request.options;
   GenerateOptions options;
-  options.max_tokens = asked.max_tokens.value_or(request.chat ? 1024 : 128);
+  options.max_tokens = asked.max_tokens.value_or(asked.unlimited ? options_.room
+                                                 : request.chat  ? 1024
+                                                                 : 128);
   options.sampling = model_.config().sampling;
   SamplingOptions& sampling = options.sampling;
   if (asked.temperature) sampling.temperature = *asked.temperature;
@@ -90,6 +92,7 @@ GenerateOptions Service::options_of(const AnswerRequest& request,
     check_id(one.token, model_.config().vocab_size, "logit_bias");
   sampling.logit_bias = asked.logit_bias;
   options.stop = asked.stop;
+  if (request.chat) options.spelled = form_.spelled(model_.tokenizer(), !request.tools.empty());
   options.logprobs = asked.logprobs.value_or(-1);
   if (request.echo) options.prompt_logprobs = options.logprobs;
   return options;
@@ -101,7 +104,8 @@ std::vector<Token> Service::tokens_of_chat(const AnswerRequest& request,
   if (!chat_)
     throw Problem(400, "the model has no chat template; ask POST /v1/completions", "messages",
                   "no_chat_template");
-  if (context.name.empty()) return tokenizer.encode(chat_->render(request.messages, true));
+  if (context.name.empty())
+    return tokenizer.encode(chat_->render(request.messages, true, request.variables));
   if (!context.end.chat)
     throw Problem(400,
                   fmt::format("context \"{}\" is a plain text, which POST /v1/completions "
@@ -109,7 +113,8 @@ std::vector<Token> Service::tokens_of_chat(const AnswerRequest& request,
                               "prefill --chat, or \"chat\": true",
                               context.name),
                   "context", "not_a_chat");
-  return tokens_of_conversation(tokenizer, context.end, *chat_, request.messages);
+  return tokens_of_conversation(tokenizer, context.end, *chat_, request.messages,
+                                request.variables);
 }
 
 void Service::check_plain(const ServedContext& context) const {
@@ -170,6 +175,8 @@ std::vector<Question> Service::questions_of(const AnswerRequest& request,
     }
   } catch (const FileError& error) {  // the template's, or the tokenizer's, for this text
     throw Problem(400, printable(error.what()), param_of(request));
+  } catch (const InvalidArgument& error) {  // messages that the template does not take, or loses
+    throw Problem(400, printable(error.what()), param_of(request));
   }
   return questions;
 }
@@ -218,6 +225,9 @@ Accepted Service::answer(const AnswerRequest& request) {
   if (std::string beyond = model_.config().beyond_reach(context->context->tokens() + longest);
       !beyond.empty())
     accepted.warning = "context, prompt and max_tokens together: " + beyond;
+  accepted.form = form_;
+  if (request.chat)
+    accepted.in_thought = form_.ends_in_thought(model_.tokenizer(), questions.front().prompt);
   accepted.answer = scheduler_.ask(std::move(questions));
   return accepted;
 }
