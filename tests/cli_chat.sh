@@ -90,6 +90,22 @@ printf '%s\n%s\n%s\n' "$first" "$second" "$first" |
 holds 'a system message that moves has the files read twice' test "$(grep -c '^context' log)" -eq 2
 holds 'and answers three times' test "$(wc -l <answers)" -eq 3
 
+# Answers of several parts, and what a template would lose.
+with_template thinks "{# </think> #}$turns{% if thinks is not defined %}<think>{% endif %}"
+printf 'a\nb\n' | "$topkv" chat -m thinks $flags -n 4 --json >answers 2>log || echo "FAILED: $(cat log)"
+holds 'thinking that has not ended is no content' test "$(grep -c '"event":"answer".*"text":"",' answers)" -eq 2
+holds 'and has its own events' grep -q '"event":"reasoning"' answers
+echo a | "$topkv" generate --chat -m thinks -p a $flags -n 4 >answers 2>log
+holds 'it is not on standard output' test "$(cat answers)" = ''
+echo a | "$topkv" chat -m thinks $flags -n 4 --template-arg thinks=false >answers 2>log
+holds 'a variable of the template changes that' test "$(wc -c <answers)" -gt 1
+with_template users '{% for m in messages %}{{ m.content if m.role == "user" }}{% endfor %}'
+echo a | "$topkv" chat -m users --system 'Be brief.' $flags $short >answers 2>log
+holds 'a lost message is an error' test $? -eq 2
+holds 'that names it' grep -q 'leaves out message 0 .*"system"' log
+"$topkv" generate --chat -m users --system 'Be brief.' -p a $flags $short >answers 2>log
+holds 'of generate, too' test $? -eq 2
+
 # Without files, and what is at the edges.
 printf 'a\nb' | "$topkv" chat -m plain $flags $short >answers 2>log
 holds 'no files are no context' test "$(grep -c '^context' log)" -eq 0

@@ -78,6 +78,7 @@ TEST(AnswerParts, ThinkingEndsWhereItsMarkSays) {
   expect_parts(thinking, "<think>cut o", "cut o||");
   expect_parts(thinking, "<think>\n</think>\n\n4", "|4|");
   expect_parts(thinking, "<thinner>", "|<thinner>|");
+  expect_parts(thinking, " \n ", "||", true);
   expect_parts(qwen, "<think>a</think>b", "|<think>a</think>b|");  // the template knows no such
   expect_parts("[THINK][/THINK]", "[THINK]a[/THINK]b", "a|b|");
 }

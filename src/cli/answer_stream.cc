@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <utility>
 
 #include "src/cli/interrupt.h"
+#include "src/cli/terminal.h"
 
 namespace topkv::cli {
 namespace {
@@ -42,7 +44,38 @@ bool AnswerStream::take(Token token) {
   return !interrupted();
 }
 
+void AnswerStream::divide(serve::AnswerParts parts, bool hush) {
+  parts_.emplace(std::move(parts));
+  hush_ = hush;
+}
+
 bool AnswerStream::take(std::string_view piece) {
+  if (parts_)
+    show(parts_->push(piece));
+  else
+    show(piece);
+  return !interrupted();
+}
+
+void AnswerStream::show(const serve::AnswerDelta& delta) {
+  if (!delta.reasoning.empty()) {
+    reasoning_ += delta.reasoning;
+    if (shown_ == Shown::as_events) {
+      Json json = event("reasoning");
+      json["text"] = delta.reasoning;
+      print_event(json);
+    } else if (shown_ == Shown::at_once && !hush_) {
+      thinks_ = true;
+      const bool dim = shows_colour(stderr);
+      fmt::print(stderr, "{}{}{}", dim ? "\x1b[2m" : "", delta.reasoning, dim ? "\x1b[0m" : "");
+    }
+  }
+  if (!delta.content.empty()) show(delta.content);
+}
+
+void AnswerStream::show(std::string_view piece) {
+  content_ += piece;
+  if (std::exchange(thinks_, false)) fmt::print(stderr, "\n");
   switch (shown_) {
     case Shown::at_once:
       print(piece);
@@ -57,10 +90,11 @@ bool AnswerStream::take(std::string_view piece) {
       break;
     }
   }
-  return !interrupted();
 }
 
 void AnswerStream::finish() {
+  if (parts_) show(parts_->finish());
+  if (std::exchange(thinks_, false)) fmt::print(stderr, "\n");
   if (shown_ != Shown::as_events) print(held_ + "\n");
 }
 

@@ -17,6 +17,7 @@
 #include "src/cli/answer_flags.h"
 #include "src/cli/answer_stream.h"
 #include "src/cli/asked_context.h"
+#include "src/cli/chat_answers.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/input.h"
@@ -41,6 +42,7 @@ struct AskFlags {
   RetrievalFlags retrieval;
   SamplingFlags sampling;
   AnswerFlags answers;
+  TemplateFlags variables;
   std::string file;
   std::vector<std::string> prompts;
   std::string memory;  // empty: what the machine has free
@@ -57,6 +59,7 @@ void check_flags(const AskFlags& flags) {
   check_flags(flags.retrieval);
   check_flags(flags.sampling);
   check_flags(flags.answers);
+  template_variables(flags.variables);
   flags.most_predicted();
   for (const std::string& prompt : flags.prompts) check_utf8("--prompt", prompt);
   if (flags.retrieval.indices.size() > 1)
@@ -104,7 +107,8 @@ class Asking {
 
   std::vector<Token> tokens_of(const std::string& prompt) const {
     std::vector<Token> tokens =
-        serve::tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt);
+        serve::tokens_of_prompt(model_.tokenizer(), loaded_.origin.end, chat_, prompt,
+                                template_variables(flags_.variables));
     if (tokens.empty()) throw InvalidArgument("the prompt has no tokens; give it some text");
     model_.check_reach(loaded_.context->tokens() + std::ssize(tokens) + flags_.most_predicted());
     return tokens;
@@ -159,6 +163,12 @@ class Asking {
     GenerateOptions options =
         generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
     if (options.sampling.repetition_penalty != 1) options.before = loaded_.origin.tokens;
+    if (chat_) {
+      const ChatAnswers answers(*chat_, model_.tokenizer());
+      answers.prepare(options);
+      for (std::size_t i = 0; i < count; ++i)
+        answers.divide(streams[i], tokens[i], flags_.answers.quiet);
+    }
     options.progress = progress_.brief_callback("prompt");
     if (options.logprobs >= 0) {
       // Told just before the token that they are of.
@@ -174,13 +184,13 @@ class Asking {
         [&](std::size_t i, std::string_view piece) { return streams[i].take(piece); });
     for (std::size_t i = 0; i < count; ++i) {
       streams[i].finish();
-      print_figures(prompts[i], std::ssize(tokens[i]), results[i], first_token[i]);
+      print_figures(prompts[i], std::ssize(tokens[i]), results[i], streams[i], first_token[i]);
     }
     return count;
   }
 
   void print_figures(const std::string& prompt, std::int64_t read, const GenerateResult& result,
-                     double first_token) {
+                     const AnswerStream& stream, double first_token) {
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     const double rate =
         result.decode_seconds > 0 ? static_cast<double>(result.steps) / result.decode_seconds : 0;
@@ -190,7 +200,8 @@ class Asking {
       json["event"] = "answer";
       json["answer"] = number;
       json["prompt"] = prompt;
-      json["text"] = result.text;
+      json["text"] = stream.content();
+      if (!stream.reasoning().empty()) json["reasoning"] = stream.reasoning();
       json["tokens"] = result.tokens;
       json["finish"] = name_of(result.finish);
       json["context_tokens"] = loaded_.context->tokens();
@@ -223,6 +234,8 @@ int run_ask(AskFlags flags) {
   check_model(flags.model, flags.retrieval);
   std::optional<ChatTemplate> chat;
   if (info.end.chat) chat = ChatTemplate::load(flags.model.directory);
+  if (!chat && !flags.variables.variables.empty())
+    throw UsageError("--template-arg: the context is a plain text, which no chat template is for");
   const std::int64_t length =
       flags.length.empty() ? info.length : parse_count("--length", flags.length);
   const std::int64_t memory = flags.memory.empty() ? 0 : parse_bytes("--mem", flags.memory);
@@ -290,6 +303,7 @@ Run add_ask(CLI::App& app) {
   add_flags(*command, flags->retrieval);
   add_flags(*command, flags->sampling);
   add_flags(*command, flags->answers);
+  add_flags(*command, flags->variables);
   command->add_option("FILE", flags->file, "a context's file")->required();
   command->add_option("-p,--prompt", flags->prompts, "a text to continue")
       ->expected(1)

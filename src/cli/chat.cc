@@ -12,6 +12,7 @@
 
 #include "src/cli/answer_flags.h"
 #include "src/cli/answer_stream.h"
+#include "src/cli/chat_answers.h"
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
@@ -37,6 +38,7 @@ struct ChatFlags {
   PrefillFlags prefill;
   SamplingFlags sampling;
   AnswerFlags answers;
+  TemplateFlags variables;
   std::string system;
   std::string room = "64K";
   std::vector<std::string> files;
@@ -53,6 +55,7 @@ void check_flags(const ChatFlags& flags) {
   check_flags(flags.prefill);
   check_flags(flags.sampling);
   check_flags(flags.answers);
+  template_variables(flags.variables);
   check_utf8("--system", flags.system);
   flags.most_predicted();
   flags.most_own();
@@ -68,8 +71,13 @@ void check_flags(const ChatFlags& flags) {
 /// The model at work: a context, and a session over it that holds the turns so far.
 class Chat {
  public:
-  Chat(const ChatFlags& flags, const Model& model, Conversation conversation, ProgressBar& progress)
-      : flags_(flags), model_(model), conversation_(std::move(conversation)), progress_(progress) {
+  Chat(const ChatFlags& flags, const Model& model, Conversation conversation, ChatAnswers answers,
+       ProgressBar& progress)
+      : flags_(flags),
+        model_(model),
+        conversation_(std::move(conversation)),
+        answers_(std::move(answers)),
+        progress_(progress) {
     read(conversation_.before_questions());
   }
 
@@ -150,6 +158,8 @@ class Chat {
         generate_options(flags_.sampling, flags_.answers, model_.config().sampling, most);
     options.progress = progress_.brief_callback("prompt");
     options.before.assign(asked.begin(), asked.end() - std::ssize(prompt));
+    answers_.prepare(options);
+    answers_.divide(stream, asked, flags_.answers.quiet);
     if (options.logprobs >= 0)
       options.on_logprobs = [&](const TokenLogprobs& of) { stream.take(of); };
     const GenerateResult result = model_.generate(
@@ -160,15 +170,16 @@ class Chat {
     held_ = asked;
     held_.insert(held_.end(), result.tokens.begin(), result.tokens.end());
     held_.resize(static_cast<std::size_t>(session_->tokens()));
-    conversation_.answer(result.finish == Finish::stop_text
-                             ? result.text
+    conversation_.answer(result.finish == Finish::stop_text || !answers_.plain()
+                             ? stream.content()
                              : model_.tokenizer().decode(result.tokens));
     const auto count = static_cast<std::int64_t>(result.tokens.size());
     if (flags_.answers.json) {
       Json json;
       json["event"] = "answer";
       json["answer"] = answered_;
-      json["text"] = result.text;
+      json["text"] = stream.content();
+      if (!stream.reasoning().empty()) json["reasoning"] = stream.reasoning();
       json["tokens"] = result.tokens;
       json["finish"] = name_of(result.finish);
       json["prompt_tokens"] = prompt.size();
@@ -197,6 +208,7 @@ class Chat {
   const ChatFlags& flags_;
   const Model& model_;
   Conversation conversation_;
+  ChatAnswers answers_;
   ProgressBar& progress_;
   std::optional<Session> session_;
   std::int64_t answered_ = 0;  // questions
@@ -214,9 +226,11 @@ int run_chat(ChatFlags flags) {
   ProgressBar progress = stderr_progress();
   if (flags.answers.quiet) progress.hush();
   const Model model = load_model(flags.model, device, flags.prefill, flags.retrieval, progress);
+  ChatAnswers answers(chat_template, model.tokenizer());
   Chat chat(flags, model,
-            Conversation(std::move(chat_template), model.tokenizer(), flags.system, text),
-            progress);
+            Conversation(std::move(chat_template), model.tokenizer(), flags.system, text,
+                         template_variables(flags.variables)),
+            std::move(answers), progress);
   const bool prompts = ::isatty(STDIN_FILENO) != 0;
   bool all_asked = true;
   bool any_asked = false;
@@ -243,6 +257,7 @@ Run add_chat(CLI::App& app) {
   add_flags(*command, flags->prefill);
   add_flags(*command, flags->sampling);
   add_flags(*command, flags->answers);
+  add_flags(*command, flags->variables);
   command->add_option("-f,--file", flags->files, "a file")->expected(1)->take_all();
   command->add_option("--system", flags->system, "the text of a system message");
   command->add_option("--room", flags->room, "a number of tokens");

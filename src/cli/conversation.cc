@@ -8,8 +8,11 @@
 namespace topkv::cli {
 
 Conversation::Conversation(ChatTemplate chat, const Tokenizer& tokenizer, const std::string& system,
-                           std::string files)
-    : template_(std::move(chat)), tokenizer_(tokenizer), files_(std::move(files)) {
+                           std::string files, std::string variables)
+    : template_(std::move(chat)),
+      tokenizer_(tokenizer),
+      files_(std::move(files)),
+      variables_(std::move(variables)) {
   if (!system.empty()) messages_.push_back({"system", system});
 }
 
@@ -44,7 +47,7 @@ std::size_t Conversation::lasting(const std::vector<Token>& asked) const {
 
 // Special tokens, a BOS among them, are in the text already.
 std::vector<Token> Conversation::tokens_of(const std::vector<ChatMessage>& messages) const {
-  return tokenizer_.encode(template_.render(messages, true));
+  return tokenizer_.encode(template_.render(messages, true, variables_));
 }
 
 }  // namespace topkv::cli

@@ -13,9 +13,10 @@ namespace topkv::cli {
 
 class Conversation {
  public:
-  /// The tokenizer must outlive it. system: empty for no such message.
+  /// The tokenizer must outlive it. system: empty for no such message. variables: as of
+  /// ChatTemplate::render.
   Conversation(ChatTemplate chat, const Tokenizer& tokenizer, const std::string& system,
-               std::string files);
+               std::string files, std::string variables = {});
 
   /// Tokens that come before the first question, whatever it is: with files those of the files, and
   /// what the template has before them. Empty without files.
@@ -39,6 +40,7 @@ class Conversation {
   ChatTemplate template_;
   const Tokenizer& tokenizer_;
   std::string files_;  // which the first question has in front
+  std::string variables_;
   std::vector<ChatMessage> messages_;
 };
 

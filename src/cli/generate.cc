@@ -13,6 +13,7 @@
 
 #include "src/cli/answer_flags.h"
 #include "src/cli/answer_stream.h"
+#include "src/cli/chat_answers.h"
 #include "src/cli/commands.h"
 #include "src/cli/conversation.h"
 #include "src/cli/device_report.h"
@@ -44,6 +45,7 @@ struct GenerateFlags {
   PrefillFlags prefill;
   SamplingFlags sampling;
   AnswerFlags answers;
+  TemplateFlags variables;
   std::string samples;  // empty: one
   std::string prompt;   // empty: the files alone are continued
   std::vector<std::string> files;
@@ -74,6 +76,9 @@ void check_flags(const GenerateFlags& flags) {
   check_utf8("--system", flags.system);
   if (!flags.system.empty() && !flags.chat) {
     throw UsageError("--system: a plain prompt has no system message; add --chat");
+  }
+  if (!template_variables(flags.variables).empty() && !flags.chat) {
+    throw UsageError("--template-arg: a plain prompt has no chat template; add --chat");
   }
   if (flags.retrieval.indices.size() > 1) {
     throw UsageError("--kv-index: generate takes one index; several are for topkv needle");
@@ -142,13 +147,15 @@ struct Figures {
 };
 
 void print_json(const Model& model, const Prefilled& prefilled, const GenerateResult& result,
-                const Figures& figures, const std::string& prompt, std::size_t number) {
+                const AnswerStream& stream, const Figures& figures, const std::string& prompt,
+                std::size_t number) {
   const auto generated = static_cast<std::int64_t>(result.tokens.size());
   Json json;
   json["event"] = "answer";
   json["answer"] = number;
   json["prompt"] = prompt;
-  json["text"] = result.text;
+  json["text"] = stream.content();
+  if (!stream.reasoning().empty()) json["reasoning"] = stream.reasoning();
   json["tokens"] = result.tokens;
   json["finish"] = name_of(result.finish);
   json["context_tokens"] = prefilled.context->tokens();
@@ -266,9 +273,12 @@ int run_generate(GenerateFlags flags) {
   if (follows_model(flags.sampling, flags.answers) && !model.config().sampling_warning.empty())
     progress.note(warning_line(model.config().sampling_warning));
   const Tokenizer& tokenizer = model.tokenizer();
-  const Reading reading =
-      chat ? read({*std::move(chat), tokenizer, flags.system, text}, flags.prompt)
-           : read(tokenizer, text, flags.prompt);
+  std::optional<ChatAnswers> chat_answers;
+  if (chat) chat_answers.emplace(*chat, tokenizer);
+  const Reading reading = chat ? read({*std::move(chat), tokenizer, flags.system, text,
+                                       template_variables(flags.variables)},
+                                      flags.prompt)
+                               : read(tokenizer, text, flags.prompt);
   const auto given = static_cast<std::int64_t>(reading.context.size() + reading.prompt.size());
   check_rows(model.config().attention, given + predict + 1,
              prefill_options(flags.prefill, flags.retrieval));
@@ -293,6 +303,11 @@ int run_generate(GenerateFlags flags) {
                          : i == 0           ? AnswerStream::Shown::at_once
                                             : AnswerStream::Shown::at_end,
                          i);
+  if (chat_answers) {
+    chat_answers->prepare(options);
+    for (AnswerStream& stream : streams)
+      chat_answers->divide(stream, reading.prompt, flags.answers.quiet);
+  }
   options.progress = progress.brief_callback("prompt");
   options.before = reading.context;
   std::vector<StepTimes> before_decoding;
@@ -316,7 +331,7 @@ int run_generate(GenerateFlags flags) {
   figures.tail_spec = session.options().tail;
   if (flags.answers.json) {
     for (std::size_t i = 0; i < results.size(); ++i)
-      print_json(model, prefilled, results[i], figures, flags.prompt, i);
+      print_json(model, prefilled, results[i], streams[i], figures, flags.prompt, i);
   } else if (!flags.answers.quiet) {
     print_figures(prefilled, sum_of(results), figures);
     fmt::print(stderr, "device     {}\n", device.name());
@@ -345,6 +360,7 @@ Run add_generate(CLI::App& app) {
   add_flags(*command, flags->prefill);
   add_flags(*command, flags->sampling);
   add_flags(*command, flags->answers);
+  add_flags(*command, flags->variables);
   command->add_option("-N,--samples", flags->samples, "a number from 1 to 256");
   command->add_option("-p,--prompt", flags->prompt, "a text to continue")
       ->default_str("the text of the files alone");

@@ -18,6 +18,13 @@ FlagHelp system_message(const std::string& condition) {
   return {"--system", "TEXT", condition + "a system message before all"};
 }
 
+FlagHelp template_variable(const std::string& condition) {
+  return {"--template-arg", "NAME=JSON",
+          condition +
+              "sets a variable of the chat template, such as enable_thinking=false; repeat "
+              "for several"};
+}
+
 FlagGroup with_samples(FlagGroup answer) {
   answer.flags.insert(answer.flags.begin() + 1,
                       {"-N, --samples", "N", "answers, with this seed and the next ones", "1"});
@@ -88,6 +95,7 @@ CommandHelp generate_help() {
          files("text of the context; repeat for several, - is standard input"),
          chat_message("files and prompt are a message"),
          system_message("with --chat: "),
+         template_variable("with --chat: "),
          length_help("all the model can")}},
        with_samples(answer_help("128", by_generation_config)),
        retrieval_help("64"),
@@ -111,6 +119,7 @@ CommandHelp chat_help() {
        {"text",
         {files("text to talk about; repeat for several"),
          system_message(""),
+         template_variable(""),
          {"--room", "N", "tokens of questions and answers together, beside the files", "64K"}}},
        answer_help("1024", by_generation_config),
        retrieval_help("64"),
@@ -165,6 +174,7 @@ CommandHelp ask_help() {
         {{"-p, --prompt", "TEXT",
           "what to continue, or to ask where the context is in a chat template; repeat for "
           "several"},
+         template_variable("of a context in a chat template: "),
          {"--mmap", "", "rows stay in the file: for contexts larger than the memory"},
          memory_help(),
          length_help("as the context was read with")}},

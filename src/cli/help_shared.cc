@@ -89,7 +89,9 @@ FlagGroup answer_help(const std::string& predict, const std::string& sampling) {
         "0"},
        {"--presence-penalty", "X", "taken off once it was generated, -2 to 2", "0"},
        {"--stop", "TEXT",
-        "an answer ends before this text; repeat for several; \\n, \\t, \\r, \\\\ as in C"}});
+        "an answer ends before this text, or special token; repeat for several; \\n, \\t, \\r, "
+        "\\\\ as "
+        "in C"}});
   return group;
 }
 

@@ -61,8 +61,11 @@ AnswerDelta AnswerParts::finish() {
   const auto rest = [&] { return take(held_.size()); };
   switch (state_) {
     case State::begin:
-      delta.content = rest();
-      break;
+      if (!in_thought_) {
+        delta.content = rest();
+        break;
+      }
+      [[fallthrough]];
     case State::thought: {
       std::string left = rest();
       left.erase(left.find_last_not_of(white) + 1);
