@@ -47,7 +47,7 @@ REFUSED = {
     "mllama_text_model": "cross attention",
     "mpt": "MptAttention .* attends in its own way",
     "qwen3_next": "layers of type linear_attention",
-    "qwen4_exp_text": "layers of type indexed_attention",
+    "qwen4_exp_text": "layers of type .*(indexed|qwen_sparse)_attention",
     "mimo_v2_flash": "head dimensions of K and V differ: 192 and 128",
     "mistral": "every layer has a sliding window of 4096",
     "recurrent_gemma": "layers of type linear_attention|every layer has a sliding window",
@@ -59,14 +59,10 @@ OPTIONS = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "minimax_m3_vl_text": {"num_hidden_layers": 2},  # its layer_types are all full_attention
 }
-# Not in every version of transformers that topkv.hf takes.
-LATER = ("minimax_m3_vl_text", "qwen4_exp_text")
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_models_that_attend_in_another_way_are_refused_by_their_config(model_type):
-    if model_type in LATER and model_type not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
     config = AutoConfig.for_model(model_type, **OPTIONS.get(model_type, {}))
     with pytest.raises(Unsupported, match=REFUSED[model_type]):
         hf.TopkCache(config)
@@ -74,8 +70,6 @@ def test_models_that_attend_in_another_way_are_refused_by_their_config(model_typ
 
 
 def test_an_indexer_in_the_code_of_a_model_is_seen_where_its_config_is_silent():
-    if "qwen4_exp_text" not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no qwen4_exp_text")
     config = AutoConfig.for_model("qwen4_exp_text")
     config.layer_types = [families.FULL] * config.num_hidden_layers
     with pytest.raises(Unsupported, match="Qwen4ExpTextAttention of .* has an indexer.*trust=True"):
