@@ -16,7 +16,7 @@ from small_models import (
     make_model,
 )
 from topkv import Unsupported, hf
-from topkv.hf import TopkCache
+from topkv.hf import TopkCache, layer
 from transformers import DynamicCache
 
 ALL = {"k": 10_000, "window": 8, "sinks": 2}
@@ -117,15 +117,29 @@ def test_self_check_takes_fp16_models(device):
     assert hf.self_check(make_model("qwen3", device, torch.float16), tokens=64).difference < 0.03
 
 
-def test_keys_in_4_bits_warn_of_biases_that_are_rounded_with_them(device):
+@pytest.mark.parametrize(
+    "kv_dtype, bias, told",
+    [("q4", 0, 0), ("q4", 3, 1), ("q8", 3, 0), ("q8", 900, 1), ("q8/q4", 900, 1), (None, 900, 0)],
+)
+def test_keys_in_blocks_warn_of_biases_that_are_rounded_with_them(kv_dtype, bias, told, device):
     model = make_model("qwen2", device, torch.float32)
     ids = make_ids(20, device)
-    for kv_dtype, bias, told in (("q4", 0, 0), ("q8", 3, 0), ("q4", 3, 1), ("q8/q4", 3, 0)):
-        for layer in model.model.layers:
-            layer.self_attn.k_proj.bias.data.fill_(bias)
-        with warnings.catch_warnings(record=True) as found, torch.no_grad():
-            warnings.simplefilter("always")
-            cache = TopkCache(model.config, kv_dtype=kv_dtype, k=8, window=4, sinks=1)
-            model(ids[:, :16], past_key_values=cache)
-            model(ids[:, 16:], past_key_values=cache)
-        assert len([x for x in found if "biases" in str(x.message)]) == told, kv_dtype
+    for each in model.model.layers[:-1]:
+        each.self_attn.k_proj.bias.data.zero_()
+    last = model.model.layers[-1].self_attn.k_proj.bias.data
+    last.zero_()
+    last[-1] = bias  # the norm of one head of one layer
+    with warnings.catch_warnings(record=True) as found, torch.no_grad():
+        warnings.simplefilter("always")
+        cache = TopkCache(model.config, kv_dtype=kv_dtype, k=8, window=4, sinks=1)
+        model(ids[:, :16], past_key_values=cache)
+        model(ids[:, 16:], past_key_values=cache)
+    assert len([x for x in found if "biases" in str(x.message)]) == told
+
+
+def test_biases_of_offloaded_weights_are_not_read():
+    model = make_model("qwen2", "cpu")
+    attention = model.model.layers[0].self_attn
+    attention.k_proj.bias.data.fill_(900)
+    assert layer._bias_norm(attention, attention.head_dim) > 900
+    assert layer._bias_norm(attention.to("meta"), attention.head_dim) == 0

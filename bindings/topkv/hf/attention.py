@@ -129,8 +129,8 @@ def _attend_topkv(
     if query.requires_grad and torch.is_grad_enabled():
         raise Unsupported("topkv's layers have no backward pass: run under torch.no_grad()")
     require_causal(mask)
+    kv.layer.warn_of_bias(module, kv.keys.shape[-1])
     if kv.layer.is_first:  # one wait for the device in a forward pass
-        kv.layer.warn_of_bias(module)
         kv.layer.require_mask(None if mask is None else mask.padding)
         require_continuation(kv.layer, others.get("position_ids"))
     plain.require_known(module, others)

@@ -31,6 +31,8 @@ from topkv.hf.texts_read import TextsRead
 class Engine(Passes):
     """Two stages: it reads texts, one per batch row; then, frozen, it has a session per batch row."""
 
+    told_of_bias = False  # TopkLayer.warn_of_bias
+
     def attend(
         self,
         layer: int,

@@ -11,6 +11,19 @@ from transformers.cache_utils import CacheLayerMixin
 from topkv.hf.attention import Handle
 from topkv.hf.engine import Engine
 
+#: Rows whose keys are rounded in blocks, and the largest norm of a head's bias that they were seen
+#: to bear (docs/evaluation.md).
+_HARMLESS = {"q4": 0.0, "q8": 300.0, "q8/q4": 300.0}
+
+
+def _bias_norm(module: torch.nn.Module, head_dim: int) -> float:
+    """The largest norm of the bias of a head's keys. 0: there is none, it is not in a k_proj of its
+    own, or it is not at hand (weights that are offloaded)."""
+    bias = getattr(getattr(module, "k_proj", None), "bias", None)
+    if not isinstance(bias, torch.Tensor) or bias.is_meta or bias.numel() % head_dim:
+        return 0.0
+    return float(bias.detach().float().reshape(-1, head_dim).norm(dim=1).max())
+
 
 class TopkLayer(CacheLayerMixin):
     """Hands K and V on to attention; the rows, and how many tokens there are, are the engine's."""
@@ -41,17 +54,22 @@ class TopkLayer(CacheLayerMixin):
         handle = Handle(self, key_states, value_states)
         return handle, handle
 
-    def warn_of_bias(self, module: torch.nn.Module) -> None:
-        """Warns, before the first tokens, of keys in 4 bits that are rounded with a bias."""
-        if self._engine.options.kv_dtype != "q4" or self._engine.tokens > 0:
+    def warn_of_bias(self, module: torch.nn.Module, head_dim: int) -> None:
+        """Warns once, before the first tokens, of keys in blocks that are rounded with a bias."""
+        kv_dtype = self._engine.options.kv_dtype or ""
+        harmless = _HARMLESS.get(kv_dtype)
+        if harmless is None or self._engine.tokens > 0 or self._engine.told_of_bias:
             return
-        bias = getattr(getattr(module, "k_proj", None), "bias", None)
-        if bias is not None and bool(bias.any()):
-            warnings.warn(
-                'kv_dtype is "q4", and this model\'s keys have biases, which TopkCache rounds with '
-                'them: large ones leave 4 bits too few for the rest; use "q8" or "q8/q4"',
-                stacklevel=2,
-            )
+        norm = _bias_norm(module, head_dim)
+        if norm <= harmless:
+            return
+        self._engine.told_of_bias = True
+        warnings.warn(
+            f"kv_dtype is {kv_dtype!r}, and this model's keys have biases of norms up to {norm:.3g}, "
+            "which TopkCache rounds with them: large ones leave too few bits for the rest, and rows "
+            "are not found; leave kv_dtype out",
+            stacklevel=2,
+        )
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
