@@ -108,6 +108,9 @@ TEST(AnswerParts, CallsAreFoundInEachFamilysForm) {
   expect_parts(qwen, "<tool_call>\n{\"name\": 7}\n</tool_call>", "|<tool_call>\n{\"name\": 7}\n</tool_call>|");
   expect_parts(mistral, "[TOOL_CALLS] [{]", "|[TOOL_CALLS] [{]|");
   expect_parts(qwen, "a <tool b", "|a <tool b|");
+  // Neither does a mark get in that never came, nor is white space lost.
+  expect_parts(qwen, "a\n\n<tool_call>\n{\"name\": \"wea", "|a\n\n<tool_call>\n{\"name\": \"wea|");
+  expect_parts(qwen, "a <tool_call> b </tool_call> c", "|a <tool_call> b </tool_call> c|");
   expect_parts(qwen, "<tool_call>" + json + "</tool_call>", "|<tool_call>" + json + "</tool_call>|", false, Tools::array());
   AnswerParts one(answer_form(qwen), false, weather, true);
   EXPECT_EQ(one.push("<tool_call>" + json + "</tool_call><tool_call>" + json + "</tool_call>").calls.size(), 1U);

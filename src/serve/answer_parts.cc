@@ -76,7 +76,7 @@ AnswerDelta AnswerParts::finish() {
       delta.content = rest();
       break;
     case State::call:
-      end_call(rest(), delta);
+      end_call(rest(), "", delta);
       break;
     case State::header:
       if (!held_.starts_with(channel_begin) && !held_.starts_with(next_begin))
@@ -177,10 +177,12 @@ bool AnswerParts::content(AnswerDelta& delta) {
     delta.content += take_sure({call_begin_});
     return false;
   }
-  std::string text = take(at);
-  text.erase(text.find_last_not_of(white) + 1);
-  delta.content += text;
+  const std::string text = take(at);
+  const std::size_t end = text.find_last_not_of(white) + 1;
+  delta.content += text.substr(0, end);
+  before_call_ = text.substr(end);
   take(call_begin_.size());
+  if (form_.calls != AnswerForm::Calls::object) before_call_ += call_begin_;
   enter(State::call);
   return true;
 }
@@ -191,13 +193,12 @@ bool AnswerParts::call(AnswerDelta& delta) {
   if (at == held_.npos) return false;
   const std::string text = take(at);
   take(call_end_.size());
-  end_call(text, delta);
-  drop_white_ = true;
+  drop_white_ = end_call(text, call_end_, delta);
   enter(State::content);
   return true;
 }
 
-void AnswerParts::end_call(const std::string& text, AnswerDelta& delta) {
+bool AnswerParts::end_call(const std::string& text, const std::string& end, AnswerDelta& delta) {
   std::vector<ToolCall> calls;
   if (form_.calls == AnswerForm::Calls::tagged) {
     if (std::optional<ToolCall> one = tagged_call(text, tools_)) calls.push_back(*std::move(one));
@@ -206,9 +207,13 @@ void AnswerParts::end_call(const std::string& text, AnswerDelta& delta) {
   } else {
     calls = object_calls(text, tools_);
   }
-  if (!calls.empty()) return give_calls(std::move(calls), delta);
-  const bool marked = form_.calls != AnswerForm::Calls::object;
-  delta.content += (marked ? call_begin_ : "") + text + (marked ? call_end_ : "");
+  const bool found = !calls.empty();
+  if (found)
+    give_calls(std::move(calls), delta);
+  else
+    delta.content += before_call_ + text + end;
+  before_call_.clear();
+  return found;
 }
 
 bool AnswerParts::header(AnswerDelta& delta) {

@@ -49,8 +49,9 @@ class AnswerParts {
   bool message(AnswerDelta& delta);
   void open_channel(const std::string& header, AnswerDelta& delta);
   void end_message(AnswerDelta& delta);
-  /// Ends a call of a form other than channels.
-  void end_call(const std::string& text, AnswerDelta& delta);
+  /// Ends a call of a form other than channels, with the mark `end` or without one. False: it is
+  /// none, and is content as it came.
+  bool end_call(const std::string& text, const std::string& end, AnswerDelta& delta);
   void give_reasoning(std::string text, AnswerDelta& delta);
   void give_calls(std::vector<ToolCall> calls, AnswerDelta& delta);
   /// Where a mark begins in the held text, npos: nowhere. Looks at no byte twice.
@@ -69,6 +70,7 @@ class AnswerParts {
   State state_ = State::begin;
   Channel channel_ = Channel::content;
   std::string call_name_, arguments_;  // of a channel that calls
+  std::string before_call_;            // white space and the mark, until the call is known as one
   std::string held_;
   std::size_t looked_ = 0;   // bytes of it in which no mark begins that was looked for
   bool drop_white_ = false;  // at the front
