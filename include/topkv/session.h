@@ -109,7 +109,7 @@ struct RetrievalOptions {
   /// Above 0: where a layer's output for a token is expected to be off by more, as |out - dense| /
   /// |dense| over all its heads, those heads that have more than their part of the error retrieve
   /// sixteen times as many rows, and again while that is a sixteenth of the context at most; then
-  /// all. What is expected takes errors of codes as independent (see TailFigures::error).
+  /// all. The true error may be several times the expected one (see TailFigures::error).
   std::optional<double> error = {};
   std::int64_t dense_layers = 0;  ///< the first n layers attend every token
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
@@ -151,8 +151,8 @@ struct TailFigures {
   std::int64_t heads = 0;  ///< (token, query head) pairs that are summed up; without a tail none
   /// Their shares of attention in rows attended as they are: sinks, window, those that were found.
   double exact_mass = 0;
-  /// Likewise the expected |out - dense| / |dense|, from what is known of the errors of codes,
-  /// taken as independent of each other. Where text repeats they are not, and it is more.
+  /// The sum of the expected |out - dense| / |dense|. It takes codes' errors as independent. The
+  /// true error may be several times as large: once 0.132 beside 0.031 (docs/evaluation.md).
   double error = 0;
 
   TailFigures& operator+=(const TailFigures& other) {
