@@ -13,10 +13,13 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "src/serve/server.h"
 #include "src/serve/service.h"
 #include "tests/serving.h"
+#include "tests/temp_directory.h"
+#include "topkv/chat_template.h"
 
 namespace topkv::serve {
 namespace {
@@ -26,8 +29,9 @@ using namespace test;
 /// A server in this process, until it goes.
 class Served {
  public:
-  explicit Served(ServerOptions options, std::int64_t room = 1024)
-      : service_(model(), {},
+  explicit Served(ServerOptions options, std::int64_t room = 1024,
+                  std::optional<ChatTemplate> chat = {})
+      : service_(model(), std::move(chat),
                  {.model_name = "needle",
                   .room = room,
                   .limits = {},
@@ -61,7 +65,9 @@ class Served {
 /// One request and what comes back.
 class Client {
  public:
-  Client(int port, const std::string& body) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  Client(int port, const std::string& body,
+         const std::string& first_line = "POST /v1/completions HTTP/1.1")
+      : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
     const timeval most = {.tv_sec = 60, .tv_usec = 0};  // of any wait
     ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
     sockaddr_in to = {};
@@ -69,10 +75,10 @@ class Client {
     to.sin_port = htons(static_cast<std::uint16_t>(port));
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(::connect(socket_, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
-    const std::string request =
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        "Content-Type: application/json\r\nContent-Length: " +
-        std::to_string(body.size()) + "\r\n\r\n" + body;
+    const std::string request = first_line +
+                                "\r\nHost: localhost\r\nConnection: close\r\n"
+                                "Content-Type: application/json\r\nContent-Length: " +
+                                std::to_string(body.size()) + "\r\n\r\n" + body;
     EXPECT_EQ(::send(socket_, request.data(), request.size(), 0), std::ssize(request));
   }
   ~Client() { ::close(socket_); }
@@ -159,6 +165,35 @@ TEST(ServeStream, AProblemThatShowsLaterIsAnEvent) {
   EXPECT_EQ(all.substr(0, 15), "HTTP/1.1 200 OK") << all;
   EXPECT_NE(all.find("data: {\"error\":"), all.npos) << all;
   EXPECT_EQ(all.find("[DONE]"), all.npos) << all;
+}
+
+// The arguments of a call are sent as a whole, and may be long.
+TEST(ServeStream, CommentsComeWhileACallOfAToolIsCollected) {
+  const TempDirectory work;
+  work.write("chat_template.jinja",
+             "{# <|python_tag|> #}{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
+             "{% for message in messages %}{{ message.content }}{% endfor %}");
+  Served server({.comment_every = 20ms}, 1024, ChatTemplate::load(work.path()));
+  const std::vector<Token> brace = model().tokenizer().encode("{");
+  ASSERT_EQ(brace.size(), 1U);
+  const std::string body = R"({"messages": [{"role": "user", "content": "The grass is"}],
+    "tools": [{"type": "function", "function": {"name": "weather"}}], "stream": true,
+    "max_tokens": 200, "temperature": 0, "logit_bias": {")" +
+                           std::to_string(brace[0]) + R"(": 100}})";
+  Client client(server.port(), body, "POST /v1/chat/completions HTTP/1.1");
+  const std::string all = client.until("data: [DONE]\n\n");
+  EXPECT_NE(all.find(": answering\n\n"), all.npos) << all;
+  EXPECT_NE(all.find("\"content\":\"{{{{"), all.npos) << "it became no call: " << all;
+}
+
+TEST(ServeStream, AClientOfHttp10GetsNoChunks) {
+  Served server({});
+  Client client(server.port(), R"({"prompt": "The grass is", "max_tokens": 3, "stream": true})",
+                "POST /v1/completions HTTP/1.0");
+  const std::string all = client.until("the end of the connection");
+  EXPECT_EQ(all.find("Transfer-Encoding"), all.npos) << all;
+  EXPECT_NE(all.find("\r\n\r\ndata: {"), all.npos) << all;
+  EXPECT_TRUE(all.ends_with("data: [DONE]\n\n")) << all;
 }
 
 }  // namespace

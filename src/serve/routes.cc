@@ -123,11 +123,12 @@ class Stream {
   /// Sends the next event, or a comment where none comes.
   bool send(httplib::DataSink& sink) {
     const auto write = [&](const std::string& text) {
+      wrote_ = Clock::now();
       return sink.write(text.data(), text.size());
     };
     try {
       const std::optional<Event> event =
-          first_ ? std::exchange(first_, {}) : next(Clock::now() + comment_every_);
+          first_ ? std::exchange(first_, {}) : next(wrote_ + comment_every_);
       note.usage = answer_->usage();
       bool sent = true;
       if (note.gone) return false;
@@ -140,7 +141,11 @@ class Stream {
         for (const std::string& chunk : responder_.opening()) sent = sent && write(sse(chunk));
       if (event) {
         const std::string chunk = responder_.chunk(*event);
-        sent = sent && (chunk.empty() || write(sse(chunk)));
+        // Events of a call of a tool give nothing to send before its end.
+        if (!chunk.empty())
+          sent = sent && write(sse(chunk));
+        else if (Clock::now() >= wrote_ + comment_every_)
+          sent = sent && write(sse_comment(answer_->reading()));
         if (!sent) note.gone = true;
         return sent;
       }
@@ -168,10 +173,11 @@ class Stream {
   std::chrono::milliseconds comment_every_;
   bool opens_ = true;
   std::optional<Event> first_;
+  Clock::time_point wrote_ = Clock::now();  // last, to the client
 };
 
 void answer(Service& service, const ServerOptions& options, const AnswerRequest& request,
-            Response& response) {
+            const std::string& http_version, Response& response) {
   note.context = request.context;
   Accepted accepted = service.answer(request);
   note.context = accepted.context;
@@ -186,9 +192,15 @@ void answer(Service& service, const ServerOptions& options, const AnswerRequest&
     stream->wait_for_begin(options.status_wait);
     response.set_header("Cache-Control", "no-cache");
     response.set_header("X-Accel-Buffering", "no");  // nginx would hold events back
-    response.set_chunked_content_provider(
-        "text/event-stream",
-        [stream](std::size_t, httplib::DataSink& sink) { return stream->send(sink); });
+    const auto send = [stream](std::size_t, httplib::DataSink& sink) { return stream->send(sink); };
+    constexpr const char* type = "text/event-stream";
+    if (http_version == "HTTP/1.0") {  // knows no chunks: a body ends with its connection
+      response.set_header("Connection", "close");
+      HttpServer::close_after_response();
+      response.set_content_provider(type, send);
+    } else {
+      response.set_chunked_content_provider(type, send);
+    }
     return;
   }
   std::string body = stream->whole();
@@ -272,18 +284,21 @@ void add_routes(HttpServer& server, Service& service, const ServerOptions& optio
     answered(response,
              [&] { response.set_content(service.one_model(request.matches[1]), json_type); });
   });
-  server.Post("/v1/completions", [&service, &options](const Request&, Response& response,
+  server.Post("/v1/completions", [&service, &options](const Request& request, Response& response,
                                                       const httplib::ContentReader& reader) {
     answered(response, [&] {
-      answer(service, options, parse_completion(read_body(reader, max_request_bytes)), response);
+      answer(service, options, parse_completion(read_body(reader, max_request_bytes)),
+             request.version, response);
     });
   });
-  server.Post("/v1/chat/completions", [&service, &options](const Request&, Response& response,
-                                                           const httplib::ContentReader& reader) {
-    answered(response, [&] {
-      answer(service, options, parse_chat(read_body(reader, max_request_bytes)), response);
-    });
-  });
+  server.Post("/v1/chat/completions",
+              [&service, &options](const Request& request, Response& response,
+                                   const httplib::ContentReader& reader) {
+                answered(response, [&] {
+                  answer(service, options, parse_chat(read_body(reader, max_request_bytes)),
+                         request.version, response);
+                });
+              });
 
   server.Get("/v1/contexts", [&service](const Request&, Response& response) {
     response.set_content(service.all_contexts(), json_type);
