@@ -117,7 +117,10 @@ FlagGroup retrieval_help(const std::string& k, Repeats repeats) {
         compared("with a tail: fewer rows where they hold this share of attention", repeats),
         "none"},
        {"--kv-error", "X",
-        compared("with a tail: more rows where the expected error is above X", repeats), "none"},
+        compared("with a tail: more rows where the expected error is above X; the true error can "
+                 "be several times as large",
+                 repeats),
+        "none"},
        {"--kv-select",
         "HOW",
         "query_head or group chooses rows",
