@@ -5,7 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "src/serve/kept_prompt.h"
@@ -279,6 +283,43 @@ TEST(ServeService, TokensBeyondTheModelsReachAreReportedWithEachRequest) {
     EXPECT_TRUE(std::ranges::all_of(accepted.warning, [](char c) { return c >= ' ' && c <= '~'; })) << "it is a header";
   }
   EXPECT_EQ(service.answer(asking({"The grass is"})).warning, "");
+}
+
+/// The bundled model without a token for the byte 0x04.
+Model model_without_a_byte(const TempDirectory& folder) {
+  const std::filesystem::path needle =
+      std::filesystem::path(TOPKV_SOURCE_DIR) / "models/needle-14m";
+  for (const char* file : {"config.json", "generation_config.json", "model.safetensors"})
+    std::filesystem::create_symlink(needle / file, folder.path() / file);
+  std::ifstream file(needle / "tokenizer.json");
+  nlohmann::json json = nlohmann::json::parse(file);
+  EXPECT_EQ(json["model"]["vocab"].erase("Ą"), 1U);
+  folder.write("tokenizer.json", json.dump());
+  return Model::load(folder.path());
+}
+
+TEST(ServeService, BytesThatTheVocabularyLacksAreReportedWithEachRequestAndContext) {
+  const TempDirectory folder;
+  const Model incomplete = model_without_a_byte(folder);
+  const std::string lost = "the vocabulary has no token for 2 bytes of the text, left out: 0x04 (2)";
+  Service service(incomplete, {}, options());
+  const auto warning = [&](std::vector<Prompt> prompts) {
+    const Accepted accepted = service.answer(asking(std::move(prompts), 1));
+    accepted.answer->cancel();
+    return accepted.warning;
+  };
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(warning({"The grass", "The\x04 sky\x04"}), lost);
+  EXPECT_EQ(warning({"The grass", std::vector<Token>{5}}), "");
+  const std::string text = "The grass is green.\x04\x04 The sky is blue.\n";
+  service.contexts().create({.name = "lossy", .text = text, .chat = false, .system = ""});
+  ContextInfo info;
+  for (int i = 0; i < 6000 && info.state != "ready"; ++i) {
+    std::this_thread::sleep_for(10ms);
+    info = service.contexts().info("lossy");
+  }
+  EXPECT_EQ(info.state, "ready") << info.error;
+  EXPECT_EQ(info.warning, lost);
+  EXPECT_NE(service.one_context("lossy").find("\"warning\":\"" + lost), std::string::npos);
 }
 
 #if TOPKV_JINJA

@@ -231,6 +231,25 @@ def test_a_tokenizer_outlives_the_name_of_its_model(needle_14m):
     assert tokenizer.decode(tokenizer.encode("still here")) == "still here"
 
 
+def test_bytes_without_a_token_are_left_out_of_a_text_with_one_warning(tmp_path):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    around = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"pre_tokenizer": around, "decoder": {"type": "ByteLevel"}, "model": model}))
+    tokenizer = topkv.Tokenizer.load(file)
+    with pytest.warns(UserWarning, match=r"no token for 2 bytes of the text, left out: 0x04 \(2\)") as found:
+        assert tokenizer.encode("a\x04b\x04") == [2]
+        assert tokenizer.encode("x") == []
+    assert len(found) == 1
+    assert tokenizer.left_out("ab") == ""
+    assert tokenizer.left_out("\x04").startswith("the vocabulary has no token for 1 byte of the text")
+    again = topkv.Tokenizer.load(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="left out"):
+            again.encode("x")
+
+
 def test_the_configuration_is_that_of_the_file(model, needle_14m):
     config = model.config
     assert (config.model_type, config.hidden_size, config.vocab_size) == ("llama", 384, 4096)

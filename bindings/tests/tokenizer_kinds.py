@@ -147,6 +147,14 @@ def _byte_level(trained: Models):
     yield "gpt2", _composed(trained.bytes, None, pre_tokenizers.ByteLevel(add_prefix_space=True), **common)
     yield "llama3", _composed(dict(trained.bytes, ignore_merges=True), None, split, **common)
     yield "qwen2", _composed(trained.bytes, normalizers.NFC(), split, **common)
+    # As SmolLM's, which has no token for some bytes; and as transformers 5.17 saves it of a GGUF file.
+    kept = {content: i for content, i in trained.bytes["vocab"].items() if not set(content) & set("ĄĆĵñò")}
+    merges = [[a, b] for a, b in trained.bytes["merges"] if {a, b, a + b} <= kept.keys()]
+    few = dict(trained.bytes, vocab={content: i for i, content in enumerate(kept)}, merges=merges)
+    yield "few", _composed(few, None, pre_tokenizers.ByteLevel(add_prefix_space=False), **common)
+    unknown = dict(few, vocab={**few["vocab"], "<|endoftext|>": len(kept)}, unk_token="<|endoftext|>", fuse_unk=True, byte_fallback=True)
+    chain = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()])
+    yield "few-gguf", _composed(unknown, None, pre_tokenizers.ByteLevel(add_prefix_space=False), **dict(common, decoder=chain))
     for behavior in ["removed", "merged_with_previous", "merged_with_next", "contiguous"]:
         for invert in [False, True]:
             cut = pre_tokenizers.Split(Regex(r"\s|\p{Lu}"), behavior, invert=invert)
@@ -202,7 +210,7 @@ def _unigram(trained: Models, precompiled: bytes):
 
 # Of all_tokenizers, for those who need them before any is trained.
 NAMES = [
-    "byte-level/gpt2", "byte-level/llama3", "byte-level/qwen2", "byte-level/removed-False", "byte-level/removed-True",
+    "byte-level/gpt2", "byte-level/llama3", "byte-level/qwen2", "byte-level/few", "byte-level/few-gguf", "byte-level/removed-False", "byte-level/removed-True",
     "byte-level/merged_with_previous-False", "byte-level/merged_with_previous-True", "byte-level/merged_with_next-False",
     "byte-level/merged_with_next-True", "byte-level/contiguous-False", "byte-level/contiguous-True", "sentencepiece-bpe/llama2",
     "sentencepiece-bpe/llama2-normalized", "sentencepiece-bpe/mistral", "sentencepiece-bpe/gemma", "sentencepiece-bpe/unknown-False",

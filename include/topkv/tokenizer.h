@@ -34,7 +34,7 @@ class Tokenizer {
   /// takes too many steps on this text, or its normalizer and pre-tokenizer make more than 64 bytes
   /// for each byte of it and 65,536 more.
   std::vector<Token> encode(std::string_view text, bool add_special_tokens = false) const;
-  /// What encode leaves out of a text: one line that names the bytes, their number and the file.
+  /// What encode leaves out of a text: one line of ASCII that names the bytes and their number.
   /// Empty when the tokens stand for the whole text, which is so for nearly every vocabulary.
   /// Throws as encode does.
   std::string left_out(std::string_view text) const;

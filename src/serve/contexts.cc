@@ -16,7 +16,7 @@ namespace topkv::serve {
 struct Contexts::Entry {
   ContextRequest request;  // text: until it is read
   std::string state = "waiting";
-  std::string error;
+  std::string error, warning;
   std::int64_t done = 0, total = 0;
   bool removed = false;
   std::shared_ptr<const ServedContext> ready;
@@ -137,7 +137,8 @@ ContextInfo Contexts::info_of(const Entry& entry) const {
                       .done = entry.done,
                       .tokens = entry.total,
                       .index = options_.retrieval.index,
-                      .error = entry.error};
+                      .error = entry.error,
+                      .warning = entry.warning};
   if (entry.ready) {
     const ContextMemory memory = entry.ready->context->memory();
     info.rows_bytes = memory.rows_bytes;
@@ -216,9 +217,11 @@ void Contexts::read(Entry& entry) {
     entry.done = progress.done;
     memory_.contexts = bytes - bytes / progress.total * progress.done;
   };
+  const std::string lost = tokenizer.left_out(request.text);
   {
     const std::lock_guard lock(mutex_);
     entry.total = tokens;
+    entry.warning = lost;
   }
   ServedContext made = {.name = request.name,
                         .context = model_.prefill(kept.tokens, options, report),

@@ -37,7 +37,8 @@ struct ContextInfo {
   std::int64_t rows_bytes = 0;
   std::int64_t index_bytes = 0;
   std::string index;  ///< that sessions search
-  std::string error;  ///< of "failed"
+  std::string error;    ///< of "failed"
+  std::string warning;  ///< what the vocabulary cannot spell of its text; empty: nothing
 };
 
 /// Safe from many threads.

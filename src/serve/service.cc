@@ -46,6 +46,7 @@ Json json_of(const ContextInfo& info) {
   json["index_bytes"] = info.index_bytes;
   json["index"] = info.index;
   json["error"] = info.error.empty() ? Json(nullptr) : Json(info.error);
+  json["warning"] = info.warning.empty() ? Json(nullptr) : Json(info.warning);
   return json;
 }
 

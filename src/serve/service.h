@@ -77,6 +77,8 @@ class Service {
   void take_prompt(const Prompt& prompt, const AnswerRequest& request, Question& question) const;
   std::vector<Question> questions_of(const AnswerRequest& request,
                                      std::shared_ptr<const ServedContext> context) const;
+  /// What the vocabulary cannot spell of the first text of a request that loses some; empty: none.
+  std::string left_out(const AnswerRequest& request) const;
   /// Throws Problem for a prompt that leaves no room for its answer; settles max_tokens.
   void check_room(const AnswerRequest& request, Question& question) const;
 

@@ -181,6 +181,18 @@ std::vector<Question> Service::questions_of(const AnswerRequest& request,
   return questions;
 }
 
+std::string Service::left_out(const AnswerRequest& request) const {
+  const Tokenizer& tokenizer = model_.tokenizer();
+  std::string line;
+  for (const Prompt& prompt : request.prompts) {
+    const auto* const text = std::get_if<std::string>(&prompt);
+    if (line.empty() && text != nullptr) line = tokenizer.left_out(*text);
+  }
+  for (const ChatMessage& message : request.messages)
+    if (line.empty()) line = tokenizer.left_out(message.content);
+  return line;
+}
+
 void Service::check_room(const AnswerRequest& request, Question& question) const {
   const auto prompt = std::ssize(question.prompt);
   const std::int64_t room = options_.room;
@@ -228,6 +240,8 @@ Accepted Service::answer(const AnswerRequest& request) {
   accepted.form = form_;
   if (request.chat)
     accepted.in_thought = form_.ends_in_thought(model_.tokenizer(), questions.front().prompt);
+  if (const std::string lost = left_out(request); !lost.empty())
+    accepted.warning += (accepted.warning.empty() ? "" : "; ") + lost;
   accepted.answer = scheduler_.ask(std::move(questions));
   return accepted;
 }

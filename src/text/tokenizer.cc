@@ -21,7 +21,7 @@ constexpr std::size_t max_text_bytes = std::size_t{1} << 29U;
 static_assert(3 * max_text_bytes <= ByteAllowance::longest_text);
 
 /// One line; empty where nothing is left out.
-std::string left_out_text(const std::string& file, const ByteCounts& counts) {
+std::string left_out_text(const ByteCounts& counts) {
   constexpr std::size_t most_named = 8;
   const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   if (total == 0) return {};
@@ -29,8 +29,8 @@ std::string left_out_text(const std::string& file, const ByteCounts& counts) {
   for (std::size_t byte = 0; byte < counts.size(); ++byte) {
     if (counts[byte] > 0) bytes.push_back(fmt::format("0x{:02x} ({})", byte, counts[byte]));
   }
-  return fmt::format("{}: the vocabulary has no token for {} byte{} of the text, left out: {}",
-                     file, total, total == 1 ? "" : "s", listed(bytes, most_named));
+  return fmt::format("the vocabulary has no token for {} byte{} of the text, left out: {}", total,
+                     total == 1 ? "" : "s", listed(bytes, most_named));
 }
 
 }  // namespace
@@ -123,9 +123,10 @@ std::vector<Token> Tokenizer::encode(std::string_view text, bool add_special_tok
   ByteCounts left_out = {};
   impl_->encode_within_limits(text, out, count ? &left_out : nullptr);
   if (add_special_tokens) out.insert(out.end(), around.after.begin(), around.after.end());
-  const std::string line = left_out_text(impl_->file, left_out);
+  const std::string line = left_out_text(left_out);
   if (!line.empty() && !impl_->warned.exchange(true)) {
-    impl_->on_warning(line + "; later texts lose such bytes without a warning");
+    impl_->on_warning(impl_->file + ": " + line +
+                      "; later texts lose such bytes without a warning");
   }
   return out;
 }
@@ -135,7 +136,7 @@ std::string Tokenizer::left_out(std::string_view text) const {
   std::vector<Token> tokens;
   ByteCounts counts = {};
   impl_->encode_within_limits(text, tokens, &counts);
-  return left_out_text(impl_->file, counts);
+  return left_out_text(counts);
 }
 
 std::string Tokenizer::decode(std::span<const Token> tokens) const {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/fuzz/target.h"
@@ -12,12 +14,16 @@ namespace topkv::fuzz {
 
 inline void use_tokenizer(const std::filesystem::path& file) {
   const Tokenizer tokenizer = Tokenizer::load(file);
-  for (const char* text : {"The 12 caf\xc3\xa9s\n\tdon't \xff <s> \xe8\xaa\x9e", "", "  aaaa bb"}) {
+  const std::string long_word(70, 'x');
+  for (const std::string_view text :
+       {std::string_view("The 12 caf\xc3\xa9s\n\tdon't \xff <s> \xe8\xaa\x9e"), std::string_view(),
+        std::string_view("  aaaa bb"), std::string_view(long_word)}) {
     const std::vector<Token> tokens = tokenizer.encode(text, true);
     require(std::all_of(tokens.begin(), tokens.end(),
                         [&](Token token) { return token >= 0 && token < tokenizer.vocab_size(); }),
             "a token that is none");
     tokenizer.decode(tokens);
+    tokenizer.left_out(text);
   }
   tokenizer.bytes_of_token(-1);
   tokenizer.content_of_token(-1);
