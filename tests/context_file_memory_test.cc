@@ -106,7 +106,7 @@ TEST(ContextFileMemory, ALoadFailsCleanly) {
   save_context(*context, path);
   const auto want = test::answers(context, indices()[0], "");
   for (const bool mapped : {false, true}) {
-    constexpr std::int64_t behind_the_description = 5;
+    constexpr std::int64_t behind_the_description = 6;
     const std::int64_t allocations = fail_each(
         behind_the_description, [&] { load_context(path, {.mapped = mapped}); },
         [&](bool /*failed*/) {});
