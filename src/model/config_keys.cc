@@ -95,7 +95,7 @@ constexpr std::string_view no_shared_experts = "mixtures without an expert that 
 constexpr std::string_view plain_rope = "RoPE as this family of models has it";
 constexpr std::string_view unscaled = "networks that scale nothing besides attention by 1/sqrt(d)";
 constexpr std::string_view uncapped = "scores and logits without a cap";
-constexpr std::string_view all_positions = "layers that attend all positions or a sliding window";
+constexpr std::string_view all_or_sliding = "layers that attend all positions or a sliding window";
 constexpr OtherNetwork other_networks[] = {
     {"compression_config", full_precision},
     {"quantization", full_precision},
@@ -126,10 +126,10 @@ constexpr OtherNetwork other_networks[] = {
     {"final_logit_softcapping", uncapped},
     {"attn_logit_softcapping", uncapped},
     {"clip_qkv", uncapped},
-    {"attention_chunk_size", all_positions},
-    {"no_rope_layers", all_positions},
-    {"no_rope_layer_interval", all_positions},
-    {"full_attn_mod", all_positions, 1},
+    {"attention_chunk_size", all_or_sliding},
+    {"no_rope_layers", all_or_sliding},
+    {"no_rope_layer_interval", all_or_sliding},
+    {"full_attn_mod", all_or_sliding, 1},
     {"interpolate_factor", unscaled, 1},
     {"lm_head_bias", "output layers without biases"},
     {"use_bidirectional_attention", "attention to a token itself and to earlier ones"},

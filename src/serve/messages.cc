@@ -10,6 +10,7 @@
 
 #include "src/core/json_file.h"
 #include "src/core/ordered_json.h"
+#include "src/serve/json_text.h"
 #include "src/serve/problem.h"
 #include "topkv/error.h"
 
@@ -21,10 +22,6 @@ using Ordered = nlohmann::ordered_json;
 constexpr std::int64_t max_messages = 4096;
 constexpr std::size_t max_tools = 256;
 constexpr std::size_t max_variables = 64;
-
-std::string text_of(const Ordered& json) {
-  return json.dump(-1, ' ', false, Ordered::error_handler_t::replace);
-}
 
 Ordered parse_ordered(std::string_view body) {
   try {
@@ -132,7 +129,7 @@ ChatMessage message_of(const BodyJson& given, const Ordered* ordered, const std:
   fields.only("function_call", {nullptr});
   fields.only("audio", {nullptr});
   fields.done();
-  if (!more.empty()) message.fields = text_of(more);
+  if (!more.empty()) message.fields = json_text(more);
   return message;
 }
 
@@ -209,7 +206,7 @@ void take_conversation(Fields& fields, std::string_view body, AnswerRequest& req
     }
   }
   request.one_call = !fields.flag("parallel_tool_calls").value_or(true);
-  if (!seen.empty()) request.variables = text_of(seen);
+  if (!seen.empty()) request.variables = json_text(seen);
 }
 
 }  // namespace topkv::serve

@@ -6,14 +6,12 @@
 #include <string_view>
 #include <utility>
 
+#include "src/serve/json_text.h"
+
 namespace topkv::serve {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string text_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
 
 std::int64_t characters_of(const std::string& text) {
   std::int64_t count = 0;
@@ -176,7 +174,7 @@ std::vector<std::string> Responder::opening() const {
     Json json = head(id_, "chat.completion.chunk", created_, model_);
     json["choices"] = Json::array({std::move(choice)});
     if (usage_in_chunks_) json["usage"] = nullptr;
-    chunks.push_back(text_of(json));
+    chunks.push_back(json_text(json));
   }
   return chunks;
 }
@@ -200,14 +198,14 @@ std::string Responder::chunk(const Event& event) {
   Json json = head(id_, chat_ ? "chat.completion.chunk" : "text_completion", created_, model_);
   json["choices"] = Json::array({std::move(choice)});
   if (usage_in_chunks_) json["usage"] = nullptr;
-  return text_of(json);
+  return json_text(json);
 }
 
 std::string Responder::usage_chunk(const Usage& usage) const {
   Json json = head(id_, chat_ ? "chat.completion.chunk" : "text_completion", created_, model_);
   json["choices"] = Json::array();
   json["usage"] = usage_of(usage);
-  return text_of(json);
+  return json_text(json);
 }
 
 std::string Responder::whole(const std::vector<Event>& events, const Usage& usage) {
@@ -239,7 +237,7 @@ std::string Responder::whole(const std::vector<Event>& events, const Usage& usag
     json["choices"].push_back(std::move(choice));
   }
   json["usage"] = usage_of(usage);
-  return text_of(json);
+  return json_text(json);
 }
 
 }  // namespace topkv::serve

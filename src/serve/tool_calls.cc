@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/core/ordered_json.h"
+#include "src/serve/json_text.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {
@@ -26,10 +27,6 @@ std::optional<Json> json_of(std::string_view text) {
   }
 }
 
-std::string text_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 std::optional<ToolCall> call_of(const Json& json) {
   if (!json.is_object()) return {};
   const auto name = json.find("name");
@@ -37,7 +34,7 @@ std::optional<ToolCall> call_of(const Json& json) {
   for (const char* key : {"arguments", "parameters"}) {
     const auto arguments = json.find(key);
     if (arguments == json.end()) continue;
-    if (arguments->is_object()) return ToolCall{name->get<std::string>(), text_of(*arguments)};
+    if (arguments->is_object()) return ToolCall{name->get<std::string>(), json_text(*arguments)};
     if (!arguments->is_string()) return {};
     std::optional<std::string> text = arguments_of(arguments->get<std::string>());
     if (!text) return {};
@@ -91,7 +88,7 @@ std::optional<ToolCall> call_of_elements(std::string_view text, const Tools& too
     arguments[key] = json ? *std::move(json) : Json(std::string(value));
     at = end + parameter_end.size();
   }
-  return ToolCall{name, text_of(arguments)};
+  return ToolCall{name, json_text(arguments)};
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace topkv {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // Letters and digits alone: filters leave such texts as they are. Nobody gains by spelling a mark,
 // which replaces the texts of the conversation.
@@ -54,7 +54,7 @@ std::string trimmed(const std::string& text) {
 class Marks {
  public:
   /// A text gets its mark, unless it is white space: then there is nothing to lose.
-  void put(Json& text, std::string name, bool needed = true) {
+  void put(OrderedJson& text, std::string name, bool needed = true) {
     if (!text.is_string()) return;
     std::string content = trimmed(text.get_ref<const std::string&>());
     if (content.empty()) return;
@@ -69,16 +69,16 @@ class Marks {
 };
 
 /// The name of the function in a tool or a tool call; null where there is none.
-Json* name_in(Json& tool) {
+OrderedJson* name_in(OrderedJson& tool) {
   if (!tool.is_object()) return nullptr;
-  Json* function = &tool;
+  OrderedJson* function = &tool;
   if (const auto inner = tool.find("function"); inner != tool.end() && inner->is_object())
     function = &*inner;
   const auto name = function->find("name");
   return name == function->end() ? nullptr : &*name;
 }
 
-void put_marks(Json& message, std::size_t number, Marks& marks) {
+void put_marks(OrderedJson& message, std::size_t number, Marks& marks) {
   const std::string name = fmt::format("message {} (counted from 0), of the role \"{}\"", number,
                                        printable_beginning(message["role"].get<std::string>()));
   const auto calls = message.find("tool_calls");
@@ -86,8 +86,8 @@ void put_marks(Json& message, std::size_t number, Marks& marks) {
   marks.put(message["content"], name, !has_calls);
   if (!has_calls) return;
   std::size_t of_call = 0;
-  for (Json& call : *calls) {
-    Json* const called = name_in(call);
+  for (OrderedJson& call : *calls) {
+    OrderedJson* const called = name_in(call);
     if (called != nullptr) marks.put(*called, fmt::format("tool call {} of {}", of_call, name));
     ++of_call;
   }
@@ -99,12 +99,12 @@ std::string lost_in(std::string_view source, const TemplateInput& input, const s
   TemplateInput probe = input;
   Marks marks;
   std::size_t number = 0;
-  for (Json& message : probe.messages) put_marks(message, number++, marks);
+  for (OrderedJson& message : probe.messages) put_marks(message, number++, marks);
   if (const auto tools = probe.variables.find("tools"); tools != probe.variables.end()) {
     std::size_t of_tool = 0;
     if (tools->is_array()) {
-      for (Json& tool : *tools) {
-        if (Json* const name = name_in(tool))
+      for (OrderedJson& tool : *tools) {
+        if (OrderedJson* const name = name_in(tool))
           marks.put(*name, fmt::format("tool {} (counted from 0)", of_tool));
         ++of_tool;
       }

@@ -30,13 +30,13 @@ constexpr std::size_t longest_message = 300;
       line, message));
 }
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// The text of one JSON object. what: for messages.
-Json object_of(const std::string& text, const std::string& what) {
-  if (text.empty()) return Json::object();
+OrderedJson object_of(const std::string& text, const std::string& what) {
+  if (text.empty()) return OrderedJson::object();
   try {
-    Json object = parse_ordered_json(text, what);
+    OrderedJson object = parse_ordered_json(text, what);
     if (object.is_object()) return object;
   } catch (const FileError& error) {
     throw InvalidArgument(error.what());
@@ -63,13 +63,13 @@ bool has_word(const std::string& source, const std::string& word) {
 struct ChatTemplate::Impl {
   ChatTemplateFiles files;
 
-  Json message(const ChatMessage& given, std::size_t number) const;
-  Json variables(const std::string& text) const;
+  OrderedJson message(const ChatMessage& given, std::size_t number) const;
+  OrderedJson variables(const std::string& text) const;
 };
 
-Json ChatTemplate::Impl::message(const ChatMessage& given, std::size_t number) const {
-  const Json fields = object_of(given.fields, fmt::format("fields of message {}", number));
-  Json message;
+OrderedJson ChatTemplate::Impl::message(const ChatMessage& given, std::size_t number) const {
+  const OrderedJson fields = object_of(given.fields, fmt::format("fields of message {}", number));
+  OrderedJson message;
   message["role"] = replace_invalid_utf8(given.role);
   if (given.role == "developer" && !has_word(files.source, "developer")) message["role"] = "system";
   message["content"] = replace_invalid_utf8(given.content);
@@ -82,8 +82,8 @@ Json ChatTemplate::Impl::message(const ChatMessage& given, std::size_t number) c
   return message;
 }
 
-Json ChatTemplate::Impl::variables(const std::string& text) const {
-  Json variables = object_of(text, "variables of the chat template");
+OrderedJson ChatTemplate::Impl::variables(const std::string& text) const {
+  OrderedJson variables = object_of(text, "variables of the chat template");
   for (const auto& [name, value] : variables.items()) {
     if (name == "messages" || name == "add_generation_prompt")
       throw InvalidArgument(fmt::format(
