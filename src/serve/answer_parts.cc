@@ -85,12 +85,7 @@ AnswerDelta AnswerParts::finish() {
     case State::message: {
       std::string left = rest();
       if (channel_ == Channel::reasoning) left.erase(left.find_last_not_of(white) + 1);
-      if (channel_ == Channel::call)
-        arguments_ += left;
-      else if (channel_ == Channel::reasoning)
-        give_reasoning(std::move(left), delta);
-      else
-        delta.content += left;
+      give_to_channel(std::move(left), delta);
       end_message(delta);
       break;
     }
@@ -252,6 +247,15 @@ void AnswerParts::open_channel(const std::string& header, AnswerDelta& delta) {
   }
 }
 
+void AnswerParts::give_to_channel(std::string text, AnswerDelta& delta) {
+  if (channel_ == Channel::call)
+    arguments_ += text;
+  else if (channel_ == Channel::reasoning)
+    give_reasoning(std::move(text), delta);
+  else
+    delta.content += text;
+}
+
 bool AnswerParts::message(AnswerDelta& delta) {
   constexpr std::string_view any_end = "<|";
   std::size_t at = find(any_end);
@@ -262,12 +266,7 @@ bool AnswerParts::message(AnswerDelta& delta) {
     const bool next = mark.starts_with(next_begin);
     if (end != std::end(message_ends) || next) {
       std::string text = take(at);
-      if (channel_ == Channel::call)
-        arguments_ += text;
-      else if (channel_ == Channel::reasoning)
-        give_reasoning(std::move(text), delta);
-      else
-        delta.content += text;
+      give_to_channel(std::move(text), delta);
       if (!next) take(end->size());
       end_message(delta);
       enter(State::header);
@@ -282,12 +281,7 @@ bool AnswerParts::message(AnswerDelta& delta) {
     at = find(any_end);
   }
   std::string text = at == held_.npos ? take_sure({any_end}) : take(at);
-  if (channel_ == Channel::call)
-    arguments_ += text;
-  else if (channel_ == Channel::reasoning)
-    give_reasoning(std::move(text), delta);
-  else
-    delta.content += text;
+  give_to_channel(std::move(text), delta);
   return false;
 }
 

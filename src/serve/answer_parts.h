@@ -53,6 +53,8 @@ class AnswerParts {
   /// none, and is content as it came.
   bool end_call(const std::string& text, const std::string& end, AnswerDelta& delta);
   void give_reasoning(std::string text, AnswerDelta& delta);
+  /// Adds text of a message to the part of the answer that its channel stands for.
+  void give_to_channel(std::string text, AnswerDelta& delta);
   void give_calls(std::vector<ToolCall> calls, AnswerDelta& delta);
   /// Where a mark begins in the held text, npos: nowhere. Looks at no byte twice.
   std::size_t find(std::string_view mark);
