@@ -1,6 +1,6 @@
-// What FAISS's indices have learned, in files: a layout of our own (docs/context-files.md), of
-// which every number is checked before FAISS has it. FAISS's own files are neither written nor
-// read.
+// The learned data of FAISS's indices in files, in a layout of our own
+// (docs/reference/context-files.md). Every number is checked before FAISS has it. FAISS's own files
+// are neither written nor read.
 #pragma once
 
 #include <faiss/Index.h>

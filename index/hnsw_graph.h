@@ -221,8 +221,8 @@ class Graph final : public hnswlib::HierarchicalNSW<float> {
     for (std::size_t i = 0; i < getListCount(links); ++i) visit(rows_[(links + 1)[i]]);
   }
 
-  /// What is known of keys_->count keys, for a file: see docs/context-files.md. Reading: into a
-  /// graph of no nodes.
+  /// The learned data of keys_->count keys, for a file: see docs/reference/context-files.md.
+  /// Reading: into a graph of no nodes.
   void fields(Archive& archive);
 
   std::int64_t bytes() const {

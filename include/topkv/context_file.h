@@ -1,5 +1,5 @@
-// Contexts in files: a prefill is paid for once. docs/context-files.md has the format, byte by
-// byte.
+// Contexts in files: a prefill is paid for once. docs/reference/context-files.md has the
+// format, byte by byte.
 //
 // What is loaded gives the same bits as what was saved: rows, indices and tails, none of them built
 // again. Any bytes may be given: a file that is damaged, or was made to do harm, is refused, never

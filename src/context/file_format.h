@@ -1,5 +1,5 @@
-// The layout of a context file, byte by byte in docs/context-files.md: a header, a table of
-// sections, checksums of their blocks, and the sections, each on a page of its own.
+// The layout of a context file: a header, a table of sections, checksums of their blocks, and the
+// sections, each on a page of its own. docs/reference/context-files.md has it byte by byte.
 //
 // Bytes from a file are hostile: parse() gives a table whose places lie within the file and do not
 // overlap, whoever wrote it.

@@ -1,5 +1,5 @@
-// Contexts' files put together by what docs/context-files.md says, with the checksums that belong
-// to them, so that what is fuzzed lies behind these. Shares the checksum alone with the library.
+// Builds context files from the format in docs/reference/context-files.md, with valid checksums, so
+// that fuzzing reaches the code behind them. Shares only the checksum with the library.
 #pragma once
 
 #include <cstdint>
