@@ -139,10 +139,12 @@ bench: setup
 
 docs: setup build/docs/venv/installed
 	build/docs/venv/bin/python docs/results.py --check
+	cd docs && ../build/docs/venv/bin/python -m doctest prose.py check_language.py
+	build/docs/venv/bin/python docs/check_language.py
 	doxygen docs/Doxyfile
 	build/docs/venv/bin/sphinx-build -W --keep-going -q -b html -d build/docs/doctrees docs out/docs/html
 	build/docs/venv/bin/python docs/check_names.py build/docs/doxygen/xml out/docs/html/objects.inv
-	build/docs/venv/bin/python docs/check_programs.py docs/*.md
+	build/docs/venv/bin/python docs/check_programs.py docs/*.md docs/*/*.md
 
 build/docs/venv/installed: docs/requirements.txt
 	python3 -m venv --clear build/docs/venv

@@ -1,6 +1,6 @@
 """Fails when a whole C++ program in a page, a block of ```cpp with a main, does not compile.
 
-    python docs/check_programs.py docs/*.md
+    python docs/check_programs.py docs/*.md docs/*/*.md
 
 Against the public headers alone; nothing is linked.
 """
