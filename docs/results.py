@@ -1,19 +1,20 @@
-"""Makes docs/results.md of docs/results/*.json.
+"""Makes docs/measurements/results.md from docs/results/*.json.
 
     python docs/results.py            # writes the page
     python docs/results.py --check    # fails where the page, or a page that shows a table too, differs
 
 A file is a table: what was measured (`title`, `setting`), when, on which machine and by which commands,
-and the cells as a page shows them. `page` is where it is spoken of; where that page shows a row of
-the table, it must show every one of them as it is in the file.
+and the cells as a page shows them. `page` is the page that discusses the table, relative to docs/. A page
+that shows one row of the table must show every row as it is in the file.
 """
 
 import json
+import os
 import pathlib
 import sys
 
 DOCS = pathlib.Path(__file__).parent
-PAGE = DOCS / "results.md"
+PAGE = DOCS / "measurements/results.md"
 FIELDS = {"title", "date", "machine", "setting", "commands", "columns", "rows", "page"}
 SECTIONS = {
     "needles": "Needles",
@@ -54,6 +55,12 @@ def _place(path):
     return list(SECTIONS).index(path.name.split("-")[0]), int(path.name.split("-")[1])
 
 
+def _link(page):
+    """A page of docs/ with its anchor, as the page of results links to it."""
+    path, hash_sign, anchor = page.partition("#")
+    return os.path.relpath(DOCS / path, PAGE.parent) + hash_sign + anchor
+
+
 def page():
     text = INTRODUCTION
     section = None
@@ -73,7 +80,7 @@ def page():
             "",
             *(f"    {command}" for command in table["commands"]),
             "",
-            f"[More of it]({table['page']})",
+            f"[More of it]({_link(table['page'])})",
         ]
         text += "\n".join(lines) + "\n"
     return text

@@ -13,7 +13,7 @@ perplexity() {
 holds 'settings are compared' perplexity -c 1K --score 64 --kv-window 64 --kv-dtype f32 --kv-index exact \
   --kv-topk 100000 --kv-topk 4 -o out --json
 holds 'a line for dense attention and for each' [ "$(wc -l <stdout)" -eq 3 ]
-# transformers 5.23 gives 119.13816 for the same tokens (docs/evaluation.md).
+# transformers 5.23 gives 119.13816 for the same tokens (docs/measurements/evaluation.md).
 holds 'dense attention is as transformers has it, all keys are as dense attention, four are not' python3 -c '
 import csv, json, math
 dense, all_keys, four = (json.loads(line) for line in open("stdout"))

@@ -69,7 +69,7 @@ void append(EvalDirectory& self, const std::string& answer) {
     self.append(eval_result_from_json(json));
   } catch (const Json::exception& error) {
     throw InvalidArgument(fmt::format(
-        "answer lacks a member, or one is of another type ({}); docs/eval.md lists them",
+        "answer lacks a member, or one is of another type ({}); docs/reference/eval.md lists them",
         error.what()));
   }
 }

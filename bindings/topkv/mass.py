@@ -1,7 +1,7 @@
 """How much of the attention the best rows hold.
 
 What a retrieval method can keep at best: the softmax mass of the exact k best rows, in float64,
-from the keys of a context and queries of one's own. See docs/evaluation.md.
+from the keys of a context and queries of one's own. See docs/reference/eval.md.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class IndexSpec {
 
   /// What the command and topkv.hf take for keys of so many dims where no index is named: codes
   /// with their tail, of as many bytes as kept attention near dense attention where that was
-  /// measured (docs/evaluation.md). Below 128 dims codes:k=32,v=8, else codes:k=16,v=8. A context
-  /// has it after with_index(). Throws InvalidArgument for no dims.
+  /// measured (docs/measurements/evaluation.md). Below 128 dims codes:k=32,v=8, else
+  /// codes:k=16,v=8. A context has it after with_index(). Throws InvalidArgument for no dims.
   static IndexSpec default_for(std::int64_t dim);
 
   /// All defaults spelled out, as the constructor accepts it.

@@ -53,7 +53,7 @@ struct MemoryPlan {
   PlacePlan gpu;  ///< no items: the host computes
   PlacePlan host;
   /// The sum of what each part took from a small model's distribution of the next token (KL; see
-  /// docs/planning.md): what plans are ordered by.
+  /// docs/explanation/planning.md): what plans are ordered by.
   double loss = 0;
 
   bool fits() const { return gpu.fits() && host.fits(); }

@@ -152,7 +152,8 @@ struct TailFigures {
   /// Their shares of attention in rows attended as they are: sinks, window, those that were found.
   double exact_mass = 0;
   /// The sum of the expected |out - dense| / |dense|. It takes codes' errors as independent. The
-  /// true error may be several times as large: once 0.132 beside 0.031 (docs/evaluation.md).
+  /// true error may be several times as large: once 0.132 beside 0.031
+  /// (docs/explanation/evaluation.md).
   double error = 0;
 
   TailFigures& operator+=(const TailFigures& other) {

@@ -139,8 +139,8 @@ CommandHelp eval_help() {
       "tasks that compare methods: RULER's and others, with scores and intervals",
       "-m DIR [--tasks LIST] [--methods LIST] [flags]",
       "Compares methods on tasks: each sample's text is prefilled once, then every method "
-      "answers it with every budget in a session of its own. docs/eval.md: tasks, methods, "
-      "files.",
+      "answers it with every budget in a session of its own. docs/reference/eval.md: tasks, "
+      "methods, files.",
       {model_help(),
        {"task",
         {{"--tasks",

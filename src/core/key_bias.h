@@ -1,9 +1,10 @@
 // The bias of keys: what all keys of a KV head have in common, as RoPE turns it (KeyView::bias).
 //
 // Networks such as Qwen2.5 add biases to their keys that are a hundred times as large as the rest
-// of a key. Rounded to 8 or 4 bits with them, little of the rest is left (docs/evaluation.md). Rows
-// in q8 and q4 are therefore rounded without the bias, and whoever reads a row adds it again. RoPE
-// turns the bias with the position: a mean over some keys would not do.
+// of a key. Rounded to 8 or 4 bits with them, little of the rest is left
+// (docs/explanation/row-dtypes.md). Rows in q8 and q4 are therefore rounded without the bias, and
+// whoever reads a row adds it again. RoPE turns the bias with the position: a mean over some keys
+// would not do.
 //
 // The sine and the cosine are made of IEEE's operations in float64 and float32, none of them fused,
 // so that every processor and a CUDA device (gpu/key_bias.cuh) come to the same bits.

@@ -6,7 +6,7 @@
 // that are kept for generating. Contexts are filled unit by unit (a sentence of noise, a needle, a
 // word), as RULER's binary search does; each sample for itself.
 //
-// What differs is in docs/eval.md: essays are given or replaced by generated prose, a
+// What differs is in docs/reference/eval.md: essays are given or replaced by generated prose, a
 // needle's distractors never repeat its key or value, and fwe keeps its 50 tokens.
 #pragma once
 

@@ -28,7 +28,7 @@ constexpr std::int64_t host_program_bytes = 256 * mib;
 constexpr std::int64_t cuda_program_bytes = 1024 * mib;
 
 // KL of the next token that each costs, measured with the bundled model; that of rows in 4 bits is
-// set above that of weights in 4 bits, for it loses more needles (docs/planning.md).
+// set above that of weights in 4 bits, for it loses more needles (docs/explanation/planning.md).
 constexpr std::array<std::pair<WeightFormat, double>, 3> weight_losses = {
     {{WeightFormat::stored, 0.0}, {WeightFormat::int8, 0.0026}, {WeightFormat::int4, 0.33}}};
 const std::array<std::pair<KvDType, double>, 4> row_losses = {{{KvDType(DType::bf16), 0.0},

@@ -7,7 +7,7 @@ that is made in Python::
 
     table = topkv.eval.evaluate(model, tokenizer, topkv.eval.Settings(tasks=["vt"]), output="out/vt")
 
-docs/eval.md has all of it. Needs torch and transformers.
+docs/reference/eval.md has all of it. Needs torch and transformers.
 """
 
 import topkv.hf  # says what is missing

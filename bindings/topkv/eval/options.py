@@ -12,7 +12,8 @@ from topkv.eval.settings import Settings
 _EPILOG = """\
 METHODS are those of `topkv eval`: dense (transformers' own cache), codes, streaming, or an index such
 as exact; INDEX+TAIL; and FILE.py:CLASS, a method of yours. METHOD@window=N,sinks=N,dense=N,select=HOW
-sets what else belongs to one. docs/eval.md: tasks, methods, files, and what a class must have.
+sets what else belongs to one.
+docs/reference/eval.md: tasks, methods, files, and what a class must have.
 
 examples:
   python -m topkv.eval -m models/needle-14m --tasks niah_single_2 --methods "dense;exact" --samples 5

@@ -18,7 +18,7 @@ DEFAULT_SAMPLES = 20
 
 @dataclass(frozen=True)
 class Settings:
-    """As the flags of `topkv eval`; see docs/eval.md.
+    """As the flags of `topkv eval`; see docs/reference/eval.md.
 
     methods: ';' between them; a class as FILE.py:NAME. samples: None for 20, and all questions of
     qa. essays, questions: a folder and a file, "" for none. window, sinks, dense_layers, select_by:

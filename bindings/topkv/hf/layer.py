@@ -12,7 +12,7 @@ from topkv.hf.attention import Handle
 from topkv.hf.engine import Engine
 
 #: Rows whose keys are rounded in blocks, and the largest norm of a head's bias that they were seen
-#: to bear (docs/evaluation.md).
+#: to bear (docs/explanation/row-dtypes.md).
 _HARMLESS = {"q4": 0.0, "q8": 300.0, "q8/q4": 300.0}
 
 
