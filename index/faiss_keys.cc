@@ -79,16 +79,7 @@ bool bound(float* x, std::int64_t dim) {
 }
 
 std::vector<float> mean_of(const KeyView& keys) {
-  std::vector<double> sums(static_cast<std::size_t>(keys.dim));
-  std::vector<float> key(sums.size());
-  for (std::int64_t i = 0; i < keys.count; ++i) {
-    widen(keys, i, 1, {}, key.data());
-    for (std::size_t j = 0; j < sums.size(); ++j) sums[j] += key[j];
-  }
-  std::vector<float> mean;
-  for (const double sum : sums)
-    mean.push_back(static_cast<float>(sum / static_cast<double>(keys.count)));
-  return mean;
+  return mean_of_keys(keys, [&](std::int64_t i, float* out) { widen(keys, i, 1, {}, out); });
 }
 
 void widen(const KeyView& keys, std::int64_t first, std::int64_t count,

@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,11 @@ constexpr float largest = std::numeric_limits<float>::max();
 /// make the extra coordinate all that counts. Longer keys are scaled down to it, in building only.
 /// (20,000 clustered keys, M 16, efc 100, ef 192: recall@64 is 0.99 this way, 0.95 with the plain
 /// inner product; with 400 longer keys that may not be found it is 0.99 and 0.66.)
+///
+/// The keys' mean is taken off before that. It changes no ranking, and keys after RoPE have a
+/// strong one: their norms are then nearly equal, and the extra coordinate is all that tells them
+/// apart. (6,000 clustered keys with a mean of eight times their spread, M 12, efc 80, ef 400,
+/// queries against the mean: recall@32 is 1.00 this way, 0.91 with the mean.)
 class RowSpace final : public hnswlib::SpaceInterface<float> {
  public:
   explicit RowSpace(const KeyView* keys) : keys_(keys) {}
@@ -50,6 +56,10 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
   /// Finds the place on the sphere of keys that have none yet.
   void extend() {
     const auto first = static_cast<std::int64_t>(lift_.size());
+    if (first == 0) {
+      mean_ = mean_of_keys(*keys_, [&](std::int64_t i, float* out) { widen_key(*keys_, i, out); });
+    }
+    extend_shifts();
     lift_.resize(static_cast<std::size_t>(keys_->count));
     parallel_for(keys_->count - first, 4096, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = first + begin; i < first + end; ++i) {
@@ -58,7 +68,8 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
           std::vector<float> wide(static_cast<std::size_t>(keys_->dim));
           widen_key(*keys_, i, wide.data());
         }
-        lift_[static_cast<std::size_t>(i)] = std::min(square, largest);
+        const float centred = square - 2.0F * shift(static_cast<Row>(i));
+        lift_[static_cast<std::size_t>(i)] = centred <= largest ? std::max(centred, 0.0F) : largest;
       }
     });
     if (first == 0) {
@@ -73,10 +84,27 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     }
   }
 
-  void clear() { std::vector<float>().swap(lift_); }
+  void clear() {
+    std::vector<float>().swap(mean_);
+    std::vector<float>().swap(shift_);
+    std::vector<float>().swap(lift_);
+  }
 
   void fields(Archive& archive) {
-    archive.value(square_);
+    // Version 0.1.0 took no mean off, and began with the square.
+    constexpr float mark = -1.0F;
+    float first = mark;
+    archive.value(first);
+    if (first == mark) {
+      archive.array(mean_);
+      archive.check(mean_.empty() || std::ssize(mean_) == keys_->dim,
+                    "a mean is not one of its keys");
+      archive.check(std::ranges::all_of(mean_, [](float x) { return std::isfinite(x); }),
+                    "a mean is not finite");
+      archive.value(square_);
+    } else {
+      square_ = first;
+    }
     archive.array(lift_);
     archive.check(square_ >= 0 && std::ssize(lift_) == keys_->count,
                   "places on the sphere are not one for each key");
@@ -85,7 +113,9 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
                   "a key has a place that is not on the sphere");
   }
 
-  std::size_t bytes() const { return lift_.capacity() * sizeof(float); }
+  std::size_t bytes() const {
+    return (mean_.capacity() + shift_.capacity() + lift_.capacity()) * sizeof(float);
+  }
 
   static Row row(const void* data) {
     Row row;
@@ -101,7 +131,7 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
     const Row j = row(b);
     const float x = space.lift_[i];
     const float y = space.lift_[j];
-    float product = dot_stored(keys, i, j);
+    float product = dot_stored(keys, i, j) - space.shift(i) - space.shift(j);
     if (!(std::abs(product) <= largest)) product = 0.0F;  // keys so long that it overflowed
     return -(product * scale(x) * scale(y) + coordinate(x) * coordinate(y));
   }
@@ -109,9 +139,26 @@ class RowSpace final : public hnswlib::SpaceInterface<float> {
   static float scale(float lift) { return lift < 0.0F ? -lift : 1.0F; }
   static float coordinate(float lift) { return std::max(lift, 0.0F); }
 
+  /// The product of two keys less their mean is the keys' own, less the shift of each.
+  float shift(Row row) const { return mean_.empty() ? 0.0F : shift_[row]; }
+
+  void extend_shifts() {
+    if (mean_.empty()) return;
+    const auto first = static_cast<std::int64_t>(shift_.size());
+    shift_.resize(static_cast<std::size_t>(keys_->count));
+    const double half = std::inner_product(mean_.begin(), mean_.end(), mean_.begin(), 0.0) / 2;
+    parallel_for(keys_->count - first, 4096, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = first + begin; i < first + end; ++i)
+        shift_[static_cast<std::size_t>(i)] =
+            static_cast<float>(dot(mean_.data(), *keys_, i) - half);
+    });
+  }
+
   const KeyView* keys_;
-  float square_ = 0.0F;      // of the common norm
-  std::vector<float> lift_;  // [keys] the extra coordinate; of longer keys, minus their scale
+  std::vector<float> mean_;   // [dim], or empty: nothing is taken off
+  std::vector<float> shift_;  // [keys] with a mean, once keys are inserted: mean·(key - mean / 2)
+  float square_ = 0.0F;       // of the common norm
+  std::vector<float> lift_;   // [keys] the extra coordinate; of longer keys, minus their scale
 };
 
 /// Which nodes a search has seen. One per thread, shared by all graphs: 2 bytes per node of the

@@ -553,7 +553,9 @@ TEST(DamagedContextFile, GraphsThatLeadOutOfWhatThereIs) {
     std::memcpy(&value, content.data() + at, sizeof value);
     return value;
   };
-  const std::size_t rows = 4 + 8 + nodes * 4 + 8;
+  const std::size_t mean = 4 + 8;  // behind a mark and its length
+  const std::size_t square = mean + 32 * 4;
+  const std::size_t rows = square + 4 + 8 + nodes * 4 + 8;
   const std::size_t levels = rows + nodes * 4 + 8;
   const std::size_t entry = levels + nodes;
   const std::size_t lengths = entry + 4 + 8;
@@ -568,10 +570,13 @@ TEST(DamagedContextFile, GraphsThatLeadOutOfWhatThereIs) {
     file.write_with(graph, changed);
     expect_refused(file, what);
   };
-  with(0, -1.0F, "a norm below 0");
-  with(4, std::int64_t{nodes - 1}, "a place on the sphere is missing");
-  with(12, -2.0F, "a scale above 1");
-  with(12, 3e38F, "a place beyond float32");
+  with(0, -2.0F, "no mark, and a norm below 0");
+  with(4, std::int64_t{31}, "a mean of another dim");
+  with(mean, std::numeric_limits<float>::quiet_NaN(), "a mean that is not finite");
+  with(square, -1.0F, "a norm below 0");
+  with(square + 4, std::int64_t{nodes - 1}, "a place on the sphere is missing");
+  with(square + 12, -2.0F, "a scale above 1");
+  with(square + 12, 3e38F, "a place beyond float32");
   with(rows, std::uint32_t{nodes}, "a node of no key");
   with(rows, number(rows + 4, std::uint32_t{}), "two nodes of a key");
   with(levels, std::uint8_t{65}, "too many floors");

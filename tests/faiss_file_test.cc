@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "index/index_kind.h"
-#include "src/core/archive.h"
+#include "tests/index_bytes.h"
 #include "tests/key_cases.h"
 #include "tests/reference.h"
 #include "topkv/error.h"
@@ -17,60 +16,11 @@
 namespace topkv {
 namespace {
 
+using test::read;
+using test::written;
+
 constexpr std::int64_t dim = 32;
 constexpr std::int64_t rows = 1500;
-
-class Written final : public Archive {
- public:
-  bool reading() const override { return false; }
-  std::string bytes;
-
- protected:
-  void transfer(void* data, std::int64_t count) override {
-    bytes.append(static_cast<const char*>(data), static_cast<std::size_t>(count));
-  }
-  std::int64_t left() const override { return 0; }
-  [[noreturn]] void fail(std::string_view what) const override {
-    throw InvalidArgument(std::string(what));
-  }
-};
-
-class Read final : public Archive {
- public:
-  explicit Read(std::string_view bytes) : bytes_(bytes) {}
-  bool reading() const override { return true; }
-  void finish() const { check(bytes_.empty(), "there is more"); }
-
- protected:
-  void transfer(void* data, std::int64_t count) override {
-    check(count <= left(), "it ends before what it has to hold");
-    if (count == 0) return;
-    std::memcpy(data, bytes_.data(), static_cast<std::size_t>(count));
-    bytes_.remove_prefix(static_cast<std::size_t>(count));
-  }
-  std::int64_t left() const override { return std::ssize(bytes_); }
-  [[noreturn]] void fail(std::string_view what) const override {
-    throw FileError(std::string(what));
-  }
-
- private:
-  std::string_view bytes_;
-};
-
-std::string written(const IndexSpec& spec, KeyIndex& index, const KeyView& keys) {
-  Written archive;
-  spec.kind().transfer(index, keys, archive);
-  return archive.bytes;
-}
-
-std::unique_ptr<KeyIndex> read(const IndexSpec& spec, const KeyView& keys,
-                               const std::string& bytes) {
-  auto index = spec.make();
-  Read archive(bytes);
-  spec.kind().transfer(*index, keys, archive);
-  archive.finish();
-  return index;
-}
 
 /// What some searches find, with their scores.
 std::vector<std::pair<std::vector<std::int64_t>, std::vector<float>>> found(const KeyIndex& index) {
