@@ -96,8 +96,8 @@ if command -v zsh >/dev/null; then
   for command in ask serve verify; do zsh_says $command '*:FILE.tkv:_files -g "*.tkv"'; done
   zsh_says info '*:DIR|FILE.tkv:_files -g "*.(gguf|tkv)"'
   zsh_says bench '*:decode|prefill:(decode prefill)'
-  zsh_says ask "*--kv-index[one of the file, or another, which is built first]:SPEC:(${indices//:/\\:})"
-  zsh_says generate '*--stop[an answer ends before this text; repeat for several; \\n, \\t, \\r, \\\\ as in C]:TEXT: '
+  zsh_says ask "*--kv-index[find rows with an index of the file, or build another one first]:SPEC:(${indices//:/\\:})"
+  zsh_says generate '*--stop[end an answer before this text or special token; repeat for several; \\n, \\t, \\r, \\\\ as in C]:TEXT: '
 fi
 reads groff -k -man -Tutf8 -ww topkv.1
 

@@ -12,7 +12,7 @@ help_of() {
 cat <<'TEXT'
 # The command
 
-What `topkv help` and `topkv help COMMAND` print. How the commands are used: [The command](../command.md).
+This page is the output of `topkv help` and `topkv help COMMAND`. How the commands are used: [The command](../command.md).
 TEXT
 help_of
 commands=$("$topkv" help | awk '/^  help COMMAND/ { exit } /^  [a-z]/ { print $1 }')

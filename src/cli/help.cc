@@ -100,7 +100,7 @@ std::string help_text(const CommandHelp& command, std::size_t width) {
       otherwise = otherwise || !flag.otherwise.empty();
     }
   }
-  if (otherwise) text += "\nDefaults stand in brackets.\n";
+  if (otherwise) text += "\nDefaults are in brackets.\n";
   return text + examples_text(command.examples, width);
 }
 
@@ -108,8 +108,9 @@ std::string main_help_text(std::size_t width) {
   std::string text = "usage: topkv COMMAND [flags]\n\n" + labelled("", main_about, width, 0) + "\n";
   for (const CommandHelp& command : all_help())
     text += labelled("  " + command.name, command.summary, width, 14);
-  text += "\n" + labelled("  help COMMAND", "its flags, as does topkv COMMAND --help", width, 18);
-  text += labelled("  -h, --help", "this text", width, 18);
+  text +=
+      "\n" + labelled("  help COMMAND", "print its flags, as topkv COMMAND --help does", width, 18);
+  text += labelled("  -h, --help", "print this text", width, 18);
   text += labelled("  --version", "print the version", width, 18);
   text += "\n" + labelled("", main_numbers, width, 0);
   return text + examples_text({"topkv needle -m models/needle-14m -c 1M",

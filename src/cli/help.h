@@ -41,11 +41,11 @@ const CommandHelp& help_of(std::string_view command);
 
 /// What topkv says of itself as a whole.
 inline constexpr const char* main_about =
-    "Runs language models over contexts of a million tokens: their keys and values stay in host "
-    "memory, and each step attends only the rows that an index finds.";
+    "Runs language models over contexts of a million tokens. Keys and values stay in host memory. "
+    "Each step attends to the first and last tokens and to the rows that an index finds.";
 inline constexpr const char* main_numbers =
-    "Counts of tokens and sizes are in powers of 1024 (4K = 4096, 8G = 8GiB); KB, MB, GB and TB "
-    "are powers of 1000.";
+    "Counts of tokens and sizes use powers of 1024 (4K = 4096, 8G = 8GiB). KB, MB, GB and TB are "
+    "powers of 1000.";
 
 /// As they are printed; no line is wider than `width`, from 40, but for words that are.
 std::string help_text(const CommandHelp& command, std::size_t width);

@@ -6,8 +6,6 @@
 namespace topkv::cli {
 namespace {
 
-const std::string by_generation_config = "by generation_config.json, else off";
-
 FlagHelp files(const std::string& meaning) { return {"-f, --file", "FILE", meaning}; }
 
 FlagHelp chat_message(const std::string& what) {
@@ -15,113 +13,120 @@ FlagHelp chat_message(const std::string& what) {
 }
 
 FlagHelp system_message(const std::string& condition) {
-  return {"--system", "TEXT", condition + "a system message before all"};
+  return {"--system", "TEXT", condition + "begin with this system message"};
 }
 
 FlagHelp template_variable(const std::string& condition) {
-  return {"--template-arg", "NAME=JSON",
-          condition +
-              "sets a variable of the chat template, such as enable_thinking=false; repeat "
-              "for several"};
+  return {
+      "--template-arg", "NAME=JSON",
+      condition +
+          "set a variable of the chat template, such as enable_thinking=false; repeat for several"};
 }
 
 FlagGroup with_samples(FlagGroup answer) {
-  answer.flags.insert(answer.flags.begin() + 1,
-                      {"-N, --samples", "N", "answers, with this seed and the next ones", "1"});
+  answer.flags.insert(
+      answer.flags.begin() + 1,
+      {"-N, --samples", "N", "generate N answers, with this seed and the next ones", "1"});
   return answer;
 }
 
 FlagGroup with_profile(FlagGroup shown) {
-  shown.flags.push_back({"--profile", "", "where the time of a step went, layer by layer"});
+  shown.flags.push_back({"--profile", "", "print where the time of a step went, layer by layer"});
   return shown;
 }
 
 }  // namespace
 
 CommandHelp needle_help() {
-  return {
-      "needle",
-      "hide facts in a long text and ask for them",
-      "-m DIR [-c 128K,1M] [flags]",
-      "Hides facts at several depths of a long text, prefills it once and asks for each in its own "
-      "session.",
-      {model_help(),
-       {"task",
-        {{"-c, --ctx", "LIST", "tokens of the context alone; K = 1024, M = 1024²: 4096,1M", "128K"},
-         {"--ruler-length", "",
-          "-c counts the question and 128 tokens of answer too, as RULER does"},
-         {"--depths", "N|LIST", "N depths spread evenly, or percent: 5,50,95, one as 50%", "10"},
-         {"--haystack",
-          "DIR",
-          "generated, noise, needles, or a folder of *.txt and *.md",
-          "generated",
-          {"generated", "noise", "needles"}},
-         {"--needle",
-          "STYLE",
-          "number, word, uuid (as in RULER) or passkey",
-          "number",
-          {"number", "word", "uuid", "passkey"}},
-         {"--needle-text", "TEXT", "a needle of your own, with --question and --answer"},
-         {"--question", "TEXT", "that asks for it"},
-         {"--answer", "TEXT", "that is expected"},
-         {"--separate", "",
-          "a context for each needle; passkey and own needles always have that"}}},
-       retrieval_help("64"),
-       prefill_help("window"),
-       sampling_help("32; 64 for uuid", "0"),
-       {"results",
-        {{"-o, --output", "DIR", "goes on where it stopped, adds -c and --kv-index", "by settings"},
-         {"--fresh", "", "start over"},
-         {"--kv-recall", "",
-          "also ask beside exact search, and report the share of its rows found"},
-         {"--profile", "", "time of a step by layer"},
-         {"--json", "", "cells as lines of JSON"}}}},
-      {"topkv needle -m models/needle-14m -c 32K,128K,1M --kv-topk 64",
-       "topkv needle -m models/needle-14m -c 128K --kv-index exact --kv-index hnsw:M=16 -o "
-       "out/hnsw"}};
+  return {"needle",
+          "hide facts in a long text and ask for them",
+          "-m DIR [-c 128K,1M] [flags]",
+          "Hides facts at several depths of a long text and prefills the text once. Then asks for "
+          "each fact in a session of its own.",
+          {model_help(),
+           {"task",
+            {{"-c, --ctx", "LIST",
+              "prefill contexts of these lengths in tokens: 4096,1M (K = 1024, M = 1024²)", "128K"},
+             {"--ruler-length", "",
+              "let -c include the question and 128 tokens of answer, as RULER does"},
+             {"--depths", "N|LIST",
+              "hide facts at N evenly spread depths, or at these percentages: 5,50,95 (a single "
+              "one: 50%)",
+              "10"},
+             {"--haystack",
+              "DIR",
+              "hide facts in generated, noise or needles text, or in a folder of *.txt and *.md",
+              "generated",
+              {"generated", "noise", "needles"}},
+             {"--needle",
+              "STYLE",
+              "hide a number, word or uuid (as in RULER) or a passkey",
+              "number",
+              {"number", "word", "uuid", "passkey"}},
+             {"--needle-text", "TEXT", "hide this sentence; needs --question and --answer"},
+             {"--question", "TEXT", "ask for your own needle with this text"},
+             {"--answer", "TEXT", "expect this answer to your question"},
+             {"--separate", "",
+              "prefill a context for each needle; always so for passkey and for your own needle"}}},
+           retrieval_help("64"),
+           prefill_help("window"),
+           sampling_help("32; 64 for uuid"),
+           {"results",
+            {{"-o, --output", "DIR",
+              "write results to DIR; an earlier run there continues, with more -c or --kv-index",
+              "a folder for these settings"},
+             {"--fresh", "", "replace earlier results in the folder"},
+             {"--kv-recall", "",
+              "also search exactly, and report the share of those rows that the index found"},
+             {"--profile", "", "print where the time of a step went, layer by layer"},
+             {"--json", "", "print cells as lines of JSON"}}}},
+          {"topkv needle -m models/needle-14m -c 32K,128K,1M --kv-topk 64",
+           "topkv needle -m models/needle-14m -c 128K --kv-index exact --kv-index hnsw:M=16 -o "
+           "out/hnsw"}};
 }
 
 CommandHelp generate_help() {
-  return {
-      "generate",
-      "continue a prompt, over files as context if you like",
-      "-m DIR [-p PROMPT] [-f FILE]... [flags]",
-      "Continues a prompt, or the text of files. Files become a frozen context before the prompt, of "
-      "which each step retrieves rows. The tokens are those of files and prompt as one text: end a "
-      "file's last line before a question.",
-      {model_help(),
-       {"text",
-        {{"-p, --prompt", "TEXT", "what to continue; with --chat what to ask", "the files alone"},
-         files("text of the context; repeat for several, - is standard input"),
-         chat_message("files and prompt are a message"),
-         system_message("with --chat: "),
-         template_variable("with --chat: "),
-         length_help("all the model can")}},
-       with_samples(answer_help("128", by_generation_config)),
-       retrieval_help("64"),
-       prefill_help("dense"),
-       with_profile(shown_help())},
-      {"topkv generate -m models/needle-14m -p \"Once upon a time\" -n 40",
-       "cat book.txt | topkv generate -m models/needle-14m -f - -p \"The hero's name is\" "
-       "--prefill "
-       "window"}};
+  return {"generate",
+          "continue a prompt, with files as context if wanted",
+          "-m DIR [-p PROMPT] [-f FILE]... [flags]",
+          "Continues a prompt, or the text of files. Files become a frozen context before the "
+          "prompt, and each step retrieves rows from it. Files and prompt are read as one text: "
+          "end the last line of a file before a question.",
+          {model_help(),
+           {"text",
+            {{"-p, --prompt", "TEXT", "continue this text; with --chat, ask it", "the files alone"},
+             files("read text of the context; repeat for several, - is standard input"),
+             chat_message("ask with files and prompt as one message"),
+             system_message("with --chat: "),
+             template_variable("with --chat: "),
+             length_help("all the model supports")}},
+           with_samples(answer_help("128")),
+           retrieval_help("64"),
+           prefill_help("dense"),
+           with_profile(shown_help())},
+          {"topkv generate -m models/needle-14m -p \"Once upon a time\" -n 40",
+           "cat book.txt | topkv generate -m models/needle-14m -f - -p \"The hero's name is\" "
+           "--prefill "
+           "window"}};
 }
 
 CommandHelp chat_help() {
   return {
       "chat",
-      "a conversation over files, for models with a chat template",
+      "hold a conversation over files, for models with a chat template",
       "-m DIR [-f FILE]... [flags]",
-      "A conversation in the model's chat template: each line of standard input is a question, "
-      "answers go to standard output. Files are read once, before the first question. Ctrl-C ends "
-      "an answer, and at the prompt the program, as the end of input (Ctrl-D) does.",
+      "Holds a conversation in the model's chat template. Each line of standard input is a "
+      "question; answers go to standard output. Files are read once, before the first question. "
+      "Ctrl-C ends an answer. At the prompt, Ctrl-C or the end of the input (Ctrl-D) ends the "
+      "program.",
       {model_help(),
        {"text",
-        {files("text to talk about; repeat for several"),
+        {files("talk about this text; repeat for several"),
          system_message(""),
          template_variable(""),
-         {"--room", "N", "tokens of questions and answers together, beside the files", "64K"}}},
-       answer_help("1024", by_generation_config),
+         {"--room", "N", "allow N tokens for questions and answers together, beside the files",
+          "64K"}}},
+       answer_help("1024"),
        retrieval_help("64"),
        prefill_help("dense"),
        shown_help()},
@@ -130,55 +135,57 @@ CommandHelp chat_help() {
 }
 
 CommandHelp prefill_command_help() {
-  return {"prefill",
-          "read texts once, into a context that stays in a file",
-          "-m DIR -f FILE... -o FILE.tkv [flags]",
-          "Reads texts once and writes their context to a file, for topkv ask: rows, indices and "
-          "codes. The file is seen when it is whole; what had its name stays until then.",
-          {model_help(),
-           {"text",
-            {files("text of the context; repeat for several, - is standard input"),
-             chat_message("the texts are the beginning of a message"),
-             system_message("with --chat: "), length_help("all the model can")}},
-           {"file",
-            {{"-o, --output", "FILE", "the file to write"},
-             {"--kv-index",
-              "SPEC",
-              "codes, exact, ivf, hnsw, faiss:IVF,SQ8, …; repeat for several",
-              "codes, k by dim",
-              {"codes", "exact", "ivf", "hnsw", "faiss:IVF,SQ8", "faiss:HNSW32"}},
-             {"--kv-tail",
-              "SPEC",
-              "a tail that the index has not: mean, or a spec of codes",
-              "",
-              {"mean", "codes"}}}},
-           prefill_help("dense"),
-           {"results", {{"--quiet", "", "no figures and no progress"}}}},
-          {"topkv prefill -m Qwen2.5-7B-Instruct-1M -f book.txt -o book.tkv --chat",
-           "topkv prefill -m models/needle-14m -f notes.txt -o notes.tkv --prefill window"}};
+  return {
+      "prefill",
+      "read texts once into a context file",
+      "-m DIR -f FILE... -o FILE.tkv [flags]",
+      "Reads texts once and writes their context to a file for topkv ask: rows, indices and codes. "
+      "The new file appears once it is complete; an older file of that name stays until then.",
+      {model_help(),
+       {"text",
+        {files("read text of the context; repeat for several, - is standard input"),
+         chat_message("make the texts the beginning of a message"), system_message("with --chat: "),
+         length_help("all the model supports")}},
+       {"file",
+        {{"-o, --output", "FILE", "write the context to FILE"},
+         {"--kv-index",
+          "SPEC",
+          "build codes, exact, ivf, hnsw, faiss:IVF,SQ8, …; repeat for several",
+          "codes:k=16,v=8; k=32 below 128 dims a head",
+          {"codes", "exact", "ivf", "hnsw", "faiss:IVF,SQ8", "faiss:HNSW32"}},
+         {"--kv-tail",
+          "SPEC",
+          "build a tail beside the index's own: mean, or a spec of codes",
+          "none",
+          {"mean", "codes"}}}},
+       prefill_help("dense"),
+       {"results", {{"--quiet", "", "print no figures and no progress"}}}},
+      {"topkv prefill -m Qwen2.5-7B-Instruct-1M -f book.txt -o book.tkv --chat",
+       "topkv prefill -m models/needle-14m -f notes.txt -o notes.tkv --prefill window"}};
 }
 
 CommandHelp ask_help() {
   FlagGroup retrieval = retrieval_help("64");
   retrieval.flags.front() = index_help("the file's");
-  retrieval.flags.front().meaning = "one of the file, or another, which is built first";
+  retrieval.flags.front().meaning =
+      "find rows with an index of the file, or build another one first";
   return {
       "ask",
-      "ask of such a context, as often as you like",
+      "answer prompts over a context file",
       "FILE.tkv -m DIR [-p PROMPT]... [flags]",
-      "Asks of a context that topkv prefill wrote, with the model that it was read by: each prompt "
-      "by itself, several of them in joint steps, answers in order to standard output. Without -p "
-      "each line of standard input is a prompt.",
-      {model_help("as the context was read with"),
+      "Answers prompts over a context that topkv prefill wrote, with the model that read it. Each "
+      "prompt is answered by itself, several of them in joint steps. Answers go to standard output "
+      "in the order of the prompts.",
+      {model_help("hold weights as for topkv prefill: stored, int8 or int4"),
        {"text",
         {{"-p, --prompt", "TEXT",
-          "what to continue, or to ask where the context is in a chat template; repeat for "
-          "several"},
-         template_variable("of a context in a chat template: "),
-         {"--mmap", "", "rows stay in the file: for contexts larger than the memory"},
+          "continue this text, or ask it if the context is in a chat template; repeat for several",
+          "lines of standard input"},
+         template_variable("for a context in a chat template: "),
+         {"--mmap", "", "leave rows in the file, for contexts larger than memory"},
          memory_help(),
-         length_help("as the context was read with")}},
-       answer_help("128", by_generation_config),
+         length_help("as the context was read")}},
+       answer_help("128"),
        retrieval,
        shown_help()},
       {"topkv ask book.tkv -m Qwen2.5-7B-Instruct-1M -p \"Who is the hero?\" -p \"Where does it "
@@ -189,36 +196,34 @@ CommandHelp ask_help() {
 
 CommandHelp serve_help() {
   FlagGroup retrieval = retrieval_help("64");
-  retrieval.flags.front() = index_help("a FILE's own; for texts of clients codes, k by dim");
-  retrieval.flags.front().meaning = "of all contexts";
+  retrieval.flags.front() = index_help("a FILE's own; codes for texts of clients");
+  retrieval.flags.front().meaning = "find rows of all contexts with this index";
   FlagGroup prefill = prefill_help("dense");
-  prefill.title = "texts that clients have it read";
+  prefill.title = "prefill of texts that clients send";
   return {
       "serve",
-      "the same over HTTP, for clients of OpenAI's API, many at a time",
+      "serve contexts over HTTP to many clients of OpenAI's API",
       "-m DIR [FILE.tkv]... [--port N] [flags]",
-      "Answers over HTTP as OpenAI's API does, requests over one context in joint steps: "
-      "\"context\": "
-      "\"book\" in a request is book.tkv, and so is \"model\": \"MODEL:book\". Ctrl-C ends it when "
-      "running answers are whole, or after "
-      "10 "
-      "s; a second one ends it at once. docs/server.md: endpoints, fields, limits.",
-      {model_help("as the contexts were read with"),
+      "Answers requests over HTTP as OpenAI's API does; requests over one context share steps. A "
+      "request names book.tkv by \"context\": \"book\" or by \"model\": \"MODEL:book\". Ctrl-C "
+      "ends the server once running answers are complete, after 10 s at most. A second Ctrl-C ends "
+      "it at once. Routes, fields and limits: docs/reference/server.md.",
+      {model_help("hold weights as for topkv prefill: stored, int8 or int4"),
        {"server",
-        {{"--host", "ADDRESS", "where it listens", "127.0.0.1"},
-         {"--port", "N", "0 is any", "8080"},
-         {"--api-key", "KEY", "clients must have it; better in the environment, TOPKV_API_KEY",
+        {{"--host", "ADDRESS", "listen at this address", "127.0.0.1"},
+         {"--port", "N", "listen at this port; 0 takes any free port", "8080"},
+         {"--api-key", "KEY",
+          "require this key from clients; other users cannot see it in TOPKV_API_KEY", "none"},
+         {"--alias", "NAME", "accept NAME for the model in requests, too; repeat for several",
           "none"},
-         {"--alias", "NAME", "another name that requests may give the model; repeat for several",
-          "none"},
-         {"--max-queue", "N", "answers that wait; more are refused with status 429", "64"},
-         {"--max-batch", "N", "answers that are stepped together", "16"},
-         {"--room", "N", "tokens of a prompt and its answer, beside the context", "16K"},
+         {"--max-queue", "N", "let at most N answers wait; refuse more with status 429", "64"},
+         {"--max-batch", "N", "step at most N answers together", "16"},
+         {"--room", "N", "allow N tokens for a prompt and its answer, beside the context", "16K"},
          {"--keep", "SIZE",
-          "keep rows of ended answers, for prompts that go on from their texts; 0: keep none",
-          "1/4 of what is free"},
-         {"--mmap", "", "rows of FILEs stay in them"},
-         length_help("as they were read with")}},
+          "keep rows of ended answers for prompts that continue their texts; 0 keeps none",
+          "1/4 of free memory"},
+         {"--mmap", "", "leave rows in the files"},
+         length_help("as the contexts were read")}},
        retrieval,
        prefill},
       {"topkv serve -m models/needle-14m notes.tkv",
@@ -227,18 +232,18 @@ CommandHelp serve_help() {
 }
 
 CommandHelp verify_help() {
-  return {
-      "verify",
-      "check such a file, byte by byte",
-      "FILE.tkv [flags]",
-      "Reads all of a context's file and checks it: every checksum, that rows are finite, that "
-      "indices are of these rows. Ends with status 1, and names the first part that is damaged.",
-      {{"",
-        {threads_help(),
-         {"--json", "", "print one JSON object, of a damaged file, too"},
-         {"--quiet", "", "no progress, and nothing of a file that is whole"}}}},
-      {"topkv verify book.tkv", "topkv verify book.tkv && cp book.tkv backup/"},
-      "FILE.tkv"};
+  return {"verify",
+          "check a context file byte by byte",
+          "FILE.tkv [flags]",
+          "Reads a whole context file. Checks every checksum, that all rows are finite, and that "
+          "the indices belong to these rows. Ends with status 1 and names the first damaged part "
+          "if there is one.",
+          {{"",
+            {threads_help(),
+             {"--json", "", "print one JSON object, for a damaged file, too"},
+             {"--quiet", "", "print no progress, and nothing about an undamaged file"}}}},
+          {"topkv verify book.tkv", "topkv verify book.tkv && cp book.tkv backup/"},
+          "FILE.tkv"};
 }
 
 }  // namespace topkv::cli

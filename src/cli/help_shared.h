@@ -10,11 +10,12 @@ namespace topkv::cli {
 /// That a flag may be given several times to compare settings.
 enum class Repeats : bool { no, yes };
 
-FlagGroup model_help(
-    const std::string& weights = "held as stored, or rounded to int8 or int4 while loading");
-FlagGroup sampling_help(const std::string& predict, const std::string& sampling);
-/// The same, with what commands add that answer people (src/cli/answer_flags.h).
-FlagGroup answer_help(const std::string& predict, const std::string& sampling);
+FlagGroup model_help(const std::string& weights =
+                         "hold weights as stored, or round them to int8 or int4 while loading");
+/// model_default: what is written before a default that a model's files may replace.
+FlagGroup sampling_help(const std::string& predict, const std::string& model_default = {});
+/// The sampling flags, and the flags of src/cli/answer_flags.h.
+FlagGroup answer_help(const std::string& predict);
 /// How such answers are shown.
 FlagGroup shown_help();
 FlagGroup retrieval_help(const std::string& k, Repeats repeats = Repeats::no);

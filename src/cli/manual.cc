@@ -57,18 +57,17 @@ std::string manual_text() {
       ".SH SYNOPSIS\n\\fBtopkv\\fR \\fICOMMAND\\fR [\\fIflags\\fR]\n.SH DESCRIPTION\n{}\n.PP\n{}\n",
       version(), "decode over a million tokens on a small machine", roff(main_about),
       roff(main_numbers));
-  text += ".PP\nDefaults stand in brackets.\n.SH COMMANDS\n";
+  text += ".PP\nDefaults are in brackets.\n.SH COMMANDS\n";
   for (const CommandHelp& command : all_help()) text += section(command);
   text += fmt::format(
-      ".SH EXIT STATUS\n.TP\n0\nwhat was asked was done\n.TP\n{}\nit failed, and standard error "
-      "says "
-      "why on one line\n.TP\n{}\nthe command line is wrong\n.TP\n128 + N\nended by signal N\n",
+      ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n{}\nfailure; standard error says why on one line\n"
+      ".TP\n{}\nthe command line is wrong\n.TP\n128 + N\nended by signal N\n",
       exit_error, exit_usage);
   text +=
-      ".SH ENVIRONMENT\n.TP\n\\fBHF_HOME\\fR, \\fBHF_HUB_CACHE\\fR\nwhere models lie that are "
-      "named "
-      "org/name\n.TP\n\\fBCOLUMNS\\fR\nhow wide --help is printed, in a pipe, too\n"
-      ".TP\n\\fBNO_COLOR\\fR\nno colours\n";
+      ".SH ENVIRONMENT\n.TP\n\\fBHF_HOME\\fR, \\fBHF_HUB_CACHE\\fR\nfolders that hold downloaded "
+      "models, named org/name\n.TP\n\\fBCOLUMNS\\fR\nthe width of --help, in a pipe, too\n"
+      ".TP\n\\fBNO_COLOR\\fR\nif set, no colours are printed\n.TP\n\\fBTOPKV_API_KEY\\fR\nthe key "
+      "that topkv serve requires from clients\n";
   return text;
 }
 
