@@ -245,7 +245,7 @@ void bind_model(py::module_& module) {
   py::class_<Model, std::shared_ptr<Model>> model(
       module, "Model",
       "A loaded checkpoint in Hugging Face layout (directory), or a GGUF file, of one of the "
-      "families that docs/models.md lists. "
+      "families that docs/reference/models.md lists. "
       "Safe from many threads, each with its own session.",
       py::release_gil_before_calling_cpp_dtor());
   bind_generate(model);

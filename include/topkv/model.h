@@ -4,7 +4,7 @@
 // Families, by model_type: llama, mistral, qwen2, qwen3, phi3, glm, glm4, olmo2, smollm3, gemma2,
 // gemma3_text (dense decoders with RMSNorm, RoPE, GQA and a gated MLP), and mixtral, qwen3_moe,
 // gpt_oss (with a mixture of experts in place of the MLP); see ModelConfig for what may differ
-// between them, and docs/models.md.
+// between them, and docs/reference/models.md.
 #pragma once
 
 #include <cstdint>
@@ -236,9 +236,9 @@ class GenerationBatch;
 /// A loaded checkpoint. On the host plain weights stay in the checkpoint's dtype, memory-mapped; on
 /// a CUDA device they are copied to it in bf16; or they are quantised on the way, on either (see
 /// WeightFormat). Those that are quantised already are held by their codes and scales, whose values
-/// are kept (docs/weights.md). Const members are safe from many threads, each with its own session.
-/// Where a plain weight that is NaN or infinite makes attention's inputs, or what generate chooses
-/// from, no number, they throw FileError naming it; load checks vectors and what is rounded.
+/// are kept (docs/reference/weights.md). Const members are safe from many threads, each with its own
+/// session. Where a plain weight that is NaN or infinite makes attention's inputs, or what generate
+/// chooses from, no number, they throw FileError naming it; load checks vectors and what is rounded.
 class Model {
  public:
   /// Loads config.json, tokenizer.json and the safetensors of a directory, or a GGUF file, which

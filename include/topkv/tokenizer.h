@@ -15,8 +15,8 @@
 namespace topkv {
 
 /// BPE, of bytes or of SentencePiece's pieces, or Unigram, of a tokenizer.json; BPE of a GGUF file.
-/// docs/models.md lists the parts of a tokenizer.json that are taken. Immutable; safe from many
-/// threads.
+/// docs/reference/models.md lists the parts of a tokenizer.json that are taken.
+/// Immutable; safe from many threads.
 class Tokenizer {
  public:
   /// on_warning is called once in the tokenizer's life, by the first encode that leaves bytes out.
