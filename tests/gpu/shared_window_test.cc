@@ -198,7 +198,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"sinks_beyond_the_context", "exact", 0, DType::bf16, 300, 310}),
     [](const auto& info) { return std::string(info.param.name); });
 
-/// The bundled model's shape: what docs/sessions.md says.
+/// The bundled model's shape: what docs/reference/sessions.md says.
 class ManySessions : public testing::Test {
  protected:
   static constexpr std::int64_t first = 2000;
