@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes those of tests/fixtures/parity whose checkpoints are quantised already, in safetensors.
 
-Weights are rounded and packed here, by what is known of each format (tests/quantised_checkpoint_test
+Weights are rounded and packed here, by what is known of each format (tests/model/quantised_checkpoint_test.cc
 has the layouts in words), and the reference is transformers over the weights that the codes stand
 for, in float32. Where the library of a format is installed (compressed-tensors), its own reader
 must find the same weights in the fixture. Folders are as make_parity_fixtures.py has them.

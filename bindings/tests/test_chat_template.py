@@ -1,4 +1,4 @@
-"""Chat templates through Python; tests/chat_template_test.cc compares them with transformers."""
+"""Chat templates through Python; tests/text/chat_template_test.cc compares them with transformers."""
 
 import json
 

@@ -6,7 +6,7 @@
 
 #include "src/context/file_format.h"
 #include "src/core/open_file.h"
-#include "tests/context_file_case.h"
+#include "tests/support/context_file_case.h"
 #include "tests/fuzz/context_specs.h"
 #include "topkv/context_file.h"
 

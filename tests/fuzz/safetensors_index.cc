@@ -1,7 +1,7 @@
 // Which shard has which tensor: model.safetensors.index.json beside two shards.
 #include "src/model/safetensors.h"
 #include "tests/fuzz/target.h"
-#include "tests/tensor_file.h"
+#include "tests/support/tensor_file.h"
 
 namespace fuzz = topkv::fuzz;
 

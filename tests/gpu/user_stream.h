@@ -11,7 +11,7 @@
 
 #include "gpu/handles.h"
 #include "tests/gpu/faults_guard.h"
-#include "tests/gpu/token_stream.h"
+#include "tests/support/token_stream.h"
 #include "topkv/attention.h"
 
 namespace test {

@@ -1,0 +1,87 @@
+#!/bin/sh
+# How answers end and are shown: stop texts, samples, events in JSON, and nothing beside them.
+# usage: generation.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
+set -u
+topkv=$1 model=$(cd "$2" && pwd) work=$3
+. "$(dirname "$0")/holds.sh"
+rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
+
+# refuses PATTERN FLAGS...: status 2, nothing on stdout, one line on stderr that has the pattern
+refuses() {
+  pattern=$1
+  shift
+  "$topkv" generate -m "$model" -p a "$@" >out 2>err
+  holds "refused: $*" test $? -eq 2 -a ! -s out -a "$(grep -c -e "$pattern" err)" -eq 1
+}
+generate() { "$topkv" generate -m "$model" --device cpu -t 2 -p 'The grass is' "$@"; }
+generate -n 12 --quiet >whole 2>log || echo "FAILED: $(cat log)"
+holds 'quiet leaves nothing on stderr' test ! -s log
+holds 'and the answer on stdout' test -s whole
+printf 'The grass is' >text
+"$topkv" generate -m "$model" --device cpu -t 2 -n 12 --quiet -f text >cut
+holds 'a file alone is continued as a prompt is' cmp whole cut
+"$topkv" generate -m "$model" --device cpu -t 2 -n 12 --quiet -f - <text >cut
+holds 'standard input alone is, too' cmp whole cut
+stop=$(cut -c 8-10 whole | head -n 1)
+generate -n 12 --stop 'not there' --stop "$stop" >cut 2>log
+holds 'an answer ends before a stop text' python3 -c '
+whole, cut, stop = (open("whole").read(), open("cut").read(), __import__("sys").argv[1])
+assert cut == whole[: whole.index(stop)] + "\n", (cut, stop)' "$stop"
+holds 'and says so' grep -q 'ended by a stop text' log
+lines() { "$topkv" generate -m "$model" --device cpu -t 2 --temp 0 -n 30 --quiet -p 'The grass is green.
+The sky is blue.
+The' "$@"; }
+lines >whole && lines --stop '\n' >cut
+holds 'an answer of several lines' test "$(wc -l <whole)" -gt 1
+holds 'ends with the first before \n' test "$(wc -l <cut)" -eq 1 -a "$(cat cut)" = "$(head -n 1 whole)"
+lines --stop '\\n' >cut
+holds 'and goes on where the text has a backslash' cmp whole cut
+
+generate -n 6 --temp 1.5 --seed 7 --logprobs 2 --json >events 2>/dev/null
+generate -n 6 --temp 1.5 --seed 7 >text 2>/dev/null
+holds 'events are the tokens, the text and the answer' python3 -c '
+import json
+events = [json.loads(line) for line in open("events")]
+tokens = [e for e in events if e["event"] == "token"]
+answer = events[-1]
+assert answer["event"] == "answer" and answer["answer"] == 0 and answer["finish"] in ("length", "end_token")
+assert [e["token"] for e in tokens] == answer["tokens"]
+assert "".join(e["text"] for e in events if e["event"] == "text") == answer["text"]
+assert answer["text"] + "\n" == open("text").read()
+for e in tokens:
+    assert len(e["top_logprobs"]) == 2
+    assert e["logprob"] <= e["top_logprobs"][0]["logprob"] + 1e-12 and e["top_logprobs"][0]["logprob"] < 0'
+
+generate -n 6 --temp 1.5 --seed 7 --samples 3 >samples 2>log
+for seed in 7 8 9; do generate -n 6 --temp 1.5 --seed $seed; done >alone 2>/dev/null
+holds 'samples are the answers of their seeds' cmp samples alone
+generate -n 4 --temp 1.5 -N 2 --json >events 2>/dev/null
+holds 'events tell whose they are' python3 -c '
+import json
+answers = {e["answer"]: e for e in map(json.loads, open("events")) if e["event"] == "answer"}
+assert sorted(answers) == [0, 1] and answers[1]["seed"] == answers[0]["seed"] + 1'
+
+generate -n 8 --repetition-penalty 50 --json >events 2>/dev/null
+holds 'a penalty forbids what was there' python3 -c '
+import json
+tokens = json.loads(open("events").readlines()[-1])["tokens"]
+assert len(set(tokens)) == len(tokens) > 4'
+# A tokenizer may leave nothing of a prompt.
+mkdir drops && cp "$model"/* drops && python3 - <<'EOF'
+import json
+tokenizer = json.load(open("drops/tokenizer.json"))
+tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "x"}, "content": ""}
+json.dump(tokenizer, open("drops/tokenizer.json", "w"))
+EOF
+for samples in 1 2; do
+  "$topkv" generate -m drops --device cpu -p x --samples $samples >out 2>err
+  holds "a prompt of no tokens is refused: $samples" test $? -eq 2 -a ! -s out -a "$(grep -c 'prompt is empty' err)" -eq 1
+done
+refuses '--logprobs: .*--json' --logprobs 2
+refuses '--logprobs: expected' --json --logprobs 21
+refuses '--stop: expected a text' --stop ''
+refuses '--min-p: expected a number from 0 to 1' --min-p 2
+refuses '--repetition-penalty: expected a number above 0' --repetition-penalty 0
+refuses '--frequency-penalty: expected a number from -2 to 2' --frequency-penalty 3
+refuses '--samples: expected' --samples 257
+end

@@ -1,0 +1,58 @@
+#!/bin/sh
+# What topkv plan says where nothing fits: which length does, and whether another index would.
+# usage: plan.sh TOPKV MODEL_DIRECTORY WORK_DIRECTORY
+set -u
+topkv=$1 model=$2 work=$3
+. "$(dirname "$0")/holds.sh"
+rm -rf "$work" && mkdir -p "$work" && cd "$work" || exit 1
+
+plan() { "$topkv" plan "$model" --device cpu "$@" >out 2>log; }
+
+plan -c 64K --mem 4GiB
+holds 'a plan that fits ends with 0' test $? -eq 0
+holds 'and needs no way out' test "$(grep -c '^fits' out)" -eq 0
+plan -c 64K --mem 4GiB --kv-host-search
+holds 'a search that is left to the host is among the flags' grep -q '^run .*--kv-host-search' out
+
+# Read densely, a long text takes the host hours.
+plan -c 1M --mem 16GiB
+holds 'without a GPU a long text is read in window mode' grep -q '^run  .* --prefill window --device cpu' out
+holds 'for a reason that is told' grep -q '^prefill   in window mode.*; dense it takes 6,755 TFLOP of attention, 18 h .* at 100 GFLOP/s$' out
+plan -c 1M --mem 16GiB --json
+holds 'which programs are told, too' python3 -c 'import json; p = json.load(open("out")); assert p["prefill"] == "window" and 6e15 < p["dense_prefill_flop"] < 7e15'
+plan -c 1M --mem 16GiB --prefill dense
+holds 'what is asked for stays' test "$(grep -c -- '^run .*--prefill' out)" -eq 0
+holds 'with what it takes' grep -q '^prefill   dense: .* TFLOP of attention, .* h .*; --prefill window takes far less$' out
+plan -c 1M --mem 16GiB --prefill window
+holds 'and so does the other way' grep -q '^run  .* --prefill window' out
+plan -c 64K --mem 4GiB
+holds 'what is read in minutes is read densely' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+if "$topkv" plan "$model" -c 1M --gpu-mem 16GiB --mem 16GiB >out 2>log; then # by a topkv with CUDA
+  holds 'so is anything with a GPU' test "$(grep -c -e '--prefill' -e '^prefill' out)" -eq 0
+fi
+
+plan -c 1M --mem 1GiB
+holds 'where nothing fits the status is 1' test $? -eq 1
+most=$(sed -n 's/^fits  *\([0-9,]*\) tokens$/\1/p' out | tr -d ,)
+holds 'a length that fits is named' test -n "$most"
+plan -c "$most" --mem 1GiB
+holds 'it does fit' test $? -eq 0
+plan -c "$((most + 1024))" --mem 1GiB
+holds 'and no longer one' test $? -eq 1
+
+plan -c 1M --mem 1600MiB
+holds 'codes do not fit' test $? -eq 1
+holds 'exact search would' grep -q '^fits .*--kv-index exact$' out
+plan -c 1M --mem 1600MiB --kv-index exact
+holds 'it does' test $? -eq 0
+plan -c 1M --mem 1600MiB --kv-index codes
+holds 'an index that is asked for stays' test "$(grep -c -- '--kv-index exact' out)" -eq 0
+
+plan -c 1M --mem 10MiB
+holds 'where no length fits none is named' test "$(grep -c '^fits' out)" -eq 0
+holds 'which is said' grep -q '^too much  1,024 tokens, too' out
+holds 'and that exact search does not fit either' grep -q '^too much  --kv-index exact, too$' out
+plan -c 1M --mem 2000000KB
+holds 'KB are thousands of bytes' grep -q '^host memory, 1.9 GiB$' out
+
+end

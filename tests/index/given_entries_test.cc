@@ -1,0 +1,196 @@
+// Indices of selection methods whose entries are chosen elsewhere, as a device does: what they find
+// is what they find by themselves, of the entries that they were given and of no others.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "index/choosing_index.h"
+#include "index/squeezed_index.h"
+#include "src/core/faults.h"
+#include "tests/support/key_cases.h"
+#include "tests/support/reference.h"
+#include "tests/support/wanted_choice.h"
+
+namespace topkv {
+namespace {
+
+using test::Keys;
+using test::WantedChoice;
+
+constexpr std::int64_t dim = 48;
+constexpr std::int64_t rows = 3000;
+constexpr std::int64_t group = 3;
+constexpr float scale = 0.1F;
+
+std::unique_ptr<ChoosingIndex> built(const std::string& spec, const KeyView& keys) {
+  auto index = make_index(spec);
+  index->add(keys);
+  index->build();
+  auto* choosing = dynamic_cast<ChoosingIndex*>(index.release());
+  if (auto* squeezed = dynamic_cast<SqueezedIndex*>(choosing); squeezed != nullptr) {
+    const SqueezedIndex::Thresholds some{.fine = 64 * 9};  // importances above 2^-9
+    squeezed->set_thresholds(some, some);
+  }
+  return std::unique_ptr<ChoosingIndex>(choosing);
+}
+
+/// Choices that searches were given, while one lives.
+class Choices {
+ public:
+  Choices() {
+    taken = dropped = 0;
+    fault_hook = [](const char* place) {
+      taken += std::string_view(place) == "search.choice_taken";
+      dropped += std::string_view(place) == "search.choice_dropped";
+    };
+  }
+  ~Choices() { fault_hook = nullptr; }
+  Choices(const Choices&) = delete;  // belongs to one scope
+  Choices& operator=(const Choices&) = delete;
+
+  static inline std::atomic<std::int64_t> taken{0}, dropped{0};
+};
+
+/// A token of a group, and its search.
+struct Token {
+  std::vector<float> queries = reference::random_bf16(group * dim, 7, 2.0F);
+  std::vector<PositionRange> allowed;
+  explicit Token(PositionRange range) : allowed(group, range) {}
+
+  SearchResult search(const ChoosingIndex& index, std::int64_t k, const GivenEntries* given) const {
+    SearchResult result;
+    index.search({.data = queries.data(),
+                  .count = group,
+                  .dim = dim,
+                  .allowed = allowed,
+                  .group = group,
+                  .scale = scale},
+                 k, given, result);
+    return result;
+  }
+  WantedChoice wanted(const StandIns& of, std::int64_t k) const {
+    return {of, queries, scale, allowed[0], k};
+  }
+};
+
+/// What a device gives, as float64 has it, and some that do not exist.
+struct Given {
+  Given(const WantedChoice& wanted, bool sums) {
+    for (std::int64_t list = 0; list < wanted.lists(); ++list) {
+      const auto best = wanted.best(list);
+      entries.insert(entries.end(), best.begin(), best.end());
+      entries.insert(entries.end(), {1 << 20, 1 << 21});
+      if (sums) log_sums.push_back(static_cast<float>(wanted.log_sum(list)));
+    }
+    all = {entries, wanted.count() + 2, wanted.among().begin, log_sums};
+  }
+  std::vector<std::int32_t> entries;
+  std::vector<float> log_sums;
+  GivenEntries all;
+};
+
+void expect_same(const SearchResult& got, const SearchResult& want) {
+  for (std::int64_t q = 0; q < group; ++q) {
+    const auto have = got.positions(q);
+    const auto should = want.positions(q);
+    EXPECT_EQ(std::vector(have.begin(), have.end()), std::vector(should.begin(), should.end()))
+        << q;
+  }
+}
+
+const std::vector<std::string> specs = {"quest:page=16", "quest:page=7", "quest:page=1",
+                                        "sparq:r=8",     "sparq:r=100",  "retroinfer:segment=512",
+                                        "squeezed:c=5",  "squeezed:s=90"};
+
+TEST(GivenEntries, FindWhatTheIndexWouldFind) {
+  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  for (const std::string& spec : specs) {
+    const auto index = built(spec, keys.view());
+    const StandIns of = index->stand_ins();
+    ASSERT_NE(of.kind, StandInKind::none) << spec;
+    const StandIns planned = index->planned_stand_ins(dim, rows);
+    EXPECT_EQ(planned.kind, of.kind);
+    EXPECT_EQ(planned.weighed, of.weighed);
+    EXPECT_GE(planned.count, of.count);
+    EXPECT_LE(planned.count, of.count + of.count / 20 + 1) << spec;
+    for (const PositionRange range :
+         {PositionRange{0, rows}, {4, 2900}, {13, 100}, {1500, 1580}, {2905, rows}}) {
+      for (const std::int64_t k : {1, 40, 500}) {
+        SCOPED_TRACE(spec + ", " + std::to_string(k) + " of " + std::to_string(range.size()));
+        const Token token(range);
+        if (index->takes_all(range.size(), k)) continue;
+        const Given given(token.wanted(of, k), of.weighed);
+        const Choices choices;
+        expect_same(token.search(*index, k, &given.all), token.search(*index, k, nullptr));
+        EXPECT_EQ(Choices::taken, 1);
+        EXPECT_EQ(Choices::dropped, 0);
+      }
+    }
+  }
+}
+
+/// The worst in place of the best: nothing else is looked at.
+TEST(GivenEntries, NoOthersAreFound) {
+  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  for (const std::string& spec : specs) {
+    const auto index = built(spec, keys.view());
+    const StandIns of = index->stand_ins();
+    Token token({0, rows});
+    Token away = token;
+    for (float& q : away.queries) q = -q;
+    const std::int64_t k = 64;
+    Given given(away.wanted(of, k), of.weighed);
+    // That nearly nothing has importance is not to leave all of them out.
+    for (float& sum : given.log_sums) sum = -100;
+    const SearchResult got = token.search(*index, k, &given.all);
+    const SearchResult own = token.search(*index, k, nullptr);
+    for (std::int64_t q = 0; q < group; ++q) {
+      ASSERT_EQ(std::ssize(got.positions(q)), k) << spec;
+      const auto wanted = own.positions(q);
+      const std::set<std::int64_t> without(wanted.begin(), wanted.end());
+      std::int64_t common = 0;
+      for (const std::int64_t row : got.positions(q)) common += without.contains(row) ? 1 : 0;
+      EXPECT_LT(common, k) << spec;
+    }
+  }
+}
+
+/// Entries that hold too few rows of the range, or sums beyond float32: the index chooses for
+/// itself.
+TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
+  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  for (const std::string& spec : specs) {
+    const auto index = built(spec, keys.view());
+    const StandIns of = index->stand_ins();
+    const Token token({1500, 2900});
+    const std::int64_t k = 64;
+    Given given(token.wanted(of, k), of.weighed);
+    // All of them but two do not exist.
+    for (std::size_t i = 0; i < given.entries.size(); ++i) {
+      if (i % static_cast<std::size_t>(given.all.each) >= 2) given.entries[i] = 1 << 20;
+    }
+    for (float& sum : given.log_sums) sum = std::numeric_limits<float>::quiet_NaN();
+    const Choices choices;
+    expect_same(token.search(*index, k, &given.all), token.search(*index, k, nullptr));
+    EXPECT_EQ(Choices::dropped, 1);
+  }
+}
+
+TEST(GivenEntries, TwoLevelsAndOtherMethodsHaveNoStandIns) {
+  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  for (const char* spec : {"squeezed:coarse=1", "lowrank:r=8"}) {
+    const auto index = built(spec, keys.view());
+    EXPECT_EQ(index->stand_ins().kind, StandInKind::none) << spec;
+    EXPECT_EQ(index->planned_stand_ins(dim, rows).kind, StandInKind::none) << spec;
+  }
+}
+
+}  // namespace
+}  // namespace topkv

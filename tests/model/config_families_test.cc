@@ -1,0 +1,303 @@
+// What tells the families apart in config.json, and how their makers would have text generated.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/temp_directory.h"
+#include "topkv/error.h"
+#include "topkv/model.h"
+
+namespace topkv {
+namespace {
+
+using Json = nlohmann::json;
+using Windows = std::vector<std::int64_t>;
+using Ropes = std::vector<LayerRope>;
+
+class ConfigFamilies : public testing::Test {
+ protected:
+  ModelConfig load(const Json& config) {
+    temp.write("config.json", config.dump());
+    return ModelConfig::load(temp.path());
+  }
+  ModelConfig generation(const Json& json) {
+    temp.write("generation_config.json", json.dump());
+    return load(small("llama"));
+  }
+  static Json small(const std::string& type, const Json& changes = Json::object()) {
+    Json config = {{"model_type", type},       {"vocab_size", 100},
+                   {"hidden_size", 64},        {"intermediate_size", 128},
+                   {"num_hidden_layers", 4},   {"num_attention_heads", 8},
+                   {"num_key_value_heads", 2}, {"max_position_embeddings", 4096},
+                   {"eos_token_id", 2},        {"bos_token_id", 1}};
+    config.update(changes);
+    return config;
+  }
+  std::string file() const { return (temp.path() / "config.json").string(); }
+  TempDirectory temp;
+};
+
+TEST_F(ConfigFamilies, MissingKeysMeanWhatTheyMeanInTransformers) {
+  struct Case {
+    const char* type;
+    std::int64_t vocab, hidden, intermediate, layers, q_heads, kv_heads, head_dim, rotary_dim;
+    std::int64_t max_position;
+    double epsilon, theta;
+    Token bos;
+    std::vector<Token> eos;
+    bool tied, qkv_bias, norm_inputs, norm_outputs, qk_norm;
+  };
+  const std::vector<Token> glm_end = {151329, 151336, 151338};
+  const std::vector<Case> cases = {
+      {"phi3", 32064, 3072, 8192, 32, 32, 32, 96, 96, 4096, 1e-5, 1e4, 1, {32000},
+       false, false, true, false, false},
+      {"glm", 151552, 4096, 13696, 40, 32, 2, 128, 64, 131072, 1.5625e-7, 1e4, -1, glm_end,
+       false, true, true, false, false},
+      {"glm4", 151552, 4096, 13696, 40, 32, 2, 128, 64, 131072, 1.5625e-7, 1e4, -1, glm_end,
+       false, true, true, true, false},
+      {"olmo2", 50304, 4096, 11008, 32, 32, 32, 128, 128, 2048, 1e-5, 1e4, -1, {50279},
+       false, false, false, true, true},
+      {"smollm3", 128256, 2048, 11008, 36, 16, 4, 128, 128, 32768, 1e-6, 2e6, 128000, {128001},
+       true, false, true, false, false},
+      {"gemma2", 256000, 2304, 9216, 26, 8, 4, 256, 256, 8192, 1e-6, 1e4, 2, {1},
+       true, false, true, true, false},
+      {"gemma3_text", 262208, 2304, 9216, 26, 8, 4, 256, 256, 131072, 1e-6, 1e6, 2, {1},
+       true, false, true, true, true},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.type);
+    const ModelConfig config = load({{"model_type", c.type}});
+    EXPECT_EQ(config.vocab_size, c.vocab);
+    EXPECT_EQ(config.hidden_size, c.hidden);
+    EXPECT_EQ(config.intermediate_size, c.intermediate);
+    EXPECT_EQ(config.attention.layers, c.layers);
+    EXPECT_EQ(config.attention.q_heads, c.q_heads);
+    EXPECT_EQ(config.attention.kv_heads, c.kv_heads);
+    EXPECT_EQ(config.attention.head_dim, c.head_dim);
+    EXPECT_EQ(config.rotary_dim, c.rotary_dim);
+    EXPECT_EQ(config.max_position, c.max_position);
+    EXPECT_EQ(config.rms_norm_eps, c.epsilon);
+    EXPECT_EQ(config.rope_theta, c.theta);
+    EXPECT_EQ(config.bos, c.bos);
+    EXPECT_EQ(config.eos, c.eos);
+    EXPECT_EQ(config.tied_embeddings, c.tied);
+    EXPECT_EQ(config.qkv_bias, c.qkv_bias);
+    EXPECT_FALSE(config.o_bias);
+    EXPECT_EQ(config.norm_inputs, c.norm_inputs);
+    EXPECT_EQ(config.norm_outputs, c.norm_outputs);
+    EXPECT_EQ(config.qk_norm, c.qk_norm);
+    EXPECT_TRUE(config.warnings.empty());
+  }
+}
+
+TEST_F(ConfigFamilies, PhiReadsItsOriginalLengthAtTheTopLevel) {
+  Json scaling = {{"type", "su"},
+                  {"short_factor", Json::array_t(4, 1.0)},
+                  {"long_factor", Json::array_t(4, 2.0)},
+                  {"original_max_position_embeddings", 99}};
+  const Json phi = small("phi3", {{"rope_scaling", scaling},
+                                  {"max_position_embeddings", 8192},
+                                  {"original_max_position_embeddings", 1024}});
+  const ModelConfig config = load(phi);
+  EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::longrope);
+  EXPECT_EQ(config.rope_scaling.original_max_position, 1024);
+  EXPECT_EQ(config.reach(), 8192);
+  EXPECT_TRUE(config.warnings.empty());
+  Json without = phi;
+  without.erase("original_max_position_embeddings");
+  EXPECT_EQ(load(without).rope_scaling.original_max_position, 4096);
+  scaling["type"] = "linear";
+  expect_error<Unsupported>([&] { load(small("phi3", {{"rope_scaling", scaling}})); },
+                            file() + ": ", {"rope_scaling.type is \"linear\"", "longrope"});
+}
+
+TEST_F(ConfigFamilies, PartOfTheHeadIsTurnedWhereTheFamilyReadsIt) {
+  EXPECT_EQ(load(small("phi3", {{"head_dim", 16}, {"partial_rotary_factor", 0.75}})).rotary_dim,
+            12);
+  EXPECT_EQ(load(small("glm", {{"head_dim", 16}})).rotary_dim, 8);
+  EXPECT_TRUE(load(small("glm", {{"head_dim", 16}})).rope_interleaved);
+  EXPECT_EQ(load(small("glm4", {{"head_dim", 16},
+                                {"partial_rotary_factor", 0.25},
+                                {"rope_parameters", {{"partial_rotary_factor", 1.0}}}}))
+                .rotary_dim,
+            16);
+  for (const double part : {0.0, 0.1, 0.2}) {  // of 16: nothing, one, three
+    expect_error<FileError>(
+        [&] { load(small("glm", {{"head_dim", 16}, {"partial_rotary_factor", part}})); },
+        file() + ": ", {"partial_rotary_factor is 0", "even number"});
+  }
+  expect_error<FileError>([&] { load(small("glm", {{"head_dim", 6}})); }, file() + ": ",
+                          {"partial_rotary_factor is missing"});
+}
+
+TEST_F(ConfigFamilies, LayersWithoutRopeAreListedOrEachNth) {
+  const LayerRope yes = LayerRope::model, no = LayerRope::none;
+  EXPECT_EQ(load(small("smollm3")).layer_rope, (Ropes{yes, yes, yes, no}));
+  EXPECT_EQ(load(small("smollm3", {{"no_rope_layer_interval", 2}})).layer_rope,
+            (Ropes{yes, no, yes, no}));
+  EXPECT_EQ(load(small("smollm3", {{"no_rope_layers", {0, 1, 1, 1}}})).layer_rope,
+            (Ropes{no, yes, yes, yes}));
+  EXPECT_EQ(load(small("smollm3", {{"no_rope_layers", {1, 1, 1, 1}}})).layer_rope, Ropes{});
+  const ModelConfig windowed =
+      load(small("smollm3", {{"use_sliding_window", true}, {"sliding_window", 16}}));
+  EXPECT_EQ(windowed.attention.sliding_window, (Windows{0, 0, 0, 16}));
+  for (const Json& bad : {Json{1, 1}, Json{1, 1, 1, 2}, Json{1, 1, 1, "0"}, Json(3)}) {
+    expect_error<FileError>([&] { load(small("smollm3", {{"no_rope_layers", bad}})); },
+                            file() + ": ", {"no_rope_layers is ", "num_hidden_layers (4)"});
+  }
+  expect_error<FileError>([&] { load(small("smollm3", {{"no_rope_layer_interval", 0}})); },
+                          file() + ": ", {"no_rope_layer_interval is 0"});
+}
+
+TEST_F(ConfigFamilies, GemmaTwoScalesAndCaps) {
+  const ModelConfig config = load(small("gemma2", {{"query_pre_attn_scalar", 64}}));
+  EXPECT_EQ(config.activation, ModelConfig::Activation::gelu_tanh);
+  EXPECT_EQ(config.embedding_scale, 8);
+  EXPECT_EQ(config.attention.scale, 0.125F);
+  EXPECT_EQ(config.attention.softcap, 50);
+  EXPECT_EQ(config.final_softcap, 30);
+  EXPECT_EQ(config.attention.sliding_window, (Windows{4096, 0, 4096, 0}));
+  const ModelConfig uncapped = load(small("gemma2", {{"attn_logit_softcapping", nullptr},
+                                                     {"final_logit_softcapping", nullptr}}));
+  EXPECT_EQ(uncapped.attention.softcap, 0);
+  EXPECT_EQ(uncapped.final_softcap, 0);
+  struct Case {
+    Json changes;
+    std::vector<std::string_view> says;
+  };
+  for (const Case& c : {Case{{{"query_pre_attn_scalar", 0}}, {"query_pre_attn_scalar is 0"}},
+                        Case{{{"query_pre_attn_scalar", -1}}, {"query_pre_attn_scalar is -1"}},
+                        Case{{{"attn_logit_softcapping", -50}}, {"attn_logit_softcapping is -50"}},
+                        Case{{{"final_logit_softcapping", "30"}}, {"final_logit_softcapping is"}},
+                        Case{{{"sliding_window", nullptr}}, {"sliding_window is null"}}}) {
+    expect_error<FileError>([&] { load(small("gemma2", c.changes)); }, file() + ": ", c.says);
+  }
+  expect_error<Unsupported>([&] { load(small("gemma2", {{"hidden_activation", "gelu"}})); },
+                            file() + ": ", {"hidden_activation is \"gelu\"", "gelu_pytorch_tanh"});
+}
+
+TEST_F(ConfigFamilies, GemmaThreeHasAThetaForEachKindOfLayer) {
+  const LayerRope model = LayerRope::model, sliding = LayerRope::sliding;
+  const Json pattern = {{"sliding_window", 512}, {"sliding_window_pattern", 2}};
+  ModelConfig config = load(small("gemma3_text", pattern));
+  EXPECT_EQ(config.attention.sliding_window, (Windows{512, 0, 512, 0}));
+  EXPECT_EQ(config.layer_rope, (Ropes{sliding, model, sliding, model}));
+  EXPECT_EQ(config.rope_theta, 1e6);
+  EXPECT_EQ(config.sliding_rope_theta, 1e4);
+  EXPECT_EQ(config.final_softcap, 0);
+
+  Json old = pattern;
+  old.update({{"rope_theta", 5e5},
+              {"rope_local_base_freq", 2e4},
+              {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}});
+  config = load(small("gemma3_text", old));
+  EXPECT_EQ(config.rope_theta, 5e5);
+  EXPECT_EQ(config.sliding_rope_theta, 2e4);
+  EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::linear);
+  EXPECT_EQ(config.rope_scaling.factor, 8);
+  EXPECT_EQ(config.reach(), 4096);
+  EXPECT_TRUE(config.warnings.empty());
+
+  Json kinds = pattern;
+  kinds["rope_parameters"] = {
+      {"full_attention", {{"rope_type", "linear"}, {"rope_theta", 3e5}, {"factor", 4}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
+  config = load(small("gemma3_text", kinds));
+  EXPECT_EQ(config.rope_theta, 3e5);
+  EXPECT_EQ(config.sliding_rope_theta, 3e4);
+  EXPECT_EQ(config.rope_scaling.factor, 4);
+  EXPECT_TRUE(config.warnings.empty());
+  EXPECT_EQ(load(small("gemma3_text", {{"layer_types", Json::array_t(4, "full_attention")}}))
+                .layer_rope,
+            Ropes{});
+
+  const auto refused = [&](const char* kind, const Json& rope, std::string_view says) {
+    Json changes = pattern;
+    changes["rope_parameters"] = {{kind, rope}};
+    expect_error<Unsupported>([&] { load(small("gemma3_text", changes)); }, file() + ": ", {says});
+  };
+  refused("sliding_attention", {{"rope_type", "linear"}, {"factor", 2}}, "a window");
+  refused("full_attention", {{"rope_type", "dynamic"}, {"factor", 2}}, "rope_type is \"dynamic\"");
+  refused("full_attention", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor is 0.5");
+  refused("rope_theta", 1e4, "with an object each");
+  expect_error<Unsupported>([&] { load(small("gemma3_text", {{"attn_logit_softcapping", 50}})); },
+                            file() + ": ", {"attn_logit_softcapping is 50"});
+  expect_error<Unsupported>(
+      [&] { load(small("gemma3_text", {{"use_bidirectional_attention", true}})); }, file() + ": ",
+      {"use_bidirectional_attention is true"});
+}
+
+TEST_F(ConfigFamilies, SamplingIsGreedyUnlessTheModelsMakersSampled) {
+  const auto expect = [&](const Json& json, double temperature, std::int64_t top_k, double top_p) {
+    SCOPED_TRACE(json.dump());
+    const SamplingOptions sampling = generation(json).sampling;
+    EXPECT_EQ(sampling.temperature, temperature);
+    EXPECT_EQ(sampling.top_k, top_k);
+    EXPECT_EQ(sampling.top_p, top_p);
+  };
+  EXPECT_EQ(load(small("llama")).sampling.temperature, 0);
+  expect(Json::object(), 0, 0, 1);
+  expect({{"do_sample", false}, {"temperature", 0.6}, {"top_p", 0.9}}, 0, 0, 1);
+  expect({{"temperature", 0.6}, {"top_p", 0.9}}, 0, 0, 1);
+  expect({{"do_sample", true}}, 1, 50, 1);
+  expect({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}}, 0.6, 20,
+         0.95);
+  expect({{"do_sample", true}, {"temperature", nullptr}, {"top_k", 0}, {"top_p", nullptr}}, 1, 0,
+         1);
+  expect({{"do_sample", true}, {"top_p", 0.0}}, 0, 0, 1);
+}
+
+TEST_F(ConfigFamilies, SamplingThatTopkvDoesNotHaveIsTold) {
+  const ModelConfig config = generation({{"do_sample", true},
+                                         {"typical_p", 0.9},
+                                         {"min_p", 0.1},
+                                         {"num_beams", 4},
+                                         {"eta_cutoff", 0}});
+  EXPECT_TRUE(config.sampling_warning.starts_with(
+      (temp.path() / "generation_config.json").string() + ": typical_p is 0.9, num_beams is 4: "))
+      << config.sampling_warning;
+  EXPECT_EQ(config.sampling_warning.find("eta_cutoff"), std::string::npos);
+  EXPECT_TRUE(config.warnings.empty());
+  EXPECT_EQ(generation({{"repetition_penalty", 1.0}, {"num_beams", 1}}).sampling_warning, "");
+}
+
+TEST_F(ConfigFamilies, MinPAndRepetitionPenaltyAreRead) {
+  const ModelConfig both =
+      generation({{"do_sample", true}, {"repetition_penalty", 1.05}, {"min_p", 0.1}});
+  EXPECT_EQ(both.sampling.repetition_penalty, 1.05);
+  EXPECT_EQ(both.sampling.min_p, 0.1);
+  EXPECT_EQ(both.sampling_warning, "");
+  const ModelConfig greedy = generation({{"repetition_penalty", 1.2}, {"min_p", 0.1}});
+  EXPECT_EQ(greedy.sampling.temperature, 0);
+  EXPECT_EQ(greedy.sampling.repetition_penalty, 1.2) << "greedy ones are penalised, too";
+  EXPECT_EQ(greedy.sampling.min_p, 0);
+}
+
+TEST_F(ConfigFamilies, AbsurdSamplingIsRefused) {
+  const std::string path = (temp.path() / "generation_config.json").string();
+  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{
+           {"temperature", -1},
+           {"temperature", 1e300},
+           {"temperature", "hot"},
+           {"top_k", -1},
+           {"top_k", 1.5},
+           {"top_p", 1.5},
+           {"top_p", -0.1},
+           {"min_p", 2},
+           {"repetition_penalty", 0},
+           {"repetition_penalty", -1},
+           {"do_sample", 1}}) {
+    SCOPED_TRACE(key);
+    Json json = {{"do_sample", true}};
+    json[key] = value;
+    expect_error<FileError>([&, json = json] { generation(json); }, path + ": ",
+                            {std::string(key) + " is "});
+  }
+}
+
+}  // namespace
+}  // namespace topkv
