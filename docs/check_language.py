@@ -1,7 +1,7 @@
 """Fails when a page, a public header or a help text has long sentences or banned constructions.
 
     python docs/check_language.py                 # what `make docs` runs
-    python docs/check_language.py docs/chat.md    # prints every finding in these files
+    python docs/check_language.py docs/howto-chat.md  # prints every finding in these files
     python docs/check_language.py --means         # prints the mean words a sentence of each file
     python docs/check_language.py --shrink        # takes what was mended off the list of exceptions
 

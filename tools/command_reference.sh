@@ -12,7 +12,7 @@ help_of() {
 cat <<'TEXT'
 # The command
 
-This page is the output of `topkv help` and `topkv help COMMAND`. How the commands are used: [The command](../command.md).
+This page is the output of `topkv help` and `topkv help COMMAND`. To learn the command: [A first session](../tutorials/command.md).
 TEXT
 help_of
 commands=$("$topkv" help | awk '/^  help COMMAND/ { exit } /^  [a-z]/ { print $1 }')

@@ -202,7 +202,7 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
       "session", "prompt",
       "Feeds the prompt's token ids to the session, then generates. temperature (0: greedy), "
       "top_k, "
-      "top_p, min_p, repetition_penalty: config.sampling's unless given; docs/generation.md has "
+      "top_p, min_p, repetition_penalty: config.sampling's unless given; docs/reference/generation.md has "
       "them all. stop: texts before the first of which the answer ends. logprobs: 0 to 20 of the "
       "likeliest tokens are told beside the chosen one; prompt_logprobs: as many beside each of "
       "the "

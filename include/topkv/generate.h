@@ -21,7 +21,7 @@ struct TokenBias {
 };
 
 /// How the next token is chosen from the model's logits. In this order, as transformers does
-/// (docs/generation.md has the formulas): logit_bias, repetition_penalty, frequency_penalty and
+/// (docs/reference/generation.md has the formulas): logit_bias, repetition_penalty, frequency_penalty and
 /// presence_penalty; then, unless greedy, temperature, top_k, top_p, min_p and a draw.
 struct SamplingOptions {
   double temperature = 0;  ///< 0: greedy, the largest logit after biases and penalties

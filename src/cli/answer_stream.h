@@ -22,7 +22,7 @@ class AnswerStream {
   enum class Shown : std::uint8_t {
     at_once,
     at_end,     ///< while another answer is being written
-    as_events,  ///< of tokens and of text (docs/generation.md)
+    as_events,  ///< of tokens and of text (docs/reference/generation.md)
   };
 
   /// number: of the answer among those of the command, from 0 on; for events.

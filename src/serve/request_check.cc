@@ -42,7 +42,7 @@ bool is_json_type(std::string_view type) {
 }
 
 Problem not_for(const Request& request) {
-  return {405, fmt::format("{} is not for {}; docs/server.md lists what there is",
+  return {405, fmt::format("{} is not for {}; docs/reference/server.md lists what there is",
                            printable_beginning(request.method), printable_beginning(request.path))};
 }
 
@@ -93,7 +93,7 @@ void check_request(const Request& request, const ServerOptions& options) {
                                    request.path.size(), most_path_bytes));
   if (!is_known(request.path))
     throw Problem(
-        404, fmt::format("there is no {} {}; docs/server.md lists what there is",
+        404, fmt::format("there is no {} {}; docs/reference/server.md lists what there is",
                          printable_beginning(request.method), printable_beginning(request.path)));
   const bool open = request.path == "/" || request.path == "/health";
   if (!options.api_key.empty() && !open &&
