@@ -26,9 +26,20 @@ def _block(block):
     if all(line.startswith("  ") for line in lines):
         return "::\n\n" + textwrap.indent(textwrap.dedent(block), "    ")
     if any(line.lstrip().startswith("- ") for line in lines):
-        return "\n".join(_text(line.strip()) for line in lines)
+        return "\n".join(map(_text, _items(lines)))
     # On one line, for summaries are a docstring's first.
     return _text(" ".join(line.strip() for line in lines))
+
+
+def _items(lines):
+    """The items of a list, each on one line."""
+    items = []
+    for line in map(str.strip, lines):
+        if line.startswith("- ") or not items:
+            items.append(line)
+        else:
+            items[-1] += " " + line
+    return items
 
 
 def _text(line):

@@ -86,13 +86,13 @@ def test_arguments_that_do_not_fit_are_refused_in_words():
     for arguments, text in (
         ((2, queries, [1]), "expected a layer from 0 to 1, found 2"),
         ((0, queries[:, :2], [1]), r"expected queries \[n, 6, 32\], found shape \[1, 2, 32\]"),
-        ((0, queries, []), "expected ks of 0 or more"),
-        ((0, queries, [-1]), "expected ks of 0 or more"),
+        ((0, queries, []), "expected a list of ks, each 0 or more"),
+        ((0, queries, [-1]), "expected a list of ks, each 0 or more"),
     ):
         with pytest.raises(topkv.InvalidArgument, match=text):
             mass.attention_mass(context, *arguments)
     with pytest.raises(topkv.InvalidArgument, match="sinks and window of 0 or more"):
         mass.attention_mass(context, 0, queries, [1], sinks=-1)
     windowed, _ = make_context(sliding_window=[0, 128])
-    with pytest.raises(topkv.InvalidArgument, match="layer 1 sees a sliding window of 128 rows"):
+    with pytest.raises(topkv.InvalidArgument, match="layer 1 has a sliding window of 128 rows"):
         mass.attention_mass(windowed, 1, queries, [1])

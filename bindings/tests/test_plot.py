@@ -99,7 +99,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         plot.needle_heatmap(tmp_path / "nowhere.jsonl")
     empty = tmp_path / "empty.csv"
     empty.write_text("context_tokens,depth,found\n")
-    with pytest.raises(topkv.FileError, match="empty.csv: holds no results"):
+    with pytest.raises(topkv.FileError, match="empty.csv: has no results"):
         plot.needle_heatmap(empty)
     torn = tmp_path / "torn.jsonl"
     torn.write_text('{"length": 1\n{"length": 2}\n')
@@ -138,16 +138,16 @@ def test_mass_names_the_kind_of_each_layer_that_is_known(tmp_path):
         assert [line.get_label() for line in ax.lines] == ["0 (diffuse)", "1 (broad)"]
     ax = plot.mass_kept({0: np.ones(2), 5: np.ones(2)}, [1, 2], kinds={5: "full attention"})
     assert [line.get_label() for line in ax.lines] == ["0", "5 (full attention)"]
-    with pytest.raises(topkv.InvalidArgument, match=r"no layer 1 among \[0\]"):
+    with pytest.raises(topkv.InvalidArgument, match=r"names layer 1; expected layers among \[0\]"):
         plot.mass_kept(np.ones((1, 2)), [1, 2], kinds={1: "broad"})
 
 
 def test_mass_refuses_arrays_that_do_not_fit_ks():
     with pytest.raises(topkv.InvalidArgument, match=r"layer 0: expected an array \[3, ...\]"):
         plot.mass_kept(np.ones((2, 4)), [1, 2, 3])
-    with pytest.raises(topkv.InvalidArgument, match="need ks"):
+    with pytest.raises(topkv.InvalidArgument, match="without ks"):
         plot.mass_kept({0: np.ones(3)})
-    with pytest.raises(topkv.InvalidArgument, match="as many shares of every k"):
+    with pytest.raises(topkv.InvalidArgument, match="different numbers of shares"):
         plot.mass_kept([{"layer": 0, "k": 1, "share": 0.5}, {"layer": 1, "k": 2, "share": 0.5}])
 
 

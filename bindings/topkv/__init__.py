@@ -1,26 +1,31 @@
 """topkv: decode over a million tokens with the KV cache in host memory behind vector indices.
 
-The full K and V of every layer and KV head (the *rows*) stay in host memory. For each new token
-attention is taken, under one exact softmax, over the first tokens (*sinks*), the last tokens
-(*window*) and the few rows between them that an index finds.
+The K and V of every layer and KV head (the *rows*) stay in host memory. Each new token attends the
+first tokens (*sinks*), the last tokens (*window*) and a few rows that an index retrieves. One exact
+softmax covers all of them.
 
-    find_model       where a model is that was downloaded by its name
-    Model            a checkpoint: prefill() makes a Context, generate() and stream() decode through a Session
-    ContextBuilder   for an application that owns its network: takes K and V, gives attention
+    find_model       finds a downloaded model by its name
+    Model            a checkpoint: prefill() makes a Context; generate() and stream() decode with a Session
+    ContextBuilder   for an application that owns its network: takes K and V, returns attention
     Context          one prefilled text, immutable, shared by sessions; has indices over its keys
     Session          one reader of a context: attend() is the decode step
     KeyIndex         an index over keys by itself
     IndexSpec        the name of an index, and whether one can be built
     Partial, merge, attend_rows   attention as a merge of partials
-    ChatTemplate     a conversation to the text that a checkpoint was trained on
-    Device           the host's cores, or a CUDA device under a memory ceiling
+    ChatTemplate     renders a conversation as the text that a checkpoint was trained on
+    Device           the host's cores, or a CUDA device with a memory limit
 
-Arrays in: whatever has the buffer protocol or __dlpack__ (NumPy, PyTorch on CPU and CUDA); they are
-never copied. uint16 arrays hold bf16. Arrays out: NumPy, or what `out` names. Everything raised on
-purpose is a topkv.Error.
+Arguments are arrays with the buffer protocol or __dlpack__ (NumPy, PyTorch on CPU and CUDA). They are
+never copied. uint16 arrays hold bf16. Results are NumPy arrays, or the array passed as `out`. Every
+exception raised on purpose is a topkv.Error.
 
-topkv.hf puts it into Hugging Face transformers, topkv.eval compares methods through these, topkv.plot
-draws results; they are imported on demand and need their own packages (`pip install '.[hf,plot]'` in a checkout of topkv).
+These modules are imported on demand and need their own packages (`pip install '.[hf,plot]'` in a
+checkout of topkv):
+
+    topkv.hf         puts topkv into Hugging Face transformers
+    topkv.eval       compares methods through transformers
+    topkv.plot       draws results
+    topkv.mass       computes the attention mass of the best rows
 """
 
 import importlib as _importlib

@@ -1,4 +1,4 @@
-"""Reads what the `topkv` command and the scripts write, as plain rows for topkv.plot."""
+"""Reads results of the `topkv` command and of the scripts as plain rows for topkv.plot."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def is_path(data: object) -> bool:
 
 
 def rows_of(data: object) -> list[Row]:
-    """Rows as given, or read from a file: CSV with a heading line, a JSON list (or an object with
-    "results", such a list), or a JSON object per line. A directory stands for the cells.jsonl that `topkv needle` leaves in it."""
+    """Rows as given, or read from a file.
+
+    A file is CSV with a heading line, a JSON list, or one JSON object per line. A JSON object with
+    such a list as "results" will do. A directory stands for the cells.jsonl of `topkv needle` in it."""
     if not is_path(data):
         if isinstance(data, Mapping) or not isinstance(data, Iterable):
             raise InvalidArgument(f"expected rows or a file's path, found {type(data).__name__}")
@@ -34,12 +36,12 @@ def rows_of(data: object) -> list[Row]:
         raise FileError(f"{path}: cannot be read: {error}") from error
     rows = _csv_rows(text) if path.suffix == ".csv" else _json_rows(text, path)
     if not rows:
-        raise FileError(f"{path}: holds no results")
+        raise FileError(f"{path}: has no results; expected at least one row")
     return rows
 
 
 def member(row: Row, *names: str) -> Any:
-    """The first member of these names that the row has."""
+    """The row's member of the first of these names that it has."""
     for name in names:
         if name in row:
             return row[name]
@@ -48,7 +50,7 @@ def member(row: Row, *names: str) -> Any:
 
 
 def number(value: Any) -> float:
-    """Of a figure or its text, as CSV has it."""
+    """The float of a number, or of its text as in CSV."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -56,7 +58,7 @@ def number(value: Any) -> float:
 
 
 def share(value: Any) -> float:
-    """Of True and False, their names, or a share of 1."""
+    """The share from 0 to 1 that a value gives: True, False, their names, or a number."""
     named = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
     if isinstance(value, str) and value.strip().lower() in named:
         return named[value.strip().lower()]

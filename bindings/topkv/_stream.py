@@ -1,4 +1,4 @@
-"""An answer's text as an iterator: Model.stream and Model.astream, over Model.generate on a thread of its own."""
+"""An answer's text as an iterator: Model.stream and Model.astream run Model.generate on a thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class _Left(Exception):
-    """Ends the reading of a prompt whose answer nobody waits for."""
+    """Ends the reading of a prompt when nobody waits for its answer."""
 
 
 class _Answering:
-    """A generation on a thread. put(item) is called there: pieces of text, then the result or what was raised."""
+    """A generation on a thread, which calls put(item) with pieces of text, then the result or the error."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class _Answering:
         self._thread.start()
 
     def leave(self) -> None:
-        """Has it end within a step, or a second of the prompt."""
+        """Makes the generation end within a step, or within a second of reading the prompt."""
         self._left.set()
 
     def join(self) -> None:
@@ -77,9 +77,12 @@ def stream(
     progress: Callable[[Progress], object] | None = None,
     **options: Any,
 ) -> Generator[str, None, GenerateResult]:
-    """Pieces of the answer's text as they come, with the options of generate; its result is the generator's value
-    (`result = yield from …`). on_token and progress are called on another thread. Leaving the loop ends the
-    generation: the session then keeps what it was fed, or is as it was where its prompt was not read."""
+    """Yields pieces of the answer's text as they come.
+
+    options: as of generate(). The generator's value is the result of generate()
+    (`result = yield from …`). on_token and progress are called on another thread. Leaving the loop
+    ends the generation. The session then keeps the tokens it was fed; if its prompt was not read to
+    the end, the session is as it was before."""
     items: queue.SimpleQueue[Any] = queue.SimpleQueue()
     answering = _Answering(items.put, self, session, prompt, max_tokens, on_token, progress, options)
     try:
@@ -103,8 +106,11 @@ async def astream(
     progress: Callable[[Progress], object] | None = None,
     **options: Any,
 ) -> AsyncGenerator[str, None]:
-    """Likewise for asyncio, whose loop goes on meanwhile. Python closes an asynchronous generator that is left
-    some time later; `async with contextlib.aclosing(model.astream(…)) as pieces` ends the generation at once."""
+    """Yields pieces of the answer's text as they come, for asyncio, whose loop runs on meanwhile.
+
+    Takes the arguments of stream(). Python closes an asynchronous generator some time after a program
+    leaves it. `async with contextlib.aclosing(model.astream(…)) as pieces` ends the generation at
+    once."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Any] = asyncio.Queue()
 

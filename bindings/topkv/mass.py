@@ -1,7 +1,7 @@
 """How much of the attention the best rows hold.
 
-What a retrieval method can keep at best: the softmax mass of the exact k best rows, in float64,
-from the keys of a context and queries of one's own. See docs/reference/eval.md.
+The softmax mass of the exact k best rows is the most that a retrieval method can keep. It is computed
+in float64, from the keys of a context and your own queries. See docs/reference/eval.md.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def attention_mass(
     """The share of each query's attention over the context that its k best rows hold.
 
     queries: [n, q_heads, head_dim], as they reach attention (rotated), any float type.
-    sinks, window: the first and last rows of the context that are always attended; they count as
-    kept, and the k best are taken from the others.
-    Returns float64 [len(ks), n, q_heads], in the order of ks. The memory it takes beside that grows
-    with a tile of scores and with the largest k, not with the context.
-    Throws InvalidArgument for a layer with a sliding window: it has no rows to choose from.
+    sinks, window: the first and last rows of the context that are always attended. They count as
+    kept, and the k best rows are chosen among the others.
+    Returns float64 [len(ks), n, q_heads], in the order of ks. Other memory grows with a tile of
+    scores and with the largest k, not with the context.
+    Raises InvalidArgument for a layer with a sliding window, which has no rows to choose from.
     """
     shape = context.shape
     queries = np.asarray(queries, dtype=np.float64)
@@ -110,8 +110,8 @@ def _check(shape, layer: int, queries: np.ndarray, ks: Sequence[int], sinks: int
     windows = shape.sliding_window
     if len(windows) > 0 and windows[layer] > 0:
         raise InvalidArgument(
-            f"layer {layer} sees a sliding window of {windows[layer]} rows and retrieves none; "
-            "ask a layer with full attention"
+            f"layer {layer} has a sliding window of {windows[layer]} rows and retrieves none; "
+            "name a layer with full attention"
         )
     if queries.ndim != 3 or queries.shape[1:] != (shape.q_heads, shape.head_dim):
         raise InvalidArgument(
@@ -119,6 +119,6 @@ def _check(shape, layer: int, queries: np.ndarray, ks: Sequence[int], sinks: int
             f"found shape {list(queries.shape)}"
         )
     if len(ks) == 0 or min(ks) < 0:
-        raise InvalidArgument(f"expected ks of 0 or more, at least one, found {list(ks)}")
+        raise InvalidArgument(f"expected a list of ks, each 0 or more, found {list(ks)}")
     if sinks < 0 or window < 0:
         raise InvalidArgument(f"expected sinks and window of 0 or more, found {sinks}, {window}")

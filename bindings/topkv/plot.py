@@ -1,8 +1,8 @@
 """Pictures of what was measured: needles found, attention mass kept, time per token.
 
-Each function takes plain Python data or the path of a file that `topkv` or a script wrote, draws
-with matplotlib and returns its Figure or Axes; nothing is shown or saved, and no setting of
-matplotlib is changed. Colours are told apart by every kind of colour vision and never stand alone.
+Each function takes plain Python data, or the path of a file that `topkv` or a script wrote. It draws
+with matplotlib and returns a Figure or Axes. Nothing is shown or saved, and no setting of matplotlib
+is changed. Every kind of colour vision can distinguish the colours, and a colour never stands alone.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ def tokens_label(tokens: float) -> str:
 
 
 def needle_heatmap(cells: Any, *, title: str | None = None) -> Figure:
-    """Context length across, depth down, found or missed in each cell; a panel for each index,
-    beside each other.
+    """Draws found and missed needles by context length (across) and depth (down).
+
+    Each index has a panel, beside the others.
 
     cells: the output directory of `topkv needle`, or its cells.jsonl; a CSV file; or rows. A row is
-    (context tokens, depth in percent, found) or a mapping with "length" (or "context_tokens"),
-    "depth" and "found", and "index" where several are compared. found is True, False or a share;
-    several rows of one cell give the share of them that was found.
+    (context tokens, depth in percent, found), or a mapping with "length" (or "context_tokens"),
+    "depth" and "found". Rows of several indices also have "index". found is True, False or a share.
+    A cell with several rows shows the share that was found.
     """
     panels = _needle_panels(rows_of(cells))
     lengths = sorted({length for panel in panels.values() for length, _ in panel})
@@ -89,21 +90,26 @@ def mass_kept(
     shares: Any, ks: Sequence[int] | None = None, *, kinds: Mapping[Any, str] | None = None,
     ax: Axes | None = None, title: str | None = None,
 ) -> Axes:
-    """The share of a layer's attention that its best k rows hold, against k: a line for each layer,
-    its mean, over a light band from the lower to the upper quartile.
+    """Draws the share of a layer's attention that its best k rows hold, against k.
 
-    shares: {layer: array [ks, ...]} or an array [layers, ks, ...], as topkv.mass.attention_mass
-    gives them, with ks; or rows with "layer", "k" and "share", or a file of such rows; or the lines
-    that `topkv bench decode --json` prints. Everything behind the axis of ks is averaged over.
-    kinds: what each layer is, for the legend: {0: "diffuse", 1: "broad"}; rows may tell it themselves
-    as "kind", as those of `topkv bench` do.
+    Each layer has a line for its mean, over a light band from the lower to the upper quartile.
+
+    shares: one of
+
+    - {layer: array [ks, ...]} or an array [layers, ks, ...], with ks, as topkv.mass.attention_mass
+      returns them. The mean is taken over all axes after the axis of ks;
+    - rows with "layer", "k" and "share", or a file of such rows;
+    - the lines that `topkv bench decode --json` prints.
+
+    kinds: the kind of each layer, for the legend: {0: "diffuse", 1: "broad"}. Rows may have it as
+    "kind", as the rows of `topkv bench` do.
     """
     rows = None if ks is not None or isinstance(shares, (Mapping, np.ndarray)) else rows_of(shares)
     kinds = {**_kinds(rows or ()), **(kinds or {})}
     layers, counts = _mass_arrays(shares if rows is None else rows, ks)
     unknown = [layer for layer in kinds if layer not in layers]
     if unknown:
-        raise InvalidArgument(f"kinds: there is no layer {unknown[0]} among {list(layers)}")
+        raise InvalidArgument(f"kinds names layer {unknown[0]}; expected layers among {list(layers)}")
     ax = ax if ax is not None else plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
     colours = colormaps["viridis"](np.linspace(0, 0.92, len(layers)))
     alpha = min(0.15, 0.6 / len(layers))  # many bands must not hide the lines
@@ -129,11 +135,14 @@ def mass_kept(
 def decode_time(times: Any, *, ax: Axes | None = None, title: str | None = None) -> Axes:
     """Time per token against context length, a line for each cache.
 
-    times: {name: (context lengths in tokens, seconds per token)}; or rows with "cache",
-    "context_tokens" and "seconds"; or a file of such rows; or the JSON of
-    bench/transformers_decode.py, of which results without a time are left out; or the lines that
-    `topkv bench decode --json` prints (of several contexts, joined), named by index and top k, and
-    what else was asked for; of sessions stepped together the time of their step.
+    times: one of
+
+    - {name: (context lengths in tokens, seconds per token)};
+    - rows with "cache", "context_tokens" and "seconds", or a file of such rows;
+    - the JSON of bench/transformers_decode.py; results without a time are left out;
+    - the lines that `topkv bench decode --json` prints, joined for several contexts. A line is named
+      by its index, top k and other options. For sessions stepped together it has the time of their
+      step.
     """
     lines = _time_lines(times)
     ax = ax if ax is not None else plt.subplots(figsize=(6.4, 4.2), layout="constrained")[1]
@@ -225,7 +234,7 @@ def _found_text(panel: Mapping) -> str:
 
 
 def _kinds(rows: Iterable[Any]) -> dict[int, str]:
-    """What rows say that their layers are."""
+    """The kind that rows give each layer."""
     kinds = {}
     for row in rows:
         for entry in row.get("attention_mass", (row,)):
@@ -241,7 +250,7 @@ def _mass_arrays(shares: Any, ks: Sequence[int] | None) -> tuple[dict[Any, np.nd
         counts = [int(k) for k in ks]
     else:
         if isinstance(shares, (Mapping, np.ndarray)):
-            raise InvalidArgument("shares by layer need ks, the k of each of their rows")
+            raise InvalidArgument("shares is given by layer without ks; give ks, the k of each row of an array")
         table: dict[Any, dict[int, list[float]]] = {}
         rows = rows_of(shares)
         contexts = sorted({int(number(row.get("context_tokens", 0))) for row in rows})
@@ -255,7 +264,7 @@ def _mass_arrays(shares: Any, ks: Sequence[int] | None) -> tuple[dict[Any, np.nd
         counts = sorted({k for layer in table.values() for k in layer})
         for layer, by_k in table.items():
             if len({len(by_k.get(k, ())) for k in counts}) != 1:
-                raise InvalidArgument(f"layer {layer} does not have as many shares of every k")
+                raise InvalidArgument(f"layer {layer} has different numbers of shares for its ks; give every k the same number")
         layers = {layer: np.array([by_k[k] for k in counts]) for layer, by_k in table.items()}
     if not layers or not counts:
         raise InvalidArgument("there is no layer to draw")
@@ -301,7 +310,7 @@ def _time_lines(times: Any) -> dict[str, list[tuple[float, float]]]:
 
 
 def _tokens_axis(ax: Axes, counts: Sequence[float]) -> None:
-    """Powers of two, labelled; the ends lie a little outside the data."""
+    """Labels powers of two; the ends are a little outside the data."""
     low, high = min(counts), max(counts)
     ax.set_xscale("log", base=2)
     ax.set_xlim(low / 1.15, high * 1.15)

@@ -62,7 +62,7 @@ def test_another_text_is_refused_and_nothing_is_taken(family, read, device):
         assert cache.get_seq_length() == held
     other = torch.cat((ids, make_ids(30, device, seed=2)), dim=1)
     other[0, 17] = (other[0, 17] + 1) % 97
-    with pytest.raises(InvalidArgument, match=rf"its token 17 is {ids[0, 17]}, that .* is \d+\."):
+    with pytest.raises(InvalidArgument, match=rf"its token 17 is {ids[0, 17]}, and the given ids have \d+ there"):
         generate(model, other, cache)
     assert cache.get_seq_length() == held
 

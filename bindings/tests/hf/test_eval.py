@@ -168,7 +168,7 @@ def test_a_run_goes_on_and_takes_more_into_its_folder(model, tokenizer, methods,
     assert [(a["method"], a["sample"]) for a in answers(out)[1:]] == [
         ("streaming", 0), (f"{methods}:Largest", 0), ("streaming", 1), (f"{methods}:Largest", 1)
     ]
-    assert "1 answers are there already" in notes[0]
+    assert "has 1 answers already" in notes[0]
     assert [row.scores[0].samples for row in table.rows] == [1, 2, 2]
     with pytest.raises(topkv.FileError, match="other settings .*seed 42 there, 7 here"):
         evaluate(model, tokenizer, small(methods="exact", seed=7), output=out, progress=False)
@@ -194,7 +194,7 @@ def test_what_a_failing_method_leaves_is_kept(model, tokenizer, tmp_path):
     [
         ({"methods": "{}:Missing"}, topkv.InvalidArgument, "no class Missing .* it has Largest, All"),
         ({"methods": "{}:Nothing"}, topkv.InvalidArgument, "no class Nothing with a method search"),
-        ({"methods": "{}x.py:A"}, topkv.FileError, "is no file; expected Python code with a class A"),
+        ({"methods": "{}x.py:A"}, topkv.FileError, "is not a file; expected Python code with a class A"),
         ({"methods": "{}:All@select=group"}, topkv.InvalidArgument, "leave select out"),
         ({"methods": "{}:All@widow=3"}, topkv.InvalidArgument, "'widow=3' is no parameter"),
         ({"methods": "{0}:All;{0}:All"}, topkv.InvalidArgument, "is given twice"),
@@ -339,7 +339,7 @@ def test_an_interrupted_program_says_how_to_go_on(needle_14m, tmp_path, capsys):
     assert [a["method"] for a in answers(tmp_path / "out")] == ["streaming"]
     assert (tmp_path / "out" / "summary.csv").exists()
     assert main([*flags, "--methods", "streaming"]) == 0
-    assert "1 answers are there already" in capsys.readouterr().err
+    assert "has 1 answers already" in capsys.readouterr().err
 
 
 def test_wide_tables_become_several_with_the_same_key_columns():

@@ -19,7 +19,7 @@ def call(model, ids, cache, **how):
 
 def with_a_long_mask(model, ids, cache):
     mask = torch.ones(1, cache.get_seq_length() + ids.shape[1] + 3)
-    with pytest.raises(topkv.InvalidArgument, match="attention_mask is of"):
+    with pytest.raises(topkv.InvalidArgument, match="attention_mask has"):
         call(model, ids, cache, attention_mask=mask)
 
 
@@ -32,7 +32,7 @@ def with_padding(model, ids, cache):
 
 def with_a_mask_of_ones_own(model, ids, cache):
     mask = torch.zeros(1, 1, ids.shape[1], cache.get_seq_length() + ids.shape[1])
-    with pytest.raises(topkv.Unsupported, match="no mask of one's own"):
+    with pytest.raises(topkv.Unsupported, match="no mask that the caller made"):
         call(model, ids, cache, attention_mask=mask)
 
 

@@ -252,7 +252,7 @@ def test_masks_that_are_not_causal_are_refused(device):
     model = make_model("llama", device)
     cache = hf.TopkCache(model.config)
     mask = torch.zeros(1, 1, 20, 20, device=device)
-    with pytest.raises(Unsupported, match="no mask of one's own"):
+    with pytest.raises(Unsupported, match="no mask that the caller made"):
         model(make_ids(20, device), attention_mask=mask, past_key_values=cache, use_cache=True)
 
 

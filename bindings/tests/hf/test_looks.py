@@ -132,7 +132,7 @@ def test_models_that_use_k_and_v_themselves_are_refused_at_the_first_call(model_
     sizes = SIZES | {"intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
     config = AutoConfig.for_model(model_type, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(InvalidArgument, match="do more with them than attend"):
+    with pytest.raises(InvalidArgument, match="do more with K and V than attend"):
         read(model, hf.TopkCache(model.config, **ALL))
 
 
@@ -301,6 +301,6 @@ def test_self_check_in_16_bits_allows_what_rounding_does():
 
 def test_self_check_refuses_other_logits_with_the_numbers():
     model = make_model("llama", CPU)
-    with pytest.raises(Unsupported, match="of their size, 0.0001 is allowed"):
+    with pytest.raises(Unsupported, match="and 0.0001 is allowed"):
         hf.self_check(model, tokens=64, prefill="window", window=4, sinks=0)
     assert model.config._attn_implementation == "eager"

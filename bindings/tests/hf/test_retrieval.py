@@ -133,9 +133,9 @@ def test_a_context_of_another_shape_is_refused():
     config = make_config("llama")
     shape = topkv.AttentionShape(layers=3, q_heads=4, kv_heads=2, head_dim=2 * config.head_dim)
     other = topkv.ContextBuilder(shape, capacity=1).freeze()
-    with pytest.raises(topkv.InvalidArgument, match="dims, the model of"):
+    with pytest.raises(topkv.InvalidArgument, match="dims, and the model has heads of"):
         TopkCache.from_context(config, other)
-    with pytest.raises(topkv.InvalidArgument, match="2 layers, the model 3"):
+    with pytest.raises(topkv.InvalidArgument, match="2 layers, and the model has 3"):
         TopkCache.from_context(make_config("llama"), context)
-    with pytest.raises(topkv.Unsupported, match="no state of theirs"):
+    with pytest.raises(topkv.Unsupported, match="does not have their state"):
         TopkCache.from_context(make_config("gemma2"), context)

@@ -231,13 +231,13 @@ def test_a_file_that_does_not_say_its_model_is_refused_unless_asked_for(model, p
     cache = read(model)
     cache.freeze()
     cache.context.save(path)  # of nothing but rows
-    assert "it does not say which model its rows are of" in refusal_of(path, model)
+    assert "it does not name the model of its rows" in refusal_of(path, model)
     loaded = TopkCache.from_file(path, model, check_model=False, **FEW)
     assert loaded.text_ids is None
     assert torch.equal(questions_of(model, loaded), questions_of(model, cache))
     small = model_of("llama", model.device)
     small.config.num_hidden_layers = 2
-    with pytest.raises(InvalidArgument, match="the context has 3 layers, the model 2"):
+    with pytest.raises(InvalidArgument, match="the context has 3 layers, and the model has 2"):
         TopkCache.from_file(path, small, check_model=False)
 
 
@@ -305,11 +305,11 @@ def test_files_that_are_not_whole_are_refused(model, path, tmp_path):
 @pytest.mark.parametrize(
     "options, error, text",
     [
-        ('{"k": 5, "later": 1}', FileError, r"it has options \['later'\] of a TopkCache, which this"),
-        ("[1, 2]", FileError, "it has options"),
-        ("3", FileError, "it has options"),
-        ("{", FileError, "are no JSON"),
-        ("[" * 100_000, FileError, "are no JSON"),
+        ('{"k": 5, "later": 1}', FileError, r"has options \['later'\] of a TopkCache, which topkv"),
+        ("[1, 2]", FileError, "has options"),
+        ("3", FileError, "has options"),
+        ("{", FileError, "are not JSON"),
+        ("[" * 100_000, FileError, "are not JSON"),
         ('{"k": -5}', InvalidArgument, "k is -5"),
         ('{"index": 5}', InvalidArgument, "index is 5; expected a str"),
         ('{"kv_dtype": ["f32"]}', InvalidArgument, "kv_dtype is"),

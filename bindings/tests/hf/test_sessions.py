@@ -207,7 +207,7 @@ def test_another_index_can_be_built_after_freezing(device):
 def test_unknown_session_options_are_refused(device):
     model = make_model("llama", device)
     cache = read(model, make_ids(TEXT, device))
-    with pytest.raises(InvalidArgument, match="no option topk; it has"):
+    with pytest.raises(InvalidArgument, match="no option topk; its options are"):
         cache.session(topk=3)
     with pytest.raises(InvalidArgument, match="read nothing"):
         TopkCache(model.config).freeze()
@@ -294,7 +294,7 @@ def test_the_capacity_of_a_session_has_one_name(device):
         (cache.session(capacity=6), 6),  # as it was called before
     ):
         model(make_ids(room, device), past_key_values=session, use_cache=True)
-        with pytest.raises(InvalidArgument, match=f"room for {room}: .* session_capacity"):
+        with pytest.raises(InvalidArgument, match=f"session_capacity is {room}; .* larger session_capacity"):
             model(make_ids(1, device), past_key_values=session, use_cache=True)
     with pytest.raises(InvalidArgument, match="earlier name"):
         cache.session(capacity=6, session_capacity=6)

@@ -1,13 +1,13 @@
-"""`topkv eval` through transformers: models and methods of one's own in the same table.
+"""`topkv eval` through transformers, for other models and your own methods, in one table.
 
     python -m topkv.eval -m MODEL --tasks ruler --methods "dense;codes;my_methods.py:MyMethod"
 
-Tasks, scores and files are those of `topkv eval`; answers come from ``model.generate``. For a model
-that is made in Python::
+`topkv eval` has the same tasks, scores and files; here answers come from ``model.generate``. For a
+model that is made in Python::
 
     table = topkv.eval.evaluate(model, tokenizer, topkv.eval.Settings(tasks=["vt"]), output="out/vt")
 
-docs/reference/eval.md has all of it. Needs torch and transformers.
+docs/reference/eval.md describes it. Needs torch and transformers.
 """
 
 import topkv.hf  # says what is missing

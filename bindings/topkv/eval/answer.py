@@ -1,4 +1,4 @@
-"""A model that is asked through generate: what it reads, and how it answers."""
+"""A model that is asked through generate: reading texts and answering."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria
 
 
 def load_tokenizer(model: str, **options: Any) -> Any:
-    """Of a checkpoint; a bare tokenizer.json will do."""
+    """The tokenizer of a checkpoint; a bare tokenizer.json will do."""
     bare = Path(model) / "tokenizer.json"
     if bare.exists() and not (Path(model) / "tokenizer_config.json").exists():
         return PreTrainedTokenizerFast(tokenizer_file=str(bare))
@@ -28,7 +28,7 @@ def encode_of(tokenizer: Any) -> Callable[[str], list[int]]:
 
 
 def beginning_of(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before a text: a BOS, if any."""
+    """The tokens that the tokenizer puts before a text: a BOS, if any."""
     plain = tokenizer.encode("a", add_special_tokens=False)
     full = tokenizer.encode("a")
     for at in range(len(full)):
@@ -39,8 +39,8 @@ def beginning_of(tokenizer: Any) -> list[int]:
 
 @contextmanager
 def greedy(model: Any) -> Iterator[None]:
-    """Within it generate() takes the likeliest token until one ends the text, whatever else the
-    checkpoint's own settings ask for."""
+    """Makes generate() take the likeliest token until one ends the text, whatever the checkpoint's
+    settings are."""
     own = model.generation_config
     pad = own.pad_token_id
     if pad is None:  # generate() wants one, and says so else; a text by itself is not padded
@@ -55,7 +55,7 @@ def greedy(model: Any) -> Iterator[None]:
 
 
 class _Watch(StoppingCriteria):
-    """Sees each token: notes when the first came, and ends an answer with its line."""
+    """Sees each token: notes the time of the first, and ends an answer at the end of its line."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: int, one_line: bool):
         self._decode, self._prompt, self._one_line = decode, prompt, one_line
@@ -81,7 +81,7 @@ class Answer:
 
 
 class Asked:
-    """A model with its tokenizer. Texts are ids [1, n] where the model is."""
+    """A model with its tokenizer. Texts are ids [1, n] on the model's device."""
 
     def __init__(self, model: Any, tokenizer: Any, chunk: int):
         self.model, self.tokenizer, self._chunk = model, tokenizer, chunk
@@ -97,7 +97,7 @@ class Asked:
         )
 
     def read(self, ids: torch.Tensor, cache: Any) -> float:
-        """Gives the cache a text, and says how many seconds that took."""
+        """Gives the cache a text, and returns the seconds that took."""
         start, end = time.perf_counter(), ids.shape[1]
         at = 0
         while at < end:
@@ -113,8 +113,8 @@ class Asked:
         self, text: torch.Tensor, question: torch.Tensor, cache: Any, predict: int,
         one_line: bool = False, steps: bool = False,
     ) -> Answer:
-        """The answer to a question behind the text that the cache holds. steps: the question is fed
-        token by token, as decoding would."""
+        """The answer to a question after the text that the cache holds. steps: the question is fed
+        token by token, as in decoding."""
         ids = torch.cat((text, question), dim=1)
         start = time.perf_counter()
         if steps:

@@ -30,17 +30,20 @@ def evaluate(
     progress: bool = True,
     note: Callable[[str], None] = lambda line: None,
 ) -> _core.ScoreTable:
-    """Asks the model what the folder `output` lacks of the settings' answers, and writes its files;
-    returns the scores of all that it holds.
+    """Asks the model for the answers that the folder `output` lacks, writes the folder's files, and
+    returns the scores of all its answers.
 
-    model, tokenizer: of transformers, on one device; the model's attention implementation and
-    settings of generation are afterwards what they were. name: of the model, for the record; None:
-    where it was loaded from. fresh: the folder starts over. progress: on stderr, how far it is.
-    note: called with lines worth telling. Whatever ends it, answers so far are in the folder, and
-    the same call goes on from there.
+    model, tokenizer: of transformers, on one device. The model's attention implementation and its
+    settings of generation are restored afterwards.
+    name: the model's name in the record; None: the path it was loaded from.
+    fresh: start the folder over.
+    progress: report on stderr.
+    note: called with lines for the user.
 
-    Raises topkv.InvalidArgument, before any of the work, for settings that cannot be meant, and
-    topkv.FileError for a folder of another evaluation."""
+    If anything ends the call, the answers so far are in the folder, and another call continues.
+
+    Raises topkv.InvalidArgument, before any work, for invalid settings, and topkv.FileError for a
+    folder of another evaluation."""
     settings = checked(settings)
     families.check(model.config)
     text = families.text_config(model.config)
@@ -59,7 +62,7 @@ def evaluate(
             run = Run(Asked(model, tokenizer, settings.chunk), settings, methods, directory, device)
             run.check()
             if len(directory):
-                note(f"{directory.path}: {len(directory)} answers are there already")
+                note(f"{directory.path}: has {len(directory)} answers already; the others are asked for")
             with Counting("eval", "answers", run.missing(), progress) as tell:
                 run.run(tell)
     except BaseException:

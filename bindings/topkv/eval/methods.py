@@ -25,16 +25,16 @@ class EvalMethod:
     host_search: bool = False  # of a session; a class is asked where it runs
 
     def options(self, budget: int | None) -> dict[str, Any]:
-        """Of a session, by the names that TopkCache.session() has."""
+        """Options of a session, by their names in TopkCache.session()."""
         options = self.parsed.options(1 if budget is None else budget)
         return options | {"host_search": self.host_search}
 
 
 def load_class(path: str, name: str) -> type:
-    """A class of a Python file, which is run for it."""
+    """Runs a Python file and returns a class of it."""
     file = Path(path)
     if not file.is_file():
-        raise FileError(f"{path}: is no file; expected Python code with a class {name}")
+        raise FileError(f"{path}: is not a file; expected Python code with a class {name}")
     module_name = f"topkv_eval_methods.{file.resolve()}"
     module = sys.modules.get(module_name)
     if module is None:
@@ -53,7 +53,7 @@ def load_class(path: str, name: str) -> type:
         has = [x for x, y in vars(module).items() if inspect.isclass(y) and hasattr(y, "search")]
         raise InvalidArgument(
             f"{path}: has no class {name} with a method search; "
-            + (f"it has {', '.join(has)}" if has else "it has no class with one")
+            + (f"it has {', '.join(has)}" if has else "add one")
         )
     return found
 
@@ -85,7 +85,7 @@ def _parse(text: str, settings: Settings, head_dim: int, layers: int) -> EvalMet
 
 
 def parse_methods(settings: Settings, head_dim: int, layers: int) -> list[EvalMethod]:
-    """Of a model's heads and its layers with full attention."""
+    """The methods of the settings, for a model with this head dim and number of full-attention layers."""
     texts = _core.split_methods(settings.methods)
     methods = [_parse(text, settings, head_dim, layers) for text in texts]
     for method in methods:

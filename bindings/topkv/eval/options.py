@@ -10,10 +10,10 @@ import torch
 from topkv.eval.settings import Settings
 
 _EPILOG = """\
-METHODS are those of `topkv eval`: dense (transformers' own cache), codes, streaming, or an index such
-as exact; INDEX+TAIL; and FILE.py:CLASS, a method of yours. METHOD@window=N,sinks=N,dense=N,select=HOW
-sets what else belongs to one.
-docs/reference/eval.md: tasks, methods, files, and what a class must have.
+METHODS, as in `topkv eval`: dense (transformers' own cache), codes, streaming, or an index such as
+exact; INDEX+TAIL; and FILE.py:CLASS, a method of yours. METHOD@window=N,sinks=N,dense=N,select=HOW sets
+the other options of a method.
+docs/reference/eval.md describes tasks, methods, files, and the methods of a class.
 
 examples:
   python -m topkv.eval -m models/needle-14m --tasks niah_single_2 --methods "dense;exact" --samples 5
@@ -74,15 +74,15 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("-m", "--model", required=True, metavar="MODEL", help="folder of a checkpoint, or its name")
     add("--tasks", default="ruler", metavar="LIST",
-        help="ruler or some of it, passkey, passkey_steps, repetition, tables, qa [ruler]")
+        help="ruler or some of its tasks, passkey, passkey_steps, repetition, tables, qa [ruler]")
     add("--lengths", type=counts, default="4K,16K", metavar="LIST",
-        help="tokens of context, question and answer together, as RULER's [4K,16K]")
+        help="tokens of context, question and answer together, as in RULER [4K,16K]")
     add("--methods", default="dense;codes", metavar="LIST", help="';' between them [dense;codes]")
     add("--budgets", type=counts, default="64,256", metavar="LIST",
         help="rows that each query head retrieves [64,256]")
     add("--samples", type=count, metavar="N",
-        help="of each task and length [20, of qa all questions]")
-    add("--seed", type=int, default=42, metavar="N", help="of the texts [42]")
+        help="samples of each task and length [20; for qa all questions]")
+    add("--seed", type=int, default=42, metavar="N", help="seed of the texts [42]")
     add("--essays", default="", metavar="DIR", help="prose: *.txt and *.md [generated sentences]")
     add("-f", "--file", action="append", default=[], metavar="FILES",
         help="qa: the text to ask about, a.txt,b.md")
@@ -93,18 +93,18 @@ def parser() -> argparse.ArgumentParser:
     add("--kv-dense-layers", type=int, default=0, metavar="N",
         help="first layers that attend all rows [0]")
     add("--kv-select", choices=("query_head", "group"), default="query_head",
-        help="who chooses rows [query_head]")
+        help="chooses rows for each query head or for a group [query_head]")
     add("--kv-host-search", action="store_true",
-        help="the host finds rows where a GPU could, whose memory indices then leave free")
-    add("--kv-dtype", metavar="TYPE", help="of topkv's rows: f32, f16, bf16, q8, q8/q4, q4 [the "
+        help="search on the host although a GPU could, to keep indices out of its memory")
+    add("--kv-dtype", metavar="TYPE", help="dtype of topkv's rows: f32, f16, bf16, q8, q8/q4, q4 [the "
         "model's; bf16 on a GPU]")
     add("--device", type=device, metavar="WHERE", help="PyTorch's, as cpu or cuda:1 [a GPU if there is one]")
-    add("--dtype", type=dtype, default="auto", metavar="TYPE", help="of the model: auto, float32, bfloat16, … "
+    add("--dtype", type=dtype, default="auto", metavar="TYPE", help="dtype of the model: auto, float32, bfloat16, … "
         "[auto: as stored]")
     add("--chunk", type=count, default=2048, metavar="N", help="tokens read at a time [2048]")
-    add("--trust-remote-code", action="store_true", help="run code that comes with the checkpoint")
+    add("--trust-remote-code", action="store_true", help="run the code of the checkpoint")
     add("-o", "--output", metavar="DIR",
-        help="results; goes on where it stopped, adds to its lists [out/eval-…, by settings]")
+        help="folder of results; continues an earlier run, and adds answers to it [out/eval-…, by settings]")
     add("--fresh", action="store_true", help="start over")
     return made
 

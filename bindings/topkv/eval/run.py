@@ -1,5 +1,7 @@
-"""The work of an evaluation: where answers are missing, a sample's text is read once by each kind
-of cache that is asked, and every method answers with each budget in a session of its own."""
+"""The work of an evaluation.
+
+If answers of a sample are missing, each kind of cache reads its text once. Every method then answers
+with each budget, in a session of its own."""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ class _Text:
 
 
 class Run:
-    """All answers of some settings that a folder lacks."""
+    """The answers of some settings that a folder lacks."""
 
     def __init__(
         self,
@@ -76,14 +78,14 @@ class Run:
         self._text: _Text | None = None
 
     def check(self) -> None:
-        """Raises InvalidArgument where a length is too short for a task or too long for the model,
-        or an index cannot be built over so many keys: before any of the work."""
+        """Raises InvalidArgument before any work if a length is too short for a task or too long for
+        the model, or if an index cannot be built over that many keys."""
         config = topkv.hf.families.text_config(self._asked.model.config)
         reach = getattr(config, "max_position_embeddings", None)
         if reach and self._settings.lengths[-1] > reach:
             raise InvalidArgument(
-                f"a length of {self._settings.lengths[-1]} tokens, and the model was made for "
-                f"{reach} (max_position_embeddings of its config); ask for at most so many"
+                f"length is {self._settings.lengths[-1]} tokens, and the model was made for "
+                f"{reach} (max_position_embeddings of its config); give lengths up to that"
             )
         head_dim = topkv.hf.families.head_dim(self._asked.model.config)
         for task in self._tasks:
@@ -108,7 +110,7 @@ class Run:
     def _missing_of(
         self, task: _core.Task, length: int, number: int, method: EvalMethod
     ) -> list[int | None]:
-        """Budgets; a method that attends all rows has one answer in all."""
+        """The budgets whose answers are missing; a method that attends all rows has one answer."""
         budgets = self._settings.budgets if method.parsed.budgets else [None]
         return [
             budget
@@ -121,7 +123,7 @@ class Run:
         return sum(len(self._missing_of(*x, m)) for x in self._samples() for m in self._methods)
 
     def run(self, tell: Callable[[], None]) -> None:
-        """tell: called after each answer."""
+        """Asks for the missing answers. tell: called after each answer."""
         for task, length, number in self._samples():
             sample = None
             for method in self._methods:
@@ -179,7 +181,7 @@ class Run:
             }
 
     def _bytes_of(self, cache: DynamicCache) -> int:
-        """Of the text's rows in the layers with full attention: what each token reads."""
+        """Bytes of the text's rows in the full-attention layers, which each token reads."""
         kinds = topkv.hf.families.layer_types(self._asked.model.config)[0]
         return sum(
             layer.keys.nbytes + layer.values.nbytes
@@ -190,8 +192,8 @@ class Run:
     def _caches(
         self, method: EvalMethod, budgets: list[int | None]
     ) -> Iterator[tuple[int | None, Callable[[int], Any], float]]:
-        """For each budget what makes its cache, with room for so many tokens, and the seconds that
-        reading the text took."""
+        """Yields for each budget a function that makes its cache with room for n tokens, and the
+        seconds that reading the text took."""
         if method.is_plain:
             for budget in budgets:
                 cache, seconds = self._text.plain()
@@ -234,7 +236,7 @@ def _rows_per_head(cache: Any) -> float:
 
 
 def _bytes_read(method: EvalMethod, budget: int | None, cache: Any) -> int | None:
-    """Of the text, per token; None where an index, or a class, does not tell."""
+    """Bytes of the text read per token; None: the index, or the class, does not report it."""
     if method.own is not None:
         return None
     (session,) = cache.sessions

@@ -1,4 +1,4 @@
-"""What an evaluation asks, of which methods."""
+"""The settings of an evaluation: tasks, lengths and methods."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ DEFAULT_SAMPLES = 20
 
 @dataclass(frozen=True)
 class Settings:
-    """As the flags of `topkv eval`; see docs/reference/eval.md.
+    """The settings of an evaluation, like the flags of `topkv eval`; see docs/reference/eval.md.
 
-    methods: ';' between them; a class as FILE.py:NAME. samples: None for 20, and all questions of
-    qa. essays, questions: a folder and a file, "" for none. window, sinks, dense_layers, select_by:
-    of methods that do not say. host_search: of all indices. kv_dtype: of rows in topkv, None for what TopkCache takes. chunk:
-    tokens that the model reads at a time.
+    methods: names with ';' between them; a class as FILE.py:NAME.
+    samples: samples of each task and length. None: 20, and all questions of qa.
+    essays, questions: a folder and a file; "": none.
+    window, sinks, dense_layers, select_by: for methods that do not set them.
+    host_search: for all indices.
+    kv_dtype: dtype of topkv's rows; None: the default of TopkCache.
+    chunk: tokens that the model reads at a time.
     """
 
     tasks: list[str] = field(default_factory=lambda: ["ruler"])
@@ -48,14 +51,14 @@ class Settings:
         return DEFAULT_SAMPLES if self.samples is None else self.samples
 
     def of_task(self, most: int) -> int:
-        """Samples of a task that has `most`, or -1."""
+        """The number of samples of a task that has `most` of them; -1: any number."""
         if most < 0:
             return self.sample_count
         return most if self.samples is None else min(self.samples, most)
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings, with numbers in order. Raises InvalidArgument for some that cannot be meant."""
+    """The settings, with lists of numbers sorted. Raises InvalidArgument for invalid settings."""
     for name in ("tasks", "lengths", "budgets"):
         if isinstance(getattr(settings, name), str) or not list(getattr(settings, name)):
             raise InvalidArgument(
@@ -69,9 +72,9 @@ def checked(settings: Settings) -> Settings:
         raise FileError(f"{settings.essays}: expected a folder of *.txt and *.md files")
     tasks = _core.parse_tasks(",".join(settings.tasks))
     if ("qa" in tasks) != bool(settings.questions):
-        raise InvalidArgument("the task qa and a file of questions go together; give both or none")
+        raise InvalidArgument("the task qa and a file of questions go together; give both, or leave both out")
     if settings.files and "qa" not in tasks:
-        raise InvalidArgument("files are of the task qa; expected it among the tasks")
+        raise InvalidArgument("files are for the task qa; expected it among the tasks")
     return replace(
         settings,
         tasks=tasks,
@@ -84,7 +87,7 @@ def checked(settings: Settings) -> Settings:
 def configuration(
     settings: Settings, methods: list[str], model: str, facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything that changes answers, for run.json. facts: what else there is to say."""
+    """The settings that change answers, for run.json. facts: other entries."""
 
     def path(of: str) -> str:
         return os.path.abspath(of)

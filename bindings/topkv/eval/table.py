@@ -7,13 +7,13 @@ from topkv.eval._core import Score, ScoreRow, ScoreTable
 _KEYS = 5  # columns that tell a row from others
 
 LEGEND = """\
-Percent, of repetition characters; in brackets 95 % intervals (Wilson's where every score is 0 or 1,
-else Student's). rows: that a query head attended beyond window and sinks, per token and layer, on
-average. read: bytes of the text per token."""
+Percent; for repetition characters. Brackets have 95 % intervals: Wilson's if every score is 0 or 1,
+else Student's. rows: rows that a query head attended beyond window and sinks, per token and layer, on
+average. read: bytes of the text read per token."""
 
 
 def score_text(score: Score | None) -> str:
-    """"80 [55–93]", or without what is not known."""
+    """"80 [55–93]"; a part that is unknown is left out."""
     if score is None:
         return "-"
     if score.interval is None:
@@ -23,7 +23,7 @@ def score_text(score: Score | None) -> str:
 
 
 def _length_text(tokens: int) -> str:
-    """As 4K and 1M where it is so many, else 4000."""
+    """4K and 1M for multiples of these units, else 4000."""
     for unit, factor in (("M", 1024**2), ("K", 1024)):
         if tokens % factor == 0:
             return f"{tokens // factor}{unit}"
@@ -53,8 +53,8 @@ def _cells(row: ScoreRow) -> list[str]:
 
 
 def table_text(table: ScoreTable, width: int) -> str:
-    """Lines of at most `width` characters, where the columns of a row are no wider: several tables,
-    each with the columns that tell rows apart."""
+    """The table in lines of at most `width` characters, if the columns of a row fit. A wide table is
+    split, and each part repeats the columns that identify a row."""
     headings = ["length", "method", "budget", "rows", "read", *table.columns, "average"]
     lines = [headings, *(_cells(row) for row in table.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]

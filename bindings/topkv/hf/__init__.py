@@ -8,7 +8,7 @@ or, once for all calls::
     topkv.hf.install(model, k=256)
     model.generate(**inputs)
 
-Needs torch and transformers 5.17 or newer. Which models: see TopkCache.
+Needs torch and transformers 5.17 or newer. TopkCache says which models it serves.
 """
 
 try:

@@ -1,8 +1,8 @@
 """The attention function that transformers calls for attention "topkv".
 
-Layers of a TopkCache are attended by topkv. Everything else (other caches, none, sliding-window
-layers of a TopkCache) goes to the implementation that the model had before, so nothing changes for
-it; its name is part of ours, "topkv:sdpa".
+topkv attends the topkv layers of a TopkCache. Sliding-window layers of a TopkCache, other caches and
+calls without a cache go to the model's earlier implementation, and nothing changes for them. The
+earlier name is part of topkv's name: "topkv:sdpa".
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ROUNDS_QUERIES = "ct_hooked_attention"
 
 
 class Handle:
-    """What a TopkCache gives a model in place of K and V; only attention "topkv" can use it.
+    """A TopkCache gives this to a model in place of K and V; only attention "topkv" can use it.
 
-    layer: a topkv layer, keys and values being those of the new tokens; None for a layer with a
-    sliding window, keys and values being all that transformers' own cache layer gave. attended: is
-    called when such a layer's attention is there.
+    layer: a topkv layer; keys and values are the new tokens' K and V. None: a layer with a sliding
+    window; keys and values are the whole result of transformers' own cache layer.
+    attended: is called when the attention of a sliding-window layer is computed.
     """
 
     __slots__ = ("layer", "keys", "values", "attended")
@@ -51,10 +51,10 @@ class Handle:
     @staticmethod
     def _refuse() -> InvalidArgument:
         return InvalidArgument(
-            "the K and V of a TopkCache are not tensors, and the model uses them itself. Either it "
+            "the model uses the K and V of a TopkCache itself, and they are not tensors. Perhaps it "
             "attends with another implementation than topkv: make the cache with the model's own "
             "config object, TopkCache(model.config), and do not call set_attn_implementation after "
-            "that. Or its layers do more with them than attend, and topkv cannot serve it"
+            "that. If its layers do more with K and V than attend, topkv cannot serve it"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -66,7 +66,7 @@ class Handle:
 
 
 def _implementation(module: torch.nn.Module, base: str) -> Any:
-    """transformers' attention function; "eager" is the model file's own."""
+    """transformers' attention function; "eager" is the function of the model's file."""
     return ALL_ATTENTION_FUNCTIONS.get_interface(base, plain.own_attention(module))
 
 
@@ -79,9 +79,8 @@ def _attend_sliding(
     window: int | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Attention of a sliding-window layer of a TopkCache, some queries at a time with the keys
-    that these may see: memory for masks and scores is block x (block + window), whatever the
-    length of the text."""
+    """Attention of a sliding-window layer of a TopkCache, in blocks of queries with the keys that they
+    may see. Memory for masks and scores is block x (block + window), whatever the text's length."""
     plain.require_known(module, kwargs)
     if base == "sdpa" and (kwargs.get("softcap") or kwargs.get("s_aux") is not None):
         base = "eager"  # transformers' sdpa leaves out soft-capping and sinks
@@ -176,12 +175,12 @@ def attention_function(base: str):
 
 
 def implementation_over(base: str) -> str:
-    """The name of topkv's attention for a model that had `base`; registers it when it is new."""
+    """The name of topkv's attention over implementation `base`; registers it if it is new."""
     if base == _ROUNDS_QUERIES:
         raise Unsupported(
-            "compressed-tensors rounds queries, keys and values within this model's attention (its "
-            "quantization_config has a scheme for attention layers), and topkv's would take them "
-            "unrounded; use another cache. Schemes for Linear layers and for the KV cache are taken"
+            "compressed-tensors rounds queries, keys and values within this model's attention, by a "
+            "scheme for attention layers in its quantization_config. topkv's attention would use them "
+            "unrounded; use another cache. Schemes for Linear layers and for the KV cache are supported"
         )
     name = f"topkv:{base}"
     if name not in ALL_ATTENTION_FUNCTIONS:

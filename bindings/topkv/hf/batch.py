@@ -1,8 +1,8 @@
-"""What the rows of a batch are: how many, which are alike, and which of their columns are padding.
+"""The rows of a batch: their number, which of them are alike, and their columns of padding.
 
-A batch of texts, or of questions about a text, is padded on the left. What transformers counts are
-columns; a batch row's padding, before its text or between the text and what follows it, is left out
-of the rows that topkv holds.
+A batch of texts, or of questions about a text, is padded on the left. transformers counts columns.
+The rows that topkv holds leave out a batch row's padding, before its text or between the text and the
+tokens that follow it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from topkv.hf.texts_read import TextsRead
 
 
 def check_batch(state: State, batch: int) -> None:
-    """Raises InvalidArgument for a batch of another size than what is held."""
+    """Raises InvalidArgument unless the batch has the number of rows that the cache holds."""
     if batch == state.batch or state.is_empty:
         return
     texts = 1 if state.text is None else len(state.text.contexts)
-    what = "give each call as many rows as the first had, or read all texts into another cache"
+    what = f"give each call {state.batch} rows, or read all texts into another cache"
     if batch % texts == 0 and (state.text is not None or state.batch == 1):
         what = f"make one with cache.session(batch={batch // texts})"
     raise InvalidArgument(f"a batch of {batch} for a cache of {state.batch} rows: {what}")
@@ -33,8 +33,10 @@ def rows_alike(
     ids: torch.Tensor | None,
     pads: tuple[int, ...],
 ) -> int:
-    """How many batch rows, one after the other, are of one text: beams and samples of a prompt. ids
-    [batch, tokens] and pads of a call that reads; prompts: that generate was given, 0: not known."""
+    """How many consecutive batch rows have one text: beams and samples of a prompt.
+
+    ids [batch, tokens], pads: of the call that reads. prompts: number of prompts that generate was
+    given; 0: unknown."""
     alike = 1
     if isinstance(state.rows, TextsRead):
         alike = state.rows.alike
@@ -48,29 +50,31 @@ def rows_alike(
             return alike
     if isinstance(state.rows, TextsRead):
         raise InvalidArgument(
-            f"texts of batch rows 0 to {alike - 1} were read as one, the prompt of generate that they "
-            "are of, and this call gives them different tokens: cache.freeze() first"
+            f"batch rows 0 to {alike - 1} were read as one prompt of generate, and this call gives "
+            "them different tokens; call cache.freeze() first"
         )
     return 1
 
 
 def _refuse(mask: torch.Tensor, wrong: torch.Tensor, first: int) -> NoReturn:
-    """wrong: bool [batch, columns], of those from number `first` on."""
+    """wrong: bool [batch, columns], for the columns from number `first` on."""
     row, at = (int(x) for x in wrong.nonzero()[0])
     does = "shows" if mask[row, first + at] else "hides"
     raise InvalidArgument(
-        f"attention_mask {does} token {first + at} of batch row {row}, unlike what the cache holds or "
-        "what is before it: padding goes on the left, before a text or between a text that was read "
-        'and what is new, and stays as it was; tokenize with padding_side="left", and give each call '
-        "the mask of all tokens, old and new"
+        f"attention_mask {does} token {first + at} of batch row {row}, unlike the cache or the tokens "
+        "before it; expected padding on the left: before a text, or between a text that was read and "
+        'new tokens, unchanged from call to call. Tokenize with padding_side="left", and give each '
+        "call the mask of all tokens, old and new"
     )
 
 
 def pads_after(state: State, mask: torch.Tensor | None, tokens: int) -> tuple[int, ...]:
-    """Columns of padding in each batch row, of those that follow the text (or, while texts are read,
-    of all), when so many more are there. mask: [batch, all columns]; None: no padding.
+    """Columns of padding in each batch row after a call adds `tokens` columns.
 
-    Raises InvalidArgument for a mask that is not padded on the left, or not as the cache is."""
+    Once the text is frozen, only the columns after it count; while texts are read, all count.
+    mask: [batch, all columns]; None: no padding.
+
+    Raises InvalidArgument for a mask that is not padded on the left, or differs from the cache."""
     ends = state.ends_text(tokens)
     text = state.tokens if ends else state.text_tokens
     of_text = _pads_of_text(state, ends)
@@ -78,8 +82,8 @@ def pads_after(state: State, mask: torch.Tensor | None, tokens: int) -> tuple[in
     if mask is None:
         if any(of_text) or any(held):
             raise InvalidArgument(
-                "this cache holds padded rows and the call has no attention_mask: give it one of "
-                f"shape [{state.batch}, {state.tokens + tokens}], of all tokens, old and new"
+                "this cache holds padded rows and the call has no attention_mask; give it one of "
+                f"shape [{state.batch}, {state.tokens + tokens}], for all tokens, old and new"
             )
         return held
     if not any(of_text) and not any(held) and bool(mask.all()):

@@ -26,57 +26,57 @@ from topkv.hf.watch import watch
 class TopkCache(CacheCalls):
     """A cache for ``model.generate(..., past_key_values=cache)`` that keeps K and V in topkv.
 
-    Making one turns the attention implementation of `config`, which the model's modules share, to
-    topkv's (``topkv:`` and the earlier name). Under it every other cache is served by the earlier
-    implementation as before; ``topkv.hf.uninstall(model)`` turns it back.
+    The constructor changes the attention implementation of `config`, which the model's modules share,
+    to topkv's (``topkv:`` and the earlier name). Every other cache is still served by the earlier
+    implementation. ``topkv.hf.uninstall(model)`` restores it.
 
-    The text is attended densely while it is read: every call of several tokens. The first call of
-    a single token freezes what was read into a ``topkv.Context``; from then on each token attends
-    the first `sinks` tokens, the last `window`, and the `k` rows that `index` finds among the
-    rest. Layers with a sliding window keep transformers' own cache layers.
+    While the text is read (calls of several tokens), it is attended densely. The first call of a
+    single token freezes the text into a ``topkv.Context``. From then on each token attends the first
+    `sinks` tokens, the last `window` tokens, and the `k` rows that `index` retrieves among the rest.
+    Layers with a sliding window keep transformers' own cache layers.
 
-    A call that fails, whatever the reason, leaves the cache as it was before; call again. Given to
-    ``generate``, what the cache holds must be the beginning of the ids: another text is refused.
+    A call that fails leaves the cache as it was before; call again. The ids given to ``generate``
+    must begin with the text that the cache holds; another text is refused.
 
     Args:
       config: the model's own config object (``model.config``).
-      index: spec of the index, such as "codes", "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8"; None:
-        codes of as many bytes as suit the model's heads (``topkv.IndexSpec.default_for``).
-      tail: what stands for the rows that are not found: an index that codes values, such as "codes"
-        (the codes of `index`, if it has such), "mean": their mean value, "none", or "": what `index`
-        has.
-      k: rows retrieved per query head (a number, a list, or a schedule such as "uniform:512"; lists
-        and sums are over the full-attention layers).
-      mass: with a tail, a sixteenth of `k` rows where they hold this share of a query head's
-        attention, by the tail's estimate; None: k rows.
-      error: with a tail, more rows, in the end all, where a layer's output for a token is expected to
-        be off by more than this, as |out - dense| / |dense|. The true error may be several times the
-        expected one: once 0.132 beside 0.031. With either the host searches for a GPU, too.
-        ``stats()`` tells how often they took more.
+      index: spec of the index, such as "codes", "exact", "hnsw:M=16" or "faiss:IVF1024,SQ8". None:
+        codes with a size that suits the model's heads (``topkv.IndexSpec.default_for``).
+      tail: estimate for the rows that are not retrieved: "codes" (the codes of `index`, if it has
+        some) or another index that codes values; "mean", the mean value of rows; "none"; or "", the
+        tail of `index`.
+      k: rows retrieved per query head: a number, a list, or a schedule such as "uniform:512". Lists
+        and sums are over the full-attention layers.
+      mass: with a tail, retrieve a sixteenth of `k` rows if they hold this share of a query head's
+        attention, by the tail's estimate. None: `k` rows.
+      error: with a tail, retrieve more rows, in the end all, if a layer's output for a token is
+        expected to be off by more than this, as |out - dense| / |dense|. The true error may be
+        several times the expected one: once 0.132 beside 0.031. With `mass` or `error` the host
+        searches, also for a GPU. ``stats()`` counts how often they took more rows.
       window, sinks: tokens attended exactly, at the end and at the beginning.
       select_by: "query_head", or "group" to share the rows among the heads of a group.
       dense_layers: the first n full-attention layers attend every token.
       prefill: "dense", or "window": while reading, tokens attend `sinks` and `window` only.
       kv_dtype: "f32", "f16" or "bf16" rows, or PyTorch's dtype; "q8", "q4" or "q8/q4" (keys/values)
-        for rows of half the size and less; None: the model's dtype, and bf16
-        on a CUDA device.
-      max_cache_len: tokens of the text, to reserve rows once; 0: grown as it comes.
+        for rows of half the size and less. None: the model's dtype, and bf16 on a CUDA device.
+      max_cache_len: tokens of the text, to reserve rows once; 0: rows grow with the text.
       session_capacity: tokens that can follow the text.
-      device_memory: most bytes topkv may take of the GPU; 0: what is free.
-      measure_recall: compare every search with exact search (slow); see ``stats()``.
-      host_search: the host finds rows where a GPU could, so that codes, or what else stands for keys,
-        take none of its memory; slower.
+      device_memory: limit of topkv's GPU memory in bytes; 0: the free memory.
+      measure_recall: compare every search with exact search, which is slow; see ``stats()``.
+      host_search: the host searches although a GPU could, so that codes and key summaries take no
+        GPU memory; slower.
       shard: "sequence": ranks of `process_group` each keep the rows of a part of the text.
-      progress: say on stderr how far a text is read or an index built, when that takes more than
-        some seconds; None: as transformers' progress bars are switched.
-      trust: take a model whose code cannot be looked at, or attends in a way of its own; see
-        ``self_check``. What its config or a call says against it is refused all the same.
+      progress: report on stderr how far a text is read or an index built, if that takes more than
+        some seconds. None: follow transformers' progress bars.
+      trust: accept a model whose code cannot be looked at, or attends in a way of its own; see
+        ``self_check``. Refusals by its config or by a call remain.
 
-    Raises topkv.Unsupported, with the reason, for models whose attention is not softmax over
-    grouped-query K and V of all earlier tokens, reached through transformers' attention interface.
+    Raises topkv.Unsupported, with the reason, for other models. Supported is attention that is
+    softmax over grouped-query K and V of all earlier tokens, through transformers' attention
+    interface.
 
-    A batch of texts, padded on the left, is read side by side: each row is a text of its own, with
-    an index of its own. Beams and samples of a prompt share what is read of it.
+    A batch of texts, padded on the left, is read side by side. Each row is a text of its own, with an
+    index of its own. Beams and samples of a prompt share its rows.
 
     Not safe to share between threads.
     """
@@ -157,11 +157,12 @@ class TopkCache(CacheCalls):
     def from_context(
         cls, config: Any, context: topkv.Context, tokens: Any = None, **options: Any
     ) -> TopkCache:
-        """A cache over a text that was read elsewhere: by topkv.Model, or a ContextBuilder of
-        one's own. For models whose layers are all full attention, with the context's rows.
+        """Returns a cache over a text that topkv.Model, or your own ContextBuilder, has read.
 
-        tokens: ids of the text, all of them. With them generate is refused another text; without,
-        that is on you."""
+        For models whose layers are all full attention.
+
+        tokens: all ids of the text. With them generate refuses another text; without them nothing
+        checks it."""
         return texts.over(cls(config, **options), context, tokens, "from_context")
 
     @classmethod
@@ -175,65 +176,70 @@ class TopkCache(CacheCalls):
         check_model: bool = True,
         **options: Any,
     ) -> TopkCache:
-        """A cache over the text that save() wrote: it answers as the one saved did, to the bit.
+        """Returns a cache over the text that save() wrote. It answers as the saved cache, to the bit.
 
-        Options are those of the cache that was saved but for what is given here; an index that the
-        file lacks is built. A file that another program wrote (``topkv.Context.save``) has none.
-        mapped, memory_budget: as of ``topkv.load_context``. check_model: refuse a file that says of
-        its rows that they are not of this model; False takes any whose heads are alike.
+        The options of the saved cache apply, except those given here. An index that the file lacks is
+        built. A file of another program (``topkv.Context.save``) has no options.
 
-        Raises topkv.FileError for a file that is not whole, topkv.InvalidArgument, which says both,
-        for another model, topkv.OutOfMemory."""
+        mapped, memory_budget: as of ``topkv.load_context``. check_model: refuse a file whose rows
+        another model made; False accepts every file with matching heads.
+
+        Raises topkv.FileError for a damaged file, topkv.InvalidArgument for another model, with both
+        fingerprints, and topkv.OutOfMemory."""
         how = {"mapped": flag("mapped", mapped), "memory_budget": memory_budget}
         return texts.load(cls, path, model, flag("check_model", check_model), options, **how)
 
     def save(self, path: str | os.PathLike[str], model: Any, *, text_only: bool = False) -> None:
-        """Writes the text to a file for from_file(): rows, indices, ids if all are known, options,
-        and a fingerprint of `model`, the one that read it. Freezes the text if it is not frozen yet.
+        """Writes the text to a file for from_file(). Freezes the text if it is not frozen yet.
 
-        Tokens that follow the text are not in a file: with some there it is refused, unless
-        text_only leaves them out. The file is seen when it is whole; until then what was there stays.
+        The file has rows, indices, options, ids if all are known, and a fingerprint of `model`, the
+        model that read the text.
 
-        Raises topkv.FileError, and topkv.Unsupported for sliding-window layers, whose state is in no
-        context, and for texts sharded by sequence."""
+        Tokens that follow the text are not saved. If there are some, save() refuses, unless text_only
+        leaves them out. The file takes its name when it is whole; an earlier file stays until then.
+
+        Raises topkv.FileError. Raises topkv.Unsupported for sliding-window layers, whose state is in
+        no context, and for texts sharded by sequence."""
         texts.save(self, path, model, flag("text_only", text_only))
 
     @property
     def text_ids(self) -> torch.Tensor | None:
-        """Ids of the text once it is frozen, [1, tokens], as generate takes them, of a batch of texts
-        [texts, tokens] with their padding; None: not known."""
+        """Ids of the frozen text, [1, tokens], as generate takes them; None: unknown.
+
+        A batch of texts has [texts, tokens], with padding."""
         ids = texts.known_ids(self._engine.state.text)
         return None if ids is None else ids.clone()
 
     @property
     def context(self) -> topkv.Context | None:
-        """The text once it is frozen. Raises InvalidArgument when there are several."""
+        """The frozen text; None before that. Raises InvalidArgument for several texts."""
         text = self._engine.state.text
         return None if text is None else text.context
 
     @property
     def contexts(self) -> list[topkv.Context]:
-        """The texts once they are frozen: one that all batch rows share, or one for each."""
+        """The frozen texts: one that all batch rows share, or one for each batch row."""
         text = self._engine.state.text
         return [] if text is None else list(text.contexts)
 
     @property
     def device(self) -> topkv.Device | None:
-        """topkv's device once something was attended; its memory() says what it took."""
+        """topkv's device; None before the first attention. Its memory() reports the memory it takes."""
         return self._engine.device
 
     @property
     def sessions(self) -> list[topkv.Session]:
-        """One per batch row; empty until a token was attended after the text."""
+        """The sessions, one per batch row; empty until a token was attended after the text."""
         return self._engine.sessions
 
     def freeze(self, index: str | None = None) -> TopkCache:
-        """Ends the text: turns the rows into a context and builds the index (`index`, or the
-        cache's own). Happens by itself before the first single token. Called again with another
-        index it builds that one too, for sessions made after that.
+        """Ends the text: makes the rows a context and builds the index (`index`, or the cache's own).
 
-        When it fails, or Ctrl-C ends it, the cache is as before: a text that was being read can be
-        read on, or frozen with another index."""
+        The first single token does this by itself. Another call builds a further index, for sessions
+        made after that.
+
+        If it fails, or Ctrl-C ends it, the cache is as before. A text that was being read can be read
+        on, or frozen with another index."""
         if index is not None:
             topkv.KeyIndex(text("index", index))  # refuses the spec before any work
         self._engine.freeze(index)
@@ -242,11 +248,12 @@ class TopkCache(CacheCalls):
     def prepare(
         self, method: Callable[[], Method], *, sinks: int | None = None, device: Any = None
     ) -> PreparedMethod:
-        """Gives a method of one's own the text, for session(method=...); freezes the text if it is
-        not frozen yet. method: a class as topkv.hf.Method says. sinks: of the sessions; None: the
-        cache's. device: where its tensors are; None: where the text was read."""
+        """Gives your own method the text, for session(method=...). Freezes the text if necessary.
+
+        method: a class with the methods of topkv.hf.Method. sinks: sinks of the sessions; None: the
+        cache's. device: the device of the method's tensors; None: where the text was read."""
         if self._engine.options.shards is not None:
-            raise Unsupported("a method written in Python over a text sharded by sequence")
+            raise Unsupported("a method written in Python cannot search a text sharded by sequence; use an index")
         if self._engine.state.text is None:
             self.freeze()
         engine = self._engine
@@ -257,16 +264,19 @@ class TopkCache(CacheCalls):
     def session(
         self, batch: int = 1, *, method: PreparedMethod | None = None, **given: Any
     ) -> TopkCache:
-        """A cache that goes on after the text with a question of its own; freezes the text if it
-        is not frozen yet. Any number may be in use at once, and the rows are shared.
+        """Returns a cache that continues after the text. Freezes the text if it is not frozen yet.
 
-        Give ``generate`` the ids of text and question together, and no prefill_chunk_size: only
-        what the cache lacks is run. With `batch`, as many questions (or samples, or beams), padded on
-        the left between text and question where they differ in length; of a batch of texts so many
-        for each. What is `given` replaces the cache's: k, index (one that freeze() built; None: the cache's), tail (built
-        if it is not there), mass, error, window, sinks, select_by, dense_layers, session_capacity, measure_recall,
-        host_search.
-        With a `method`, which prepare() gave, it finds the rows instead of an index.
+        Any number of sessions may be in use at once; they share the rows.
+
+        Give ``generate`` the ids of text and question together, and no prefill_chunk_size. Only the
+        tokens that the cache lacks are run.
+
+        batch: the number of questions, samples or beams; for a batch of texts, the number for each
+        text. Questions of different lengths are padded on the left, between text and question.
+        method: a result of prepare(); it finds the rows in place of an index.
+        given: options that replace the cache's own: k, index (one that freeze() built; None: the
+        cache's), tail (built if it is not there), mass, error, window, sinks, select_by,
+        dense_layers, session_capacity, measure_recall, host_search.
         """
         batch = integer("batch", batch, 1)
         options = self._engine.options_with(given)  # refused before the text is frozen
@@ -289,7 +299,7 @@ class TopkCache(CacheCalls):
         return new
 
     def memory(self) -> CacheMemory:
-        """Where its bytes are; those on the GPU are in ``cache.device.memory()``."""
+        """The cache's bytes in host memory. ``cache.device.memory()`` has the bytes on the GPU."""
         rows = index = 0
         for context in {id(context): context for context in self.contexts}.values():
             held = context.memory()
@@ -300,7 +310,7 @@ class TopkCache(CacheCalls):
         return CacheMemory(rows, index, sliding)
 
     def stats(self) -> list[Any]:
-        """topkv.SessionStats per batch row: rows retrieved, time, recall when it is measured."""
+        """topkv.SessionStats per batch row: rows retrieved, times, and the recall if it is measured."""
         if isinstance(self._engine.state.rows, MethodRows):
             return [self._engine.state.rows.stats()]
         return [session.stats() for session in self.sessions]
@@ -308,7 +318,7 @@ class TopkCache(CacheCalls):
     def _refuse_copy(self, *_: Any) -> NoReturn:
         raise Unsupported(
             "a TopkCache cannot be copied or pickled: its rows are in topkv's memory. "
-            "cache.session() gives another reader of the same text; cache.save(path, model) writes "
+            "cache.session() gives another reader of this text. cache.save(path, model) writes "
             "the text to a file for another process"
         )
 

@@ -1,4 +1,4 @@
-"""What transformers calls of a TopkCache."""
+"""The methods of a TopkCache that transformers calls."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class CacheCalls(Cache):
         engine = self._engine
         if layer_idx >= len(self.layers):
             raise InvalidArgument(
-                f"the model has a layer {layer_idx}, the config that the cache was made with "
-                f"{len(self.layers)} layers: give TopkCache the model's own, model.config"
+                f"the model has a layer {layer_idx}, and the cache was made with a config of "
+                f"{len(self.layers)} layers; give TopkCache the model's own, model.config"
             )
         if layer_idx == 0:  # a forward pass begins
             engine.begin(key_states)
@@ -58,27 +58,27 @@ class CacheCalls(Cache):
         return length, offset
 
     def activate_past_recording(self) -> None:
-        """Tokens may be taken back (speculative decoding): after the first crop() several tokens at
-        once are no longer taken for a part of the text."""
+        """Prepares for taking tokens back (speculative decoding). After the first crop(), several
+        tokens at once no longer count as a part of the text."""
         super().activate_past_recording()
         self._engine.settle()
         self._engine.state = replace(self._engine.state, records=True)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last tokens (a negative number, as in transformers)."""
+        """Forgets the last tokens. tokens_to_remove is negative, as in transformers."""
         if isinstance(tokens_to_remove, torch.Tensor):  # transformers gives one
             tokens_to_remove = int(tokens_to_remove)
         removed = -integer("tokens_to_remove", tokens_to_remove, -(2**63))
         if removed < 0:
             raise InvalidArgument(
-                f"crop({-removed}): give the number of tokens to remove as a negative one"
+                f"crop({-removed}): expected a negative number, -n to remove the last n tokens"
             )
         engine = self._engine
         engine.settle()
         state = engine.state
         own = state.tokens - state.text_tokens
         if removed > own:
-            before = "there is no more" if state.text is None else "those before them are the text"
+            before = "no more" if state.text is None else "the tokens before them are the text"
             raise InvalidArgument(
                 f"crop by {removed} tokens: the last {own} can be removed, {before}"
             )
@@ -92,7 +92,7 @@ class CacheCalls(Cache):
             put(tokens=state.tokens - removed, held=held, pads=pads, was_cropped=True)
 
     def reset(self) -> None:
-        """Forgets everything, the text too; sessions over it are not touched."""
+        """Forgets the text and all later tokens. Sessions over the text are not changed."""
         with self._engine.change() as put:
             self._each_sliding(forget)
             put(State(self._engine.options))
@@ -113,12 +113,11 @@ class CacheCalls(Cache):
         return list(range(self._engine.state.batch))
 
     def _select(self, rows: list[int], select: Callable[[Any], None]) -> None:
-        """Batch row i becomes what row rows[i] was. Texts are read by rows as they are, so they end
-        here."""
+        """Batch row i becomes row rows[i]. A text that is being read ends here."""
         if rows == self._rows() or self._engine.state.is_empty:
             return
         if not rows:
-            raise InvalidArgument("no row of the batch is chosen; choose at least one, or reset()")
+            raise InvalidArgument("no row of the batch is selected; select at least one, or call reset()")
         if self._engine.state.text is None:
             self._engine.freeze()
         with self._engine.change() as put:

@@ -1,9 +1,9 @@
-"""What topkv.hf reads of transformers that is not the same in all versions, and which these are.
+"""The internals of transformers that topkv.hf reads, and the versions that have them.
 
-Versions that the tests run are taken as they are. A newer one, whose internals nobody has compared
-with these yet, is tried: it is refused if something that is read here is missing or a small random
-model does not give the logits it gives with transformers' own cache (see selfcheck.py); else it is
-used, with a warning. CI runs the lowest version and the newest below the bound.
+Versions that the tests run are used as they are. A newer version is tried. It is refused if an
+internal that is listed here is missing, or if a small random model gives other logits than with
+transformers' own cache (see selfcheck.py). Otherwise it is used, with a warning. CI runs the lowest
+version and the newest below the bound.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from topkv import Unsupported
 #: The first version that works, and the first that no test has run; pyproject.toml says the same.
 LOWEST, UNKNOWN = (5, 17), (5, 24)
 
-#: What to tell a user whose version cannot be used.
+#: The command for a user whose version cannot be used.
 INSTALL = 'pip install "transformers>={}.{},<{}.{}"'.format(*LOWEST, *UNKNOWN)
 
-# Module, what is read of it, and names of parameters that it is called with, or calls ours with.
+# Module, name in it, and the parameters that topkv passes to it, or gets from it.
 _READ = (
     ("cache_utils", "Cache.__init__", "layers"),
     ("cache_utils", "Cache.update", "key_states value_states layer_idx"),
@@ -68,7 +68,7 @@ def version() -> tuple[int, int]:
 
 
 def missing() -> list[str]:
-    """What topkv.hf reads of transformers and does not find as expected."""
+    """The internals of transformers that topkv.hf reads and does not find as expected."""
     lacks = []
     for module, path, parameters in _READ:
         what: Any = importlib.import_module(f"transformers.{module}")
@@ -82,7 +82,7 @@ def missing() -> list[str]:
 
 
 def require() -> None:
-    """Raises topkv.Unsupported unless this version is one that could work."""
+    """Raises topkv.Unsupported unless this version may work."""
     if version() < LOWEST:
         raise Unsupported(
             "topkv.hf works with transformers {}.{} and newer; {} is installed: {}".format(
@@ -98,8 +98,7 @@ def require() -> None:
 
 
 def layer_types(text: Any) -> tuple[list[str], list[dict[str, Any]]]:
-    """Type of each layer of a text config, and what transformers' own cache layer of that type is
-    made with."""
+    """The type of each layer of a text config, and the arguments of transformers' cache layer for it."""
     types, options = cache_utils.get_layer_types_and_kwargs(text)
     # Up to 5.18 one dict for all layers.
     return types, options if isinstance(options, list) else [options] * len(types)

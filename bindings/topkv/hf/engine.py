@@ -1,4 +1,4 @@
-"""What stands behind the layers of a cache: rows of texts and sessions, and attention over them."""
+"""The engine of a cache's layers: rows of texts and sessions, and attention over them."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ class Engine(Passes):
         softcap: float,
         sink_scores: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention of one topkv layer. query [batch, q_heads, tokens, head_dim], keys and values
-        [batch, kv_heads, tokens, head_dim] -> [batch, tokens, q_heads, head_dim].
-        sink_scores: [q_heads], one more score under the softmax whose row has a value of zero."""
+        """Attention of one topkv layer.
+
+        query [batch, q_heads, tokens, head_dim], keys and values [batch, kv_heads, tokens, head_dim]
+        -> [batch, tokens, q_heads, head_dim]. sink_scores: [q_heads], one more score under the
+        softmax, with a value of zero."""
         with on_device_of(query):
             return self._attend(layer, query, keys, values, scale, softcap, sink_scores)
 
@@ -114,18 +116,18 @@ class Engine(Passes):
     def _text_read(self) -> frozen.Text:
         state = self.state
         if not isinstance(state.rows, TextsRead) or state.tokens == 0:
-            raise InvalidArgument("freeze() of a cache that has read nothing")
+            raise InvalidArgument("freeze() of a cache that has read nothing; read a text first")
         sliding = frozen.last_of(self.sliding_layers())
         self.prepare()
         return frozen.text_of(state, sliding)
 
     def options_with(self, given: dict[str, Any]) -> Options:
-        """Its own, for sessions of other options."""
+        """The cache's options with these session options in place of its own."""
         session = self.options.session | option.session_options(given)
         return option.check(replace(self.options, session=session))
 
     def fork(self, batch: int, options: Options) -> Engine:
-        """Another one over the same text, with sessions of its own: so many for each text."""
+        """An engine over the texts of this one, with sessions of its own: `batch` for each text."""
         index, text = options.session["index"], self.state.text
         if not all(context.has_index(index) for context in text.contexts):
             raise InvalidArgument(
@@ -138,15 +140,15 @@ class Engine(Passes):
         return Engine(State(options, text, tokens=text.tokens, pads=pads, ids=HeldIds(text.ids)))
 
     def held_without(self, tokens: int) -> int:
-        """Tokens in the rows when the last so many are taken back: of the text, or once frozen of
-        the sessions."""
+        """Tokens left in the rows after the last `tokens` are taken back: rows of the text, or of the
+        sessions once it is frozen."""
         shards = self.options.shards
         if shards is not None and self.state.text is None and tokens > 0:
-            raise Unsupported("crop of a text that is sharded by sequence: freeze() it first")
+            raise Unsupported("crop of a text that is sharded by sequence; call freeze() first")
         return self.state.held - (0 if shards and not shards.has_own_tokens() else tokens)
 
     def selected(self, rows: list[int]) -> dict[str, Any]:
-        """Members of the state in which batch row i is what row rows[i] was."""
+        """Members of the state with row rows[i] as batch row i."""
         state = self.state
         chosen: dict[str, Any] = {
             "text": state.text.of_rows(rows),
@@ -164,17 +166,17 @@ class Engine(Passes):
         has = (shape.scale or shape.head_dim**-0.5, shape.softcap)
         if any(abs(a - b) > 1e-6 * a for a, b in zip((scale, softcap), has)):
             raise Unsupported(
-                f"scores of this layer are scaled by {scale} and capped at {softcap}, those of "
-                f"the context by {has[0]} and {has[1]}"
+                f"scores of this layer are scaled by {scale} and capped at {softcap}, and the context's "
+                f"by {has[0]} and at {has[1]}; use a context that this model made"
             )
         if query.device != self.torch_device:
             raise Unsupported(
-                f"layers of this model are on {self.torch_device} and {query.device}: topkv "
-                "serves a model on one device"
+                f"layers of this model are on {self.torch_device} and {query.device}; topkv serves a "
+                "model on one device"
             )
 
     def _check_room(self, tokens: int) -> None:
-        """Raises unless the sessions have room for so many more tokens."""
+        """Raises unless the sessions have room for `tokens` more tokens."""
         state, room = self.state, self.options.session["capacity"]
         # Of the row with most: padding takes no room.
         held = max(state.counts(state.held))
@@ -182,9 +184,8 @@ class Engine(Passes):
         tokens = after - held
         if state.text is not None and after > room:
             raise InvalidArgument(
-                f"{held} tokens follow the text and this call brings {tokens} more; the cache was "
-                f"made with room for {room}: give TopkCache() or session() a larger "
-                "session_capacity"
+                f"{held} tokens follow the text, this call adds {tokens}, and session_capacity is "
+                f"{room}; give TopkCache() or session() a larger session_capacity"
             )
 
     def _make_rows(

@@ -1,12 +1,12 @@
 """Which models topkv can serve: decoders whose attention is softmax over grouped-query K and V.
 
-No list decides, but three looks, each at what it can see:
+No list decides. Three checks do:
 
-- ``check``, in TopkCache(): the config, and the code of its model in transformers (every layer that
-  keeps K and V in a cache must attend through transformers' attention interface).
-- plain.py, in every call: the arguments that a layer gives its attention, and, once for
-  each layer, whether the model's own attention is the formula that topkv computes.
-- The mask of the call (see mask.py).
+- ``check``, in TopkCache(): the config, and the code of its model in transformers. Every layer that
+  keeps K and V in a cache must attend through transformers' attention interface.
+- plain.py, in every call: the arguments that a layer gives its attention. Once for each layer it
+  compares the model's own attention with the formula that topkv computes.
+- mask.py: the mask of the call.
 
 ``self_check`` compares a whole model with transformers' own cache.
 """
@@ -25,8 +25,8 @@ from transformers.models.auto import modeling_auto
 from topkv import Unsupported
 from topkv.hf.compat import layer_types as types_of_text_config
 
-#: Text configs whose models the tests compare with transformers' own cache. Others are taken by
-#: the looks above.
+#: Text configs whose models the tests compare with transformers' own cache. The checks above decide
+#: about others.
 FAMILIES = (
     "arcee",
     "cohere",
@@ -96,13 +96,13 @@ def model_code(text: Any) -> ModuleType | None:
 
 
 def _names_in(forward: Any) -> set[str]:
-    """Every name that a function uses, those of its arguments too."""
+    """Every name that a function uses, including its arguments."""
     code = getattr(inspect.unwrap(forward), "__code__", None)
     return set() if code is None else {*code.co_names, *code.co_varnames}
 
 
 def _asks_whether_decoder(code: ModuleType) -> bool:
-    """Whether a model is made by its config's is_decoder: it can be an encoder too."""
+    """Whether the model's code reads its config's is_decoder: it can be an encoder too."""
     kinds = [x for x in vars(code).values() if inspect.isclass(x) and x.__module__ == code.__name__]
     makers = [x.__init__.__code__ for x in kinds if hasattr(x.__init__, "__code__")]
     # Where it is an argument, somebody who knows gives it.
@@ -144,13 +144,13 @@ def _full_layers(config: Any) -> list[Any]:
 
 
 def _width(layer: Any) -> int:
-    """Of a layer's heads; 0 where its config has no attention heads."""
+    """The head dim of a layer; 0 if its config has no attention heads."""
     heads = _value(layer, "num_attention_heads")
     return _value(layer, "head_dim") or (layer.hidden_size // heads if heads else 0)
 
 
 def head_dim(config: Any) -> int:
-    """Of the heads of the full-attention layers. Those of sliding layers may be narrower or wider."""
+    """The head dim of the full-attention layers. Sliding layers may have another one."""
     return _width(_full_layers(config)[0])
 
 
@@ -164,8 +164,8 @@ def _differing(layers: list[Any]) -> str:
 
 
 def _index_keys(text: Any) -> list[str]:
-    """What a config says of an indexer: a second, small attention that chooses the keys (or the
-    blocks of keys) that the layers attend. layer_types need not show it."""
+    """The keys of a config that describe an indexer: a second, small attention that chooses the keys,
+    or the blocks of keys, that the layers attend. layer_types need not show it."""
     layers = [vars(layer) for layer in _configs_of_layers(text)]
     said = {name: value for layer in layers for name, value in layer.items() if value}
     named = [x for x in said if x.startswith(("index_", "indexer_")) or x == "sparse_attention_config"]
@@ -201,7 +201,7 @@ def _config_reason(config: Any, text: Any) -> str:
     try:
         types, kwargs = layer_types(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return f"its config does not tell its layers ({type(error).__name__}: {error})"
+        return f"its config does not describe its layers ({type(error).__name__}: {error})"
     other = sorted(set(types) - {FULL, SLIDING})
     if other:
         return f"it has layers of type {', '.join(other)}"
@@ -226,7 +226,7 @@ def _config_reason(config: Any, text: Any) -> str:
 
 def _code_reason(text: Any) -> str:
     """Why the code of this model does not attend as topkv needs it."""
-    undecided = "topkv.hf.self_check(model) compares it, TopkCache(config, trust=True) takes it"
+    undecided = "topkv.hf.self_check(model) compares it, TopkCache(config, trust=True) accepts it"
     code = model_code(text)
     if code is None:
         return f"no model of {type(text).__name__} is there to look at; {undecided}"
@@ -239,20 +239,21 @@ def _code_reason(text: Any) -> str:
     if own:
         return (
             f"{', '.join(own)} of {code.__name__} attends in its own way, not through "
-            f"transformers' attention interface; where the model does not use it, {undecided}"
+            f"transformers' attention interface; if the model does not use it, {undecided}"
         )
     choosing = sorted(name for name in layers if "indexer" in _names_in(getattr(code, name).forward))
     if choosing:
         return (
             f"{', '.join(choosing)} of {code.__name__} has an indexer, which chooses the keys that "
-            f"it attends; where the model does not use it, {undecided}"
+            f"it attends; if the model does not use it, {undecided}"
         )
     return ""
 
 
 def check(config: Any, trust: bool = False) -> None:
-    """Raises topkv.Unsupported, with the reason, unless topkv can serve the model. trust: the
-    model's code is not looked at; what the config says still counts."""
+    """Raises topkv.Unsupported, with the reason, unless topkv can serve the model.
+
+    trust: do not look at the model's code; the config is still checked."""
     text = text_config(config)
     reason = _config_reason(config, text) or ("" if trust else _code_reason(text))
     if reason:

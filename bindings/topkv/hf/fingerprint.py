@@ -1,7 +1,7 @@
-"""What tells one model from another: a line that a saved text keeps beside its rows.
+"""A line that identifies a model; a saved text keeps it beside its rows.
 
-Cheap: of the weights some elements of each tensor are read, wherever they lie. It tells models apart
-that somebody trained, and says nothing against who would have two look the same.
+It is cheap: it reads some elements of each tensor of the weights, on any device. It distinguishes
+models that somebody trained. It does not protect against somebody who makes two models look alike.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _of_config(config: Any) -> str:
 
 
 def _plain(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that one consists of: of quantised weights codes and scales, of a model spread
-    over ranks this rank's part."""
+    """The tensors that one tensor consists of: codes and scales of quantised weights, or this rank's
+    part of a model spread over ranks."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield name, tensor
         return
@@ -76,8 +76,8 @@ def _of_weights(model: torch.nn.Module) -> Iterator[bytes]:
         for part, tensor in _plain(name, whole):
             if tensor.is_meta:
                 raise Unsupported(
-                    f"{part} of the model is not in memory (offloaded by accelerate?): which model "
-                    "it is cannot be told"
+                    f"{part} of the model is not in memory (offloaded by accelerate?), so the model "
+                    "cannot be identified; load it into memory"
                 )
             yield f"{part} {tensor.dtype} {list(tensor.shape)}\n".encode()
             flat = tensor.detach().reshape(-1)
@@ -93,15 +93,16 @@ def _digest(parts: Iterator[bytes]) -> str:
 
 
 def fingerprint(model: Any) -> str:
-    """One line: the model's class, its dtype, and digests of its config (the values that K and V,
-    and logits, depend on) and of its weights (names, shapes, dtypes, and some elements of each).
-    The same on every device and in every process. Raises topkv.Unsupported where weights are not
-    in memory."""
+    """One line that identifies a model; equal on every device and in every process.
+
+    It has the model's class, its dtype and two digests: of the config's values that K, V and logits
+    depend on, and of the weights' names, shapes, dtypes and some elements of each tensor.
+    Raises topkv.Unsupported if weights are not in memory."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise InvalidArgument(
-            f"model is a {type(model).__name__}; expected the model itself, whose config the cache "
-            "is made with"
+            f"model is a {type(model).__name__}; expected the model whose config the cache was made "
+            "with"
         )
     with torch.no_grad():
         weights = _digest(_of_weights(model))

@@ -1,4 +1,4 @@
-"""Texts that were read to their end: from rows being read to contexts, and indices over them."""
+"""From texts being read to contexts, and indices over contexts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topkv.hf.texts_read import TextsRead
 
 
 def last_of(layers: Sequence[tuple[int, Any]]) -> tuple[Any, ...]:
-    """What Text.sliding has, of sliding-window layers as they are now."""
+    """Text.sliding for the present state of these sliding-window layers."""
     sliding = []
     for number, layer in layers:
         last = slice(1 - layer.sliding_window, None)
@@ -41,8 +41,8 @@ def with_index(
     who_reports: tuple[bool | None, bool],
     reading: TextsRead | None,
 ) -> Text:
-    """The same with an index over each context that lacks it. reading: where the rows of texts that
-    were being read are, which keeps what was built, should they be frozen again."""
+    """The text with an index over each context that lacks it. reading: the rows of the texts, if they
+    were being read; they keep the built indices for another freeze()."""
     made: dict[int, topkv.Context] = {}
     for context in text.contexts:
         if id(context) in made:

@@ -1,4 +1,4 @@
-"""The ids of the tokens that a cache holds: what tells a continuation of its text from another."""
+"""The ids of the tokens that a cache holds: they distinguish a continuation of its text from another."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import torch
 
 from topkv import InvalidArgument
 
-#: Of a token that was given as an embedding, or in a call that topkv does not see.
+#: The id of a token that was given as an embedding, or in a call that topkv does not see.
 UNKNOWN = -1
 
 
 class HeldIds:
-    """Ids of a text, shared by its sessions, and of what follows it, a row per batch row; of a batch
-    of texts those have rows too. Padding has the ids that it was given.
+    """Ids of a text, shared by its sessions, and ids of the tokens that follow it, a row per batch row.
 
-    Lies where the ids given lie, so that a decode step does not wait for the device. Ids past what
-    the cache counts are left over from calls that failed, and are written over.
+    A batch of texts has a row per text too. Padding keeps the ids that it was given.
+
+    The ids stay on the device of the given ids, so that a decode step does not wait for it. Ids beyond
+    the cache's count are left over from failed calls, and are written over.
     """
 
     def __init__(self, text: torch.Tensor | None = None, own: torch.Tensor | None = None):
@@ -26,7 +27,7 @@ class HeldIds:
 
     @staticmethod
     def of_text(tokens: Any, count: int) -> torch.Tensor:
-        """The ids of a text, as anyone has them, [count]; None: not known."""
+        """The ids of a text, from any sequence, [count]; tokens None: unknown."""
         if tokens is None:
             return torch.full((count,), UNKNOWN)
         try:
@@ -35,18 +36,18 @@ class HeldIds:
             ids = torch.empty(0)
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InvalidArgument(
-                f"tokens is {type(tokens).__name__}; expected the ids of the context's text, whole "
+                f"tokens is {type(tokens).__name__}; expected the ids of the context's text as whole "
                 "numbers"
             )
         if ids.shape[0] != count:
             raise InvalidArgument(
-                f"tokens are {ids.shape[0]} ids and the context has {count} tokens; give those of "
-                "all of its text"
+                f"tokens has {ids.shape[0]} ids and the context has {count} tokens; give one id for "
+                "each token of its text"
             )
         return ids.to(torch.int64).clone()
 
     def put(self, at: int, ids: torch.Tensor | None, rows: int, tokens: int) -> None:
-        """The tokens from number `at` on are these [rows, tokens]; None: not known."""
+        """Sets the ids of the tokens from number `at` on, [rows, tokens]; None: unknown."""
         if ids is None or ids.shape != (rows, tokens):
             where = self._text.device if self._own is None else self._own.device
             ids = torch.full((rows, tokens), UNKNOWN, device=where)
@@ -62,14 +63,14 @@ class HeldIds:
         self._own[:, first : first + tokens] = ids
 
     def text(self, tokens: int) -> torch.Tensor:
-        """The first so many, of each row: [rows, tokens]."""
+        """The first `tokens` ids of each row: [rows, tokens]."""
         if self._own is None:
             return self._text
         text = self._text.to(self._own.device).expand(self._own.shape[0], -1)
         return torch.cat((text, self._own), dim=1)[:, :tokens].clone()
 
     def of_rows(self, rows: list[int]) -> HeldIds:
-        """Batch row i being what row rows[i] was."""
+        """The ids with row rows[i] as batch row i."""
         text = self._text if self._text.shape[0] == 1 else self._text[rows]
         if self._own is None:
             return HeldIds(text)
@@ -97,8 +98,8 @@ class HeldIds:
             of = f" of row {row}" if differ.shape[0] > 1 else ""
             mine, theirs = (int(x.expand_as(differ)[row, at]) for x in (mine, theirs))
             raise InvalidArgument(
-                f"the cache holds another text: its token {first + at}{of} is {mine}, that of the "
-                f"ids given is {theirs}. Give generate the tokens that the cache holds and what "
-                "follows them; for another question about its text use cache.session(), for "
+                f"the cache holds another text: its token {first + at}{of} is {mine}, and the given "
+                f"ids have {theirs} there. Give generate the tokens that the cache holds and the "
+                "tokens that follow; for another question about its text use cache.session(), for "
                 "another text cache.reset()"
             )

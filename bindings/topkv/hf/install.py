@@ -18,13 +18,13 @@ _HOOK = "_prepare_cache_for_generation"
 
 
 def install(model: Any, *, prefill_chunk_size: int = 8192, **options: Any) -> None:
-    """After this, ``model.generate(**inputs)`` makes a new TopkCache of these options each time,
-    and reads prompts in parts of prefill_chunk_size tokens.
+    """Makes every later ``model.generate(**inputs)`` use a new TopkCache with these options.
 
-    Calls that bring a cache, ask for a cache_implementation, or set use_cache=False go on as they
-    did. Assisted generation reads the prompt at once, as transformers does it; an assistant that
-    topkv is installed in reads it in parts. Raises topkv.Unsupported, with the reason, when topkv
-    cannot serve the model.
+    Prompts are read in parts of prefill_chunk_size tokens. Calls with a cache of their own, with a
+    cache_implementation, or with use_cache=False are not changed. Assisted generation reads the
+    prompt at once, as in transformers; an assistant with topkv installed reads it in parts.
+
+    Raises topkv.Unsupported, with the reason, if topkv cannot serve the model.
     """
     chunk = integer("prefill_chunk_size", prefill_chunk_size, 1)
     _require_model(model, "install")
@@ -77,21 +77,21 @@ def _set_chunks(generation_config: Any, cache: TopkCache, chunk: int) -> None:
         generation_config.prefill_chunk_size = None
     elif generation_config.prefill_chunk_size is not None:
         raise InvalidArgument(
-            "prefill_chunk_size with a cache that is filled already: generate would read the "
-            "whole prompt again on top of it; leave prefill_chunk_size unset"
+            "prefill_chunk_size is given with a cache that is filled already: generate would read "
+            "the whole prompt again on top of it; leave prefill_chunk_size unset"
         )
 
 
 def _require_model(model: Any, what: str) -> None:
     if not isinstance(model, PreTrainedModel) or not hasattr(model, _HOOK):
         raise InvalidArgument(
-            f"{what}() is given a {type(model).__name__}; expected a model of transformers that "
-            "generates, as AutoModelForCausalLM.from_pretrained gives"
+            f"{what}() is given a {type(model).__name__}; expected a model of transformers with "
+            "generate(), as AutoModelForCausalLM.from_pretrained returns"
         )
 
 
 def uninstall(model: Any) -> None:
-    """Undoes install(), and gives the model back the attention implementation it had."""
+    """Undoes install(), and restores the model's attention implementation."""
     _require_model(model, "uninstall")
     model.__dict__.pop(_HOOK, None)
     text = families.text_config(model.config)

@@ -17,8 +17,8 @@ _HARMLESS = {"q4": 0.0, "q8": 300.0, "q8/q4": 300.0}
 
 
 def _bias_norm(module: torch.nn.Module, head_dim: int) -> float:
-    """The largest norm of the bias of a head's keys. 0: there is none, it is not in a k_proj of its
-    own, or it is not at hand (weights that are offloaded)."""
+    """The largest norm of the bias of a head's keys. 0: there is no bias, it is not in a k_proj of its
+    own, or its weights are offloaded."""
     bias = getattr(getattr(module, "k_proj", None), "bias", None)
     if not isinstance(bias, torch.Tensor) or bias.is_meta or bias.numel() % head_dim:
         return 0.0
@@ -26,7 +26,7 @@ def _bias_norm(module: torch.nn.Module, head_dim: int) -> float:
 
 
 class TopkLayer(CacheLayerMixin):
-    """Hands K and V on to attention; the rows, and how many tokens there are, are the engine's."""
+    """Passes K and V on to attention. The engine keeps the rows and the number of tokens."""
 
     is_compileable = False
     is_croppable = True
@@ -41,7 +41,7 @@ class TopkLayer(CacheLayerMixin):
 
     @property
     def is_first(self) -> bool:
-        """Of the topkv layers: it sees a call before the others do."""
+        """Whether this is the first topkv layer, which sees a call before the others do."""
         return self._number == 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -55,7 +55,7 @@ class TopkLayer(CacheLayerMixin):
         return handle, handle
 
     def warn_of_bias(self, module: torch.nn.Module, head_dim: int) -> None:
-        """Warns once, before the first tokens, of keys in blocks that are rounded with a bias."""
+        """Warns once, before the first tokens, if keys are rounded in blocks together with a bias."""
         kv_dtype = self._engine.options.kv_dtype or ""
         harmless = _HARMLESS.get(kv_dtype)
         if harmless is None or self._engine.tokens > 0 or self._engine.told_of_bias:
@@ -65,9 +65,9 @@ class TopkLayer(CacheLayerMixin):
             return
         self._engine.told_of_bias = True
         warnings.warn(
-            f"kv_dtype is {kv_dtype!r}, and this model's keys have biases of norms up to {norm:.3g}, "
-            "which TopkCache rounds with them: large ones leave too few bits for the rest, and rows "
-            "are not found; leave kv_dtype out",
+            f"kv_dtype is {kv_dtype!r}, and this model's keys have biases with norms up to {norm:.3g}. "
+            "TopkCache rounds keys with their bias, and a large bias leaves too few bits for the rest, "
+            "so that rows are not found; leave kv_dtype out",
             stacklevel=2,
         )
 

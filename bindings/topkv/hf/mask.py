@@ -1,9 +1,9 @@
 """The mask function that transformers calls for attention "topkv": it makes no mask.
 
-transformers' own functions make a tensor [queries, keys], gigabytes for a long prompt. For a
-TopkCache, which is known by the type of its lengths, they give a ``LazyMask`` instead, which only
-describes it. topkv's layers are causal by themselves and ask no more than that; sliding-window
-layers turn it, or a block of it, into the tensor their attention function takes.
+transformers' own functions make a tensor [queries, keys], gigabytes for a long prompt. A TopkCache,
+recognised by the type of its lengths, gets a ``LazyMask`` that only describes the tensor. topkv's
+layers are causal by themselves and need no more. Sliding-window layers make the tensor, or a block of
+it, for their attention function.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from topkv import InvalidArgument, Unsupported
 
 
 class Length(int):
-    """A number of keys that a TopkCache gave: what tells its masks from those of other caches."""
+    """A number of keys that a TopkCache gave; the type distinguishes its masks from other caches' masks."""
 
-    engine: Any = None  # of a layer that topkv attends; None: of one with a sliding window
+    engine: Any = None  # None: a layer with a sliding window, which topkv does not attend
 
 
 class LazyMask:
-    """A mask as transformers asked for it. Lives for one forward pass, shared by its layers."""
+    """A mask as transformers requested it. It lives for one forward pass, shared by its layers."""
 
     def __init__(self, base: str, arguments: dict[str, Any]):
         self.base = base
@@ -70,7 +70,7 @@ class LazyMask:
         return None if make is None else make(**arguments)
 
     def hides_beyond(self, window: int | None) -> bool:
-        """Whether no token sees one that is `window` before it, which a layer's window says."""
+        """Whether the mask hides tokens `window` and more before a token, as a layer's window requires."""
         if not window:
             return False
         query, key = torch.tensor(window), torch.tensor(0)
@@ -82,14 +82,14 @@ class LazyMask:
         return self.arguments.get("attention_mask")
 
     def require_causal(self) -> None:
-        """Raises unless every token may attend all tokens before it, but for padding. Checked once."""
+        """Raises unless every token may attend all tokens before it, except padding. Checked once."""
         if self._is_causal:
             return
         if self.arguments.get("mask_function") is not causal_mask_function:
             raise Unsupported(
-                "topkv's layers attend causally to one text; this call asks for another mask "
-                "(tokens that see each other both ways, such as those of an image, or several "
-                "texts packed into one row): use another cache for it"
+                "topkv's layers attend causally to one text, and this call needs another mask: for "
+                "tokens that see each other in both directions, as in an image, or for several "
+                "texts packed into one row; use another cache for it"
             )
         padding = self.padding
         if padding is not None:
@@ -102,31 +102,29 @@ class LazyMask:
             end = self.query_offset + self.queries
             if padding.shape[-1] != end:
                 raise InvalidArgument(
-                    f"attention_mask is of {padding.shape[-1]} tokens; the cache holds "
-                    f"{self.query_offset} and this call gives it {self.queries} more. To go on "
-                    "after what it holds, give generate the whole text, old and new, and no "
-                    "prefill_chunk_size (nor an assistant or prompt_lookup_num_tokens, which begin "
-                    "with an empty cache); for another question use cache.session(), for another "
-                    "text cache.reset()"
+                    f"attention_mask has {padding.shape[-1]} tokens; the cache holds "
+                    f"{self.query_offset} and this call adds {self.queries}. To continue after "
+                    "them, give generate the whole text, old and new, and no prefill_chunk_size. An "
+                    "assistant and prompt_lookup_num_tokens need an empty cache. For another "
+                    "question use cache.session(), for another text cache.reset()"
                 )
         self._is_causal = True
 
 
 def require_causal(mask: Any) -> None:
-    """As LazyMask.require_causal, for whatever a model hands to attention."""
+    """As LazyMask.require_causal, for any mask that a model gives attention."""
     if isinstance(mask, LazyMask):
         mask.require_causal()
     require_described(mask)
 
 
 def require_described(mask: Any) -> None:
-    """Raises for a mask of the caller's own: topkv's layers take none, so no layer of a TopkCache
-    gets that far."""
+    """Raises for a mask that the caller made, which topkv's layers do not take."""
     if mask is not None and not isinstance(mask, LazyMask):
         is_tensor = isinstance(mask, torch.Tensor)
         kind = f"shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
         raise Unsupported(
-            f"topkv's layers attend causally and take no mask of one's own ({kind}): give "
+            f"topkv's layers attend causally and take no mask that the caller made ({kind}); give "
             "attention_mask as [batch, tokens], or use another cache"
         )
 

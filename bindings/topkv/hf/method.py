@@ -7,8 +7,8 @@
     method = cache.prepare(Largest)
     model.generate(ids, past_key_values=cache.session(method=method, k=64))
 
-Sinks, the window and all tokens after the text are attended as they are, by topkv; so are the rows
-that the method finds among the others of the text. Slow, and meant for trying a method out.
+topkv attends sinks, the window, all tokens after the text, and the rows that the method finds among
+the other rows of the text. This is slow, and meant for trying a method out.
 """
 
 from __future__ import annotations
@@ -35,36 +35,38 @@ def tensor_of(rows: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 class Method(Protocol):
-    """What prepare() takes a class of: each layer and KV head has an object of its own.
+    """The methods of a class that cache.prepare() takes. Each layer and KV head has its own object.
 
-    Tensors are float32: queries [group, dim], those of a token's query heads that share the KV
-    head; keys and values [n, dim], the rows of the text between sinks and window. n grows as the
-    window moves on, up to the end of the text. All are copies, and where the model is.
+    Tensors are float32. They are copies, on the model's device.
 
-    Besides, a class may have
+    - queries [group, dim]: the query heads of a token that share the KV head.
+    - keys, values [n, dim]: the rows of the text between sinks and window. n grows as the window
+      moves, up to the end of the text.
+
+    A class may also have
 
         prepare(self, keys, values)
 
-    called once, with all rows that a search may be given: later ones are the first n of these; and
+    which is called once with all rows that a search may be given; a search is given the first n. And
 
         tail(self, queries, keys, values, selected, scale) -> (out, lse)
 
-    which stands for the rows that were not selected: attention over them, or an estimate of it, as
-    out [group, dim], normalised, and lse [group], the natural log of their sum of
-    exp(scale * q k). selected is what search returned.
+    which returns attention over the rows that were not selected, or an estimate. out [group, dim] is
+    normalised; lse [group] is the natural log of their sum of exp(scale * q k). selected is the
+    result of search.
     """
 
     def search(
         self, queries: torch.Tensor, keys: torch.Tensor, k: int, scale: float
     ) -> torch.Tensor:
-        """Rows to attend: int64 positions in keys, at most k, [group, <= k] for each query head or
-        [<= k] for all of the group. k is at most n."""
+        """Returns the rows to attend as int64 positions in keys: [group, <= k] for each query head, or
+        [<= k] for the whole group. k is at most n."""
         ...
 
 
 @dataclass
 class _Head:
-    """A method's object of one layer and KV head, and the rows that it may find."""
+    """A method's object for one layer and KV head, and the rows that it may find."""
 
     method: Any  # a Method
     keys: torch.Tensor  # [text - sinks, dim], float32
@@ -81,11 +83,11 @@ class PreparedMethod:
         sinks: int,
         device: torch.device,
     ):
-        """text: a state.Text. sinks: first rows of it, which are not the method's."""
+        """text: a state.Text. sinks: its first rows, which the method does not search."""
         if not callable(make):
             raise InvalidArgument(
-                f"the method is {make!r}; expected a class, of which each layer and KV head is "
-                "given an object"
+                f"the method is {make!r}; expected a class, which is called once for each layer "
+                "and KV head"
             )
         self.name = getattr(make, "__name__", type(make).__name__)
         self.context, self.ids = text.context, text.ids
@@ -106,7 +108,7 @@ class PreparedMethod:
         if self.has_tail and shape.softcap > 0:
             raise Unsupported(
                 f"{self.name} has a tail, and this model caps its scores at {shape.softcap}, which "
-                "a tail is not told; leave tail() out, or take a model without soft-capping"
+                "tail() does not get; leave tail() out, or use a model without soft-capping"
             )
 
     def _prepare(self, make: Callable[[], Any], layer: int, head: int) -> _Head:
@@ -128,8 +130,8 @@ class PreparedMethod:
     def find(
         self, layer: int, head: int, queries: torch.Tensor, rows: int, k: int, scale: float
     ) -> tuple[torch.Tensor, Partial | None]:
-        """Positions in the text [group, <= k] among the `rows` behind the sinks, and what stands
-        for the others of them. queries [group, dim]: float32."""
+        """Returns positions in the text [group, <= k], among the `rows` rows after the sinks, and the
+        tail of the other rows. queries [group, dim]: float32."""
         own = self._heads[layer][head]
         keys, values, k = own.keys[:rows], own.values[:rows], min(k, rows)
         with named(self.name, "search", layer, head):
@@ -145,15 +147,15 @@ class PreparedMethod:
         return positions + self.sinks, Partial(out, lse)
 
 
-#: Options of a session that are of an index.
+#: Options of a session that only an index has.
 _OF_AN_INDEX = ("index", "tail", "mass", "error", "select_by", "measure_recall", "host_search")
 
 
 def check_session(method: Any, text: Any, given: dict[str, Any], session: dict[str, Any], batch: int):
-    """Raises InvalidArgument for a session with a method that could not be as it is asked for."""
+    """Raises InvalidArgument unless a session with this method can have these options."""
     if not isinstance(method, PreparedMethod):
         raise InvalidArgument(
-            f"method is {method!r}; expected what cache.prepare(a class) gave"
+            f"method is {method!r}; expected the result of cache.prepare(a class)"
         )
     if text is None or method.ids is not text.ids:
         raise InvalidArgument(

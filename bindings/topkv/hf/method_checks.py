@@ -1,4 +1,4 @@
-"""What a method written in Python gave back: whether it can be used, or what is wrong with it."""
+"""Checks of the values that a method written in Python returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _words(where: Where, what: str) -> str:
 
 @contextmanager
 def named(name: str, what: str, layer: int, head: int) -> Iterator[None]:
-    """Says of which layer and head a method's own error is; Ctrl-C goes through."""
+    """Adds the layer and the head to a method's own error; Ctrl-C passes through."""
     try:
         yield
     except Exception as error:
@@ -54,7 +54,7 @@ def check_positions(found: Any, where: Where, group: int, k: int, rows: int) -> 
     if least < 0 or most >= rows:
         refuse(
             f"position {least if least < 0 else most}",
-            f"some from 0 to {rows - 1}, the rows of the keys that it was given",
+            f"positions from 0 to {rows - 1}, the rows of the given keys",
         )
     in_order = found.sort(dim=-1).values
     twice = in_order[..., 1:][in_order[..., 1:] == in_order[..., :-1]]
@@ -80,4 +80,4 @@ def check_tail(tail: Any, where: Where, queries: torch.Tensor) -> None:
     if not bool(out.isfinite().all()):
         refuse("an out that is not finite", "finite numbers, zeros where lse is -inf")
     if bool((lse.isnan() | (lse == torch.inf)).any()):
-        refuse("an lse of nan or inf", "the log of a sum of exponentials, -inf of none")
+        refuse("an lse of nan or inf", "the log of a sum of exponentials, -inf for an empty sum")

@@ -15,14 +15,14 @@ from topkv.hf.method import PreparedMethod
 
 @dataclass(frozen=True)
 class MethodStats:
-    """What a session with a method of one's own did; the names are topkv.SessionStats's."""
+    """Counts of a session with your own method, by names of topkv.SessionStats."""
 
     steps: int = 0  # (token, layer) pairs attended
     rows_retrieved: int = 0  # rows attended beyond window and sinks, over query heads
 
 
 class MethodRows:
-    """A session whose rows a PreparedMethod finds; the face is that of rows.SessionRows."""
+    """A session whose rows a PreparedMethod finds, with the interface of rows.SessionRows."""
 
     def __init__(self, prepared: PreparedMethod, session: dict[str, Any]):
         self._prepared = prepared
@@ -48,13 +48,13 @@ class MethodRows:
         self._own = [(keys[:, :count], values[:, :count]) for keys, values in self._own]
 
     def make_room(self, more: list[int]) -> None:
-        """It grows as tokens come."""
+        """Nothing to do: it grows with its tokens."""
 
     def select(self, rows: list[int]) -> MethodRows:
         if rows != [0]:
             raise Unsupported(
-                f"{self._prepared.name} is a method written in Python, whose session has one row: "
-                "no beams, and no samples side by side"
+                f"{self._prepared.name} is a method written in Python, whose session has one row; use "
+                "an index for beams and for samples side by side"
             )
         return self
 

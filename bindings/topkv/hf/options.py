@@ -21,7 +21,7 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Options:
-    """Of a cache; see TopkCache."""
+    """The options of a cache; see TopkCache."""
 
     layers: int
     prefill: dict[str, Any] = field(default_factory=dict)  # of the ContextBuilder
@@ -61,7 +61,7 @@ def text(name: str, value: Any) -> str:
 
 
 def rule(name: str, value: Any, expected: str, good: Callable[[float], bool]) -> float | None:
-    """A number that is `good`, or None."""
+    """The value as a float if it is a number and `good`; None stays None."""
     if value is None:
         return None
     number = not isinstance(value, bool) and isinstance(value, numbers.Real)
@@ -71,7 +71,7 @@ def rule(name: str, value: Any, expected: str, good: Callable[[float], bool]) ->
 
 
 def _k(name: str, value: Any) -> Any:
-    """A number, a schedule, or a number per layer."""
+    """k as a number, a schedule, or a number per layer."""
     if isinstance(value, str):
         return value
     if isinstance(value, Iterable) and not (isinstance(value, torch.Tensor) and value.ndim == 0):
@@ -79,10 +79,10 @@ def _k(name: str, value: Any) -> Any:
     return integer(name, value, 1)
 
 
-#: Values of `tail` that name no index: what `index` has, and none.
+#: Values of `tail` that name no index: "" is the index's own tail.
 NO_TAIL_SPEC = ("", "none")
 
-#: Of the Session, by their names there.
+#: Options of the Session, by their names there.
 _SESSION = {
     "index": text,
     "tail": text,
@@ -100,25 +100,25 @@ _SESSION = {
 
 
 def session_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Those of TopkCache.session(), by the Session's names."""
+    """The options of TopkCache.session(), by their names in Session."""
     given = dict(given)
     if "session_capacity" in given:
         if "capacity" in given:
             raise InvalidArgument(
-                "session() is given session_capacity and capacity, which is its earlier name; give "
-                "session_capacity"
+                "session() is given session_capacity and its earlier name, capacity; give "
+                "session_capacity alone"
             )
         given["capacity"] = given.pop("session_capacity")
     unknown = sorted(set(given) - set(_SESSION))
     if unknown:
         has = ", ".join("session_capacity" if x == "capacity" else x for x in _SESSION)
-        raise InvalidArgument(f"session() has no option {', '.join(unknown)}; it has {has}")
+        raise InvalidArgument(f"session() has no option {', '.join(unknown)}; its options are {has}")
     if given.get("index", "") is None:  # the cache's own
         del given["index"]
     return {name: _SESSION[name](name, value) for name, value in given.items()}
 
 
-#: Those of a cache that a file of its text keeps, by the names of TopkCache.
+#: Options of a cache that a file of its text keeps, by their names in TopkCache.
 SAVED = (
     *("session_capacity" if name == "capacity" else name for name in _SESSION),
     "prefill",
@@ -134,7 +134,7 @@ def saved_options(options: Options) -> dict[str, Any]:
 
 
 def row_dtype_name(kv_dtype: Any) -> str | None:
-    """"f32", "f16" or "bf16" for these and for PyTorch's dtypes; rows in blocks; None: not given."""
+    """The name of a dtype of rows, also for PyTorch's dtypes; None: not given."""
     names = (*ROW_DTYPES.values(), "q8", "q4", "q8/q4")
     name = ROW_DTYPES.get(kv_dtype, kv_dtype) if isinstance(kv_dtype, torch.dtype) else kv_dtype
     if name is not None and name not in names:
@@ -146,8 +146,8 @@ def row_dtype_name(kv_dtype: Any) -> str | None:
 
 
 def tail_of(session: dict[str, Any]) -> str:
-    """What stands for the rows that are not found: "codes" are the index's own where it has such,
-    whatever bytes it gives them."""
+    """The spec of the tail; "": the index's own. "codes" means the index's own codes, of any size, if
+    it has some."""
     own = session["tail"] == "codes" and topkv.IndexSpec(session["index"]).has_code_tail
     return "" if own else session["tail"]
 
@@ -161,13 +161,14 @@ def _check_tail(spec: str) -> None:
         reason = str(error)
     if reason:
         raise InvalidArgument(
-            f'tail is {spec!r}; expected "none", "mean", or "codes:k=16,v=8" for example: {reason}'
+            f'tail is {spec!r}, and {reason}; expected "none", "mean", or for example "codes:k=16,v=8"'
         )
 
 
 def check(options: Options) -> Options:
-    """The options themselves. Raises topkv.InvalidArgument for some that could not work once a text
-    is read, by making with them what will be made then, over a text of one token."""
+    """Returns the options. Raises topkv.InvalidArgument for options that cannot work.
+
+    It makes the objects that will be needed once a text is read, over a text of one token."""
     topkv.KeyIndex(options.session["index"])
     _check_tail(tail_of(options.session))
     _check_rules(options)
@@ -184,27 +185,27 @@ def check(options: Options) -> Options:
 
 
 def _check_rules(options: Options) -> None:
-    """`mass` and `error` need a tail, over the whole text."""
+    """Raises unless `mass` and `error` have a tail, over the whole text."""
     given = [name for name in ("mass", "error") if options.session[name] is not None]
     if not given:
         return
     tail = tail_of(options.session)
     if tail == "none" or (tail == "" and not topkv.IndexSpec(options.session["index"]).has_tail):
         raise InvalidArgument(
-            f"{given[0]} is {options.session[given[0]]}, but there is no tail, which tells what is in "
-            'the rows not found; give tail="codes" for example'
+            f"{given[0]} is {options.session[given[0]]}, and there is no tail to estimate the rows "
+            'that are not retrieved; give for example tail="codes"'
         )
     if options.shards is not None:
         raise Unsupported(
-            f'{given[0]} with shard="sequence": a rank knows what is in rows of its own part alone; '
+            f'{given[0]} with shard="sequence": a rank can estimate only the rows of its own part; '
             f"leave {given[0]} out"
         )
 
 
 def make_options(layers: int, given: dict[str, Any]) -> Options:
-    """Of what TopkCache was given, by its names."""
+    """The options that TopkCache was given, by its names."""
     if given["shard"] not in (None, "sequence"):
-        raise InvalidArgument(f'shard is {given["shard"]!r}; it can be "sequence" or None')
+        raise InvalidArgument(f'shard is {given["shard"]!r}; expected "sequence" or None')
     if given["progress"] is not None:
         flag("progress", given["progress"])
     names = [name for name in _SESSION if name != "capacity"] + ["session_capacity"]

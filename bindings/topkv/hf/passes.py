@@ -1,4 +1,4 @@
-"""The calls of a model, as the cache sees them: each counts as a whole, or not at all."""
+"""The calls of a model, as the cache sees them. A call counts as a whole, or not at all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from topkv.hf.state import Pass, SlidingBefore, State
 
 
 class Passes:
-    """What of an Engine begins a forward pass, and ends it.
+    """The part of an Engine that begins and ends forward passes.
 
-    begin() is called first of all in every forward pass, attend() by each topkv layer in turn,
-    attended() when a layer of either kind is done. The pass counts when all are, or when the call
-    of the model that it is part of has returned (see in_call()); until then `state` is the one
-    before it.
+    In every forward pass begin() is called first, then attend() by each topkv layer in turn, and
+    attended() when a layer of either kind is done. A pass outside of in_call() counts when all layers
+    are done. A pass within in_call() counts when the call of the model has returned. Until then
+    `state` is the state before the pass.
     """
 
     def __init__(self, state: State):
@@ -50,7 +50,7 @@ class Passes:
 
     @property
     def tokens(self) -> int:
-        """Of the cache; those of a pass once all layers have them."""
+        """Tokens of the cache, including an open pass that all layers have done."""
         done = self.state.open
         return self.state.tokens + (done.tokens if done and self._has_all(done) else 0)
 
@@ -66,20 +66,20 @@ class Passes:
     def sliding_layers(self) -> list[tuple[int, Any]]:
         return [(i, x) for i, x in enumerate(self.layers) if x.is_sliding]
 
-    # ---- calls that change all of it or nothing ----
+    # ---- calls that change everything or nothing ----
 
     def _has_all(self, done: Pass) -> bool:
         return len(done.attended) == len(self.layers)
 
     def settle(self) -> None:
-        """Ends a pass that nobody ended: it counts if all layers are done, else it is undone."""
+        """Ends an open pass: it counts if all layers are done; otherwise it is undone."""
         if self.state.open is not None and self._has_all(self.state.open):
             self._commit()
         elif self.state.open is not None:
             self.undo()
 
     def settle_between_calls(self) -> None:
-        """The same, unless a call of the model is under way."""
+        """settle(), unless a call of the model is under way."""
         if self._in_call is None:
             self.settle()
 
@@ -97,7 +97,7 @@ class Passes:
                 self.reading.pause()
 
     def prepare(self) -> None:
-        """Cuts off what a call that failed, or crop(), left in the rows."""
+        """Cuts off rows that a failed call, or crop(), left."""
         state = self.state
         if state.rows is None:
             return
@@ -105,14 +105,14 @@ class Passes:
             state.rows.cut(state.counts(state.held), self._spoiled)
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"the rows of this cache are lost ({error}): cache.reset(), and read the text again"
+                f"the rows of this cache are lost ({error}); call cache.reset() and read the text again"
             ) from error
         self._spoiled = False
 
     @contextmanager
     def change(self) -> Iterator[Callable[..., None]]:
-        """For calls that change sliding-window layers in place. Yields what takes the members of
-        the state afterwards; unless the call gets there, everything is as before."""
+        """For calls that change sliding-window layers in place. Yields a function that sets members of
+        the new state. If the call ends before that, everything is as before."""
         self.settle()
         before = self.state
         self.state = replace(before, open=Pass(0, 0, SlidingBefore(self.sliding_layers()), before))
@@ -126,7 +126,7 @@ class Passes:
             self.undo()
 
     def in_call(self, ids: torch.Tensor | None, call: Callable[[], Any]) -> Any:
-        """call() of a model with these ids: a pass counts when it returns."""
+        """Runs call(), a call of a model with these ids. Its pass counts when it returns."""
         if self._in_call is not None:  # a model calls the models it consists of
             return call()
         self.settle()
@@ -148,16 +148,16 @@ class Passes:
             return
         if not self._has_all(done):
             raise InvalidArgument(
-                f"{len(done.attended)} of the {len(self.layers)} layers of the cache took the "
-                "tokens of this call: make the cache with the model's own config, model.config"
+                f"{len(done.attended)} of the {len(self.layers)} layers of the cache took the tokens of "
+                "this call; expected all. Make the cache with the model's own config, model.config"
             )
         self._commit()
 
     # ---- a forward pass ----
 
     def begin(self, keys: torch.Tensor) -> None:
-        """A pass begins with K of its tokens in the first layer. Checks what can be checked before
-        a layer takes them."""
+        """Begins a pass with the K of its tokens in the first layer, after all checks that are possible
+        before a layer takes them."""
         self.settle()
         batch, tokens = keys.shape[0], keys.shape[-2]
         mask, self.mask = self.mask, None
@@ -191,18 +191,18 @@ class Passes:
             raise
 
     def _pads(self, mask: torch.Tensor | None, tokens: int) -> tuple[int, ...]:
-        """Columns of padding in each batch row, behind the text if there is one, once so many more
-        columns are there."""
+        """Columns of padding in each batch row after a call adds `tokens` columns; if a text is frozen,
+        only columns after it count."""
         pads = pads_after(self.state, mask, tokens)
         if not any(pads):
             return pads
         if self.options.shards is not None:
-            raise Unsupported('padding with shard="sequence": give texts of equal length')
+            raise Unsupported('padding with shard="sequence"; give texts of equal length')
         is_behind = self.state.text is not None or self.state.ends_text(tokens)
         if is_behind and self.sliding_layers():
             raise Unsupported(
-                "padding behind a text, with sliding-window layers, whose windows it would "
-                "shorten: give questions of equal length, or each to a cache.session() of its own"
+                "padding after a text would shorten the windows of sliding-window layers; give "
+                "questions of equal length, or each to a cache.session() of its own"
             )
         return pads
 
@@ -214,12 +214,12 @@ class Passes:
         self.reading.begin(self.state.tokens, tokens, total if known else None)
 
     def who_reports(self) -> tuple[bool | None, bool]:
-        """Whether words about long work are wanted, and are this process's to say."""
+        """Whether progress is wanted, and whether this process reports it."""
         shards = self.options.shards
         return self.options.progress, shards is None or shards.is_first
 
     def attended(self, index: int) -> None:
-        """Layer `index`, of all of them, has taken the tokens of the pass and attended them."""
+        """Notes that layer `index`, among all layers, has attended the tokens of the pass."""
         done = self.open_pass()
         done.attended.add(index)
         if self.reading is not None and self.state.text is None:
@@ -230,7 +230,7 @@ class Passes:
     def open_pass(self) -> Pass:
         if self.state.open is None:
             raise InvalidArgument(
-                "a layer of this cache is given tokens, and the first layer was not: call the "
+                "a layer of this cache is given tokens that the first layer was not given; call the "
                 "model as a whole"
             )
         return self.state.open
@@ -238,7 +238,7 @@ class Passes:
     def update_sliding(
         self, index: int, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What transformers' layer gives to attention."""
+        """K and V that transformers' layer gives to attention."""
         done = self.open_pass()
         layer, tokens = self.layers[index], keys.shape[-2]
         full = layer.update(keys, values, *args, **kwargs)
@@ -248,13 +248,13 @@ class Passes:
         return full[0][:, :, seen], full[1][:, :, seen]
 
     def new_counts(self, done: Pass) -> list[int]:
-        """Of the tokens of a pass, how many are no padding, in each batch row."""
+        """The number of tokens of a pass without padding, in each batch row."""
         after = self.state.tokens - self.state.text_tokens + done.tokens
         return [min(done.tokens, count) for count in self.state.counts(after)]
 
     def starts(self) -> list[tuple[int, int]]:
-        """Of each batch row: the first token of the pass that is no padding, and how many tokens
-        the row has before it."""
+        """For each batch row: the first token of the pass that is not padding, and the number of tokens
+        of the row before it."""
         done = self.open_pass()
         return [
             (done.tokens - count, self.state.tokens_of(row))
@@ -262,7 +262,7 @@ class Passes:
         ]
 
     def require_mask(self, mask: torch.Tensor | None) -> None:
-        """Raises unless the padding that a layer is told of is what the pass began with."""
+        """Raises unless a layer is given the padding that the pass began with."""
         known = self.open_pass().padding
         if mask is known or (known is None and bool(mask.all())):
             return
@@ -273,7 +273,7 @@ class Passes:
             )
 
     def part_of(self, tokens: int) -> tuple[int, int]:
-        """Which of a call's tokens have their rows here: the first and how many."""
+        """The tokens of a call whose rows this process keeps: the first, and their number."""
         shards = self.options.shards
         if shards is None:
             return 0, tokens
@@ -282,5 +282,5 @@ class Passes:
         return shards.session_part(tokens)
 
     def freeze(self, index: str | None = None) -> None:
-        """An Engine's."""
+        """Implemented by Engine."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
-"""An attention whose output is off by a rounding: what a model makes of that tells whether it jumps.
+"""An attention whose output is off by a rounding: a model's response shows whether it jumps.
 
-A router that chooses experts, or a layer that rounds its activations to integers, answers a change of
-any size with another expert or another integer. The logits of such a model differ between two kinds
-of arithmetic by much more than the arithmetic does.
+A router of experts, or a layer that rounds its activations to integers, turns a change of any size
+into another expert or another integer. The logits of such a model differ between two kinds of
+arithmetic by much more than the arithmetic does.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NAME = "perturbed-for-topkv"
 
 
 def perturbed(base: str, by: float, seed: int) -> str:
-    """The name, for a config's _attn_implementation, of attention `base` whose every output is off by
-    at most `by` of itself. The one before is gone: there is one at a time."""
+    """Registers attention `base` with every output off by at most `by` of itself. Returns the name for
+    a config's _attn_implementation. There is one at a time: it replaces the one before."""
     generator = torch.Generator().manual_seed(seed)
 
     def attend(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:

@@ -1,10 +1,10 @@
-"""Whether the attention of a layer is the one that topkv computes.
+"""Checks that the attention of a layer is the attention that topkv computes.
 
     softmax(softcap(scale * q k, per query head, over all tokens before and the own one)) v
 
-with the sink's score, where there is one, under the softmax. Models say how theirs differs in
-arguments of the attention call, or in an attention function of their own; what neither is known
-nor without effect is refused, for it would be left out without a sign.
+A sink's score takes part in the softmax. Models express differences in arguments of the attention
+call, or in an attention function of their own. An argument that is neither known nor without effect
+is refused; otherwise topkv would silently leave it out.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from topkv import Unsupported
 
-#: What topkv computes with, or has refused already.
+#: Arguments that topkv uses, or has refused already.
 COMPUTED = frozenset(("scaling", "dropout", "softcap", "s_aux"))
 
 _WITHOUT_EFFECT = frozenset(("position_ids", "cache_position", "use_cache"))
 
-# Of some attention functions, if not of the model's own.
+# Arguments that some attention functions read, if not the model's own.
 _REASONS = {
-    "block_indices": "it attends to some blocks of the tokens only",
+    "block_indices": "it attends only some blocks of the tokens",
     "cu_seq_lens_k": "several texts are packed into one row",
     "cu_seq_lens_q": "several texts are packed into one row",
-    "indices": "it attends to some of the tokens only",
+    "indices": "it attends only some of the tokens",
     "is_causal": "it attends both ways",
-    "output_attentions": "topkv computes no attention weights to return",
+    "output_attentions": "topkv returns no attention weights",
     "position_bias": "its scores have a bias by position",
-    "sliding_window": "its cache is of all tokens, but it attends those of a window only",
+    "sliding_window": "its cache has all tokens, but it attends only the tokens of a window",
 }
 
 _EAGER = "eager_attention_forward"
@@ -47,19 +47,19 @@ _compared: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 @functools.lru_cache(maxsize=None)
 def _globals_of(kind: type) -> dict[str, Any]:
-    """What the forward of a layer's class finds by name; a base class may be of another file."""
+    """The globals of the forward of a layer's class; a base class may be in another file."""
     found = getattr(inspect.unwrap(kind.forward), "__globals__", {})
     return found if _EAGER in found else vars(sys.modules[kind.__module__])
 
 
 def own_attention(module: torch.nn.Module) -> Any:
-    """The eager attention function in the file of a layer's class; None: it has none."""
+    """The eager attention function in the file of a layer's class, or None."""
     return _globals_of(type(module)).get(_EAGER)
 
 
 @functools.lru_cache(maxsize=None)
 def _reads(function: Any) -> tuple[frozenset[str], bool]:
-    """Arguments that a function names, and whether it looks into those that it does not name."""
+    """The arguments that a function names, and whether it reads others from its ** argument."""
     parameters = inspect.signature(function).parameters.values()
     names = frozenset(x.name for x in parameters if x.kind != x.VAR_KEYWORD)
     others = [x.name for x in parameters if x.kind == x.VAR_KEYWORD]
@@ -83,7 +83,7 @@ def require_known(module: torch.nn.Module, arguments: dict[str, Any]) -> None:
         if value is {"is_causal": True, "output_attentions": False}.get(name):
             continue
         if name in _REASONS or _is_read(own_attention(module), name):
-            reason = _REASONS.get(name, "topkv does not know what attention it means")
+            reason = _REASONS.get(name, "topkv does not know its effect on attention")
             raise Unsupported(
                 f"{type(module).__name__} gives its attention {name}: {reason}; use another cache"
             )
@@ -108,8 +108,10 @@ def formula(
     softcap: float,
     sink_scores: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What topkv computes, over tokens that have none before them:
-    [batch, q_heads, tokens, head_dim] and the same of kv_heads -> [batch, tokens, q_heads, ...]."""
+    """The attention that topkv computes, over tokens without a cache.
+
+    query [batch, q_heads, tokens, head_dim], keys and values [batch, kv_heads, tokens, head_dim] ->
+    [batch, tokens, q_heads, head_dim]."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
     scores = scale * query @ keys.mT
@@ -132,10 +134,10 @@ def require_formula(
     how: dict[str, Any],
     given: dict[str, Any],
 ) -> None:
-    """Raises topkv.Unsupported if the model's own attention function is not ``formula``, by the
-    first tokens of this call. Once for each layer, for the function does not change.
+    """Raises topkv.Unsupported if the model's own attention function differs from ``formula``.
 
-    how: further arguments of ``formula``; given: all that the layer gave its attention by name."""
+    It compares the first tokens of this call, once for each layer, because the function does not
+    change. how: further arguments of ``formula``. given: the layer's named arguments of attention."""
     tokens = min(query.shape[-2], keys.shape[-2], _TOKENS)
     if module in _compared or tokens < 2:
         return

@@ -1,4 +1,4 @@
-"""Whether the positions of a call go on after what the cache holds."""
+"""Checks that the positions of a call continue after the tokens that the cache holds."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from topkv import InvalidArgument
 
 
 def _require_one_text(position_ids: torch.Tensor) -> None:
-    """Raises when positions begin again within a call: a TopkCache would attend across the texts,
-    as transformers does over a cache of any other kind."""
+    """Raises if positions begin again within a call. A TopkCache would attend across the texts, as
+    transformers does over any other cache."""
     falls = (position_ids.diff(dim=-1) < 0).reshape(-1, position_ids.shape[-1] - 1).any(dim=0)
     if falls.any():
         at = int(falls.nonzero()[0]) + 1
         before, there = (int(position_ids[..., x].flatten()[0]) for x in (at - 1, at))
         raise InvalidArgument(
-            f"positions of this call fall from {before} to {there} at its token {at}: these are "
-            "several texts packed into one. A batch row of a TopkCache holds one text; read each "
-            "into its own"
+            f"positions of this call fall from {before} to {there} at its token {at}, as in several "
+            "texts packed into one. A batch row of a TopkCache holds one text; read each text into a "
+            "row of its own"
         )
 
 
 def require_continuation(layer: Any, position_ids: Any) -> None:
-    """Raises unless positions go on after what the cache holds: some versions of generate read a
-    prompt from its beginning again, in chunks or with an assistant.
+    """Raises unless positions continue after the tokens that the cache holds.
 
-    position_ids: [..., rows or 1, tokens], those of padding being anything."""
+    Some versions of generate read a prompt from its beginning again, in chunks or with an assistant.
+    position_ids: [..., rows or 1, tokens]; positions of padding may have any value."""
     if not isinstance(position_ids, torch.Tensor) or not position_ids.numel():
         return
     starts = layer.starts()
@@ -43,7 +43,7 @@ def require_continuation(layer: Any, position_ids: Any) -> None:
             _require_one_text(own)
         if held and own.numel() and not own.flatten()[0]:
             raise InvalidArgument(
-                f"positions of this call begin at 0, and the cache holds {held} tokens. To go on "
+                f"positions of this call begin at 0, and the cache holds {held} tokens. To continue "
                 "after them, give generate the whole text, old and new, and no prefill_chunk_size; "
                 "for another question use cache.session(), for another text cache.reset()"
             )

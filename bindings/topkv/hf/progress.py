@@ -1,7 +1,7 @@
-"""What TopkCache says on stderr while a text is read or an index built, once that takes a while.
+"""Progress of a TopkCache on stderr, while reading a text or building an index takes long.
 
-On a terminal one line that is written over, elsewhere (a pipe, a file, TERM=dumb) a line now and
-then. Switched by TopkCache(progress=...), and unless that is given by transformers' own switch,
+A terminal has one line that is written over. Elsewhere (a pipe, a file, TERM=dumb) there is a line now
+and then. TopkCache(progress=...) switches it; without that, transformers' own switch does,
 ``transformers.utils.logging.disable_progress_bar()``.
 """
 
@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 import topkv
 
-#: Seconds of work before the first word, and between words on a terminal and elsewhere.
+#: Seconds of work before the first report, and between reports on a terminal and elsewhere.
 PATIENCE, ON_TERMINAL, ELSEWHERE = 3.0, 0.2, 10.0
 
 
@@ -37,7 +37,7 @@ def span(seconds: float) -> str:
 
 
 class _Line:
-    """Words about one piece of work. Says nothing when it is not wanted, or soon over."""
+    """The reports of one piece of work. There are none if they are not wanted, or if it ends soon."""
 
     def __init__(self, wanted: bool | None, is_first: bool):
         wanted = logging.is_progress_bar_enabled() if wanted is None else wanted
@@ -65,7 +65,7 @@ class _Line:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Leaves the terminal's line to others."""
+        """Clears the terminal's line for other output."""
         if self._is_open:
             self._is_open = False
             sys.stderr.write("\r\x1b[K")
@@ -82,7 +82,7 @@ class Reading:
         self._since: float | None = None  # the pass under way began
 
     def begin(self, held: int, tokens: int, total: int | None) -> None:
-        """A pass of so many tokens after the `held` ones; total: of the text, None: not known."""
+        """Begins a pass of `tokens` tokens after `held` tokens. total: tokens of the text; None: unknown."""
         self.pause()
         self._held, self._more, self._total = held, tokens, total
         self._since, self._done = clock(), 0.0
@@ -96,7 +96,7 @@ class Reading:
             self.pause()
 
     def pause(self) -> None:
-        """The pass is over, or failed."""
+        """Ends the pass, or notes that it failed."""
         if self._since is None:
             return
         self._seconds += clock() - self._since
@@ -121,7 +121,7 @@ class Reading:
 def _telling(
     what: Callable[[topkv.Progress], str], wanted: bool | None, is_first: bool
 ) -> Iterator[Callable[[topkv.Progress], None]]:
-    """Yields what takes the reports of a long call of topkv."""
+    """Yields a callback for the reports of a long call of topkv."""
     line, began = _Line(wanted, is_first), clock()
 
     def report(progress: topkv.Progress) -> None:
@@ -136,19 +136,19 @@ def _telling(
 
 
 def building(index: str, *who: Any) -> AbstractContextManager[Callable[[topkv.Progress], None]]:
-    """Yields what takes the reports of Context.with_index. who: wanted, is_first."""
+    """Yields a callback for the reports of Context.with_index. who: wanted, is_first."""
     return _telling(lambda p: f"building {index}, {p.done} of {p.total} {p.unit}", *who)
 
 
 def moving(doing: str, *who: Any) -> AbstractContextManager[Callable[[topkv.Progress], None]]:
-    """The same for a context that is saved or loaded, in bytes."""
+    """Yields a callback for the reports of saving or loading a context, in bytes."""
     return _telling(
         lambda p: f"{doing} the text, {p.done / 2**30:.1f} of {p.total / 2**30:.1f} GiB", *who
     )
 
 
 class Counting:
-    """So many pieces of work, counted as they are done. A context that gives what counts one."""
+    """Counts `total` pieces of work as they are done. A context whose value counts one piece."""
 
     def __init__(self, what: str, unit: str, total: int, wanted: bool):
         self._line = _Line(wanted, True)

@@ -1,9 +1,10 @@
-"""The rows of a TopkCache's topkv layers, and who attends them.
+"""The rows of a TopkCache's topkv layers, and attention over them.
 
-Two stages with the same face. ``TextsRead`` (texts_read.py) collects texts in ContextBuilders and
-attends them densely; ``SessionRows`` holds a session per batch row over frozen contexts and
-retrieves. Both take a step, the tensors of the next tokens of a layer, in float32 of the core's
-layout, and how many of them, the last, count in each batch row; those before them are padding:
+There are two stages with one interface. ``TextsRead`` (texts_read.py) collects texts in
+ContextBuilders and attends them densely. ``SessionRows`` holds a session per batch row over frozen
+contexts and retrieves. Both take a step, the tensors of a layer's next tokens, in float32 and the
+core's layout. They also take a count for each batch row: its last tokens count, and the tokens before
+these are padding.
 
     q    [batch, tokens, q_heads, head_dim]
     k, v [batch, tokens, kv_heads, head_dim]
@@ -29,8 +30,10 @@ _open: dict[str, tuple[int, topkv.Device]] = {}  # by name: the ceiling asked fo
 
 
 def open_device(device: torch.device, memory_ceiling: int) -> topkv.Device:
-    """topkv's device where tensors of a torch device lie. Kept open between caches, for kernels are
-    planned anew by a device that was just opened; let go when another ceiling is asked for."""
+    """topkv's device for the tensors of a torch device.
+
+    It stays open between caches, because a newly opened device plans its kernels again. Another
+    ceiling closes it."""
     if device.type not in ("cpu", "cuda"):
         raise Unsupported(f"topkv runs on cpu and cuda; the model is on {device.type}")
     name = "cpu"
@@ -46,17 +49,17 @@ def open_device(device: torch.device, memory_ceiling: int) -> topkv.Device:
 
 
 def close_devices() -> None:
-    """Lets go of the devices that are kept open between caches; those in use stay open."""
+    """Closes the devices that are kept open between caches. Devices in use stay open."""
     _open.clear()
 
 
 def row_dtype(dtype: torch.dtype, device: torch.device) -> str:
-    """What rows are stored as when nobody said: the model's dtype; a CUDA device takes bf16."""
+    """The default dtype of rows: the model's, and bf16 on a CUDA device."""
     return "bf16" if device.type == "cuda" else ROW_DTYPES.get(dtype, "f32")
 
 
 def on_device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """PyTorch gives the address of a CUDA tensor only while its device is the current one."""
+    """Makes a tensor's device current, which PyTorch needs to give the address of a CUDA tensor."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
@@ -65,8 +68,8 @@ def stream_of(device: torch.device) -> int:
 
 
 def core_layout(x: torch.Tensor) -> torch.Tensor:
-    """[batch, heads, tokens, head_dim] as the core takes it: [batch, tokens, heads, head_dim] in
-    float32, contiguous. One copy at most."""
+    """[batch, heads, tokens, head_dim] in the core's layout: [batch, tokens, heads, head_dim],
+    float32, contiguous. At most one copy."""
     x = x.detach().transpose(1, 2)
     if x.dtype == torch.float32:
         return x.contiguous()
@@ -75,9 +78,10 @@ def core_layout(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Step:
-    """One layer's tensors of the next tokens. out [batch, tokens, q_heads, head_dim] is written;
-    so is lse [batch, tokens, q_heads] unless it is None. kv_first and kv_tokens: which of the
-    tokens k and v are of (see AttentionStep)."""
+    """One layer's tensors of the next tokens.
+
+    out [batch, tokens, q_heads, head_dim] is written, and lse [batch, tokens, q_heads] unless it is
+    None. kv_first, kv_tokens: the tokens that k and v belong to (see AttentionStep)."""
 
     layer: int
     q: torch.Tensor
@@ -93,7 +97,7 @@ class Step:
         return self.q.shape[1] - self.kv_first if self.kv_tokens < 0 else self.kv_tokens
 
     def part(self, rows: Sequence[int], tokens: int) -> Step:
-        """Of these batch rows the last so many tokens; what it gives is for take()."""
+        """The last `tokens` tokens of these batch rows. take() accepts the result."""
         batch, all_tokens = self.q.shape[:2]
         if len(rows) == batch and tokens == all_tokens:
             return self
@@ -103,7 +107,7 @@ class Step:
         return Step(self.layer, q, k, v, torch.empty_like(q), lse)
 
     def take(self, part: Step, rows: Sequence[int]) -> None:
-        """What a part gave, for these batch rows: of one row for all of them."""
+        """Copies the results of a part to these batch rows; one row's result goes to all of them."""
         if part is self:
             return
         last = slice(self.q.shape[1] - part.q.shape[1], None)
@@ -112,7 +116,7 @@ class Step:
             self.lse[list(rows), last] = part.lse
 
     def run_together(self, sessions: list[topkv.Session]) -> None:
-        """Gives each batch row's part to its session, all in one call."""
+        """Gives each batch row's part to its session, in one call for all."""
         part = slice(self.kv_first, self.kv_first + self.kv_count)
         topkv.Session.attend_together(
             sessions,
@@ -127,7 +131,7 @@ class Step:
         )
 
     def run(self, builder: topkv.ContextBuilder) -> None:
-        """Gives the only batch row there is to a builder."""
+        """Gives the only batch row to a builder."""
         first, count = self.kv_first, self.kv_count
         builder.attend(
             self.layer,
@@ -150,7 +154,7 @@ def shape_of(
     scale: float,
     softcap: float,
 ) -> topkv.AttentionShape:
-    """Head counts come from the tensors: a rank of a tensor-parallel model has some only."""
+    """The shape by the tensors, because a rank of a tensor-parallel model has only some heads."""
     plain.require_equal_heads(query, keys, values)
     return topkv.AttentionShape(
         layers=layers,
@@ -180,10 +184,10 @@ class SessionRows:
                 session.truncate(count)
 
     def make_room(self, more: list[int]) -> None:
-        """A session has its capacity from the beginning."""
+        """Nothing to do: a session has its capacity from the beginning."""
 
     def attend(self, step: Step, counts: list[int]) -> None:
-        """Sessions over one context take as many tokens together."""
+        """Steps sessions together if they have one context and one number of tokens."""
         together: dict[tuple[int, int], list[int]] = {}
         for row, (context, count) in enumerate(zip(self._contexts, counts, strict=True)):
             together.setdefault((id(context), count), []).append(row)
@@ -195,7 +199,7 @@ class SessionRows:
             step.take(part, rows)
 
     def select(self, rows: list[int]) -> SessionRows:
-        """Batch row i is what row rows[i] was; a row taken twice is forked."""
+        """The sessions with row rows[i] as batch row i; a row taken twice is forked."""
         taken: set[int] = set()
         chosen = []
         for row in rows:

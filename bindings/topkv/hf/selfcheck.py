@@ -29,9 +29,11 @@ _PERTURBED_RUNS = 2
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """What self_check found. difference: root mean square of the difference of the logits, as a
-    part of that of the logits; allowed: how large it may be in the model's dtype, or where the
-    model makes much of little (see ``self_check``) with attention off by a rounding."""
+    """The result of self_check.
+
+    difference: the root mean square of the difference of the logits, as a part of the logits' own.
+    allowed: the largest difference that passes. It depends on the model's dtype. If the model turns
+    roundings into jumps (see ``self_check``), it is measured with attention off by a rounding."""
 
     difference: float
     allowed: float
@@ -47,8 +49,8 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _rounding(model: Any, kv_dtype: Any) -> float:
-    """How much attention's output may be off, of its size, by rounding alone: by four times its own
-    in 16 bits, for scores, which are several, are rounded to them in some implementations."""
+    """How much rounding alone may change attention's output, as a part of its size. In 16 bits it is
+    four times one rounding, because some implementations also round the scores."""
     if model.device.type == "cuda" or torch.bfloat16 in (model.dtype, kv_dtype) or kv_dtype == "bf16":
         return 2**-6
     if torch.float16 in (model.dtype, kv_dtype) or kv_dtype == "f16":
@@ -59,7 +61,7 @@ def _rounding(model: Any, kv_dtype: Any) -> float:
 def _of_jumps(
     model: Any, attention: str | None, parts: list[torch.Tensor], expected: torch.Tensor, by: float
 ) -> float:
-    """What is allowed of a model that jumps, by what it makes of attention off by so much."""
+    """The difference allowed for a model that jumps: measured with attention off by `by`."""
     text = families.text_config(model.config)
     base = base_of(attention) or attention or "eager"
     largest = 0.0
@@ -72,20 +74,23 @@ def _of_jumps(
 
 
 def self_check(model: Any, *, tokens: int = 256, trust: bool = True, **options: Any) -> SelfCheck:
-    """Runs a random text through `model` with a TopkCache that retrieves every token and with a
-    DynamicCache, and compares the logits: read in parts, token by token, and in a session.
+    """Compares the logits of a random text under a TopkCache that retrieves every token with the
+    logits under a DynamicCache.
 
-    For models that TopkCache() refuses because it cannot decide by looking (trust=False: as
-    TopkCache() would), and for versions of transformers that are newer than topkv. It says nothing
-    of texts longer than `tokens`; take more than the model's sliding window, and than any other
-    length at which its attention changes. options: of the TopkCache, but k and measure_recall.
+    The text is read in parts, token by token, and in a session. Use it for models that TopkCache()
+    refuses because it cannot decide by looking, and for versions of transformers that are newer than
+    topkv. trust=False: refuse what TopkCache() would refuse.
 
-    Routers and activations in 8 bits turn a rounding into a jump. Where the logits differ by more
-    than a model of this dtype should, the model is run again under DynamicCache with attention off
-    by a rounding: three times what that changes is allowed, up to a quarter of their size.
+    The result says nothing of texts longer than `tokens`. Take more tokens than the model's sliding
+    window, and than any other length at which its attention changes. options: options of the
+    TopkCache, except k and measure_recall.
 
-    Raises topkv.Unsupported, with the numbers, if they differ. Leaves the model's attention
-    implementation as it was."""
+    Routers and activations in 8 bits turn a rounding into a jump. If the logits differ by more than a
+    model of this dtype should, the model runs again under DynamicCache with attention off by a
+    rounding. Three times that change is allowed, up to a quarter of the logits' size.
+
+    Raises topkv.Unsupported, with the numbers, if the logits differ by more. Restores the model's
+    attention implementation."""
     if tokens < 16:
         raise InvalidArgument(f"tokens is {tokens}; it must be at least 16")
     text = families.text_config(model.config)
@@ -101,7 +106,7 @@ def self_check(model: Any, *, tokens: int = 256, trust: bool = True, **options: 
         with torch.no_grad():
             expected = _logits(model, DynamicCache(config=model.config), parts)
             if not expected.isfinite().all():
-                raise Unsupported("the model gives logits that are not finite: nothing to compare")
+                raise Unsupported("the model gives logits that are not finite, so there is nothing to compare")
             cache = TopkCache(model.config, **options)
             found = [_logits(model, cache, parts)]
             if cache.get_seq_length() != tokens:
@@ -120,16 +125,18 @@ def self_check(model: Any, *, tokens: int = 256, trust: bool = True, **options: 
         model.train(training)
     if not error <= allowed:
         raise Unsupported(
-            f"the logits of this {model.config.model_type} model under TopkCache differ from those "
-            f"under DynamicCache by {error:.2g} of their size, {allowed:.2g} is allowed: "
-            "topkv does not compute its attention; use another cache"
+            f"the logits of this {model.config.model_type} model under TopkCache differ by "
+            f"{error:.2g} of their size from its logits under DynamicCache, and {allowed:.2g} is "
+            "allowed: topkv does not compute its attention; use another cache"
         )
     return SelfCheck(error, allowed)
 
 
 def try_unknown_version() -> None:
-    """For a version of transformers newer than those tested: raises topkv.Unsupported unless two
-    small models, one with sliding windows, give the logits they give without topkv; warns."""
+    """Tries a version of transformers that is newer than the tested ones, and warns.
+
+    Raises topkv.Unsupported unless two small models, one with sliding windows, give the logits that
+    they give without topkv."""
     version = compat.installed()
     sizes = {
         "vocab_size": 61,

@@ -1,8 +1,8 @@
 """A context sharded by sequence: every rank holds the rows of its part of the tokens.
 
-All ranks run the same model on the same tokens and are given all queries. Each stores K and V of
-its part only and attends its own rows; the ranks' (out, lse) are merged, which is attention over
-the union (see topkv/attention.h).
+All ranks run one model on the same tokens, and each has all queries. Each rank stores K and V of its
+part and attends its own rows. The ranks' (out, lse) are merged, which gives attention over the union
+(see topkv/attention.h).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topkv import InvalidArgument
 
 
 class SequenceShards:
-    """This process among those that share a context."""
+    """This process's place among the processes that share a context."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         if not dist.is_available() or not dist.is_initialized():
@@ -27,12 +27,12 @@ class SequenceShards:
         self.ranks = dist.get_world_size(group)
 
     def prefill_part(self, tokens: int) -> tuple[int, int]:
-        """First token and number of tokens, of a prefill call, that this rank stores."""
+        """The first token and the number of tokens of a prefill call that this rank stores."""
         first = tokens * self._rank // self.ranks
         return first, tokens * (self._rank + 1) // self.ranks - first
 
     def session_part(self, tokens: int) -> tuple[int, int]:
-        """The same of a session's own tokens: the last rank has them all."""
+        """The same pair for a session's own tokens; the last rank stores all of them."""
         return (0, tokens) if self.has_own_tokens() else (0, 0)
 
     @property
@@ -43,7 +43,7 @@ class SequenceShards:
         return self._rank == self.ranks - 1
 
     def merge(self, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention over the rows of all ranks, the same bits on each: one all-gather.
+        """Attention over the rows of all ranks, by one all-gather, with equal bits on each rank.
 
         out [..., head_dim] and lse [...], float32; a rank without rows has lse -inf.
         """

@@ -1,10 +1,10 @@
-"""What a TopkCache holds, in one object that is replaced as a whole.
+"""The state of a TopkCache, in one object that is replaced as a whole.
 
-Every call of a cache works out the state after it and puts it in place with a single assignment,
-the last thing it does. Whatever ends a call before that (a refusal, memory that is missing,
-Ctrl-C, an error of the model's own code) leaves the state before it. What cannot be worked out
-aside is noted in a ``Pass`` and undone: the tensors of sliding-window layers, which transformers
-replaces layer by layer, and rows that the core was given, which are cut off before the next use.
+Every call of a cache computes the next state and assigns it once, as its last action. If anything ends
+the call before that (a refusal, missing memory, Ctrl-C, an error of the model's code), the earlier
+state stays. Two changes happen in place, and a ``Pass`` notes them to undo them: transformers replaces
+the tensors of sliding-window layers layer by layer, and the core is given rows, which are cut off
+before the next use.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from topkv.hf.texts_read import TextsRead
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """Bytes of a TopkCache. rows and index: host memory of the context, shared by its sessions
-    (0 while the text is being read); sliding: tensors of layers with a sliding window."""
+    """Bytes of a TopkCache.
+
+    rows, index: host memory of the context, which its sessions share; 0 while the text is being read.
+    sliding: tensors of layers with a sliding window."""
 
     rows: int
     index: int
@@ -36,19 +38,21 @@ class CacheMemory:
 
 Rows = TextsRead | SessionRows | MethodRows
 
-#: What transformers' sliding-window layers change.
+#: The members that transformers' sliding-window layers change.
 _SLIDING = ("keys", "values", "cumulative_length", "is_initialized", "record_past")
 
 
 class SlidingBefore:
-    """What sliding-window layers were before a call."""
+    """The state of sliding-window layers before a call."""
 
     def __init__(self, layers: Sequence[tuple[int, Any]]):
         self._before = {i: (x, {name: getattr(x, name) for name in _SLIDING}) for i, x in layers}
 
     def updated(self, number: int, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> None:
-        """Layer `number` took so many tokens and its attention is given these K and V, which begin
-        with those of before: a view of them lets the earlier tensors go."""
+        """Notes that layer `number` took `tokens` tokens and gives attention these K and V.
+
+        They begin with the earlier K and V, so views of them replace the earlier tensors, which can
+        then be freed."""
         layer, before = self._before[number]
         if before["keys"] is None:
             return
@@ -64,27 +68,27 @@ class SlidingBefore:
 
 
 def forget(layer: Any) -> None:
-    """What reset() is to a sliding-window layer."""
+    """reset() for a sliding-window layer."""
     layer.keys = layer.values = None
     layer.is_initialized, layer.cumulative_length, layer.record_past = False, 0, False
 
 
 def check_can_crop(layer: Any, tokens: int, removed: int) -> None:
-    """Raises unless a sliding-window layer can take back so many of the cache's tokens."""
+    """Raises unless a sliding-window layer can take back `removed` of the cache's `tokens` tokens."""
     is_full = tokens >= layer.sliding_window
     # Else transformers' layer would go on with what it has of its window.
     left = min(layer.sliding_window - 1, tokens - removed)
     has_earlier = layer.keys.shape[-2] - removed >= left
     if not has_earlier or (is_full and not layer.record_past):
         raise InvalidArgument(
-            "crop of a cache with sliding-window layers: call activate_past_recording() before the "
+            "crop of a cache with sliding-window layers; call activate_past_recording() before the "
             "tokens that may be taken back"
         )
 
 
 @dataclass
 class Pass:
-    """A call that has begun: what it will have changed, and what it has to undo if it fails."""
+    """A call that has begun: its changes, and the state to restore if it fails."""
 
     tokens: int  # that it adds to the cache
     held: int  # that it adds to the rows: of a context sharded by sequence this process has a part
@@ -100,7 +104,7 @@ class Pass:
 class Text:
     """A text that was read to its end, or several, one for each batch row.
 
-    Columns are what transformers counts: those of a shorter text begin with padding."""
+    transformers counts columns; the columns of a shorter text begin with padding."""
 
     contexts: tuple[topkv.Context, ...]  # one that all batch rows go on from, or one of each
     tokens: int  # columns; of all processes: of a context sharded by sequence each has some only
@@ -111,21 +115,20 @@ class Text:
 
     @property
     def context(self) -> topkv.Context:
-        """The only one."""
+        """The context of the only text."""
         if any(context is not self.contexts[0] for context in self.contexts):
             raise InvalidArgument(
-                f"this cache holds a batch of {len(self.contexts)} texts, and this is for one: "
-                "cache.contexts has all; cache.batch_select_indices(torch.tensor([0])) keeps the "
-                "first alone"
+                f"this cache holds a batch of {len(self.contexts)} texts; expected one. cache.contexts "
+                "has all; cache.batch_select_indices(torch.tensor([0])) keeps the first"
             )
         return self.contexts[0]
 
     def of_row(self, row: int) -> int:
-        """Number of the context that a batch row goes on from."""
+        """The number of the context that a batch row continues."""
         return 0 if len(self.contexts) == 1 else row
 
     def of_rows(self, rows: list[int]) -> Text:
-        """Batch row i being what row rows[i] was."""
+        """The text with row rows[i] as batch row i."""
         if len(self.contexts) == 1:
             return self
         return replace(
@@ -139,7 +142,7 @@ class Text:
 
 @dataclass(frozen=True)
 class State:
-    """Texts being read, one per batch row, or a text and what follows it in each batch row."""
+    """Texts being read, one per batch row; or a text, and the tokens after it in each batch row."""
 
     options: Options
     text: Text | None = None
@@ -158,11 +161,11 @@ class State:
 
     @property
     def is_empty(self) -> bool:
-        """It holds nothing, whatever it may have held."""
+        """Whether the cache holds nothing now."""
         return self.text is None and self.tokens == 0
 
     def ends_text(self, tokens: int) -> bool:
-        """A call of so many more tokens is the first after the text."""
+        """Whether a call of `tokens` tokens is the first after the text."""
         reads = self.text is None and self.tokens > max(self.pads)
         return reads and (tokens == 1 or (self.records and self.was_cropped))
 
@@ -172,22 +175,22 @@ class State:
 
     @property
     def texts(self) -> int:
-        """How many there are, read or being read."""
+        """The number of texts, read or being read."""
         if self.text is not None:
             return len({id(context) for context in self.text.contexts})
         return self.rows.texts if isinstance(self.rows, TextsRead) else 1
 
     def counts(self, held: int) -> list[int]:
-        """Tokens of each batch row in so many columns."""
+        """The tokens of each batch row in `held` columns."""
         return [max(0, held - pads) for pads in self.pads]
 
     def tokens_of(self, row: int) -> int:
-        """Of the text and what follows it, without padding."""
+        """The tokens of a batch row: its text and the tokens after it, without padding."""
         text = 0 if self.text is None else self.text.tokens - self.text.pads[self.text.of_row(row)]
         return text + max(0, self.tokens - self.text_tokens - self.pads[row])
 
     def after(self, done: Pass) -> State:
-        """The state when a pass has ended."""
+        """The state after a pass."""
         return replace(
             self,
             tokens=self.tokens + done.tokens,

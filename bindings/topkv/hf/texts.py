@@ -1,4 +1,4 @@
-"""Texts that were not read by the cache that goes on from them: contexts, and files of them."""
+"""Texts that another program or cache has read: contexts, and files of contexts."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from topkv.hf.options import SAVED, Options, saved_options, tail_of
 from topkv.hf.progress import moving
 from topkv.hf.state import Text
 
-#: Begins what a file says of how it was made; the options follow, in JSON, and what it was made with.
+#: Begins a file's made_with; the options follow in JSON, then the versions.
 _MADE = "topkv.hf.TopkCache "
 
 
 def known_ids(text: Text | None) -> torch.Tensor | None:
-    """Ids of a text [texts, tokens], if all of them are known."""
+    """Ids of a text, [texts, tokens], if all are known."""
     if text is None or bool((text.ids == UNKNOWN).any()):
         return None
     return text.ids
 
 
 def check_fits(cache: Any, shape: topkv.AttentionShape, what: str) -> None:
-    """Raises unless rows of this shape can be those of the cache's model."""
+    """Raises unless the cache's model can have rows of this shape."""
     engine = cache._engine
     if engine.sliding_layers():
         raise Unsupported(
-            f"{what} of a model with sliding-window layers: a context has no state of theirs; read "
+            f"{what} of a model with sliding-window layers: a context does not have their state; read "
             "the text with the model"
         )
     if shape.layers != engine.options.layers:
         raise InvalidArgument(
-            f"the context has {shape.layers} layers, the model {engine.options.layers}"
+            f"the context has {shape.layers} layers, and the model has {engine.options.layers}"
         )
     if shape.head_dim != families.head_dim(cache.config):
         raise InvalidArgument(
-            f"the context has heads of {shape.head_dim} dims, the model of "
+            f"the context has heads of {shape.head_dim} dims, and the model has heads of "
             f"{families.head_dim(cache.config)}"
         )
 
 
 def over(cache: Any, context: Any, tokens: Any, what: str) -> Any:
-    """The cache, which has read nothing, with a context as its text."""
+    """Makes a context the text of an empty cache, and returns the cache."""
     if not isinstance(context, topkv.Context):
         raise InvalidArgument(
             f"context is a {type(context).__name__}; expected a topkv.Context, as "
@@ -73,12 +73,12 @@ def _check_can_be_saved(cache: Any, model: Any, text_only: bool) -> None:
         raise Unsupported("save() of a text sharded by sequence: each process has a part of its rows")
     if engine.sliding_layers():
         raise Unsupported(
-            "save() of a model with sliding-window layers: a context file has no state of theirs"
+            "save() of a model with sliding-window layers: a context file does not have their state"
         )
     if engine.method is not None:
         raise Unsupported(
-            "save() of a session with a method written in Python, which no file holds: save the cache "
-            "whose session it is"
+            "save() of a session with a method written in Python, which no file can hold; save the "
+            "cache that made the session"
         )
     config = getattr(model, "config", None)
     if config is None or families.text_config(config) is not families.text_config(cache.config):
@@ -90,13 +90,13 @@ def _check_can_be_saved(cache: Any, model: Any, text_only: bool) -> None:
     texts = state.texts
     if texts > 1:
         raise InvalidArgument(
-            f"save() of a batch of {texts} texts: a file holds one. Keep one of them with "
-            "cache.batch_select_indices(torch.tensor([0])), the first say, and save that"
+            f"save() of a batch of {texts} texts: a file holds one. Keep one row with "
+            "cache.batch_select_indices(torch.tensor([0])), and save that"
         )
     if state.text is not None and state.tokens > state.text_tokens and not text_only:
         raise InvalidArgument(
             f"{state.tokens - state.text_tokens} tokens follow the text of {state.text_tokens}, and a "
-            "file holds the text alone: save(..., text_only=True) leaves them out; to keep them, read "
+            "file holds only the text. save(..., text_only=True) leaves them out. To keep them, read "
             "text and tokens together in another cache"
         )
 
@@ -126,18 +126,18 @@ def _made_with(options: Options) -> str:
 
 
 def _options_in(made_with: str, path: Any) -> dict[str, Any]:
-    """Options of the cache that a file was written by; of a file by another program none."""
+    """The options of the cache that wrote a file; empty for a file of another program."""
     if not made_with.startswith(_MADE):
         return {}
     try:
         found, _ = json.JSONDecoder().raw_decode(made_with, len(_MADE))
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{os.fspath(path)}: its options of a TopkCache are no JSON: {error}") from None
+        raise FileError(f"{os.fspath(path)}: its options of a TopkCache are not JSON: {error}") from None
     unknown = sorted(set(found) - set(SAVED)) if isinstance(found, dict) else [found]
     if unknown:
         raise FileError(
-            f"{os.fspath(path)}: it has options {unknown!r:.100} of a TopkCache, which this topkv "
-            f"{topkv.__version__} does not know"
+            f"{os.fspath(path)}: has options {unknown!r:.100} of a TopkCache, which topkv "
+            f"{topkv.__version__} does not know; use a later topkv"
         )
     return found
 
@@ -145,10 +145,10 @@ def _options_in(made_with: str, path: Any) -> dict[str, Any]:
 def _check_model(of_file: str, of_model: str, path: Any) -> None:
     if of_file == of_model:
         return
-    says = f"its rows are of {of_file!r}" if of_file else "it does not say which model its rows are of"
+    says = f"{of_file!r} made its rows" if of_file else "it does not name the model of its rows"
     raise InvalidArgument(
-        f"{os.fspath(path)}: {says}, the model given is {of_model!r}: give that model, or "
-        "check_model=False if you know that its rows would be the same"
+        f"{os.fspath(path)}: {says}, and the given model is {of_model!r}. Give the model of the file, "
+        "or check_model=False if you know that both make equal rows"
     )
 
 
@@ -160,8 +160,8 @@ def load(
     given: dict[str, Any],
     **how: Any,
 ) -> Any:
-    """The cache that TopkCache.from_file gives; make: of a config and options. how: of
-    load_context."""
+    """The cache that TopkCache.from_file returns. make: makes a cache of a config and options. how:
+    arguments of load_context."""
     info = topkv.context_file_info(path)
     of_model = fingerprint(model) if check_model else ""
     if check_model:

@@ -1,4 +1,4 @@
-"""Texts being read: their rows, and attention over them, densely."""
+"""Texts being read: their rows, and dense attention over them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _COPIED = 65536
 class PrefillRows:
     """A text being read.
 
-    freeze() does not end it: when what comes after that fails, such as the build of an index, the
-    text can be read on, or be frozen again.
+    freeze() does not end it. If a later action fails, such as the build of an index, the text can be
+    read on, or be frozen again.
     """
 
     def __init__(self, shape: topkv.AttentionShape, device: topkv.Device, **options: Any):
@@ -56,7 +56,7 @@ class PrefillRows:
             self._builder.truncate(held)
 
     def make_room(self, more: int) -> None:
-        """Room for this many more; doubles, so that copying is linear in the whole."""
+        """Makes room for `more` tokens. It doubles the capacity, so that copying is linear."""
         wanted = self.tokens + more
         if self._is_frozen:
             self._capacity = max(self._capacity, wanted)
@@ -68,7 +68,7 @@ class PrefillRows:
             self._builder.reserve(wanted)
 
     def _read_on(self, held: int) -> None:
-        """Copies the first rows of a context that nobody came to use into a builder."""
+        """Copies the first rows of an unused context into a builder."""
         context = self._held[-1]
         builder = self._builder_of(max(self._capacity, held))
         heads = range(self._shape.kv_heads)
@@ -83,15 +83,15 @@ class PrefillRows:
         self._held = [builder]
 
     def attend(self, step: Step) -> None:
-        """step: of one batch row."""
+        """Attends a step of one batch row."""
         step.run(self._builder)
 
     def keep(self, context: topkv.Context) -> None:
-        """What freeze() gave, with an index besides: for the next freeze()."""
+        """Keeps the result of freeze() with a further index, for the next freeze()."""
         self._held.append(context)
 
     def freeze(self) -> topkv.Context:
-        """What it holds as a context."""
+        """The text as a context."""
         if not self._is_frozen:
             # In one call of C, which Ctrl-C does not part: the builder is empty afterwards, and the
             # context all that holds the rows.
@@ -100,8 +100,8 @@ class PrefillRows:
 
 
 class TextsRead:
-    """Texts being read side by side, each for so many batch rows, one after the other: `alike` are
-    beams and samples of one prompt, which is read and kept once."""
+    """Texts being read side by side. Each text has `alike` consecutive batch rows, which are beams and
+    samples of one prompt; the prompt is read and kept once."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class TextsRead:
         ]
 
     def _check_memory(self, tokens: list[int]) -> None:
-        """Raises OutOfMemory unless there is room for all: a builder looks at its own rows alone,
-        and takes memory as they come."""
+        """Raises OutOfMemory unless there is memory for all texts. A builder considers only its own
+        rows, and takes memory as they come."""
         if len(tokens) > 1:
             topkv.ContextBuilder(self.shape, capacity=sum(tokens), dtype=self._dtype)
 
@@ -136,13 +136,13 @@ class TextsRead:
             text.cut(count, spoiled)
 
     def make_room(self, more: list[int]) -> None:
-        """Room for more[i] tokens in batch row i."""
+        """Makes room for more[i] tokens in batch row i."""
         self._check_memory(more[:: self.alike])
         for text, count in zip(self._texts, more[:: self.alike], strict=True):
             text.make_room(count)
 
     def attend(self, step: Step, counts: list[int]) -> None:
-        """One text after the other."""
+        """Attends one text after the other."""
         for number, text in enumerate(self._texts):
             first = number * self.alike
             rows = range(first, first + self.alike)
@@ -152,7 +152,7 @@ class TextsRead:
                 step.take(part, rows)
 
     def keep(self, context: topkv.Context, larger: topkv.Context) -> None:
-        """What freeze() gave, and it with an index besides: for the next freeze()."""
+        """Keeps a result of freeze() with a further index, for the next freeze()."""
         for text in self._texts:
             if text.freeze() is context:
                 text.keep(larger)

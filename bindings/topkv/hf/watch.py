@@ -1,8 +1,8 @@
-"""Where topkv sees the calls that a TopkCache is handed to.
+"""Wraps the calls that a TopkCache is given to.
 
-A cache is given K and V alone. The ids that they are of, and whether the call of the model came to
-its end, are known to two methods of transformers, which are wrapped when the first TopkCache is
-made: a model's call and ``generate``. Calls without a TopkCache go straight through.
+A cache is given only K and V. Two methods of transformers know the ids, and whether the call of the
+model came to its end: a model's call and ``generate``. They are wrapped when the first TopkCache is
+made. Calls without a TopkCache are passed on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WRAPPED = "_topkv_wrapped"
 
 
 def _engine_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine | None:
-    """That of the TopkCache among the arguments of a call."""
+    """The engine of the TopkCache among the arguments of a call, or None."""
     for given in (kwargs.get("past_key_values"), *args):
         if isinstance(given, Cache) and hasattr(given, "_engine"):
             return given._engine
@@ -36,13 +36,13 @@ def _ids_of(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.T
 @torch.compiler.disable  # so that it is called, and raises, where a graph would go on
 def _refuse_compiled() -> NoReturn:
     raise Unsupported(
-        "a TopkCache with torch.compile: its rows are outside of what a graph may hold. Call the model "
-        "as it was before torch.compile, or with another cache"
+        "a TopkCache with torch.compile: a graph cannot hold its rows. Call the model as it was before "
+        "torch.compile, or with another cache"
     )
 
 
 def _is_compiled(model: Any) -> bool:
-    """By torch.compile(model), model.compile(), or torch.compile(model.forward)."""
+    """Whether a model is compiled: torch.compile(model), model.compile(), torch.compile(model.forward)."""
     return (
         torch.compiler.is_compiling()
         or getattr(model, "_compiled_call_impl", None) is not None
@@ -67,15 +67,15 @@ def _wrap_call(call: Any) -> Any:
 
 
 def _check_continues(engine: Engine, ids: torch.Tensor, mask: Any) -> None:
-    """Raises InvalidArgument unless what generate is given goes on after what the cache holds."""
+    """Raises InvalidArgument unless generate is given a continuation of the cache's tokens."""
     held, given = engine.tokens, ids.shape[1]
     if held == 0 or (isinstance(mask, torch.Tensor) and mask.shape[-1] == held + given):
         return  # nothing, or by the mask only new tokens were given
     engine.state.ids.check_begin(ids, min(held, given))
     if given <= held:
         raise InvalidArgument(
-            f"generate is given {given} tokens and the cache holds {held}: nothing is new. Give it "
-            "the whole text, what the cache holds and what follows; for another question about its "
+            f"generate is given {given} tokens and the cache holds {held}: nothing is new. Give it the "
+            "tokens that the cache holds and the tokens that follow; for another question about its "
             "text use cache.session(), for another text cache.reset()"
         )
 
