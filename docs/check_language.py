@@ -31,7 +31,9 @@ PHRASE = re.compile(
     r"|all of it|but for|likewise)\b",
     re.I,
 )
-SENTENCE_END = re.compile(r"(?<!al)(?<!e\.g)(?<!i\.e)[.!?][\"”)*]*\s+(?=[\"“(*`]*[A-Z0-9`])| · ")
+SENTENCE_END = re.compile(
+    r"(?<!al)(?<!e\.g)(?<!i\.e)[.!?][\"”)*]*\s+(?=[\"“(*`]*(?:[A-Z0-9`]|topkv\b))| · "
+)
 
 
 def sentences(text):

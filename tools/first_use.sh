@@ -5,7 +5,7 @@
 long_text() {
   local fact lines guides
   fact=$(grep -o 'One of the special magic numbers for [^`]*' "$source_tree/README.md")
-  mapfile -t guides < <(grep --files-without-match quiet-river "$source_tree"/docs/*.md)
+  mapfile -t guides < <(grep --files-without-match quiet-river "$source_tree"/docs/*.md "$source_tree"/docs/*/*.md)
   lines=$(cat "${guides[@]}" | wc -l)
   cat "${guides[@]}" | sed "$((lines / 2))a $fact"
 }

@@ -2,7 +2,7 @@
 # Walks README's first use as a new user does, in a Debian 12 that has its base system alone, and
 # prints the record of it as a page: each command, what it printed, and what it cost.
 #
-# usage: walk.sh command|python ROOT >docs/walks/….md     as root
+# usage: walk.sh command|python ROOT >docs/tutorials/walk-….md     as root
 #   ROOT  a folder that `debootstrap --variant=minbase bookworm ROOT` has just filled. The walk's last
 #         commit is cloned into it; its network is this machine's (PIP_CERT: the certificates that
 #         it takes, if not the common ones)
@@ -64,7 +64,7 @@ load_before=$(load)
 started=$(date -u '+%Y-%m-%d')
 case $way in
   command)
-    title='A walk: the command, from a bare system to an answer'
+    title='The command, from a bare system to an answer'
     topkv=build/release/src/cli/topkv
     step 'apt-get update && apt-get install --yes make' 2
     step 'make setup' 2
@@ -75,7 +75,7 @@ case $way in
     step "echo '$chat_question' | $topkv chat -m models/needle-14m -f notes.txt -n 9 --prefill window" 4
     ;;
   python)
-    title='A walk: Python, from a bare system to an answer'
+    title='Python, from a bare system to an answer'
     first_program >"$root/root/topkv/first.py"
     step 'apt-get update && bash tools/setup.sh' 2
     step 'python3 -m venv venv && . venv/bin/activate && pip install .' 2
@@ -88,15 +88,19 @@ answered
 cat <<TEXT
 # $title
 
-On $(nproc) cores ($(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -n 1)), load $load_before at the beginning and $(load) at the end, $started.
-The steps of [README's first use](../../README.md#a-first-use) in a Debian 12 that has its base system alone, with no
-GPU: what was run, what it printed, what it cost. \`notes.txt\` has $(wc -m <"$root/root/topkv/notes.txt") characters, the guides of this
-documentation with README's fact in the line in their middle. Recorded by [\`tools/walk.sh\`](../../tools/walk.sh) of
-\`$(git -C "$root/root/topkv" rev-parse --short HEAD)\`:
+This page records [README's first use](../../README.md#a-first-use) in a Debian 12 that has its base system only, without
+a GPU. It shows each command, its cost and its output.
+
+- machine: $(nproc) cores ($(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -n 1)), load $load_before at the beginning and $(load) at the end
+- date: $started
+- \`notes.txt\`: $(wc -m <"$root/root/topkv/notes.txt") characters, the pages of this documentation with README's fact as the line in the middle
+- commit: \`$(git -C "$root/root/topkv" rev-parse --short HEAD)\`
+
+This command recorded it, with [\`tools/walk.sh\`](../../tools/walk.sh):
 
     debootstrap --variant=minbase bookworm ROOT && bash tools/walk.sh $way ROOT
 
-| command | seconds | of processors |
+| command | seconds | seconds of processors |
 | --- | --: | --: |
 TEXT
 cat "$work/table"
