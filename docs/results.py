@@ -25,11 +25,12 @@ SECTIONS = {
 INTRODUCTION = """\
 # Results
 
-<!-- Made by docs/results.py of docs/results/*.json: change those, then run it. -->
+<!-- Made by docs/results.py from docs/results/*.json: change these, then run it. -->
 
-The figures that say most, each with its date, its machine and the commands that give it again. A date is that of the
-commit that brought a row, so it was measured then or a little before, with the topkv of that day; machines are shared, and
-rates vary by a third between runs. The pages linked below the tables say what the figures mean.
+The most important figures, each with its date, its machine and the commands that reproduce it. The pages linked below the tables explain them.
+
+- The date of a row is the date of its commit. The row was measured then or a little before, with the topkv of that day.
+- Machines are shared, and rates vary by a third between runs. Compare rates of one run.
 """
 
 
@@ -80,7 +81,7 @@ def page():
             "",
             *(f"    {command}" for command in table["commands"]),
             "",
-            f"[More of it]({_link(table['page'])})",
+            f"[Details]({_link(table['page'])})",
         ]
         text += "\n".join(lines) + "\n"
     return text
