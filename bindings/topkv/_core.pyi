@@ -1,4 +1,4 @@
-"""The C++ library as topkv re-exports it. The module's own docstrings say more."""
+"""The C++ library as topkv re-exports it. The module's own docstrings have more details."""
 
 import os
 import pathlib
@@ -17,32 +17,32 @@ class _Dlpack(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 Array = NDArray[Any] | _Dlpack | memoryview
-"""Whatever has the buffer protocol or __dlpack__; uint16 arrays hold bf16."""
+"""Any object with the buffer protocol or __dlpack__; uint16 arrays hold bf16."""
 
 _Out = TypeVar("_Out")
 _Ints = Sequence[int] | NDArray[np.integer] | _Dlpack
 _Path = str | os.PathLike[str]
 
 class Error(Exception):
-    """Base of everything that topkv raises on purpose."""
+    """Base of all exceptions that topkv raises on purpose."""
 
 class InvalidArgument(Error, ValueError):
     """An argument, option, array or spec that cannot be used as given."""
 
 class FileError(Error, OSError):
-    """A file that cannot be read or whose content is not what it must be."""
+    """A file cannot be read, or its contents are invalid."""
 
 class Unsupported(Error, NotImplementedError):
     """A well-formed request or model that topkv does not implement."""
 
 class OutOfMemory(Error, MemoryError):
-    """Memory refused before work has started."""
+    """Not enough memory; refused before work started."""
 
     wanted_bytes: int
     available_bytes: int
 
 class Progress:
-    """One report of long work: `done` of `total` in `unit`; stage names the work."""
+    """One report of long work: `done` of `total`, counted in `unit`; `stage` names the work."""
 
     @property
     def stage(self) -> str: ...
@@ -54,7 +54,7 @@ class Progress:
     def total(self) -> int: ...
 
 class AttentionShape:
-    """What every layer of a model's attention has in common."""
+    """The shape that all layers of a model's attention share."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class AttentionShape:
 
     @property
     def softmax_scale(self) -> float:
-        """scale, or what 0 stands for."""
+        """scale, or 1 / sqrt(head_dim) if scale is 0."""
 
 class DeviceMemory:
-    """Bytes of a CUDA device; all 0 for the host."""
+    """Bytes of a CUDA device's memory; all 0 for the host."""
 
     @property
     def ceiling(self) -> int: ...
@@ -108,12 +108,12 @@ class DeviceMemory:
     def items(self) -> list[tuple[str, int]]: ...
 
 class Device:
-    """Where the arithmetic of a network runs; Device() is the host's cores."""
+    """A device that runs a network's arithmetic; Device() is the host's cores."""
 
     def __init__(self) -> None: ...
     @staticmethod
     def open(spec: str, memory_ceiling: int = 0) -> Device:
-        """ "cpu", "cuda", "cuda:N" or "auto"; memory_ceiling in bytes, 0: 0.9 of what is free."""
+        """Opens "cpu", "cuda", "cuda:N" or "auto". memory_ceiling: bytes; 0: 0.9 of the free memory."""
 
     @property
     def is_cuda(self) -> bool: ...
@@ -122,7 +122,7 @@ class Device:
     def memory(self) -> DeviceMemory: ...
 
 class SearchResult:
-    """For each query up to k positions, best first. len() is the number of queries."""
+    """Up to k positions for each query, best first. len() is the number of queries."""
 
     def __len__(self) -> int: ...
     @property
@@ -152,11 +152,11 @@ class KeyIndex:
 
     def __init__(self, spec: str) -> None: ...
     def add(self, keys: Array) -> None:
-        """Adds keys [n, dim], numbered on from size."""
+        """Adds keys [n, dim]; the first one gets the number `size`."""
 
     def build(self) -> None: ...
     def search(self, queries: Array, k: int, allowed: Array | None = None) -> SearchResult:
-        """queries [m, dim] f32; allowed int64 [m, 2], the range that each query may find."""
+        """Searches for queries [m, dim], f32. allowed: int64 [m, 2], the range of positions for each query."""
 
     @property
     def size(self) -> int: ...
@@ -180,10 +180,10 @@ class Partial:
     def lse(self) -> Any: ...
 
 def merge(a: Partial, b: Partial) -> Partial:
-    """The partial over the union of two disjoint key sets, as a new Partial."""
+    """Returns the partial over the union of two disjoint key sets."""
 
 def merge_into(into: Partial, other: Partial) -> None:
-    """merge, in place: writes to the arrays of `into`."""
+    """Merges in place: writes to the arrays of `into`."""
 
 def attend_rows(
     queries: Array,
@@ -193,7 +193,7 @@ def attend_rows(
     scale: float,
     softcap: float = 0.0,
 ) -> Partial:
-    """The partial of queries [heads, head_dim] over the rows at these positions."""
+    """Returns the partial of queries [heads, head_dim] over the rows at these positions."""
 
 class ContextBuilder:
     """Collects the rows of a context as the network produces them."""
@@ -210,16 +210,16 @@ class ContextBuilder:
         device: Device | str | None = None,
     ) -> None: ...
     def reserve(self, tokens: int, chunk: int = 0) -> None:
-        """Makes room for this many tokens in all, and for steps of so many on a CUDA device."""
+        """Makes room for `tokens` tokens in total, and for steps of `chunk` tokens on a CUDA device."""
 
     def synchronize(self) -> None:
-        """Waits until the rows that a CUDA device was given are in host memory."""
+        """Waits until all rows given to a CUDA device are in host memory."""
 
     def truncate(self, tokens: int) -> None:
         """Forgets the tokens from this number on, in all layers."""
 
     def append(self, layer: int, keys: Array, values: Array) -> None:
-        """K and V of a layer's next tokens [tokens, kv_heads, head_dim], strided, host memory."""
+        """Appends K and V of a layer's next tokens: [tokens, kv_heads, head_dim], strided, in host memory."""
 
     @overload
     def attend(
@@ -251,7 +251,7 @@ class ContextBuilder:
         q_next: Array | None = None,
         q_far: Array | None = None,
     ) -> _Out:
-        """Appends k and v, and gives the causal attention of these tokens in `out`."""
+        """Appends k and v, and writes the causal attention of these tokens to `out`."""
 
     def tokens(self, layer: int) -> int: ...
     @property
@@ -261,7 +261,7 @@ class ContextBuilder:
     @property
     def device(self) -> Device: ...
     def freeze(self) -> Context:
-        """Turns the rows into a Context; the builder is empty afterwards."""
+        """Makes the rows a Context; the builder is empty afterwards."""
 
 class ContextMemory:
     @property
@@ -282,10 +282,10 @@ class Context:
     def dtype(self) -> str: ...
     def memory(self) -> ContextMemory: ...
     def indices(self) -> list[str]:
-        """Specs of its indices, all defaults spelled out."""
+        """Specs of the context's indices, with all defaults spelled out."""
 
     def has_index(self, spec: str) -> bool:
-        """Whether it has the index that this spec names, however it is spelled."""
+        """Whether the context has the index of this spec, in any spelling."""
 
     def keys(self, layer: int, kv_head: int) -> NDArray[Any]:
         """Keys [tokens, head_dim] in place, read-only; uint16 for bf16."""
@@ -298,8 +298,9 @@ class Context:
         progress: Callable[[Progress], object] | None = None,
         device: Device | str | None = None,
     ) -> Context:
-        """A context over the same rows that has this index too; the device makes codes of rows that
-        it prefilled."""
+        """Returns a context over these rows that has this index too.
+
+        device: a device that prefilled the rows makes codes of them."""
 
     def save(
         self,
@@ -314,31 +315,33 @@ class Context:
         system: str = "",
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
-        """Writes it to a file, which is seen when it is whole. tokens: ids of the text, [tokens].
-        Raises FileError, and InvalidArgument for tokens of another number."""
+        """Writes the context to a file, which takes its name when it is whole.
+
+        tokens: ids of the text, [tokens]. Raises FileError, and InvalidArgument for another number of
+        ids."""
 
 class LoadedContext:
-    """A context out of a file, and what the file says of its rows."""
+    """A context loaded from a file, and the file's description of its rows."""
 
     @property
     def context(self) -> Context: ...
     @property
     def model(self) -> str:
-        """The network that the rows are of, as who saved them called it; "": not said."""
+        """The saver's name of the network that made the rows; "": none."""
 
     @property
     def made_with(self) -> str: ...
     @property
     def length(self) -> int:
-        """That Model.load was given, for which keys are turned; 0: none, or not known."""
+        """The length that Model.load was given, for which keys are rotated; 0: none, or unknown."""
 
     @property
     def tokens(self) -> NDArray[np.int32] | None:
-        """Ids of the text [tokens], a copy; None: not in the file."""
+        """A copy of the text's ids, [tokens]; None: not in the file."""
 
     @property
     def text_left(self) -> str:
-        """What the text has behind its last token, with which a prompt begins."""
+        """The text after the last token; a prompt begins with it."""
 
     @property
     def chat(self) -> bool:
@@ -348,7 +351,7 @@ class LoadedContext:
     def system(self) -> str: ...
 
 class ContextFileInfo:
-    """What a context file says of itself."""
+    """The description in a context file."""
 
     @property
     def version(self) -> int: ...
@@ -362,14 +365,13 @@ class ContextFileInfo:
     def tokens(self) -> int: ...
     @property
     def tokens_before(self) -> int | None:
-        """Of a session's own rows: the tokens of its context. None: not said."""
+        """Tokens of the session's context, if the rows are a session's own; else None."""
 
     @property
     def indices(self) -> list[str]: ...
     @property
     def unknown_indices(self) -> list[str]:
-        """Specs that this topkv does not know; load_context needs to be told which of the others
-        are wanted."""
+        """Specs that this topkv does not know. If there are some, load_context needs `indices`."""
 
     @property
     def has_queries(self) -> bool: ...
@@ -399,18 +401,21 @@ def load_context(
     device: Device | str | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> LoadedContext:
-    """The context that Context.save wrote, to the bit. mapped: rows stay in the file, which must not
-    be changed. indices: specs that are wanted of those that it has, None for all. device: a CUDA
-    device for whose sessions rows in memory are page-locked. Raises FileError for what is damaged, OutOfMemory."""
+    """Loads the context that Context.save wrote, to the bit.
+
+    mapped: rows stay in the file, which must not be changed.
+    indices: specs of the indices to load; None: all.
+    device: a CUDA device; rows in memory are page-locked for its sessions.
+    Raises FileError for a damaged file, and OutOfMemory."""
 
 def context_file_info(path: _Path) -> ContextFileInfo:
-    """What the file says of itself, out of its beginning. Raises FileError."""
+    """Reads the description from the beginning of a context file. Raises FileError."""
 
 def verify_context(path: _Path, progress: Callable[[Progress], object] | None = None) -> None:
-    """Reads all of the file and raises FileError that names the first part that is damaged."""
+    """Reads the whole file. Raises FileError, which names the first damaged part."""
 
 class SessionStats:
-    """What a session did, summed over its life."""
+    """Counts and times of a session, summed over its life."""
 
     @property
     def steps(self) -> int: ...
@@ -438,7 +443,7 @@ class SessionStats:
     def recall(self) -> float | None: ...
 
 class TailFigures:
-    """How good a layer's attention with a tail was, as far as can be told without dense attention."""
+    """Estimates, without dense attention, of how good a layer's attention with a tail was."""
 
     @property
     def heads(self) -> int: ...
@@ -452,7 +457,7 @@ class TailFigures:
     def mean_error(self) -> float | None: ...
 
 class StepTimes:
-    """Where the time of a session's steps in one layer went, in seconds."""
+    """Times of a session's steps in one layer, by part, in seconds."""
 
     @property
     def q_out(self) -> float: ...
@@ -523,7 +528,7 @@ class Session:
         q_next: Array | None = None,
         q_far: Array | None = None,
     ) -> _Out:
-        """The decode step of one layer: takes q, k, v of the next tokens, gives attention."""
+        """The decode step of one layer: takes q, k and v of the next tokens, returns attention."""
 
     @overload
     @staticmethod
@@ -555,16 +560,16 @@ class Session:
         q_next: Array | None = None,
         q_far: Array | None = None,
     ) -> _Out:
-        """The same for several sessions over one context: arrays have a first axis of these."""
+        """Runs the decode step of several sessions over one context; arrays have a first axis of sessions."""
 
     def truncate(self, own_tokens: int) -> None:
         """Forgets the session's own tokens from this number on."""
 
     def own_rows(self) -> Context:
-        """The session's own rows as a Context of their own, to be saved beside the context's file."""
+        """Returns the session's own rows as a Context, to be saved beside the context's file."""
 
     def resume(self, own_rows: Context) -> None:
-        """Goes on where the session was that gave these rows."""
+        """Continues from the session whose own_rows() these are."""
 
     def fork(self) -> Session: ...
     @property
@@ -584,7 +589,7 @@ class Session:
     def tail_figures(self) -> list[TailFigures]: ...
 
 class Tokenizer:
-    """BPE, of bytes or of SentencePiece's pieces, or Unigram, of a tokenizer.json or a GGUF file."""
+    """The tokenizer of a tokenizer.json or a GGUF file: BPE of bytes or pieces, or Unigram."""
 
     @staticmethod
     def load(tokenizer_json: _Path) -> Tokenizer: ...
@@ -598,7 +603,7 @@ class Tokenizer:
     def vocab_size(self) -> int: ...
 
 class ChatTemplate:
-    """The chat template of a model directory or a GGUF file, rendered as transformers' apply_chat_template does."""
+    """The chat template of a model directory or a GGUF file, rendered as by apply_chat_template."""
 
     @staticmethod
     def load(directory: _Path) -> ChatTemplate: ...
@@ -613,7 +618,7 @@ class ChatTemplate:
     def source(self) -> str: ...
 
 class SamplingOptions:
-    """How the next token is chosen."""
+    """The options by which the next token is chosen."""
 
     @property
     def temperature(self) -> float: ...
@@ -631,7 +636,7 @@ class ModelConfig:
 
     @staticmethod
     def load(directory: _Path, length: int = 0) -> ModelConfig:
-        """length: the most tokens that contexts and sessions are meant to hold."""
+        """Reads a model's configuration. length: the most tokens that contexts and sessions will hold."""
 
     @property
     def model_type(self) -> str: ...
@@ -643,10 +648,10 @@ class ModelConfig:
     def intermediate_size(self) -> int: ...
     @property
     def experts(self) -> int:
-        """Of a layer with a mixture of experts; 0: the model has none."""
+        """Experts of a layer that has a mixture of experts; 0: the model has no experts."""
     @property
     def experts_per_token(self) -> int:
-        """That a token goes through."""
+        """Experts that a token goes through."""
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -684,7 +689,7 @@ class ModelConfig:
     def kv_bytes_per_token(self, dtype: str = "bf16") -> int: ...
 
 class ForwardTimes:
-    """Where the time of a forward pass went, in seconds."""
+    """Times of a forward pass, by part, in seconds."""
 
     @property
     def matmul(self) -> float: ...
@@ -700,7 +705,8 @@ class ForwardTimes:
     def total(self) -> float: ...
 
 class TokenLogprobs:
-    """Natural logarithms of a token's probability, and of the likeliest ones', by the model's own distribution."""
+    """Natural logs of the probabilities of a token and of the likeliest tokens, in the model's own
+    distribution."""
 
     @property
     def token(self) -> int: ...
@@ -708,14 +714,14 @@ class TokenLogprobs:
     def logprob(self) -> float: ...
     @property
     def top(self) -> list[tuple[int, float]]:
-        """(token, logprob) of the likeliest, in order."""
+        """(token, logprob) of the likeliest tokens, in order."""
 
 class GenerateResult:
     @property
     def tokens(self) -> list[int]: ...
     @property
     def text(self) -> str:
-        """Up to a stop text; with on_text or stop."""
+        """The text up to a stop text; only with on_text or stop."""
     @property
     def logprobs(self) -> list[TokenLogprobs]: ...
     @property
@@ -737,7 +743,7 @@ class GenerateResult:
     def times(self) -> ForwardTimes: ...
 
 class DevicePlan:
-    """Where device memory would go, before any work."""
+    """The device memory that a prefill and a session would take, computed before any work."""
 
     @property
     def items(self) -> list[tuple[str, int]]: ...
@@ -751,13 +757,13 @@ class DevicePlan:
     def weights_bytes(self) -> int: ...
     @property
     def quantised(self) -> str:
-        """What the checkpoint's matrices are quantised as already; empty: plain."""
+        """The quantisation of the checkpoint's matrices; empty: plain."""
 
     @property
     def fits(self) -> bool: ...
 
 class PlacePlan:
-    """What one memory has to hold, in bytes."""
+    """The bytes that one memory has to hold."""
 
     @property
     def items(self) -> list[tuple[str, int]]: ...
@@ -804,10 +810,10 @@ def memory_plans(
     kv_index: str | None = None,
     host_search: bool = False,
 ) -> list[MemoryPlan]:
-    """Every way of holding a model and a context, the most exact first."""
+    """Returns every way of holding a model and a context, the most exact first."""
 
 def find_model(model: _Path, *, weights: bool = True) -> pathlib.Path:
-    """Where a model is: a path, or "org/name" in Hugging Face's cache folder."""
+    """Finds a model: a path, or "org/name" in Hugging Face's cache folder."""
 
 class Model:
     """A loaded checkpoint in Hugging Face layout (directory), or a GGUF file."""
@@ -821,8 +827,10 @@ class Model:
         progress: Callable[[Progress], object] | None = None,
         length: int = 0,
     ) -> Model:
-        """weights: held as they are "stored" (those that are quantised already, by their codes), or rounded to
-        "int8" or "int4" while they are loaded."""
+        """Loads a checkpoint.
+
+        weights: "stored", as in the checkpoint (quantised weights by their codes); or "int8" or
+        "int4", rounded while they are loaded."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -870,7 +878,9 @@ class Model:
         logit_bias: Mapping[int, float] | None = None,
         prompt_logprobs: int | None = None,
     ) -> GenerateResult:
-        """Feeds the prompt to the session, then generates. None: as config.sampling. progress: while the prompt is read."""
+        """Feeds the prompt to the session, then generates.
+
+        Options that are None follow config.sampling. progress: called while the prompt is read."""
 
     def generate_together(
         self,
@@ -895,7 +905,9 @@ class Model:
         logit_bias: Mapping[int, float] | None = None,
         prompt_logprobs: int | None = None,
     ) -> list[GenerateResult]:
-        """Likewise several sessions over one context; on_token and on_text are told the number of the session, too."""
+        """Generates for several sessions over one context, like generate().
+
+        on_token and on_text are also given the number of the session."""
 
     def stream(
         self,
@@ -907,7 +919,7 @@ class Model:
         progress: Callable[[Progress], object] | None = None,
         **options: Any,
     ) -> Generator[str, None, GenerateResult]:
-        """The answer's text piece by piece as generate makes it, with its options; leaving early ends it."""
+        """Yields the answer's text piece by piece, with the options of generate(); leaving ends it."""
 
     def astream(
         self,
@@ -919,15 +931,15 @@ class Model:
         progress: Callable[[Progress], object] | None = None,
         **options: Any,
     ) -> AsyncGenerator[str, None]:
-        """Likewise for asyncio."""
+        """Yields the answer's text piece by piece for asyncio, with the options of generate()."""
 
     @overload
     def logits(self, tokens: _Ints) -> NDArray[np.float32]:
-        """float32 [tokens, vocab_size] of a dense forward pass."""
+        """Returns the logits of a dense forward pass, float32 [tokens, vocab_size]."""
 
     @overload
     def logits(self, session: Session, tokens: _Ints) -> NDArray[np.float32]:
-        """Feeds tokens to a session and gives their logits."""
+        """Feeds tokens to a session and returns their logits."""
 
     @staticmethod
     def plan(
@@ -941,4 +953,4 @@ class Model:
         capacity: int = 16384,
         weights: str = "stored",
     ) -> DevicePlan:
-        """What a prefill and a session would take of the device's memory; checks the weights."""
+        """Plans the device memory of a prefill and a session, and checks the weights."""

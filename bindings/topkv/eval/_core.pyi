@@ -1,4 +1,4 @@
-"""What `topkv eval` evaluates with. The module's own docstrings say more."""
+"""The parts of `topkv eval`. The module's own docstrings have more details."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Sample:
     def one_line(self) -> bool: ...
 
 class Task:
-    """What makes samples, and scores answers to them."""
+    """A task, which makes samples and scores answers to them."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +43,7 @@ class Task:
     def score(self, answer: str, references: Sequence[str]) -> float: ...
 
 class Method:
-    """How a session finds the rows that it attends."""
+    """The way in which a session finds the rows that it attends."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,7 @@ class Score:
     def interval(self) -> tuple[float, float] | None: ...
 
 class ScoreRow:
-    """What one method with one budget made of a length."""
+    """The scores of one method with one budget at one length."""
 
     @property
     def length(self) -> int: ...
