@@ -177,7 +177,8 @@ std::vector<Token> tokens_of(py::handle object, const char* name) {
   tokens.reserve(ids.size());
   for (const std::int64_t id : ids) {
     if (id < std::numeric_limits<Token>::min() || id > std::numeric_limits<Token>::max()) {
-      throw InvalidArgument(fmt::format("{}: {} is no token id", name, id));
+      throw InvalidArgument(
+          fmt::format("{}: {} is not a token id; expected a number of 32 bits", name, id));
     }
     tokens.push_back(static_cast<Token>(id));
   }

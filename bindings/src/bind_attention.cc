@@ -102,9 +102,9 @@ PyPartial attend(py::handle queries, py::handle keys, py::handle values, py::han
 void bind_attention(py::module_& module) {
   py::class_<PyPartial>(
       module, "Partial",
-      "Attention over a subset of the keys: out [heads, head_dim], normalised, and "
-      "lse [heads], the log-sum-exp of the scores; both float32. Keeps the arrays "
-      "it is given. More axes before the last (tokens, heads) will do.")
+      "Attention over a subset of the keys, in float32: out [heads, head_dim], normalised, and lse "
+      "[heads], the log-sum-exp of the scores. Keeps the given arrays. There may be more axes "
+      "before the last (tokens, heads).")
       .def(py::init([](py::object out, py::object lse) {
              PyPartial partial{std::move(out), std::move(lse)};
              Parts(partial).readable();  // checks
@@ -132,14 +132,14 @@ void bind_attention(py::module_& module) {
       });
 
   module.def("merge", &merged, py::arg("a"), py::arg("b"),
-             "The partial over the union of two disjoint key sets, as a new Partial.");
+             "Returns the partial over the union of two disjoint key sets.");
   module.def("merge_into", &merge_into, py::arg("into"), py::arg("other"),
-             "merge, in place: writes to the arrays of `into`.");
+             "Merges in place: writes to the arrays of `into`.");
   module.def("attend_rows", &attend, py::arg("queries"), py::arg("keys"), py::arg("values"),
              py::arg("positions"), py::arg("scale"), py::arg("softcap") = 0.0F,
-             "The partial of queries [heads, head_dim] (f32) over the rows of keys and values "
-             "[n, head_dim] (equal dtype and strides) at these positions. Scores are scale * q·k, "
-             "capped when softcap > 0.");
+             "Returns the partial of queries [heads, head_dim] (f32) over the rows of keys and "
+             "values [n, head_dim] (equal dtype and strides) at these positions. Scores are scale * "
+             "q·k, capped if softcap > 0.");
   module.attr("empty_lse") = empty_lse;
 }
 

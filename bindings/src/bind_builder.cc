@@ -52,14 +52,13 @@ py::object attend(Builder& self, std::int64_t layer, py::handle q, py::handle k,
 void bind_builder(py::module_& module) {
   py::class_<Builder>(
       module, "ContextBuilder",
-      "Collects the rows of a context as the network produces them. One thread at a "
-      "time.\n\n"
-      "capacity: tokens to reserve rows for. dtype: of the stored rows: \"bf16\", "
-      "\"f16\", \"f32\", or \"q8\" and \"q4\", 8.5 and 5 bits an element, also as "
-      "\"q8/q4\" (keys/values); a CUDA device takes bf16, q8 and q4. memory_budget: bytes the rows "
-      "may take, 0 for "
-      "what the machine has free. prefill: what attend lets tokens see, \"dense\" "
-      "(all earlier ones) or \"window\" (the first `sinks` and the last `window`).",
+      "Collects the rows of a context as the network produces them. One thread at a time.\n\n"
+      "capacity: tokens to reserve rows for.\n\n"
+      "dtype: dtype of the stored rows: \"bf16\", \"f16\", \"f32\", or \"q8\" and \"q4\", 8.5 and 5 "
+      "bits an element, also as \"q8/q4\" (keys/values). A CUDA device takes bf16, q8 and q4.\n\n"
+      "memory_budget: bytes that the rows may take; 0: the free memory.\n\n"
+      "prefill: the tokens that attend() lets a token see: \"dense\" (all earlier ones) or "
+      "\"window\" (the first `sinks` and the last `window`).",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("shape"), py::arg("capacity"), py::arg("dtype") = "bf16",
            py::arg("memory_budget") = 0, py::arg("prefill") = "dense", py::arg("window") = 1024,
@@ -72,8 +71,8 @@ void bind_builder(py::module_& module) {
             self.builder.reserve(tokens, chunk);
           },
           py::arg("tokens"), py::arg("chunk") = 0,
-          "Makes room for this many tokens in all; both copies are in memory for a moment. chunk: "
-          "most tokens of the steps to come, for which a CUDA device takes its memory now.")
+          "Makes room for `tokens` tokens in total; both copies are in memory for a moment. chunk: "
+          "the most tokens of later steps, for which a CUDA device takes its memory now.")
       .def(
           "synchronize",
           [](Builder& self) {
@@ -81,7 +80,7 @@ void bind_builder(py::module_& module) {
             const py::gil_scoped_release release;
             self.builder.synchronize();
           },
-          "Waits until the rows that a CUDA device was given are in host memory.")
+          "Waits until all rows given to a CUDA device are in host memory.")
       .def(
           "truncate",
           [](Builder& self, std::int64_t tokens) {
@@ -90,8 +89,8 @@ void bind_builder(py::module_& module) {
             self.builder.truncate(tokens);
           },
           py::arg("tokens"),
-          "Forgets the tokens from number `tokens` on, in all layers: speculative ones that were "
-          "rejected, or of a step that not all layers have taken.")
+          "Forgets the tokens from number `tokens` on, in all layers: rejected speculative tokens, "
+          "or tokens of a step that not all layers have taken.")
       .def(
           "append", &append, py::arg("layer"), py::arg("keys"), py::arg("values"),
           "Appends K (post-RoPE) and V of the next tokens of a layer: [tokens, kv_heads, head_dim] "
@@ -101,17 +100,19 @@ void bind_builder(py::module_& module) {
           py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
           py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
           py::arg("q_far") = py::none(),
-          "Appends k and v of the next tokens of a layer and gives their causal attention, "
+          "Appends k and v of the next tokens of a layer, and returns their causal attention, "
           "[tokens, q_heads, head_dim]. Every layer takes the same tokens in turn, layer 0 "
           "first.\n\n"
-          "q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]: f32, contiguous, "
-          "on the builder's device. out and, when wanted, lse [tokens, q_heads] are written "
-          "to; on the host out may be left out. kv_first, kv_tokens: which of the tokens k and v "
-          "are of, for contexts sharded by sequence; -1: all. stream: on a CUDA device, the handle "
-          "of the stream that makes the inputs and uses out; 0: the default stream. q_next, q_far: "
-          "with AttentionShape.chunk_len, like q: what meets the chunk before a token's own, and "
-          "all "
-          "earlier ones.")
+          "q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]: f32, contiguous, on "
+          "the builder's device.\n\n"
+          "out, lse [tokens, q_heads]: arrays for the results; lse is optional, and out is optional "
+          "on the host.\n\n"
+          "kv_first, kv_tokens: the tokens that k and v belong to, for contexts sharded by "
+          "sequence; -1: all.\n\n"
+          "stream: on a CUDA device, the handle of the stream that makes the inputs and uses out; "
+          "0: the default stream.\n\n"
+          "q_next, q_far: with AttentionShape.chunk_len, the queries that meet the chunk before a "
+          "token's own, and all earlier chunks; shaped like q.")
       .def(
           "tokens",
           [](Builder& self, std::int64_t layer) {
@@ -133,8 +134,7 @@ void bind_builder(py::module_& module) {
             const py::gil_scoped_release release;
             return unconst(self.builder.freeze());
           },
-          "Turns the rows into a Context with the \"exact\" index. The builder is empty "
-          "afterwards.")
+          "Makes the rows a Context with the \"exact\" index. The builder is empty afterwards.")
       .def("__repr__", [](const Builder& self) {
         const AttentionShape& shape = self.builder.shape();
         return fmt::format("<ContextBuilder of {} layers x {} KV heads x {}, on {}>", shape.layers,

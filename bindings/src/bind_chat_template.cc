@@ -43,8 +43,8 @@ ChatMessage message_of(const py::handle& given, std::size_t index) {
 void bind_chat_template(py::module_& module) {
   py::class_<ChatTemplate>(
       module, "ChatTemplate",
-      "The chat template of a model directory or a GGUF file, rendered as transformers' "
-      "apply_chat_template does. Immutable; safe from many threads.")
+      "The chat template of a model directory or a GGUF file, rendered as by transformers' "
+      "apply_chat_template. Immutable; safe from many threads.")
       .def_static(
           "load",
           [](const std::filesystem::path& directory) {
@@ -67,12 +67,13 @@ void bind_chat_template(py::module_& module) {
           },
           py::arg("messages"), py::arg("add_generation_prompt") = false,
           py::arg("tools") = py::none(),
-          "The text of a conversation, of dicts with role, content and other fields that the "
-          "template knows (tool_calls, tool_call_id, name, reasoning_content). tools: a list of "
-          "functions as JSON schemas describe them. Further arguments are variables of the "
-          "template, such as enable_thinking. Messages and tools that the template leaves out "
-          "raise InvalidArgument. Special tokens are in the text: encode it without "
-          "add_special_tokens.")
+          "Returns the text of a conversation.\n\n"
+          "messages: dicts with role, content and other fields that the template knows (tool_calls, "
+          "tool_call_id, name, reasoning_content).\n\n"
+          "tools: a list of functions, described by JSON schemas.\n\n"
+          "Further arguments are variables of the template, such as enable_thinking. Messages and "
+          "tools that the template leaves out raise InvalidArgument. The text has special tokens: "
+          "encode it without add_special_tokens.")
       .def_property_readonly("source", &ChatTemplate::source)
       .def("__repr__", [](const ChatTemplate& self) {
         return fmt::format("<ChatTemplate of {} bytes>", self.source().size());

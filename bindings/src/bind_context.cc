@@ -48,11 +48,12 @@ void save(const Context& self, const std::filesystem::path& path, std::string mo
     // To C++ none at all are ids that are not known; here that is None.
     if (origin.tokens.empty() && self.tokens() > 0)
       throw InvalidArgument(
-          fmt::format("tokens: no ids for a context of {} tokens; give all of "
-                      "them, or None",
+          fmt::format("tokens is empty for a context of {} tokens; give one id for each, or None",
                       self.tokens()));
     for (const Token token : origin.tokens)
-      if (token < 0) throw InvalidArgument(fmt::format("tokens: {} is no token id", token));
+      if (token < 0)
+        throw InvalidArgument(
+            fmt::format("tokens: {} is not a token id; expected 0 or more", token));
   }
   const ProgressFn report = progress_of(progress);
   const py::gil_scoped_release release;
@@ -73,24 +74,25 @@ void bind_context(py::module_& module) {
 
   py::class_<Context, ContextPtr>(module, "Context",
                                   "One prefilled text: rows of every layer and KV head in host "
-                                  "memory, and indices over the keys. Immutable; shared by any "
-                                  "number of sessions and threads.",
+                                  "memory, and indices over the keys. Immutable; any number of "
+                                  "sessions and threads share it.",
                                   py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("shape", &Context::shape, py::return_value_policy::copy)
       .def_property_readonly("tokens", &Context::tokens)
       .def_property_readonly("dtype", [](const Context& self) { return self.dtype().name(); })
       .def("memory", &Context::memory)
-      .def("indices", &Context::indices, "Specs of its indices, all defaults spelled out.")
+      .def("indices", &Context::indices, "Specs of the context's indices, with all defaults spelled "
+                                         "out.")
       .def("has_index", &Context::has_index, py::arg("spec"),
-           "Whether it has the index that this spec names, however it is spelled.")
+           "Whether the context has the index of this spec, in any spelling.")
       .def(
           "keys",
           [](const ContextPtr& self, std::int64_t layer, std::int64_t kv_head) {
             return view_of(self, self->rows(layer, kv_head).keys);
           },
           py::arg("layer"), py::arg("kv_head"),
-          "Keys [tokens, head_dim] in place, read-only. Of bf16 rows, which NumPy lacks, a uint16 "
-          "view; of q8 and q4 a copy in float32.")
+          "Keys [tokens, head_dim] in place, read-only. bf16 rows, which NumPy lacks, are a uint16 "
+          "view; q8 and q4 rows are a copy in float32.")
       .def(
           "values",
           [](const ContextPtr& self, std::int64_t layer, std::int64_t kv_head) {
@@ -109,30 +111,31 @@ void bind_context(py::module_& module) {
             return unconst(self->with_index(spec, report, where));
           },
           py::arg("spec"), py::arg("progress") = py::none(), py::arg("device") = py::none(),
-          "A context over the same rows that has this index too. progress is called with a "
-          "Progress, several times a second. What it raises, and Ctrl-C, ends the building within "
-          "about a second. device: a topkv.Device or its name; makes the codes of rows that a CUDA "
-          "device prefilled, and clusters keys (squeezed, retroinfer), which the host's threads do "
-          "otherwise.")
+          "Returns a context over these rows that has this index too.\n\n"
+          "progress: called with a Progress, several times a second. An exception in it, and "
+          "Ctrl-C, end the building within about a second.\n\n"
+          "device: a topkv.Device or its name. It makes codes of rows that a CUDA device prefilled, "
+          "and clusters keys (squeezed, retroinfer). Without it the host's threads do.")
       .def(
           "save", &save, py::arg("path"), py::kw_only(), py::arg("model") = "",
           py::arg("made_with") = "", py::arg("length") = 0, py::arg("tokens") = py::none(),
           py::arg("text_left") = "", py::arg("chat") = false, py::arg("system") = "",
           py::arg("progress") = py::none(),
-          "Writes it to a file, which load_context reads. The file is seen when it is whole: until "
-          "then what was there stays.\n\n"
-          "model: what the network is known by, for who loads the rows to compare. made_with: how "
-          "they were made, for people, one line. length: that Model.load was given, for which keys "
-          "are turned; 0: none, or not known. tokens: ids of the text, all of them [tokens]; "
-          "None: not known. text_left, chat, system: how a prompt goes on (LoadedContext has "
-          "them): "
-          "what the text has behind the last token, whether it is in a question of the model's "
-          "chat template, and the system message before it. progress: called with a Progress, "
-          "stage \"save\", in bytes; what it "
-          "raises, and Ctrl-C, ends the saving: there is then what was there, or, from the last "
-          "report on, all of the file.\n\n"
-          "Raises FileError (before anything is written where there is no room), and "
-          "InvalidArgument for tokens of another number.")
+          "Writes the context to a file, which load_context reads. The file takes its name when it "
+          "is whole; an earlier file stays until then.\n\n"
+          "model: your name for the network; whoever loads the rows compares it.\n\n"
+          "made_with: how the rows were made, for people, one line.\n\n"
+          "length: the length that Model.load was given, for which keys are rotated; 0: none, or "
+          "unknown.\n\n"
+          "tokens: all ids of the text, [tokens]; None: unknown.\n\n"
+          "text_left, chat, system: how a prompt continues (see LoadedContext): the text after the "
+          "last token, whether the text is in a question of the model's chat template, and the "
+          "system message before it.\n\n"
+          "progress: called with a Progress, stage \"save\", in bytes. An exception in it, and "
+          "Ctrl-C, end the saving. The earlier file is then there; after the last report the new "
+          "one is.\n\n"
+          "Raises FileError (before anything is written, if the disk has no room), and "
+          "InvalidArgument for another number of ids.")
       .def("__repr__", [](const Context& self) {
         return fmt::format("<Context of {} tokens, {} layers, {} rows, indices: {}>", self.tokens(),
                            self.shape().layers, self.dtype().name(),

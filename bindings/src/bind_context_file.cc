@@ -48,24 +48,24 @@ std::string quoted(const std::string& text) {
 
 void bind_context_file(py::module_& module) {
   py::class_<LoadedContext>(module, "LoadedContext",
-                            "A context out of a file, and what the file says of its rows.",
+                            "A context loaded from a file, and the file's description of its rows.",
                             py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("context",
                              [](const LoadedContext& self) { return unconst(self.context); })
       .def_property_readonly(
           "model", [](const LoadedContext& self) { return self.origin.model; },
-          "The network that the rows are of, as who saved them called it; \"\": not said.")
+          "The saver's name of the network that made the rows; \"\": none.")
       .def_property_readonly(
           "made_with", [](const LoadedContext& self) { return self.origin.made_with; },
-          "How they were made, for people.")
+          "How the rows were made, for people.")
       .def_property_readonly(
           "length", [](const LoadedContext& self) { return self.origin.length; },
-          "That Model.load was given, for which keys are turned; 0: none, or not known.")
+          "The length that Model.load was given, for which keys are rotated; 0: none, or unknown.")
       .def_property_readonly("tokens", &tokens_in,
-                             "Ids of the text, int32 [tokens], a copy; None: not in the file.")
+                             "A copy of the text's ids, int32 [tokens]; None: not in the file.")
       .def_property_readonly(
           "text_left", [](const LoadedContext& self) { return self.origin.end.text_left; },
-          "What the text has behind its last token, with which a prompt begins.")
+          "The text after the last token; a prompt begins with it.")
       .def_property_readonly(
           "chat", [](const LoadedContext& self) { return self.origin.end.chat; },
           "Whether the text is in a question of the model's chat template.")
@@ -78,9 +78,9 @@ void bind_context_file(py::module_& module) {
                            self.origin.tokens.empty() ? "without" : "with");
       });
 
-  py::class_<ContextFileInfo>(module, "ContextFileInfo", "What a context file says of itself.")
-      .def_readonly("version", &ContextFileInfo::version, "Of the format.")
-      .def_readonly("writer", &ContextFileInfo::writer, "The topkv that wrote it.")
+  py::class_<ContextFileInfo>(module, "ContextFileInfo", "The description in a context file.")
+      .def_readonly("version", &ContextFileInfo::version, "Version of the format.")
+      .def_readonly("writer", &ContextFileInfo::writer, "The topkv that wrote the file.")
       .def_readonly("shape", &ContextFileInfo::shape)
       .def_property_readonly("dtype", [](const ContextFileInfo& self) { return self.dtype.name(); })
       .def_readonly("tokens", &ContextFileInfo::tokens)
@@ -90,21 +90,20 @@ void bind_context_file(py::module_& module) {
             return self.tokens_before < 0 ? py::object(py::none())
                                           : py::object(py::int_(self.tokens_before));
           },
-          "Of a session's own rows: the tokens of its context. None: not said, as of rows of a "
+          "Tokens of the session's context, if the rows are a session's own; None for rows of a "
           "text.")
-      .def_readonly("indices", &ContextFileInfo::indices, "Specs, as Context.indices() has them.")
+      .def_readonly("indices", &ContextFileInfo::indices, "Specs, as in Context.indices().")
       .def_readonly(
           "unknown_indices", &ContextFileInfo::unknown_indices,
-          "Specs that this topkv does not know, as a later one may write them, and of those "
-          "that have what such an index learned; load_context needs to be told which of the others "
-          "are wanted.")
+          "Specs that this topkv does not know, as a later one may write them, and specs of indices "
+          "that use the data of such an index. If there are some, load_context needs `indices`.")
       .def_readonly("has_queries", &ContextFileInfo::has_queries)
       .def_readonly("model", &ContextFileInfo::model)
       .def_readonly("made_with", &ContextFileInfo::made_with)
       .def_readonly("length", &ContextFileInfo::length, "As LoadedContext.length.")
       .def_readonly("has_token_ids", &ContextFileInfo::has_token_ids)
       .def_readonly("file_bytes", &ContextFileInfo::file_bytes)
-      .def_readonly("rows_bytes", &ContextFileInfo::rows_bytes, "That they take in the file.")
+      .def_readonly("rows_bytes", &ContextFileInfo::rows_bytes, "Bytes of the rows in the file.")
       .def_readonly("index_bytes", &ContextFileInfo::index_bytes)
       .def_readonly("queries_bytes", &ContextFileInfo::queries_bytes)
       .def("__repr__", [](const ContextFileInfo& self) {
@@ -125,27 +124,26 @@ void bind_context_file(py::module_& module) {
       "load_context", &load, py::arg("path"), py::kw_only(), py::arg("mapped") = false,
       py::arg("memory_budget") = 0, py::arg("indices") = py::none(), py::arg("device") = py::none(),
       py::arg("progress") = py::none(),
-      "The context that Context.save wrote, to the bit: rows, indices and tails, none of "
-      "them built again.\n\n"
-      "mapped: rows stay in the file and are read where they lie, as they are needed, so that "
-      "they may be more than the memory; their checksums are left to verify_context. The file "
-      "must not be changed while the context lives: a page that is cut off ends the process. "
-      "memory_budget: bytes that rows may take, 0 for what the machine has free. indices: specs of "
-      "those that are wanted; of these, and exact, it loads those that the file has, and reads no "
-      "other. None: all, and one that is not known is refused. device: a CUDA device for whose "
-      "sessions rows in memory are page-locked. "
-      "progress: "
-      "called with a Progress, stage \"load\", in bytes; what it raises, and Ctrl-C, ends the "
-      "loading.\n\n"
-      "Raises FileError, which names the file and the part that is damaged, Unsupported for a file "
-      "or an index of a later topkv, and OutOfMemory before rows are read when they do not fit.");
+      "Loads the context that Context.save wrote, to the bit: rows, indices and tails. None is "
+      "built again.\n\n"
+      "mapped: rows stay in the file and are read in place, as they are needed, so they may exceed "
+      "the memory. Only verify_context checks their checksums. The file must not be changed while "
+      "the context lives: a page that is cut off ends the process.\n\n"
+      "memory_budget: bytes that rows may take; 0: the free memory.\n\n"
+      "indices: specs of the indices to load, if the file has them; exact is always loaded. No "
+      "other index is read. None: all; an unknown one is refused.\n\n"
+      "device: a CUDA device; rows in memory are page-locked for its sessions.\n\n"
+      "progress: called with a Progress, stage \"load\", in bytes. An exception in it, and Ctrl-C, "
+      "end the loading.\n\n"
+      "Raises FileError, which names the file and the damaged part, Unsupported for a file or an "
+      "index of a later topkv, and OutOfMemory before rows are read that do not fit.");
   module.def(
       "context_file_info", &context_file_info, WithoutGil(), py::arg("path"),
-      "What the file says of itself, out of its beginning. Raises FileError, and Unsupported "
-      "for a file of a later topkv.");
+      "Reads the description from the beginning of a context file. Raises FileError, and "
+      "Unsupported for a file of a later topkv.");
   module.def("verify_context", &verify, py::arg("path"), py::arg("progress") = py::none(),
-             "Reads all of the file, with little memory, and raises FileError that names the first "
-             "part that is damaged, and Unsupported for a file of a later topkv. progress: as of "
+             "Reads the whole file, with little memory. Raises FileError, which names the first "
+             "damaged part, and Unsupported for a file of a later topkv. progress: as in "
              "load_context, stage \"verify\".");
 }
 

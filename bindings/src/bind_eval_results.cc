@@ -89,9 +89,10 @@ std::optional<std::int64_t> read_of(const Context& context, const std::string& i
 }  // namespace
 
 void bind_eval_results(py::module_& module) {
-  py::class_<Method>(module, "Method", "How a session finds the rows that it attends.")
-      .def_readonly("name", &Method::name, "As it was given.")
-      .def_readonly("budgets", &Method::budgets, "False: attends all rows, whatever the budget.")
+  py::class_<Method>(module, "Method", "The way in which a session finds the rows that it attends.")
+      .def_readonly("name", &Method::name, "The text that names the method.")
+      .def_readonly("budgets", &Method::budgets, "False: the method attends all rows, whatever the "
+                                                 "budget.")
       .def("indices", &Method::indices, "Indices and tails that a context must have.")
       .def(
           "options",
@@ -111,7 +112,8 @@ void bind_eval_results(py::module_& module) {
             made["select_by"] = options.select_by == SelectBy::group ? "group" : "query_head";
             return made;
           },
-          py::arg("budget"), "Of a session with so many rows, by the names it has for them.")
+          py::arg("budget"), "Options of a session with this budget of rows, by their names in "
+                             "Session.")
       .def("__repr__", [](const Method& self) { return fmt::format("<Method {}>", self.name); });
 
   module.def("split_methods", &split_methods, py::arg("methods"),
@@ -119,33 +121,35 @@ void bind_eval_results(py::module_& module) {
   module.def("parse_method", &method_of, py::arg("text"), py::kw_only(), py::arg("head_dim"),
              py::arg("layers"), py::arg("window") = 1024, py::arg("sinks") = 4,
              py::arg("dense_layers") = 0, py::arg("select_by") = "query_head",
-             "NAME[+TAIL][@PARAMETER,...], for a model; the others are what it has where the text "
-             "does not say.");
+             "Parses NAME[+TAIL][@PARAMETER,...] for a model. The other arguments are defaults for "
+             "parameters that the text leaves out.");
 
   py::class_<Score>(module, "Score", "The mean over the samples of one task.")
       .def_readonly("task", &Score::task)
       .def_readonly("samples", &Score::samples)
-      .def_readonly("mean", &Score::mean, "Percent, but of repetition characters.")
+      .def_readonly("mean", &Score::mean, "Percent; for repetition characters.")
       .def_property_readonly(
           "interval",
           [](const Score& self) -> py::object {
             if (!self.interval) return py::none();
             return py::make_tuple(self.interval->low, self.interval->high);
           },
-          "Of 95 %: (low, high), or None.")
+          "The 95 % interval (low, high), or None.")
       .def("__repr__", [](const Score& self) {
         return fmt::format("<Score {:.2f} of {} samples of {}>", self.mean, self.samples,
                            self.task);
       });
 
-  py::class_<ScoreRow>(module, "ScoreRow", "What one method with one budget made of a length.")
+  py::class_<ScoreRow>(module, "ScoreRow", "The scores of one method with one budget at "
+                                           "one length.")
       .def_readonly("length", &ScoreRow::length)
       .def_readonly("method", &ScoreRow::method)
       .def_readonly("budget", &ScoreRow::budget, "None: all rows.")
-      .def_readonly("scores", &ScoreRow::scores, "Of each column; None: nothing was asked.")
+      .def_readonly("scores", &ScoreRow::scores, "The score of each column; None: nothing was "
+                                                 "asked.")
       .def_readonly("rows_per_head", &ScoreRow::rows_per_head)
-      .def_readonly("bytes_read", &ScoreRow::bytes_read, "Per token, or None.")
-      .def_readonly("average", &ScoreRow::average, "In percent, or None.")
+      .def_readonly("bytes_read", &ScoreRow::bytes_read, "Bytes read per token, or None.")
+      .def_readonly("average", &ScoreRow::average, "The average in percent, or None.")
       .def("__repr__", [](const ScoreRow& self) {
         return fmt::format("<ScoreRow of {} at {} tokens>", self.method, self.length);
       });
@@ -160,19 +164,20 @@ void bind_eval_results(py::module_& module) {
 
   py::class_<EvalDirectory>(module, "Directory",
                             "The folder of an evaluation, as `topkv eval` writes it, locked while "
-                            "this lives. configuration: text of a JSON object with \"model\", "
-                            "\"tasks\", \"lengths\", \"methods\", \"budgets\", \"samples\". Raises "
-                            "FileError when the folder is of another one, unless fresh.")
+                            "this object lives. configuration: text of a JSON object with "
+                            "\"model\", \"tasks\", \"lengths\", \"methods\", \"budgets\", "
+                            "\"samples\". Raises FileError for a folder of another configuration, "
+                            "unless fresh.")
       .def(py::init(&directory_of), py::arg("path"), py::arg("configuration"),
            py::arg("fresh") = false)
       .def_property_readonly("path",
                              [](const EvalDirectory& self) { return self.file("").parent_path(); })
       .def("__len__", [](const EvalDirectory& self) { return self.results().size(); })
       .def("has", &has, py::arg("task"), py::arg("length"), py::arg("sample"), py::arg("method"),
-           py::arg("budget"), "Whether this answer is there.")
+           py::arg("budget"), "Whether the folder has this answer.")
       .def("append", &append, py::arg("answer"),
-           "Adds an answer, the text of a JSON object as in samples.jsonl, and writes it before it "
-           "returns.")
+           "Adds an answer, the text of a JSON object as in samples.jsonl. It is written when the "
+           "call returns.")
       .def(
           "write_scores",
           [](const EvalDirectory& self, const std::string& title, const std::string& subtitle) {
@@ -188,15 +193,15 @@ void bind_eval_results(py::module_& module) {
   module.def("bytes_read", &read_of, py::arg("context"), py::kw_only(), py::arg("index"),
              py::arg("tail"), py::arg("window"), py::arg("sinks"), py::arg("dense_layers"),
              py::arg("rows"),
-             "What a token's step reads of a context in bytes, or None where the index does not "
-             "tell. index, tail: as a session has them. rows: retrieved per token, over all layers "
-             "and query heads.");
+             "The bytes of a context that a token's step reads, or None if the index does not "
+             "report them. index, tail: a session's. rows: rows retrieved per token, over all "
+             "layers and query heads.");
   module.def(
       "default_directory",
       [](const std::string& configuration) {
         return default_eval_directory(json_of(configuration, "configuration"));
       },
-      py::arg("configuration"), "Where an evaluation goes that was not told.");
+      py::arg("configuration"), "The default folder of an evaluation.");
 }
 
 }  // namespace topkv::python

@@ -45,7 +45,7 @@ EvalSample sample_of(const EvalTask& task, std::int64_t length, std::int64_t num
 
 void check_references(const std::vector<std::string>& references) {
   if (references.empty()) {
-    throw InvalidArgument("an answer is scored by references, found none; give at least one");
+    throw InvalidArgument("references is empty; give at least one to score an answer");
   }
 }
 
@@ -53,31 +53,33 @@ void check_references(const std::vector<std::string>& references) {
 
 void bind_eval_tasks(py::module_& module) {
   py::class_<EvalSample>(module, "Sample",
-                         "One text and a question about it. Their tokens and those of the answer "
-                         "together are at most the length asked for.")
+                         "One text and a question about it. Text, question and answer together have "
+                         "at most the requested length in tokens.")
       .def_property_readonly(
           "context",
           [](const EvalSample& self) {
             return to_numpy(self.context.data(), std::ssize(self.context));
           },
-          "Its tokens, the beginning's among them.")
+          "The text's tokens, including the beginning.")
       .def_readonly("question", &EvalSample::question)
-      .def_readonly("references", &EvalSample::references, "None: answers are kept and not scored.")
+      .def_readonly("references", &EvalSample::references, "Expected answers; empty: answers are "
+                                                           "kept and not scored.")
       .def_readonly("predict", &EvalSample::predict, "Tokens to generate.")
-      .def_readonly("one_line", &EvalSample::one_line, "The answer ends with its line.")
+      .def_readonly("one_line", &EvalSample::one_line, "Whether the answer ends with its line.")
       .def("__repr__", [](const EvalSample& self) {
         return fmt::format("<Sample of {} tokens>", self.context.size());
       });
 
-  py::class_<EvalTask>(module, "Task", "What makes samples, and scores answers to them.")
+  py::class_<EvalTask>(module, "Task", "A task, which makes samples and scores answers to them.")
       .def_readonly("name", &EvalTask::name)
-      .def_readonly("haystack", &EvalTask::haystack, "What the answer is hidden in.")
-      .def_readonly("steps", &EvalTask::steps, "The question is fed token by token.")
-      .def_readonly("f1", &EvalTask::f1, "Answers are given SQuAD's F1 besides.")
-      .def_readonly("most", &EvalTask::most, "Samples that there are; -1: as many as asked for.")
+      .def_readonly("haystack", &EvalTask::haystack, "The kind of text that the answer is hidden "
+                                                     "in.")
+      .def_readonly("steps", &EvalTask::steps, "Whether the question is fed token by token.")
+      .def_readonly("f1", &EvalTask::f1, "Whether answers also get SQuAD's F1.")
+      .def_readonly("most", &EvalTask::most, "The number of samples; -1: any number.")
       .def("sample", &sample_of, py::arg("length"), py::arg("number"), py::arg("seed"),
-           "Sample `number` of so many tokens, of a run with this seed: the one that `topkv eval` "
-           "asks. Raises InvalidArgument when the length is too short.")
+           "Returns sample `number` of `length` tokens for a run with this seed, the sample that "
+           "`topkv eval` asks. Raises InvalidArgument if the length is too short.")
       .def(
           "score",
           [](const EvalTask& self, const std::string& answer,
@@ -86,23 +88,23 @@ void bind_eval_tasks(py::module_& module) {
             return score_of(self.scoring, answer, references);
           },
           py::arg("answer"), py::arg("references"),
-          "Between 0 and 1; of repetition a count of characters.")
+          "The score, between 0 and 1; for repetition a count of characters.")
       .def("__repr__", [](const EvalTask& self) { return fmt::format("<Task {}>", self.name); });
 
   module.def("parse_tasks", &parse_tasks, py::arg("names"),
-             "The tasks that a list such as \"ruler,passkey\" stands for.");
+             "The tasks of a list such as \"ruler,passkey\".");
   module.def("make_tasks", &tasks_of, py::arg("names"), py::arg("encode"), py::arg("beginning"),
              py::arg("essays") = "", py::arg("files") = py::tuple(), py::arg("questions") = "",
              "The tasks of these names, for a tokenizer. encode: called with a text, returns its "
-             "tokens, no special ones. beginning: the tokens that every context begins with. "
-             "essays: a folder, or \"\" for generated prose. files, questions: of qa.");
+             "tokens without special ones. beginning: the tokens that every context begins with. "
+             "essays: a folder; \"\": generated prose. files, questions: for qa.");
   module.def(
       "squad_f1",
       [](const std::string& answer, const std::vector<std::string>& references) {
         check_references(references);
         return squad_f1(answer, references);
       },
-      py::arg("answer"), py::arg("references"), "SQuAD's F1 of the words in common.");
+      py::arg("answer"), py::arg("references"), "SQuAD's F1 of the common words.");
 }
 
 }  // namespace topkv::python

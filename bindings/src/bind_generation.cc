@@ -111,7 +111,8 @@ std::vector<double> sampling_distribution(const std::vector<float>& logits, py::
 }
 
 void bind_results(py::module_& module) {
-  py::class_<SamplingOptions>(module, "SamplingOptions", "How the next token is chosen.")
+  py::class_<SamplingOptions>(module, "SamplingOptions", "The options by which the next token is "
+                                                         "chosen.")
       .def_readonly("temperature", &SamplingOptions::temperature, "0: greedy.")
       .def_readonly("top_k", &SamplingOptions::top_k, "0: off.")
       .def_readonly("top_p", &SamplingOptions::top_p)
@@ -125,8 +126,8 @@ void bind_results(py::module_& module) {
       });
 
   py::class_<TokenLogprobs>(module, "TokenLogprobs",
-                            "Natural logarithms of a token's probability, and of the likeliest "
-                            "ones', by the model's own distribution.")
+                            "Natural logs of the probabilities of a token and of the likeliest "
+                            "tokens, in the model's own distribution.")
       .def_property_readonly("token", [](const TokenLogprobs& of) { return of.chosen.token; })
       .def_property_readonly("logprob", [](const TokenLogprobs& of) { return of.chosen.logprob; })
       .def_property_readonly(
@@ -136,24 +137,27 @@ void bind_results(py::module_& module) {
             for (const TokenLogprob& one : of.top) top.emplace_back(one.token, one.logprob);
             return top;
           },
-          "(token, logprob) of the likeliest, in order.")
+          "(token, logprob) of the likeliest tokens, in order.")
       .def("__repr__", [](const TokenLogprobs& of) {
         return fmt::format("<TokenLogprobs of token {}: {:.4g}, and of the {} likeliest>",
                            of.chosen.token, of.chosen.logprob, of.top.size());
       });
 
   py::class_<GenerateResult>(module, "GenerateResult")
-      .def_readonly("tokens", &GenerateResult::tokens, "Generated, without the end token.")
-      .def_readonly("text", &GenerateResult::text, "Up to a stop text; with on_text or stop.")
-      .def_readonly("logprobs", &GenerateResult::logprobs, "Of each token, if asked for.")
+      .def_readonly("tokens", &GenerateResult::tokens, "Generated tokens, without the end token.")
+      .def_readonly("text", &GenerateResult::text, "The text up to a stop text; only with on_text "
+                                                   "or stop.")
+      .def_readonly("logprobs", &GenerateResult::logprobs, "Log-probabilities of each token, if "
+                                                           "requested.")
       .def_readonly("end_logprobs", &GenerateResult::end_logprobs,
-                    "Of the end token that the answer ended with, if asked for; else None.")
+                    "Log-probabilities of the answer's end token, if requested; else None.")
       .def_readonly("prompt_logprobs", &GenerateResult::prompt_logprobs,
-                    "Of the prompt's tokens from the second on, if asked for.")
+                    "Log-probabilities of the prompt's tokens from the second on, if requested.")
       .def_property_readonly(
           "finish", [](const GenerateResult& result) { return name_of(result.finish); },
           "Why it ended: \"end_token\", \"stop_text\", \"length\" or \"caller\".")
-      .def_property_readonly("ended", &GenerateResult::ended, "The model gave an end token.")
+      .def_property_readonly("ended", &GenerateResult::ended, "Whether the model gave an "
+                                                              "end token.")
       .def_readonly("steps", &GenerateResult::steps, "Tokens fed after the prompt.")
       .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
       .def_readonly("decode_seconds", &GenerateResult::decode_seconds)
@@ -200,20 +204,20 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
                         on_token, on_text);
       },
       "session", "prompt",
-      "Feeds the prompt's token ids to the session, then generates. temperature (0: greedy), "
-      "top_k, "
-      "top_p, min_p, repetition_penalty: config.sampling's unless given; docs/reference/generation.md has "
-      "them all. stop: texts before the first of which the answer ends. logprobs: 0 to 20 of the "
-      "likeliest tokens are told beside the chosen one; prompt_logprobs: as many beside each of "
-      "the "
-      "prompt's own tokens. logit_bias: numbers by id, which are added to logits. before: ids "
-      "before "
-      "the prompt that repetition_penalty counts too. on_token(token) and on_text(piece), of whole "
-      "characters, may "
-      "return False to stop. progress is called with a Progress, stage \"prompt\", in tokens, "
-      "while "
-      "the prompt is read; what it raises, and Ctrl-C, ends that within about a second and leaves "
-      "the session as it was.");
+      "Feeds the prompt's token ids to the session, then generates. docs/reference/generation.md "
+      "has all options.\n\n"
+      "temperature (0: greedy), top_k, top_p, min_p, repetition_penalty: by default "
+      "config.sampling's.\n\n"
+      "stop: texts; the answer ends before the first of them.\n\n"
+      "logprobs: report the chosen token and 0 to 20 of the likeliest tokens. prompt_logprobs: the "
+      "same for each token of the prompt.\n\n"
+      "logit_bias: numbers by id, which are added to logits.\n\n"
+      "before: ids before the prompt that repetition_penalty counts too.\n\n"
+      "on_token(token), on_text(piece): piece has whole characters. They may return False to "
+      "stop.\n\n"
+      "progress: called with a Progress, stage \"prompt\", in tokens, while the prompt is read. An "
+      "exception in it, and Ctrl-C, end the reading within about a second and leave the session as "
+      "it was.");
   def(
       "generate_together",
       [](const Model& self, const std::vector<SessionHandle*>& sessions,
@@ -234,10 +238,9 @@ void bind_generate(py::class_<Model, std::shared_ptr<Model>>& model) {
             on_token, on_text);
       },
       "sessions", "prompts",
-      "Likewise several sessions over one context, 1 to 256, each with a prompt of its own; "
-      "answers "
-      "grow in joint steps, for which weights and codes are read once. on_token(i, token) and "
-      "on_text(i, piece) are told whose they are, and stop that one.");
+      "Generates for several sessions over one context, 1 to 256, each with its own prompt. Takes "
+      "the options of generate(). Answers grow in joint steps, which read weights and codes once. "
+      "on_token(i, token) and on_text(i, piece) get the number of the session, and stop that one.");
 }
 
 void bind_generation(py::module_& module) {
@@ -257,7 +260,7 @@ void bind_generation(py::module_& module) {
       py::arg("min_p") = 0.0, py::arg("repetition_penalty") = 1.0,
       py::arg("frequency_penalty") = 0.0, py::arg("presence_penalty") = 0.0,
       py::arg("logit_bias") = py::none(),
-      "Probabilities that each token is drawn with after these; for checks.");
+      "The probability of each next token after these; for checks.");
 }
 
 }  // namespace topkv::python

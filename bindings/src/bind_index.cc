@@ -90,8 +90,8 @@ std::int64_t query_number(const SearchResult& result, std::int64_t i) {
 
 void bind_index(py::module_& module) {
   py::class_<SearchResult>(module, "SearchResult",
-                           "For each query up to k positions, best first, ties by lower position. "
-                           "len() is the number of queries.")
+                           "Up to k positions for each query, best first; of equal scores the lower "
+                           "position first. len() is the number of queries.")
       .def("__len__", &SearchResult::queries)
       .def_property_readonly("k", &SearchResult::k)
       .def(
@@ -100,7 +100,7 @@ void bind_index(py::module_& module) {
             const auto found = result.positions(query_number(result, query));
             return to_numpy(found.data(), static_cast<std::int64_t>(found.size()));
           },
-          py::arg("query"), "int64 positions found for one query; may be fewer than k.")
+          py::arg("query"), "int64 positions found for one query; there may be fewer than k.")
       .def(
           "scores",
           [](const SearchResult& result, std::int64_t query) {
@@ -114,23 +114,23 @@ void bind_index(py::module_& module) {
       });
 
   py::class_<IndexSpec>(module, "IndexSpec",
-                        "The name of an index, understood. Equal when they name the same index.")
+                        "The parsed name of an index. Two are equal if they name one index.")
       .def(py::init<const std::string&>(), py::arg("text"))
       .def_static("default_for", &IndexSpec::default_for, py::arg("dim"),
-                  "What topkv.hf and the command take for keys of so many dims where no index is "
-                  "named: codes. A context has it after with_index(spec.text).")
-      .def_property_readonly("text", &IndexSpec::text, "All defaults spelled out.")
+                  "The default index of topkv.hf and the command for keys of `dim` dims: codes. A "
+                  "context has it after with_index(spec.text).")
+      .def_property_readonly("text", &IndexSpec::text, "The spec with all defaults spelled out.")
       .def_property_readonly("grows", &IndexSpec::grows,
-                             "True when keys added after build are found too.")
+                             "Whether keys added after build() are found too.")
       .def_property_readonly("has_code_tail", &IndexSpec::has_code_tail,
-                             "True of codes whose tail is of codes, too.")
+                             "Whether it is codes with a tail of codes.")
       .def_property_readonly("learns_queries", &IndexSpec::learns_queries,
-                             "True when it learns from queries of the prefill.")
+                             "Whether it learns from queries of the prefill.")
       .def_property_readonly("has_tail", &IndexSpec::has_tail,
-                             "Whether it codes values too, and so can stand for rows that are not "
-                             "attended; and of \"mean\", which is that alone.")
+                             "Whether it also codes values, so that it can estimate rows that are "
+                             "not attended. Also true for \"mean\", which is only a tail.")
       .def("check", &IndexSpec::check, py::arg("dim"), py::arg("keys"),
-           "Raises InvalidArgument when the index cannot be built over so many keys of this dim.")
+           "Raises InvalidArgument if the index cannot be built over `keys` keys of `dim` dims.")
       .def("__eq__",
            [](const IndexSpec& a, const py::object& b) {
              return py::isinstance<IndexSpec>(b) && a == b.cast<const IndexSpec&>();
@@ -141,27 +141,27 @@ void bind_index(py::module_& module) {
            [](const IndexSpec& spec) { return fmt::format("<IndexSpec {}>", spec.text()); });
 
   py::class_<Index>(module, "KeyIndex",
-                    "Finds the keys with the largest inner product with a query. spec: \"exact\", "
-                    "\"ivf\", \"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\".\n\n"
-                    "Keys are read where they lie: the index keeps the arrays alive, and they must "
-                    "not be changed. search may be called from many threads at once.")
+                    "Finds the keys with the largest inner product with a query. spec: for example "
+                    "\"exact\", \"ivf\", \"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\".\n\n"
+                    "Keys are read in place: the index keeps the arrays alive, and they must not be "
+                    "changed. Many threads may call search at once.")
       .def(py::init(
                [](const std::string& spec) { return std::make_unique<Index>(make_index(spec)); }),
            py::arg("spec"))
       .def("add", &add, py::arg("keys"),
-           "Adds keys [n, dim] (f32, f16 or bf16), numbered on from size. Arrays of successive "
-           "calls must continue each other in memory. When Ctrl-C ends it, size tells whether they "
-           "were added.")
-      .def("build", &build, "Trains on the keys added so far and inserts them. Once.")
+           "Adds keys [n, dim] (f32, f16 or bf16); the first one gets the number `size`. Arrays of "
+           "successive calls must continue each other in memory. If Ctrl-C ends the call, `size` "
+           "shows whether they were added.")
+      .def("build", &build, "Trains on the keys added so far and inserts them. May be called once.")
       .def("search", &search, py::arg("queries"), py::arg("k"), py::arg("allowed") = py::none(),
-           "Up to k positions of the largest q·k for each of queries [m, dim] (f32, finite). "
-           "allowed: "
-           "int64 [m, 2], the half-open range that each query may find; None: all keys.")
+           "Returns up to k positions of the largest q·k for each of queries [m, dim] (f32, "
+           "finite). allowed: int64 [m, 2], the half-open range of positions for each query; None: "
+           "all keys.")
       .def_property_readonly(
           "size", [](const Index& self) { return self.index->size(); }, "Keys added.")
       .def_property_readonly(
           "memory", [](const Index& self) { return self.index->memory(); },
-          "Bytes held beyond the keys read in place.")
+          "Bytes of memory, without the keys, which are read in place.")
       .def_property_readonly(
           "spec", [](const Index& self) { return self.index->spec(); },
           "The spec with all defaults spelled out.")

@@ -81,7 +81,7 @@ py::array_t<float> session_logits(const Model& self, SessionHandle& session, py:
 
 void bind_results(py::module_& module) {
   py::class_<ForwardTimes>(module, "ForwardTimes",
-                           "Where the time of a forward pass went, in seconds.")
+                           "Times of a forward pass, by part, in seconds.")
       .def_readonly("matmul", &ForwardTimes::matmul)
       .def_readonly("attention", &ForwardTimes::attention)
       .def_readonly("search", &ForwardTimes::search)
@@ -96,7 +96,8 @@ void bind_results(py::module_& module) {
       });
 
   py::class_<DevicePlan>(module, "DevicePlan",
-                         "Where device memory would go, before any work. items: (what, bytes).")
+                         "The device memory that a prefill and a session would take, computed "
+                         "before any work. items: (what, bytes).")
       .def_property_readonly("items",
                              [](const DevicePlan& plan) {
                                std::vector<std::pair<std::string, std::int64_t>> items;
@@ -105,13 +106,13 @@ void bind_results(py::module_& module) {
                                }
                                return items;
                              })
-      .def_readonly("peak", &DevicePlan::peak, "The most that is taken at a time.")
+      .def_readonly("peak", &DevicePlan::peak, "The most bytes at a time.")
       .def_readonly("ceiling", &DevicePlan::ceiling)
       .def_readonly("chunk", &DevicePlan::chunk, "Tokens of the largest prefill chunk that fits.")
       .def_readonly("weights_bytes", &DevicePlan::weights_bytes,
-                    "Of the model's weights in the format asked for.")
+                    "Bytes of the model's weights in the requested format.")
       .def_readonly("quantised", &DevicePlan::quantised,
-                    "What the checkpoint's matrices are quantised as already; empty: plain.")
+                    "The quantisation of the checkpoint's matrices; empty: plain.")
       .def_property_readonly("fits", &DevicePlan::fits)
       .def("__repr__", [](const DevicePlan& plan) {
         return fmt::format("DevicePlan(peak={}, ceiling={}, chunk={}, fits={})", plan.peak,
@@ -124,18 +125,19 @@ void bind_config(py::module_& module) {
       module, "ModelConfig",
       "config.json, or a GGUF file's metadata, reduced to what changes the forward pass.")
       .def_static("load", &load_config, py::arg("directory"), py::arg("length") = 0,
-                  "length: the most tokens that contexts and sessions are meant to hold, 0 for all "
-                  "that the model was made for; LongRoPE and dynamic NTK turn keys by it.")
+                  "Reads a model's configuration. length: the most tokens that contexts and "
+                  "sessions will hold; 0: all positions that the model was made for. LongRoPE and "
+                  "dynamic NTK rotate keys by it.")
       .def_readonly("model_type", &ModelConfig::model_type)
       .def_readonly("attention", &ModelConfig::attention)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)
       .def_readonly("intermediate_size", &ModelConfig::intermediate_size)
       .def_property_readonly(
           "experts", [](const ModelConfig& self) { return self.mixture.experts; },
-          "Of a layer with a mixture of experts; 0: the model has none.")
+          "Experts of a layer that has a mixture of experts; 0: the model has no experts.")
       .def_property_readonly(
           "experts_per_token", [](const ModelConfig& self) { return self.mixture.per_token; },
-          "That a token goes through.")
+          "Experts that a token goes through.")
       .def_readonly("vocab_size", &ModelConfig::vocab_size)
       .def_readonly("max_position", &ModelConfig::max_position)
       .def_readonly("rms_norm_eps", &ModelConfig::rms_norm_eps)
@@ -147,14 +149,15 @@ void bind_config(py::module_& module) {
       .def_readonly("tied_embeddings", &ModelConfig::tied_embeddings)
       .def_readonly("bos", &ModelConfig::bos, "-1: none.")
       .def_readonly("eos", &ModelConfig::eos, "Any of them ends generation.")
-      .def_readonly("rotary_dim", &ModelConfig::rotary_dim, "Elements of a head that RoPE turns.")
+      .def_readonly("rotary_dim", &ModelConfig::rotary_dim, "Elements of a head that RoPE rotates.")
       .def_readonly("length", &ModelConfig::length,
-                    "Most tokens that contexts and sessions are meant to hold.")
-      .def_readonly("sampling", &ModelConfig::sampling, "By generation_config.json; else greedy.")
+                    "The most tokens that contexts and sessions will hold.")
+      .def_readonly("sampling", &ModelConfig::sampling, "The sampling of generation_config.json, or "
+                                                        "greedy.")
       .def_readonly("sampling_warning", &ModelConfig::sampling_warning,
-                    "What that file asks for and topkv's sampler does not have.")
+                    "Options of that file that topkv's sampler does not have.")
       .def_readonly("warnings", &ModelConfig::warnings,
-                    "What the file says that topkv, like transformers, does not do.")
+                    "Keys of the file that topkv, like transformers, ignores.")
       .def_property_readonly("reach", &ModelConfig::reach, "Positions that the model was made for.")
       .def(
           "kv_bytes_per_token",
@@ -175,11 +178,13 @@ void bind_memory_plan(py::module_& module) {
     for (const MemoryItem& item : place.items) pairs.emplace_back(item.what, item.bytes);
     return pairs;
   };
-  py::class_<PlacePlan>(module, "PlacePlan", "What one memory has to hold. items: (what, bytes).")
+  py::class_<PlacePlan>(module, "PlacePlan", "The bytes that one memory has to hold. items: (what, "
+                                             "bytes).")
       .def_property_readonly("items", items)
-      .def_readonly("peak", &PlacePlan::peak, "The most at a time.")
+      .def_readonly("peak", &PlacePlan::peak, "The most bytes at a time.")
       .def_readonly("limit", &PlacePlan::limit)
-      .def_readonly("reads", &PlacePlan::reads, "Weights, and codes or keys, read for each token.")
+      .def_readonly("reads", &PlacePlan::reads, "Bytes of weights, and of codes or keys, that each "
+                                                "token reads.")
       .def_property_readonly("fits", &PlacePlan::fits)
       .def("__repr__", [](const PlacePlan& place) {
         return fmt::format("PlacePlan(peak={}, limit={})", place.peak, place.limit);
@@ -192,11 +197,12 @@ void bind_memory_plan(py::module_& module) {
       .def_readonly("gpu", &MemoryPlan::gpu, "Without items: the host computes.")
       .def_readonly("host", &MemoryPlan::host)
       .def_readonly("loss", &MemoryPlan::loss,
-                    "KL of the next token that this cost a small model; plans are in its order.")
+                    "KL of the next token that this way cost a small model; plans are ordered by "
+                    "it.")
       .def_property_readonly("fits", &MemoryPlan::fits)
       .def_property_readonly("missing", &MemoryPlan::missing,
-                             "Bytes that GPU and host lack together.")
-      .def_property_readonly("flags", &MemoryPlan::flags, "Those of the topkv command.")
+                             "Bytes that GPU and host lack in total.")
+      .def_property_readonly("flags", &MemoryPlan::flags, "The plan's flags of the topkv command.")
       .def("__repr__", [](const MemoryPlan& plan) {
         return fmt::format("<MemoryPlan {}, fits: {}>", plan.flags(),
                            plan.fits() ? "True" : "False");
@@ -220,9 +226,10 @@ void bind_memory_plan(py::module_& module) {
       py::arg("memory") = 0, py::arg("prefill") = "dense", py::arg("weights") = py::none(),
       py::arg("kv_dtype") = py::none(), py::arg("kv_index") = py::none(),
       py::arg("host_search") = false,
-      "Every way of holding a model and a context of so many tokens in these memories (bytes; "
-      "gpu_memory 0: the host computes; memory 0: what is free), the most exact first. What is "
-      "given is settled; host_search: codes take none of the GPU. There need be no GPU.");
+      "Returns every way of holding a model and a context of `tokens` tokens, the most exact first. "
+      "gpu_memory, memory: bytes; gpu_memory 0: the host computes; memory 0: the free memory. "
+      "weights, kv_dtype and kv_index are fixed if given. host_search: codes take no GPU memory. No "
+      "GPU is needed.");
 }
 
 }  // namespace
@@ -234,19 +241,18 @@ void bind_model(py::module_& module) {
         return found(model, weights ? ModelFiles::all : ModelFiles::description);
       },
       py::arg("model"), py::kw_only(), py::arg("weights") = true,
-      "Where a model is: the path that is given, or the snapshot of \"org/name\" (or "
-      "\"org/name@revision\") in Hugging Face's cache folder. weights: these must be there, too. "
-      "Raises FileError with the line that downloads what lacks. Whatever takes the directory of a "
-      "model takes a name as well.");
+      "Finds a model: the given path, or the snapshot of \"org/name\" (or \"org/name@revision\") in "
+      "Hugging Face's cache folder. weights: the weights must be there too. Raises FileError with "
+      "the command that downloads missing files. Every argument that takes a model's directory "
+      "takes a name as well.");
   bind_memory_plan(module);
   bind_generation(module);
   bind_config(module);
   bind_results(module);
   py::class_<Model, std::shared_ptr<Model>> model(
       module, "Model",
-      "A loaded checkpoint in Hugging Face layout (directory), or a GGUF file, of one of the "
-      "families that docs/reference/models.md lists. "
-      "Safe from many threads, each with its own session.",
+      "A loaded checkpoint: a directory in Hugging Face layout, or a GGUF file, of a family that "
+      "docs/reference/models.md lists. Safe from many threads, each with its own session.",
       py::release_gil_before_calling_cpp_dtor());
   bind_generate(model);
   model
@@ -262,17 +268,19 @@ void bind_model(py::module_& module) {
           },
           py::arg("directory"), py::arg("device") = py::none(), py::kw_only(),
           py::arg("weights") = "stored", py::arg("progress") = py::none(), py::arg("length") = 0,
-          "weights: held as they are \"stored\" (by their codes where they are quantised already), "
-          "or rounded to \"int8\" or \"int4\" while they are loaded; progress is called with a "
-          "Progress; length: as of ModelConfig.load. Warns "
-          "(warnings.warn) of what the configuration says and the network does not do, and, "
-          "once each, when tokens go beyond the positions that the model was made for and when the "
+          "Loads a checkpoint.\n\n"
+          "weights: \"stored\", as in the checkpoint (quantised weights by their codes); or "
+          "\"int8\" or \"int4\", rounded while they are loaded.\n\n"
+          "progress: called with a Progress.\n\n"
+          "length: as in ModelConfig.load.\n\n"
+          "Warns (warnings.warn) of keys of the configuration that the network ignores. Warns once "
+          "when tokens go beyond the positions that the model was made for, and once when the "
           "tokenizer leaves bytes of a text out.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
       .def_property_readonly("device", &Model::device, py::return_value_policy::copy)
       .def_property_readonly("weights", [](const Model& self) { return name_of(self.weights()); })
       .def("check_reach", &Model::check_reach, py::arg("tokens"),
-           "Warns, unless that was done before, when so many tokens go beyond config.reach.")
+           "Warns if `tokens` tokens go beyond config.reach, unless it has warned before.")
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)
       .def(
           "prefill", &prefill, py::arg("tokens"), py::arg("prefill") = "dense", py::kw_only(),
@@ -280,12 +288,12 @@ void bind_model(py::module_& module) {
           py::arg("kv_dtype") = "bf16", py::arg("memory_budget") = 0,
           py::arg("indices") = std::vector<std::string>(), py::arg("progress") = py::none(),
           "Runs the tokens through the network into a new Context. prefill, window, sinks, "
-          "memory_budget: as of ContextBuilder. chunk: tokens per step, 0 for what suits. indices: "
-          "specs that the context shall have. progress is called with a Progress.")
+          "memory_budget: as in ContextBuilder. chunk: tokens per step; 0: a suitable number. "
+          "indices: specs of the indices to build. progress: called with a Progress.")
       .def("logits", &logits, py::arg("tokens"),
-           "float32 [tokens, vocab_size] of a dense forward pass.")
+           "Returns the logits of a dense forward pass, float32 [tokens, vocab_size].")
       .def("logits", &session_logits, py::arg("session"), py::arg("tokens"),
-           "Feeds tokens to a session and gives their logits [tokens, vocab_size].")
+           "Feeds tokens to a session and returns their logits, [tokens, vocab_size].")
       .def_static(
           "plan",
           [](const std::filesystem::path& directory, const py::object& device,
@@ -302,8 +310,8 @@ void bind_model(py::module_& module) {
           py::arg("directory"), py::arg("device") = py::none(), py::arg("prefill") = "dense",
           py::kw_only(), py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
           py::arg("capacity") = 16384, py::arg("weights") = "stored",
-          "What a prefill and a session of its context would take of the device's memory; checks "
-          "the weights by their headers.")
+          "Plans the device memory of a prefill and a session of its context, and checks the "
+          "weights by their headers.")
       .def("__repr__", [](const Model& self) {
         const ModelConfig& config = self.config();
         return fmt::format("<Model {} of {} layers, hidden size {}, on {}>", config.model_type,

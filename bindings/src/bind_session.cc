@@ -99,24 +99,27 @@ py::object of_some(std::int64_t count, double mean) {
 }  // namespace
 
 void bind_session(py::module_& module) {
-  py::class_<SessionStats>(module, "SessionStats", "What a session did, summed over its life.")
+  py::class_<SessionStats>(module, "SessionStats", "Counts and times of a session, summed over its "
+                                                   "life.")
       .def_readonly("steps", &SessionStats::steps, "(token, layer) pairs attended.")
       .def_readonly("rows_retrieved", &SessionStats::rows_retrieved,
                     "Rows attended beyond window and sinks, over query heads.")
       .def_readonly("retrieved_more", &SessionStats::retrieved_more,
-                    "(token, layer, query head) triples that mass or error gave more rows than at "
-                    "first.")
-      .def_readonly("went_dense", &SessionStats::went_dense, "Those of them that attended all.")
+                    "(token, layer, query head) triples for which mass or error took more rows than "
+                    "at first.")
+      .def_readonly("went_dense", &SessionStats::went_dense, "Triples among them that attended all "
+                                                             "rows.")
       .def_readonly("search_seconds", &SessionStats::search_seconds)
       .def_readonly("attend_seconds", &SessionStats::attend_seconds)
       .def_readonly("coded_tokens", &SessionStats::coded_tokens,
-                    "Of the session's own tokens, so many now have codes, the first ones.")
+                    "The number of the session's own tokens, from the first on, that have codes "
+                    "now.")
       .def_readonly("coded_bytes", &SessionStats::coded_bytes,
-                    "What these codes take of the host's memory.")
+                    "Bytes of these codes in host memory.")
       .def_readonly(
           "device_index_bytes", &SessionStats::device_index_bytes,
-          "What codes, or what else stands for keys, take of the device's memory, those of "
-          "the context for all sessions together.")
+          "Bytes of codes or key summaries in the device's memory. The context's are counted for "
+          "all its sessions together.")
       .def_readonly("exact_rows", &SessionStats::exact_rows)
       .def_readonly("exact_rows_found", &SessionStats::exact_rows_found)
       .def_property_readonly(
@@ -126,7 +129,7 @@ void bind_session(py::module_& module) {
             return py::float_(static_cast<double>(stats.exact_rows_found) /
                               static_cast<double>(stats.exact_rows));
           },
-          "exact_rows_found / exact_rows; None when not measured.")
+          "exact_rows_found / exact_rows; None if it is not measured.")
       .def("__repr__", [](const SessionStats& stats) {
         const auto share = static_cast<double>(stats.exact_rows_found) /
                            static_cast<double>(std::max<std::int64_t>(1, stats.exact_rows));
@@ -139,24 +142,24 @@ void bind_session(py::module_& module) {
       });
 
   py::class_<TailFigures>(module, "TailFigures",
-                          "How good a layer's attention with a tail was, as far as can be told "
-                          "without dense attention; "
-                          "sums over the session's life.")
-      .def_readonly("heads", &TailFigures::heads, "(token, query head) pairs that are summed up.")
+                          "Estimates, without dense attention, of how good a layer's attention with "
+                          "a tail was, summed over the session's life.")
+      .def_readonly("heads", &TailFigures::heads, "The number of (token, query head) pairs in the "
+                                                  "sums.")
       .def_readonly("exact_mass", &TailFigures::exact_mass,
-                    "Their shares of attention in rows attended as they are, summed up.")
+                    "The sum of the shares of attention in exactly attended rows.")
       .def_readonly("error", &TailFigures::error,
-                    "The expected |out - dense| / |dense|, summed up. It takes the errors of codes "
-                    "as independent; the true error may be several times as large: once 0.132 "
+                    "The sum of the expected |out - dense| / |dense|. It takes the errors of codes "
+                    "as independent. The true error may be several times as large: once 0.132 "
                     "beside 0.031.")
       .def_property_readonly(
           "mean_exact_mass",
           [](const TailFigures& of) { return of_some(of.heads, of.mean_exact_mass()); },
-          "Of a pair; None without a tail.")
+          "The mean of a pair; None without a tail.")
       .def_property_readonly(
           "mean_error", [](const TailFigures& of) { return of_some(of.heads, of.mean_error()); },
-          "The expected error of a pair; the true error may be several times as large. None "
-          "without a tail.")
+          "The mean expected error of a pair; None without a tail. The true error may be several "
+          "times as large.")
       .def("__repr__", [](const TailFigures& of) {
         if (of.heads == 0) return std::string("TailFigures(heads=0)");
         return fmt::format("TailFigures(heads={}, mean_exact_mass={:.4f}, mean_error={:.4f})",
@@ -164,7 +167,7 @@ void bind_session(py::module_& module) {
       });
 
   py::class_<StepTimes>(module, "StepTimes",
-                        "Where the time of a session's steps in one layer went, in seconds.")
+                        "Times of a session's steps in one layer, by part, in seconds.")
       .def_readonly("q_out", &StepTimes::q_out)
       .def_readonly("append", &StepTimes::append)
       .def_readonly("window", &StepTimes::window)
@@ -183,24 +186,26 @@ void bind_session(py::module_& module) {
 
   py::class_<SessionHandle>(
       module, "Session",
-      "One reader of a context, with tokens of its own. One thread at a time; "
-      "different sessions are independent.\n\n"
-      "Attention is taken, under one softmax, over the first `sinks` tokens, "
-      "the last `window`, and the k rows (with codes that have a tail some more) that the index "
-      "finds among the rest. "
-      "tail: what stands for the rows that are not found: the spec of an index of the context that "
-      "codes values too, \"mean\" (their mean value, if the context has that), \"none\", or \"\", "
-      "what the index itself has. "
-      "k: rows per layer, a list of one per layer, or \"uniform:SUM\" or "
-      "\"linear:SUM\" over the layers. With a tail, mass: a sixteenth of k rows where these hold "
-      "such a share of the attention by the tail's estimate; error: more rows, in the end all, "
-      "where a "
-      "layer's output is expected to be off by more (see TailFigures.error). select_by: "
-      "\"query_head\", each has its "
-      "own rows, or \"group\". dense_layers: the first n attend every token. "
-      "capacity: tokens of its own. memory_budget: bytes their rows may take, 0 "
-      "for what the machine has free. host_search: the host finds rows where a CUDA device could, "
-      "and nothing that stands for keys takes its memory.",
+      "One reader of a context, with tokens of its own. One thread at a time; different sessions "
+      "are independent.\n\n"
+      "Each token attends the first `sinks` tokens, the last `window` tokens, and the k rows that "
+      "the index retrieves among the rest, under one softmax. Codes with a tail retrieve some more "
+      "rows.\n\n"
+      "tail: the estimate for the rows that are not retrieved: the spec of an index of the context "
+      "that also codes values; \"mean\", their mean value, if the context has it; \"none\"; or "
+      "\"\", the index's own tail.\n\n"
+      "k: rows per layer, a list with one number per layer, or \"uniform:SUM\" or \"linear:SUM\" "
+      "over the layers.\n\n"
+      "mass: with a tail, retrieve a sixteenth of k rows if these hold this share of the attention, "
+      "by the tail's estimate.\n\n"
+      "error: with a tail, retrieve more rows, in the end all, if a layer's output is expected to "
+      "be off by more than this (see TailFigures.error).\n\n"
+      "select_by: \"query_head\", each has its own rows, or \"group\".\n\n"
+      "dense_layers: the first n layers attend every token.\n\n"
+      "capacity: the most tokens of its own.\n\n"
+      "memory_budget: bytes that their rows may take; 0: the free memory.\n\n"
+      "host_search: the host searches although a CUDA device could; codes and key summaries take no "
+      "device memory.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
@@ -213,16 +218,16 @@ void bind_session(py::module_& module) {
            py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
            py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
            py::arg("q_far") = py::none(),
-           "Takes q, k, v of the next tokens of a layer, at positions `tokens` and on, and gives "
-           "their attention, [tokens, q_heads, head_dim]. Arrays as in ContextBuilder.attend. With "
-           "kv_tokens=0 (k and v None) the step only reads.")
+           "Takes q, k and v of the next tokens of a layer, from position `tokens` on, and returns "
+           "their attention, [tokens, q_heads, head_dim]. Arrays are as in ContextBuilder.attend. "
+           "With kv_tokens=0 (k and v None) the step only reads.")
       .def_static("attend_together", &attend_together, py::arg("sessions"), py::arg("layer"),
                   py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out") = py::none(),
                   py::arg("lse") = py::none(), py::arg("kv_tokens") = -1, py::arg("stream") = 0,
                   py::arg("q_next") = py::none(), py::arg("q_far") = py::none(),
-                  "The same for several sessions over one context, on one device: arrays have a "
-                  "first axis of the sessions, each of which takes as many tokens at its own "
-                  "position. Keys and codes are read once for several.")
+                  "Runs attend() for several sessions over one context, on one device. Arrays have "
+                  "a first axis of sessions. Each session takes the same number of tokens, at its "
+                  "own position. Keys and codes are read once for several sessions.")
       .def(
           "truncate",
           [](SessionHandle& self, std::int64_t own_tokens) {
@@ -238,7 +243,7 @@ void bind_session(py::module_& module) {
             const py::gil_scoped_release release;
             return std::make_unique<SessionHandle>(self.session.fork(), self.context);
           },
-          "A session that goes on from here with the same own tokens.")
+          "Returns a session that continues from here, with a copy of the own tokens.")
       .def(
           "own_rows",
           [](SessionHandle& self) {
@@ -246,8 +251,8 @@ void bind_session(py::module_& module) {
             const py::gil_scoped_release release;
             return unconst(self.session.own_rows());
           },
-          "The session's own rows as a Context of their own, without any index but exact: a copy, "
-          "for Context.save to keep beside the context's file.")
+          "Returns a copy of the session's own rows as a Context with the index exact. Save it with "
+          "Context.save beside the context's file.")
       .def(
           "resume",
           [](SessionHandle& self, const Context& own_rows) {
@@ -256,8 +261,8 @@ void bind_session(py::module_& module) {
             self.session.resume(own_rows);
           },
           py::arg("own_rows"),
-          "Goes on where the session was that gave these rows, over the same context or one loaded "
-          "from its file. The session has no tokens of its own yet.")
+          "Continues from the session whose own_rows() these are, over its context or one loaded "
+          "from its file. This session must have no tokens of its own yet.")
       .def_property_readonly(
           "tokens", [](const SessionHandle& self) { return self.session.tokens(); },
           "Tokens before the next one: the context's and the session's own.")
@@ -269,10 +274,10 @@ void bind_session(py::module_& module) {
                              [](const SessionHandle& self) { return self.session.device(); })
       .def_property_readonly(
           "index", [](const SessionHandle& self) { return self.session.options().index; },
-          "Spec of the index that finds its rows.")
+          "Spec of the index that retrieves the rows.")
       .def_property_readonly(
           "tail", [](const SessionHandle& self) { return self.session.options().tail; },
-          "What stands for rows that are not found: \"none\", \"mean\" or the spec of codes.")
+          "The tail: \"none\", \"mean\" or the spec of codes.")
       .def("stats",
            [](SessionHandle& self) {
              const Exclusive::Look use(self.use, busy);
@@ -294,7 +299,7 @@ void bind_session(py::module_& module) {
             const py::gil_scoped_release release;
             return self.session.tail_figures();
           },
-          "One TailFigures per layer; with heads = 0 where there is no tail.")
+          "One TailFigures per layer; without a tail heads is 0.")
       .def("__repr__", [](const SessionHandle& self) {
         return fmt::format(
             "<Session of {} own tokens over {} of the context, index {}, tail {}, on {}>",

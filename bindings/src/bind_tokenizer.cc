@@ -11,24 +11,25 @@ namespace topkv::python {
 void bind_tokenizer(py::module_& module) {
   py::class_<Tokenizer>(
       module, "Tokenizer",
-      "BPE, of bytes or of SentencePiece's pieces, or Unigram, of a tokenizer.json or a "
-      "GGUF file. Immutable; safe from many threads.")
+      "The tokenizer of a tokenizer.json or a GGUF file: BPE, of bytes or of SentencePiece's "
+      "pieces, or Unigram. Immutable; safe from many threads.")
       .def_static(
           "load", [](const std::filesystem::path& file) { return Tokenizer::load(file, &warn); },
           py::arg("tokenizer_json"), WithoutGil())
       .def("encode", &Tokenizer::encode, py::arg("text"), py::arg("add_special_tokens") = false,
            WithoutGil(),
-           "Token ids as the tokenizers library gives them. Bytes for which the vocabulary has no "
-           "token are left out, as there; the first text that loses some makes a UserWarning.")
+           "Returns token ids as the tokenizers library does. Bytes without a token in the "
+           "vocabulary are left out, as the library does. The first text that loses bytes causes a "
+           "UserWarning.")
       .def("left_out", &Tokenizer::left_out, py::arg("text"), WithoutGil(),
-           "What encode leaves out of a text, in one line that names the bytes; empty: nothing.")
+           "The bytes that encode leaves out of a text, in one line; empty: none.")
       .def(
           "decode",
           [](const Tokenizer& self, py::handle tokens) {
             return self.decode(tokens_of(tokens, "tokens"));
           },
           py::arg("tokens"),
-          "The text of the tokens, without special ones; incomplete UTF-8 becomes U+FFFD.")
+          "Returns the text of the tokens, without special ones. Incomplete UTF-8 becomes U+FFFD.")
       .def(
           "bytes_of_token",
           [](const Tokenizer& self, Token token) { return py::bytes(self.bytes_of_token(token)); },
@@ -36,7 +37,7 @@ void bind_tokenizer(py::module_& module) {
       .def("content_of_token", &Tokenizer::content_of_token, py::arg("token"),
            "Content of a token as the file spells it; empty for ids without a token.")
       .def("find", &Tokenizer::find, py::arg("content"),
-           "Id of a token by its content as the file spells it, -1 when there is none.")
+           "Id of a token by its content as the file spells it; -1: there is no such token.")
       .def_property_readonly("vocab_size", &Tokenizer::vocab_size)
       .def("__repr__", [](const Tokenizer& self) {
         return fmt::format("<Tokenizer of {} tokens>", self.vocab_size());

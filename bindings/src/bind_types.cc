@@ -10,14 +10,12 @@ namespace topkv::python {
 void bind_types(py::module_& module) {
   py::class_<AttentionShape>(
       module, "AttentionShape",
-      "What every layer of a model's attention has in common.\n\n"
-      "scale: factor on q·k before the softmax; 0 means 1/sqrt(head_dim).\n"
-      "softcap: a scaled score s becomes softcap * tanh(s / softcap); 0: it "
-      "stays.\n"
-      "sliding_window: per layer how many last tokens it attends, 0 for all "
-      "of them; empty: every layer attends all.\n"
-      "chunk_len: dual chunk attention: tokens of a chunk; 0: one query meets "
-      "all keys.")
+      "The shape that all layers of a model's attention share.\n\n"
+      "scale: factor on q·k before the softmax; 0: 1/sqrt(head_dim).\n"
+      "softcap: a scaled score s becomes softcap * tanh(s / softcap); 0: no cap.\n"
+      "sliding_window: for each layer the number of last tokens that it attends, 0: all; empty: "
+      "every layer attends all.\n"
+      "chunk_len: tokens of a chunk in dual chunk attention; 0: one query meets all keys.")
       .def(py::init([](std::int64_t layers, std::int64_t q_heads, std::int64_t kv_heads,
                        std::int64_t head_dim, float scale, float softcap,
                        std::vector<std::int64_t> sliding_window, std::int64_t chunk_len) {
@@ -40,7 +38,7 @@ void bind_types(py::module_& module) {
       .def_readonly("chunk_len", &AttentionShape::chunk_len)
       .def_property_readonly("group", &AttentionShape::group, "Query heads per KV head.")
       .def_property_readonly("softmax_scale", &AttentionShape::softmax_scale,
-                             "scale, or what 0 stands for.")
+                             "scale, or 1/sqrt(head_dim) if scale is 0.")
       .def("__repr__", [](const AttentionShape& s) {
         std::string rest;
         if (s.scale != 0) rest += fmt::format(", scale={}", s.scale);

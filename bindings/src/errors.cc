@@ -63,21 +63,21 @@ void translate(std::exception_ptr pointer) {
 void bind_errors(py::module_& module) {
   const auto base = [](PyObject* type) { return py::reinterpret_borrow<py::object>(type); };
   Classes& all = classes();
-  all.error = make(module, "Error", "Base of everything that topkv raises on purpose.",
+  all.error = make(module, "Error", "Base of all exceptions that topkv raises on purpose.",
                    py::make_tuple(base(PyExc_Exception)));
   all.invalid_argument = make(module, "InvalidArgument",
                               "An argument, option, array or spec that cannot be used as given.",
                               py::make_tuple(all.error, base(PyExc_ValueError)));
   all.file_error = make(module, "FileError",
-                        "A file that cannot be read or whose content is not what it must be; the "
-                        "text starts with the path.",
+                        "A file cannot be read, or its contents are invalid. The text begins with "
+                        "the path.",
                         py::make_tuple(all.error, base(PyExc_OSError)));
   all.unsupported =
       make(module, "Unsupported", "A well-formed request or model that topkv does not implement.",
            py::make_tuple(all.error, base(PyExc_NotImplementedError)));
   all.out_of_memory =
       make(module, "OutOfMemory",
-           "Memory refused before work has started. wanted_bytes and available_bytes say how much.",
+           "Not enough memory; refused before work started. See wanted_bytes and available_bytes.",
            py::make_tuple(all.error, base(PyExc_MemoryError)));
   all.out_of_memory.attr("wanted_bytes") = 0;
   all.out_of_memory.attr("available_bytes") = 0;

@@ -23,7 +23,7 @@ PYBIND11_MODULE(_core, module) {
   bind_tokenizer(module);
   bind_chat_template(module);
   bind_model(module);
-  py::module_ eval = module.def_submodule("_eval", "What topkv.eval evaluates with.");
+  py::module_ eval = module.def_submodule("_eval", "The parts of topkv.eval.");
   bind_eval_tasks(eval);
   bind_eval_results(eval);
 }

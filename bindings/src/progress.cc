@@ -84,7 +84,8 @@ void run_interruptible(const std::function<void(const std::stop_token&)>& work) 
 
 void bind_progress(py::module_& module) {
   py::class_<Report>(module, "Progress",
-                     "One report of long work: `done` of `total` in `unit`; stage names the work.")
+                     "One report of long work: `done` of `total`, counted in `unit`; `stage` names "
+                     "the work.")
       .def_readonly("stage", &Report::stage)
       .def_readonly("unit", &Report::unit)
       .def_readonly("done", &Report::done)

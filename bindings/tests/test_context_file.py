@@ -140,9 +140,9 @@ def test_tokens_that_are_not_those_of_the_text_are_refused(context, tmp_path):
     path = tmp_path / "text.topkv"
     for tokens, what in (
         (range(2999), "2999 token ids for a context of 3000 tokens"),
-        ([], "no ids for a context of 3000 tokens"),
-        ([-1] * TOKENS, "-1 is no token id"),
-        ([2**31] * TOKENS, "2147483648 is no token id"),
+        ([], "tokens is empty for a context of 3000 tokens"),
+        ([-1] * TOKENS, "-1 is not a token id"),
+        ([2**31] * TOKENS, "2147483648 is not a token id"),
     ):
         with pytest.raises(topkv.InvalidArgument, match=what):
             context.save(path, tokens=tokens)

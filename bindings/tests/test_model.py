@@ -208,7 +208,7 @@ def test_prefill_options_reach_the_context(model, tokens):
         model.prefill(tokens, "all")
     with pytest.raises(topkv.InvalidArgument):
         model.prefill([4096])
-    with pytest.raises(topkv.InvalidArgument, match="is no token id"):
+    with pytest.raises(topkv.InvalidArgument, match="is not a token id"):
         model.prefill([2**40])
     with pytest.raises(topkv.InvalidArgument, match="tokens is f32"):
         model.prefill(np.zeros(3, np.float32))
