@@ -75,8 +75,9 @@ PyPartial attend(py::handle queries, py::handle keys, py::handle values, py::han
   const KeyView value_rows = v.keys();
   if (value_rows.count != key_rows.count || value_rows.dim != key_rows.dim ||
       value_rows.dtype != key_rows.dtype || value_rows.stride_bytes != key_rows.stride_bytes) {
-    v.refuse(fmt::format("what keys are: {} [{}, {}], rows {} bytes apart", name_of(key_rows.dtype),
-                         key_rows.count, key_rows.dim, key_rows.stride_bytes));
+    v.refuse(fmt::format("the layout of keys: {} [{}, {}], rows {} bytes apart",
+                         name_of(key_rows.dtype), key_rows.count, key_rows.dim,
+                         key_rows.stride_bytes));
   }
   const float* q_data = q.floats({{"heads", Array::any_size}, {"head_dim", key_rows.dim}});
   const std::vector<std::int64_t> at = integers_of(positions, "positions");
@@ -135,11 +136,12 @@ void bind_attention(py::module_& module) {
              "Returns the partial over the union of two disjoint key sets.");
   module.def("merge_into", &merge_into, py::arg("into"), py::arg("other"),
              "Merges in place: writes to the arrays of `into`.");
-  module.def("attend_rows", &attend, py::arg("queries"), py::arg("keys"), py::arg("values"),
-             py::arg("positions"), py::arg("scale"), py::arg("softcap") = 0.0F,
-             "Returns the partial of queries [heads, head_dim] (f32) over the rows of keys and "
-             "values [n, head_dim] (equal dtype and strides) at these positions. Scores are scale * "
-             "q·k, capped if softcap > 0.");
+  module.def(
+      "attend_rows", &attend, py::arg("queries"), py::arg("keys"), py::arg("values"),
+      py::arg("positions"), py::arg("scale"), py::arg("softcap") = 0.0F,
+      "Returns the partial of queries [heads, head_dim] (f32) over the rows of keys and values [n, "
+      "head_dim] (equal dtype and strides) at these positions. Scores are scale * q·k, capped if "
+      "softcap > 0.");
   module.attr("empty_lse") = empty_lse;
 }
 

@@ -54,8 +54,8 @@ void bind_builder(py::module_& module) {
       module, "ContextBuilder",
       "Collects the rows of a context as the network produces them. One thread at a time.\n\n"
       "capacity: tokens to reserve rows for.\n\n"
-      "dtype: dtype of the stored rows: \"bf16\", \"f16\", \"f32\", or \"q8\" and \"q4\", 8.5 and 5 "
-      "bits an element, also as \"q8/q4\" (keys/values). A CUDA device takes bf16, q8 and q4.\n\n"
+      "dtype: dtype of the stored rows: \"bf16\", \"f16\", \"f32\", or \"q8\" and \"q4\", 8.5 and "
+      "5 bits an element, also as \"q8/q4\" (keys/values). A CUDA device takes bf16, q8 and q4.\n\n"
       "memory_budget: bytes that the rows may take; 0: the free memory.\n\n"
       "prefill: the tokens that attend() lets a token see: \"dense\" (all earlier ones) or "
       "\"window\" (the first `sinks` and the last `window`).",
@@ -95,24 +95,23 @@ void bind_builder(py::module_& module) {
           "append", &append, py::arg("layer"), py::arg("keys"), py::arg("values"),
           "Appends K (post-RoPE) and V of the next tokens of a layer: [tokens, kv_heads, head_dim] "
           "in any strides, f32, f16 or bf16, in host memory.")
-      .def(
-          "attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
-          py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
-          py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
-          py::arg("q_far") = py::none(),
-          "Appends k and v of the next tokens of a layer, and returns their causal attention, "
-          "[tokens, q_heads, head_dim]. Every layer takes the same tokens in turn, layer 0 "
-          "first.\n\n"
-          "q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]: f32, contiguous, on "
-          "the builder's device.\n\n"
-          "out, lse [tokens, q_heads]: arrays for the results; lse is optional, and out is optional "
-          "on the host.\n\n"
-          "kv_first, kv_tokens: the tokens that k and v belong to, for contexts sharded by "
-          "sequence; -1: all.\n\n"
-          "stream: on a CUDA device, the handle of the stream that makes the inputs and uses out; "
-          "0: the default stream.\n\n"
-          "q_next, q_far: with AttentionShape.chunk_len, the queries that meet the chunk before a "
-          "token's own, and all earlier chunks; shaped like q.")
+      .def("attend", &attend, py::arg("layer"), py::arg("q"), py::arg("k"), py::arg("v"),
+           py::arg("out") = py::none(), py::arg("lse") = py::none(), py::arg("kv_first") = 0,
+           py::arg("kv_tokens") = -1, py::arg("stream") = 0, py::arg("q_next") = py::none(),
+           py::arg("q_far") = py::none(),
+           "Appends k and v of the next tokens of a layer, and returns their causal attention, "
+           "[tokens, q_heads, head_dim]. Every layer takes the same tokens in turn, layer 0 "
+           "first.\n\n"
+           "q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]: f32, contiguous, "
+           "on the builder's device.\n\n"
+           "out, lse [tokens, q_heads]: arrays for the results; lse is optional, and out is "
+           "optional on the host.\n\n"
+           "kv_first, kv_tokens: the tokens that k and v belong to, for contexts sharded by "
+           "sequence; -1: all.\n\n"
+           "stream: on a CUDA device, the handle of the stream that makes the inputs and uses out; "
+           "0: the default stream.\n\n"
+           "q_next, q_far: with AttentionShape.chunk_len, the queries that meet the chunk before a "
+           "token's own, and all earlier chunks; shaped like q.")
       .def(
           "tokens",
           [](Builder& self, std::int64_t layer) {

@@ -68,8 +68,8 @@ void bind_chat_template(py::module_& module) {
           py::arg("messages"), py::arg("add_generation_prompt") = false,
           py::arg("tools") = py::none(),
           "Returns the text of a conversation.\n\n"
-          "messages: dicts with role, content and other fields that the template knows (tool_calls, "
-          "tool_call_id, name, reasoning_content).\n\n"
+          "messages: dicts with role, content and other fields that the template knows "
+          "(tool_calls, tool_call_id, name, reasoning_content).\n\n"
           "tools: a list of functions, described by JSON schemas.\n\n"
           "Further arguments are variables of the template, such as enable_thinking. Messages and "
           "tools that the template leaves out raise InvalidArgument. The text has special tokens: "

@@ -81,8 +81,8 @@ void bind_context(py::module_& module) {
       .def_property_readonly("tokens", &Context::tokens)
       .def_property_readonly("dtype", [](const Context& self) { return self.dtype().name(); })
       .def("memory", &Context::memory)
-      .def("indices", &Context::indices, "Specs of the context's indices, with all defaults spelled "
-                                         "out.")
+      .def("indices", &Context::indices,
+           "Specs of the context's indices, with all defaults spelled out.")
       .def("has_index", &Context::has_index, py::arg("spec"),
            "Whether the context has the index of this spec, in any spelling.")
       .def(
@@ -114,8 +114,8 @@ void bind_context(py::module_& module) {
           "Returns a context over these rows that has this index too.\n\n"
           "progress: called with a Progress, several times a second. An exception in it, and "
           "Ctrl-C, end the building within about a second.\n\n"
-          "device: a topkv.Device or its name. It makes codes of rows that a CUDA device prefilled, "
-          "and clusters keys (squeezed, retroinfer). Without it the host's threads do.")
+          "device: a topkv.Device or its name. It makes codes of rows that a CUDA device "
+          "prefilled, and clusters keys (squeezed, retroinfer). Without it the host's threads do.")
       .def(
           "save", &save, py::arg("path"), py::kw_only(), py::arg("model") = "",
           py::arg("made_with") = "", py::arg("length") = 0, py::arg("tokens") = py::none(),

@@ -95,8 +95,9 @@ void bind_context_file(py::module_& module) {
       .def_readonly("indices", &ContextFileInfo::indices, "Specs, as in Context.indices().")
       .def_readonly(
           "unknown_indices", &ContextFileInfo::unknown_indices,
-          "Specs that this topkv does not know, as a later one may write them, and specs of indices "
-          "that use the data of such an index. If there are some, load_context needs `indices`.")
+          "Specs that this topkv does not know, as a later one may write them, and specs of "
+          "indices that use the data of such an index. If there are some, load_context needs "
+          "`indices`.")
       .def_readonly("has_queries", &ContextFileInfo::has_queries)
       .def_readonly("model", &ContextFileInfo::model)
       .def_readonly("made_with", &ContextFileInfo::made_with)
@@ -137,10 +138,9 @@ void bind_context_file(py::module_& module) {
       "end the loading.\n\n"
       "Raises FileError, which names the file and the damaged part, Unsupported for a file or an "
       "index of a later topkv, and OutOfMemory before rows are read that do not fit.");
-  module.def(
-      "context_file_info", &context_file_info, WithoutGil(), py::arg("path"),
-      "Reads the description from the beginning of a context file. Raises FileError, and "
-      "Unsupported for a file of a later topkv.");
+  module.def("context_file_info", &context_file_info, WithoutGil(), py::arg("path"),
+             "Reads the description from the beginning of a context file. Raises FileError, and "
+             "Unsupported for a file of a later topkv.");
   module.def("verify_context", &verify, py::arg("path"), py::arg("progress") = py::none(),
              "Reads the whole file, with little memory. Raises FileError, which names the first "
              "damaged part, and Unsupported for a file of a later topkv. progress: as in "

@@ -39,8 +39,8 @@ void bind_device(py::module_& module) {
       .def_static(
           "open", &Device::open, py::arg("spec"), py::arg("memory_ceiling") = 0, WithoutGil(),
           "Opens a device.\n\n"
-          "spec: \"cpu\", \"cuda\", \"cuda:N\", or \"auto\": the first usable CUDA device, else the "
-          "host.\n\n"
+          "spec: \"cpu\", \"cuda\", \"cuda:N\", or \"auto\": the first usable CUDA device, else "
+          "the host.\n\n"
           "memory_ceiling: bytes of the device's memory that topkv may take; 0: nine tenths of the "
           "free memory.\n\n"
           "Raises Unsupported, with the reason, if there is no such device.")

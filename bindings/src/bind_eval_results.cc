@@ -91,8 +91,8 @@ std::optional<std::int64_t> read_of(const Context& context, const std::string& i
 void bind_eval_results(py::module_& module) {
   py::class_<Method>(module, "Method", "The way in which a session finds the rows that it attends.")
       .def_readonly("name", &Method::name, "The text that names the method.")
-      .def_readonly("budgets", &Method::budgets, "False: the method attends all rows, whatever the "
-                                                 "budget.")
+      .def_readonly("budgets", &Method::budgets,
+                    "False: the method attends all rows, whatever the budget.")
       .def("indices", &Method::indices, "Indices and tails that a context must have.")
       .def(
           "options",
@@ -112,8 +112,8 @@ void bind_eval_results(py::module_& module) {
             made["select_by"] = options.select_by == SelectBy::group ? "group" : "query_head";
             return made;
           },
-          py::arg("budget"), "Options of a session with this budget of rows, by their names in "
-                             "Session.")
+          py::arg("budget"),
+          "Options of a session with this budget of rows, by their names in Session.")
       .def("__repr__", [](const Method& self) { return fmt::format("<Method {}>", self.name); });
 
   module.def("split_methods", &split_methods, py::arg("methods"),
@@ -140,13 +140,13 @@ void bind_eval_results(py::module_& module) {
                            self.task);
       });
 
-  py::class_<ScoreRow>(module, "ScoreRow", "The scores of one method with one budget at "
-                                           "one length.")
+  py::class_<ScoreRow>(module, "ScoreRow",
+                       "The scores of one method with one budget at one length.")
       .def_readonly("length", &ScoreRow::length)
       .def_readonly("method", &ScoreRow::method)
       .def_readonly("budget", &ScoreRow::budget, "None: all rows.")
-      .def_readonly("scores", &ScoreRow::scores, "The score of each column; None: nothing was "
-                                                 "asked.")
+      .def_readonly("scores", &ScoreRow::scores,
+                    "The score of each column; None: nothing was asked.")
       .def_readonly("rows_per_head", &ScoreRow::rows_per_head)
       .def_readonly("bytes_read", &ScoreRow::bytes_read, "Bytes read per token, or None.")
       .def_readonly("average", &ScoreRow::average, "The average in percent, or None.")

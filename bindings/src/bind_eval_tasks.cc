@@ -52,9 +52,10 @@ void check_references(const std::vector<std::string>& references) {
 }  // namespace
 
 void bind_eval_tasks(py::module_& module) {
-  py::class_<EvalSample>(module, "Sample",
-                         "One text and a question about it. Text, question and answer together have "
-                         "at most the requested length in tokens.")
+  py::class_<EvalSample>(
+      module, "Sample",
+      "One text and a question about it. Text, question and answer together have at most the "
+      "requested length in tokens.")
       .def_property_readonly(
           "context",
           [](const EvalSample& self) {
@@ -62,8 +63,8 @@ void bind_eval_tasks(py::module_& module) {
           },
           "The text's tokens, including the beginning.")
       .def_readonly("question", &EvalSample::question)
-      .def_readonly("references", &EvalSample::references, "Expected answers; empty: answers are "
-                                                           "kept and not scored.")
+      .def_readonly("references", &EvalSample::references,
+                    "Expected answers; empty: answers are kept and not scored.")
       .def_readonly("predict", &EvalSample::predict, "Tokens to generate.")
       .def_readonly("one_line", &EvalSample::one_line, "Whether the answer ends with its line.")
       .def("__repr__", [](const EvalSample& self) {
@@ -72,8 +73,8 @@ void bind_eval_tasks(py::module_& module) {
 
   py::class_<EvalTask>(module, "Task", "A task, which makes samples and scores answers to them.")
       .def_readonly("name", &EvalTask::name)
-      .def_readonly("haystack", &EvalTask::haystack, "The kind of text that the answer is hidden "
-                                                     "in.")
+      .def_readonly("haystack", &EvalTask::haystack,
+                    "The kind of text that the answer is hidden in.")
       .def_readonly("steps", &EvalTask::steps, "Whether the question is fed token by token.")
       .def_readonly("f1", &EvalTask::f1, "Whether answers also get SQuAD's F1.")
       .def_readonly("most", &EvalTask::most, "The number of samples; -1: any number.")

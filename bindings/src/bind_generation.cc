@@ -111,8 +111,8 @@ std::vector<double> sampling_distribution(const std::vector<float>& logits, py::
 }
 
 void bind_results(py::module_& module) {
-  py::class_<SamplingOptions>(module, "SamplingOptions", "The options by which the next token is "
-                                                         "chosen.")
+  py::class_<SamplingOptions>(module, "SamplingOptions",
+                              "The options by which the next token is chosen.")
       .def_readonly("temperature", &SamplingOptions::temperature, "0: greedy.")
       .def_readonly("top_k", &SamplingOptions::top_k, "0: off.")
       .def_readonly("top_p", &SamplingOptions::top_p)
@@ -145,10 +145,10 @@ void bind_results(py::module_& module) {
 
   py::class_<GenerateResult>(module, "GenerateResult")
       .def_readonly("tokens", &GenerateResult::tokens, "Generated tokens, without the end token.")
-      .def_readonly("text", &GenerateResult::text, "The text up to a stop text; only with on_text "
-                                                   "or stop.")
-      .def_readonly("logprobs", &GenerateResult::logprobs, "Log-probabilities of each token, if "
-                                                           "requested.")
+      .def_readonly("text", &GenerateResult::text,
+                    "The text up to a stop text; only with on_text or stop.")
+      .def_readonly("logprobs", &GenerateResult::logprobs,
+                    "Log-probabilities of each token, if requested.")
       .def_readonly("end_logprobs", &GenerateResult::end_logprobs,
                     "Log-probabilities of the answer's end token, if requested; else None.")
       .def_readonly("prompt_logprobs", &GenerateResult::prompt_logprobs,
@@ -156,8 +156,8 @@ void bind_results(py::module_& module) {
       .def_property_readonly(
           "finish", [](const GenerateResult& result) { return name_of(result.finish); },
           "Why it ended: \"end_token\", \"stop_text\", \"length\" or \"caller\".")
-      .def_property_readonly("ended", &GenerateResult::ended, "Whether the model gave an "
-                                                              "end token.")
+      .def_property_readonly("ended", &GenerateResult::ended,
+                             "Whether the model gave an end token.")
       .def_readonly("steps", &GenerateResult::steps, "Tokens fed after the prompt.")
       .def_readonly("prompt_seconds", &GenerateResult::prompt_seconds)
       .def_readonly("decode_seconds", &GenerateResult::decode_seconds)

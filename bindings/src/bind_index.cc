@@ -89,9 +89,10 @@ std::int64_t query_number(const SearchResult& result, std::int64_t i) {
 }  // namespace
 
 void bind_index(py::module_& module) {
-  py::class_<SearchResult>(module, "SearchResult",
-                           "Up to k positions for each query, best first; of equal scores the lower "
-                           "position first. len() is the number of queries.")
+  py::class_<SearchResult>(
+      module, "SearchResult",
+      "Up to k positions for each query, best first; of equal scores the lower position first. "
+      "len() is the number of queries.")
       .def("__len__", &SearchResult::queries)
       .def_property_readonly("k", &SearchResult::k)
       .def(
@@ -140,11 +141,12 @@ void bind_index(py::module_& module) {
       .def("__repr__",
            [](const IndexSpec& spec) { return fmt::format("<IndexSpec {}>", spec.text()); });
 
-  py::class_<Index>(module, "KeyIndex",
-                    "Finds the keys with the largest inner product with a query. spec: for example "
-                    "\"exact\", \"ivf\", \"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\".\n\n"
-                    "Keys are read in place: the index keeps the arrays alive, and they must not be "
-                    "changed. Many threads may call search at once.")
+  py::class_<Index>(
+      module, "KeyIndex",
+      "Finds the keys with the largest inner product with a query. spec: for example \"exact\", "
+      "\"ivf\", \"hnsw:M=16,ef=128\", \"faiss:IVF,SQ8\".\n\n"
+      "Keys are read in place: the index keeps the arrays alive, and they must not be changed. "
+      "Many threads may call search at once.")
       .def(py::init(
                [](const std::string& spec) { return std::make_unique<Index>(make_index(spec)); }),
            py::arg("spec"))

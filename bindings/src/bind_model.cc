@@ -80,8 +80,7 @@ py::array_t<float> session_logits(const Model& self, SessionHandle& session, py:
 }
 
 void bind_results(py::module_& module) {
-  py::class_<ForwardTimes>(module, "ForwardTimes",
-                           "Times of a forward pass, by part, in seconds.")
+  py::class_<ForwardTimes>(module, "ForwardTimes", "Times of a forward pass, by part, in seconds.")
       .def_readonly("matmul", &ForwardTimes::matmul)
       .def_readonly("attention", &ForwardTimes::attention)
       .def_readonly("search", &ForwardTimes::search)
@@ -152,8 +151,8 @@ void bind_config(py::module_& module) {
       .def_readonly("rotary_dim", &ModelConfig::rotary_dim, "Elements of a head that RoPE rotates.")
       .def_readonly("length", &ModelConfig::length,
                     "The most tokens that contexts and sessions will hold.")
-      .def_readonly("sampling", &ModelConfig::sampling, "The sampling of generation_config.json, or "
-                                                        "greedy.")
+      .def_readonly("sampling", &ModelConfig::sampling,
+                    "The sampling of generation_config.json, or greedy.")
       .def_readonly("sampling_warning", &ModelConfig::sampling_warning,
                     "Options of that file that topkv's sampler does not have.")
       .def_readonly("warnings", &ModelConfig::warnings,
@@ -178,13 +177,13 @@ void bind_memory_plan(py::module_& module) {
     for (const MemoryItem& item : place.items) pairs.emplace_back(item.what, item.bytes);
     return pairs;
   };
-  py::class_<PlacePlan>(module, "PlacePlan", "The bytes that one memory has to hold. items: (what, "
-                                             "bytes).")
+  py::class_<PlacePlan>(module, "PlacePlan",
+                        "The bytes that one memory has to hold. items: (what, bytes).")
       .def_property_readonly("items", items)
       .def_readonly("peak", &PlacePlan::peak, "The most bytes at a time.")
       .def_readonly("limit", &PlacePlan::limit)
-      .def_readonly("reads", &PlacePlan::reads, "Bytes of weights, and of codes or keys, that each "
-                                                "token reads.")
+      .def_readonly("reads", &PlacePlan::reads,
+                    "Bytes of weights, and of codes or keys, that each token reads.")
       .def_property_readonly("fits", &PlacePlan::fits)
       .def("__repr__", [](const PlacePlan& place) {
         return fmt::format("PlacePlan(peak={}, limit={})", place.peak, place.limit);
@@ -226,10 +225,10 @@ void bind_memory_plan(py::module_& module) {
       py::arg("memory") = 0, py::arg("prefill") = "dense", py::arg("weights") = py::none(),
       py::arg("kv_dtype") = py::none(), py::arg("kv_index") = py::none(),
       py::arg("host_search") = false,
-      "Returns every way of holding a model and a context of `tokens` tokens, the most exact first. "
-      "gpu_memory, memory: bytes; gpu_memory 0: the host computes; memory 0: the free memory. "
-      "weights, kv_dtype and kv_index are fixed if given. host_search: codes take no GPU memory. No "
-      "GPU is needed.");
+      "Returns every way of holding a model and a context of `tokens` tokens, the most exact "
+      "first. gpu_memory, memory: bytes; gpu_memory 0: the host computes; memory 0: the free "
+      "memory. weights, kv_dtype and kv_index are fixed if given. host_search: codes take no GPU "
+      "memory. No GPU is needed.");
 }
 
 }  // namespace
@@ -241,10 +240,10 @@ void bind_model(py::module_& module) {
         return found(model, weights ? ModelFiles::all : ModelFiles::description);
       },
       py::arg("model"), py::kw_only(), py::arg("weights") = true,
-      "Finds a model: the given path, or the snapshot of \"org/name\" (or \"org/name@revision\") in "
-      "Hugging Face's cache folder. weights: the weights must be there too. Raises FileError with "
-      "the command that downloads missing files. Every argument that takes a model's directory "
-      "takes a name as well.");
+      "Finds a model: the given path, or the snapshot of \"org/name\" (or \"org/name@revision\") "
+      "in Hugging Face's cache folder. weights: the weights must be there too. Raises FileError "
+      "with the command that downloads missing files. Every argument that takes a model's "
+      "directory takes a name as well.");
   bind_memory_plan(module);
   bind_generation(module);
   bind_config(module);
@@ -282,14 +281,13 @@ void bind_model(py::module_& module) {
       .def("check_reach", &Model::check_reach, py::arg("tokens"),
            "Warns if `tokens` tokens go beyond config.reach, unless it has warned before.")
       .def("tokenizer", &Model::tokenizer, py::return_value_policy::reference_internal)
-      .def(
-          "prefill", &prefill, py::arg("tokens"), py::arg("prefill") = "dense", py::kw_only(),
-          py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
-          py::arg("kv_dtype") = "bf16", py::arg("memory_budget") = 0,
-          py::arg("indices") = std::vector<std::string>(), py::arg("progress") = py::none(),
-          "Runs the tokens through the network into a new Context. prefill, window, sinks, "
-          "memory_budget: as in ContextBuilder. chunk: tokens per step; 0: a suitable number. "
-          "indices: specs of the indices to build. progress: called with a Progress.")
+      .def("prefill", &prefill, py::arg("tokens"), py::arg("prefill") = "dense", py::kw_only(),
+           py::arg("window") = 1024, py::arg("sinks") = 4, py::arg("chunk") = 0,
+           py::arg("kv_dtype") = "bf16", py::arg("memory_budget") = 0,
+           py::arg("indices") = std::vector<std::string>(), py::arg("progress") = py::none(),
+           "Runs the tokens through the network into a new Context. prefill, window, sinks, "
+           "memory_budget: as in ContextBuilder. chunk: tokens per step; 0: a suitable number. "
+           "indices: specs of the indices to build. progress: called with a Progress.")
       .def("logits", &logits, py::arg("tokens"),
            "Returns the logits of a dense forward pass, float32 [tokens, vocab_size].")
       .def("logits", &session_logits, py::arg("session"), py::arg("tokens"),

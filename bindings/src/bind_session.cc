@@ -99,16 +99,17 @@ py::object of_some(std::int64_t count, double mean) {
 }  // namespace
 
 void bind_session(py::module_& module) {
-  py::class_<SessionStats>(module, "SessionStats", "Counts and times of a session, summed over its "
-                                                   "life.")
+  py::class_<SessionStats>(module, "SessionStats",
+                           "Counts and times of a session, summed over its life.")
       .def_readonly("steps", &SessionStats::steps, "(token, layer) pairs attended.")
       .def_readonly("rows_retrieved", &SessionStats::rows_retrieved,
                     "Rows attended beyond window and sinks, over query heads.")
-      .def_readonly("retrieved_more", &SessionStats::retrieved_more,
-                    "(token, layer, query head) triples for which mass or error took more rows than "
-                    "at first.")
-      .def_readonly("went_dense", &SessionStats::went_dense, "Triples among them that attended all "
-                                                             "rows.")
+      .def_readonly(
+          "retrieved_more", &SessionStats::retrieved_more,
+          "(token, layer, query head) triples for which mass or error took more rows than at "
+          "first.")
+      .def_readonly("went_dense", &SessionStats::went_dense,
+                    "Triples among them that attended all rows.")
       .def_readonly("search_seconds", &SessionStats::search_seconds)
       .def_readonly("attend_seconds", &SessionStats::attend_seconds)
       .def_readonly("coded_tokens", &SessionStats::coded_tokens,
@@ -141,11 +142,12 @@ void bind_session(py::module_& module) {
             stats.exact_rows == 0 ? "None" : fmt::format("{:.4f}", share));
       });
 
-  py::class_<TailFigures>(module, "TailFigures",
-                          "Estimates, without dense attention, of how good a layer's attention with "
-                          "a tail was, summed over the session's life.")
-      .def_readonly("heads", &TailFigures::heads, "The number of (token, query head) pairs in the "
-                                                  "sums.")
+  py::class_<TailFigures>(
+      module, "TailFigures",
+      "Estimates, without dense attention, of how good a layer's attention with a tail was, summed "
+      "over the session's life.")
+      .def_readonly("heads", &TailFigures::heads,
+                    "The number of (token, query head) pairs in the sums.")
       .def_readonly("exact_mass", &TailFigures::exact_mass,
                     "The sum of the shares of attention in exactly attended rows.")
       .def_readonly("error", &TailFigures::error,
@@ -196,16 +198,16 @@ void bind_session(py::module_& module) {
       "\"\", the index's own tail.\n\n"
       "k: rows per layer, a list with one number per layer, or \"uniform:SUM\" or \"linear:SUM\" "
       "over the layers.\n\n"
-      "mass: with a tail, retrieve a sixteenth of k rows if these hold this share of the attention, "
-      "by the tail's estimate.\n\n"
+      "mass: with a tail, retrieve a sixteenth of k rows if these hold this share of the "
+      "attention, by the tail's estimate.\n\n"
       "error: with a tail, retrieve more rows, in the end all, if a layer's output is expected to "
       "be off by more than this (see TailFigures.error).\n\n"
       "select_by: \"query_head\", each has its own rows, or \"group\".\n\n"
       "dense_layers: the first n layers attend every token.\n\n"
       "capacity: the most tokens of its own.\n\n"
       "memory_budget: bytes that their rows may take; 0: the free memory.\n\n"
-      "host_search: the host searches although a CUDA device could; codes and key summaries take no "
-      "device memory.",
+      "host_search: the host searches although a CUDA device could; codes and key summaries take "
+      "no device memory.",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make), py::arg("context"), py::arg("device") = py::none(), py::kw_only(),
            py::arg("index") = "exact", py::arg("tail") = "", py::arg("k") = 64,
@@ -251,8 +253,8 @@ void bind_session(py::module_& module) {
             const py::gil_scoped_release release;
             return unconst(self.session.own_rows());
           },
-          "Returns a copy of the session's own rows as a Context with the index exact. Save it with "
-          "Context.save beside the context's file.")
+          "Returns a copy of the session's own rows as a Context with the index exact. Save it "
+          "with Context.save beside the context's file.")
       .def(
           "resume",
           [](SessionHandle& self, const Context& own_rows) {
