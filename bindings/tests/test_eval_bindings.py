@@ -55,7 +55,7 @@ def test_samples_that_cannot_be_made_are_refused():
         make(["ruler"])
     with pytest.raises(topkv.InvalidArgument, match="'nosuch' is no task"):
         make(["nosuch"])
-    with pytest.raises(topkv.InvalidArgument, match="found none; give at least one"):
+    with pytest.raises(topkv.InvalidArgument, match="references is empty; give at least one"):
         task.score("1", [])
 
 
