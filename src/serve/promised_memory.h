@@ -22,9 +22,13 @@ struct PromisedMemory {
   /// What can be promised still.
   std::int64_t left() const { return available_host_memory() - sessions - contexts; }
 
-  /// What can be promised once kept sessions have been given up, the oldest first, until that is
-  /// `wanted` bytes or no session is kept.
+  /// Whether `wanted` bytes could be promised after all kept sessions were given up.
+  bool can_make_room(std::int64_t wanted) const { return left() + kept.bytes() >= wanted; }
+
+  /// Returns the bytes that can be promised. Gives up kept sessions, the oldest first, until these
+  /// are `wanted` bytes or no session is kept. Gives up none when !can_make_room(wanted).
   std::int64_t make_room(std::int64_t wanted) {
+    if (!can_make_room(wanted)) return left();
     std::int64_t now = left();
     while (now < wanted && kept.give_up_oldest()) now = left();
     return now;

@@ -185,6 +185,7 @@ void Scheduler::admit(Lane& lane) {
 /// Whether there is memory for the rows that a seat may yet take. Kept sessions give way, but for
 /// the one that the answer goes on from, which the seat is given.
 bool Scheduler::find_room(Lane& lane, Seat& seat) {
+  if (!memory_.can_make_room(seat.bytes())) return false;  // no session is given up in vain
   const std::vector<Token>& prompt = seat.question->prompt;
   const std::int64_t length = lane.context->context->tokens() + std::ssize(prompt);
   if (!seat.scores() && !length_matters(length)) {

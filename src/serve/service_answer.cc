@@ -15,8 +15,10 @@
 namespace topkv::serve {
 namespace {
 
-/// Most numbers in a response that echoes prompts with their log-probabilities.
+/// Most log-probabilities that a response may have for echoed prompts, whose tokens are known, and
+/// for generated tokens, of which there may be fewer than max_tokens.
 constexpr std::int64_t max_prompt_logprobs = std::int64_t{1} << 20;
+constexpr std::int64_t max_answer_logprobs = std::int64_t{1} << 22;
 
 const char* param_of(const AnswerRequest& request) { return request.chat ? "messages" : "prompt"; }
 
@@ -40,19 +42,29 @@ void check_id(Token id, std::int64_t vocabulary, const char* param) {
                 param);
 }
 
-/// What the log-probabilities of echoed prompts would take.
-void check_scores(const AnswerRequest& request, const std::vector<Question>& questions) {
-  if (!request.echo || !request.options.logprobs) return;
-  std::int64_t tokens = 0;
-  for (const Question& question : questions) tokens += std::ssize(question.prompt);
-  const std::int64_t numbers = tokens * request.options.choices * (1 + *request.options.logprobs);
-  if (numbers <= max_prompt_logprobs) return;
-  throw Problem(400,
-                fmt::format("echo with logprobs would give {} log-probabilities of prompts; "
-                            "expected at most {}: send fewer prompts at a time, or a smaller "
-                            "logprobs",
-                            numbers, max_prompt_logprobs),
-                "logprobs");
+/// Throws when a response could have more log-probabilities than it may.
+void check_logprobs(const AnswerRequest& request, const std::vector<Question>& questions) {
+  if (!request.options.logprobs) return;
+  const std::int64_t per_token = request.options.choices * (1 + *request.options.logprobs);
+  std::int64_t prompt = 0;
+  std::int64_t generated = 0;
+  for (const Question& question : questions) {
+    prompt += std::ssize(question.prompt) * per_token;
+    generated += question.options.max_tokens * per_token;
+  }
+  if (request.echo && prompt > max_prompt_logprobs)
+    throw Problem(400,
+                  fmt::format("echo with logprobs would give {} log-probabilities of prompts; "
+                              "expected at most {}: send fewer prompts at a time, or a smaller "
+                              "logprobs",
+                              prompt, max_prompt_logprobs),
+                  "logprobs");
+  if (generated > max_answer_logprobs)
+    throw Problem(400,
+                  fmt::format("the answers could have {} log-probabilities; expected at most {}: "
+                              "ask for fewer answers, a smaller max_tokens or fewer logprobs",
+                              generated, max_answer_logprobs),
+                  "logprobs");
 }
 
 }  // namespace
@@ -230,7 +242,7 @@ Accepted Service::answer(const AnswerRequest& request) {
                               request.answers(), options_.limits.queue),
                   request.prompts.size() > 1 ? "prompt" : "n", "too_many_answers");
   std::vector<Question> questions = questions_of(request, context);
-  check_scores(request, questions);
+  check_logprobs(request, questions);
   std::int64_t longest = 0;
   for (const Question& question : questions)
     longest = std::max(longest, std::ssize(question.prompt) + question.options.max_tokens);

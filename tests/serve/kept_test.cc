@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -258,16 +259,30 @@ TEST(ServeKept, OneThatFailedIsNotKept) {
 
 TEST(ServeKept, GivesWayToAnAnswerThatNeedsItsMemory) {
   const auto context = nothing();
-  Keeping keeping(enough);
+  Keeping keeping(std::numeric_limits<std::int64_t>::max());
   const Question question = asking(context, tokens_of_text(60));
   told(keeping, question);
   told(keeping, asking(context, tokens_of_text(60, "1")));
-  keeping.memory.contexts = std::int64_t{1} << 60;  // nothing is left, whatever is given up
+  auto found = keeping.memory.kept.take(context, question.prompt, 70);
+  ASSERT_TRUE(found);
+  found->kept.most_tokens = std::int64_t{1} << 40;  // so that giving it up seems to be enough
+  keeping.memory.kept.keep(std::move(found->kept));
+  keeping.memory.contexts = std::int64_t{1} << 50;  // nothing is left, whatever is given up
   const auto answer = keeping.scheduler.ask(question);
   EXPECT_EQ(problem_of([&] { told(*answer); }).code(), "out_of_memory");
   EXPECT_EQ(keeping.memory.kept.count(), 0);
   keeping.memory.contexts = 0;
   EXPECT_EQ(told(keeping, question).usage.kept, 0);
+}
+
+TEST(ServeKept, StaysWhereGivingItUpWouldNotBeEnough) {
+  const auto context = nothing();
+  Keeping keeping(enough);
+  told(keeping, asking(context, tokens_of_text(60, "1")));
+  keeping.memory.contexts = std::int64_t{1} << 60;
+  const auto answer = keeping.scheduler.ask(asking(context, tokens_of_text(60)));
+  EXPECT_EQ(problem_of([&] { told(*answer); }).code(), "out_of_memory");
+  EXPECT_EQ(keeping.memory.kept.count(), 1);
 }
 
 TEST(ServeKept, GivesWayToAnAnswerThatFindsNoMemoryOfADevice) {

@@ -1,5 +1,5 @@
-// From requests to answers, on the bundled model: what a request would take is checked, prompts are answered one by one
-// as together, and what is echoed is scored as the model scores it.
+// From requests to answers, on the bundled model: what a request would take is checked, prompts are
+// answered one by one as together, and what is echoed is scored as the model scores it.
 
 #include <gtest/gtest.h>
 
@@ -82,7 +82,8 @@ std::vector<double> scores(const std::vector<Token>& tokens) {
 
 std::string long_text() {
   std::string text = "The grass is green.";
-  while (model().tokenizer().encode(text).size() < 300) text += " The sky is blue. The sun is yellow.";
+  while (model().tokenizer().encode(text).size() < 300)
+    text += " The sky is blue. The sun is yellow.";
   return text;
 }
 
@@ -96,14 +97,16 @@ TEST(ServeService, ChecksWhatARequestWouldTake) {
   const std::string left = std::to_string(100 - std::stoll(tokens));
   // litellm and LangChain look for these words, and for the code.
   const std::string length =
-      "This model's maximum context length is 100 tokens, for a prompt behind its context and its answer together (the "
+      "This model's maximum context length is 100 tokens, for a prompt behind its context and its "
+      "answer together (the "
       "server's --room); prompt has ";
   request.options.max_tokens = 100;
   EXPECT_EQ(refused().code(), "context_length_exceeded");
   EXPECT_EQ(refused().param(), "max_tokens");
-  EXPECT_EQ(refused().message(),
-            length + tokens + " tokens and max_tokens is 100, expected up to " + left + ": lower it, or shorten prompt "
-                "(context_length_exceeded)");
+  EXPECT_EQ(refused().message(), length + tokens +
+                                     " tokens and max_tokens is 100, expected up to " + left +
+                                     ": lower it, or shorten prompt "
+                                     "(context_length_exceeded)");
   request.options.max_tokens = std::int64_t{1} << 62;
   EXPECT_EQ(refused().param(), "max_tokens");
   request.prompts = {"The grass is", long_text()};
@@ -111,7 +114,8 @@ TEST(ServeService, ChecksWhatARequestWouldTake) {
   EXPECT_EQ(refused().param(), "prompt");
   EXPECT_EQ(refused().code(), "context_length_exceeded");
   EXPECT_EQ(refused().message().rfind(length, 0), 0U) << refused().message();
-  EXPECT_NE(refused().message().find("(context_length_exceeded)"), std::string::npos) << refused().message();
+  EXPECT_NE(refused().message().find("(context_length_exceeded)"), std::string::npos)
+      << refused().message();
   request.prompts = {""};
   EXPECT_EQ(refused().param(), "prompt");
   for (const Token id : {static_cast<Token>(4096), INT32_MAX}) {
@@ -139,6 +143,17 @@ TEST(ServeService, BoundsWhatEchoedPromptsAreScoredWith) {
   const Problem problem = problem_of([&] { service.answer(request); });
   EXPECT_EQ(problem.status(), 400);
   EXPECT_EQ(problem.param(), "logprobs");
+}
+
+TEST(ServeService, BoundsTheLogProbabilitiesOfAnswers) {
+  Service service(model(), {}, options(20000));
+  AnswerRequest request = asking({"a"}, 10000);
+  request.options.choices = 20;
+  request.options.logprobs = 20;  // with the token's own: 4,200,000
+  const Problem problem = problem_of([&] { service.answer(request); });
+  EXPECT_EQ(problem.status(), 400);
+  EXPECT_EQ(problem.param(), "logprobs");
+  EXPECT_NE(std::string(problem.what()).find("4200000"), std::string::npos) << problem.what();
 }
 
 TEST(ServeService, ModelsAreNamedByAliasesAndWithContexts) {
@@ -178,7 +193,8 @@ TEST(ServeService, ModelsAreNamedByAliasesAndWithContexts) {
 
 TEST(ServeService, PromptsTogetherAreAnsweredAsEachAlone) {
   Service service(model(), {}, options());
-  const std::vector<Prompt> prompts = {"The grass is", model().tokenizer().encode("The sky"), "The sun is yellow. Here"};
+  const std::vector<Prompt> prompts = {"The grass is", model().tokenizer().encode("The sky"),
+                                       "The sun is yellow. Here"};
   AnswerRequest request = asking(prompts, 6);
   request.options.temperature = 1;
   request.options.seed = 5;
@@ -189,7 +205,8 @@ TEST(ServeService, PromptsTogetherAreAnsweredAsEachAlone) {
   for (std::size_t i = 0; i < 3; ++i) {
     request.prompts = {prompts[i]};
     const std::vector<Event> alone = answers(service, request);
-    for (std::size_t n = 0; n < 2; ++n) EXPECT_EQ(together[2 * i + n].text, alone[n].text) << i << " " << n;
+    for (std::size_t n = 0; n < 2; ++n)
+      EXPECT_EQ(together[2 * i + n].text, alone[n].text) << i << " " << n;
     tokens += service.answer(request).answer->usage().prompt;
   }
   request.prompts = prompts;
@@ -234,7 +251,8 @@ TEST(ServeService, EchoedPromptsAreScoredAsTheModelScoresThem) {
   EXPECT_EQ(plain.text, "The grass is" + answers(service, request)[0].text);
 }
 
-// A choice of several endings is scored by all of its tokens, the first among them: the context is before it.
+// A choice of several endings is scored by all of its tokens, the first among them: the context is
+// before it.
 TEST(ServeService, OverAContextAnEchoHasThePromptAlone) {
   const std::string text = long_text() + "\nThe sky", prompt = " is blue. The sun is";
   Service service(model(), {}, options());
@@ -279,8 +297,10 @@ TEST(ServeService, TokensBeyondTheModelsReachAreReportedWithEachRequest) {
   for (int i = 0; i < 2; ++i) {
     const Accepted accepted = service.answer(asking({"The grass is"}, reach));
     accepted.answer->cancel();
-    EXPECT_NE(accepted.warning.find("more than the " + std::to_string(reach)), std::string::npos) << accepted.warning;
-    EXPECT_TRUE(std::ranges::all_of(accepted.warning, [](char c) { return c >= ' ' && c <= '~'; })) << "it is a header";
+    EXPECT_NE(accepted.warning.find("more than the " + std::to_string(reach)), std::string::npos)
+        << accepted.warning;
+    EXPECT_TRUE(std::ranges::all_of(accepted.warning, [](char c) { return c >= ' ' && c <= '~'; }))
+        << "it is a header";
   }
   EXPECT_EQ(service.answer(asking({"The grass is"})).warning, "");
 }
@@ -301,7 +321,8 @@ Model model_without_a_byte(const TempDirectory& folder) {
 TEST(ServeService, BytesThatTheVocabularyLacksAreReportedWithEachRequestAndContext) {
   const TempDirectory folder;
   const Model incomplete = model_without_a_byte(folder);
-  const std::string lost = "the vocabulary has no token for 2 bytes of the text, left out: 0x04 (2)";
+  const std::string lost =
+      "the vocabulary has no token for 2 bytes of the text, left out: 0x04 (2)";
   Service service(incomplete, {}, options());
   const auto warning = [&](std::vector<Prompt> prompts) {
     const Accepted accepted = service.answer(asking(std::move(prompts), 1));
@@ -324,10 +345,12 @@ TEST(ServeService, BytesThatTheVocabularyLacksAreReportedWithEachRequestAndConte
 
 #if TOPKV_JINJA
 TEST(ServeService, AChatIsAnsweredWholeOrRefused) {
-  Service service(model(), ChatTemplate::load(TOPKV_SOURCE_DIR "/tests/fixtures/chat/qwen2.5"), options());
+  Service service(model(), ChatTemplate::load(TOPKV_SOURCE_DIR "/tests/fixtures/chat/qwen2.5"),
+                  options());
   const auto refused = [&](const std::string& more) {
     try {
-      service.answer(parse_chat(R"({"messages":[{"role":"user","content":"a"})" + more + "}")).answer->cancel();
+      service.answer(parse_chat(R"({"messages":[{"role":"user","content":"a"})" + more + "}"))
+          .answer->cancel();
     } catch (const Problem& problem) {
       EXPECT_EQ(problem.status(), 400);
       EXPECT_EQ(problem.param(), "messages");
@@ -338,9 +361,12 @@ TEST(ServeService, AChatIsAnsweredWholeOrRefused) {
   const std::string lost = refused(R"(,{"role":"critic","content":"b"}])");
   EXPECT_NE(lost.find("message 1 "), std::string::npos) << lost;
   EXPECT_NE(lost.find("critic"), std::string::npos) << lost;
-  EXPECT_EQ(refused(R"(,{"role":"developer","content":"b"}])"), "") << "a system message to this template";
-  EXPECT_EQ(refused(R"(],"tools":[{"type":"function","function":{"name":"w"}}],"max_tokens":-1)"), "");
-  EXPECT_NE(refused(R"(],"chat_template_kwargs":{"enable_thinking":false})").find("does not use"), std::string::npos);
+  EXPECT_EQ(refused(R"(,{"role":"developer","content":"b"}])"), "")
+      << "a system message to this template";
+  EXPECT_EQ(refused(R"(],"tools":[{"type":"function","function":{"name":"w"}}],"max_tokens":-1)"),
+            "");
+  EXPECT_NE(refused(R"(],"chat_template_kwargs":{"enable_thinking":false})").find("does not use"),
+            std::string::npos);
 }
 
 TEST(ServeService, AChatContextTakesTheSystemMessageThatItWasReadWith) {
