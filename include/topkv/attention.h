@@ -1,16 +1,17 @@
 // Attention as a merge of partials.
 //
-// A *partial* is softmax attention over a subset of the keys: for each query head the normalised
-// output and the natural-log-sum-exp of its scaled scores. Partials over disjoint key sets merge
-// into the partial over their union, exactly:
+// A *partial* is softmax attention over a subset of the keys. For each query head it has the
+// normalised output and the natural log-sum-exp of the scaled scores. Two partials over disjoint
+// sets of keys, a and b, merge into the partial over their union, exactly:
 //
-//   lse = log(exp(lse_a) + exp(lse_b)),   out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
+//     lse = log(exp(lse_a) + exp(lse_b)),   out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
 //
-// merge is associative and commutative up to rounding; the empty partial (out 0, lse -inf) is its
-// identity. Everything that takes part in attention (sinks, window, retrieved rows, other ranks)
-// is a source of partials, so one softmax is taken over the union of them all. (The formula is
-// that of FlashAttention's split softmax; Synk et al. 2025, algorithm 1, instead adds two separate
-// softmaxes, which is not attention over the union.)
+// The merge is associative and commutative up to rounding. The empty partial, with out 0 and lse
+// -inf, is its identity. Sinks, window, retrieved rows and other ranks each contribute a partial,
+// so that one softmax is taken over all of their keys.
+//
+// The formula comes from FlashAttention's split softmax. Algorithm 1 of Synk et al. 2025 adds two
+// separate softmaxes instead, which is not attention over the union.
 #pragma once
 
 #include <cstdint>
@@ -22,30 +23,32 @@
 
 namespace topkv {
 
-/// The log-sum-exp of no keys.
+/// The log-sum-exp of no keys: minus infinity.
 inline constexpr float empty_lse = -std::numeric_limits<float>::infinity();
 
-/// Where a partial is kept: out [heads, head_dim] and lse [heads], both float32, contiguous.
-/// The caller owns the memory. "heads" counts independent queries: query heads, or tokens x heads.
+/// A view of a partial: out [heads, head_dim] and lse [heads], both float32 and contiguous. The
+/// caller owns the memory.
+///
+/// `heads` counts independent queries. It is the number of query heads, or tokens times heads.
 struct PartialView {
   float* out = nullptr;
   float* lse = nullptr;
   std::int64_t heads = 0;
   std::int64_t head_dim = 0;
 
-  /// Heads first to first + count - 1.
+  /// Returns a view of the heads first to first + count - 1.
   PartialView part(std::int64_t first, std::int64_t count = 1) const {
     return {out + first * head_dim, lse + first, count, head_dim};
   }
 };
 
-/// An owning partial; starts empty.
+/// A partial that owns its memory. It starts empty.
 class Partial {
  public:
   Partial() = default;
   Partial(std::int64_t heads, std::int64_t head_dim) { reset(heads, head_dim); }
 
-  /// Makes it the empty partial of this shape. Allocates only when it grows.
+  /// Becomes the empty partial of this shape. Allocates memory only when it grows.
   void reset(std::int64_t heads, std::int64_t head_dim);
 
   PartialView view() { return {out_.data(), lse_.data(), heads_, head_dim_}; }
@@ -59,53 +62,66 @@ class Partial {
   std::vector<float> lse_;
 };
 
-/// Merges `other` into `into`, head by head.
-/// REQUIRES: same shape, and the two key sets are disjoint. Throws InvalidArgument on a mismatch.
+/// Merges `other` into `into`, head by head. REQUIRES: the two key sets are disjoint. Throws
+/// InvalidArgument when the shapes differ.
 void merge(PartialView into, PartialView other);
 
-/// The partial of queries [heads, head_dim] (float32, contiguous) over chosen rows.
-/// positions: which rows, each below rows.count, in any order; every head attends the same rows.
-/// Scores are scale * q·k, capped when softcap > 0 (AttentionShape). Overwrites out. Safe from many
-/// threads.
+/// Attends chosen rows: overwrites `out` with the partial of the queries over them.
+///
+/// - queries: [heads, head_dim], float32, contiguous. Every head attends the same rows.
+/// - positions: the positions of the rows, each below rows.count(), in any order.
+/// - scale: scores are scale * q·k.
+/// - softcap: above 0, a score s becomes softcap * tanh(s / softcap) (AttentionShape::softcap).
+///
+/// Safe from many threads.
 void attend_rows(const float* queries, const RowsView& rows,
                  std::span<const std::int64_t> positions, float scale, PartialView out,
                  float softcap = 0.0F);
 
-/// One layer's tensors of consecutive tokens, in prefill (ContextBuilder::attend) and decoding
-/// (Session::attend): K and V of the new tokens join the rows, and each token attends what came
-/// before it and itself. All float32, contiguous, in the memory of the builder's or session's
-/// device; k and q post-RoPE.
+/// One layer's tensors of consecutive tokens, in a prefill (ContextBuilder::attend) and in decoding
+/// (Session::attend). K and V of the tokens join the rows. Each token attends the tokens before it
+/// and itself.
 ///
-/// out may be q itself, which is then overwritten; nothing else that is written may overlap what is
-/// read. When a call throws, out and lse hold nothing of use.
+/// All tensors are float32 and contiguous, in the memory of the device that the builder or session
+/// is on. k and q are post-RoPE.
 ///
-/// With AttentionShape::chunk_len a token at position p, in chunk p / chunk_len, meets the keys of
-/// that chunk with q, those of the chunk before with q_next, and all before that with q_far.
-/// Rows keep what they were stored with: k is turned by p % chunk_len.
+/// `out` may be q itself, which is then overwritten. No other tensor that is written may overlap
+/// one that is read. After a call that throws, the contents of out and lse are undefined.
 ///
-/// A context may be sharded by sequence: each rank is given all queries but the K and V of its own
-/// tokens only, and the ranks' (out, lse) are merged. (Not with chunks.)
+/// Chunks: with AttentionShape::chunk_len above 0, a token at position p is in chunk p / chunk_len.
+/// It uses q for keys of that chunk, q_next for keys of the chunk before, and q_far for keys of all
+/// chunks before that. Rows are stored as they are given: RoPE turns k by p % chunk_len.
+///
+/// Sharding: a prefill may be sharded by sequence. Each rank is given all queries, and K and V of
+/// its own tokens only; the ranks' (out, lse) are then merged. Layers with a sliding window, the
+/// window prefill and chunks do not allow this. A session's step has K and V of all its tokens, or
+/// of none.
 struct AttentionStep {
   std::int64_t layer = 0;
   std::int64_t tokens = 1;
   const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
-  const float* k = nullptr;  ///< [kv_tokens, kv_heads, head_dim]
-  const float* v = nullptr;  ///< [kv_tokens, kv_heads, head_dim]
+  const float* k = nullptr;  ///< [kv_tokens, kv_heads, head_dim]; may be null when kv_tokens is 0
+  const float* v = nullptr;  ///< [kv_tokens, kv_heads, head_dim]; may be null when kv_tokens is 0
   float* out = nullptr;      ///< [tokens, q_heads, head_dim]
   float* lse = nullptr;      ///< [tokens, q_heads], log-sum-exp of the scores; null: not wanted
-  /// Which of the tokens k and v are of: kv_tokens from number kv_first on; -1: all. When 0, k and
-  /// v may be null. Tokens before kv_first see none of these rows.
+  /// The number of the first token that k and v belong to, from 0. Tokens before it attend none of
+  /// these rows.
   std::int64_t kv_first = 0;
+  /// The number of tokens that k and v belong to, from kv_first on. -1: all tokens from kv_first
+  /// on. 0: the step adds no rows.
   std::int64_t kv_tokens = -1;
-  /// On a CUDA device, the cudaStream_t that makes q, k and v and will use out and lse; null: the
-  /// device's own. Ignored on the host.
+  /// On a CUDA device, the cudaStream_t that makes q, k and v and will use out and lse. Null: the
+  /// device's own stream. Ignored on the host.
   void* stream = nullptr;
-  /// With chunks, like q, and not written: what meets the chunk before a token's own, and all
-  /// earlier ones. Null where no token of the step has such a chunk. Where both are the same they
-  /// meet all of these together, which is faster.
+  /// With chunks, the query for keys of the chunk before a token's own: laid out like q, and never
+  /// written. Null if no token of the step has such a chunk. If q_next and q_far are one pointer,
+  /// one pass meets the keys of both kinds, which is faster.
   const float* q_next = nullptr;
+  /// With chunks, the query for keys of all chunks before q_next's: laid out like q, and never
+  /// written. Null if no token of the step has such a chunk.
   const float* q_far = nullptr;
 
+  /// Returns the number of tokens that k and v belong to, with the -1 of kv_tokens resolved.
   std::int64_t kv_count() const { return kv_tokens < 0 ? tokens - kv_first : kv_tokens; }
 };
 

@@ -1,5 +1,9 @@
-// Chat templates as checkpoints ship them: a conversation to the text that the model was trained
-// on.
+// Chat templates, as checkpoints ship them: they turn a conversation into the text that the model
+// was trained on.
+//
+//     auto chat = topkv::ChatTemplate::load("models/qwen");
+//     std::vector<topkv::ChatMessage> messages = {{"user", "Who is Ishmael?"}};
+//     std::string text = chat.render(messages, /*add_generation_prompt=*/true);
 #pragma once
 
 #include <filesystem>
@@ -9,61 +13,77 @@
 
 namespace topkv {
 
+/// One message of a conversation.
 struct ChatMessage {
-  /// "system", "user", "assistant", "tool"; what the template knows. "developer" is given to a
-  /// template that does not name it as "system".
+  /// The role, as the template knows it: "system", "user", "assistant", "tool". "developer" is
+  /// rendered as "system" by a template that does not have that word.
   std::string role;
   std::string content;
-  /// Other fields of the message as the text of one JSON object; empty: none. Templates know
-  /// "tool_calls", "tool_call_id", "name" and "reasoning_content", the thinking before an answer.
-  /// Arguments of tool calls are objects, as transformers wants them.
+  /// Other fields of the message, as the text of one JSON object. Empty: there are no others.
+  ///
+  /// Templates know "tool_calls", "tool_call_id", "name" and "reasoning_content", which is the
+  /// thinking before an answer. The arguments of tool calls are objects, as transformers expects.
+  /// "role" and "content" may not be among the fields.
   std::string fields = {};
 };
 
-/// The template of a model directory, in Jinja, rendered as transformers' apply_chat_template does
-/// without documents. Immutable; safe from many threads.
+/// The chat template of a model, in Jinja. It renders as transformers' apply_chat_template does
+/// without documents. It is immutable and safe from many threads.
 ///
-/// The text holds special tokens, a BOS among them where the template writes one: encode it with
-/// Tokenizer::encode(text), without add_special_tokens. A message that spells a special token
-/// ("<|im_end|>") becomes that token, as in transformers: strip such text from people you do not
-/// trust before it gets here.
+/// The rendered text holds special tokens, also a BOS if the template writes one. Encode it with
+/// Tokenizer::encode(text), without add_special_tokens.
+///
+/// A message that spells a special token, such as "<|im_end|>", becomes that token, as in
+/// transformers. Remove such text from messages of people whom you do not trust.
 class ChatTemplate {
  public:
-  /// Of a GGUF file: tokenizer.chat_template and the special tokens of its metadata. In a directory
-  /// looks where transformers' tokenizers do: additional_chat_templates/default.jinja,
-  /// chat_template.jinja, then "chat_template" of tokenizer_config.json, a text or a list of named
-  /// ones with "default". bos_token and other special tokens are those of tokenizer_config.json and
-  /// special_tokens_map.json. Throws FileError when there is none, or it is broken; Unsupported in
-  /// a build without Jinja.
+  /// Reads the template of a model: a directory in Hugging Face layout, or a GGUF file.
+  ///
+  /// - A directory: the first of additional_chat_templates/default.jinja, chat_template.jinja, and
+  ///   "chat_template" in tokenizer_config.json. The last may be a text, or a list of named
+  ///   templates with one named "default". Special tokens, bos_token among them, come from
+  ///   tokenizer_config.json and special_tokens_map.json.
+  /// - A GGUF file: tokenizer.chat_template and the special tokens of its metadata.
+  ///
+  /// Throws FileError when there is no template or it is invalid, and Unsupported when topkv was
+  /// built without Jinja.
   static ChatTemplate load(const std::filesystem::path& model);
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
 
-  /// The text of the conversation; with add_generation_prompt up to where the assistant's answer
-  /// begins. What is not UTF-8 becomes U+FFFD.
+  /// Returns the text of a conversation. Invalid UTF-8 becomes U+FFFD.
   ///
-  /// Templates come with models that nobody vouches for. They reach nothing outside of the
-  /// conversation, and may take steps, memory and depth within limits that grow with its length.
+  /// - add_generation_prompt: the text goes on to where the assistant's answer begins.
+  /// - variables: the text of one JSON object, such as {"tools": [...], "enable_thinking": false}.
+  ///   The template sees each entry by its name. Empty: there are no variables.
   ///
-  /// variables: the text of one JSON object; empty: none. The template sees each entry by its name,
-  /// such as {"tools": [...], "enable_thinking": false}. JSON is at most 64 deep, with at most 1024
-  /// keys in an object.
+  /// JSON may be nested 64 deep, with 1024 keys in an object.
   ///
-  /// Nothing is lost in silence: content of a message, a tool or a tool call that does not get into
-  /// the text is an error. An assistant's content beside tool calls may be left out, as templates
-  /// do. Thinking may be left out, too. To find out, the template is rendered a second time, with
-  /// marks in the place of the contents.
+  /// A template comes with a model, and nobody vouches for it. It reaches nothing outside of the
+  /// conversation. Its steps, memory and depth have limits that grow with the conversation's
+  /// length.
   ///
-  /// Throws InvalidArgument for no messages, for messages or tools that the template leaves out,
-  /// for variables that it does not use, for fields and variables that are not JSON objects, and
-  /// when the template itself refuses the messages; FileError with the line for a template that
-  /// fails, exceeds a limit or uses what is not implemented, rather than to render something else
-  /// than transformers would; OutOfMemory.
+  /// No content is lost without an error. If the content of a message, a tool or a tool call does
+  /// not get into the text, render throws. Two kinds of text may be left out, as templates do: an
+  /// assistant's content beside tool calls, and thinking. To find out, the template is rendered a
+  /// second time with marks in place of the contents.
+  ///
+  /// Throws InvalidArgument when:
+  /// - there are no messages;
+  /// - the template leaves out a message or a tool;
+  /// - the template does not use a variable, or the variable is "messages" or
+  ///   "add_generation_prompt";
+  /// - fields or variables are not a JSON object, or fields have "role" or "content";
+  /// - the template itself refuses the messages.
+  ///
+  /// Throws FileError, with the line, when the template fails, exceeds a limit, or uses something
+  /// that is not implemented. It never renders another text than transformers would. Throws
+  /// OutOfMemory when there is no memory for the thread that renders.
   std::string render(std::span<const ChatMessage> messages, bool add_generation_prompt,
                      const std::string& variables = {}) const;
 
-  /// The template itself.
+  /// Returns the template's text.
   const std::string& source() const;
 
  private:

@@ -1,8 +1,13 @@
-// A context: one prefilled text. Rows of every layer and KV head in host memory, and indices over
-// the keys.
+// A context: one prefilled text. It holds the rows of every layer and KV head, in host memory or in
+// a mapped file, and indices over their keys.
 //
-// Life: a ContextBuilder takes rows as the network produces them, freeze() turns it into a
-// Context, which is immutable and shared by any number of sessions in any number of threads.
+// A ContextBuilder collects rows as the network produces them. freeze() turns them into a Context,
+// which never changes and which any number of sessions in any number of threads share:
+//
+//     topkv::ContextBuilder builder(shape, {.capacity = 1'000'000});
+//     builder.attend({.layer = 0, .tokens = chunk, .q = q, .k = k, .v = v, .out = out});
+//     …                                                      // all layers, chunk by chunk
+//     auto context = builder.freeze()->with_index("codes");
 #pragma once
 
 #include <cstdint>
@@ -23,93 +28,141 @@ namespace topkv {
 class RowStore;
 struct Segment;
 
-/// What the queries of a prefill chunk may attend.
+/// Which earlier tokens the tokens of a prefill may attend.
 enum class Prefill : std::uint8_t {
-  dense,   ///< all earlier tokens
-  window,  ///< the first `sinks` tokens and the last `window` ones: cost linear in the context
+  dense,   ///< all earlier tokens; the cost grows with the square of the text's length
+  window,  ///< the first `sinks` tokens and the last `window` ones; the cost grows linearly
 };
 
+/// Which earlier tokens each token of a prefill attends.
 struct PrefillAttention {
   Prefill mode = Prefill::dense;
-  /// Window mode: tokens attended besides the sinks, the query's own included.
-  std::int64_t window = 1024;
-  std::int64_t sinks = 4;
+  std::int64_t window = 1024;  ///< window mode: last tokens attended, the query's own included
+  std::int64_t sinks = 4;      ///< window mode: first tokens attended
 };
 
+/// Options of a ContextBuilder.
 struct ContextOptions {
-  /// Tokens to reserve rows for; more are refused until reserve() makes room.
+  /// Tokens that rows are reserved for. More tokens are refused until ContextBuilder::reserve makes
+  /// room.
   std::int64_t capacity = 0;
-  /// How rows are stored; a CUDA device takes bf16, q8 and q4.
+  /// How rows are stored. The host takes every dtype. A CUDA device takes bf16 for both halves, or
+  /// q8 or q4 for each half.
   KvDType dtype = {};
-  /// What attend() lets tokens see.
+  /// Which earlier tokens ContextBuilder::attend lets a token attend.
   PrefillAttention attention = {};
-  /// Bytes the rows may take; 0: what the machine has free. Checked before anything is reserved.
+  /// Bytes that the rows may take; 0 means the memory that the machine has free. Checked before
+  /// anything is reserved.
   std::int64_t memory_budget = 0;
-  /// Keeps some of attend()'s queries, up to 640 tokens' in float32 in host memory, for indices
-  /// that learn from them (IndexSpec::learns_queries: h2o, tova, squeezed with s or coarse). Beside
-  /// memory_budget; ContextMemory::queries_bytes counts them. On a CUDA device each step then waits
-  /// for its attention.
+  /// Keeps some queries of ContextBuilder::attend for indices that learn from them: h2o, tova, and
+  /// squeezed with s or coarse (IndexSpec::learns_queries).
+  ///
+  /// Queries of up to 640 tokens are kept, as float32 in host memory. They do not count against
+  /// memory_budget; ContextMemory::queries_bytes reports them. On a CUDA device each step then
+  /// waits for its attention.
+  ///
+  /// A layer keeps no queries once it has rows from one of these:
+  /// - append();
+  /// - a step whose out is its q;
+  /// - a step with q_next or q_far;
+  /// - a step that has K and V of only some of its tokens.
   bool keep_queries = false;
-  /// What K of all tokens has in common: the biases of K projections, which may be many times as
-  /// large as the rest of a key. Rows in q8 and q4 are rounded without it, so that they keep the
-  /// rest; what is read back has it again, and rows in other dtypes take no notice of it.
-  /// [layers, kv_heads, 3, head_dim]: element i of a key at the position p has
-  /// b[0][i] cos(p b[2][i]) + b[1][i] sin(p b[2][i]), as RoPE turns a bias. Positions count a
-  /// context's tokens, then a session's, modulo AttentionShape::chunk_len where that is above 0.
-  /// Empty: nothing. A value that is not finite, a factor of 2^96 or more, a frequency of 2^16 or
-  /// more, or another size is an InvalidArgument of ContextBuilder. It need not be exact: the
-  /// nearer it is, the less is lost.
+  /// The part that all keys have in common: the biases of K projections. A bias may be many times
+  /// as large as the rest of a key. Empty: no bias is known.
+  ///
+  /// Keys in q8 and q4 are rounded without it, so that their few levels serve the rest of the key.
+  /// It is added again when a key is read. Keys in other dtypes ignore it. It need not be exact;
+  /// the nearer it is, the less rounding loses.
+  ///
+  /// Layout: b, [layers, kv_heads, 3, head_dim]. Element i of a key at position p contains this, as
+  /// RoPE turns a bias:
+  ///
+  ///     b[0][i] cos(p b[2][i]) + b[1][i] sin(p b[2][i])
+  ///
+  /// Positions count the tokens of the context and then of a session. They count modulo
+  /// AttentionShape::chunk_len when that is above 0.
+  ///
+  /// The constructor of ContextBuilder throws InvalidArgument for another size and for a value that
+  /// is not finite. Factors must be below 2^96, and frequencies below 2^16.
   std::vector<float> key_bias = {};
 };
 
+/// Host memory that a context takes, in bytes.
 struct ContextMemory {
-  std::int64_t rows_bytes = 0;
-  std::int64_t index_bytes = 0;
-  /// Of the prefill's queries that it keeps (ContextOptions::keep_queries).
+  std::int64_t rows_bytes = 0;   ///< the rows
+  std::int64_t index_bytes = 0;  ///< all indices and tails
+  /// The queries of the prefill that the context keeps (ContextOptions::keep_queries).
   std::int64_t queries_bytes = 0;
 };
 
-/// Immutable once made; all members are const and safe from many threads.
+/// A prefilled text: rows of all layers and KV heads, and indices over their keys. It never changes
+/// once it is made. All members are const and safe from many threads.
 class Context {
  public:
   Context(const Context&) = delete;  // shared by pointer
   Context& operator=(const Context&) = delete;
 
+  /// Returns the shape of the model's attention.
   const AttentionShape& shape() const { return shape_; }
+  /// Returns the number of tokens.
   std::int64_t tokens() const;
+  /// Returns how the rows are stored.
   KvDType dtype() const;
+  /// Returns the host memory that the context takes.
   ContextMemory memory() const;
-  /// Of one of its indices, its tail included; keys' codes that a tail shares with an index are
-  /// counted for each of them, and in memory() once. Throws InvalidArgument when it has none of
-  /// this spec.
+  /// Returns the bytes of one index, its tail included. Throws InvalidArgument when the context has
+  /// no index of this spec.
+  ///
+  /// A tail may share the codes of keys with an index. These codes count for both here, and once in
+  /// memory().
   std::int64_t index_bytes(std::string_view spec) const;
-  /// Bytes that one token's step reads of an index to choose rows, in all layers that it searches,
-  /// from layer `first` on; -1: not known. Throws InvalidArgument when it has none of this spec.
+  /// Returns the bytes of an index that one token's step reads to choose rows. It counts the layers
+  /// from `first` on that have an index. Returns -1 when the index does not know this. Throws
+  /// InvalidArgument when the context has no index of this spec.
   std::int64_t search_bytes(std::string_view spec, std::int64_t first = 0) const;
-  /// Likewise of a tail, to estimate, but what a search of the index `with` reads anyway.
+  /// Returns the bytes of a tail that one token's step reads to estimate attention, in the layers
+  /// from `first` on. Bytes that a search of the index `with` reads anyway do not count. Throws
+  /// InvalidArgument when the context has no tail `spec` or no index `with`.
   std::int64_t tail_bytes(std::string_view spec, std::string_view with,
                           std::int64_t first = 0) const;
-  /// Spec strings of its indices, all defaults spelled out (see IndexSpec); "exact" is always
-  /// among them, for it reads the rows in place.
+  /// Returns the specs of the context's indices and tails, with all defaults spelled out (see
+  /// IndexSpec). "exact" is always among them, for it reads the rows in place.
   std::vector<std::string> indices() const;
-  /// Whether it has the index, or the tail, that this spec names, however it is spelled. Throws
-  /// InvalidArgument on a spec that is not understood.
+  /// Returns whether the context has the index or tail that a spec names, in any spelling. Throws
+  /// InvalidArgument for an invalid spec.
   bool has_index(std::string_view spec) const;
 
-  /// Rows of one (layer, KV head); valid while the context lives.
+  /// Returns the rows of one layer and KV head. The view is valid while the context lives. Throws
+  /// InvalidArgument for a layer or KV head that the context does not have.
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const;
-  /// Throws InvalidArgument when the context has no index that this spec names. A spec as indices()
-  /// has it is found without being parsed. Of a tail alone (`mean`): that of its keys' codes.
+  /// Returns the index of one layer and KV head, valid while the context lives. For the tail `mean`
+  /// it is the index over the codes of its keys.
+  ///
+  /// A spec that is spelled as indices() spells it is found without being parsed. Throws
+  /// InvalidArgument when the context has no index of this spec, and for a layer with a sliding
+  /// window.
   const KeyIndex& index(std::string_view spec, std::int64_t layer, std::int64_t kv_head) const;
 
-  /// A context over the same rows that has this index, or tail, too; builds it unless it is there,
-  /// all heads in parallel. Layers with a sliding window get none. This context stays as it is.
-  /// progress counts keys, over all heads.
-  /// device: makes codes of rows that are page-locked, because a CUDA device prefilled them, about
-  /// as fast as it can read them; of other rows, and where the device has not the few dozen MiB
-  /// that this takes, the host makes them. It clusters keys of any rows (squeezed, retroinfer)
-  /// where it has room for a head's in 16 bits and heads have at most 256 elements, else the host
-  /// does. Other indices are the host's. The caller holds no lock of the device.
+  /// Returns a context over the same rows that also has an index or a tail. Builds it, all heads in
+  /// parallel, unless this context has it. Layers with a sliding window get no index. This context
+  /// does not change.
+  ///
+  /// progress: stage "index", in keys over all heads.
+  ///
+  /// device: a CUDA device takes part in two kinds of builds. The host builds all other indices.
+  /// - Codes: the device makes the codes of rows that are page-locked, about as fast as it can read
+  ///   them. A CUDA device's prefill or load_context locks rows. The host makes the codes of other
+  ///   rows, and all codes when the device lacks the few dozen MiB that this takes.
+  /// - Clusters (squeezed, retroinfer): the device clusters the keys of any rows, if heads have at
+  ///   most 256 elements and one head's keys in 16 bits fit its memory. Else the host clusters
+  ///   them.
+  ///
+  /// Throws InvalidArgument for an invalid spec and for keys that the index does not take. It does
+  /// so too when an index learns from queries and the context kept none
+  /// (ContextOptions::keep_queries). An exception that progress throws ends the build and reaches
+  /// the caller.
+  ///
+  /// REQUIRES: the calling thread does not hold the device's lock, which only topkv's own code can.
   std::shared_ptr<const Context> with_index(std::string_view spec, const ProgressFn& progress = {},
                                             const Device& device = {}) const;
 
@@ -124,61 +177,81 @@ class Context {
   std::shared_ptr<const Segment> segment_;
 };
 
-/// Collects rows. One thread at a time.
+/// Collects the rows of a text and freezes them into a Context. One thread at a time.
 class ContextBuilder {
  public:
-  /// Reserves the rows. Throws OutOfMemory (wanted and available bytes) or InvalidArgument.
-  /// On a CUDA device attend() computes there, and rows are page-locked once it, or reserve() with
-  /// a chunk, is called.
+  /// Reserves rows for options.capacity tokens. On a CUDA device attend() computes there. Rows are
+  /// page-locked there from the first call of attend(), or of reserve() with a chunk, on.
+  ///
+  /// Throws OutOfMemory when the rows do not fit. Throws InvalidArgument for an invalid shape, for
+  /// options that are out of range, and for a dtype that the device does not take.
   ContextBuilder(AttentionShape shape, ContextOptions options, const Device& device = {});
   ~ContextBuilder();
   ContextBuilder(ContextBuilder&&) noexcept;
   ContextBuilder& operator=(ContextBuilder&&) noexcept;
 
-  /// Makes room for this many tokens in all; nothing happens when there is. Rows move, so both
-  /// copies are in memory for a moment: reserve once when the length is known.
-  /// chunk, when above 0: most tokens of the steps to come. A CUDA device's memory for them is then
-  /// taken now rather than in the first step, and again only when a step has more.
-  /// REQUIRES: all layers hold the same tokens. Throws as the constructor does, and Unsupported for
-  /// a head_dim that the device does not know.
+  /// Makes room for `tokens` tokens in all. Does nothing when there is room already. Rows move, and
+  /// both copies are in memory for a moment, so reserve once when the length is known.
+  ///
+  /// chunk: above 0, the most tokens that a coming step has. A CUDA device then takes its memory
+  /// for such steps now rather than in the first step. It takes more only when a step has more
+  /// tokens.
+  ///
+  /// Throws:
+  /// - InvalidArgument when layers hold different numbers of tokens;
+  /// - OutOfMemory when the rows, or the device's memory for steps, do not fit;
+  /// - Unsupported for a head_dim that the device does not take.
   void reserve(std::int64_t tokens, std::int64_t chunk = 0);
 
-  /// Appends K (post-RoPE, as attention sees it) and V of the next tokens of one layer; both
-  /// [tokens, kv_heads, head_dim] in any strides, in host memory. Layers may be filled in any
-  /// order. Throws InvalidArgument when a value is NaN or infinite (naming layer, head and
-  /// position), shapes differ, or capacity is exceeded; the layer is then as it was before.
+  /// Appends K and V of the next tokens of one layer. K is post-RoPE, as attention sees it. Both
+  /// are [tokens, kv_heads, head_dim] with any strides, in f32, f16 or bf16, in host memory. Layers
+  /// may be filled in any order.
+  ///
+  /// Throws InvalidArgument, and leaves the layer as it was, when:
+  /// - a value is NaN or infinite; the message names layer, head and position;
+  /// - shapes differ, or the capacity is exceeded;
+  /// - a step of attend() has not yet been given to every layer.
   void append(std::int64_t layer, const TensorView& keys, const TensorView& values);
 
-  /// The step of a prefill for an application that owns its network: appends K and V of the next
-  /// tokens of a layer and gives the attention of these tokens, causal, over all that
-  /// options.attention lets them see. Every layer must be given the same tokens in turn, layer 0
-  /// first.
-  /// Throws InvalidArgument as append does, when q is not finite, a pointer is null or a layer is
-  /// out of turn. Whatever it throws, the layer is then as it was before: give it its tokens again,
-  /// or take the others' back with truncate().
-  /// On a CUDA device the call returns before out is there, and values that are not finite are
-  /// reported by a later call or by freeze(); rows given since are then lost, and the builder with
-  /// them.
+  /// Appends K and V of the next tokens of a layer, and computes the attention of these tokens. It
+  /// is the step of a prefill for an application that owns its network.
+  ///
+  /// Attention is causal, over the tokens that ContextOptions::attention lets each token attend.
+  /// Give every layer the same tokens in turn, layer 0 first.
+  ///
+  /// Throws InvalidArgument when a value is not finite, a pointer is null, the capacity is
+  /// exceeded, or a layer is out of turn. Whatever is thrown, the layer is then as it was before
+  /// the call. Give it its tokens again, or take back the tokens of the other layers with
+  /// truncate().
+  ///
+  /// On a CUDA device the call returns before `out` is written. A later call, or freeze(), reports
+  /// values that are not finite. Rows that were given since are then lost, and the builder refuses
+  /// further use: make another one.
   void attend(const AttentionStep& step);
 
-  /// Waits until the rows of all steps are in host memory, for good: reports now, as a later call
-  /// would, values that are not finite. Nothing to wait for on the host.
-  /// REQUIRES: the last step was given to every layer.
+  /// Waits until the rows of all steps are in host memory. Reports values that are not finite, as a
+  /// later call of attend() would. On the host there is nothing to wait for.
+  ///
+  /// Throws InvalidArgument when the last step was not given to every layer, and for values that
+  /// are not finite.
   void synchronize();
 
-  /// Forgets the tokens from number `tokens` on, in all layers: speculative ones that were
-  /// rejected, or those of a step that some layers have taken and others have not. Throws
-  /// InvalidArgument when a layer has fewer.
+  /// Keeps the first `tokens` tokens of every layer and forgets all later ones. It takes back
+  /// speculative tokens that were rejected, or a step that only some layers have taken. Throws
+  /// InvalidArgument when a layer has fewer tokens.
   void truncate(std::int64_t tokens);
 
-  /// Tokens given to the layer.
+  /// Returns the number of tokens that a layer was given. Throws InvalidArgument for a layer that
+  /// the shape does not have.
   std::int64_t tokens(std::int64_t layer) const;
+  /// Returns the number of tokens that rows are reserved for.
   std::int64_t capacity() const;
   const AttentionShape& shape() const;
   const Device& device() const;
 
-  /// Turns the rows into a context with the "exact" index; add others with Context::with_index.
-  /// The builder is empty afterwards. Throws InvalidArgument when layers differ in length.
+  /// Turns the rows into a context with the index "exact"; Context::with_index adds others. The
+  /// builder refuses further use afterwards. Throws InvalidArgument when layers hold different
+  /// numbers of tokens, and for values that are not finite in steps on a CUDA device.
   std::shared_ptr<const Context> freeze();
 
  private:

@@ -1,4 +1,5 @@
-// Models by name: "org/name", as Hugging Face's own tools have put them into their cache folder.
+// Models by name: "org/name" is looked up in the cache folder that Hugging Face's own tools fill.
+// Nothing is downloaded.
 #pragma once
 
 #include <cstdint>
@@ -7,23 +8,30 @@
 
 namespace topkv {
 
-/// Which of a model's files shall be there.
+/// Which files of a model must be present.
 enum class ModelFiles : std::uint8_t {
-  all,          ///< its weights, too
-  description,  ///< config.json, for plans of a model that has no weights yet
+  all,          ///< the description and the weights
+  description,  ///< config.json alone, for plans of a model whose weights are not here yet
 };
 
-/// Where a model is: what Model::load, Model::plan, ModelConfig::load, Tokenizer::load and
-/// ChatTemplate::load take. Nothing is fetched.
+/// Returns the path of a model, as Model::load, Model::plan, ModelConfig::load, Tokenizer::load and
+/// ChatTemplate::load take it. Downloads nothing.
 ///
-/// A path of a folder or file that is there is given back as it is; so is what can be no name.
-/// "org/name" is looked for in the cache folder: $HF_HUB_CACHE, else $HF_HOME/hub, else
-/// $XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub. There it is the snapshot of the
-/// branch main; with "org/name@revision" that of another branch, a tag or a commit. Where a
-/// snapshot has no config.json but one *.gguf file, it is that file.
-/// Throws FileError with the line that downloads the model when it is not there, or the file that
-/// lacks when the snapshot is not complete. Safe from many threads while none changes the
-/// environment.
+/// - A path of an existing file or folder is returned unchanged. A text that cannot be a name is
+///   returned unchanged, too.
+/// - "org/name" is the snapshot of the branch main in the cache folder.
+/// - "org/name@revision" is the snapshot of another branch, a tag or a commit.
+/// - A snapshot with one *.gguf file and no config.json gives the path of that file.
+///
+/// The cache folder is the first of these that is set: $HF_HUB_CACHE, $HUGGINGFACE_HUB_CACHE,
+/// $HF_HOME/hub, $XDG_CACHE_HOME/huggingface/hub. Else it is ~/.cache/huggingface/hub.
+///
+/// Throws FileError:
+/// - when the cache does not have the model; the message has the command that downloads it;
+/// - when the snapshot is incomplete; the message names the missing file;
+/// - when the snapshot has several *.gguf files and no config.json.
+///
+/// Safe from many threads while no thread changes the environment.
 std::filesystem::path find_model(std::string_view model, ModelFiles files = ModelFiles::all);
 
 }  // namespace topkv

@@ -1,4 +1,11 @@
-// What generation is asked for, tells as it goes, and gives.
+// Generation: its options, the functions that receive an answer as it grows, and its result. The
+// functions that generate are Model::generate, Model::generate_together and GenerationBatch.
+//
+//     topkv::GenerateOptions options{.max_tokens = 64, .stop = {"\n"}};
+//     auto result = model.generate(session, prompt, options, {}, [](std::string_view piece) {
+//       std::cout << piece << std::flush;
+//       return true;                                         // false stops the answer
+//     });
 #pragma once
 
 #include <cstddef>
@@ -14,101 +21,117 @@
 
 namespace topkv {
 
-/// A number that is added to a token's logit.
+/// A number that is added to the logit of a token.
 struct TokenBias {
   Token token = 0;
   double bias = 0;
 };
 
-/// How the next token is chosen from the model's logits. In this order, as transformers does
-/// (docs/reference/generation.md has the formulas): logit_bias, repetition_penalty, frequency_penalty and
-/// presence_penalty; then, unless greedy, temperature, top_k, top_p, min_p and a draw.
+/// How the next token is chosen from the model's logits. The default is greedy.
+///
+/// The options apply in the order of transformers: logit_bias, repetition_penalty,
+/// frequency_penalty and presence_penalty. With a temperature of 0 the largest logit then wins.
+/// Else temperature, top_k, top_p and min_p follow, and a draw. docs/reference/generation.md has
+/// the formulas.
 struct SamplingOptions {
   double temperature = 0;  ///< 0: greedy, the largest logit after biases and penalties
-  std::int64_t top_k = 0;  ///< 0: off
-  double top_p = 1;        ///< above 0; 1: off
-  std::uint64_t seed = 0;
-  double min_p = 0;  ///< of the likeliest token's probability, from 0 to 1; 0: off
-  /// Logits of tokens that the prompt or the answer has are divided by it, or multiplied where
-  /// they are below 0 (Keskar et al. 2019, section 4.1). Above 0; 1: off.
+  std::int64_t top_k = 0;  ///< the number of largest logits that stay; 0: off
+  double top_p = 1;  ///< the share of probability that the tokens that stay hold; above 0; 1: off
+  std::uint64_t seed = 0;  ///< the seed of the draws
+  /// Tokens stay that have at least this share of the likeliest token's probability. From 0 to 1;
+  /// 0: off.
+  double min_p = 0;
+  /// A penalty for tokens that the prompt or the answer has (Keskar et al. 2019, section 4.1).
+  /// Their logits are divided by it, or multiplied by it if they are below 0. Above 0; 1: off.
   double repetition_penalty = 1;
-  double frequency_penalty = 0;  ///< subtracted for each time that the answer has a token
-  double presence_penalty = 0;   ///< subtracted once, where the answer has it
-  /// Finite numbers for tokens of the vocabulary; of a token that is named twice both are added.
+  double frequency_penalty = 0;  ///< subtracted once for each time that the answer has a token
+  double presence_penalty = 0;   ///< subtracted once if the answer has a token
+  /// Finite numbers that are added to the logits of tokens of the vocabulary. If a token is named
+  /// twice, both numbers are added.
   std::vector<TokenBias> logit_bias = {};
 };
 
-/// A token and the natural logarithm of its probability.
+/// A token, and the natural logarithm of its probability.
 struct TokenLogprob {
   Token token = 0;
   double logprob = 0;
 };
 
-/// By the model's own distribution: the softmax of its logits as they are, before biases,
-/// penalties, temperature and filters.
+/// Log-probabilities at one position, by the model's own distribution: the softmax of its logits
+/// before biases, penalties, temperature and filters.
 struct TokenLogprobs {
-  TokenLogprob chosen;
-  std::vector<TokenLogprob> top;  ///< the likeliest, in order; of equals the smaller id first
+  TokenLogprob chosen;            ///< the token of the answer or of the prompt
+  std::vector<TokenLogprob> top;  ///< the likeliest tokens in order, the smaller id first if equal
 };
 
+/// Options of a generation.
 struct GenerateOptions {
-  std::int64_t max_tokens = 128;
+  std::int64_t max_tokens = 128;  ///< the most tokens of the answer; 0: the prompt is only read
   SamplingOptions sampling = {};
-  /// While the prompt is read: stage "prompt", in tokens (of all prompts together).
+  /// Reports while the prompt is read: stage "prompt", in tokens. Model::generate_together counts
+  /// the tokens of all prompts together.
   ProgressFn progress = {};
-  /// An answer ends before the first of these texts in it. UTF-8, none empty. A special token has
-  /// no text, but in a stop text it may be spelled: "<|im_end|>" ends the answer at that token.
+  /// Texts that end the answer, which is cut off before the first of them. UTF-8, none empty.
+  ///
+  /// A special token has no text, but a stop text may spell it: "<|im_end|>" ends the answer at
+  /// that token.
   std::vector<std::string> stop = {};
-  /// Special tokens that the answer's text has as the tokenizer's file spells them. Other special
-  /// tokens have no text.
+  /// Special tokens that appear in the answer's text, spelled as the tokenizer's file spells them.
+  /// Other special tokens have no text.
   std::vector<Token> spelled = {};
-  /// So many of the likeliest tokens are given for each of the answer, with logarithms of their
-  /// probabilities: 0 (the chosen token's alone) to 20. -1: none are.
+  /// How many of the likeliest tokens are reported beside each token of the answer, with
+  /// log-probabilities: from 0 (the chosen token alone) to 20. -1: no log-probabilities.
   std::int64_t logprobs = -1;
-  /// With logprobs: told those of each token just before on_token is.
+  /// With logprobs: receives the log-probabilities of each token, just before on_token receives the
+  /// token.
   std::function<void(const TokenLogprobs&)> on_logprobs = {};
-  /// Tokens before the prompt that repetition_penalty is to count as the prompt's: what context
-  /// and session hold, which have rows and no tokens.
+  /// Tokens before the prompt that repetition_penalty counts as the prompt's. Name the tokens of
+  /// the context and of the session, which hold rows and do not know their tokens.
   std::vector<Token> before = {};
-  /// Log-probabilities of the prompt's own tokens from the second on: how many of the likeliest
-  /// tokens are given beside each, from 0 (the prompt's token alone) to 20. -1: none are computed.
-  /// The first token has none, for no token of this call is before it.
+  /// How many of the likeliest tokens are reported beside each token of the prompt, with
+  /// log-probabilities: from 0 (the prompt's token alone) to 20. -1: none are computed. Reports
+  /// begin with the second token, because no token of this call is before the first.
   std::int64_t prompt_logprobs = -1;
-  /// With prompt_logprobs: called once for each of these tokens, in order, while the prompt is
-  /// read.
+  /// With prompt_logprobs: receives the log-probabilities of each of these tokens, in order, while
+  /// the prompt is read.
   std::function<void(const TokenLogprobs&)> on_prompt_logprobs = {};
 };
 
-/// Called with each generated token; return false to stop.
+/// Receives each token of an answer. Returns false to stop the answer.
 using TokenFn = std::function<bool(Token)>;
-/// Called with the text of an answer as it grows, whole characters of valid UTF-8, after the token
-/// that completes them; what may begin a stop text is held back until it is known to be none. The
-/// pieces are the answer's text up to a stop text; that begins with a space where its first token
-/// does, and bytes that are no UTF-8 are U+FFFD. Return false to stop.
+/// Receives the text of an answer as it grows: pieces of whole characters in valid UTF-8. Returns
+/// false to stop the answer.
+///
+/// A piece comes after the token that completes it. Text that may begin a stop text is held back
+/// until it is known to be no stop text. The pieces together are the answer's text, up to a stop
+/// text. It begins with a space if its first token does. Bytes that are not UTF-8 become U+FFFD.
 using TextFn = std::function<bool(std::string_view)>;
-/// Likewise, with the number of the session that it is of; false stops that one.
+/// Receives each token of several sessions' answers, with the number of the session from 0 on.
+/// Returns false to stop that session's answer.
 using TokenOfFn = std::function<bool(std::size_t session, Token)>;
+/// Receives the text of several sessions' answers as they grow, as a TextFn does, with the number
+/// of the session from 0 on. Returns false to stop that session's answer.
 using TextOfFn = std::function<bool(std::size_t session, std::string_view)>;
 
 /// Why an answer ended.
 enum class Finish : std::uint8_t {
-  end_token,  ///< the model gave an end token
-  stop_text,  ///< one of GenerateOptions::stop came
-  length,     ///< max_tokens
-  caller,     ///< a callback said so, or it was taken out of its batch
+  end_token,  ///< the model chose an end token (ModelConfig::eos)
+  stop_text,  ///< the text reached one of GenerateOptions::stop
+  length,     ///< the answer has max_tokens tokens
+  caller,     ///< a callback returned false, or the session was removed from its batch
 };
 
-/// "end_token", "stop_text", "length" or "caller".
+/// Returns "end_token", "stop_text", "length" or "caller".
 std::string_view name_of(Finish finish);
 
-/// Where the time of a forward pass went, in seconds summed over calls.
+/// Times of forward passes by kind of work, in seconds, summed over calls.
 struct ForwardTimes {
   double matmul = 0;
-  double attention = 0;  ///< dense, window and retrieved rows, and storing rows
+  double attention = 0;  ///< attention over all kinds of rows, and storing rows
   double search = 0;     ///< index searches
   double other = 0;      ///< norms, RoPE, activations, embedding
-  double indexing = 0;   ///< after a prefill's last token, waiting for its indices
-  /// Of the forward pass: without indexing.
+  double indexing = 0;   ///< waiting for indices after a prefill's last token
+  /// Returns the time of the forward passes: the sum of all members without indexing.
   double total() const { return matmul + attention + search + other; }
   ForwardTimes& operator+=(const ForwardTimes& more) { return add(more, 1); }
   ForwardTimes operator-(const ForwardTimes& less) const {
@@ -126,21 +149,27 @@ struct ForwardTimes {
   }
 };
 
+/// The result of a generation.
 struct GenerateResult {
-  std::vector<Token> tokens;  ///< generated, without the end token
-  /// The text that they are, up to a stop text, as a TextFn is told it. Only with on_text or stop.
+  std::vector<Token> tokens;  ///< tokens of the answer, without the end token
+  /// The text of the answer up to a stop text: all pieces that a TextFn receives. Empty unless
+  /// there is an on_text or a stop text.
   std::string text;
-  std::vector<TokenLogprobs> logprobs;  ///< of each token; only with GenerateOptions::logprobs
-  /// Of the end token that the answer ended with; only with GenerateOptions::logprobs.
+  /// Log-probabilities of each token. Empty without GenerateOptions::logprobs.
+  std::vector<TokenLogprobs> logprobs;
+  /// Log-probabilities of the end token that ended the answer. Not set without
+  /// GenerateOptions::logprobs.
   std::optional<TokenLogprobs> end_logprobs = {};
-  /// Of the prompt's tokens from the second on; only with GenerateOptions::prompt_logprobs.
+  /// Log-probabilities of the prompt's tokens, from the second on. Empty without
+  /// GenerateOptions::prompt_logprobs.
   std::vector<TokenLogprobs> prompt_logprobs = {};
   Finish finish = Finish::caller;
-  std::int64_t steps = 0;  ///< tokens fed after the prompt: what decode_seconds were spent on
-  double prompt_seconds = 0;
-  double decode_seconds = 0;
-  ForwardTimes times;
+  std::int64_t steps = 0;     ///< tokens that were fed to the model after the prompt
+  double prompt_seconds = 0;  ///< time of reading the prompt
+  double decode_seconds = 0;  ///< time of all steps after it
+  ForwardTimes times;         ///< times of the forward passes
 
+  /// Returns whether the model itself ended the answer with an end token.
   bool ended() const { return finish == Finish::end_token; }
 };
 

@@ -1,4 +1,11 @@
-// Continuous batching: answers that grow together while sessions come and go.
+// Continuous batching: answers that grow together, while sessions join and leave between steps.
+//
+//     topkv::GenerationBatch batch(model);
+//     batch.add(a, prompt_a, {.max_tokens = 100});
+//     while (batch.size() > 0) {
+//       if (somebody_asks()) batch.add(b, prompt_b, {.max_tokens = 50});
+//       for (auto& [id, result, error] : batch.step()) answer(id, result, error);
+//     }
 #pragma once
 
 #include <cstdint>
@@ -13,83 +20,102 @@
 
 namespace topkv {
 
-/// A prompt that waits for its next chunk. Prompts take turns by chunk: the one with the fewest
-/// tokens left is read first, so that a long prompt does not hold up the short ones. A prompt that
-/// most_passed steps have passed over goes before all others, so that it does not wait forever.
+/// The turn of a prompt that waits for its next chunk.
+///
+/// Prompts take turns by chunk. The prompt with the fewest tokens left is read first, so that a
+/// long prompt does not hold up short ones. A prompt that most_passed steps have passed over goes
+/// before all others, so that it does not wait forever.
 struct PromptTurn {
   static constexpr std::int64_t most_passed = 8;
 
-  std::int64_t left = 0;    ///< tokens that are not read yet
-  std::int64_t passed = 0;  ///< steps since it was added or read last
+  std::int64_t left = 0;    ///< tokens of the prompt that are not read yet
+  std::int64_t passed = 0;  ///< steps since the prompt was added or last read
 
-  /// Whether this prompt is read before the other one.
+  /// Returns whether this prompt is read before the other one.
   bool before(const PromptTurn& other) const;
 };
 
-/// Sessions over one context that answer in joint steps, as in Model::generate_together, but each
-/// with options of its own, and joining and leaving between steps. Each answers what it would
-/// alone, but for rounding. One thread at a time; what is called within a step and calls the batch
-/// in turn is given InvalidArgument. While it holds sessions it has a forward pass of the model for
-/// itself.
+/// Sessions over one context that answer in joint steps. Each session has options of its own, and
+/// sessions join and leave between steps. Each answer differs by rounding alone from the answer
+/// that Model::generate would give.
+///
+/// One thread at a time uses a batch. A callback that calls its own batch gets InvalidArgument.
+/// While a batch holds sessions, it keeps a forward pass of the model for itself.
 class GenerationBatch {
  public:
   using Id = std::int64_t;
   static constexpr std::int64_t most_sessions = 256;
 
-  /// A session that has left by itself.
+  /// A session that has ended and left the batch.
   struct Finished {
     Id id = 0;
-    GenerateResult result = {};  ///< times are the batch's, and 0 here
-    /// What ended it otherwise than its options, callbacks or the model: its session is then as it
-    /// was before its add. Null: nothing.
+    GenerateResult result = {};  ///< the answer; its `times` are 0 (see GenerationBatch::times)
+    /// The failure that ended the answer. The session is then as it was before its add. Null: the
+    /// answer ended by its options, its callbacks or the model.
     std::exception_ptr error = {};
   };
 
-  /// The model outlives it.
+  /// Makes an empty batch. The model must outlive it.
   explicit GenerationBatch(const Model& model);
-  /// Sessions that are still in are then as they were before their add; remove keeps them.
+  /// Ends the batch. Sessions that are still in it are then as they were before their add. To keep
+  /// a session's tokens, call remove first.
   ~GenerationBatch();
   GenerationBatch(GenerationBatch&&) noexcept;
   GenerationBatch& operator=(GenerationBatch&&) noexcept;
 
-  /// Queues a session with its prompt, which is copied; ids count from 0. It outlives its stay, in
-  /// which nobody else uses it. Callbacks are called within step. Throws, changing nothing, as
-  /// Model::generate does before any work, InvalidArgument beyond most_sessions, as
-  /// Session::check_together does, and OutOfMemory where rows that all may yet take (by max_tokens
-  /// and capacity, but for sessions with a memory_budget) are more than what is free.
+  /// Queues a session with a prompt, and returns its id. Ids count from 0. The prompt is copied.
+  /// The callbacks are called within step.
+  ///
+  /// REQUIRES: the session lives until it has left the batch, and nobody else uses it until then.
+  ///
+  /// Throws, and changes nothing:
+  /// - as Model::generate does before any work;
+  /// - as Session::check_together does for the sessions of the batch and this one;
+  /// - InvalidArgument when the batch holds most_sessions sessions;
+  /// - OutOfMemory when the rows that all sessions may yet take are more than the free memory. A
+  ///   session may take rows up to max_tokens and its capacity. Sessions with a memory_budget do
+  ///   not count.
   Id add(Session& session, std::span<const Token> prompt, const GenerateOptions& options = {},
          TokenFn on_token = {}, TextFn on_text = {});
 
-  /// Reads a chunk (256 tokens, or all that is left) of the prompt whose turn it is (PromptTurn).
-  /// Then makes a joint step, a token each, of all sessions whose prompts were read before. Tells
-  /// their tokens, and the first token of a prompt that ends. Returns the sessions that ended, in
-  /// the order of their add; an empty batch returns none. (With dual chunk attention the sessions
-  /// of a step go one after the other.)
+  /// Makes one step, and returns the sessions that ended in it, in the order of their add. An empty
+  /// batch returns none.
   ///
-  /// reads: false to read no prompt in this step, which then passes over all of them. A caller with
-  /// several batches has one of them read at a time: the one whose next_prompt is before the
-  /// others.
+  /// A step reads one chunk of the prompt whose turn it is (PromptTurn): 256 tokens, or the rest.
+  /// It then makes a joint step of one token for every session whose prompt was read before.
+  /// Callbacks receive these tokens, and the first token of a prompt that was read to its end. With
+  /// dual chunk attention the sessions are stepped one after the other.
   ///
-  /// A failure of one session (a callback throws, its capacity does not suffice, or memory for its
-  /// prompt) is its own, and the others go on. A failure of the joint step is a failure of all that
-  /// take part in it. Where the joint step lacks memory, each session steps by itself, and only
-  /// those fail that find none.
-  /// Throws std::bad_alloc alone, for want of room to list those that ended: the next step gives
-  /// them.
+  /// reads: false reads no prompt in this step, which counts as passing over every prompt. A caller
+  /// with several batches lets one of them read at a time: the batch whose next_prompt is before
+  /// the others.
+  ///
+  /// Failures:
+  /// - A failure of one session is its own, and the others go on: a callback that throws, a
+  ///   capacity that is exceeded, or memory for its prompt that is missing.
+  /// - A failure of the joint step is a failure of all sessions that take part in it.
+  /// - If the joint step lacks memory, each session steps by itself. Only sessions fail that find
+  ///   no memory then.
+  ///
+  /// Throws std::bad_alloc alone, when there is no memory to list the sessions that ended. The next
+  /// step returns them.
   std::vector<Finished> step(bool reads = true);
 
-  /// Takes one out, with what it has so far. Its session keeps what it was fed: its prompt, or the
-  /// part that was read, and its answer but for the last token. Text that was held back is in the
-  /// result, and not told. Throws InvalidArgument when there is none of that id (any longer).
+  /// Removes a session, and returns the answer that it has so far.
+  ///
+  /// The session keeps the tokens that it was fed: the prompt, or the part that was read, and the
+  /// answer without its last token. The result has the text that was held back, which no callback
+  /// receives. Throws InvalidArgument when the batch has no session of this id.
   GenerateResult remove(Id id);
 
-  /// Sessions that are in.
+  /// Returns the number of sessions in the batch.
   std::int64_t size() const;
-  /// Of those, the ones whose prompts are not read to their ends.
+  /// Returns the number of sessions whose prompts are not read to their ends.
   std::int64_t reading() const;
-  /// The prompt that the next step reads from; none when all prompts are read.
+  /// Returns the turn of the prompt that the next step reads from. Not set when all prompts are
+  /// read.
   std::optional<PromptTurn> next_prompt() const;
-  /// Where the time of all steps went. On a CUDA device it waits for the steps that were given.
+  /// Returns the times of all steps. On a CUDA device it waits for the steps that were given.
   ForwardTimes times() const;
 
  private:

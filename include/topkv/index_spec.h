@@ -1,4 +1,6 @@
-// The name of an index, understood: what can be asked of an index before there is one.
+// The spec of an index: one string that names it, read before there is an index. An IndexSpec
+// answers whether a string is valid, what the index can do, and whether it takes keys of some
+// dimensions.
 #pragma once
 
 #include <cstdint>
@@ -10,87 +12,103 @@ namespace topkv {
 
 class KeyIndex;
 
-/// An index is named by one string, in FAISS's manner:
+/// The name of an index or a tail, in FAISS's manner: a kind and its options, such as
+/// "codes:k=16,v=8". Options that are left out have defaults.
 ///
-///   exact                     every key, each search one pass over them (own SIMD scan)
-///   codes:k=16,v=8            every key by a code of 16 bytes; codes of 8 bytes for values let it
-///                             stand for the rows that are not attended, in one pass with the
-///                             search
-///   ivf:size=32,share=32      lists of some 32 near keys that stay where they are; a query
-///                             reads one of 32 keys, and 48 times what is wanted at least
-///   hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
-///   faiss:HNSW32              FAISS's graph over keys that stay where they are
-///   faiss:IVF4096,SQ8         FAISS's lists of codes; all that is taken of FAISS's factory strings
-///                             stands in the README
+/// Indices:
 ///
-/// Methods of the literature, which choose rows by their papers' rules (each at the head of its file
-/// in index/, with what is simplified):
+///     exact                     every key in one pass; never wrong
+///     codes:k=16,v=8            every key by its code: 16 bytes for each 128 dims, or part of 128.
+///                               Codes of values, 8 bytes for each 128 dims, make it a tail, too;
+///                               v=0: no tail
+///     ivf:size=32,share=32      lists of some 32 near keys, which stay where they are; a query
+///                               reads one of 32 keys, or 48 times the wanted number if that is
+///                               more
+///     hnsw:M=16,efc=100,ef=0    hnswlib's graph over keys that stay where they are
+///     faiss:HNSW32              FAISS's graph over keys that stay where they are
+///     faiss:IVF4096,SQ8         FAISS's lists of codes
+///     faiss:PQ16                FAISS's codes without lists
 ///
-///   quest:page=16             pages of keys by the bounds of their channels (Tang et al. 2024)
-///   sparq:r=32,v=0            the r largest components of a query with those of all keys (Ribar et
-///                             al. 2024); v=1: its mean value stands for the rest
-///   squeezed:c=5,coarse=0,s=0 clusters of keys, as many as 5 % of these, chosen for all tokens of
-///                             a step together (Hooper et al. 2025); s=90: by a threshold that
-///                             leaves out 90 %; coarse=1: by way of coarse ones, as many as 1 %
-///   retroinfer:size=16,segment=8192,v=1
-///                             clusters within segments, the rest estimated by them (Chen et al. 2025)
-///   lowrank:r=16              keys along their r main axes (Lee et al. 2024, InfiniGen)
-///   h2o, tova                 what eviction leaves: the keys that the prefill's queries attended most
-///                             (Zhang et al. 2023), or its last one (Oren et al. 2024)
-///   none                      nothing: sinks and window alone (Xiao et al. 2024, StreamingLLM)
+/// docs/reference/indices.md lists all factory strings of FAISS that topkv takes.
 ///
-/// Some name a tail alone, which goes beside any of these:
+/// Methods of the literature, which choose rows by the rules of their papers. The head of each
+/// method's file in index/ has the equations and all simplifications:
 ///
-///   mean                      keys by codes of 16 bytes, values all by their mean
-///   pages:size=16             pages of rows by their means and variances
-///   sample:rows=256,eps=0,delta=5
-///                             a uniform sample; eps > 0: so large that it is off by more than eps
-///                             percent with delta percent's probability (Desai et al. 2025)
+///     quest:page=16             pages of keys, by the bounds of their channels (Tang et al. 2024)
+///     sparq:r=32,v=0            keys by the r components that are largest in the query (Ribar et
+///                               al. 2024); v=1: a mean value stands for the other rows
+///     squeezed:c=5,coarse=0,s=0 clusters of keys, their number 5 % of the keys, chosen for all
+///                               tokens of a step together (Hooper et al. 2025). s=90: by a
+///                               threshold that leaves out 90 %. coarse=1: through coarse clusters,
+///                               their number 1 % of the keys
+///     retroinfer:size=16,segment=8192,v=1
+///                               clusters within segments; v=1: clusters that are not attended are
+///                               estimated by their means (Chen et al. 2025)
+///     lowrank:r=16              keys along their r main axes (InfiniGen, Lee et al. 2024)
+///     h2o                       keys that the prefill's queries attended most (Zhang et al. 2023)
+///     tova                      keys that the prefill's last query attended most (Oren et al.
+///                               2024)
+///     none                      no key: sinks and window alone (StreamingLLM, Xiao et al. 2024)
 ///
-/// A value: copies are cheap, and two are equal when they name the same index, however spelled.
-/// Threads: const and safe from many.
+/// Tails, which go beside any index and estimate the attention over rows that are not attended:
+///
+///     mean                      the mean of all values, weighted by codes of keys (16 bytes)
+///     pages:size=16             means and variances of pages of rows
+///     sample:rows=256,eps=0,delta=5
+///                               a uniform sample of rows (Desai et al. 2025); eps above 0: as
+///                               large as needed for an error above eps percent to have a
+///                               probability of at most delta percent
+///
+/// An IndexSpec is a value: copies are cheap. Two are equal when they name one index, however they
+/// are spelled. Const members are safe from many threads.
 class IndexSpec {
  public:
-  /// Throws InvalidArgument naming the part that was not understood and what is known.
+  /// Parses a spec. Throws InvalidArgument for an invalid one; the message names the part that is
+  /// not understood and the known choices.
   explicit IndexSpec(std::string_view text);
 
-  /// What the command and topkv.hf take for keys of so many dims where no index is named: codes
-  /// with their tail, of as many bytes as kept attention near dense attention where that was
-  /// measured (docs/measurements/evaluation.md). Below 128 dims codes:k=32,v=8, else
-  /// codes:k=16,v=8. A context has it after with_index(). Throws InvalidArgument for no dims.
+  /// Returns the index that the command and topkv.hf use when none is named, for keys of `dim`
+  /// elements. Below 128 dims it is codes:k=32,v=8, else codes:k=16,v=8.
+  ///
+  /// Codes of this size kept attention near dense attention where that was measured
+  /// (docs/measurements/evaluation.md). A context has the index after Context::with_index. Throws
+  /// InvalidArgument when dim is below 1.
   static IndexSpec default_for(std::int64_t dim);
 
-  /// All defaults spelled out, as the constructor accepts it.
+  /// Returns the spec with all defaults spelled out. The constructor accepts this text.
   const std::string& text() const { return text_; }
 
-  /// True when keys added after build are found as well as those before it: such an index may be
-  /// built while keys still arrive. (False where build learns from all keys, as k-means does.)
+  /// Returns whether keys that are added after build are found as well as the keys before it. Such
+  /// an index may be built while keys still arrive. False when build learns from all keys, as
+  /// k-means does.
   bool grows() const;
 
-  /// Throws InvalidArgument when build() would for keys of this dim, or for so many of them. No
-  /// keys are always enough.
+  /// Checks that the index can be built over `keys` keys of `dim` elements. Throws InvalidArgument
+  /// when build would. An index over 0 keys can always be built.
   void check(std::int64_t dim, std::int64_t keys) const;
 
-  /// True when such an index codes values too, and so can stand for the rows of a context that are
-  /// not attended (RetrievalOptions::tail); and of `mean`.
+  /// Returns whether the index has a tail, which estimates the attention over rows that are not
+  /// attended (RetrievalOptions::tail). True for codes with v above 0, for sparq and retroinfer
+  /// with v=1, and for the tails mean, pages and sample.
   bool has_tail() const;
 
-  /// True of codes whose tail is of codes, too: "codes" as a tail beside such an index is its own.
+  /// Returns whether this is an index of codes that has a tail. The tail "codes" beside such an
+  /// index means the index's own. True for `mean`, too, which is held as codes of keys.
   bool has_code_tail() const;
 
-  /// True when it learns from queries of the prefill, which the context must have kept
-  /// (ContextOptions::keep_queries).
+  /// Returns whether the index learns from queries of the prefill. The context must then have kept
+  /// some (ContextOptions::keep_queries).
   bool learns_queries() const;
 
-  /// Throws InvalidArgument when this names no index that finds rows: `mean`.
+  /// Throws InvalidArgument when this names a tail that finds no rows by itself, such as `mean`.
   void check_index() const;
 
-  /// An empty index. Throws as check_index() does.
+  /// Makes an index without keys. Throws InvalidArgument as check_index() does.
   std::unique_ptr<KeyIndex> make() const;
 
   friend bool operator==(const IndexSpec& a, const IndexSpec& b) { return a.text_ == b.text_; }
 
-  class Kind;  ///< of an index, with its parameters; for the library itself
+  class Kind;  ///< for topkv itself: a kind of index with its options
   const Kind& kind() const { return *kind_; }
 
  private:

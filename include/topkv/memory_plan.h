@@ -1,5 +1,9 @@
-// What of a model and a context fits which memory, and the most exact way of fitting it: before
-// anything is bought, loaded or read.
+// Memory plans: ways of holding a model and a context in the memory of a GPU and a host. Plans are
+// ordered by exactness and say whether they fit. They need no loaded weights, no context and no
+// GPU:
+//
+//     auto plans = topkv::memory_plans("models/qwen", {.tokens = 1 << 20, .gpu_memory = 16LL <<
+//     30}); if (const topkv::MemoryPlan* plan = topkv::most_exact(plans)) use(plan->flags());
 #pragma once
 
 #include <cstdint>
@@ -15,32 +19,39 @@
 
 namespace topkv {
 
-/// Sizes in bytes.
+/// A request for plans: the model's use and the memory that there is. Sizes are in bytes.
 struct PlanRequest {
-  /// Of the context and a session's own together; at least 1.
+  /// Tokens of the context and of a session's own together; at least 1.
   std::int64_t tokens = 0;
-  /// Of a GPU, what topkv may take, its CUDA context included. There need be no GPU here.
-  /// 0: none; the host computes.
+  /// Memory of a GPU that topkv may take, with its CUDA context. The machine need not have a GPU.
+  /// 0: there is no GPU, and the host computes.
   std::int64_t gpu_memory = 0;
-  /// Of the host, all that this takes; 0: what is available now.
+  /// Memory of the host for everything that the plan takes there. 0: the memory that is available
+  /// now.
   std::int64_t memory = 0;
-  PrefillAttention prefill = {};
-  // What is settled; empty: the plan chooses.
+  PrefillAttention prefill = {};  ///< how the context is prefilled
+  /// How weights are held. Not set: the plans try every way.
   std::optional<WeightFormat> weights = {};
+  /// How rows are stored. Not set: the plans try bf16, q8, q8/q4 and q4.
   std::optional<KvDType> rows = {};
-  std::optional<std::string> index = {};  ///< "exact", or codes
-  bool host_search = false;               ///< of RetrievalOptions: codes take none of the GPU
+  /// The spec of the index: "exact" or codes. Not set: the plans try the default codes, and codes
+  /// of half the bytes a key.
+  std::optional<std::string> index = {};
+  bool host_search = false;  ///< RetrievalOptions::host_search: codes take no memory of the GPU
 };
 
-/// Of one place: what it has to hold.
+/// The part of a plan that one place has to hold, the GPU or the host. Sizes are in bytes.
 struct PlacePlan {
-  std::vector<MemoryItem> items;
-  std::int64_t peak = 0;  ///< the most at a time
-  std::int64_t limit = 0;
-  /// Read of it for each token: weights (of an embedding that is not the output layer, a row; of
-  /// experts those that a token goes through), and codes or, with "exact", keys. Over the memory's
-  /// bandwidth: the least time that a token takes.
+  std::vector<MemoryItem> items;  ///< parts that are held, though not all at one time
+  std::int64_t peak = 0;          ///< the most that is held at one time
+  std::int64_t limit = 0;         ///< the memory that there is
+  /// Bytes that each token reads of this memory. Divided by the memory's bandwidth, they are the
+  /// least time that a token takes. They consist of:
+  /// - weights: of an embedding that is not the output layer, one row; of experts, those that a
+  ///   token goes through;
+  /// - codes, or keys with the index "exact".
   std::int64_t reads = 0;
+  /// Returns whether the peak is within the limit.
   bool fits() const { return peak <= limit; }
 };
 
@@ -50,31 +61,44 @@ struct MemoryPlan {
   KvDType rows = {};
   std::string index;
   bool host_search = false;
-  PlacePlan gpu;  ///< no items: the host computes
+  PlacePlan gpu;  ///< without items when the host computes
   PlacePlan host;
-  /// The sum of what each part took from a small model's distribution of the next token (KL; see
-  /// docs/explanation/planning.md): what plans are ordered by.
+  /// The order of plans: the sum of what each part costs in exactness. Costs are the KL of the next
+  /// token's distribution from the unrounded model's, measured with a small model
+  /// (docs/explanation/planning.md).
   double loss = 0;
 
+  /// Returns whether both places fit.
   bool fits() const { return gpu.fits() && host.fits(); }
-  /// Bytes that GPU and host lack together.
+  /// Returns the bytes that the GPU and the host lack together.
   std::int64_t missing() const;
-  /// "--weights int8 --kv-dtype q8 --kv-index codes:k=16,v=8"
+  /// Returns the command's flags for this plan, such as "--weights int8 --kv-dtype q8 --kv-index
+  /// codes:k=16,v=8".
   std::string flags() const;
 };
 
-/// Every way, those with the least loss first; of equal ones those that take more memory. Reads
-/// the configuration and the headers of the weights. What a GPU takes is what topkv allocates, but
-/// for CUDA itself, which is guessed, and codes, which are told for the largest of GPUs. Throws as
-/// Model::load does for what it reads; InvalidArgument for sizes below 0 and indices whose memory
-/// nobody knows before they are built; Unsupported where no way is left, and for a GPU when this
-/// topkv was built without CUDA.
+/// Returns every way of holding a model and a context, the least loss first. When losses are equal,
+/// the plan that takes more memory comes first.
+///
+/// Reads the model's configuration and the headers of its weights. A model without weights yet is
+/// planned by its configuration.
+///
+/// GPU memory is what topkv allocates there, with two estimates: CUDA's own part is a guess, and
+/// codes count as the largest GPUs would hold them.
+///
+/// Throws FileError and Unsupported as Model::load does for what it reads. Further:
+/// - InvalidArgument for tokens below 1 or above 2^36, for sizes below 0, and for an index whose
+///   memory is unknown before it is built;
+/// - Unsupported when no way is left;
+/// - Unsupported for a GPU when topkv was built without CUDA.
 std::vector<MemoryPlan> memory_plans(const std::filesystem::path& model,
                                      const PlanRequest& request);
 
-/// The first that fits; null: none does.
+/// Returns the first of the plans that fits: the one with the least loss. Null: no plan fits. The
+/// pointer is into `plans`.
 const MemoryPlan* most_exact(const std::vector<MemoryPlan>& plans);
-/// Of those before `chosen` (all: when it is null), the one that lacks least; null: there is none.
+/// Returns, among the plans before `chosen`, the plan that lacks the least memory. A null `chosen`
+/// means all plans. Null: there is no such plan. Both pointers are into `plans`.
 const MemoryPlan* one_step_up(const std::vector<MemoryPlan>& plans, const MemoryPlan* chosen);
 
 }  // namespace topkv

@@ -1,19 +1,28 @@
 // A session: one reader of a frozen context, with its own question and generated tokens.
 //
-// For every token and layer, attention is taken over three disjoint sets of earlier tokens, under
-// one softmax (see attention.h): the first `sinks`, the last `window` (both exact), and the k rows
-// that the index finds among the rest. Tokens of the session that leave the window are searched
-// too, in the session's own rows (with a tail, or where codes are scanned, they are all attended;
-// with both, once they are 2,048, or 12,288 without a GPU, codes stand for those that are not found
-// of them, as of the context's); the context never changes.
+//     topkv::Session session(context, {.index = "exact", .k = topkv::TopK::same(64)});
+//     session.attend(layer, q, k, v, out);        // one token, each layer in turn, layer 0 first
 //
-// With AttentionShape::chunk_len a token has up to three queries, each of which meets its own range
-// of positions: sinks, window and what is found are then each query's within its range, k rows for
-// each, and all of them are under one softmax. What is said below of a query head (the rules, the
-// tail and its figures) is so of each of a token's queries.
+// For each token and layer, attention is taken over disjoint sets of earlier tokens, under one
+// softmax (see attention.h):
 //
-// What is not found is left out, or a *tail* stands for it: an estimate of the attention over all
-// other rows of the context, made of codes of a few bytes (see the README for what that changes).
+// - the first `sinks` tokens and the last `window` tokens, exactly;
+// - the k rows of the context that the index finds among all others, exactly;
+// - the rows of the context that the index does not find: they are left out, or a *tail* estimates
+//   the attention over them from codes of a few bytes each.
+//
+// The context never changes. The session keeps rows of its own tokens. Own tokens that have left
+// the window take part as follows:
+//
+// - Without a tail and without scanned codes, they are searched exactly, and the k best rows of the
+//   context and the session together are attended. With the index `none` they are left out.
+// - With a tail, or with scanned codes, all own tokens are attended.
+// - With both, they get codes of their own once they are many; see RetrievalOptions::tail.
+//
+// With AttentionShape::chunk_len above 0, a token has up to three queries, and each query sees a
+// range of positions of its own. Sinks, window and k rows then apply to each query within its
+// range, still under one softmax. Statements about a query head below hold for each query of the
+// token.
 #pragma once
 
 #include <array>
@@ -31,268 +40,395 @@
 
 namespace topkv {
 
-/// Who chooses rows.
+/// Which heads choose rows together.
 enum class SelectBy : std::uint8_t {
-  query_head,  ///< each query head attends its own top k
-  group,       ///< the heads of a group share k rows: of the k best of any head, those with the
-               ///< largest sum of the heads' softmax weights
+  query_head,  ///< each query head attends its own k best rows
+  group,  ///< the heads of a group share k rows. These are chosen among the k best rows of each
+          ///< head, by the sum of the heads' softmax weights
 };
 
-/// How many rows each layer retrieves, per query head or group.
-/// (Synk et al. 2025, §4.4, compare uniform and rising schedules of equal sum.)
+/// How many rows each layer retrieves for each query head or group. Synk et al. 2025, section 4.4,
+/// compare uniform and rising schedules of equal sum.
+///
+/// - same: every layer retrieves `value` rows.
+/// - uniform_sum: the layers retrieve `value` rows in all, spread evenly.
+/// - linear_sum: the layers retrieve `value` rows in all, rising linearly.
+/// - list: layer l retrieves list[l] rows.
 struct TopK {
   enum class Schedule : std::uint8_t { same, uniform_sum, linear_sum, list };
 
   Schedule schedule = Schedule::same;
-  std::int64_t value = 64;              ///< same: k of each layer; *_sum: sum over the layers
+  std::int64_t value = 64;              ///< same: k of each layer; sums: the sum over all layers
   std::vector<std::int64_t> list = {};  ///< list: k of each layer
 
+  /// Returns a schedule that retrieves k rows in every layer.
   static TopK same(std::int64_t k) { return {Schedule::same, k, {}}; }
-  /// The sum spread evenly over the layers.
+  /// Returns a schedule that spreads a sum of rows evenly over the layers.
   static TopK uniform_sum(std::int64_t sum) { return {Schedule::uniform_sum, sum, {}}; }
-  /// Rising linearly from about 0 in the first layer, k_l proportional to l + 1.
+  /// Returns a schedule that spreads a sum of rows over the layers with k of layer l proportional
+  /// to l + 1.
   static TopK linear_sum(std::int64_t sum) { return {Schedule::linear_sum, sum, {}}; }
+  /// Returns a schedule that retrieves ks[l] rows in layer l.
   static TopK per_layer(std::vector<std::int64_t> ks) { return {Schedule::list, 0, std::move(ks)}; }
 
-  /// "64", "64,32,16,…", "uniform:512", "linear:512". Throws InvalidArgument.
+  /// Returns the schedule of a text: "64", "64,32,16,…" with one number for each layer,
+  /// "uniform:512" or "linear:512". Throws InvalidArgument for another text and for a number that
+  /// is below 1.
   static TopK parse(std::string_view text);
 
-  /// k of each layer, every one at least 1; sums are met exactly. Throws InvalidArgument when a k
-  /// is below 1, a list has another length, or a sum is below the number of layers.
+  /// Returns k of each layer. Each k is at least 1, and sums are met exactly. Throws
+  /// InvalidArgument when a k is below 1, a list has another length, or a sum is below the number
+  /// of layers.
   std::vector<std::int64_t> resolve(std::int64_t layers) const;
 };
 
+/// Options of a session. The options up to `sinks` change results; the others change cost alone.
 struct RetrievalOptions {
   // Options that change results.
-  /// Spec of an index that the context has. Codes that can have a tail ("codes:k=16,v=8"), with
-  /// that or none and select_by query_head are *scanned*: one pass chooses rows by their codes
-  /// alone, and all heads of a group attend what any of them found. A CUDA device does that itself,
-  /// with v=0 too, up to k=64 (k=32 of heads above 128 dims), heads of at most 256 dims, groups of
-  /// at most 8 and 64 KV heads: the context's codes are copied to its memory for the first such
-  /// session. Otherwise the host searches, and scores what an index proposes again exactly.
+  /// The spec of the index that finds rows. The context must have it.
   ///
-  /// With quest, sparq, retroinfer and squeezed (of one level) a CUDA device chooses pages, rows or
-  /// clusters for a step of one token of one session: what stands for keys is copied to its memory
-  /// likewise, and the host makes rows of what was chosen. Of heads of 64 or 128 dims, groups of at
-  /// most 16 and up to 262,144 pages, rows or clusters of a head (32,768 before compute capability
-  /// 9.0). Scores for that are of queries, and centroids, in bf16: rows that score alike may change
-  /// places; squeezed with s takes them in float32, as the host does.
+  /// Codes can be *scanned*: one pass over them chooses rows by the codes alone and estimates the
+  /// tail. All heads of a group then attend the rows that any of them found. Codes are scanned when
+  /// all of these hold:
+  /// - select_by is query_head, and the tail is the index's own or "none".
+  /// - The context has at most 2^30 tokens.
+  /// - On the host, the index has codes of values (v above 0).
+  /// - On a CUDA device, host_search is false, and a key's code has at most 64 bytes: k=64 in the
+  ///   spec for heads of up to 128 dims, k=32 above.
+  /// - On a CUDA device, head_dim is a multiple of 4 and at most 256, groups have at most 8 heads,
+  ///   and there are at most 64 KV heads.
   ///
-  /// Where the device has no room for what it is to keep, codes or the others, the session is
-  /// refused: OutOfMemory says how many bytes are wanted and free. host_search below leaves the
-  /// search to the host.
+  /// A CUDA device scans codes in its own memory. They are copied there for the first such session
+  /// of a context.
+  ///
+  /// With quest, sparq, retroinfer, and squeezed with coarse=0, a CUDA device chooses pages, rows
+  /// or clusters by key summaries in its memory. The host then makes rows of the choice and attends
+  /// them. The summaries are copied there for the first such session of a context. The device
+  /// chooses when all of these hold:
+  /// - The step has one token of one session, and is not a further round of a rule (mass, error).
+  /// - Heads have 64 or 128 dims, and groups have at most 16 heads.
+  /// - A head has at most 262,144 pages, rows or clusters, or 32,768 before compute capability 9.0.
+  ///
+  /// Such a choice scores queries and centroids in bf16, so that rows that score alike may change
+  /// places. With s, squeezed scores them in float32, as the host does.
+  ///
+  /// In all other cases the host searches. It scores the candidates of an index again by the stored
+  /// keys.
+  ///
+  /// A device that has no room for the codes or key summaries refuses the session with OutOfMemory,
+  /// which carries the wanted and the free bytes. Set host_search to search on the host instead.
   std::string index = "exact";
-  /// Rows retrieved per layer; above the context: all of them. A CUDA device's scan finds about so
-  /// many for each query head, as a sample of up to 32,768 keys tells (all keys where there are
-  /// few), the host's about twice as many, for codes misorder keys that score alike.
-  TopK k = TopK::same(64);
-  /// The host searches where a CUDA device could, and nothing that stands for keys takes the
-  /// device's memory. Slower: many times with codes, some times with the others.
-  bool host_search = false;
-  SelectBy select_by = SelectBy::query_head;
-  /// What stands for the rows of the context that are not found: spec of an index that the context
-  /// has and that codes values too ("codes:k=16,v=8"); "mean", which the context must have
-  /// likewise: their mean value, with the mass that keys' codes tell; "none"; or "": what the index
-  /// above has. With a tail all of the session's own tokens are attended, unless they are scanned
-  /// too: where codes are, without a rule below, those that have left the window are laid out in
-  /// codes from 2,048 on (12,288 without a GPU), learned on themselves, and k of them are found for
-  /// each query head.
-  std::string tail = {};
-  /// Two rules for sessions with a tail, which tells what they need to know of the rows that were
-  /// not found; none of them: k rows. Each query head (each group, where its heads share their
-  /// rows: with SelectBy::group, and in scans) of a token goes its own way, by further searches or
-  /// scans.
+  /// The number of rows that each layer retrieves, for each query head or group. A k above the
+  /// number of rows finds every row.
   ///
-  /// A share of the attention, between 0 and 1: a sixteenth of k rows where these, with sinks,
-  /// window and the session's own, hold so much of it by the tail's estimate; else k.
+  /// A scan finds about k rows for each query head on a CUDA device. It takes its threshold from
+  /// the scores of up to 32,768 sampled keys. On the host a scan finds about 2 k rows, because
+  /// codes misorder keys that score alike.
+  TopK k = TopK::same(64);
+  /// Leaves the search to the host although a CUDA device could do it. Codes and key summaries then
+  /// take none of the device's memory. Searches are slower: many times with codes, a few times with
+  /// quest, sparq, retroinfer and squeezed.
+  bool host_search = false;
+  /// Whether each query head chooses rows for itself, or the heads of a group together.
+  SelectBy select_by = SelectBy::query_head;
+  /// The tail: it estimates the attention over the rows of the context that are not found.
+  ///
+  /// - "": the tail of the index, if it has one; else none.
+  /// - "none": no tail.
+  /// - A spec with a tail that the context has, such as "codes:k=16,v=8" or "mean".
+  ///
+  /// With a tail, all of the session's own tokens are attended. When codes are scanned with their
+  /// tail and no rule (mass, error) is set, own tokens get codes, too. That begins once 2,048 own
+  /// tokens have left the window, or 12,288 without a GPU. The codes are learned on the own tokens,
+  /// and scans find k of these tokens for each query head.
+  std::string tail = {};
+  /// A rule for how many rows are enough: a share of the attention, above 0 and below 1. Not set:
+  /// each query head retrieves k rows at once. The rule needs a tail.
+  ///
+  /// A query head first retrieves k / 16 rows, rounded up. If these rows, with sinks, window and
+  /// the session's own rows, hold less than this share by the tail's estimate, the head retrieves k
+  /// rows.
+  ///
+  /// Heads that choose rows together decide together: the heads of a group with SelectBy::group, in
+  /// scans, and with methods that choose for a group. The tokens of a step decide one by one,
+  /// except with squeezed, which chooses for a step as a whole.
   std::optional<double> mass = {};
-  /// Above 0: where a layer's output for a token is expected to be off by more, as |out - dense| /
-  /// |dense| over all its heads, those heads that have more than their part of the error retrieve
-  /// sixteen times as many rows, and again while that is a sixteenth of the context at most; then
-  /// all. The true error may be several times the expected one (see TailFigures::error).
+  /// A rule for how many rows are enough: a bound, above 0, for the expected error of a layer's
+  /// output for a token. The error is |out - dense| / |dense| over all heads. Not set: no such
+  /// rule. The rule needs a tail.
+  ///
+  /// The rule works in rounds while the expected error of a token is above the bound. In each
+  /// round, a head with more than its equal part of the error retrieves 16 times the rows of the
+  /// round before. It attends every row of the context instead when that is more than a sixteenth
+  /// of the context.
+  ///
+  /// Heads that choose rows together decide together: the heads of a group with SelectBy::group, in
+  /// scans, and with methods that choose for a group. The tokens of a step decide one by one,
+  /// except with squeezed, which chooses for a step as a whole.
+  ///
+  /// The true error may be several times the expected error (TailFigures::error).
   std::optional<double> error = {};
-  std::int64_t dense_layers = 0;  ///< the first n layers attend every token
+  std::int64_t dense_layers = 0;  ///< the first layers, which attend every token; >= 0
   std::int64_t window = 1024;     ///< last tokens attended exactly, the query's own included; >= 1
   std::int64_t sinks = 4;         ///< first tokens attended exactly; >= 0
 
   // Options that change cost only.
-  std::int64_t capacity = 16384;  ///< tokens of its own that the session can take
-  /// Bytes that rows of `capacity` tokens may take; 0: what the machine has free. Checked when the
-  /// session is made.
+  std::int64_t capacity = 16384;  ///< own tokens that the session can hold; >= 1
+  /// Bytes that rows of `capacity` tokens may take; 0 means the memory that the machine has free.
+  /// Checked when the session is made.
   std::int64_t memory_budget = 0;
-  bool measure_recall = false;  ///< compare every search with exact search; makes steps slower
+  /// Compares every search with exact search, for SessionStats::exact_rows and the members behind
+  /// it. Steps are slower.
+  bool measure_recall = false;
 };
 
-/// Where the time of a session's steps in one layer went, in seconds summed over the session's
-/// life, by the host's clock. What runs on a device beside the host's work is not in it. Where a
-/// CUDA device scans codes for one token, a step is given to it whole, and its window and merge are
-/// no time of the host's: q_out is from the end of the step before, or the call.
+/// Times of a session's steps in one layer: seconds by the host's clock, summed over the session's
+/// life. Work that a device does beside the host's is not counted.
+///
+/// A CUDA device that scans codes for one token is given the step whole. Its attention over the
+/// window and its merge then cost the host no time.
 struct StepTimes {
-  double q_out = 0;   ///< q, k, v from the device: its work so far, and the copy
-  double append = 0;  ///< rows to the session's own store, in layer 0 now and then codes of them;
-                      ///< beside search where a CUDA device scans for one token
-  double window = 0;  ///< attention over sinks and window, or all rows of a dense layer; on a
-                      ///< device: giving it those rows that are not resident there
-  double search = 0;  ///< or a scan of codes, its tail included; or waiting for a device's, or for
-                      ///< its choice
+  /// Waiting for q, k and v from the device: its earlier work, and the copy. When a CUDA device
+  /// scans codes for one token, the wait counts from the end of the step before if the call came
+  /// earlier.
+  double q_out = 0;
+  /// Adding rows to the session's own store. In layer 0 it includes making codes of own tokens.
+  /// When a CUDA device scans codes for one token, this time runs beside `search`.
+  double append = 0;
+  /// Attention over sinks and window, or over all rows of a dense layer. On a CUDA device: handing
+  /// it the rows that are not resident there.
+  double window = 0;
+  /// A search, or a scan of codes with its tail. On a CUDA device: waiting for its scan or choice.
+  double search = 0;
   double attend = 0;  ///< attention over the rows found, on the host
-  double tail = 0;    ///< estimating the attention over all others, on the host, where no scan
-                      ///< does; the session's own rows (in attend where a CUDA device scans for one
-                      ///< token)
-  double merge = 0;   ///< merging it; on a device: giving it that work
+  /// The host's estimate of the attention over all other rows, when no scan makes it, and attention
+  /// over the session's own rows. When a CUDA device scans codes for one token, `attend` counts the
+  /// own rows.
+  double tail = 0;
+  double merge = 0;  ///< merging partials; on a CUDA device: handing it that work
 
+  /// Returns the sum of all members.
   double total() const { return q_out + append + window + search + attend + tail + merge; }
 };
 
-/// How good a layer's attention with a tail was, as far as can be told without dense attention:
-/// sums over the session's life, parts of steps that failed among them. (Of layers and sessions
-/// without a tail nothing is known.)
+/// How near a layer's attention with a tail came to dense attention, as far as that can be known
+/// without dense attention. Sums over the session's life; a step that failed may have added to
+/// them. Layers and sessions without a tail add nothing.
 struct TailFigures {
-  std::int64_t heads = 0;  ///< (token, query head) pairs that are summed up; without a tail none
-  /// Their shares of attention in rows attended as they are: sinks, window, those that were found.
+  std::int64_t heads = 0;  ///< the number of (token, query head) pairs that are summed up
+  /// The sum of the share of attention that rows attended exactly hold: sinks, window, and rows
+  /// that were found.
   double exact_mass = 0;
-  /// The sum of the expected |out - dense| / |dense|. It takes codes' errors as independent. The
-  /// true error may be several times as large: once 0.132 beside 0.031
+  /// The sum of the expected error, |out - dense| / |dense|. The estimate takes the errors of codes
+  /// as independent. The true error may be several times as large: once it was 0.132 beside 0.031
   /// (docs/explanation/evaluation.md).
   double error = 0;
 
+  /// Adds the sums of other figures.
   TailFigures& operator+=(const TailFigures& other) {
     heads += other.heads;
     exact_mass += other.exact_mass;
     error += other.error;
     return *this;
   }
-  /// Of a pair; 0 where there are none.
+  /// Returns the mean exact_mass of a (token, query head) pair; 0 when there are no pairs.
   double mean_exact_mass() const { return heads > 0 ? exact_mass / static_cast<double>(heads) : 0; }
+  /// Returns the mean expected error of a (token, query head) pair; 0 when there are no pairs.
   double mean_error() const { return heads > 0 ? error / static_cast<double>(heads) : 0; }
 };
 
-/// What a session did, summed over its life.
+/// Counts of a session's work, summed over its life. A fork begins with the counts of the session
+/// that it was made of.
 struct SessionStats {
-  std::int64_t steps = 0;  ///< (token, layer) pairs attended
-  /// Rows attended beyond window and sinks, over query heads; where codes are scanned, of the
-  /// context.
+  std::int64_t steps = 0;  ///< (token, layer) pairs that were attended
+  /// Rows attended beyond sinks and window, summed over query heads. With a tail or a scan, only
+  /// rows of the context count; else the session's own rows count, too.
   std::int64_t rows_retrieved = 0;
-  // With RetrievalOptions::mass or error: (token, layer, query head) triples that were given more
-  // rows than at first, and those of them that attended all.
+  /// With RetrievalOptions::mass or error: (token, layer, query head) triples that retrieved more
+  /// rows than in the first round.
   std::int64_t retrieved_more = 0;
+  /// With RetrievalOptions::mass or error: (token, layer, query head) triples that attended all
+  /// rows of the context.
   std::int64_t went_dense = 0;
-  double search_seconds = 0;
-  double attend_seconds = 0;
-  /// Of the session's own tokens, so many now have codes, the first ones (RetrievalOptions::tail).
-  /// 0 again in a fork, which attends all of its own until it has some more.
+  double search_seconds = 0;  ///< time of searches and scans, or of waiting for a device's
+  double attend_seconds = 0;  ///< all other time of steps; measuring recall does not count
+  /// The number of the session's own tokens that have codes now, from the first own token on
+  /// (RetrievalOptions::tail). A fork begins with 0: it attends all of its own tokens until it has
+  /// some more.
   std::int64_t coded_tokens = 0;
-  /// What these codes take of the host's memory. Tokens that are forgotten are in it until there
-  /// are other codes.
+  /// Host memory of the codes of own tokens. It includes codes of tokens that were forgotten, until
+  /// the codes are made anew.
   std::int64_t coded_bytes = 0;
-  /// Where a device scans codes, or chooses by what stands for keys: what that takes of its memory,
-  /// that of the context for all sessions together.
+  /// Memory of a CUDA device that codes or key summaries take. The context's part is there once for
+  /// all sessions over it.
   std::int64_t device_index_bytes = 0;
-  // With measure_recall: rows of the context that exact search found, and how many of these the
-  // index found too. Their ratio is the recall. (Of a scan that a rule asked for: as many as it was
-  // asked for.)
+  /// With measure_recall: rows of the context that exact search found. In a scan that a rule asked
+  /// for, exact search looks for the number of rows that the rule asked for.
   std::int64_t exact_rows = 0;
+  /// With measure_recall: the part of exact_rows that the index found, too. Recall is
+  /// exact_rows_found / exact_rows.
   std::int64_t exact_rows_found = 0;
-  /// Likewise by mass: of the softmax weight of those rows (over them alone), the share in those
-  /// that were found too. How many queries had 0, 1, … 100 percent, rounded down: an average hides
-  /// the few that lose what was asked for.
+  /// With measure_recall: recall by softmax weight, as a histogram over queries. Entry p counts the
+  /// queries whose found rows hold p percent, rounded down, of the softmax weight of the rows that
+  /// exact search found. A mean would hide the few queries that lose what matters.
   std::array<std::int64_t, 101> mass_found = {};
 };
 
-/// Bytes of the device's memory that codes, or what else stands for keys, of a context of so many
-/// tokens (at least one) would take with these options, about, for all its sessions together: 0
-/// where the host searches. A session that finds less free is refused (RetrievalOptions::index).
-/// (Windows, and what a step works on, come besides.) Throws InvalidArgument for an index or a tail
-/// that is none.
+/// Returns about how many bytes of a device's memory the codes or key summaries of a context would
+/// take, with these options. All sessions over the context share them. Returns 0 when the host
+/// would search. Windows, and the memory that steps work in, are not included.
+///
+/// tokens: the tokens of the context, at least 1.
+///
+/// A session that finds less memory free is refused (RetrievalOptions::index). Throws
+/// InvalidArgument for an unknown index or tail.
 std::int64_t device_index_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                 std::int64_t tokens, const Device& device);
 
-/// One thread at a time; different sessions are independent.
+/// One reader of a context: it attends the context and the rows of its own tokens. One thread at a
+/// time uses a session, except where a function says otherwise. Different sessions are independent.
 class Session {
  public:
-  /// On a CUDA device all sessions over a context have its window and sinks there together; steps
-  /// take memory for rows of new tokens (or throw OutOfMemory), and for codes of these if they can.
-  /// Throws InvalidArgument on options that cannot work with this context, OutOfMemory: for want of
-  /// host memory, of the device's for window and sinks, or for what stands for keys (unless
-  /// host_search).
+  /// Opens a session over a context.
+  ///
+  /// On a CUDA device, all sessions over a context share its window and sinks there. Later steps
+  /// take memory for the rows of new tokens, or throw OutOfMemory. They take memory for codes of
+  /// these tokens only if there is some.
+  ///
+  /// Throws InvalidArgument for a null context, and for options that are out of range or do not fit
+  /// the context. Throws OutOfMemory when one of these does not fit:
+  /// - rows of `capacity` tokens, in host memory or RetrievalOptions::memory_budget;
+  /// - window and sinks, in the device's memory;
+  /// - codes or key summaries, in the device's memory, unless host_search is set.
   Session(std::shared_ptr<const Context> context, RetrievalOptions options = {},
           const Device& device = {});
   ~Session();
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
 
-  /// A session that goes on from here with the same own tokens. Copies only the session's own rows.
+  /// Returns a session that goes on from here with these own tokens. It shares the context and
+  /// copies the session's own rows. Several threads may fork a session at once while no thread
+  /// steps it. Throws as the constructor does.
   Session fork() const;
 
-  /// The session's own rows as a context of their own, whose token 0 stood at position
-  /// context().tokens(): a copy, without any index but exact, for save_context to keep beside the
-  /// context's file. Safe as fork() is. Throws InvalidArgument when layers differ in tokens,
-  /// OutOfMemory, and Error where the session's device no longer works.
+  /// Returns a copy of the session's own rows as a context of their own. Its token 0 stood at
+  /// position context().tokens(), and it has no index but "exact". save_context can keep it beside
+  /// the context's file; resume() reads it again.
+  ///
+  /// Several threads may call it at once while no thread steps the session. Throws InvalidArgument
+  /// when layers differ in tokens, OutOfMemory, and Error when the session's device no longer
+  /// works.
   std::shared_ptr<const Context> own_rows() const;
 
-  /// Goes on where the session was that gave these rows: what follows is what a fork of that one
-  /// gives, bit for bit. Both are over the same context, or one loaded from its file: that is for
-  /// the caller to know (ContextOrigin may say it). Throws InvalidArgument when this session has
-  /// tokens of its own, or the rows are of other attention or another dtype, came after another
-  /// number of tokens (rows out of a file of topkv 0.1.0 do not say), have other scales than the
-  /// context's (q8, q4), or are beyond its capacity; OutOfMemory and Error of the device. The
-  /// session is then as it was. Rows are taken to be finite: load_context has checked them, but
-  /// for those it mapped (ContextLoadOptions::mapped), which verify_context checks.
+  /// Takes the own rows of another session, and goes on where that session was. All further results
+  /// are equal to the results of a fork of that session, bit for bit.
+  ///
+  /// REQUIRES: both sessions are over one context, or over contexts loaded from one file. topkv
+  /// does not check this; ContextOrigin may help. The rows are finite. load_context has checked
+  /// rows that it read; verify_context checks rows that were mapped (ContextLoadOptions::mapped).
+  ///
+  /// Throws InvalidArgument when:
+  /// - this session has tokens of its own;
+  /// - the rows have another shape of attention or another dtype;
+  /// - the rows came after another number of tokens, which files of topkv 0.1.0 do not say;
+  /// - the rows have other scales or another bias of keys than the context (q8, q4);
+  /// - the rows are more than this session's capacity.
+  ///
+  /// Throws OutOfMemory, and Error when the device fails. Whatever is thrown, the session is then
+  /// as it was.
   void resume(const Context& own_rows);
 
-  /// The step for an application that owns its network: takes q, k, v of the next tokens of one
-  /// layer, at positions tokens() and on, and gives attention over everything before and including
-  /// each of them. Every layer must be given the same tokens in turn, layer 0 first.
-  /// A step without K and V (kv_tokens 0) only reads, 256 tokens at a time from position tokens()
-  /// on; one with K and V has those of all its tokens.
-  /// On a CUDA device the call returns before out is there: what reads it is to be given to the
-  /// same stream, or to wait for that. Where the device scans codes for one token, a thread of the
-  /// session attends the rows that it lists after the call has returned (unless there is one thread
-  /// alone, recall is measured, or the token meets several chunks; the results are the same but for
-  /// rounding). The device then waits for that thread, and the thread for nothing of the caller's,
-  /// who may wait for the device, and call its driver, from anywhere. Should the thread fail (the
-  /// device, memory), what the step gives is NaN, and the next call, stats() or step_times() throws
-  /// Error. Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not
-  /// finite or capacity is exceeded. Whatever it throws, the layer is then as it was before: give
-  /// it its tokens again, or take the others' back with truncate(). Once in 1,024 tokens, or more
-  /// of many, a step of layer 0 makes codes of the session's own (RetrievalOptions::tail), which
-  /// takes 16 cores 0.2 to 0.5 s for up to 7,000 tokens of 28 layers with 4 KV heads.
+  /// Attends the next tokens of one layer: the step for an application that owns its network.
+  ///
+  /// Takes q, k and v of the next tokens, at positions tokens() and on. Computes the attention of
+  /// each token over all earlier tokens and itself. Give every layer the same tokens in turn, layer
+  /// 0 first.
+  ///
+  /// A step has K and V of all its tokens, or of none. A step without K and V (kv_tokens 0) only
+  /// reads and adds no rows. It is cut into parts of 256 tokens, and the tokens of each part are at
+  /// positions tokens() and on.
+  ///
+  /// On a CUDA device the call returns before `out` is written. Work that reads `out` must be given
+  /// to the step's stream, or wait for it.
+  ///
+  /// When the device scans codes for one token, a thread of the session attends the rows that it
+  /// lists, after the call has returned. The device waits for that thread. The thread waits for
+  /// nothing of the caller, which may wait for the device and call its driver from any thread. The
+  /// call itself attends these rows, with results that differ by rounding alone, in these cases:
+  /// - topkv has one thread alone;
+  /// - measure_recall is set;
+  /// - a rule is set (RetrievalOptions::mass, error);
+  /// - the token meets several chunks (AttentionShape::chunk_len).
+  ///
+  /// If that thread fails, for want of memory or because of the device, the step's out is NaN. The
+  /// next call of attend(), stats() or step_times() then throws Error, and the session refuses
+  /// further steps.
+  ///
+  /// Throws InvalidArgument when a pointer is null, a layer is out of turn, a value is not finite,
+  /// or the capacity is exceeded. Throws OutOfMemory when rows of new tokens find no memory.
+  /// Whatever is thrown, the layer is then as it was before the call. Give it its tokens again, or
+  /// take back the tokens of the other layers with truncate().
+  ///
+  /// A step of layer 0 may make codes of the session's own tokens (RetrievalOptions::tail). It does
+  /// so once in 1,024 tokens, or more rarely when there are many. That takes 16 cores 0.2 to 0.5 s
+  /// for up to 7,000 tokens of 28 layers with 4 KV heads.
   void attend(const AttentionStep& step);
+  /// Attends the next `tokens` tokens of one layer, as attend(AttentionStep) does.
+  ///
+  /// - q, out: [tokens, q_heads, head_dim].
+  /// - k, v: [tokens, kv_heads, head_dim].
+  ///
+  /// All are float32 and contiguous, in the memory of the session's device.
   void attend(std::int64_t layer, const float* q, const float* k, const float* v, float* out,
               std::int64_t tokens = 1) {
     attend({.layer = layer, .tokens = tokens, .q = q, .k = k, .v = v, .out = out});
   }
 
-  /// The same for several sessions over one context, on one device: tensors are theirs one after
-  /// the other, [sessions, tokens, …] each, and every session takes as many tokens, each at its own
-  /// position. Keys and codes are read once for several sessions (with the same index and k). Each
-  /// gives what it would give alone, but for rounding; times and seconds are divided evenly among
-  /// them. (With chunks, once one of them is beyond the first, each is stepped by itself.) Throws
-  /// InvalidArgument, too, when there is no session, one is there twice, or contexts
-  /// (or devices) differ. Whatever it throws, all of them are then as they were before, but that
-  /// they may have made codes of their own tokens, each some 60 MiB of a CUDA device's memory.
+  /// Attends the next tokens of one layer for several sessions over one context, on one device.
+  ///
+  /// Each tensor of the step holds the tensors of the sessions, one after the other: [sessions,
+  /// tokens, …]. Every session takes `tokens` tokens, each at its own position. Keys and codes are
+  /// read once for all sessions with one index and k. Each session's result differs by rounding
+  /// alone from the result of attend(). Times are divided evenly among the sessions.
+  ///
+  /// With chunks (AttentionShape::chunk_len), each session is stepped by itself once a session is
+  /// beyond its first chunk.
+  ///
+  /// Throws as attend() does, and InvalidArgument when there is no session, a session is there
+  /// twice, or contexts or devices differ. Whatever is thrown, all sessions are then as they were
+  /// before the call, except that they may have made codes of their own tokens. Such codes take
+  /// some 60 MiB of a CUDA device's memory for each session of a large model.
   static void attend_together(std::span<Session* const> sessions, const AttentionStep& step);
-  /// Throws where attend_together would because of the sessions, whatever the step.
+  /// Checks that attend_together can step these sessions. Throws InvalidArgument when there is no
+  /// session, a session is null or there twice, contexts or devices differ, or a session refuses
+  /// further steps.
   static void check_together(std::span<Session* const> sessions);
 
-  /// Forgets the session's own tokens from number `own_tokens` on, in all layers: speculative
-  /// tokens that were rejected. Throws InvalidArgument when it has fewer.
+  /// Keeps the session's first `own_tokens` own tokens and forgets all later ones, in all layers.
+  /// It takes back speculative tokens that were rejected. Throws InvalidArgument when a layer has
+  /// fewer.
   void truncate(std::int64_t own_tokens);
 
-  /// Tokens before the next one: the context's and the session's own (those of layer 0). These two
-  /// may be asked for while another thread is in attend.
+  /// Returns the number of tokens before the next one: the context's, and the session's own in
+  /// layer 0. Another thread may call it while a thread is in attend().
   std::int64_t tokens() const;
-  /// The session's own tokens.
+  /// Returns the number of the session's own tokens, in layer 0. Another thread may call it while a
+  /// thread is in attend().
   std::int64_t own_tokens() const;
   const Context& context() const;
+  /// Returns the options, with `index` and `tail` as specs that have all defaults spelled out.
   const RetrievalOptions& options() const;
   const Device& device() const;
-  /// These two wait for the steps that were given, and stay as they are until the next; they and
-  /// fork() are safe from many threads.
+  /// Returns the session's counts. Waits for the steps that were given; the counts then stay as
+  /// they are until the next step. Several threads may call it at once while no thread steps the
+  /// session.
   const SessionStats& stats() const;
-  /// [layers]
+  /// Returns the times of each layer: [layers]. Waits for the steps that were given; the times then
+  /// stay as they are until the next step. Several threads may call it at once while no thread
+  /// steps the session.
   const std::vector<StepTimes>& step_times() const;
-  /// [layers]. On a CUDA device it waits for the steps that were given.
+  /// Returns the figures of each layer's tail: [layers]. On a CUDA device it waits for the steps
+  /// that were given.
   std::vector<TailFigures> tail_figures() const;
 
  private:

@@ -1,4 +1,4 @@
-// Element types and the shape of an attention stack.
+// Element types, token positions, and the shape of a model's attention.
 #pragma once
 
 #include <cstdint>
@@ -8,32 +8,38 @@
 
 namespace topkv {
 
-/// How vectors are stored. Tensors handed in are f32, f16 or bf16, an element behind the other;
-/// rows may also be q8 or q4, which hold blocks of 32 elements (the last one padded with zeros) in
-/// the manner of GGML's q8_0 and q4_1:
-///   q8  34 bytes: a scale s (f16) and 32 codes c (int8); an element is s * c
-///   q4  20 bytes: a scale s and a least value m (f16), 32 codes c of 4 bits (byte i has those of
-///       elements i, low, and i + 16, high); an element is m + s * c
-/// Elements of keys are those times the scales of their channels (KeyView::channels), if any, plus
-/// their bias (KeyView::bias), if any.
+/// The type of a stored vector's elements.
+///
+/// Tensors that a caller hands in are f32, f16 or bf16, with their elements one behind the other.
+/// Rows may also be q8 or q4. Those hold blocks of 32 elements, in the manner of GGML's q8_0 and
+/// q4_1; the last block is padded with zeros:
+///
+///     q8  34 bytes: a scale s (f16) and 32 codes c (int8); an element is s * c
+///     q4  20 bytes: a scale s and a least value m (f16), and 32 codes c of 4 bits; an element is
+///         m + s * c. Byte i of the codes holds element i (low bits) and element i + 16 (high bits)
+///
+/// Keys in q8 and q4 may also have scales of their channels (KeyView::channels) and a bias
+/// (KeyView::bias). An element of a key is then the value above, times its channel's scale, plus
+/// the bias.
 enum class DType : std::uint8_t { f32, f16, bf16, q8, q4 };
 
-/// Whether elements are stored in blocks: q8 and q4.
+/// Returns whether elements are stored in blocks: true for q8 and q4.
 constexpr bool in_blocks(DType dtype) { return dtype == DType::q8 || dtype == DType::q4; }
 
-/// Bytes of one element. REQUIRES: not in_blocks.
+/// Returns the bytes of one element. REQUIRES: dtype is f32, f16 or bf16.
 std::int64_t bytes_of(DType dtype);
 
-/// Bytes of a stored vector of `dim` elements.
+/// Returns the bytes of a stored vector of `dim` elements.
 std::int64_t vector_bytes(DType dtype, std::int64_t dim);
 
-/// "f32", "f16", "bf16", "q8" or "q4".
+/// Returns "f32", "f16", "bf16", "q8" or "q4".
 std::string_view name_of(DType dtype);
 
-/// The inverse of name_of. Throws InvalidArgument naming the choices.
+/// Returns the dtype of a name that name_of returns. Throws InvalidArgument for another name; the
+/// message has the choices.
 DType parse_dtype(std::string_view name);
 
-/// How the two halves of rows are stored.
+/// How rows are stored: the dtype of keys and the dtype of values.
 struct KvDType {
   DType keys = DType::bf16;
   DType values = DType::bf16;
@@ -46,61 +52,75 @@ struct KvDType {
     return keys == other.keys && values == other.values;
   }
 
-  /// "q8" where both are the same, else "q8/q4": keys, then values.
+  /// Returns one name, such as "q8", if keys and values have one dtype. Else returns both, keys
+  /// first: "q8/q4".
   std::string name() const;
-  /// The inverse of name. Throws InvalidArgument naming the choices.
+  /// Returns the dtypes of a text such as "q8" or "q8/q4". Throws InvalidArgument for another text;
+  /// the message has the choices.
   static KvDType parse(std::string_view name);
-  /// Bytes of K and V of one token and KV head.
+  /// Returns the bytes of K and V of one token and KV head.
   std::int64_t row_bytes(std::int64_t head_dim) const {
     return vector_bytes(keys, head_dim) + vector_bytes(values, head_dim);
   }
 };
 
-/// A token id of a model's vocabulary.
+/// The id of a token in a model's vocabulary.
 using Token = std::int32_t;
 
-/// Half-open range of token positions [begin, end).
+/// A half-open range of token positions: begin, and all positions up to end - 1.
 struct PositionRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 
+  /// Returns the number of positions; 0 when end is not above begin.
   std::int64_t size() const { return end > begin ? end - begin : 0; }
+  /// Returns whether the range holds a position.
   bool contains(std::int64_t position) const { return position >= begin && position < end; }
-  /// What both hold; may be empty.
+  /// Returns the positions that both ranges hold. The result may be empty.
   PositionRange within(const PositionRange& other) const {
     return {begin > other.begin ? begin : other.begin, end < other.end ? end : other.end};
   }
 };
 
-/// What every layer of a model's attention has in common, and in which layers only a sliding
-/// window is attended. The query heads that share a KV head are its *group* (GQA): query head h
+/// The shape of a model's attention: sizes that all layers share, and the layers that attend a
+/// sliding window only.
+///
+/// The query heads that share a KV head are its *group* (grouped-query attention). Query head h
 /// belongs to KV head h / group().
 struct AttentionShape {
   std::int64_t layers = 0;
   std::int64_t q_heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
-  /// Factor on q·k before the softmax; 0 means 1/sqrt(head_dim).
+  /// The factor on q·k before the softmax. 0 means 1/sqrt(head_dim).
   float scale = 0.0F;
-  /// A scaled score s becomes softcap * tanh(s / softcap) before the softmax (Gemma 2 report, 2024,
-  /// section 2); 0: scores stay as they are.
+  /// The cap of scores: a scaled score s becomes softcap * tanh(s / softcap) before the softmax
+  /// (Gemma 2 report, 2024, section 2). 0: scores are not capped.
   float softcap = 0.0F;
-  /// Per layer: how many last tokens it attends (itself included), 0 for all of them.
-  /// Empty: every layer attends all tokens.
+  /// For each layer, the number of last tokens that a token attends, itself included. 0 means all
+  /// tokens. An empty vector means that every layer attends all tokens.
   std::vector<std::int64_t> sliding_window = {};
-  /// Dual chunk attention (An et al. 2024, arXiv 2402.17463, section 3): positions are in chunks of
-  /// so many, and a token meets the keys of its own chunk, of the chunk before and of those before
-  /// that with a query of its own each (AttentionStep). 0: with one query for all.
+  /// The length of a chunk of positions in dual chunk attention (An et al. 2024, arXiv 2402.17463,
+  /// section 3). 0: attention is not by chunks, and a token has one query for all keys.
+  ///
+  /// A token has three queries: AttentionStep::q for keys of its own chunk, q_next for keys of the
+  /// chunk before, and q_far for keys of all earlier chunks.
   std::int64_t chunk_len = 0;
 
+  /// Returns the number of query heads that share a KV head.
   std::int64_t group() const { return q_heads / kv_heads; }
+  /// Returns the factor on q·k before the softmax: scale, or 1/sqrt(head_dim) when scale is 0.
   float softmax_scale() const;
+  /// Returns the sliding window of a layer in tokens. 0: the layer attends all tokens.
   std::int64_t window_of(std::int64_t layer) const {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
   }
-  /// Throws InvalidArgument when a size is not positive, q_heads is no multiple of kv_heads, scale
-  /// or softcap is negative or not finite, sliding_window has another length than layers, or
-  /// chunk_len is negative, or is given where a layer has a sliding window.
+  /// Checks the shape. Throws InvalidArgument when:
+  /// - layers, q_heads, kv_heads or head_dim is below 1;
+  /// - q_heads is not a multiple of kv_heads;
+  /// - scale or softcap is negative or not finite;
+  /// - sliding_window is neither empty nor of `layers` entries, or an entry is negative;
+  /// - chunk_len is negative, or is above 0 while a layer has a sliding window.
   void check() const;
 };
 
