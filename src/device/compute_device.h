@@ -1,13 +1,15 @@
-// The operations that a forward pass is written against, so that it is written once. An
-// implementation owns where the arithmetic runs and the memory that it runs on.
+// The operations that a forward pass is written with, so that it is written once for every device.
+// An implementation owns the place of the arithmetic, and the memory that it runs on.
 //
-// Layout: activations are float32, row-major [tokens, features], in the device's memory. What a
-// matrix product reads is an *operand*: the same values in the device's operand type (float32 on
-// the host, bf16 on CUDA), which rms_norm, the gates and to_operand write.
-// Order: operations happen as if in the order of the calls; on CUDA they are only begun when a call
-// returns, and copy_out waits for all before it.
-// Threads: one thread at a time per device on CUDA (callers hold `lock`); the host's operations are
-// safe from many threads.
+// Layout: activations are float32, row-major [tokens, features], in the device's memory. A matrix
+// product reads an *operand*: activations in the device's operand type, float32 on the host and
+// bf16 on CUDA. rms_norm, the gates and to_operand write operands.
+//
+// Order: operations happen as if in the order of the calls. On CUDA a call only begins its work,
+// and copy_out waits for all work before it.
+//
+// Threads: on CUDA one thread at a time, which holds `lock`. The host's operations are safe from
+// many threads.
 #pragma once
 
 #include <cstddef>
@@ -33,16 +35,17 @@
 
 namespace topkv {
 
-/// cos and sin of the rotary angles of consecutive positions: [tokens, rotary_dim / 2]; and which
-/// elements of a head they turn.
+/// The rotary angles of consecutive positions, as cos and sin: [tokens, rotary_dim / 2]. It also
+/// says which elements of a head they turn.
 struct RopeAngles {
   const float* cos = nullptr;
   const float* sin = nullptr;
-  std::int64_t rotary_dim = 0;  ///< the first so many elements, an even number; 0: the whole head
+  std::int64_t rotary_dim = 0;  ///< number of first elements that are turned, even; 0: all
   bool interleaved = false;     ///< pairs (2i, 2i + 1), not (i, i + rotary_dim / 2)
 };
 
-/// Memory of a device, given back when it goes. At least 256-byte aligned; not initialised.
+/// Memory of a device, which its destructor gives back. It is aligned to at least 256 bytes and not
+/// initialised.
 class Buffer {
  public:
   using Free = std::function<void(std::byte*, std::int64_t bytes)>;
@@ -76,81 +79,88 @@ class Buffer {
   Free free_;
 };
 
-/// How a router's scores choose experts for a token: the k that score highest, of equal ones the
-/// first; NaN counts as the lowest.
+/// How a router's scores choose experts for a token: the k experts that score highest. If scores
+/// are equal, the first expert is chosen. NaN counts as the lowest score.
 struct Routing {
   std::int64_t experts = 0;
-  std::int64_t k = 0;     ///< from 1 to experts
-  bool over_all = false;  ///< weights are of a softmax over all experts, not over those chosen
+  std::int64_t k = 0;     ///< experts of a token, from 1 to experts
+  bool over_all = false;  ///< weights are a softmax over all experts, not over the chosen ones
 };
 
-/// Which expert each row of a product goes through. Rows are slots: those of token t are t k and
-/// the k - 1 behind it, in the order in which route chose them; or slots sorted by expert.
+/// The expert that each row of a product goes through.
+///
+/// A slot is one of a token's k experts: token t has the slots t k to t k + k - 1, in the order in
+/// which route chose them. Rows are the slots in this order, or the slots sorted by expert.
 struct ExpertRows {
-  const std::int32_t* experts = nullptr;  ///< [count], in the device's memory; null: sorted
+  const std::int32_t* experts = nullptr;  ///< [count], in device memory; null: sorted rows
   std::int64_t count = 0;
-  /// Sorted: rows of expert e end before ends[e], in host memory. Else empty.
+  /// For sorted rows: the rows of expert e end before ends[e], in host memory. Else empty.
   std::span<const std::int64_t> ends = {};
 };
 
-/// What a device remembers of work that it will do again.
+/// A recording of work that a device will do again.
 class Recording {
  public:
   virtual ~Recording() = default;
 };
 
-/// Empty on the host.
+/// The lock of a device. It is empty on the host.
 using DeviceLock = std::unique_lock<std::recursive_mutex>;
 
 class ComputeDevice : public DeviceSizes {
  public:
   virtual std::string name() const = 0;
   virtual DeviceMemory memory() const = 0;
-  /// Held by whoever gives a CUDA device work; owns no mutex on the host.
+  /// Locks the device. Whoever gives a CUDA device work holds the lock. On the host it owns no
+  /// mutex.
   virtual DeviceLock lock() = 0;
 
   virtual std::unique_ptr<PhaseClock> phase_clock() = 0;
 
-  /// what: for the account of memory ("weights"). Throws OutOfMemory.
+  /// Allocates memory of the device. what: its name in the account of memory, such as "weights".
+  /// Throws OutOfMemory.
   virtual Buffer allocate(std::int64_t bytes, std::string_view what) = 0;
-  /// Host to device; the host memory may be changed on return.
+  /// Copies host memory to the device. The host memory may be changed on return.
   virtual void copy_in(const void* host, std::int64_t bytes, std::byte* to) = 0;
-  /// Device to host; waits for all earlier work and the copy.
+  /// Copies device memory to the host. Waits for all earlier work and for the copy.
   virtual void copy_out(const std::byte* from, std::int64_t bytes, void* host) = 0;
   virtual void synchronize() = 0;
-  /// Page-locks host memory, which outlives what it gives: copies are then faster. Null where that
-  /// is for nothing. Throws Error when the driver refuses.
+  /// Page-locks host memory, so that copies are faster. The memory must outlive the result. Null:
+  /// the device gains nothing by it. Throws Error when the driver refuses.
   virtual std::shared_ptr<void> lock_pages(std::byte* /*data*/, std::int64_t /*bytes*/) {
     return nullptr;
   }
 
-  /// A plain matrix as this device multiplies it: itself on the host; on CUDA a copy in bf16, in
-  /// upload_bytes(host) bytes of device memory at `storage`. Packed ones are the same on every
-  /// device: copy_in puts them there.
+  /// Returns a plain matrix in the form in which this device multiplies it. On the host that is the
+  /// matrix itself. On CUDA it is a copy in bf16, in upload_bytes(host) bytes of device memory at
+  /// `storage`. Packed matrices have one form on every device; copy_in copies them.
   virtual Matrix upload(const Matrix& host, std::byte* storage) = 0;
-  /// Before the first product with packed weights: takes packed_bytes(). Throws OutOfMemory.
+  /// Takes packed_bytes() of memory. To be called before the first product with packed weights.
+  /// Throws OutOfMemory.
   virtual void prepare_packed() {}
 
-  /// Whether replay is worth its while here.
+  /// Returns whether replay saves time on this device.
   virtual bool replays() const { return false; }
-  /// Does the work. On CUDA it is recorded on the way and later calls replay the recording, at the
-  /// price of one launch: `work` must be the same operations with the same arguments each time, of
-  /// those below up to to_operand, without embed.
+  /// Does work, and records it. On CUDA later calls replay the recording at the price of one
+  /// launch.
+  ///
+  /// REQUIRES: `work` makes equal calls with equal arguments each time. It calls only the
+  /// operations below up to to_operand, without embed.
   virtual void replay(std::unique_ptr<Recording>& /*recording*/,
                       const std::function<void()>& work) {
     work();
   }
 
-  /// out[t] = row tokens[t] of the table. out: [tokens, in_features].
-  /// REQUIRES: 0 <= token < table.out_features.
+  /// out[t] = row tokens[t] of the table. out: [tokens, in_features]. REQUIRES: 0 <= token <
+  /// table.out_features.
   virtual void embed(const Matrix& table, std::span<const Token> tokens, float* out) = 0;
 
-  /// out = x W^T (+ out when accumulate). x: operand [tokens, in_features],
-  /// out: [tokens, out_features].
+  /// out = x W^T (+ out when accumulate). x: operand [tokens, in_features], out: [tokens,
+  /// out_features].
   virtual void matmul(const Matrix& weight, const std::byte* x, std::int64_t tokens,
                       bool accumulate, float* out) = 0;
 
-  /// Products of the same x, in one go where the device can.
+  /// Multiplies several matrices with one x, in one launch if the device can.
   virtual void products(std::span<const Product> all, const std::byte* x, std::int64_t tokens,
                         bool accumulate) {
     for (const Product& one : all) {
@@ -166,12 +176,12 @@ class ComputeDevice : public DeviceSizes {
   virtual void rms_norm(const float* x, const float* weight, std::int64_t rows, std::int64_t width,
                         float epsilon, std::byte* out) = 0;
 
-  /// x[row] += RMSNorm of from[row] over width, in float32: what a layer's part gives, normalised
-  /// before it is added.
+  /// x[row] += RMSNorm of from[row] over width, in float32. It adds the output of attention or MLP,
+  /// normalised, to the residual.
   virtual void add_norm(const float* from, const float* weight, std::int64_t rows,
                         std::int64_t width, float epsilon, float* x) = 0;
 
-  /// RMSNorm in place, in float32: q/k-norm over the heads' width or a token's.
+  /// Applies RMSNorm in place, in float32: the q/k-norm over a head, or over all heads of a token.
   virtual void head_norm(const float* weight, std::int64_t rows, std::int64_t width, float epsilon,
                          float* x) = 0;
 
@@ -188,32 +198,33 @@ class ComputeDevice : public DeviceSizes {
   virtual void gelu_multiply(const float* gate, const float* up, std::int64_t count,
                              std::byte* out) = 0;
 
-  /// out = g sigmoid(1.702 g) (u + 1), as an operand, where g is gate, at most `limit`, and u is
-  /// up, held between -limit and limit (gpt-oss).
+  /// out = g sigmoid(1.702 g) (u + 1), as an operand (gpt-oss). g is gate, at most `limit`; u is
+  /// up, clamped to -limit and limit.
   virtual void clamped_silu_multiply(const float* gate, const float* up, float limit,
                                      std::int64_t count, std::byte* out) = 0;
 
-  /// x[token, head] *= sigmoid(lse - sinks[head]): attention with one more score, whose row of V is
-  /// 0, is a merge with the partial (0, sink). lse: [tokens, heads]; x: [tokens, heads, head_dim].
+  /// x[token, head] *= sigmoid(lse - sinks[head]). It adds one more score to the softmax, whose row
+  /// of V is 0: a merge with the partial (0, sink). lse: [tokens, heads]; x: [tokens, heads,
+  /// head_dim].
   virtual void attend_sinks(const float* sinks, const float* lse, std::int64_t tokens,
                             std::int64_t heads, std::int64_t head_dim, float* x) = 0;
 
-  /// Chooses experts by scores [tokens, experts]: ids and weights [tokens, k], those of the highest
-  /// score first. Every id is one of an expert, whatever the scores are.
+  /// Chooses experts by scores [tokens, experts]. Writes ids and weights [tokens, k], the highest
+  /// score first. Every id is the id of an expert, whatever the scores are.
   virtual void route(const float* scores, std::int64_t tokens, const Routing& routing,
                      std::int32_t* ids, float* weights) = 0;
 
-  /// out[r] = W x[r / sharing] + bias, where W and bias are those of row r's expert; in one go where
-  /// the device can. x: operand. Sorted rows are multiplied expert by expert, which replay cannot do.
+  /// out[r] = W x[r / sharing] + bias, with W and bias of row r's expert, in one launch if the
+  /// device can. x: operand. Sorted rows are multiplied expert by expert, which replay cannot do.
   virtual void expert_products(std::span<const ExpertProduct> all, const std::byte* x,
                                std::int64_t sharing, const ExpertRows& rows) = 0;
 
-  /// out[r] = x[slots[r] / sharing], operands of so many elements.
+  /// out[r] = x[slots[r] / sharing], for operands of `width` elements.
   virtual void gather(const std::byte* x, const std::int32_t* slots, std::int64_t count,
                       std::int64_t sharing, std::int64_t width, std::byte* out) = 0;
 
   /// x[t] += the sum over j in [0, k), in this order, of weights[t, j] from[place of slot t k + j].
-  /// places: [tokens, k], null: slots are where they are. x: [tokens, width].
+  /// places: [tokens, k]; null: a slot's place is its number. x: [tokens, width].
   virtual void add_weighted(const float* from, const float* weights, const std::int32_t* places,
                             std::int64_t tokens, std::int64_t k, std::int64_t width, float* x) = 0;
 
@@ -226,57 +237,63 @@ class ComputeDevice : public DeviceSizes {
   /// out = x as an operand.
   virtual void to_operand(const float* x, std::int64_t count, std::byte* out) = 0;
 
-  /// Index of the largest of `count` logits; of equal ones the first. Waits for it.
+  /// Returns the index of the largest of `count` logits; the first if several are equal. Waits for
+  /// it.
   virtual Token argmax(const float* logits, std::int64_t count) = 0;
 
-  /// Merges `other` into `into`, in the device's memory (topkv::merge). stream: which is to use
-  /// `into`, as that of AttentionStep.
+  /// Merges `other` into `into`, in the device's memory (topkv::merge). stream: the stream that is
+  /// to use `into`, as AttentionStep::stream.
   virtual void merge(PartialView into, PartialView other, void* stream) = 0;
 
-  /// Attention of a prefill into the store, which outlives what is made.
-  /// REQUIRES: the store has as many rows in every layer, and room for the whole prefill. Throws
-  /// OutOfMemory, and Unsupported for a head_dim or row dtype that the device does not know.
+  /// Makes the attention of a prefill into a store, which must outlive it. REQUIRES: every layer of
+  /// the store has one number of rows, and there is room for the whole prefill. Throws OutOfMemory,
+  /// and Unsupported for a head_dim or row dtype that the device does not know.
   virtual std::unique_ptr<DevicePrefill> prefill_attention(const AttentionShape& shape,
                                                            const PrefillVisibility& visible,
                                                            std::int64_t chunk, RowStore& store) = 0;
 
-  /// What codes vectors of so many elements that lie in page-locked memory; null: nothing, it is
-  /// for the host's threads. The device outlives it. Throws OutOfMemory.
+  /// Makes an encoder: it makes the codes of vectors of `dim` elements in page-locked memory. Null:
+  /// the host's threads make them. The device must outlive it. Throws OutOfMemory.
   virtual std::unique_ptr<CodeEncoder> code_encoder(std::int64_t /*dim*/) { return nullptr; }
 
-  /// What clusters vectors of so many elements; null: nothing, it is for the host's threads. The
-  /// device outlives it.
+  /// Makes a clusterer of vectors of `dim` elements. Null: the host's threads cluster. The device
+  /// must outlive it.
   virtual std::unique_ptr<Clusterer> clusterer(std::int64_t /*dim*/) { return nullptr; }
 
-  /// Codes of a context whose rows outlive the call: [layers x kv_heads], without keys where a
-  /// layer has none. Takes the lock itself, for a piece of it at a time: the caller does not hold
-  /// it. REQUIRES: scans_codes(shape). Throws OutOfMemory.
+  /// Copies the codes of a context to the device. heads: [layers x kv_heads], without keys for a
+  /// layer that has no index. Rows outlive the call.
+  ///
+  /// It locks the device itself, for a part of the work at a time. REQUIRES: scans_codes(shape),
+  /// and the caller does not hold the lock. Throws OutOfMemory.
   virtual std::shared_ptr<const DeviceCodes> keep_codes(const AttentionShape& /*shape*/,
                                                         std::span<const HeadCodes> /*heads*/) {
     return nullptr;
   }
 
-  /// What stands for a context's keys: [layers x kv_heads], of no kind where a layer has none.
-  /// Read during the call alone. Takes the lock as keep_codes does. REQUIRES: selects(shape, what
-  /// has the most entries). Throws OutOfMemory.
+  /// Copies the key summaries of a context to the device. heads: [layers x kv_heads], of
+  /// StandInKind::none for a layer that has no index. They are read during the call alone.
+  ///
+  /// It locks the device as keep_codes does. REQUIRES: selects(shape, the most entries of a head).
+  /// Throws OutOfMemory.
   virtual std::shared_ptr<const DeviceSelection> keep_selection(
       const AttentionShape& /*shape*/, std::span<const StandIns> /*heads*/) {
     return nullptr;
   }
 
-  /// The decode step of a session.
+  /// Makes the device's side of a session's decode step.
   virtual std::unique_ptr<DecodeBackend> decode_backend(const SessionShape& shape) = 0;
 };
 
-/// The host's cores. Lives as long as the program.
+/// Returns the device of the host's cores, which lives as long as the program.
 const std::shared_ptr<ComputeDevice>& host_device();
 
-/// In gpu/: the CUDA device of this number; gpu_count() is 0 without CUDA, and gpu_reason() says
-/// why.
+/// Opens the CUDA device of a number (gpu/). Device::open has the contract.
 std::shared_ptr<ComputeDevice> open_gpu(int number, std::int64_t memory_ceiling);
+/// Returns the number of CUDA devices; 0 when the first cannot be used.
 int gpu_count();
+/// Returns why gpu_count() is 0. Empty when it is not.
 std::string gpu_reason();
-/// What a CUDA device would take, whether or not there is one. Throws Unsupported in a build
+/// Returns the sizes of a CUDA device, which need not be there. Throws Unsupported in a build
 /// without CUDA.
 std::shared_ptr<const DeviceSizes> gpu_sizes();
 

@@ -1,4 +1,11 @@
-// The device's side of a session's decode step; the host implements it too.
+// The device's side of a session's decode step. A session calls it for each layer; the CUDA device
+// and the host both implement it.
+//
+// A step attends up to three kinds of rows: rows that are attended in any case, rows that are
+// found, and all others by the estimate of a tail. The first kind is sinks and window, or every row
+// of a dense layer; the device attends these. It may find rows, too: it scans codes
+// (index/codes_index.h), or it chooses entries by key summaries (index/stand_ins.h). The host
+// attends the rows that were found, where they lie.
 #pragma once
 
 #include <cstdint>
@@ -20,185 +27,221 @@
 
 namespace topkv {
 
-/// Tokens of one step.
+/// The most tokens of one step. A longer step is cut into parts of this size.
 inline constexpr std::int64_t most_step_tokens = 256;
 
-/// What a session attends, layer by layer.
+/// The parts of a session that a device needs to know: what it attends in each layer, and what the
+/// device finds for it.
 struct SessionShape {
   AttentionShape attention;
-  KvDType rows = {};
-  /// Rows of the context, of which a device keeps some for all sessions over it; null: none are
-  /// known, only how many tokens it has.
+  KvDType rows = {};  ///< how rows are stored
+  /// Rows of the context, of which a device keeps window and sinks for all sessions over it. Null:
+  /// a plan, which only knows the number of tokens.
   std::shared_ptr<const RowStore> context = {};
   std::int64_t context_tokens = 0;
   std::int64_t window = 1024;
   std::int64_t sinks = 4;
   std::int64_t dense_layers = 0;
-  std::int64_t max_tokens = most_step_tokens;  ///< of one step
-  /// Where the device scans the context's codes itself: these. Null: the host searches.
+  std::int64_t max_tokens = most_step_tokens;  ///< the most tokens of one step
+  /// The context's codes, if the device scans them. Null: it scans nothing.
   std::shared_ptr<const DeviceCodes> codes = {};
-  std::int64_t most_rows = 0;   ///< wanted of a scan, for each query head
-  std::int64_t usual_rows = 0;  ///< likewise, of scans for several tokens
-  /// Where the device chooses entries of the context by what stands for its keys: that. Null: the
-  /// host searches.
+  std::int64_t most_rows = 0;   ///< the most rows that any scan is asked for, for each query head
+  std::int64_t usual_rows = 0;  ///< the rows that a first scan is asked for, for each query head
+  /// The context's key summaries, if the device chooses entries by them. Null: it chooses nothing.
   std::shared_ptr<const DeviceSelection> selection = {};
-  std::int64_t most_entries = 0;  ///< chosen for a head
-  std::int64_t most_own = 0;      ///< tokens that the session can have of its own
-  bool tail = false;              ///< whether an estimate is added to steps
-  bool judged = false;            ///< exact_part() and, of scans, scanned() are called in steps
+  std::int64_t most_entries = 0;  ///< the most entries that are chosen for a head
+  std::int64_t most_own = 0;      ///< the session's capacity for tokens of its own
+  bool tail = false;              ///< the session has a tail: an estimate is added to each step
+  /// The session has a rule for how many rows are enough (RetrievalOptions::mass, error). A step
+  /// then calls exact_part() and, after scans, scanned() to judge each round.
+  bool judged = false;
 
-  /// Whether rows are searched beyond those that are attended anyway.
+  /// Returns whether a layer searches for rows beyond the rows that are attended in any case.
   bool retrieves(std::int64_t layer) const {
     return attention.window_of(layer) == 0 && layer >= dense_layers;
   }
-  /// What tokens attend in any case: a sliding window, all (dense layers), or sinks and window.
+  /// Returns what a token of a layer attends in any case: a sliding window, all rows (dense
+  /// layers), or sinks and window.
   CausalWindow exact(std::int64_t layer) const {
     if (attention.window_of(layer) > 0) return {attention.window_of(layer), 0};
     return retrieves(layer) ? CausalWindow{window, sinks} : CausalWindow{};
   }
 };
 
-/// A step: begin; scan where there are codes, or choose; given; then attend for each segment of the
-/// rows, exact_part (and scanned) where steps are judged, and after that further scans, each of
-/// which scanned follows; add for each further partial, add_tail, finish. Work is begun in this
-/// order; given and read_list wait for it. (Or it goes ahead: see goes_ahead.) Positions are those
-/// of the session: the context's rows come first. One thread at a time, but for what says
-/// otherwise; on CUDA the caller holds the device's lock in each call that gives it work, and from
-/// scan to attend. Allocates nothing but in begin, as far as the session becomes longer than it was
-/// or more sessions step at a time than before, load and scan_own. After a call that throws, load
-/// is to be called.
+/// The device's side of one session.
+///
+/// A step calls, in this order: 1. begin; 2. scan with SessionShape::codes, or choose with
+/// SessionShape::selection; 3. given, which waits for q, k and v; 4. attend, once for each segment
+/// of the rows; 5. with SessionShape::judged: exact_part, and scanned after a scan; then for each
+/// further round
+///    another scan, and scanned;
+/// 6. add for each further partial, and add_tail for the host's estimate; 7. finish. A step of one
+/// token may run another way, without waiting for the rows that it lists: see goes_ahead.
+///
+/// Work begins in the order of the calls. given and read_list wait for it. Positions count the rows
+/// of the context first, then the session's own.
+///
+/// Threads: one thread at a time, except where a function says otherwise. On CUDA the caller holds
+/// the device's lock in each call that gives it work, and from scan to attend.
+///
+/// Memory: only these calls allocate. begin does when the session becomes longer than before, or
+/// more sessions step at one time than before; load and scan_own do, too.
+///
+/// After a call that throws, call load.
 class DecodeBackend {
  public:
   virtual ~DecodeBackend() = default;
 
-  /// What begin was given, in host memory; valid until the step is finished.
+  /// The tensors of a step in host memory, valid until the step is finished.
   struct Step {
     const float* q = nullptr;  ///< [tokens, q_heads, head_dim]
     TensorView k, v;           ///< float32 [tokens, kv_heads, head_dim]
   };
 
-  /// The session's own rows of a layer are these (one span per KV head): it took tokens back, or
-  /// has another one's; at first it has none. A device begins to copy what is resident there, bf16.
-  /// Throws OutOfMemory where these are more than it ever had.
+  /// Sets the session's own rows of a layer, one span for each KV head. It is called when the
+  /// session took tokens back, or took another session's rows; a new session has no rows. A device
+  /// begins to copy the rows that are resident there, in bf16. Throws OutOfMemory when there are
+  /// more than ever before and they do not fit.
   virtual void load(std::int64_t layer, std::span<const RowSpan> rows) = 0;
-  /// Waits for what load has begun, which reads the rows until then.
+  /// Waits for the copies that load has begun. They read the rows until then.
   virtual void loaded() = 0;
 
-  /// Takes q, k, v (the device's memory, float32) of tokens at position `first` and on. A device
-  /// may take memory, for rows and for what it works in, and then throws OutOfMemory. Without K and
-  /// V (kv_count 0) the window keeps its rows, and the step's k and v have no tokens. sees: the
-  /// positions that its queries meet (chunk_passes.h), which what the caller gives to attend and
-  /// scan keeps to as well.
+  /// Begins a step: takes q, k and v (float32, in the device's memory) of tokens at position
+  /// `first` and on. Without K and V (kv_count 0) the window keeps its rows, and Step::k and v have
+  /// no tokens.
+  ///
+  /// sees: the positions that the step's queries meet (chunk_passes.h). The caller's attend and
+  /// scan keep to them, too.
+  ///
+  /// Throws OutOfMemory when rows, or the memory that the step works in, do not fit.
   virtual void begin(const AttentionStep& step, std::int64_t first, const PositionRange& sees) = 0;
 
-  /// Waits for it.
+  /// Waits until the step's tensors are in host memory, and returns them.
   virtual Step given() = 0;
 
-  /// The exact part over those of a segment's rows (one span per KV head), the step's included,
-  /// that SessionShape::exact says. A device begins with what is resident in given or, where it
-  /// scans for one token, here.
+  /// Attends the rows of a segment that SessionShape::exact names, one span for each KV head, the
+  /// step's own rows included. A device begins with resident rows in given. When it scans for one
+  /// token, it begins with them here.
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
 
-  /// With SessionShape::judged, after attend of all segments: what they give together, in host
-  /// memory, [tokens x q_heads] heads. Waits for it, and for scans. Valid, and not to be written,
-  /// until add.
+  /// With SessionShape::judged, after attend of all segments: returns their partials, merged, in
+  /// host memory, of [tokens x q_heads] heads. Waits for them, and for scans. The view is valid
+  /// until add and must not be written to.
   virtual PartialView exact_part() = 0;
 
-  /// With SessionShape::selection, of a step of one token: begins to choose the entries that are to
-  /// have k rows of the context within a range, which holds some (entry_choice), for the heads of
-  /// all KV heads.
+  /// With SessionShape::selection, in a step of one token: begins to choose entries for the heads
+  /// of all KV heads. The entries are to hold k rows of the context within `allowed`, which is not
+  /// empty (entry_choice).
   virtual void choose(std::int64_t layer, PositionRange allowed, std::int64_t k);
-  /// Waits for it: of all heads, [kv_heads] parts. Valid until the step is finished.
+  /// Waits for the choice, and returns it: [kv_heads] parts. Valid until the step is finished.
   virtual GivenEntries chosen();
 
-  /// From now on scans are of these codes too: of the session's own rows, from the first on. Waits
-  /// for what has begun. Throws OutOfMemory; it is then as it was.
+  /// Sets codes of the session's own rows, from the first row on. Later scans read them beside the
+  /// context's. Waits for work that has begun. Throws OutOfMemory, and is then as it was.
   virtual void scan_own(std::shared_ptr<const DeviceCodes> codes);
 
-  /// With SessionShape::codes: which rows of the context a step's tokens, scan_tokens(rows) at
-  /// most, are to attend as they are, and a partial for those that they are not to.
+  /// With SessionShape::codes: a scan for at most scan_tokens(rows) tokens of a step. It finds the
+  /// rows that the host is to attend, and makes a partial for the others.
   struct Scan {
-    std::int64_t token = 0;  ///< of the step, the first
-    /// Of the context, [tokens, kv_heads]. Where that is nothing, nothing is found, and partials
-    /// are empty.
+    std::int64_t token = 0;  ///< the number of the first token in the step
+    /// The range of the context that each token and KV head may find: [tokens, kv_heads]. For an
+    /// empty range nothing is found, and the partials are empty.
     std::span<const PositionRange> allowed;
-    std::span<const PositionRange> own = {};  ///< after scan_own: of these rows, likewise
-    std::int64_t rows = 0;  ///< wanted for each query head, from 1 to most_rows, of both
-    bool tail = true;
+    /// After scan_own: the range of the session's own rows that each token and KV head may find:
+    /// [tokens, kv_heads].
+    std::span<const PositionRange> own = {};
+    std::int64_t rows = 0;  ///< rows wanted for each query head, of either kind, 1 to most_rows
+    bool tail = true;       ///< whether it estimates the attention over rows it does not find
   };
   /// A session's part in a scan for several sessions.
   struct ScanOf {
     DecodeBackend* backend = nullptr;
     Scan scan;
   };
-  /// Begins to find the rows whose codes score best for any query head of each KV head, about so
-  /// many for each. Attends rare rows (HeadCodes) as they are and, for a tail, what codes stand for
-  /// of all others that are not found. For sessions over one context, one of which is this, whose
-  /// steps have begun; codes are read for several tokens at once. On the host it is over when this
+  /// Begins a scan for sessions over one context, whose steps have begun. This backend is one of
+  /// theirs. Codes are read once for several tokens. On the host the scan is complete when this
   /// returns.
+  ///
+  /// A scan finds, for each KV head, the rows whose codes score best for any of its query heads,
+  /// about Scan::rows for each. It attends rare rows (HeadCodes::rare) exactly. For a tail it also
+  /// estimates the attention over all rows that it does not find.
   virtual void scan(std::int64_t layer, std::span<const ScanOf> parts);
+  /// Returns the most tokens of one scan that is asked for `rows` rows.
   virtual std::int64_t scan_tokens(std::int64_t rows) const;
 
-  /// Some of the rows that a scan found for one of this session's tokens and a KV head, all heads
-  /// of whose group are to attend them. Those of the context are spread over scan_lists() lists by
-  /// their positions alone, those of the session's own rows over as many more.
+  /// A list: some of the rows that a scan found for one token and KV head of this session. All
+  /// heads of the KV head's group attend them.
+  ///
+  /// Rows of the context are spread over scan_lists() lists, by their positions alone. Rows of the
+  /// session's own are spread over scan_lists() lists more.
   struct List {
-    std::int64_t token = 0;  ///< of the scan
+    std::int64_t token = 0;  ///< the number of the token in the scan
     std::int64_t kv_head = 0;
-    std::int64_t number = 0;  ///< below scan_lists()
-    bool own = false;         ///< of the session's own rows
-    std::int64_t rows = 0;    ///< as in Scan: where steps go ahead, a later scan may have begun
+    std::int64_t number = 0;  ///< the number of the list, below scan_lists()
+    bool own = false;         ///< the list is of the session's own rows
+    std::int64_t rows = 0;    ///< Scan::rows of its scan, as an async step may begin another
   };
+  /// Returns the number of lists of one token and KV head, for the context.
   virtual std::int64_t scan_lists() const;
 
-  /// With SessionShape::judged, after a scan: what it gave for the step's tokens beside its lists,
-  /// rare rows and the tail, which then is for the caller to add. Waits for it. Valid until the
-  /// next scan, or the end of the step.
+  /// With SessionShape::judged, after a scan: returns its partials, of rare rows and of the tail.
+  /// The caller then adds the tail. Waits for them. Valid until the next scan or the end of the
+  /// step.
   virtual TailParts scanned();
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
-  /// for. Where others wait for the thread, it may not: who holds the driver up may wait for them.
+  /// for. `nobody` is for threads that others wait for: whoever blocks the driver may wait for
+  /// them.
   enum class Asks : bool { nobody, device };
-  /// Waits, busily, for the end of a list of the last scan, once for each list. met: called for
-  /// each position, in any order, as soon as it is known, which most are before the list ends.
-  /// meanwhile: called again and again while it waits, until it gives false; then again when it has
-  /// looked for more. Safe from many threads.
+  /// Waits, busily, for the end of a list of the last scan. To be called once for each list. Safe
+  /// from many threads.
+  ///
+  /// - met: called for each position, in any order, as soon as it is known. Most positions are
+  ///   known before the list ends.
+  /// - meanwhile: called repeatedly while the function waits, until it returns false. It is called
+  ///   again after the next look for positions.
   virtual void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
                          const std::function<bool()>& meanwhile);
 
-  /// Whether a step of one token that is scanned for can go ahead: begin, scan, attend, given,
-  /// finish_ahead, while others read the lists. The device then waits by itself for what others
-  /// make of the lists, and the caller may go on to the next step meanwhile. These others do not
-  /// call its driver: they await_scan, await_queries, read_list, write to room(), and say ready.
-  /// Steps that do not go ahead may follow when that has been said.
+  /// Returns whether steps of one token can go ahead: the call returns before the lists of its scan
+  /// are attended.
+  ///
+  /// Such a step calls begin, scan, attend, given and finish_ahead. Other threads read the lists
+  /// meanwhile: they call await_scan, await_queries and read_list, write to room(), and call ready.
+  /// They do not call the device's driver. The device itself waits for them, and the caller may go
+  /// on with the next step. Steps that do not go ahead may follow after ready.
   virtual bool goes_ahead() const { return false; }
-  /// Tells the step that has begun from those around it.
+  /// Returns the number of the step that has begun, which is unlike the numbers of the steps around
+  /// it.
   virtual int turn() const { return 0; }
   /// Waits, busily, until the device comes to the scan of a step that goes ahead.
   virtual void await_scan(int turn);
-  /// Likewise for its queries: [q_heads, head_dim], valid until it is ready.
+  /// Waits, busily, for the queries of a step that goes ahead, and returns them: [q_heads,
+  /// head_dim], valid until ready.
   virtual const float* await_queries(int turn);
-  /// The partial lies in room().
+  /// Says that the partial of a step that goes ahead lies in room().
   virtual void ready(int turn);
-  /// As add(room()) and finish, before room() holds what it is to.
+  /// Does the work of add(room()) and finish, enqueued before room() holds its partial.
   virtual void finish_ahead(const AttentionStep& step);
-  /// Lets who waits and asks nobody throw, where there is nothing more to wait for. Throws where
-  /// the device no longer works.
+  /// Releases threads that wait with Asks::nobody when there is nothing left to wait for: their
+  /// calls then throw. Throws when the device no longer works.
   virtual void watch() {}
 
-  /// Room for a partial of [tokens x q_heads] heads, from given on (or begin, of a step that goes
-  /// ahead) until it is added: there, add need not copy it. What it holds is left from before.
+  /// Returns room for a partial of [tokens x q_heads] heads in host memory. A partial that lies
+  /// there is added without a copy. It is valid from given on, or from begin on in a step that goes
+  /// ahead, until it is added. Its contents are left from an earlier step.
   virtual PartialView room() = 0;
-  /// Merges a partial in host memory, of [tokens x q_heads] heads, which may be changed on return
-  /// unless it is room's.
+  /// Merges a partial of [tokens x q_heads] heads in host memory. The caller may change it on
+  /// return, unless it is in room().
   virtual void add(PartialView partial) = 0;
 
-  /// Likewise a tail's estimate, after all others; keeps its figures.
+  /// Merges the host's estimate of a tail, after all other partials, and sums up its figures.
   virtual void add_tail(PartialView estimate, const TailNoise* noise) = 0;
 
-  /// Sums over a layer's finished steps with a tail, scans among them. Waits for them.
+  /// Returns the sums over a layer's finished steps with a tail, scans included. Waits for these
+  /// steps.
   virtual TailFigures tail_figures(std::int64_t layer) const = 0;
 
-  /// Writes the step's out and, when wanted, lse.
+  /// Ends the step: writes its out and, when wanted, its lse.
   virtual void finish(const AttentionStep& step) = 0;
 };
 

@@ -1,4 +1,4 @@
-// Attention of a prefill on a device, over rows that stay in host memory.
+// The device's side of a prefill: attention of each chunk, over rows that stay in host memory.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace topkv {
 
 class RowStore;
 
-/// What the tokens of each layer may attend: [layers].
+/// The window of earlier tokens that a token of each layer may attend: [layers].
 using PrefillVisibility = std::vector<CausalWindow>;
 
 /// Attention of a prefill, chunk by chunk and layer by layer. One thread at a time.
@@ -19,20 +19,23 @@ class DevicePrefill {
  public:
   virtual ~DevicePrefill() = default;
 
-  /// Takes the step's tensors (device memory) of the next tokens of a layer, at most the chunk it
-  /// was made for: rows go to the store, and attention over all that each token may see to out.
-  /// On CUDA the rows may arrive later, counted by the store's size once they are there, and values
-  /// that cannot be stored are reported by a later call or by finish. When it throws, the layer is
-  /// as it was before, unless lost().
+  /// Attends the next tokens of a layer, at most the chunk that this was made for. The tensors are
+  /// in the device's memory. K and V go to the store; the attention of each token over all rows
+  /// that it may see goes to out.
+  ///
+  /// On CUDA the rows may arrive later; the store's size counts them once they are there. A later
+  /// call, or finish, then reports values that cannot be stored. After an exception the layer is as
+  /// it was before, unless lost().
+  ///
   /// REQUIRES: layers in turn, layer 0 first.
   virtual void attend(const AttentionStep& step) = 0;
 
   /// Waits until the rows of all attended tokens are in the store. Throws InvalidArgument when a
-  /// value of K or V is not finite (naming layer, head and position).
+  /// value of K or V is not finite; the message names layer, head and position.
   virtual void finish() = 0;
 
-  /// Rows that were taken by calls that returned are gone: a value of theirs could not be stored,
-  /// or the device no longer works. Never on the host.
+  /// Returns whether rows of earlier calls are lost: one of their values could not be stored, or
+  /// the device no longer works. Never on the host.
   virtual bool lost() const { return false; }
 };
 

@@ -1,20 +1,21 @@
-// What stands for the keys of a context on a device, for the selection methods of the literature
-// (index/stand_ins.h): kept where the arithmetic is, so that the device chooses entries itself.
+// Key summaries on a device, for selection methods of the literature (index/stand_ins.h). By them
+// the device itself chooses entries of a context: pages, keys or clusters.
 #pragma once
 
 #include <cstdint>
 
 namespace topkv {
 
-/// Of all layers. Made by ComputeDevice::keep_selection; used by DecodeBackend::choose of the same
-/// device. Const members are safe from any thread.
+/// A device's copy of the key summaries of all layers. ComputeDevice::keep_selection makes it, and
+/// DecodeBackend::choose of that device reads it. Const members are safe from any thread.
 class DeviceSelection {
  public:
   virtual ~DeviceSelection() = default;
 
-  /// Bytes of the device's memory.
+  /// Returns the bytes of the device's memory that it takes.
   virtual std::int64_t memory() const = 0;
-  /// Entries of a head, at most, that are chosen in a layer to have k rows; 0: it has none.
+  /// Returns the most entries of a head that are chosen in a layer to hold k rows. 0: the layer has
+  /// no summaries.
   virtual std::int64_t most_entries(std::int64_t layer, std::int64_t k) const = 0;
 };
 

@@ -1,5 +1,5 @@
-// What work takes of a device's memory: known without the device, so that it can be planned for one
-// that is elsewhere.
+// Sizes: the memory of a device that work takes. They are known without the device, so that a plan
+// can be made for a device in another machine.
 #pragma once
 
 #include <cstdint>
@@ -12,56 +12,59 @@
 
 namespace topkv {
 
-/// Bytes are of device memory unless they say otherwise. Safe from many threads.
+/// The memory that work takes on a kind of device, and the limits of that kind. Sizes are bytes of
+/// device memory. All members are safe from many threads.
 class DeviceSizes {
  public:
   virtual ~DeviceSizes() = default;
 
   virtual bool is_cuda() const = 0;
 
-  /// Type of operands (compute_device.h).
+  /// Returns the type of operands (compute_device.h).
   virtual DType operand_dtype() const = 0;
-  /// Tokens of a prefill chunk that suit the device when the caller has no wish.
+  /// Returns the tokens of a prefill chunk that suit the device, for a caller without a wish.
   virtual std::int64_t prefill_chunk() const = 0;
 
-  /// What is taken before any model is loaded: about, where no device says how much.
+  /// Returns the memory that is taken before any model is loaded. Without a device at hand it is a
+  /// guess.
   virtual std::int64_t base_bytes() const { return 0; }
-  /// The most by which allocating so many bytes raises what is used.
+  /// Returns the most by which an allocation of `bytes` raises the memory that is used.
   virtual std::int64_t allocation_bytes(std::int64_t bytes) const { return bytes; }
-  /// Of a plain matrix as the device multiplies it.
+  /// Returns the size of a plain matrix in the form in which the device multiplies it.
   virtual std::int64_t upload_bytes(const Matrix& host) const = 0;
-  /// That products with packed weights still need beside them, whatever the number of these: 0 on
-  /// the host, and once ComputeDevice::prepare_packed has taken it.
+  /// Returns the memory that products with packed weights need beside the weights, however many
+  /// these are. 0 on the host, and once ComputeDevice::prepare_packed has taken it.
   virtual std::int64_t packed_bytes() const { return 0; }
 
-  /// Whether contexts and sessions may keep rows so.
+  /// Returns whether contexts and sessions may store rows in this dtype.
   virtual bool takes_rows(KvDType /*dtype*/) const { return true; }
-  /// Of ComputeDevice::prefill_attention.
+  /// Returns the memory of ComputeDevice::prefill_attention.
   virtual std::int64_t prefill_attention_bytes(const AttentionShape& shape,
                                                const PrefillVisibility& visible, KvDType rows,
                                                std::int64_t chunk) const = 0;
 
-  /// Whether it scans codes of such a shape.
+  /// Returns whether the device scans codes of a model of this shape.
   virtual bool scans_codes(const AttentionShape& /*shape*/) const { return false; }
-  /// Of ComputeDevice::keep_codes: of so many tokens, `rare` of them in each head, with HeadCodes'
-  /// bytes and bits.
+  /// Returns the memory of ComputeDevice::keep_codes for a context of `tokens` tokens, of which
+  /// each head has `rare` rare ones. key_bytes and value_bits mean what they do in HeadCodes.
   virtual std::int64_t codes_bytes(const AttentionShape& /*shape*/, std::int64_t /*tokens*/,
                                    std::int64_t /*key_bytes*/, std::int64_t /*value_bits*/,
                                    std::int64_t /*rare*/) const {
     return 0;
   }
-  /// Whether it chooses entries of such a shape, of each head so many.
+  /// Returns whether the device chooses among `entries` entries of each head, for a model of this
+  /// shape.
   virtual bool selects(const AttentionShape& /*shape*/, std::int64_t /*entries*/) const {
     return false;
   }
-  /// Of ComputeDevice::keep_selection, where every head has such stand-ins.
+  /// Returns the memory of ComputeDevice::keep_selection when every head has such key summaries.
   virtual std::int64_t selection_bytes(const AttentionShape& /*shape*/,
                                        const StandIns& /*head*/) const {
     return 0;
   }
-  /// What scans of codes give a session.
+  /// Returns the memory for the results of a session's scans.
   virtual std::int64_t scan_bytes(const SessionShape& /*shape*/) const { return 0; }
-  /// Of ComputeDevice::decode_backend.
+  /// Returns the memory of ComputeDevice::decode_backend.
   virtual std::int64_t decode_backend_bytes(const SessionShape& shape) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// Mixtures of experts: what devices share, and the choice of experts on the host.
+// Mixtures of experts: code that devices share, and the choice of experts on the host.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,17 @@
 
 namespace topkv {
 
-/// ComputeDevice::route of one token. scores: [experts]; ids, weights: [k].
+/// Chooses the experts of one token, as ComputeDevice::route does. scores: [experts]; ids, weights:
+/// [k].
 void choose_experts(const float* scores, const Routing& routing, std::int32_t* ids, float* weights);
 
-/// ComputeDevice::attend_sinks of one token.
+/// Applies attention sinks to one token, as ComputeDevice::attend_sinks does.
 void attend_sinks(const float* sinks, const float* lse, std::int64_t heads, std::int64_t head_dim,
                   float* x);
 
-/// body(expert, first row, rows) for rows of an expert that lie behind each other: of sorted ones
-/// for each expert that has some, else (in host memory) for each row.
+/// Calls body(expert, first row, rows) for runs of rows of one expert. Sorted rows have one run for
+/// each expert that has rows. Other rows, whose experts must be in host memory, are runs of one row
+/// each.
 template <class Body>
 void each_expert(const ExpertRows& rows, const Body& body) {
   if (rows.ends.empty()) {
@@ -31,17 +33,18 @@ void each_expert(const ExpertRows& rows, const Body& body) {
   }
 }
 
-/// ComputeDevice::expert_products, where each_expert can go through the rows.
+/// Implements ComputeDevice::expert_products for rows that each_expert can go through.
 void multiply_each_expert(ComputeDevice& device, std::span<const ExpertProduct> all,
                           const std::byte* x, std::int64_t sharing, const ExpertRows& rows);
 
-/// Slots sorted by expert; those of one stay in their order.
+/// Slots sorted by expert. Slots of one expert keep their order.
 struct SortedSlots {
-  std::vector<std::int32_t> slots;   // [rows]
-  std::vector<std::int32_t> places;  // [slots]: the row of each
+  std::vector<std::int32_t> slots;   // [rows]: the slot of each row
+  std::vector<std::int32_t> places;  // [slots]: the row of each slot
   std::vector<std::int64_t> ends;    // [experts]: ExpertRows::ends
 
-  /// experts: of each slot, below `count`. Allocates only where there are more than before.
+  /// Sorts slots. experts: the expert of each slot, below `count`. Allocates only when there are
+  /// more slots or experts than before.
   void sort(std::span<const std::int32_t> experts, std::int64_t count);
 };
 

@@ -1,4 +1,4 @@
-// A context's codes where the host scans them: where they lie.
+// A context's codes on the host, which scans them where they lie.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@
 
 namespace topkv {
 
+/// The codes of all layers and KV heads. It points to an index and its tail, and copies nothing.
 class HostCodes final : public DeviceCodes {
  public:
   struct Head {
-    const CodesIndex* index = nullptr;  ///< null: the layer has none
-    const CodeTail* tail = nullptr;     ///< null: none
+    const CodesIndex* index = nullptr;  ///< codes of keys; null: the layer has no index
+    const CodeTail* tail = nullptr;     ///< codes of values; null: there is no tail
     RowsView rows;
   };
 
-  /// heads: [layers x kv_heads]; what they point to outlives this.
+  /// heads: [layers x kv_heads]. The index, tail and rows that they point to outlive this.
   HostCodes(std::vector<Head> heads, std::int64_t kv_heads)
       : heads_(std::move(heads)), kv_heads_(kv_heads) {}
 

@@ -1,4 +1,4 @@
-// Prefill attention on the host's cores, over rows where they lie.
+// Attention of a prefill on the host's cores. It reads rows where they lie.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Where the time of a forward pass goes: a clock on the device's own time line, so that work which
-// is only begun when a call returns is still counted where it belongs.
+// A clock for the phases of a forward pass. It runs on the device's own time line, so that work
+// that a call only begins counts for the phase that it belongs to.
 #pragma once
 
 #include <array>
@@ -20,15 +20,15 @@ using PhaseSeconds = std::array<double, phase_count>;
 class PhaseClock {
  public:
   virtual ~PhaseClock() = default;
-  /// The phase before ends here and this one begins; the same phase goes on.
+  /// Ends the phase before and begins this one. A phase that is running already goes on.
   virtual void begin(Phase phase) = 0;
-  /// The phase before ends; time until the next begin is not counted.
+  /// Ends the phase before. Time until the next begin does not count.
   virtual void end() = 0;
-  /// Seconds of all phases that have ended. Waits for the device.
+  /// Returns the seconds of all phases that have ended. Waits for the device.
   virtual PhaseSeconds seconds() = 0;
 };
 
-/// For a device whose calls return when the work is done.
+/// The clock of a device whose calls return when their work is done.
 class HostPhaseClock final : public PhaseClock {
  public:
   void begin(Phase phase) override {
