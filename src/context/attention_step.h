@@ -1,4 +1,4 @@
-// What every AttentionStep must keep, in prefill and in sessions.
+// Checks of an AttentionStep, in prefills and in sessions.
 #pragma once
 
 #include "topkv/attention.h"
@@ -6,14 +6,18 @@
 
 namespace topkv {
 
-/// Throws InvalidArgument when the layer is none of the shape's, there is no token or more than
-/// memory can hold, K and V are of tokens that the step does not have, a pointer is null that must
-/// not be, or what is written overlaps what is read (out may be q).
+/// Checks a step by itself. Throws InvalidArgument when:
+/// - the shape does not have the layer;
+/// - there is no token, or more tokens than memory can hold;
+/// - K and V belong to tokens that the step does not have;
+/// - q, out, k or v is null; k and v may be null in a step without rows;
+/// - a tensor that is written overlaps one that is read; out may be q itself.
 void check_step(const AttentionShape& shape, const AttentionStep& step);
 
-/// Throws InvalidArgument when the step, whose tokens are so many from position `first` on, lacks a
-/// query that one of them needs to meet an earlier chunk, or has such a query and the shape has no
-/// chunks.
+/// Checks the queries of a step by chunks, whose `tokens` tokens are at positions `first` and on.
+/// Throws InvalidArgument when:
+/// - a token needs q_next or q_far for an earlier chunk, and it is null;
+/// - q_next or q_far is given, and the shape has no chunks.
 void check_chunks(const AttentionShape& shape, const AttentionStep& step, std::int64_t first,
                   std::int64_t tokens);
 

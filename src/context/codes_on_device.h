@@ -1,4 +1,4 @@
-// Giving a device the codes of a context (index/codes_index.h).
+// Codes of a context (index/codes_index.h) on the device that scans them.
 #pragma once
 
 #include <memory>
@@ -14,29 +14,35 @@
 
 namespace topkv {
 
-/// RetrievalOptions::tail of a session that has none.
+/// RetrievalOptions::tail of a session without a tail.
 inline constexpr std::string_view no_tail = "none";
 
-/// What a device is given of one head; tail: null: none. It points to what it was made of.
+/// Returns the codes of one KV head, as a device takes them. They point to the index, the tail and
+/// the rows. tail: null if there is no tail.
 HeadCodes codes_of(const CodesIndex& index, const CodeTail* tail, const RowsView& rows);
 
-/// The index's codes where the device scans them; null: it does not. The host scans those of at
-/// least one key and at most 2^30 where they lie. A CUDA device scans such of up to 64 bytes a key
-/// in its memory: made at the first call and kept, with the device, while the index lives, unless
-/// another one asks. segment: the index's. Safe from many threads, of which none holds the device's
-/// lock. Throws OutOfMemory, as refuse_index does.
+/// Returns an index's codes for a device that scans them. Null: the device does not scan these
+/// codes.
+///
+/// The index must have from 1 to 2^30 keys. The host scans codes where they lie. A CUDA device
+/// scans codes of at most 64 bytes a key in its own memory. The first call makes that copy. The
+/// index keeps it, with the device, while it lives, or until another device asks.
+///
+/// segment: the segment that the index is over. Safe from many threads, none of which may hold the
+/// device's lock. Throws OutOfMemory as refuse_index does.
 std::shared_ptr<const DeviceCodes> codes_on(const Device& device, const AttentionShape& shape,
                                             const Segment& segment, const SegmentIndex& index);
 
-/// Throws what a device had no room for, with what to do.
+/// Throws OutOfMemory for codes or key summaries that a device has no room for. The message says
+/// what to do.
 [[noreturn]] void refuse_index(const Device& device, const OutOfMemory& error);
 
-/// Whether rows are chosen, and a tail made, as scans do it: no other tail, each query head for
-/// itself.
+/// Returns whether these options choose rows, and make a tail, in the way of scans. The tail is
+/// then the index's own or none, and each query head chooses for itself.
 bool chooses_by_scan(const RetrievalOptions& options);
 
-/// Bytes that they would take of a device that need not be there (device_index_bytes); 0: it scans
-/// none.
+/// Returns the bytes that codes would take of a device, which need not be there
+/// (device_index_bytes). 0: the device would scan no codes.
 std::int64_t device_code_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                std::int64_t tokens, const DeviceSizes& device);
 

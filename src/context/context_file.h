@@ -1,4 +1,5 @@
-// What reads and writes contexts' files (topkv/context_file.h) reaches into contexts by this.
+// Access to the inside of a Context, for the code that reads and writes contexts' files
+// (topkv/context_file.h).
 #pragma once
 
 #include <memory>

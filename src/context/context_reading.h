@@ -1,4 +1,4 @@
-// A context out of an open file: all of it, or index after index.
+// Reading a context from an open file: into memory, or part by part to check it.
 #pragma once
 
 #include <atomic>
@@ -15,20 +15,23 @@
 
 namespace topkv {
 
-/// One thread at a time; read() is safe from any.
+/// Reads one context. One thread at a time; read() is safe from any thread.
 class ContextReading {
  public:
-  /// open: outlives this. Throws InvalidArgument for specs that are not understood.
+  /// `open` outlives this. Throws InvalidArgument for an invalid spec in the options, and
+  /// Unsupported when all indices are wanted and one is unknown.
   ContextReading(const OpenContext& open, const ContextLoadOptions& options);
 
-  /// Bytes of all that is to be read, and those that have been.
+  /// Returns the bytes that load reads in all.
   std::int64_t bytes() const { return bytes_; }
+  /// Returns the bytes that have been read.
   std::int64_t read() const { return read_; }
 
+  /// Loads the context.
   LoadedContext load(const std::stop_token& stop);
 
-  /// Checks what load does, and that rows are finite, where they lie in the file. Of indices there
-  /// are as many heads in memory at a time as there are threads.
+  /// Checks everything that load checks, with rows where they lie in the file. At most one head of
+  /// an index for each thread is in memory at a time.
   void check(const std::stop_token& stop);
 
  private:
@@ -54,8 +57,8 @@ class ContextReading {
 
   const OpenContext& open_;
   ContextLoadOptions options_;
-  std::vector<bool> wanted_;  // of the file's indices
-  std::vector<bool> heads_;   // of these, those whose heads are read: for themselves, or others
+  std::vector<bool> wanted_;  // whether each index of the file is wanted
+  std::vector<bool> heads_;   // whether its heads are read, for itself or for another index
   std::stop_token stop_;
   std::int64_t bytes_ = 0;
   std::atomic<std::int64_t> read_ = 0;

@@ -1,8 +1,9 @@
 // The layout of a context file: a header, a table of sections, checksums of their blocks, and the
-// sections, each on a page of its own. docs/reference/context-files.md has it byte by byte.
+// sections. Each section begins on a page. docs/reference/context-files.md describes it byte by
+// byte.
 //
-// Bytes from a file are hostile: parse() gives a table whose places lie within the file and do not
-// overlap, whoever wrote it.
+// Bytes from a file are hostile. parse() returns a table whose sections lie within the file and do
+// not overlap, whoever wrote it.
 #pragma once
 
 #include <algorithm>
@@ -17,23 +18,24 @@
 
 namespace topkv {
 
-/// What a section holds. Numbers are never given anew.
+/// The content of a section. A number is never used for another kind.
 enum class SectionKind : std::uint32_t {
   meta = 1,      ///< JSON (file_meta.h)
-  tokens = 2,    ///< ids, int32
+  tokens = 2,    ///< token ids, int32
   channels = 3,  ///< scales of keys' channels, float32 [layers, kv_heads, head_dim]
-  keys = 4,      ///< of a layer and KV head: rows, each of vector_bytes
-  values = 5,    ///< likewise
-  queries = 6,   ///< of a layer: what KeptQueries keeps
-  index = 7,     ///< of an index, a layer and a KV head: what it has learned
-  tail = 8,      ///< likewise, of its tail
-  bias = 9,      ///< of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)
+  keys = 4,      ///< keys of a layer and KV head, each of vector_bytes
+  values = 5,    ///< values of a layer and KV head, each of vector_bytes
+  queries = 6,   ///< kept queries of a layer (KeptQueries)
+  index = 7,     ///< data of an index, for a layer and KV head
+  tail = 8,      ///< data of an index's tail, for a layer and KV head
+  bias = 9,  ///< bias of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)
 };
 
 inline bool is_known(SectionKind kind) {
   return kind >= SectionKind::meta && kind <= SectionKind::bias;
 }
 
+/// One section of a file.
 struct Section {
   SectionKind kind = {};
   bool required = true;  ///< a reader that does not know its kind must refuse the file
@@ -41,32 +43,33 @@ struct Section {
   std::uint32_t layer = 0;
   std::uint32_t kv_head = 0;
   std::int64_t bytes = 0;
-  std::int64_t at = 0;              ///< of the file, a multiple of `page`
-  std::int64_t first_checksum = 0;  ///< of its blocks
+  std::int64_t at = 0;              ///< offset in the file, a multiple of `page`
+  std::int64_t first_checksum = 0;  ///< number of the checksum of its first block
 
-  /// Whether a class says what it has (Archive); others lie in memory as in the file.
+  /// Returns whether a class reads and writes it field by field (Archive). Other sections lie in
+  /// memory as they lie in the file.
   bool is_archived() const {
     return kind == SectionKind::queries || kind == SectionKind::index || kind == SectionKind::tail;
   }
-  /// "K of layer 3, KV head 1": for messages.
+  /// Returns its name for messages, such as "K of layer 3, KV head 1".
   std::string name() const;
 };
 
-/// Where everything lies.
+/// The table of a file: where each section lies, and the checksums.
 struct FileTable {
   static constexpr std::uint32_t version = 1;
   static constexpr std::int64_t page = 4096;
-  static constexpr std::int64_t block = std::int64_t{4} << 20;  // that a checksum is of
+  static constexpr std::int64_t block = std::int64_t{4} << 20;  // bytes that one checksum covers
   static constexpr std::int64_t header_bytes = 64;
   static constexpr std::int64_t section_bytes = 48;
   static constexpr std::int64_t most_sections = std::int64_t{1} << 24;
 
-  std::vector<Section> sections;         ///< by their places
-  std::vector<std::uint64_t> checksums;  ///< of all blocks
+  std::vector<Section> sections;         ///< in the order of their offsets
+  std::vector<std::uint64_t> checksums;  ///< one for each block, section by section
 
   static std::int64_t whole_pages(std::int64_t bytes) { return (bytes + page - 1) / page * page; }
   static std::int64_t blocks(std::int64_t bytes) { return (bytes + block - 1) / block; }
-  /// Bytes of number i of a section's blocks.
+  /// Returns the bytes of block number i of a section.
   static std::int64_t block_bytes(const Section& section, std::int64_t i) {
     return std::min(block, section.bytes - i * block);
   }
@@ -77,25 +80,27 @@ struct FileTable {
     return checksums[static_cast<std::size_t>(section.first_checksum + i)];
   }
 
-  /// Gives sections, of which kind and size are known, their places. Of the file: how long it is.
+  /// Sets the offsets of all sections, whose kinds and sizes are known. Returns the length of the
+  /// file.
   std::int64_t place();
-  /// Bytes before the first section.
+  /// Returns the bytes before the first section.
   std::int64_t bytes() const;
-  /// Header, table and checksums, as they stand in a file of so many bytes.
+  /// Returns header, table and checksums, as they stand in a file of file_bytes bytes.
   std::vector<std::byte> encode(std::int64_t file_bytes) const;
 
-  /// Whether the file begins as contexts' files do. False where it cannot be read.
+  /// Returns whether a file begins as contexts' files do. False if it cannot be read.
   static bool begins(const std::filesystem::path& path);
-  /// Reads and checks them. Throws FileError, which says what is wrong: no context file, damaged or
-  /// cut off; Unsupported for another version, and a section of a kind that is required and not
-  /// known.
+  /// Reads and checks header, table and checksums. Throws FileError for a file that is not a
+  /// context's, is damaged, or is cut off. Throws Unsupported for another version, and for a
+  /// required section of an unknown kind.
   static FileTable parse(const ReadableFile& file);
 };
 
-/// Throws FileError unless what follows `what`, which ends there, is 0 up to the next page.
+/// Throws FileError unless all bytes from `end` to the next page are 0. what: the part that ends
+/// there, for the message.
 void check_zeros(const ReadableFile& file, std::int64_t end, std::string_view what);
 
-/// Throws FileError: "path: section: what".
+/// Throws FileError with the message "path: section: what".
 [[noreturn]] void fail_section(const std::filesystem::path& path, const Section& section,
                                std::string_view what);
 

@@ -1,4 +1,4 @@
-// The description in a context file: JSON, for people too.
+// The description in a context file, in JSON, which people can read, too.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,19 @@
 
 namespace topkv {
 
+/// The description of a context. The members mean what they do in ContextFileInfo.
 struct FileMeta {
-  /// An index, in the order in which the context has them.
+  /// An index or a tail. They are in the order of the context.
   struct Index {
-    std::string spec;            ///< as the file spells it
-    std::int64_t heads_of = -1;  ///< the index, before it, whose heads serve it too; -1: its own
-    std::size_t owner = 0;       ///< whose heads these are: itself, or one before it
-    /// None: this version does not know it, spelled so, for such keys and with these heads; a
-    /// later one may.
+    std::string spec;            ///< the file's spelling
+    std::int64_t heads_of = -1;  ///< number of an earlier index whose heads it shares; -1: none
+    std::size_t owner = 0;       ///< the index that has the heads: itself, or an earlier one
+    /// The spec, if this topkv can load the index. Not set: it does not know the spec, in this
+    /// spelling, for such keys, with these heads; a later topkv may.
     std::optional<IndexSpec> known = {};
   };
 
-  /// Specs of the indices that this version knows.
+  /// Returns the specs of the indices that this topkv knows.
   std::vector<std::string> known_specs() const;
 
   std::string writer;
@@ -38,10 +39,11 @@ struct FileMeta {
   ContextEnd end;
 };
 
+/// Returns the JSON text of a description.
 std::string write_meta(const FileMeta& meta);
 
-/// Throws FileError for what cannot be a context: the shape is checked, and the rows of so many
-/// tokens are a number of bytes.
+/// Parses a description. Throws FileError for one that cannot be of a context: its shape is
+/// checked, and 64 bits must count the bytes of its rows.
 FileMeta parse_meta(std::string_view text, const std::filesystem::path& path);
 
 }  // namespace topkv

@@ -1,4 +1,4 @@
-// Which sections a context's file has, in their order, and the bytes of one on their way.
+// The sections of a context's file, in their order, and archives that read and write one of them.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,26 @@
 
 namespace topkv {
 
-/// What of a context is optional.
+/// The optional parts of a context that a file has.
 struct SectionsOf {
   bool tokens = false;
   bool queries = false;
-  bool bias = false;  ///< of keys; those that are not in q8 or q4 have none
+  bool bias = false;  ///< bias of keys, for keys in q8 or q4
 };
 
-/// What a file of so many sections cannot be described as, before sections_of lists as many as it
-/// says; empty: nothing.
+/// Checks a description before sections_of lists its sections: whether a file with this number of
+/// sections can have it. Returns what is wrong, or an empty text.
 std::string too_few_sections(const FileMeta& meta, std::int64_t sections);
 
-/// All sections of such a context but for the description, which is the first, and for those of
-/// indices that are not known; those whose size follows from it have that, others have 0.
+/// Returns all sections of a context's file, without two kinds: the description, which is the
+/// first, and sections of unknown indices. A section has its size if that follows from the
+/// description, else 0.
 std::vector<Section> sections_of(const FileMeta& meta, const SectionsOf& has);
 
-/// Bytes that an archive takes.
+/// Counts the bytes that an archive takes.
 class CountingArchive final : public Archive {
  public:
-  /// section: outlives it; for messages.
+  /// section: for messages; it outlives this.
   explicit CountingArchive(const Section& section) : section_(section) {}
   bool reading() const override { return false; }
   std::int64_t bytes() const { return bytes_; }
@@ -47,14 +48,14 @@ class CountingArchive final : public Archive {
   std::int64_t bytes_ = 0;
 };
 
-/// Writes a section block by block, and notes their checksums.
+/// Writes a section block by block, and notes the checksums of its blocks.
 class SectionWriter final : public Archive {
  public:
-  /// written: is told of bytes; may throw.
+  /// written: called with the bytes of each block; it may throw.
   SectionWriter(ReplacingFile& file, FileTable& table, const Section& section,
                 const std::function<void(std::int64_t)>& written);
   bool reading() const override { return false; }
-  /// REQUIRES: as many bytes as the section has were given.
+  /// Writes the last block. REQUIRES: all bytes of the section were written.
   void finish();
 
  protected:
@@ -70,17 +71,17 @@ class SectionWriter final : public Archive {
   const Section& section_;
   const std::function<void(std::int64_t)>& written_;
   std::vector<std::byte> block_;
-  std::int64_t full_ = 0;    // of the block
-  std::int64_t number_ = 0;  // of the block
+  std::int64_t full_ = 0;    // bytes in block_
+  std::int64_t number_ = 0;  // number of the block
 };
 
-/// Reads a section block by block, each checked before any of its bytes are given.
+/// Reads a section block by block. Each block is checked before any of its bytes are returned.
 class SectionReader final : public Archive {
  public:
   SectionReader(const ReadableFile& file, const FileTable& table, const Section& section,
                 const std::function<void(std::int64_t)>& read);
   bool reading() const override { return true; }
-  /// Throws FileError when there is more than was asked for.
+  /// Throws FileError when the section has bytes that were not read.
   void finish() const;
 
  protected:
@@ -94,10 +95,10 @@ class SectionReader final : public Archive {
   const Section& section_;
   const std::function<void(std::int64_t)>& read_;
   std::vector<std::byte> block_;
-  std::int64_t given_ = 0;  // bytes
+  std::int64_t given_ = 0;  // bytes that were returned
 };
 
-/// Reads number i of a section's blocks to `to`, and checks it. Throws FileError.
+/// Reads block number i of a section to `to`, and checks it. Throws FileError when it is damaged.
 void read_block(const ReadableFile& file, const FileTable& table, const Section& section,
                 std::int64_t i, std::byte* to);
 

@@ -1,4 +1,4 @@
-// Making an index of all rows of a segment.
+// Building an index over all rows of a segment.
 #pragma once
 
 #include <memory>
@@ -10,9 +10,12 @@
 
 namespace topkv {
 
-/// All heads in parallel; one that the segment has serves where it can. The device makes codes of
-/// rows that it can copy quickly, and clusters keys where it has room. REQUIRES: the spec suits the
-/// rows (IndexSpec::check). Throws what progress throws, which ends the work.
+/// Builds an index, all heads in parallel. If another index of the segment can serve with its
+/// heads, they are shared.
+///
+/// device: makes the codes of page-locked rows, and clusters keys if it has room. progress: stage
+/// "index", in keys; an exception that it throws ends the work and is rethrown. REQUIRES: the spec
+/// suits the rows (IndexSpec::check).
 std::shared_ptr<const SegmentIndex> build_index(const IndexSpec& spec, const AttentionShape& shape,
                                                 const Segment& segment, const ProgressFn& progress,
                                                 const Device& device);

@@ -1,4 +1,5 @@
-// Indices that grow while a device prefills: the host's idle cores insert keys as they arrive.
+// Indices that grow while a device prefills: the host's idle cores insert keys as they arrive in
+// host memory.
 #pragma once
 
 #include <condition_variable>
@@ -16,25 +17,30 @@
 
 namespace topkv {
 
-/// Owns a thread from its construction to freeze (or destruction), if any spec can grow. The
-/// builder outlives it, and meanwhile has room for all its tokens and keeps those it has.
+/// Grows indices beside a builder, on a thread of its own. The thread lives from construction to
+/// freeze or destruction; without a spec that can grow there is no thread.
+///
+/// REQUIRES: the builder outlives it. Meanwhile the builder has room for all its tokens, and does
+/// not give any back.
 class IndexGrowth {
  public:
-  /// Specs whose index cannot grow are left out. Throws InvalidArgument on a spec not understood.
+  /// Starts the thread. Specs whose index cannot grow are ignored. Throws InvalidArgument for an
+  /// invalid spec.
   IndexGrowth(const std::vector<std::string>& specs, ContextBuilder& builder);
   ~IndexGrowth();
   IndexGrowth(const IndexGrowth&) = delete;  // owns a thread
   IndexGrowth& operator=(const IndexGrowth&) = delete;
 
-  /// builder.freeze() with the indices: inserts what is left, and reports how far that is. Rethrows
-  /// what went wrong, and what progress throws, which ends the work.
+  /// Freezes the builder, inserts the keys that are left, and returns the context with the indices.
+  /// Reports progress meanwhile. Rethrows a failure of the thread. An exception that progress
+  /// throws ends the work and is rethrown.
   std::shared_ptr<const Context> freeze(const ProgressFn& progress);
 
  private:
   void run();
   void insert_all();
-  /// Inserts keys that have arrived, of heads with at least so many new ones; false: there are
-  /// none.
+  /// Inserts keys that have arrived, in heads with at least `at_least` new keys. Returns false if
+  /// no head has them.
   bool insert(std::int64_t at_least);
   void wait_for_rest(const ProgressFn& progress);
 

@@ -1,4 +1,4 @@
-// A context's file that is open, whose sections are those of what it says of itself.
+// An open file of a context, whose sections fit its description.
 #pragma once
 
 #include <filesystem>
@@ -20,11 +20,11 @@ inline bool is_of_index(const Section& section) {
   return section.kind == SectionKind::index || section.kind == SectionKind::tail;
 }
 
-/// Safe from many threads.
+/// An open file of a context. Safe from many threads.
 class OpenContext {
  public:
-  /// Throws FileError for what is no context's file, or has other sections, or of other sizes, than
-  /// follow from its description; Unsupported for a file of another version.
+  /// Opens a file. Throws FileError for a file that is not a context's, and for sections or sizes
+  /// other than its description requires. Throws Unsupported for a file of another version.
   explicit OpenContext(const std::filesystem::path& path);
 
   const ReadableFile& file() const { return file_; }
@@ -32,10 +32,10 @@ class OpenContext {
   const FileMeta& meta() const { return meta_; }
   const SectionsOf& has() const { return has_; }
 
-  /// Those of a kind.
+  /// Returns the sections of a kind.
   std::vector<const Section*> of(SectionKind kind) const;
 
-  /// Reads and checks a section that lies in memory as in the file.
+  /// Reads and checks a section that lies in memory as it lies in the file.
   void read_all(const Section& section, void* to) const;
 
  private:

@@ -1,12 +1,13 @@
-// From when on codes stand for a session's own rows.
+// The number of a session's own rows from which on they get codes.
 #pragma once
 
 #include <cstdint>
 
 namespace topkv {
 
-/// Rows that have left the window; fewer cost a step little as they are. A host attends these about
-/// as fast as it scans, and finds less to gain. Tests lower that one.
+/// Own rows that have left the window. Fewer rows cost a step little when they are attended
+/// exactly. The host gains less by codes, because it attends rows about as fast as it scans codes.
+/// Tests lower the host's number.
 inline constexpr std::int64_t least_coded_on_device = 2048;
 inline std::int64_t least_coded_on_host = 12288;
 

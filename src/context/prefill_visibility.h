@@ -1,4 +1,4 @@
-// What tokens may attend in a prefill, layer by layer.
+// The earlier tokens that tokens of a prefill may attend, layer by layer.
 #pragma once
 
 #include "src/device/device_prefill.h"
@@ -6,8 +6,8 @@
 
 namespace topkv {
 
-/// Layers with a sliding window attend that, the others as `attention` says. Throws InvalidArgument
-/// on a window below 1 or negative sinks.
+/// Returns the window of each layer. A layer with a sliding window attends that window; other
+/// layers follow `attention`. Throws InvalidArgument for a window below 1 and for negative sinks.
 PrefillVisibility prefill_visibility(const AttentionShape& shape,
                                      const PrefillAttention& attention);
 

@@ -1,4 +1,4 @@
-// Choosing rows for the queries of one KV head's group.
+// Choosing the rows that the queries of one KV head attend, after a search.
 #pragma once
 
 #include <cstdint>
@@ -11,61 +11,65 @@
 
 namespace topkv {
 
-/// For each query of a block, the rows that it attends in each of some segments, which go by their
-/// number here. Keeps its buffers, so that selecting in the decode step does not allocate once it
-/// has grown.
+/// The rows that each query of a block attends, in each of several segments. Segments go by their
+/// number here.
+///
+/// It keeps its buffers, so that a decode step does not allocate once they have grown.
 class Selector {
  public:
-  /// segments: they outlive this.
+  /// The segments outlive this.
   explicit Selector(std::span<const Segment> segments)
       : segments_(segments), found_(segments.size()), chosen_(segments.size()) {}
 
-  /// What a search of a segment finds for the queries, to be put here.
+  /// Returns the place for the result of a search of a segment.
   SearchResult& found(std::size_t segment) { return found_[segment]; }
 
-  /// Of what was found last, has each query attend the k best of all segments together.
-  /// REQUIRES: no more than were searched for.
+  /// Lets each query attend the k best rows that were found last, of all segments together.
+  /// REQUIRES: k is at most the k of the search.
   void choose(std::int64_t k);
 
-  /// The queries of some tokens for a KV head.
+  /// The queries of some tokens for one KV head.
   struct Groups {
     const float* queries = nullptr;  // [tokens, heads, dim]
     std::int64_t heads = 1;
     std::int64_t layer = 0, kv_head = 0;
     float scale = 1, softcap = 0;
   };
-  /// Likewise, but that the heads of a group share one selection: the k rows with the largest sum
-  /// of the heads' softmax weights, of those that are among the k best of any head. (Weights are
-  /// relative to what all of these weigh for a head.)
+  /// Lets the heads of a group attend one selection of k rows. The candidates are the k best rows
+  /// of each head that were found last. The k candidates with the largest sum of the heads' softmax
+  /// weights are selected. A head's weights are its softmax over the candidates.
   void choose_shared(std::int64_t k, const Groups& groups);
 
-  /// Goes on with these of the queries alone (ascending), which are numbered anew.
+  /// Keeps the search results of these queries alone, and numbers them anew from 0. `queries` is
+  /// ascending.
   void keep(std::span<const std::int64_t> queries);
 
-  /// For so many queries there was no search.
+  /// Sets empty search results for a number of queries.
   void find_nothing(std::int64_t queries);
 
-  /// Has so many queries attend nothing.
+  /// Sets empty selections for a number of queries.
   void reset(std::int64_t queries);
 
-  /// Has a query attend all of a range of a segment's positions, and no others of it.
+  /// Lets a query attend a range of a segment's positions, and no other position of the segment.
   void take(std::size_t segment, std::int64_t query, const PositionRange& range);
 
-  /// A score (q·k) that no row has for a query that was searched and not selected, but for what an
-  /// approximate search misses. Infinity where all were taken.
+  /// Returns a bound for a query's scores q·k of rows that were searched and not selected. Rows
+  /// that an approximate search missed may be above it. Infinity: every row that was found is
+  /// selected.
   float ceiling(std::int64_t query) const { return ceilings_[static_cast<std::size_t>(query)]; }
 
-  /// What a query attends: positions within the segment, ascending and unique.
+  /// Returns the positions that a query attends in a segment: ascending, unique, counted within the
+  /// segment.
   const std::vector<std::int64_t>& of(std::size_t segment, std::int64_t query) const {
     return chosen_[segment][static_cast<std::size_t>(query)];
   }
-  /// How many rows that is in the first so many segments.
+  /// Returns how many rows a query attends in the first `segments` segments.
   std::int64_t rows(std::int64_t query, std::size_t segments) const;
 
  private:
   struct Candidate {
     float score;
-    std::int64_t position;  // of the sequence
+    std::int64_t position;  // counted in the whole sequence
   };
   void collect(std::int64_t query, std::int64_t k);
   void take_best(std::int64_t k);
@@ -74,13 +78,13 @@ class Selector {
 
   std::span<const Segment> segments_;
   std::vector<SearchResult> found_;                             // per segment
-  std::vector<std::vector<std::vector<std::int64_t>>> chosen_;  // likewise, per query
+  std::vector<std::vector<std::vector<std::int64_t>>> chosen_;  // per segment and query
   std::vector<Candidate> candidates_;
-  std::vector<Candidate> all_;           // of a group, before some are taken
+  std::vector<Candidate> all_;           // candidates of a group, before the best are chosen
   std::vector<float> ceilings_;          // per query
-  std::vector<std::int64_t> positions_;  // of candidates, within a segment
+  std::vector<std::int64_t> positions_;  // of candidates, counted within a segment
   std::vector<float> scores_,
-      weights_;  // of candidates for the heads of a group: [heads, candidates]
+      weights_;  // of a group: [heads, candidates]
 };
 
 }  // namespace topkv

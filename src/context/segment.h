@@ -1,8 +1,11 @@
-// Consecutive tokens of a sequence: their rows of all layers and KV heads, and indices over them.
+// A segment: consecutive tokens of a sequence, with their rows of all layers and KV heads, and
+// indices over these rows.
 //
-// A context has a frozen segment, which its sessions share; each of these has one of its own, which
-// grows. Positions within a segment's rows and indices are its own: 0 is the token at `first`.
-// Threads: const members are safe from many, while one may append rows (row_store.h).
+// A context has a frozen segment, which its sessions share. Each session has another segment of its
+// own, which grows. Positions in a segment's rows and indices count from its first token, whose
+// position in the sequence is `first`.
+//
+// Threads: const members are safe from many threads while one thread appends rows (row_store.h).
 #pragma once
 
 #include <algorithm>
@@ -22,48 +25,50 @@
 
 namespace topkv {
 
-/// An index in one layer, per KV head; of none where the layer has a sliding window.
+/// An index in one layer: [kv_heads]. It is empty for a layer with a sliding window.
 struct LayerIndex {
   std::vector<std::shared_ptr<KeyIndex>> heads;
-  std::vector<std::unique_ptr<RowTail>> tails;  ///< null where the index has none
+  std::vector<std::unique_ptr<RowTail>> tails;  ///< null if the index has no tail
 };
 
-/// An index over the rows of a segment, which outlive it.
+/// An index over the rows of a segment, in all layers. The rows outlive it.
 struct SegmentIndex {
-  /// Of no keys yet.
+  /// Makes an index without keys.
   SegmentIndex(const IndexSpec& spec, const AttentionShape& shape);
 
   const LayerIndex& layer(std::int64_t layer) const {
     return layers[static_cast<std::size_t>(layer)];
   }
-  /// Keys inserted so far, over all heads. Safe from any thread.
+  /// Returns the number of keys inserted so far, over all heads. Safe from any thread.
   std::int64_t inserted() const;
-  /// Keys that there are when each head has those of so many tokens.
+  /// Returns the number of keys, over all heads, of an index over `tokens` tokens.
   std::int64_t keys(std::int64_t tokens) const;
-  /// Bytes of the tails and, if wanted, of the heads.
+  /// Returns the bytes of the tails, and of the indices too if `heads` is true.
   std::int64_t memory(bool heads) const;
 
   IndexSpec spec;
   std::vector<LayerIndex> layers;
-  bool shared = false;  ///< the heads are another's too, which counts them
+  bool shared = false;  ///< the heads belong to another SegmentIndex, too, which counts their bytes
 
-  // What the last device that asked has of it (codes_on_device.h, selection_on_device.h).
+  // The copy of the last device that asked for one (codes_on_device.h, selection_on_device.h).
   mutable std::mutex mutex;
   mutable std::shared_ptr<ComputeDevice> device;
   mutable std::shared_ptr<const DeviceCodes> codes;
   mutable std::shared_ptr<const DeviceSelection> selection;
 };
 
-/// A value: copies share rows and indices. Whoever fills the rows keeps a pointer to do so.
+/// Rows and the indices over them. A value: copies share rows and indices. Whoever appends rows
+/// keeps a pointer to the store.
 struct Segment {
-  std::int64_t first = 0;  ///< position of its first token
+  std::int64_t first = 0;  ///< position of its first token in the sequence
   std::shared_ptr<const RowStore> store;
   std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
-  std::shared_ptr<const KeptQueries> queries = {};  ///< of its prefill; null: none are known
-  /// Of a session's own rows that were taken out of it: the tokens of its context. -1: of others,
-  /// or not known.
+  std::shared_ptr<const KeptQueries> queries = {};  ///< queries of its prefill; null: unknown
+  /// For rows that Session::own_rows copied: the tokens of the session's context. -1: other rows,
+  /// or unknown.
   std::int64_t tokens_before = -1;
-  std::int64_t most_tokens = std::numeric_limits<std::int64_t>::max();  ///< of the store's
+  /// The most rows of the store that count.
+  std::int64_t most_tokens = std::numeric_limits<std::int64_t>::max();
 
   std::int64_t tokens(std::int64_t layer) const {
     return std::min(store->size(layer), most_tokens);
@@ -71,15 +76,16 @@ struct Segment {
   RowsView rows(std::int64_t layer, std::int64_t kv_head) const {
     return store->rows(layer, kv_head).part({0, tokens(layer)});
   }
-  /// Of its indices.
+  /// Returns the specs of its indices.
   std::vector<std::string> specs() const;
-  /// The index with this spec, in normal form; null: none.
+  /// Returns the index with a spec that has all defaults spelled out. Null: there is no such index.
   const SegmentIndex* find(std::string_view normal) const;
-  /// However it is spelled. Throws InvalidArgument when there is none.
+  /// Returns the index with a spec in any spelling. Throws InvalidArgument when there is no such
+  /// index.
   const SegmentIndex& index(std::string_view spec) const;
-  /// Finds up to k of the best rows for each query: with one of its indices or, null, where they
-  /// lie, exactly. given: entries that a device chose in the index's place; null: none. Throws as
-  /// KeyIndex::search does.
+  /// Finds up to k of the best rows for each query. index: one of the segment's indices; null:
+  /// exact search of the rows where they lie. given: entries that a device chose in place of the
+  /// index; null: the index chooses. Throws as KeyIndex::search does.
   void search(const SegmentIndex* index, std::int64_t layer, std::int64_t kv_head,
               const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
               SearchResult& result) const;

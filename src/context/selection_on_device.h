@@ -1,4 +1,4 @@
-// Giving a device what stands for a context's keys (index/stand_ins.h).
+// Key summaries of a context (index/stand_ins.h) on the device that chooses entries by them.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,17 @@
 
 namespace topkv {
 
-/// What stands for the index's keys where a CUDA device chooses by it; null: the host searches.
-/// Made at the first call and kept as codes are (codes_on_device.h), and refused as they are where
-/// there is no room. segment: the index's. Safe from many threads, of which none holds the device's
-/// lock. Throws OutOfMemory.
+/// Returns an index's key summaries for a CUDA device that chooses by them. Null: the host
+/// searches.
+///
+/// The first call makes the copy. The index keeps it, as codes_on does. Safe from many threads,
+/// none of which may hold the device's lock. Throws OutOfMemory as refuse_index does.
 std::shared_ptr<const DeviceSelection> selection_on(const Device& device,
                                                     const AttentionShape& shape,
                                                     const SegmentIndex& index);
 
-/// Bytes that it would take of a device that need not be there; 0: the host would search.
+/// Returns the bytes that key summaries would take of a device, which need not be there. 0: the
+/// host would search.
 std::int64_t device_selection_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                     std::int64_t tokens, const DeviceSizes& device);
 

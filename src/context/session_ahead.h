@@ -1,4 +1,8 @@
-// A session's steps that go ahead of their lists.
+// Steps that go ahead: the call returns before the rows that a scan lists are attended.
+//
+// A CUDA device that scans codes for one token lists rows for the host to attend. Waiting for them
+// would keep the caller from enqueueing the next layer. A thread of the session attends them
+// instead, and the device waits for its result.
 #pragma once
 
 #include <array>
@@ -12,32 +16,37 @@
 
 namespace topkv {
 
-/// A thread that attends what scans list for a session's steps, with others' help, while the
-/// session's caller has the device begin with the next step. It calls nothing of a device's driver,
-/// and waits for nothing but what the device has been given before: whatever the caller waits for,
-/// it goes on.
+/// The thread of one session that attends the rows that scans list, with the help of other threads.
+/// The caller lets the device begin with the next step meanwhile.
+///
+/// The thread calls no function of the device's driver. It waits only for work that the device was
+/// given before. It therefore goes on whatever the caller waits for.
 class Session::State::Ahead {
  public:
   explicit Ahead(State& of);
-  /// What was given comes to its end first.
+  /// Waits until every step that was given is done.
   ~Ahead();
   Ahead(const Ahead&) = delete;  // the thread knows where it is
   Ahead& operator=(const Ahead&) = delete;
 
-  /// Before the first step. Throws Error when there is no thread to be had.
+  /// Starts the thread, unless it runs. To be called before the first step. Throws Error when there
+  /// is no thread.
   void start();
-  /// A step that goes ahead, whose scan has begun. threads: that may work on it. REQUIRES: started;
-  /// of the steps given before, one at most was not collected.
+  /// Gives the thread a step that goes ahead, whose scan has begun. threads: the number of threads
+  /// that may work on it. REQUIRES: start was called, and at most one step that was given before is
+  /// not collected.
   void give(const Part& part, std::int64_t threads);
-  /// Waits for the steps given but the last so many, and adds what they did to the session's
-  /// figures. Gives when the last of these was done. Safe from many threads.
+  /// Waits for all steps that were given except the last `last` ones, and adds their counts and
+  /// times to the session's. Returns when the last of them was done. Safe from many threads.
   Clock::time_point collect_all_but(std::uint64_t last);
-  /// What the last step given does, or meets, goes for nothing, if it was this one.
+  /// Drops the last step that was given, if it is the step of `part`: its counts and its failure
+  /// are ignored.
   void drop(const Part& part);
-  /// What steps that were collected threw, the first of them, once.
+  /// Returns the first exception of the steps that were collected, once. Null: none failed.
   std::exception_ptr take_error();
 
  private:
+  /// A step that was given.
   struct Task {
     Part part;
     std::int64_t threads = 1;
@@ -55,8 +64,8 @@ class Session::State::Ahead {
   static constexpr std::uint64_t no_more = ~std::uint64_t{0};
   State& of_;
   std::array<Task, 2> tasks_;
-  std::uint64_t count_ = 0;  // of tasks that were given
-  std::mutex collecting_;    // what follows
+  std::uint64_t count_ = 0;  // number of tasks that were given
+  std::mutex collecting_;    // protects the next three members
   std::uint64_t collected_ = 0;
   Clock::time_point last_done_;
   std::exception_ptr error_;

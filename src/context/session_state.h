@@ -1,4 +1,21 @@
-// What a session holds, and its step.
+// The state of a session, and its decode step.
+//
+// A step takes one layer's q, k and v of a few tokens. Their rows join the session's own rows.
+// Attention is then merged from partials over disjoint sets of rows:
+//
+// - Rows that are attended in any case, in `backend`: sinks and window, or every row of a dense
+//   layer.
+// - Rows that are found in the context, and among own rows. The host searches (session_search.cc),
+//   or the device scans codes (session_scan.cc), or the device chooses entries and the host makes
+//   rows of them.
+// - Own rows between sinks and window that are attended without a search (session_own.cc).
+// - The tail's estimate over all other rows of the context, by the host (session_tail.cc) or in the
+//   scan.
+//
+// With a rule (RetrievalOptions::mass, error), searches and the estimate are repeated in rounds for
+// the queries that need more rows (session_rounds.cc). One step may have several sessions over one
+// context, each with a Part in it. A step of one token whose codes a CUDA device scans may go
+// ahead: its call returns before the rows are attended (session_ahead.h).
 #pragma once
 
 #include <atomic>
@@ -28,20 +45,22 @@
 
 namespace topkv {
 
-/// What a session with these options attends. Windows are no wider than it can become.
+/// Returns what a session with these options attends. Windows are clamped to the tokens that it can
+/// come to have.
 SessionShape session_shape(const AttentionShape& shape, const RetrievalOptions& options,
                            std::int64_t context_tokens);
 
-/// Bytes of the device's memory that such a session takes besides, for steps by chunks of the most
-/// tokens; 0 where it has none.
+/// Returns the bytes of device memory that a session takes for steps by chunks, of the most tokens.
+/// 0: its attention is not by chunks.
 std::int64_t joined_bytes(const SessionShape& shape);
 
-/// `tokens` of a step's tokens from number `begin` on, with their K and V if the step has those of
-/// all its tokens, else with none.
+/// Returns a part of a step: `tokens` tokens from number `begin` on. It has K and V of these
+/// tokens, or no K and V if the step has none.
 AttentionStep step_part(const AttentionShape& shape, const AttentionStep& step, std::int64_t begin,
                         std::int64_t tokens);
 
-/// work(), whose refusals say of which session it was; -1: there is one alone.
+/// Calls work(). An InvalidArgument that it throws is rethrown with the number of the session in
+/// its message, unless that is -1, for a session alone.
 template <class Work>
 void naming(std::int64_t session, const Work& work) {
   try {
@@ -52,30 +71,33 @@ void naming(std::int64_t session, const Work& work) {
   }
 }
 
+/// Everything that a session holds, and its step. Functions are grouped by the file that defines
+/// them.
 struct Session::State {
   using Clock = std::chrono::steady_clock;
   class Ahead;
 
-  /// What one KV head needs for one step; kept between steps.
+  /// The queries of one KV head in a step, and the rows that they attend. Its buffers are kept from
+  /// step to step.
   struct HeadStep {
     explicit HeadStep(std::span<const Segment> segments)
         : selector(segments), allowed(segments.size()) {}
 
     Selector selector;
-    std::vector<std::int64_t> numbers;                // of the queries, among all [tokens x group]
+    std::vector<std::int64_t> numbers;                // number of each query in [tokens x group]
     std::vector<float> queries;                       // [queries, dim]
-    std::vector<std::vector<PositionRange>> allowed;  // per segment and query, within it
+    std::vector<std::vector<PositionRange>> allowed;  // per segment and query: what may be found
     Partial retrieved;
-    std::vector<std::span<const std::int64_t>> taken;  // per query, of the context
-    std::vector<float> ceilings;                       // per query, of what is not taken
-    Partial estimate, rare;                            // the tail's parts
+    std::vector<std::span<const std::int64_t>> taken;  // per query: attended rows of the context
+    std::vector<float> ceilings;  // per query: bound for scores of all other rows
+    Partial estimate, rare;       // the tail's partials: its estimate, and rare rows
     std::vector<TailNoise> noise;
     std::vector<std::int64_t> more;  // queries for which a rule asks for more rows
 
     std::int64_t count() const { return std::ssize(numbers); }
   };
 
-  /// How many of several tasks' parts are done. add() is safe from many threads.
+  /// Counts of how many parts of each task are done. add() is safe from many threads.
   class PartCounts {
    public:
     void reset(std::int64_t tasks) {
@@ -85,7 +107,7 @@ struct Session::State {
       }
       for (std::int64_t i = 0; i < tasks; ++i) parts_[static_cast<std::size_t>(i)] = 0;
     }
-    /// One more part of a task: how many now.
+    /// Counts one more part of a task, and returns how many are done.
     std::int64_t add(std::int64_t task) { return ++parts_[static_cast<std::size_t>(task)]; }
 
    private:
@@ -93,54 +115,54 @@ struct Session::State {
     std::int64_t size_ = 0;
   };
 
-  /// A session's part in a step: of at most SessionShape::max_tokens.
+  /// A session's part in a step of at most SessionShape::max_tokens tokens.
   struct Part {
     State* session;
-    std::int64_t number = -1;  // of the session, where there are several
+    std::int64_t number = -1;  // number of the session in the step; -1: it is alone
     AttentionStep step = {};
-    std::int64_t skipped = 0;     // tokens that only read, between the session's last and the first
-    std::int64_t own_before = 0;  // tokens of its own in the layer
+    std::int64_t skipped = 0;     // reading tokens before the step's first
+    std::int64_t own_before = 0;  // own tokens of the layer before the step
     SessionStats stats_before = {};
-    StepTimes times_before = {};  // of the layer
+    StepTimes times_before = {};  // of the layer, before the step
     TokenQueries queries = {};
     DecodeBackend::Step given = {};
-    PartialView found = {};       // room for what is attended beyond sinks and window
-    bool searched = false;        // there may be such rows
-    bool found_rows = false;      // they have been searched for, for all tokens
-    bool chosen = false;          // a device chooses for it (DecodeBackend::choose)
-    std::int64_t scanned = 0;     // the first so many tokens, by the device, at first
-    std::int64_t wanted = 0;      // for each query head, by their scan
-    std::int64_t first_list = 0;  // of these, among the lists of all sessions
+    PartialView found = {};       // room for the partial over rows beyond sinks and window
+    bool searched = false;        // there may be rows beyond sinks and window
+    bool found_rows = false;      // they have been searched for, for all tokens of the step
+    bool chosen = false;          // a device chooses entries for it (DecodeBackend::choose)
+    std::int64_t scanned = 0;     // number of first tokens that the first scan is for
+    std::int64_t wanted = 0;      // rows that this scan is asked for, for each query head
+    std::int64_t first_list = 0;  // number of its first list among the lists of all sessions
     double searching_before = 0;
-    bool ahead = false;          // the step goes ahead
-    int turn = 0;                // DecodeBackend::turn of such a step
-    PositionRange own = {};      // of the session's own rows, what it attends beside the lists
-    std::int64_t own_lists = 0;  // over which these are spread
-    bool again = false;          // a scan for what a rule asks more rows for: of one token,
-    std::int64_t among = 0;      // which is this of those that were scanned for together
+    bool ahead = false;          // the step goes ahead (session_ahead.h)
+    int turn = 0;                // DecodeBackend::turn of a step that goes ahead
+    PositionRange own = {};      // own rows that it attends without a scan
+    std::int64_t own_lists = 0;  // lists that these rows are spread over
+    bool again = false;          // another round of a rule, for one token
+    std::int64_t among = 0;      // the number of that token in the first scan
   };
 
-  /// A list of rows that all heads of a group are to attend for a token: of the context or of the
-  /// session's own.
+  /// A list of rows that all heads of a group attend for one token. The rows are of the context or
+  /// of the session's own.
   struct RowList : DecodeBackend::List {
-    bool scanned = true;     // else known without a scan: an equal part of Part::own
-    std::int64_t place = 0;  // among all of its token and KV head
+    bool scanned = true;     // a scan finds its rows; false: they are an equal part of Part::own
+    std::int64_t place = 0;  // its number among all lists of its token and KV head
   };
 
-  /// The session's own rows that have codes too.
+  /// Codes of the session's own rows.
   struct OwnCodes {
-    std::int64_t tokens = 0;  // the first so many
-    std::int64_t tried = 0;   // before the window, when codes were last made, or could not be
-    Segment segment = {};     // with their index
-    std::shared_ptr<const DeviceCodes> codes = {};  // null: there are none
+    std::int64_t tokens = 0;  // number of first own rows that have codes
+    std::int64_t tried = 0;   // own rows before the window when making codes was last tried
+    Segment segment = {};     // these rows, with their index of codes
+    std::shared_ptr<const DeviceCodes> codes = {};  // null: no own row has codes
   };
 
-  /// Queries for which the host searches.
+  /// Queries of one session for which the host searches.
   struct Searched {
     State* session;
     TokenQueries queries;
   };
-  /// Those of several sessions.
+  /// Queries of several sessions that the host searches for together.
   struct SharedQueries {
     std::vector<float> data;  // [queries, head_dim]
     std::vector<PositionRange> allowed;
@@ -150,9 +172,10 @@ struct Session::State {
   State(std::shared_ptr<const Context> context, RetrievalOptions options, const Device& device);
   ~State();
 
-  /// Where the layer's next token stands.
+  /// Returns the position of the layer's next token.
   std::int64_t position(std::int64_t layer) const { return context->tokens() + own->size(layer); }
-  /// Of a segment's rows those that the queries of this pass meet.
+  /// Returns the rows of a segment that the queries of this pass (chunk_passes.h) meet, counted
+  /// within the segment.
   PositionRange seen_of(const Segment& segment, std::int64_t layer) const {
     const std::int64_t rows = segment.tokens(layer);
     const std::int64_t begin = std::clamp<std::int64_t>(sees.begin - segment.first, 0, rows);
@@ -167,18 +190,18 @@ struct Session::State {
 
   void check_usable() const;
   void check_turn(std::int64_t layer, std::int64_t tokens) const;
-  /// Gives the backend the session's own rows of these layers as they are.
+  /// Sets the backend's copy of the session's own rows, in a range of layers.
   void load(PositionRange layers);
-  /// Forgets the layer's own tokens from number `count` on.
+  /// Keeps the first `count` own tokens of a layer and forgets all later ones.
   void take_back(std::int64_t layer, std::int64_t count);
 
-  // session_ahead.cc: steps whose lists are attended while the caller goes on
+  // session_ahead.cc: steps that go ahead: their lists are attended while the caller goes on
   bool can_go_ahead(const AttentionStep& step) const;
   void step_ahead(Part& part);
-  /// Waits for them. Throws what they met after their call had returned.
+  /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();
   void rethrow();
-  /// Likewise, when a step failed: nothing is kept of what was done for it.
+  /// Waits for the steps that went ahead, after the step of `part` failed. Its work is dropped.
   void settle_without(const Part& part);
 
   // session_chunks.cc: steps by chunks (chunk_passes.h)
@@ -187,7 +210,7 @@ struct Session::State {
   void step_in_passes(Part part, const ChunkPasses& passes);
 
   // session_step.cc
-  /// A step of one layer for sessions over one context, each once.
+  /// Makes a step of one layer, for different sessions over one context.
   static void step(std::span<Part> parts);
   static void begin(std::span<Part> parts);
   static void take_all(std::span<Part> parts);
@@ -207,14 +230,15 @@ struct Session::State {
   void each_segment(std::int64_t layer, const Use& use);
   void attend_exact(std::int64_t layer);
   bool searches(std::int64_t layer, std::int64_t end) const;
-  /// The tail is not the device's to add.
+  /// Returns whether the host makes the tail's estimate and adds it: there is no scan, or a rule
+  /// judges it.
   bool host_estimates() const { return seen.tail && (!seen.codes || seen.judged); }
 
   // session_scan.cc
   static void scan(std::span<Part> parts);
   struct ListTimes {
-    double listed = 0;    // seconds until a list was complete
-    double attended = 0;  // until all were attended
+    double listed = 0;    // seconds until the first list was complete
+    double attended = 0;  // seconds until all lists were attended
   };
   static ListTimes attend_lists(std::span<Part> parts, Helpers& helpers,
                                 const std::function<void()>& first);
@@ -262,7 +286,7 @@ struct Session::State {
   // session_tail.cc
   void attend_rest(std::int64_t layer, const TailParts& out);
 
-  // session_rounds.cc: what the rules of RetrievalOptions ask for
+  // session_rounds.cc: rounds of the rules (RetrievalOptions::mass, error)
   std::int64_t first_rows(std::int64_t layer) const;
   std::int64_t rows_after(std::int64_t layer, std::int64_t rows) const;
   std::int64_t most_scanned(std::int64_t layer) const;
@@ -287,38 +311,38 @@ struct Session::State {
   std::vector<std::int64_t> k;               // per layer
   std::shared_ptr<RowStore> own;             // rows of the session's own tokens
   std::vector<Segment> segments;             // the context's, then the session's own
-  std::vector<const SegmentIndex*> indices;  // of them; null: searched where its rows lie
-  const SegmentIndex* tail;                  // of the context; null: none
+  std::vector<const SegmentIndex*> indices;  // of each segment; null: exact search
+  const SegmentIndex* tail;                  // the context's tail; null: none
   OwnCodes coded;
   std::unique_ptr<DecodeBackend> backend;
   SessionStats stats;
   std::vector<StepTimes> step_times;        // per layer
-  std::vector<TailFigures> figures_before;  // of the session that this is a fork of, per layer
-  double measuring_seconds = 0;             // spent on recall, no part of the steps
-  bool failed = false;                      // what its device keeps could not be put back
+  std::vector<TailFigures> figures_before;  // of the session that this was forked from, per layer
+  double measuring_seconds = 0;             // spent on measuring recall; not counted in steps
+  bool failed = false;                      // the session lost its window or a step's results
 
-  std::vector<Part> parts;             // of the step that this session is the first of
-  PositionRange sees = all_positions;  // in this pass of a step
-  Buffer joined;  // by chunks: partials of passes, in the device's memory; for the longest step
+  std::vector<Part> parts;             // of a step whose first session this is
+  PositionRange sees = all_positions;  // positions that queries of this pass of a step meet
+  Buffer joined;  // steps by chunks: partials of passes, in the device's memory
   std::vector<HeadStep> heads;
-  Partial estimate;  // the tail's
+  Partial estimate;  // the tail's, [tokens x q_heads]
   std::vector<TailNoise> noise;
-  Partial own_rest;
-  PartialView exact_part;              // of a step with rules: sinks and window, read only
-  std::vector<TailShare> tail_shares;  // of it, [tokens x q_heads]
-  std::vector<double> most_squared;    // per token: the squared error that a query head may have
-  Partial whole;                       // of one query
+  Partial own_rest;                    // over own rows that are attended without a search
+  PartialView exact_part;              // with a rule: partial over sinks and window, read only
+  std::vector<TailShare> tail_shares;  // [tokens x q_heads]
+  std::vector<double> most_squared;    // per token: the squared error that each query head may have
+  Partial whole;                       // merged partial of one query
   std::vector<RowSpan> spans;          // per KV head
-  std::vector<PositionRange> allowed;  // of a scan, [tokens, kv_heads]
-  std::vector<PositionRange> allowed_own;              // likewise, of the session's own rows
-  Partial list_parts;                                  // [tokens, kv_heads, lists, group]
-  std::vector<std::int64_t> list_rows;                 // likewise without group: the context's
-  std::atomic<std::int64_t> heads_done = 0;            // of tokens: all their lists are attended
-  std::vector<std::vector<std::int64_t>> listed_rows;  // likewise without group; for recall
-  std::vector<std::int64_t> scanned_rows;  // likewise without lists: wanted; 0: all are attended
-  PartCounts done;                         // lists of each token and KV head
-  Helpers helpers;               // of scans; go before the above, for threads may still know of it
-  std::unique_ptr<Ahead> ahead;  // likewise; null: no step of this session can
+  std::vector<PositionRange> allowed;  // of a scan of the context, [tokens, kv_heads]
+  std::vector<PositionRange> allowed_own;    // of a scan of own rows, [tokens, kv_heads]
+  Partial list_parts;                        // [tokens, kv_heads, lists, group]
+  std::vector<std::int64_t> list_rows;       // [tokens, kv_heads, lists]: rows of the context
+  std::atomic<std::int64_t> heads_done = 0;  // (token, KV head) pairs whose lists are all attended
+  std::vector<std::vector<std::int64_t>> listed_rows;  // of each list, for recall
+  std::vector<std::int64_t> scanned_rows;  // [tokens, kv_heads]: rows wanted; 0: all are attended
+  PartCounts done;                         // lists that are attended, for each token and KV head
+  Helpers helpers;  // attend lists; destroyed before the members above, which its threads use
+  std::unique_ptr<Ahead> ahead;  // destroyed first of all; null: no step can go ahead
 };
 
 }  // namespace topkv
