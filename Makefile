@@ -22,11 +22,12 @@ checked_architectures := $(if $(native),native,80-real)
 # Nor are those started that need one, each to say that it is skipped, one after the other.
 checked_tests := $(if $(native),,--exclude-regex '^gpu\.')
 
-.PHONY: help needle check check-gpu check-python check-real check-smollm2 build install bundle wheel bench asan tsan fuzz docs setup clean
+.PHONY: help needle check check-quick check-gpu check-python check-real check-smollm2 build install bundle wheel bench asan tsan fuzz docs setup clean
 
 help:
 	@echo 'make needle    build, then find needles in a million tokens on this machine (ARGS=… replaces the flags)'
 	@echo 'make check     build the dev preset and run all tests (without a GPU, those that need none)'
+	@echo 'make check-quick   what takes minutes: every room without CUDA and without the tests labelled slow'
 	@echo 'make check-gpu the tests that need a GPU; reported as skipped where there is none'
 	@echo 'make check-python  install the Python package into a fresh environment and run its tests,'
 	@echo '               those of topkv.hf with the newest and the lowest transformers'
@@ -52,15 +53,15 @@ needle: setup
 	cmake --build --preset release --parallel $(jobs) --target topkv-cli
 	$(topkv) needle -m models/needle-14m $(ARGS)
 
-check check-python check-real check-smollm2: export CMAKE_CXX_COMPILER_LAUNCHER = ccache
-check check-python check-real check-smollm2: export CMAKE_CUDA_COMPILER_LAUNCHER = ccache
-check check-python check-real check-smollm2: export CCACHE_DIR = $(CURDIR)/build/ccache
-check check-python check-real check-smollm2: export CCACHE_NOHASHDIR = 1
+check check-quick check-python check-real check-smollm2: export CMAKE_CXX_COMPILER_LAUNCHER = ccache
+check check-quick check-python check-real check-smollm2: export CMAKE_CUDA_COMPILER_LAUNCHER = ccache
+check check-quick check-python check-real check-smollm2: export CCACHE_DIR = $(CURDIR)/build/ccache
+check check-quick check-python check-real check-smollm2: export CCACHE_NOHASHDIR = 1
 # By one name: pip's builds would call the compiler as Python's own build did, which the cache takes for another.
 ifeq ($(origin CXX),default)
 CXX := c++
 endif
-check check-python check-real check-smollm2: export CXX := $(CXX)
+check check-quick check-python check-real check-smollm2: export CXX := $(CXX)
 
 check: preset := dev
 asan: preset := asan
@@ -71,6 +72,11 @@ check asan tsan: setup
 	cmake --preset $(preset) -D TOPKV_JINJA=ON $(architectures)
 	cmake --build --preset $(preset) --parallel $(jobs)
 	ctest --preset $(preset) --parallel $(jobs) $(tests)
+
+check-quick: setup
+	cmake --preset quick
+	cmake --build --preset quick --parallel $(jobs)
+	ctest --preset quick --parallel $(jobs)
 
 fuzz: setup
 	cmake --preset fuzz

@@ -16,6 +16,9 @@
 #include "tests/support/temp_directory.h"
 
 namespace topkv::cli {
+
+static void PrintTo(const Command& command, std::ostream* out) { *out << command.name; }
+
 namespace {
 
 std::size_t characters(const std::string& line) {

@@ -20,21 +20,21 @@ namespace {
 
 using test::Stream;
 
-const AttentionShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+const AttentionShape dtypes_shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 const std::vector<std::string> dtypes = {"q8", "q4", "q8/q4", "q4/bf16", "f32/q8"};
 
 /// A fast pair, one whose turns are a few hundred tokens long, and a slow one.
 std::vector<float> some_bias() {
-  return key_biases(shape.layers * shape.kv_heads, shape.head_dim, 1e4,
+  return key_biases(dtypes_shape.layers * dtypes_shape.kv_heads, dtypes_shape.head_dim, 1e4,
                     {{1, 8, -3}, {14, 0, 9}, {31, -12, 5}});
 }
 
 /// Adds the stream's bias to its keys.
 void add_bias(Stream& stream) {
-  const std::int64_t dim = shape.head_dim;
-  for (std::int64_t l = 0; l < shape.layers; ++l) {
+  const std::int64_t dim = dtypes_shape.head_dim;
+  for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
     for (std::int64_t i = 0; i < stream.total * stream.kv_width(); ++i) {
-      const std::int64_t head = l * shape.kv_heads + i % stream.kv_width() / dim;
+      const std::int64_t head = l * dtypes_shape.kv_heads + i % stream.kv_width() / dim;
       stream.k[l][i] += static_cast<float>(
           rope_turned(&stream.key_bias[head * 3 * dim], dim, i % dim, i / stream.kv_width()));
     }
@@ -44,7 +44,7 @@ void add_bias(Stream& stream) {
 /// A stream whose K and V are what rows of this dtype hold of them: storing them changes nothing.
 /// One channel of the keys lies far out, so that it gets a scale of its own.
 Stream as_stored(std::int64_t total, KvDType dtype, bool biased = false) {
-  Stream stream(shape, total, 7);
+  Stream stream(dtypes_shape, total, 7);
   for (auto& layer : stream.k) {
     for (std::int64_t t = 0; t < total; ++t) layer[t * stream.kv_width() + 9] *= 20;
   }
@@ -53,8 +53,8 @@ Stream as_stored(std::int64_t total, KvDType dtype, bool biased = false) {
     add_bias(stream);
   }
   const auto context = stream.prefill(total, dtype);
-  for (std::int64_t l = 0; l < shape.layers; ++l) {
-    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+  for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
+    for (std::int64_t h = 0; h < dtypes_shape.kv_heads; ++h) {
       const RowsView rows = context->rows(l, h);
       EXPECT_EQ(rows.keys.channels != nullptr, in_blocks(dtype.keys));
       EXPECT_EQ(rows.values.channels, nullptr);
@@ -65,14 +65,14 @@ Stream as_stored(std::int64_t total, KvDType dtype, bool biased = false) {
         auto& given = half == &rows.keys ? stream.k[l] : stream.v[l];
         for (std::int64_t t = 0; t < total; ++t) {
           const auto read = test::read_blocks(*half, t);
-          std::vector<float> decoded(static_cast<std::size_t>(shape.head_dim));
+          std::vector<float> decoded(static_cast<std::size_t>(dtypes_shape.head_dim));
           decode(*half, t, decoded.data());
-          for (std::int64_t i = 0; i < shape.head_dim; ++i) {
+          for (std::int64_t i = 0; i < dtypes_shape.head_dim; ++i) {
             const double bias =
-                half->bias == nullptr ? 0 : rope_turned(half->bias, shape.head_dim, i, t);
+                half->bias == nullptr ? 0 : rope_turned(half->bias, dtypes_shape.head_dim, i, t);
             const double want = read.elements[static_cast<std::size_t>(i)] + bias;
             EXPECT_NEAR(decoded[static_cast<std::size_t>(i)], want, 1e-5);
-            given[t * stream.kv_width() + h * shape.head_dim + i] =
+            given[t * stream.kv_width() + h * dtypes_shape.head_dim + i] =
                 decoded[static_cast<std::size_t>(i)];
           }
         }
@@ -90,7 +90,7 @@ void check_steps(const Stream& stream, const RetrievalOptions& options, KvDType 
   for (const std::int64_t step : {1, 3}) {
     const std::int64_t first = session.tokens();
     const auto outs = stream.feed(session, first + 30, step);
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
+    for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
       for (std::int64_t p = first; p < first + 30; ++p) {
         test::expect_step(stream, l, p, options, &outs[l][(p - first) * stream.q_width()]);
       }
@@ -134,7 +134,7 @@ TEST(RowDtypes, AllRowsRetrievedThroughAnyIndexEqualDense) {
       Session session(context, all);
       const auto outs = stream.feed(session, 620, 1);
       all.index = "exact";
-      for (std::int64_t l = 0; l < shape.layers; ++l) {
+      for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
         for (std::int64_t p = 600; p < 620; ++p)
           test::expect_step(stream, l, p, all, &outs[l][(p - 600) * stream.q_width()]);
       }
@@ -147,13 +147,13 @@ TEST(RowDtypes, PrefillAttendsTheValuesStored) {
     SCOPED_TRACE(name);
     const KvDType dtype = KvDType::parse(name);
     const Stream stream = as_stored(400, dtype, true);
-    ContextBuilder builder(shape, {.capacity = 400, .dtype = dtype, .key_bias = stream.key_bias});
+    ContextBuilder builder(dtypes_shape, {.capacity = 400, .dtype = dtype, .key_bias = stream.key_bias});
     std::vector<float> out(static_cast<std::size_t>(100 * stream.q_width()));
     RetrievalOptions dense;
-    dense.dense_layers = shape.layers;
+    dense.dense_layers = dtypes_shape.layers;
     for (const auto& [begin, end] : {std::pair{0, 300}, std::pair{300, 400}}) {
       out.resize(static_cast<std::size_t>((end - begin) * stream.q_width()));
-      for (std::int64_t l = 0; l < shape.layers; ++l) {
+      for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
         builder.attend(stream.step(l, begin, end - begin, out.data()));
         for (std::int64_t p = begin; p < end; p += 37)
           test::expect_step(stream, l, p, dense, &out[(p - begin) * stream.q_width()]);
@@ -165,14 +165,14 @@ TEST(RowDtypes, PrefillAttendsTheValuesStored) {
 TEST(RowDtypes, ScalesOfChannelsAndTheBiasStayThroughRoomForksAndTruncation) {
   const KvDType dtype = DType::q8;
   const Stream stream = as_stored(700, dtype, true);
-  ContextBuilder builder(shape, {.capacity = 300, .dtype = dtype, .key_bias = stream.key_bias});
+  ContextBuilder builder(dtypes_shape, {.capacity = 300, .dtype = dtype, .key_bias = stream.key_bias});
   const auto append = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
+    for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
       builder.append(l,
                      TensorView::tokens_first(&stream.k[l][begin * stream.kv_width()], DType::f32,
-                                              end - begin, shape.kv_heads, shape.head_dim),
+                                              end - begin, dtypes_shape.kv_heads, dtypes_shape.head_dim),
                      TensorView::tokens_first(&stream.v[l][begin * stream.kv_width()], DType::f32,
-                                              end - begin, shape.kv_heads, shape.head_dim));
+                                              end - begin, dtypes_shape.kv_heads, dtypes_shape.head_dim));
     }
   };
   append(0, 300);
@@ -180,8 +180,8 @@ TEST(RowDtypes, ScalesOfChannelsAndTheBiasStayThroughRoomForksAndTruncation) {
   append(300, 600);
   const auto context = builder.freeze();
   const auto whole = stream.prefill(600, dtype);
-  for (std::int64_t l = 0; l < shape.layers; ++l) {
-    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+  for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
+    for (std::int64_t h = 0; h < dtypes_shape.kv_heads; ++h) {
       const RowsView rows = context->rows(l, h);
       EXPECT_EQ(rows.keys.channels[9], h == 0 ? 16 : 1);
       const RowsView all = whole->rows(l, h);
@@ -195,7 +195,7 @@ TEST(RowDtypes, ScalesOfChannelsAndTheBiasStayThroughRoomForksAndTruncation) {
   session.truncate(20);
   Session fork = session.fork();
   const auto outs = stream.feed(fork, 640, 1);
-  for (std::int64_t l = 0; l < shape.layers; ++l) {
+  for (std::int64_t l = 0; l < dtypes_shape.layers; ++l) {
     for (std::int64_t p = 620; p < 640; ++p)
       test::expect_step(stream, l, p, options, &outs[l][(p - 620) * stream.q_width()]);
   }
@@ -207,30 +207,30 @@ TEST(RowDtypes, LargeBiasesLeaveKeysIn4BitsAsNearAsNone) {
   const std::vector<BiasedPair> large = {
       {3, 80, -60}, {29, 300, 200}, {30, -500, 500}, {31, 250, -130}};
   const auto error = [&](bool biased, bool known, KvDType dtype) {
-    Stream stream(shape, 640, 3);
+    Stream stream(dtypes_shape, 640, 3);
     for (auto& layer : stream.q) {
       // Little of a query lies along the bias that turns fast, or nothing else would count.
       for (std::int64_t i = 0; i < std::ssize(layer); ++i)
-        if (i % (shape.head_dim / 2) == 3) layer[i] *= 0.05F;
+        if (i % (dtypes_shape.head_dim / 2) == 3) layer[i] *= 0.05F;
     }
-    stream.key_bias = key_biases(shape.layers * shape.kv_heads, shape.head_dim, 1e7, large);
+    stream.key_bias = key_biases(dtypes_shape.layers * dtypes_shape.kv_heads, dtypes_shape.head_dim, 1e7, large);
     if (biased) add_bias(stream);
     Stream given = stream;
     if (!known) given.key_bias.clear();
     RetrievalOptions options = options_of("exact", 16);
-    options.dense_layers = shape.layers;
+    options.dense_layers = dtypes_shape.layers;
     Session session(given.prefill(600, dtype), options);
     const auto outs = given.feed(session, 640, 1);
     double off = 0;
     double size = 0;
     for (std::int64_t p = 600; p < 640; p += 3) {
-      for (std::int64_t h = 0; h < shape.q_heads; ++h) {
+      for (std::int64_t h = 0; h < dtypes_shape.q_heads; ++h) {
         const auto want = reference::attend(
-            stream.rows(0, h / shape.group(), p + 1),
-            &stream.q[0][p * stream.q_width() + h * shape.head_dim], shape.softmax_scale(),
+            stream.rows(0, h / dtypes_shape.group(), p + 1),
+            &stream.q[0][p * stream.q_width() + h * dtypes_shape.head_dim], dtypes_shape.softmax_scale(),
             [](std::int64_t) { return true; }, 0);
-        for (std::int64_t j = 0; j < shape.head_dim; ++j) {
-          const double got = outs[0][(p - 600) * stream.q_width() + h * shape.head_dim + j];
+        for (std::int64_t j = 0; j < dtypes_shape.head_dim; ++j) {
+          const double got = outs[0][(p - 600) * stream.q_width() + h * dtypes_shape.head_dim + j];
           off += (got - want.out[j]) * (got - want.out[j]);
           size += want.out[j] * want.out[j];
         }
@@ -266,7 +266,7 @@ TEST(RowDtypes, OwnRowsGoOnWhereTheBiasIsTheSame) {
 TEST(RowDtypes, BiasesThatCannotBeOnesAreRefused) {
   const std::vector<float> good = some_bias();
   const auto make = [](std::vector<float> bias) {
-    ContextBuilder(shape, {.capacity = 4, .dtype = DType::q4, .key_bias = std::move(bias)});
+    ContextBuilder(dtypes_shape, {.capacity = 4, .dtype = DType::q4, .key_bias = std::move(bias)});
   };
   make(good);
   EXPECT_THROW(make({good.begin(), good.end() - 1}), InvalidArgument);
@@ -280,11 +280,11 @@ TEST(RowDtypes, BiasesThatCannotBeOnesAreRefused) {
 }
 
 TEST(RowDtypes, RowsTakeTheBytesOfTheirDtype) {
-  const Stream stream(shape, 600);
+  const Stream stream(dtypes_shape, 600);
   const auto bytes = [&](const char* name) {
     return stream.prefill(600, KvDType::parse(name))->memory().rows_bytes;
   };
-  const std::int64_t rows = 600 * shape.layers * shape.kv_heads;
+  const std::int64_t rows = 600 * dtypes_shape.layers * dtypes_shape.kv_heads;
   EXPECT_EQ(bytes("bf16"), rows * 256);
   EXPECT_EQ(bytes("q8"), rows * 136);
   EXPECT_EQ(bytes("q8/q4"), rows * (68 + 40));
@@ -299,11 +299,11 @@ TEST(RowDtypes, NamesAreReadBackAndUnknownOnesRefused) {
 }
 
 TEST(RowDtypes, TensorsInBlocksAndValuesBeyondAreRefusedAndChangeNothing) {
-  const Stream stream(shape, 10);
-  ContextBuilder builder(shape, {.capacity = 10, .dtype = DType::q8});
+  const Stream stream(dtypes_shape, 10);
+  ContextBuilder builder(dtypes_shape, {.capacity = 10, .dtype = DType::q8});
   std::vector<float> k = stream.k[0];
   const auto view = [&](const std::vector<float>& x, DType dtype = DType::f32) {
-    return TensorView::tokens_first(x.data(), dtype, 10, shape.kv_heads, shape.head_dim);
+    return TensorView::tokens_first(x.data(), dtype, 10, dtypes_shape.kv_heads, dtypes_shape.head_dim);
   };
   EXPECT_THROW(builder.append(0, view(k, DType::q8), view(k)), InvalidArgument);
   k[77] = 1e30F;

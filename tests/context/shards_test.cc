@@ -17,7 +17,7 @@ using test::expect_step;
 using test::Stream;
 using test::tolerance;
 
-struct Case {
+struct ShardCase {
   const char* name;
   std::int64_t ranks;
   std::vector<std::int64_t> calls;  ///< tokens of each call of the prefill
@@ -25,13 +25,13 @@ struct Case {
   bool backwards = false;  ///< later tokens to earlier ranks, and more of them
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const ShardCase& c, std::ostream* out) { *out << c.name; }
 
-class Shards : public testing::TestWithParam<Case> {
+class Shards : public testing::TestWithParam<ShardCase> {
  protected:
   /// The part of rank r in a call of `count` tokens: [first, first + tokens).
   static PositionRange part(std::int64_t rank, std::int64_t count) {
-    const Case& c = GetParam();
+    const ShardCase& c = GetParam();
     const std::int64_t r = c.backwards ? c.ranks - 1 - rank : rank;
     return {count * r / c.ranks, count * (r + 1) / c.ranks};
   }
@@ -60,7 +60,7 @@ class Shards : public testing::TestWithParam<Case> {
 };
 
 TEST_P(Shards, MergedEqualOneRank) {
-  const Case& c = GetParam();
+  const ShardCase& c = GetParam();
   const AttentionShape shape{
       .layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16, .softcap = c.softcap};
   std::int64_t tokens = 0;
@@ -128,16 +128,16 @@ TEST_P(Shards, MergedEqualOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ranks, Shards,
-    testing::Values(Case{"one", 1, {70, 1, 33}}, Case{"two", 2, {70, 1, 2, 33}},
-                    Case{"three", 3, {70, 1, 2, 3, 1, 33}},
-                    Case{"three_that_begin_with_fewer_tokens_than_ranks", 3, {1, 1, 2, 1, 40}},
-                    Case{"three_of_which_two_hold_nothing", 3, {1}},
-                    Case{"two_with_capped_scores", 2, {70, 1, 2, 33}, 1.5F},
-                    Case{"three_backwards", 3, {64, 5, 1, 2, 30}, 0.7F, true}),
+    testing::Values(ShardCase{"one", 1, {70, 1, 33}}, ShardCase{"two", 2, {70, 1, 2, 33}},
+                    ShardCase{"three", 3, {70, 1, 2, 3, 1, 33}},
+                    ShardCase{"three_that_begin_with_fewer_tokens_than_ranks", 3, {1, 1, 2, 1, 40}},
+                    ShardCase{"three_of_which_two_hold_nothing", 3, {1}},
+                    ShardCase{"two_with_capped_scores", 2, {70, 1, 2, 33}, 1.5F},
+                    ShardCase{"three_backwards", 3, {64, 5, 1, 2, 30}, 0.7F, true}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(Shards, EarlierRowsOfEveryPartAreSeenByAllTokens) {
-  const Case& c = GetParam();
+  const ShardCase& c = GetParam();
   const AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
   const Stream stream(shape, 90);
   for (std::int64_t rank = 0; rank < c.ranks; ++rank) {

@@ -17,7 +17,7 @@
 namespace topkv {
 namespace {
 
-std::vector<float> random_floats(std::int64_t count, unsigned seed) {
+std::vector<float> random_row_values(std::int64_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   std::vector<float> out(static_cast<std::size_t>(count));
@@ -54,7 +54,7 @@ TEST(RowFormat, BlocksAreReadAsDescribedAndWrittenNearly) {
   for (const DType dtype : {DType::q8, DType::q4}) {
     for (const std::int64_t dim : {1, 7, 15, 16, 17, 31, 32, 33, 64, 80, 96, 128, 200, 256}) {
       for (const float size : {1e-3F, 1.0F, 300.0F}) {
-        std::vector<float> x = random_floats(dim, static_cast<unsigned>(dim));
+        std::vector<float> x = random_row_values(dim, static_cast<unsigned>(dim));
         for (float& one : x) one *= size;
         std::vector<float> channels(static_cast<std::size_t>(dim), 1.0F);
         channels[static_cast<std::size_t>(dim / 2)] = 16;
@@ -85,7 +85,7 @@ TEST(RowFormat, BlocksAreReadAsDescribedAndWrittenNearly) {
 TEST(RowFormat, WhatWasReadIsWrittenAsItIs) {
   for (const DType dtype : {DType::q8, DType::q4}) {
     for (unsigned seed = 0; seed < 200; ++seed) {
-      const std::vector<float> x = random_floats(96, seed);
+      const std::vector<float> x = random_row_values(96, seed);
       const Stored once(x.data(), dtype, 96);
       const std::vector<float> read = once.read();
       EXPECT_EQ(Stored(read.data(), dtype, 96).read(), read);
@@ -120,7 +120,7 @@ TEST(RowFormat, WhatIsBeyondReadsAsNotFinite) {
 TEST(RowFormat, OutlyingChannelsGetScalesOfTheirOwn) {
   constexpr std::int64_t dim = 64;
   constexpr std::int64_t count = 512;
-  std::vector<float> x = random_floats(count * dim, 3);
+  std::vector<float> x = random_row_values(count * dim, 3);
   for (std::int64_t r = 0; r < count; ++r) {
     x[static_cast<std::size_t>(r * dim + 5)] *= 20;
     x[static_cast<std::size_t>(r * dim + 40)] = 100 + x[static_cast<std::size_t>(r * dim + 40)];
@@ -198,8 +198,8 @@ TEST(RowFormat, LargeBiasesAreTakenOffWhereverTheyAre) {
   for (const auto& pairs : cases) {
     const std::vector<float> bias = one_key_bias(dim, 1e7, pairs);
     for (const std::int64_t first : {std::int64_t{0}, (std::int64_t{1} << 20) - count}) {
-      const std::vector<float> rest = random_floats(count * dim, 11);
-      const std::vector<float> query = random_floats(dim, 12);
+      const std::vector<float> rest = random_row_values(count * dim, 11);
+      const std::vector<float> query = random_row_values(dim, 12);
       const auto error = [&](DType dtype, bool biased, bool known) {
         KeyView view{nullptr, dtype, count, dim, vector_bytes(dtype, dim)};
         if (known) view.bias = bias.data();

@@ -18,7 +18,7 @@
 namespace topkv {
 namespace {
 
-constexpr double u = 1.0 / (1 << 24);
+constexpr double roundoff = 1.0 / (1 << 24);
 
 /// Runs the body with every level of x86 that this machine has.
 template <class Body>
@@ -58,7 +58,7 @@ TEST(PackedProduct, MatchesFloat64ForEveryPackingSizeAndNumberOfTokens) {
               const double added = accumulate ? before[t * of.out + o] : 0.0;
               const auto want = packed_case::row_product(packed, o, x.data() + t * of.in);
               ASSERT_NEAR(out[t * of.out + o], added + want.sum,
-                          static_cast<double>(of.in + 4) * u * (std::abs(added) + want.size))
+                          static_cast<double>(of.in + 4) * roundoff * (std::abs(added) + want.size))
                   << "token " << t << ", output " << o;
             }
           }
@@ -90,12 +90,12 @@ TEST(PackedProduct, OfNibblesCountsActivationsOfEverySize) {
                      << packed_case::name_of(of.packing) << ", largest " << largest);
         const auto x = packed_case::of_every_size(reference::random_floats(of.in, 10), largest);
         const auto got = product(x);
-        const double rounding = 4 * u * packed_case::largest_of(x);
+        const double rounding = 4 * roundoff * packed_case::largest_of(x);
         for (std::int64_t o = 0; o < of.out; ++o) {
           const auto want = packed_case::row_product(packed, o, x.data());
           // Codes are met 8 or 12 too large, and less that of the sum.
           ASSERT_NEAR(got[o], want.sum,
-                      4 * static_cast<double>(of.in + 4) * u * want.size + rounding * want.weights)
+                      4 * static_cast<double>(of.in + 4) * roundoff * want.size + rounding * want.weights)
               << o;
         }
       }
@@ -122,7 +122,7 @@ TEST(PackedProduct, EmbeddingGivesTheRowsThatTokensName) {
       for (std::size_t t = 0; t < tokens.size(); ++t) {
         for (std::int64_t i = 0; i < of.in; ++i) {
           const std::int64_t at = tokens[t] * of.in + i;
-          ASSERT_NEAR(out[t * of.in + i], packed.values[at], 2 * u * packed.sizes[at]) << at;
+          ASSERT_NEAR(out[t * of.in + i], packed.values[at], 2 * roundoff * packed.sizes[at]) << at;
         }
       }
     }
@@ -193,7 +193,7 @@ TEST(Quantise, Int8IsOffByHalfAStepOfTheRowAtMost) {
         const Rounded rounded = round_row(row, Packing::int8, size);
         for (std::int64_t i = 0; i < size; ++i) {
           ASSERT_LE(std::abs(row[i] - rounded.values[i]),
-                    largest / 127 * (0.5 + 127 * 4 * u) + 1e-30)
+                    largest / 127 * (0.5 + 127 * 4 * roundoff) + 1e-30)
               << i << " of " << size;
         }
       }
@@ -245,7 +245,7 @@ TEST(Quantise, Int4FindsNearlyTheLeastSquaredErrorOfAGroup) {
           const double error = squared_error(row, rounded.values, begin, begin + group);
           const double best = best_error(row, begin, begin + group);
           // Scales and offsets are rounded to float32.
-          const double rounding = static_cast<double>(group) * std::pow(8 * u * largest, 2);
+          const double rounding = static_cast<double>(group) * std::pow(8 * roundoff * largest, 2);
           EXPECT_LE(error, (std::isinf(best) ? 0.0 : 1.06 * best) + rounding + 1e-60)
               << "group of " << group << ", largest " << largest;
         }
@@ -266,7 +266,7 @@ TEST(Quantise, Int4WithOffsetIsNoWorseThanStepsOverTheRange) {
     const Rounded rounded = round_row(row, Packing::int4, 128);
     double largest = std::max(std::abs(double{*low}), std::abs(double{*high}));
     EXPECT_LE(squared_error(row, rounded.values, 0, 128),
-              1.001 * plain + 128 * std::pow(8 * u * largest, 2) + 1e-60);
+              1.001 * plain + 128 * std::pow(8 * roundoff * largest, 2) + 1e-60);
   }
 }
 

@@ -203,6 +203,7 @@ struct ContextCase {
   std::string haystack;
   std::int64_t length;
 };
+void PrintTo(const ContextCase& c, std::ostream* out) { *out << c.haystack << c.length; }
 
 class NeedleContexts : public testing::TestWithParam<ContextCase> {
  protected:

@@ -50,7 +50,7 @@ class Ruler : public testing::Test {
   WordTokens words_;
 };
 
-std::vector<std::string> lines_of(const std::string& text) {
+std::vector<std::string> text_lines(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
@@ -139,7 +139,7 @@ TEST_F(Ruler, ANumberInNoiseIsWrittenAsInRuler) {
   std::string expected =
       "A special magic number is hidden within the following text. Make sure to memorize it. I "
       "will quiz you about the number afterwards.\n";
-  const std::vector<std::string> lines = lines_of(one.text);
+  const std::vector<std::string> lines = text_lines(one.text);
   ASSERT_GE(lines.size(), 4U);
   for (std::size_t i = 1; i < lines.size(); ++i) {
     expected += (lines[i] == needle ? needle : noise) + "\n";
@@ -175,7 +175,7 @@ TEST_F(Ruler, TypesAndNumbersOfNeedlesAreThoseOfTheYaml) {
     if (one.needles > 0) {
       EXPECT_EQ(all, one.needles) << one.name;
     } else {
-      EXPECT_EQ(all, std::ssize(lines_of(sample.text)) - 1) << one.name;
+      EXPECT_EQ(all, std::ssize(text_lines(sample.text)) - 1) << one.name;
       EXPECT_GT(all, 100) << one.name;
     }
     EXPECT_EQ(sample.sample.references.size(), one.references) << one.name;
@@ -258,7 +258,7 @@ TEST_F(Ruler, AChainOfVariablesIsWrittenAsInRuler) {
   EXPECT_EQ(one.text.substr(second - 2, 2), "\n\n");
   std::string expected = begin;
   std::size_t next = 0;
-  for (const std::string& line : lines_of(one.text.substr(second + begin.size()))) {
+  for (const std::string& line : text_lines(one.text.substr(second + begin.size()))) {
     std::string assignment = "VAR " + names[std::min<std::size_t>(next, 4)] + " = ";
     assignment +=
         next == 0 ? match[1].str() : "VAR " + names[std::min<std::size_t>(next, 5) - 1] + " ";
@@ -312,7 +312,7 @@ TEST_F(Ruler, CommonWordsAreCountedAndWrittenAsInRuler) {
     EXPECT_EQ(sample.sample.question,
               "Question: What are the 10 most common words in the above list? Answer: The top 10 "
               "words that appear most often in the list are:");
-    const std::vector<std::string> lines = lines_of(sample.text);
+    const std::vector<std::string> lines = text_lines(sample.text);
     ASSERT_EQ(lines.size(), 5U);
     const std::string intro =
         "Below is a numbered list of words. In these words, some appear more often than others. "

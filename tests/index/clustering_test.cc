@@ -17,15 +17,15 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t count = 1000;
-constexpr std::int64_t dim = 32;
+constexpr std::int64_t clustered_count = 1000;
+constexpr std::int64_t clustered_dim = 32;
 
 const std::vector<float>& data() {
-  static const std::vector<float> all = reference::random_floats(count * dim, 1);
+  static const std::vector<float> all = reference::random_floats(clustered_count * clustered_dim, 1);
   return all;
 }
 KeyView keys() {
-  return {reinterpret_cast<const std::byte*>(data().data()), DType::f32, count, dim, 4 * dim};
+  return {reinterpret_cast<const std::byte*>(data().data()), DType::f32, clustered_count, clustered_dim, 4 * clustered_dim};
 }
 
 /// Vectors in the order in which they come, the same number to each cluster; or fails.
@@ -35,7 +35,7 @@ class InOrder final : public Clusterer {
                      const std::stop_token& stop) override {
     if (full) throw OutOfMemory("a test", 2, 1, "none");
     if (stop.stop_requested()) throw Stopped("a test");
-    const std::int64_t all = std::ssize(vectors) / dim;
+    const std::int64_t all = std::ssize(vectors) / clustered_dim;
     asked.push_back(all);
     Clustering found{{}, clusters};
     for (std::int64_t i = 0; i < all; ++i)
@@ -67,9 +67,9 @@ TEST(Clustering, AnIndexHasAllItsLevelsClustered) {
   ASSERT_TRUE(spec.kind().is_clustered());
   const auto index = spec.kind().make();
   spec.kind().build(*index, keys(), accelerator, {});
-  EXPECT_EQ(clusterer.asked, (std::vector<std::int64_t>{count, 100}));
+  EXPECT_EQ(clusterer.asked, (std::vector<std::int64_t>{clustered_count, 100}));
   const auto& squeezed = dynamic_cast<const SqueezedIndex&>(*index);
-  for (std::int64_t i = 0; i < count; ++i)
+  for (std::int64_t i = 0; i < clustered_count; ++i)
     ASSERT_EQ(squeezed.grouping().group[i], static_cast<std::int32_t>(i / 10));
   for (std::int64_t c = 0; c < 100; ++c) ASSERT_EQ(squeezed.coarse_of(c), c / 5);
 
@@ -78,7 +78,7 @@ TEST(Clustering, AnIndexHasAllItsLevelsClustered) {
   const auto other = segments.kind().make();
   segments.kind().build(*other, keys(), accelerator, {});
   EXPECT_EQ(clusterer.asked, (std::vector<std::int64_t>{400, 400, 200}));
-  EXPECT_EQ(other->inserted(), count);
+  EXPECT_EQ(other->inserted(), clustered_count);
 }
 
 TEST(Clustering, TheHostsThreadsDoItWhereThereIsNoRoom) {

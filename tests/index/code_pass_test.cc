@@ -21,7 +21,7 @@ using test::Coded;
 using test::expected;
 using test::Tail;
 
-constexpr std::int64_t group = 3;
+constexpr std::int64_t pass_group = 3;
 
 /// What a pass gives for some tokens.
 struct Passed {
@@ -29,17 +29,17 @@ struct Passed {
          const std::vector<PositionRange>& allowed, bool together = true)
       : tokens(std::ssize(allowed)),
         listed(allowed.size()),
-        estimate(tokens * group, coded.dim),
-        exact(tokens * group, coded.dim),
-        noise(static_cast<std::size_t>(tokens * group)) {
+        estimate(tokens * pass_group, coded.dim),
+        exact(tokens * pass_group, coded.dim),
+        noise(static_cast<std::size_t>(tokens * pass_group)) {
     std::vector<PassToken> of;
     for (std::int64_t t = 0; t < tokens; ++t) {
       const auto at = static_cast<std::size_t>(t);
-      of.push_back({queries.data() + t * group * coded.dim,
+      of.push_back({queries.data() + t * pass_group * coded.dim,
                     allowed[at],
                     &listed[at],
-                    {estimate.view().part(t * group, group), exact.view().part(t * group, group),
-                     noise.data() + t * group}});
+                    {estimate.view().part(t * pass_group, pass_group), exact.view().part(t * pass_group, pass_group),
+                     noise.data() + t * pass_group}});
     }
     if (together) {
       pass.run(of);
@@ -58,7 +58,7 @@ CodePass pass_over(const Coded& coded, std::int64_t wanted, float softcap = 0) {
   return {.index = coded.index.get(),
           .tail = coded.tail.get(),
           .rows = coded.rows,
-          .group = group,
+          .group = pass_group,
           .wanted = wanted,
           .scale = 1 / std::sqrt(static_cast<float>(coded.dim)),
           .softcap = softcap};
@@ -79,7 +79,7 @@ TEST(CodePass, ListsTheBestOfAllCodesAndEstimatesTheOthers) {
     const Coded coded(3001, dim);  // few enough for each to be in the sample
     const reference::Rows rows = coded.decoded();
     const std::vector<PositionRange> allowed = {{0, coded.count}, {5, 2924}, {1300, 1311}};
-    const auto queries = reference::random_floats(3 * group * dim, 7, 1.0F);
+    const auto queries = reference::random_floats(3 * pass_group * dim, 7, 1.0F);
     for (const float softcap : {0.0F, 3.0F}) {
       const CodePass pass = pass_over(coded, 20, softcap);
       const Passed got(coded, pass, queries, allowed);
@@ -93,8 +93,8 @@ TEST(CodePass, ListsTheBestOfAllCodesAndEstimatesTheOthers) {
           EXPECT_TRUE(allowed[at].contains(r) && !coded.is_rare(r)) << r;
         }
         std::set<std::int64_t> best;  // of any head
-        for (std::int64_t g = 0; g < group; ++g) {
-          const float* q = queries.data() + (t * group + g) * dim;
+        for (std::int64_t g = 0; g < pass_group; ++g) {
+          const float* q = queries.data() + (t * pass_group + g) * dim;
           SlotWeights weights;
           coded.index->coder().weigh_slots(q, weights);
           const double rounding =
@@ -118,7 +118,7 @@ TEST(CodePass, ListsTheBestOfAllCodesAndEstimatesTheOthers) {
           for (const std::int64_t r : coded.index->rare()) not_in_tail.insert(r);
           double ceiling = scale * last;
           if (softcap > 0) ceiling = softcap * std::tanh(ceiling / softcap);
-          const float lse = got.estimate.lse()[static_cast<std::size_t>(t * group + g)];
+          const float lse = got.estimate.lse()[static_cast<std::size_t>(t * pass_group + g)];
           if (t == 2) {  // fewer than are wanted
             EXPECT_EQ(lse, empty_lse);
             continue;
@@ -133,11 +133,11 @@ TEST(CodePass, ListsTheBestOfAllCodesAndEstimatesTheOthers) {
         for (const std::int64_t r : coded.index->rare()) {
           if (allowed[at].contains(r)) rare.push_back(r);
         }
-        Partial want(group, dim);
-        attend_rows(queries.data() + t * group * dim, coded.rows, rare, pass.scale, want.view(),
+        Partial want(pass_group, dim);
+        attend_rows(queries.data() + t * pass_group * dim, coded.rows, rare, pass.scale, want.view(),
                     softcap);
-        for (std::int64_t g = 0; g < group; ++g) {
-          const float lse = got.exact.lse()[static_cast<std::size_t>(t * group + g)];
+        for (std::int64_t g = 0; g < pass_group; ++g) {
+          const float lse = got.exact.lse()[static_cast<std::size_t>(t * pass_group + g)];
           if (rare.empty()) {
             EXPECT_EQ(lse, empty_lse);
           } else {
@@ -151,12 +151,12 @@ TEST(CodePass, ListsTheBestOfAllCodesAndEstimatesTheOthers) {
 
 TEST(CodePass, ListsAboutAsManyOfALongContext) {
   const Coded coded(150000, 16);
-  const auto queries = reference::random_floats(group * 16, 5, 1.0F);
+  const auto queries = reference::random_floats(pass_group * 16, 5, 1.0F);
   const PositionRange all{0, coded.count};
   for (const std::int64_t wanted : {1, 16, 256, 2048}) {
     CodePass pass = pass_over(coded, wanted);
     pass.group = 1;  // each head alone
-    for (std::int64_t g = 0; g < group; ++g) {
+    for (std::int64_t g = 0; g < pass_group; ++g) {
       std::vector<std::int64_t> listed;
       Partial estimate(1, 16);
       Partial exact(1, 16);
@@ -174,7 +174,7 @@ TEST(CodePass, ListsAboutAsManyOfALongContext) {
 
 TEST(CodePass, EveryKeyIsListedOrRareWhereAllAreWanted) {
   const Coded coded(70000, 32);
-  const auto queries = reference::random_floats(group * 32, 5, 1.0F);
+  const auto queries = reference::random_floats(pass_group * 32, 5, 1.0F);
   const PositionRange some{77, 69001};
   const Passed got(coded, pass_over(coded, 1 << 20), queries, {some});
   std::size_t next = 0;
@@ -210,7 +210,7 @@ TEST(CodePass, KeysThatScoreAlikeAreListedAndNotLost) {
 
 TEST(CodePass, ARangeHasASampleOfItsOwn) {
   const Coded coded(150000, 16);
-  const auto queries = reference::random_floats(group * 16, 5, 1.0F);
+  const auto queries = reference::random_floats(pass_group * 16, 5, 1.0F);
   CodePass pass = pass_over(coded, 20);
   pass.group = 1;
   for (const std::int64_t begin : {3000, 70001, 148000}) {
@@ -229,7 +229,7 @@ TEST(CodePass, ARangeHasASampleOfItsOwn) {
 TEST(CodePass, TokensTogetherGiveWhatEachGivesAlone) {
   const Coded coded(9000, 64);
   const std::int64_t tokens = 7;
-  const auto queries = reference::random_floats(tokens * group * 64, 5, 1.0F);
+  const auto queries = reference::random_floats(tokens * pass_group * 64, 5, 1.0F);
   std::vector<PositionRange> allowed;
   for (std::int64_t t = 0; t < tokens; ++t) allowed.push_back({t % 3 * 700, 8000 + 103 * t});
   for (const float softcap : {0.0F, 2.0F}) {

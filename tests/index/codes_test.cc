@@ -54,12 +54,12 @@ KeyView view_of(const std::vector<float>& keys, std::int64_t dim) {
           static_cast<std::int64_t>(keys.size()) / dim, dim, dim * 4};
 }
 
-struct Coded {
+struct CodedKeys {
   KeyCoder coder;
   std::vector<std::uint8_t> codes;
   std::vector<float> residuals;
 
-  Coded(const KeyView& keys, std::int64_t bytes) : coder(keys, bytes) {
+  CodedKeys(const KeyView& keys, std::int64_t bytes) : coder(keys, bytes) {
     codes.resize(static_cast<std::size_t>(coder.bytes_for(keys.count)));
     residuals.resize(static_cast<std::size_t>(keys.count));
     // In pieces, as when keys arrive.
@@ -129,7 +129,7 @@ TEST(KeyCodes, ScoresAreThoseOfTheKeysThatCodesStandFor) {
     for (const std::int64_t bytes : {4, 16, 32}) {
       const std::int64_t count = 700;
       const auto keys = turned_keys(count, dim, 0.95, 3);
-      const Coded coded(view_of(keys, dim), bytes);
+      const CodedKeys coded(view_of(keys, dim), bytes);
       EXPECT_LE(coded.coder.bytes(), bytes);
       const auto q = some_query(dim, 5);
       SlotWeights weights;
@@ -158,7 +158,7 @@ TEST(KeyCodes, LinearSaysWhatCodesStandFor) {
   for (const std::int64_t dim : {5, 64, 80, 128}) {
     for (const std::int64_t bytes : {8, 16, 32}) {
       const auto keys = turned_keys(count, dim, 0.95, 3);
-      const Coded coded(view_of(keys, dim), bytes);
+      const CodedKeys coded(view_of(keys, dim), bytes);
       const Linear linear(coded.coder, dim);
       const auto q = some_query(dim, 5);
       for (const std::int64_t i : {0, 1, 63, 64, 100, 199}) {
@@ -185,7 +185,7 @@ TEST(KeyCodes, SlotsOfTheLargestWeightLieInTheHighestFields) {
   for (const std::int64_t dim : {5, 64, 128}) {
     for (const double falls : {1.0, 0.95, 0.8}) {
       const auto keys = turned_keys(500, dim, falls, 3);
-      const Coded coded(view_of(keys, dim), 16);
+      const CodedKeys coded(view_of(keys, dim), 16);
       const Linear linear(coded.coder, dim);
       const std::int64_t bytes = coded.coder.bytes();
       double before = std::numeric_limits<double>::infinity();
@@ -210,7 +210,7 @@ TEST(KeyCodes, LeaveOfNormalKeysWhatTheoryDoes) {
   const std::int64_t dim = 64;
   const auto keys = turned_keys(20000, dim, 1.0, 21);
   const auto left = [&](std::int64_t bytes) {
-    const Coded coded(view_of(keys, dim), bytes);
+    const CodedKeys coded(view_of(keys, dim), bytes);
     return std::accumulate(coded.residuals.begin(), coded.residuals.end(), 0.0) / (20000.0 * dim);
   };
   EXPECT_NEAR(left(32), 0.01154, 0.0003);
@@ -225,7 +225,7 @@ TEST(KeyCodes, ErrorsAreAsLargeAsTheySayAndAverageOut) {
     const auto keys = turned_keys(count, dim, falls, 11);
     double before = 1e30;
     for (const std::int64_t bytes : {4, 8, 16, 32}) {
-      const Coded coded(view_of(keys, dim), bytes);
+      const CodedKeys coded(view_of(keys, dim), bytes);
       const auto q = some_query(dim, 7);
       SlotWeights weights;
       const std::vector<float> scores = coded.scores(q, weights);
@@ -282,7 +282,7 @@ TEST(KeyCodes, KeysThatAreFewEqualHugeOrTinyAreCoded) {
         const float most = std::abs(*std::max_element(
             keys.begin(), keys.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
         for (float& x : keys) x = x / most * size;
-        const Coded coded(view_of(keys, dim), 16);
+        const CodedKeys coded(view_of(keys, dim), 16);
         const auto key = coded.decode(0, dim);
         for (std::int64_t j = 0; equal && j < dim; ++j) {
           const auto at = static_cast<std::size_t>(j);

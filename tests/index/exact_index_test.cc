@@ -19,64 +19,64 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t dim = 32;
+constexpr std::int64_t exact_dim = 32;
 
-struct Case {
+struct ExactCase {
   std::vector<float> keys;     // [count, dim]
   std::vector<float> queries;  // [queries, dim]
   std::vector<PositionRange> allowed;
 
-  std::int64_t count() const { return static_cast<std::int64_t>(keys.size()) / dim; }
-  float* key(std::int64_t i) { return keys.data() + i * dim; }
+  std::int64_t count() const { return static_cast<std::int64_t>(keys.size()) / exact_dim; }
+  float* key(std::int64_t i) { return keys.data() + i * exact_dim; }
   void set_key(std::int64_t i, float first) {
-    std::fill_n(key(i), dim, 0.0F);
+    std::fill_n(key(i), exact_dim, 0.0F);
     *key(i) = first;
   }
 };
 
 /// Keys of whole numbers from -size to size.
-Case random_case(std::int64_t count, std::int64_t queries, int size, unsigned seed) {
+ExactCase random_case(std::int64_t count, std::int64_t queries, int size, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_int_distribution<int> number(-size, size);
-  Case c;
-  c.keys.resize(static_cast<std::size_t>(count * dim));
+  ExactCase c;
+  c.keys.resize(static_cast<std::size_t>(count * exact_dim));
   for (float& x : c.keys) x = static_cast<float>(number(random));
-  c.queries.resize(static_cast<std::size_t>(queries * dim));
+  c.queries.resize(static_cast<std::size_t>(queries * exact_dim));
   for (float& x : c.queries) x = static_cast<float>(number(random));
   c.allowed.assign(static_cast<std::size_t>(queries), PositionRange{0, count});
   return c;
 }
 
 /// Keys whose score with every query is their first element.
-Case scores_case(std::int64_t count, std::int64_t queries) {
-  Case c;
-  c.keys.resize(static_cast<std::size_t>(count * dim));
-  c.queries.assign(static_cast<std::size_t>(queries * dim), 1.0F);
+ExactCase scores_case(std::int64_t count, std::int64_t queries) {
+  ExactCase c;
+  c.keys.resize(static_cast<std::size_t>(count * exact_dim));
+  c.queries.assign(static_cast<std::size_t>(queries * exact_dim), 1.0F);
   c.allowed.assign(static_cast<std::size_t>(queries), PositionRange{0, count});
   return c;
 }
 
-SearchResult search(const Case& c, std::int64_t k) {
+SearchResult search(const ExactCase& c, std::int64_t k) {
   std::vector<std::byte> stored(c.keys.size() * 2);
   from_float(c.keys.data(), static_cast<std::int64_t>(c.keys.size()), DType::bf16, stored.data());
   const auto index = make_index("exact");
-  index->add({stored.data(), DType::bf16, c.count(), dim, 2 * dim});
+  index->add({stored.data(), DType::bf16, c.count(), exact_dim, 2 * exact_dim});
   index->build();
   SearchResult result;
-  index->search({c.queries.data(), static_cast<std::int64_t>(c.allowed.size()), dim, c.allowed}, k,
+  index->search({c.queries.data(), static_cast<std::int64_t>(c.allowed.size()), exact_dim, c.allowed}, k,
                 result);
   return result;
 }
 
-void expect_exact(const Case& c, std::int64_t k) {
+void expect_exact(const ExactCase& c, std::int64_t k) {
   const SearchResult result = search(c, k);
   for (std::size_t q = 0; q < c.allowed.size(); ++q) {
     std::vector<Scored> all;
     for (std::int64_t i = c.allowed[q].begin; i < c.allowed[q].end; ++i) {
       double score = 0;
-      for (std::int64_t j = 0; j < dim; ++j) {
-        score += double{c.queries[q * dim + static_cast<std::size_t>(j)]} *
-                 c.keys[static_cast<std::size_t>(i * dim + j)];
+      for (std::int64_t j = 0; j < exact_dim; ++j) {
+        score += double{c.queries[q * exact_dim + static_cast<std::size_t>(j)]} *
+                 c.keys[static_cast<std::size_t>(i * exact_dim + j)];
       }
       all.push_back({static_cast<float>(score), i});
     }
@@ -102,7 +102,7 @@ bool is_sampled(std::int64_t position) {
 }
 
 TEST(ExactSearch, EveryKIsExact) {
-  const Case c = random_case(20000, 7, 3, 1);
+  const ExactCase c = random_case(20000, 7, 3, 1);
   for (const std::int64_t k : {1, 2, 64, 256, 1000, 4000, 6000, 10000, 19999, 20000, 30000}) {
     expect_exact(c, k);
   }
@@ -115,7 +115,7 @@ TEST(ExactSearch, EveryNumberOfQueriesIsExact) {
 }
 
 TEST(ExactSearch, BestKeysThatAreAllInTheSampleDoNotHideOthers) {
-  Case c = scores_case(40000, 3);
+  ExactCase c = scores_case(40000, 3);
   for (std::int64_t i = 0; i < c.count(); ++i) {
     c.set_key(i, static_cast<float>(i % 100 + (is_sampled(i) ? 100 : 0)));
   }
@@ -125,7 +125,7 @@ TEST(ExactSearch, BestKeysThatAreAllInTheSampleDoNotHideOthers) {
 }
 
 TEST(ExactSearch, BestKeysThatAreAllOutsideTheSampleAreFound) {
-  Case c = scores_case(40000, 3);
+  ExactCase c = scores_case(40000, 3);
   for (std::int64_t i = 0; i < c.count(); ++i) {
     c.set_key(i, static_cast<float>(i % 100 - (is_sampled(i) ? 100 : 0)));
   }
@@ -134,7 +134,7 @@ TEST(ExactSearch, BestKeysThatAreAllOutsideTheSampleAreFound) {
 
 TEST(ExactSearch, ScoresThatRiseOrFallWithThePositionAreExact) {
   for (const int sign : {-1, 1}) {
-    Case c = scores_case(32768, 2);
+    ExactCase c = scores_case(32768, 2);
     for (std::int64_t i = 0; i < c.count(); ++i) {
       c.set_key(i, static_cast<float>(sign * (i / 256)));  // bf16 holds them exactly
     }
@@ -144,7 +144,7 @@ TEST(ExactSearch, ScoresThatRiseOrFallWithThePositionAreExact) {
 
 TEST(ExactSearch, EqualScoresAroundTheThresholdAreTakenInOrderOfPosition) {
   expect_exact(scores_case(30000, 2), 500);  // all keys tie
-  Case c = scores_case(30000, 4);
+  ExactCase c = scores_case(30000, 4);
   std::mt19937 random(3);
   for (std::int64_t i = 0; i < c.count(); ++i) {
     c.set_key(i, random() % 1000 < 3 ? 2.0F : static_cast<float>(random() % 2));
@@ -153,7 +153,7 @@ TEST(ExactSearch, EqualScoresAroundTheThresholdAreTakenInOrderOfPosition) {
 }
 
 TEST(ExactSearch, RangesSmallerThanTheSampleStandBesideTheWhole) {
-  Case c = random_case(50000, 9, 3, 4);
+  ExactCase c = random_case(50000, 9, 3, 4);
   c.allowed = {{0, 50000}, {0, 0},         {17, 40},       {100, 100 + 16384}, {49000, 50000},
                {1, 49999}, {16383, 32769}, {25000, 25001}, {30000, 30700}};
   for (const std::int64_t k : {64, 700, 5000}) expect_exact(c, k);
@@ -162,7 +162,7 @@ TEST(ExactSearch, RangesSmallerThanTheSampleStandBesideTheWhole) {
 TEST(ExactSearch, OneThreadAndManyFindTheSame) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
-  Case c = random_case(40000, 7, 1, 6);
+  ExactCase c = random_case(40000, 7, 1, 6);
   for (float& x : c.keys) x = normal(random);
   for (float& x : c.queries) x = normal(random);
   oneapi::tbb::task_arena one(1);

@@ -19,19 +19,19 @@ namespace {
 using test::read;
 using test::written;
 
-constexpr std::int64_t dim = 32;
-constexpr std::int64_t rows = 1500;
+constexpr std::int64_t faiss_dim = 32;
+constexpr std::int64_t faiss_rows = 1500;
 
 /// What some searches find, with their scores.
 std::vector<std::pair<std::vector<std::int64_t>, std::vector<float>>> found(const KeyIndex& index) {
   std::vector<std::pair<std::vector<std::int64_t>, std::vector<float>>> all;
   constexpr std::int64_t count = 12;
-  const std::vector<float> queries = reference::random_bf16(count * dim, 11);
+  const std::vector<float> queries = reference::random_bf16(count * faiss_dim, 11);
   for (const std::int64_t k : {1, 20, 100}) {
     for (const PositionRange range : {test::everything, PositionRange{7, index.size() - 3}}) {
       const std::vector<PositionRange> allowed(count, range);
       SearchResult result;
-      index.search({.data = queries.data(), .count = count, .dim = dim, .allowed = allowed}, k,
+      index.search({.data = queries.data(), .count = count, .dim = faiss_dim, .allowed = allowed}, k,
                    result);
       for (std::int64_t q = 0; q < count; ++q) {
         const auto positions = result.positions(q);
@@ -49,7 +49,7 @@ std::vector<std::pair<std::vector<std::int64_t>, std::vector<float>>> found(cons
 }
 
 const test::Keys& some_keys() {
-  static const test::Keys keys = test::make_keys(test::clustered(rows, dim, 3), dim, DType::bf16);
+  static const test::Keys keys = test::make_keys(test::clustered(faiss_rows, faiss_dim, 3), faiss_dim, DType::bf16);
   return keys;
 }
 
@@ -59,7 +59,7 @@ TEST_P(FaissFile, FindsAndGrowsAsBefore) {
   const IndexSpec spec(GetParam());
   constexpr std::int64_t first = 1200;
   const KeyView keys = some_keys().view(0, first);
-  const KeyView more = some_keys().view(first, rows);
+  const KeyView more = some_keys().view(first, faiss_rows);
   const auto index = spec.make();
   index->add(keys);
   index->build();
@@ -81,7 +81,7 @@ TEST_P(FaissFile, FindsAndGrowsAsBefore) {
 // Version 0.1.0 took no mean off the keys.
 TEST_P(FaissFile, OfAnEarlierVersionWhichHasNoMeanFindsAndGrows) {
   const IndexSpec spec(GetParam());
-  const std::size_t of_mean = spec.text() == "faiss:Flat" ? 0 : 16 + dim * 4;
+  const std::size_t of_mean = spec.text() == "faiss:Flat" ? 0 : 16 + faiss_dim * 4;
   const KeyView keys = some_keys().view(0, 1200);
   const auto index = spec.make();
   index->add(keys);
@@ -89,8 +89,8 @@ TEST_P(FaissFile, OfAnEarlierVersionWhichHasNoMeanFindsAndGrows) {
   const auto earlier = read(spec, keys, written(spec, *index, keys).substr(of_mean));
   EXPECT_EQ(found(*earlier), found(*index));
   const auto again = read(spec, keys, written(spec, *earlier, keys));
-  earlier->add(some_keys().view(1200, rows));
-  again->add(some_keys().view(1200, rows));
+  earlier->add(some_keys().view(1200, faiss_rows));
+  again->add(some_keys().view(1200, faiss_rows));
   EXPECT_EQ(found(*again), found(*earlier));
 }
 
@@ -198,7 +198,7 @@ class Bytes {
 };
 
 /// What all but float32 copies begin with: a mark, and the mean's length and elements.
-constexpr std::size_t of_mean = 8 + 8 + dim * 4;
+constexpr std::size_t of_mean = 8 + 8 + faiss_dim * 4;
 
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
@@ -206,38 +206,38 @@ TEST(FaissFileOfLists, LeadsNowhereElse) {
   constexpr std::int64_t keys = 100;
   const Bytes file("faiss:IVF4,SQ8", keys);
   constexpr std::size_t centroids = of_mean + 8;
-  constexpr std::size_t ranges = centroids + 4 * dim * 4 + 8;
-  constexpr std::size_t first = ranges + 2 * dim * 4 + 8;  // ids of the first list
-  ASSERT_EQ(file.at<std::int64_t>(of_mean), 4 * dim);
-  ASSERT_EQ(file.at<std::int64_t>(ranges - 8), 2 * dim);
+  constexpr std::size_t ranges = centroids + 4 * faiss_dim * 4 + 8;
+  constexpr std::size_t first = ranges + 2 * faiss_dim * 4 + 8;  // ids of the first list
+  ASSERT_EQ(file.at<std::int64_t>(of_mean), 4 * faiss_dim);
+  ASSERT_EQ(file.at<std::int64_t>(ranges - 8), 2 * faiss_dim);
   const auto count = file.at<std::int64_t>(first - 8);
   ASSERT_GT(count, 1);
   const std::size_t codes = first + static_cast<std::size_t>(count) * 8 + 8;
-  ASSERT_EQ(file.at<std::int64_t>(codes - 8), count * dim);
-  for (const std::int64_t other : {0L, 3 * dim, 4 * dim - 1, 5 * dim})
+  ASSERT_EQ(file.at<std::int64_t>(codes - 8), count * faiss_dim);
+  for (const std::int64_t other : {0L, 3 * faiss_dim, 4 * faiss_dim - 1, 5 * faiss_dim})
     file.refused(of_mean, other, "another number of lists");
   file.refused(of_mean, std::int64_t{1} << 62, "longer than what is there");
   file.refused(of_mean, std::int64_t{-1}, "longer than what is there");
   file.refused(0, std::int64_t{-2}, "longer than what is there");
-  file.refused(8, std::int64_t{dim - 1}, "a mean is not one of its keys");
+  file.refused(8, std::int64_t{faiss_dim - 1}, "a mean is not one of its keys");
   file.refused(16, nan, "not finite");
   file.refused(16, 32769.0F, "a mean is farther than keys can make it");
   file.refused(centroids, nan, "not finite");
   file.refused(centroids, 1e30F, "farther than keys can make it");
-  file.refused(ranges - 8, std::int64_t{dim}, "ranges are not one for each element");
+  file.refused(ranges - 8, std::int64_t{faiss_dim}, "ranges are not one for each element");
   file.refused(ranges, -1e30F, "wider than keys can make it");
-  file.refused(ranges + dim * 4, 1e30F, "wider than keys can make it");
-  file.refused(ranges + dim * 4, -0.5F, "a range is below 0");
+  file.refused(ranges + faiss_dim * 4, 1e30F, "wider than keys can make it");
+  file.refused(ranges + faiss_dim * 4, -0.5F, "a range is below 0");
   file.refused(first - 8, std::int64_t{1} << 60, "longer than what is there");
   file.refused(first, std::int64_t{-1}, "not each key once");
   file.refused(first, keys, "not each key once");
   file.refused(first, file.at<std::int64_t>(first + 8), "not each key once");
-  file.refused(codes - 8, count * dim - 1, "not one for each of its keys");
+  file.refused(codes - 8, count * faiss_dim - 1, "not one for each of its keys");
   // Without its last key.
   std::string fewer = file.whole();
   const std::int64_t less = count - 1;
-  const std::int64_t less_codes = less * dim;
-  fewer.erase(codes + static_cast<std::size_t>(less_codes), dim);
+  const std::int64_t less_codes = less * faiss_dim;
+  fewer.erase(codes + static_cast<std::size_t>(less_codes), faiss_dim);
   std::memcpy(fewer.data() + codes - 8, &less_codes, 8);
   fewer.erase(codes - 16, 8);
   std::memcpy(fewer.data() + first - 8, &less, 8);
@@ -247,8 +247,8 @@ TEST(FaissFileOfLists, LeadsNowhereElse) {
 TEST(FaissFileOfLists, AreNotMadeBeyondWhatThereIs) {
   const Bytes file("faiss:IVF,Flat", 100);
   // As many centroids as there are bytes for, and no lists behind them.
-  std::string many(8 + 1000 * dim * 4, '\0');
-  const std::int64_t numbers = 1000 * dim;
+  std::string many(8 + 1000 * faiss_dim * 4, '\0');
+  const std::int64_t numbers = 1000 * faiss_dim;
   std::memcpy(many.data(), &numbers, 8);
   file.refused(many, "ends before its lists");
 }
@@ -257,9 +257,9 @@ TEST(FaissFileOfCodes, AreNumbers) {
   const Bytes flat("faiss:Flat", 50);
   for (const float bad : {nan, std::numeric_limits<float>::infinity(), 32769.0F, -1e38F})
     flat.refused(8 + 4 * 17, bad, "not within what FAISS is given");
-  flat.refused(0, std::int64_t{49 * dim * 4}, "not one for each key");
+  flat.refused(0, std::int64_t{49 * faiss_dim * 4}, "not one for each key");
   const Bytes lists("faiss:IVF1,Flat", 50);
-  lists.refused(of_mean + 8 + dim * 4 + 8 + 50 * 8 + 8, nan, "not within what FAISS is given");
+  lists.refused(of_mean + 8 + faiss_dim * 4 + 8 + 50 * 8 + 8, nan, "not within what FAISS is given");
   const Bytes half("faiss:SQfp16", 50);
   for (const std::uint16_t bad : {0x7c00, 0xfc00, 0x7e01})
     half.refused(of_mean + 16 + 2 * 9, bad, "a code is not finite");
@@ -267,7 +267,7 @@ TEST(FaissFileOfCodes, AreNumbers) {
   const Bytes parts("faiss:PQ4x4", 50);
   parts.refused(of_mean + 8, nan, "not finite");
   parts.refused(of_mean + 8, -1e20F, "farther than keys can make it");
-  parts.refused(of_mean, std::int64_t{8 * dim}, "not the centroids of their bits");
+  parts.refused(of_mean, std::int64_t{8 * faiss_dim}, "not the centroids of their bits");
   // Of centroids that are made with it there must be bytes.
   const Bytes large("faiss:PQ32x8", 300);
   large.refused(large.whole().substr(0, of_mean + 100), "ends before its lists and centroids");

@@ -24,12 +24,12 @@ namespace {
 using test::Keys;
 using test::WantedChoice;
 
-constexpr std::int64_t dim = 48;
-constexpr std::int64_t rows = 3000;
-constexpr std::int64_t group = 3;
-constexpr float scale = 0.1F;
+constexpr std::int64_t given_dim = 48;
+constexpr std::int64_t given_rows = 3000;
+constexpr std::int64_t given_group = 3;
+constexpr float given_scale = 0.1F;
 
-std::unique_ptr<ChoosingIndex> built(const std::string& spec, const KeyView& keys) {
+std::unique_ptr<ChoosingIndex> built_choosing(const std::string& spec, const KeyView& keys) {
   auto index = make_index(spec);
   index->add(keys);
   index->build();
@@ -60,23 +60,23 @@ class Choices {
 
 /// A token of a group, and its search.
 struct Token {
-  std::vector<float> queries = reference::random_bf16(group * dim, 7, 2.0F);
+  std::vector<float> queries = reference::random_bf16(given_group * given_dim, 7, 2.0F);
   std::vector<PositionRange> allowed;
-  explicit Token(PositionRange range) : allowed(group, range) {}
+  explicit Token(PositionRange range) : allowed(given_group, range) {}
 
   SearchResult search(const ChoosingIndex& index, std::int64_t k, const GivenEntries* given) const {
     SearchResult result;
     index.search({.data = queries.data(),
-                  .count = group,
-                  .dim = dim,
+                  .count = given_group,
+                  .dim = given_dim,
                   .allowed = allowed,
-                  .group = group,
-                  .scale = scale},
+                  .group = given_group,
+                  .scale = given_scale},
                  k, given, result);
     return result;
   }
   WantedChoice wanted(const StandIns& of, std::int64_t k) const {
-    return {of, queries, scale, allowed[0], k};
+    return {of, queries, given_scale, allowed[0], k};
   }
 };
 
@@ -97,7 +97,7 @@ struct Given {
 };
 
 void expect_same(const SearchResult& got, const SearchResult& want) {
-  for (std::int64_t q = 0; q < group; ++q) {
+  for (std::int64_t q = 0; q < given_group; ++q) {
     const auto have = got.positions(q);
     const auto should = want.positions(q);
     EXPECT_EQ(std::vector(have.begin(), have.end()), std::vector(should.begin(), should.end()))
@@ -110,18 +110,18 @@ const std::vector<std::string> specs = {"quest:page=16", "quest:page=7", "quest:
                                         "squeezed:c=5",  "squeezed:s=90"};
 
 TEST(GivenEntries, FindWhatTheIndexWouldFind) {
-  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
-    const auto index = built(spec, keys.view());
+    const auto index = built_choosing(spec, keys.view());
     const StandIns of = index->stand_ins();
     ASSERT_NE(of.kind, StandInKind::none) << spec;
-    const StandIns planned = index->planned_stand_ins(dim, rows);
+    const StandIns planned = index->planned_stand_ins(given_dim, given_rows);
     EXPECT_EQ(planned.kind, of.kind);
     EXPECT_EQ(planned.weighed, of.weighed);
     EXPECT_GE(planned.count, of.count);
     EXPECT_LE(planned.count, of.count + of.count / 20 + 1) << spec;
     for (const PositionRange range :
-         {PositionRange{0, rows}, {4, 2900}, {13, 100}, {1500, 1580}, {2905, rows}}) {
+         {PositionRange{0, given_rows}, {4, 2900}, {13, 100}, {1500, 1580}, {2905, given_rows}}) {
       for (const std::int64_t k : {1, 40, 500}) {
         SCOPED_TRACE(spec + ", " + std::to_string(k) + " of " + std::to_string(range.size()));
         const Token token(range);
@@ -138,11 +138,11 @@ TEST(GivenEntries, FindWhatTheIndexWouldFind) {
 
 /// The worst in place of the best: nothing else is looked at.
 TEST(GivenEntries, NoOthersAreFound) {
-  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
-    const auto index = built(spec, keys.view());
+    const auto index = built_choosing(spec, keys.view());
     const StandIns of = index->stand_ins();
-    Token token({0, rows});
+    Token token({0, given_rows});
     Token away = token;
     for (float& q : away.queries) q = -q;
     const std::int64_t k = 64;
@@ -151,7 +151,7 @@ TEST(GivenEntries, NoOthersAreFound) {
     for (float& sum : given.log_sums) sum = -100;
     const SearchResult got = token.search(*index, k, &given.all);
     const SearchResult own = token.search(*index, k, nullptr);
-    for (std::int64_t q = 0; q < group; ++q) {
+    for (std::int64_t q = 0; q < given_group; ++q) {
       ASSERT_EQ(std::ssize(got.positions(q)), k) << spec;
       const auto wanted = own.positions(q);
       const std::set<std::int64_t> without(wanted.begin(), wanted.end());
@@ -165,9 +165,9 @@ TEST(GivenEntries, NoOthersAreFound) {
 /// Entries that hold too few rows of the range, or sums beyond float32: the index chooses for
 /// itself.
 TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
-  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
-    const auto index = built(spec, keys.view());
+    const auto index = built_choosing(spec, keys.view());
     const StandIns of = index->stand_ins();
     const Token token({1500, 2900});
     const std::int64_t k = 64;
@@ -184,11 +184,11 @@ TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
 }
 
 TEST(GivenEntries, TwoLevelsAndOtherMethodsHaveNoStandIns) {
-  const Keys keys = test::make_keys(test::clustered(rows, dim, 1), dim, DType::bf16);
+  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const char* spec : {"squeezed:coarse=1", "lowrank:r=8"}) {
-    const auto index = built(spec, keys.view());
+    const auto index = built_choosing(spec, keys.view());
     EXPECT_EQ(index->stand_ins().kind, StandInKind::none) << spec;
-    EXPECT_EQ(index->planned_stand_ins(dim, rows).kind, StandInKind::none) << spec;
+    EXPECT_EQ(index->planned_stand_ins(given_dim, given_rows).kind, StandInKind::none) << spec;
   }
 }
 

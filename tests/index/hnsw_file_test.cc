@@ -10,7 +10,7 @@
 namespace topkv {
 namespace {
 
-constexpr std::int64_t dim = 32;
+constexpr std::int64_t hnsw_dim = 32;
 constexpr std::int64_t all = 3000;
 constexpr std::int64_t half = all / 2;
 const char* const spec_text = "hnsw:M=8,efc=60";
@@ -18,10 +18,10 @@ const char* const spec_text = "hnsw:M=8,efc=60";
 /// Clustered keys with a mean of eight times their spread.
 const test::Keys& keys_with_a_mean() {
   static const test::Keys keys = [] {
-    std::vector<float> values = test::clustered(all, dim, 3);
+    std::vector<float> values = test::clustered(all, hnsw_dim, 3);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] += i % 3 == 0 ? 8.0F : -8.0F;
-    for (std::size_t i = 0; i < values.size(); i += dim) values[i] += 20.0F;
-    return test::make_keys(values, dim, DType::f32);
+    for (std::size_t i = 0; i < values.size(); i += hnsw_dim) values[i] += 20.0F;
+    return test::make_keys(values, hnsw_dim, DType::f32);
   }();
   return keys;
 }
@@ -58,7 +58,7 @@ TEST(HnswFile, OfAnEarlierVersionWhichHasNoMeanFindsAndGrows) {
   const IndexSpec spec(spec_text);
   const auto index = graph_of_half(spec);
   const KeyView keys = keys_with_a_mean().view(0, half);
-  const std::size_t of_mean = sizeof(float) + sizeof(std::int64_t) + dim * sizeof(float);
+  const std::size_t of_mean = sizeof(float) + sizeof(std::int64_t) + hnsw_dim * sizeof(float);
   const std::string earlier = test::written(spec, *index, keys).substr(of_mean);
   const auto read = test::read(spec, keys, earlier);
   EXPECT_EQ(recall(*read), recall(*index));

@@ -54,7 +54,7 @@ void expect_all_held(const KeyLists& lists, const Keys& keys, std::int64_t count
 }
 
 /// Sums what lists tell of their progress.
-struct Progress {
+struct BuildProgress {
   std::atomic<std::int64_t> keys = 0;
   std::function<void(std::int64_t)> done = [this](std::int64_t count) { keys += count; };
 };
@@ -63,7 +63,7 @@ TEST(KeyLists, HoldEveryKeyOnceWhenLearnedAndWhenAdded) {
   const Keys keys = make_keys(clustered(5000, 64, 1), 64, DType::bf16);
   KeyLists lists;
   std::vector<float> residuals;
-  Progress progress;
+  BuildProgress progress;
   lists.learn(
       keys.view(0, 4000), 32, residuals, [] {}, progress.done);
   EXPECT_EQ(progress.keys, 4000);
@@ -81,7 +81,7 @@ TEST(KeyLists, OfKeysThatAreAllTheSameHoldThem) {
   const Keys keys = make_keys(std::vector<float>(300 * 8, 1.5F), 8, DType::bf16);
   KeyLists lists;
   std::vector<float> residuals;
-  Progress progress;
+  BuildProgress progress;
   lists.learn(
       keys.view(0, 200), 4, residuals, [] {}, progress.done);
   expect_all_held(lists, keys, 200, residuals);
@@ -96,7 +96,7 @@ TEST(KeyLists, WhereMostKeysAreAlikeTheWorkIsCut) {
   const Keys keys = make_keys(values, 8, DType::bf16);
   KeyLists lists;
   std::vector<float> residuals;
-  Progress progress;
+  BuildProgress progress;
   std::atomic<std::int64_t> checks = 0;
   lists.learn(
       keys.view(), 4, residuals, [&] { ++checks; }, progress.done);

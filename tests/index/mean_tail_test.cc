@@ -188,10 +188,10 @@ TEST(MeanSpec, IsATailAndNoIndex) {
   }
 }
 
-const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+const AttentionShape mean_shape{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
 
 TEST(MeanContext, SharesKeysCodesOf16BytesAndCountsThemOnce) {
-  AttentionShape shape = small;
+  AttentionShape shape = mean_shape;
   shape.layers = 3;
   shape.sliding_window = {8, 0, 0};  // the first layer has no index
   const Stream stream(shape, 3000);
@@ -226,7 +226,7 @@ TEST(MeanContext, SharesKeysCodesOf16BytesAndCountsThemOnce) {
   EXPECT_NE(&others->index("codes:k=8,v=0", 1, 0), &others->index("mean", 1, 0));
 }
 
-void expect_nearer(const Stream& stream, double most, double times) {
+void expect_mean_nearer(const Stream& stream, double most, double times) {
   const auto context =
       stream.prefill(3000)->with_index("codes:k=8,v=0")->with_index("hnsw")->with_index("mean");
   Session dense(context, {.dense_layers = 2});
@@ -248,17 +248,17 @@ void expect_nearer(const Stream& stream, double most, double times) {
 }
 
 TEST(SessionMeanTail, BringsASessionNearToDenseAttentionWhateverSelects) {
-  Stream stream(small, 3060);
+  Stream stream(mean_shape, 3060);
   for (std::size_t l = 0; l < stream.v.size(); ++l) {  // values of chance around a mean
     for (std::size_t i = 0; i < stream.v[l].size(); ++i) {
       stream.v[l][i] += reference::as_bf16(std::sin(static_cast<float>(i % 32)));
     }
   }
-  expect_nearer(stream, 0.5, 1.5);
+  expect_mean_nearer(stream, 0.5, 1.5);
 }
 
 TEST(SessionMeanTail, IsTheSameWhereverTheKeysCodesComeFrom) {
-  const Stream stream(small, 1340);
+  const Stream stream(mean_shape, 1340);
   const auto own = stream.prefill(1300)->with_index("mean");
   const auto shared = stream.prefill(1300)->with_index("codes")->with_index("mean");
   const RetrievalOptions options{.k = TopK::same(8), .tail = "mean", .window = 10};
@@ -268,7 +268,7 @@ TEST(SessionMeanTail, IsTheSameWhereverTheKeysCodesComeFrom) {
 }
 
 TEST(SessionMeanTail, AllKeysRetrievedEqualsDense) {
-  const Stream stream(small, 440);
+  const Stream stream(mean_shape, 440);
   for (const std::int64_t tokens : {0, 1, 400}) {
     const auto context = stream.prefill(tokens)->with_index("codes")->with_index("mean");
     for (const char* index : {"exact", "codes"}) {
@@ -283,7 +283,7 @@ TEST(SessionMeanTail, AllKeysRetrievedEqualsDense) {
 }
 
 TEST(SessionMeanTail, OwnTokensAreAllAttendedAndStepsOfAnySizeGiveTheSame) {
-  const Stream stream(small, 1360);
+  const Stream stream(mean_shape, 1360);
   const auto empty = stream.prefill(0)->with_index("mean");
   Session dense(empty, {.dense_layers = 2});
   Session with(empty, {.k = TopK::same(1), .tail = "mean", .window = 5});
@@ -300,7 +300,7 @@ TEST(SessionMeanTail, OwnTokensAreAllAttendedAndStepsOfAnySizeGiveTheSame) {
 }
 
 TEST(SessionMeanTail, MustBeThereAndIsNoIndex) {
-  const Stream stream(small, 100);
+  const Stream stream(mean_shape, 100);
   const auto without = stream.prefill(100)->with_index("codes");
   EXPECT_THROW(Session(without, {.tail = "mean"}), InvalidArgument);
   const auto context = without->with_index("mean");

@@ -122,7 +122,7 @@ TEST(Quest, APagesScoreIsABoundOfItsKeysScores) {
       for (std::int64_t i = 0; i < 1003; ++i) {
         const double bound = scores[static_cast<std::size_t>(q * index.pages() + i / 7)];
         EXPECT_GE(bound, test::score(keys, queries.query(q), i) -
-                             test::tolerance(keys, queries.query(q), i) - 1e-4);
+                             test::score_tolerance(keys, queries.query(q), i) - 1e-4);
       }
     }
   }

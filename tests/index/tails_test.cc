@@ -51,8 +51,8 @@ struct SomeRows {
 };
 
 /// What a tail gives for one query.
-struct Given {
-  Given(const RowTail& tail, const float* q, std::int64_t dim, PositionRange allowed,
+struct GivenTail {
+  GivenTail(const RowTail& tail, const float* q, std::int64_t dim, PositionRange allowed,
         const std::vector<std::int64_t>& taken, float scale, float softcap = 0,
         float ceiling = no_ceiling)
       : estimate(1, dim), exact(1, dim) {
@@ -82,7 +82,7 @@ TEST(PageTail, OfSingleRowsIsExact) {
   const SummaryTail tail(rows.rows, {.groups = 900, .page = 1}, true, {});
   const auto q = reference::random_floats(24, 3, 1.0F);
   for (const float softcap : {0.0F, 2.0F}) {
-    const Given given(tail, q.data(), 24, {50, 850}, some_taken, 0.2F, softcap);
+    const GivenTail given(tail, q.data(), 24, {50, 850}, some_taken, 0.2F, softcap);
     expect_partial(given.both,
                    reference::attend(
                        rows.exact, q.data(), 0.2,
@@ -139,7 +139,7 @@ TEST(PageTail, HasTheMassesOfMeansAndVariancesWithoutTheRowsTaken) {
     }
     for (double& x : want.out) x /= total;
     want.lse = std::log(total);
-    const Given given(tail, q.data(), dim, allowed, some_taken, 0.2F, static_cast<float>(softcap),
+    const GivenTail given(tail, q.data(), dim, allowed, some_taken, 0.2F, static_cast<float>(softcap),
                       static_cast<float>(ceiling));
     expect_partial(given.estimate, want, 2e-5);
     EXPECT_EQ(given.exact.lse()[0], empty_lse);
@@ -152,7 +152,7 @@ TEST(PageTail, WithAllRowsTakenIsEmpty) {
   const auto q = reference::random_floats(8, 3, 1.0F);
   std::vector<std::int64_t> taken(60);
   std::iota(taken.begin(), taken.end(), 20);
-  const Given given(tail, q.data(), 8, {20, 80}, taken, 0.3F);
+  const GivenTail given(tail, q.data(), 8, {20, 80}, taken, 0.3F);
   EXPECT_EQ(given.both.lse()[0], empty_lse);
   for (const float x : given.both.out()) EXPECT_EQ(x, 0);
 }
@@ -202,7 +202,7 @@ TEST(SparqTail, ReallocatesToTheMeanValueWhatTheRowsTakenDoNotHave) {
       mean += rows.exact.values[static_cast<std::size_t>(row * dim + j)] / 1200;
     want.out.push_back(alpha * taken.out[static_cast<std::size_t>(j)] + (1 - alpha) * mean);
   }
-  Given given(tail, q.data(), dim, {0, 1200}, some_taken, scale);
+  GivenTail given(tail, q.data(), dim, {0, 1200}, some_taken, scale);
   Partial attended(1, dim);
   attend_rows(q.data(), rows.rows, some_taken, scale, attended.view());
   merge(given.both.view(), attended.view());
@@ -223,7 +223,7 @@ TEST(SampleTail, SumsAreUnbiased) {
   for (int i = 0; i < draws; ++i) {
     std::vector<float> q = base;
     q[0] *= 1 + 1e-6F * static_cast<float>(i - draws / 2);  // another draw, hardly another query
-    const Given given(tail, q.data(), dim, {50, 1950}, some_taken, 0.3F);
+    const GivenTail given(tail, q.data(), dim, {50, 1950}, some_taken, 0.3F);
     const double mass = std::exp(given.estimate.lse()[0] - want.lse);
     for (std::int64_t j = 0; j <= dim; ++j) {
       const double x = j < dim ? mass * given.estimate.out()[static_cast<std::size_t>(j)] : mass;
@@ -256,7 +256,7 @@ TEST(SampleTail, IsOffByMoreThanItSaysNoMoreOftenThanItSays) {
     std::vector<std::int64_t> taken;
     for (std::size_t at = 0; at < 50; ++at) taken.push_back(order[at].second);
     std::sort(taken.begin(), taken.end());
-    Given given(tail, q.data(), dim, {0, 20000}, taken, 0.3F);
+    GivenTail given(tail, q.data(), dim, {0, 20000}, taken, 0.3F);
     sampled += given.exact.lse()[0] == empty_lse;
     Partial attended(1, dim);
     attend_rows(q.data(), rows.rows, taken, 0.3F, attended.view());
@@ -280,7 +280,7 @@ TEST(SampleTail, OfAsManyRowsAsThereAreIsExact) {
   const SomeRows rows(900, 24);
   const SampleTail tail({.rows = 900}, rows.rows);
   const auto q = reference::random_floats(24, 3, 1.0F);
-  const Given given(tail, q.data(), 24, {50, 850}, some_taken, 0.2F);
+  const GivenTail given(tail, q.data(), 24, {50, 850}, some_taken, 0.2F);
   EXPECT_EQ(given.estimate.lse()[0], empty_lse);
   expect_partial(given.exact,
                  reference::attend(rows.exact, q.data(), 0.2,

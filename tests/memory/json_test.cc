@@ -13,7 +13,7 @@ namespace topkv {
 namespace {
 
 using Json = nlohmann::json;
-using test::HeapPeak;
+using ::test::HeapPeak;
 
 constexpr std::size_t long_bytes = 20'000'000;
 constexpr std::int64_t most_bytes = 64 << 10;

@@ -21,7 +21,7 @@ void expect_refused(const std::string& source, const char* why, std::int64_t mos
   work.write("chat_template.jinja", source);
   const std::vector<ChatMessage> messages = {{"user", ""}};
   const auto chat = ChatTemplate::load(work.path());
-  const test::HeapPeak peak;
+  const ::test::HeapPeak peak;
   expect_error<FileError>([&] { chat.render(messages, true); }, work.path().string(), {why});
   EXPECT_LT(peak.bytes(), most);
 }

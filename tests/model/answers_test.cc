@@ -16,18 +16,18 @@
 namespace topkv {
 namespace {
 
-const Model& bundled() {
+const Model& bundled_model() {
   static const Model model = Model::load(TOPKV_SOURCE_DIR "/models/needle-14m");
   return model;
 }
 
 /// Of a text that is given as pieces, each the bytes of one token.
-std::vector<Token> tokens_of(const std::string& text) { return bundled().tokenizer().encode(text); }
+std::vector<Token> tokens_of(const std::string& text) { return bundled_model().tokenizer().encode(text); }
 
 /// The pieces that are given out, and the rest.
 std::vector<std::string> pieces(const std::vector<Token>& tokens,
                                 const std::vector<std::string>& stop, bool* stopped = nullptr) {
-  AnswerText text(bundled().tokenizer(), stop);
+  AnswerText text(bundled_model().tokenizer(), stop);
   std::vector<std::string> all;
   for (const Token token : tokens) {
     all.push_back(text.push(token));
@@ -80,7 +80,7 @@ TEST(AnswerText, WhatMayBeAStopTextIsHeldBackUntilItIsNone) {
 TEST(AnswerText, AStopTextMaySpellSpecialTokens) {
   std::vector<Token> tokens = tokens_of("ab");
   const std::size_t before = tokens.size();
-  tokens.push_back(bundled().tokenizer().find("<|bos|>"));
+  tokens.push_back(bundled_model().tokenizer().find("<|bos|>"));
   for (const Token token : tokens_of("cd")) tokens.push_back(token);
   bool stopped = false;
   EXPECT_EQ(joined(pieces(tokens, {"<|bos|>"}, &stopped)), "ab");
@@ -96,7 +96,7 @@ TEST(AnswerText, AStopTextMaySpellSpecialTokens) {
   // Where it is spelled, too.
   const std::vector<Token> spelled = {tokens[before]};
   const std::vector<std::string> stop = {"os|>c"};
-  AnswerText text(bundled().tokenizer(), stop, spelled);
+  AnswerText text(bundled_model().tokenizer(), stop, spelled);
   std::string all;
   for (const Token token : tokens) all += text.push(token);
   EXPECT_EQ(all + text.finish(), "ab<|bos|>cd") << "a stop text begins in no special token";
@@ -105,13 +105,13 @@ TEST(AnswerText, AStopTextMaySpellSpecialTokens) {
 class Answers : public testing::Test {
  protected:
   Answers()
-      : context_(bundled().prefill(tokens_of("The grass is green. The sky is blue."),
+      : context_(bundled_model().prefill(tokens_of("The grass is green. The sky is blue."),
                                    {.kv_dtype = DType::f32})) {}
 
   GenerateResult ask(const GenerateOptions& options, const TokenFn& on_token = {},
                      const TextFn& on_text = {}) const {
     Session session(context_);
-    return bundled().generate(session, tokens_of(" The sun is"), options, on_token, on_text);
+    return bundled_model().generate(session, tokens_of(" The sun is"), options, on_token, on_text);
   }
 
   std::shared_ptr<const Context> context_;
@@ -135,7 +135,7 @@ TEST_F(Answers, TextIsToldInWholeCharactersAndIsThatOfTheTokens) {
   EXPECT_EQ(told, result.text);
   EXPECT_GT(after.back(), 0U) << "as it grows";
   std::string bytes;
-  for (const Token token : result.tokens) bytes += bundled().tokenizer().bytes_of_token(token);
+  for (const Token token : result.tokens) bytes += bundled_model().tokenizer().bytes_of_token(token);
   EXPECT_EQ(told, replace_invalid_utf8(bytes));
   EXPECT_EQ(result.finish, result.tokens.size() == 20 ? Finish::length : Finish::end_token);
   EXPECT_EQ(ask({.max_tokens = 20}).text, "") << "nobody asked for it";
@@ -185,8 +185,8 @@ TEST_F(Answers, LogprobsAreOfTheModelsOwnDistribution) {
     const std::size_t prompt = fed.size();
     fed.insert(fed.end(), result.tokens.begin(), result.tokens.end());
     Session session(context_);
-    const auto logits = bundled().logits(session, fed);
-    const auto width = static_cast<std::size_t>(bundled().config().vocab_size);
+    const auto logits = bundled_model().logits(session, fed);
+    const auto width = static_cast<std::size_t>(bundled_model().config().vocab_size);
     for (std::size_t i = 0; i < result.tokens.size(); ++i) {
       const float* row = logits.data() + (prompt - 1 + i) * width;
       double sum = 0;
@@ -211,11 +211,11 @@ TEST_F(Answers, PromptsHaveLogprobsOfTheirOwnTokensHoweverTheyAreCut) {
   for (const std::string& asked : {text, std::string(" The sun is"), std::string(" The")}) {
     const std::vector<Token> prompt = tokens_of(asked);
     Session fed(context_);
-    const auto logits = bundled().logits(fed, prompt);
-    const auto width = static_cast<std::size_t>(bundled().config().vocab_size);
+    const auto logits = bundled_model().logits(fed, prompt);
+    const auto width = static_cast<std::size_t>(bundled_model().config().vocab_size);
     Session session(context_);
     std::vector<Token> told;
-    const GenerateResult result = bundled().generate(
+    const GenerateResult result = bundled_model().generate(
         session, prompt,
         {.max_tokens = 0, .prompt_logprobs = 2, .on_prompt_logprobs = [&](const auto& one) {
            told.push_back(one.chosen.token);
@@ -237,7 +237,7 @@ TEST_F(Answers, PromptsHaveLogprobsOfTheirOwnTokensHoweverTheyAreCut) {
 }
 
 TEST_F(Answers, ThatEndWithAnEndTokenHaveItsLogprob) {
-  const Token end = bundled().config().eos.at(0);
+  const Token end = bundled_model().config().eos.at(0);
   const GenerateResult result =
       ask({.max_tokens = 4, .sampling = {.logit_bias = {{end, 100}}}, .logprobs = 1});
   EXPECT_EQ(result.finish, Finish::end_token);
@@ -271,7 +271,7 @@ TEST_F(Answers, OfABatchHaveOptionsOfTheirOwn) {
        .prompt_logprobs = 1}};
   std::vector<Session> sessions;
   for (int i = 0; i < 5; ++i) sessions.emplace_back(context_);
-  GenerationBatch batch(bundled());
+  GenerationBatch batch(bundled_model());
   for (std::size_t i = 0; i < 5; ++i)
     batch.add(sessions[i], tokens_of(" The sun is"), different[i]);
   std::size_t left = 5;
@@ -307,7 +307,7 @@ TEST_F(Answers, SeveralAreToldByNumber) {
   const std::vector<std::vector<Token>> prompts = {tokens_of(" The sun is"),
                                                    tokens_of(" The sky is")};
   std::string told[2];
-  const auto results = bundled().generate_together(both, prompts, {.max_tokens = 8}, {},
+  const auto results = bundled_model().generate_together(both, prompts, {.max_tokens = 8}, {},
                                                    [&](std::size_t i, std::string_view piece) {
                                                      told[i] += piece;
                                                      return true;
@@ -325,7 +325,7 @@ TEST_F(Answers, OptionsThatCannotBeAreRefused) {
   EXPECT_THROW(ask({.logprobs = -2}), InvalidArgument);
   EXPECT_THROW(ask({.before = {-1}}), InvalidArgument);
   EXPECT_THROW(ask({.prompt_logprobs = 21}), InvalidArgument);
-  for (const Token token : {Token{-1}, static_cast<Token>(bundled().config().vocab_size)})
+  for (const Token token : {Token{-1}, static_cast<Token>(bundled_model().config().vocab_size)})
     EXPECT_THROW(ask({.sampling = {.logit_bias = {{token, 1}}}}), InvalidArgument);
   const TempDirectory temp;
   temp.write("config.json", config_of({}).dump());

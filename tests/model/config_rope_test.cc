@@ -15,7 +15,7 @@ namespace topkv {
 namespace {
 
 using Json = nlohmann::json;
-using Kind = RopeScaling::Kind;
+using RopeKind = RopeScaling::Kind;
 
 class ConfigRope : public testing::Test {
  protected:
@@ -54,7 +54,7 @@ const Json longrope = {{"rope_type", "longrope"},
 
 TEST_F(ConfigRope, YarnHasTheDefaultsOfTransformers) {
   const ModelConfig config = load_scaling(yarn);
-  EXPECT_EQ(config.rope_scaling.kind, Kind::yarn);
+  EXPECT_EQ(config.rope_scaling.kind, RopeKind::yarn);
   EXPECT_EQ(config.rope_scaling.factor, 4);
   EXPECT_EQ(config.rope_scaling.beta_fast, 32);
   EXPECT_EQ(config.rope_scaling.beta_slow, 1);
@@ -102,7 +102,7 @@ TEST_F(ConfigRope, LongRopeTakesItsFactorsByTheLengthThatIsMeant) {
                         Case{100000, long_ones, 4096}}) {
     SCOPED_TRACE(c.length);
     const ModelConfig config = load_scaling(longrope, c.length);
-    EXPECT_EQ(config.rope_scaling.kind, Kind::longrope);
+    EXPECT_EQ(config.rope_scaling.kind, RopeKind::longrope);
     EXPECT_EQ(config.rope_scaling.pair_factors, c.factors);
     EXPECT_EQ(config.reach(), c.reach);
     EXPECT_EQ(config.length, c.length == 0 ? 4096 : c.length);

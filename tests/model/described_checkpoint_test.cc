@@ -14,11 +14,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path fixtures = fs::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity";
+const fs::path parity_fixtures = fs::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity";
 
 std::vector<fs::path> directories_with_weights() {
   std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(fixtures)) {
+  for (const auto& entry : fs::directory_iterator(parity_fixtures)) {
     if (fs::exists(entry.path() / "config.json") && Model::has_weights(entry.path()))
       found.push_back(entry.path());
   }

@@ -134,14 +134,14 @@ bool succeeds(const Call& call) {
   }
 }
 
-const fs::path fixtures = fs::path(TOPKV_SOURCE_DIR) / "tests" / "fixtures";
+const fs::path all_fixtures = fs::path(TOPKV_SOURCE_DIR) / "tests" / "fixtures";
 
 TEST(FileFuzz, TokenizersLoadOrAreRefused) {
   Damage damage;
   const TempDirectory temp;
   int loaded = 0;
   for (const char* name : {"cased", "gpt2", "llama3", "qwen2", "symbols"}) {
-    const std::string whole = read(fixtures / "tokenizer" / (std::string(name) + ".json"));
+    const std::string whole = read(all_fixtures / "tokenizer" / (std::string(name) + ".json"));
     for (int i = 0; i <= rounds; ++i) {
       // The first as it is: hardly any that is damaged loads.
       const fs::path file = temp.write("tokenizer.json", i == 0 ? whole : damage.of(whole));
@@ -165,8 +165,8 @@ TEST(FileFuzz, ModelsLoadOrAreRefused) {
   int loaded = 0;
   for (const char* name : {"llama3", "qwen2-window", "llama-tied-bias"}) {
     const TempDirectory temp;
-    const std::string config = read(fixtures / "parity" / name / "config.json");
-    const std::string weights = read(fixtures / "parity" / name / "model.safetensors");
+    const std::string config = read(all_fixtures / "parity" / name / "config.json");
+    const std::string weights = read(all_fixtures / "parity" / name / "model.safetensors");
     for (int i = 0; i < 2 * rounds; ++i) {
       const bool is_config = i % 2 == 0;
       temp.write("config.json", is_config ? damage.of(config) : config);

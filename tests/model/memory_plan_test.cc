@@ -16,7 +16,7 @@
 namespace topkv {
 namespace {
 
-const std::string bundled = std::string(TOPKV_SOURCE_DIR) + "/models/needle-14m";
+const std::string bundled_folder = std::string(TOPKV_SOURCE_DIR) + "/models/needle-14m";
 constexpr std::int64_t mib = 1 << 20;
 
 std::int64_t item(const PlacePlan& place, const std::string& what) {
@@ -28,7 +28,7 @@ std::int64_t item(const PlacePlan& place, const std::string& what) {
 }
 
 TEST(MemoryPlan, EveryWayIsThereOnceTheMostExactFirst) {
-  const auto plans = memory_plans(bundled, {.tokens = 1 << 20, .memory = 64LL << 30});
+  const auto plans = memory_plans(bundled_folder, {.tokens = 1 << 20, .memory = 64LL << 30});
   EXPECT_EQ(plans.size(), 3U * 4 * 2);
   std::set<std::string> flags;
   for (const MemoryPlan& plan : plans) {
@@ -48,7 +48,7 @@ TEST(MemoryPlan, EveryWayIsThereOnceTheMostExactFirst) {
 
 TEST(MemoryPlan, KeysWhoseBiasesAreNotTakenOffAreNotPlannedIn4Bits) {
   const TempDirectory directory;
-  nlohmann::json config = nlohmann::json::parse(std::ifstream(bundled + "/config.json"));
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(bundled_folder + "/config.json"));
   const PlanRequest request{.tokens = 1 << 20, .memory = 64LL << 30};
   PlanRequest settled = request;
   settled.rows = KvDType(DType::q4);
@@ -70,7 +70,7 @@ TEST(MemoryPlan, KeysWhoseBiasesAreNotTakenOffAreNotPlannedIn4Bits) {
 
 TEST(MemoryPlan, TheChosenOneFitsAndNothingMoreExactDoes) {
   for (const std::int64_t memory : {1200, 1600, 2200, 2800, 3500, 4700, 5200}) {
-    const auto plans = memory_plans(bundled, {.tokens = 1 << 20, .memory = memory * mib});
+    const auto plans = memory_plans(bundled_folder, {.tokens = 1 << 20, .memory = memory * mib});
     const MemoryPlan* chosen = most_exact(plans);
     const MemoryPlan* up = one_step_up(plans, chosen);
     for (const MemoryPlan& plan : plans) {
@@ -83,7 +83,7 @@ TEST(MemoryPlan, TheChosenOneFitsAndNothingMoreExactDoes) {
     EXPECT_LE(chosen->host.peak, memory * mib);
     EXPECT_EQ(chosen->missing(), 0);
   }
-  EXPECT_EQ(most_exact(memory_plans(bundled, {.tokens = 1 << 20, .memory = 512 * mib})), nullptr);
+  EXPECT_EQ(most_exact(memory_plans(bundled_folder, {.tokens = 1 << 20, .memory = 512 * mib})), nullptr);
 }
 
 TEST(MemoryPlan, SizesAreWhatWeightsAndContextsTake) {
@@ -94,11 +94,11 @@ TEST(MemoryPlan, SizesAreWhatWeightsAndContextsTake) {
        {std::pair(WeightFormat::stored, KvDType(DType::bf16)),
         {WeightFormat::int8, KvDType(DType::q8, DType::q4)}}) {
     const auto plans =
-        memory_plans(bundled, {.tokens = tokens, .weights = weights, .rows = rows});
+        memory_plans(bundled_folder, {.tokens = tokens, .weights = weights, .rows = rows});
     ASSERT_EQ(plans.size(), 2U);  // the default codes, and half of them
     const MemoryPlan& plan = plans.front();
-    EXPECT_EQ(item(plan.host, "weights"), Model::plan(bundled, {}, {}, {}, weights).weights_bytes);
-    const Model model = Model::load(bundled, {}, {}, {.weights = weights});
+    EXPECT_EQ(item(plan.host, "weights"), Model::plan(bundled_folder, {}, {}, {}, weights).weights_bytes);
+    const Model model = Model::load(bundled_folder, {}, {}, {.weights = weights});
     PrefillOptions options;
     options.attention.mode = Prefill::window;
     options.kv_dtype = rows;
@@ -117,11 +117,11 @@ TEST(MemoryPlan, SizesAreWhatWeightsAndContextsTake) {
 
 TEST(MemoryPlan, WhatIsSettledStaysAndExactReadsKeys) {
   const auto plans = memory_plans(
-      bundled, {.tokens = 4096, .weights = WeightFormat::int4, .rows = KvDType(DType::q8),
+      bundled_folder, {.tokens = 4096, .weights = WeightFormat::int4, .rows = KvDType(DType::q8),
                 .index = "exact"});
   ASSERT_EQ(plans.size(), 1U);
   EXPECT_EQ(plans[0].flags(), "--weights int4 --kv-dtype q8 --kv-index exact");
-  const auto by_host = memory_plans(bundled, {.tokens = 4096, .host_search = true});
+  const auto by_host = memory_plans(bundled_folder, {.tokens = 4096, .host_search = true});
   EXPECT_EQ(by_host[0].flags(),
             "--weights stored --kv-dtype bf16 --kv-index codes:k=32,v=8 --kv-host-search");
   EXPECT_EQ(plans[0].host.reads,
@@ -132,7 +132,7 @@ TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {
   if (Device::open("auto").is_cuda()) GTEST_SKIP() << "see gpu_model_memory_test";
   const PlanRequest request{.tokens = 1 << 20, .gpu_memory = 4LL << 30, .memory = 64LL << 30};
   try {
-    const auto plans = memory_plans(bundled, request);
+    const auto plans = memory_plans(bundled_folder, request);
     const PlacePlan& gpu = plans.front().gpu;
     EXPECT_TRUE(gpu.fits());
     EXPECT_GE(gpu.items.size(), 6U);
@@ -142,7 +142,7 @@ TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {
     EXPECT_LE(item(gpu, "codes of the context"), 720 * mib);
     PlanRequest by_host = request;
     by_host.host_search = true;
-    const MemoryPlan other = memory_plans(bundled, by_host).front();
+    const MemoryPlan other = memory_plans(bundled_folder, by_host).front();
     EXPECT_EQ(item(other.gpu, "codes of the context"), 0);
     EXPECT_EQ(item(other.host, "codes"), item(plans.front().host, "codes"));
     EXPECT_EQ(other.host.reads, item(other.host, "codes"));
@@ -153,12 +153,12 @@ TEST(MemoryPlan, OfAGpuThatNeedNotBeHere) {
 }
 
 TEST(MemoryPlan, WhatCannotBePlannedIsRefused) {
-  EXPECT_THROW(memory_plans(bundled, {.tokens = 0}), InvalidArgument);
-  EXPECT_THROW(memory_plans(bundled, {.tokens = std::int64_t{1} << 50}), InvalidArgument);
-  EXPECT_THROW(memory_plans(bundled, {.tokens = 1, .gpu_memory = -1}), InvalidArgument);
-  EXPECT_THROW(memory_plans(bundled, {.tokens = 1, .memory = -1}), InvalidArgument);
-  EXPECT_THROW(memory_plans(bundled, {.tokens = 1, .index = "hnsw:M=16"}), InvalidArgument);
-  EXPECT_THROW(memory_plans(bundled, {.tokens = 1, .index = "codes:k=nine"}), InvalidArgument);
+  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 0}), InvalidArgument);
+  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = std::int64_t{1} << 50}), InvalidArgument);
+  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .gpu_memory = -1}), InvalidArgument);
+  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .memory = -1}), InvalidArgument);
+  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .index = "hnsw:M=16"}), InvalidArgument);
+  EXPECT_THROW(memory_plans(bundled_folder, {.tokens = 1, .index = "codes:k=nine"}), InvalidArgument);
   EXPECT_THROW(memory_plans("/no/such/model", {.tokens = 1}), FileError);
 }
 

@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-fs::path fixture(const std::string& name) {
+fs::path experts_fixture(const std::string& name) {
   return fs::path(TOPKV_SOURCE_DIR) / "tests/fixtures/parity" / name;
 }
 
@@ -232,7 +232,7 @@ TEST_F(RoundedExperts, OfOneTensorComputeWhatTheirRoundedWeightsDo) {
 TEST(Experts, ALongChunkGivesWhatShortOnesAndStepsDo) {
   for (const char* name : {"mixtral", "qwen3-moe", "gpt-oss"}) {
     SCOPED_TRACE(name);
-    const Model model = Model::load(fixture(name));
+    const Model model = Model::load(experts_fixture(name));
     const auto tokens = text(2500);
     constexpr std::size_t last = 4;
     const auto all = model.logits(tokens);
@@ -255,9 +255,9 @@ class ExpertCheckpoints : public testing::Test {
   /// The fixture's checkpoint, changed.
   template <class Change>
   fs::path changed(const std::string& name, const Change& change) const {
-    FileTensors tensors = read_tensors(fixture(name) / "model.safetensors");
+    FileTensors tensors = read_tensors(experts_fixture(name) / "model.safetensors");
     change(tensors);
-    temp_.write("config.json", read_file(fixture(name) / "config.json"));
+    temp_.write("config.json", read_file(experts_fixture(name) / "config.json"));
     return temp_.write("model.safetensors", file_of(tensors)).parent_path();
   }
   template <class E, class Change>
@@ -338,16 +338,16 @@ TEST_F(ExpertCheckpoints, PlansCountAllExpertsAndReadThoseOfAToken) {
        {Case{"qwen3-moe", 6, 2, 3 * 32 * 32 * 2, 2}, Case{"mixtral", 4, 2, 3 * 40 * 32 * 2, 2},
         Case{"gpt-oss", 4, 2, 3 * 40 * 24 * 2, 2}}) {
     SCOPED_TRACE(c.name);
-    const DevicePlan whole = Model::plan(fixture(c.name), {}, {}, {});
+    const DevicePlan whole = Model::plan(experts_fixture(c.name), {}, {}, {});
     const auto bytes =
-        static_cast<std::int64_t>(fs::file_size(fixture(c.name) / "model.safetensors"));
+        static_cast<std::int64_t>(fs::file_size(experts_fixture(c.name) / "model.safetensors"));
     EXPECT_LE(whole.weights_bytes, bytes);
     EXPECT_GE(whole.weights_bytes, bytes * 9 / 10);  // the header
     const auto plans = memory_plans(
-        fixture(c.name),
+        experts_fixture(c.name),
         {.tokens = 64, .memory = 1LL << 30, .weights = WeightFormat::stored, .index = "exact"});
     const MemoryPlan& plan = plans.front();
-    const ModelConfig config = ModelConfig::load(fixture(c.name));
+    const ModelConfig config = ModelConfig::load(experts_fixture(c.name));
     const std::int64_t embedding =
         config.tied_embeddings ? 0 : config.vocab_size * config.hidden_size * 2;
     const std::int64_t idle = c.layers * (c.experts - c.per_token) * c.expert_bytes;

@@ -82,7 +82,10 @@ TEST_P(PrefillChunks, OfAnySizeGiveTheSameStore) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, PrefillChunks, testing::Values(Prefill::dense, Prefill::window));
+INSTANTIATE_TEST_SUITE_P(Modes, PrefillChunks, testing::Values(Prefill::dense, Prefill::window),
+                         [](const auto& info) {
+                           return info.param == Prefill::dense ? "dense" : "window";
+                         });
 
 TEST(Prefill, WindowOverTheWholeTextEqualsDense) {
   const auto tokens = text_with_fact(300);

@@ -30,6 +30,7 @@ struct Variant {
   std::string name;
   std::filesystem::path checkpoint;
 };
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
 
 std::string name_of_case(const testing::TestParamInfo<Variant>& info) {
   std::string name = info.param.name;

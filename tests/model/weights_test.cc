@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const fs::path bundled = fs::path(TOPKV_SOURCE_DIR) / "models/needle-14m";
+const fs::path bundled_weights = fs::path(TOPKV_SOURCE_DIR) / "models/needle-14m";
 
 class RoundedWeights : public testing::Test {
  protected:
@@ -75,9 +75,9 @@ TEST_F(RoundedWeights, LogitsAreThoseOfTheModelWithTheRoundedWeightsInFloat) {
       SCOPED_TRACE(std::string(name_of(format)) + (small ? ", random weights" : ", needle-14m"));
       const Sizes sizes;
       const FileTensors tensors =
-          small ? random_tensors(sizes) : read_tensors(bundled / "model.safetensors");
+          small ? random_tensors(sizes) : read_tensors(bundled_weights / "model.safetensors");
       if (small) write(tensors, config_of(sizes));
-      const fs::path from = small ? path() : bundled;
+      const fs::path from = small ? path() : bundled_weights;
       const FileTensors floats = rounded(from, format, tensors);
       const Model packed = Model::load(from, {}, {}, {.weights = format});
       EXPECT_EQ(packed.weights(), format);
@@ -118,13 +118,13 @@ double divergence(const std::vector<float>& want, const std::vector<float>& got,
 // Measured: 0.002 for int8, 0.3 for int4 (a model of 14 million parameters has none to spare); the
 // bounds leave room for another text, not for a wrong scale.
 TEST_F(RoundedWeights, NextTokensAreNearlyThoseOfTheModelItself) {
-  const Model model = Model::load(bundled);
-  const auto text = model.tokenizer().encode(read_file(bundled / "README.md"));
+  const Model model = Model::load(bundled_weights);
+  const auto text = model.tokenizer().encode(read_file(bundled_weights / "README.md"));
   const std::vector<Token> tokens(text.begin(), text.begin() + 512);
   const auto want = model.logits(tokens);
   const auto of = [&](WeightFormat format) {
     const double kl =
-        divergence(want, Model::load(bundled, {}, {}, {.weights = format}).logits(tokens),
+        divergence(want, Model::load(bundled_weights, {}, {}, {.weights = format}).logits(tokens),
                    model.config().vocab_size);
     RecordProperty(std::string("kl_") + std::string(name_of(format)), std::to_string(kl));
     return kl;
@@ -172,11 +172,11 @@ TEST_F(RoundedWeights, PlanCountsWhatTheyTake) {
 
 TEST_F(RoundedWeights, ProgressIsToldUpToWhatWasPlanned) {
   std::vector<Progress> told;
-  Model::load(bundled, {}, {}, {.weights = WeightFormat::int4, .progress = [&](const Progress& of) {
+  Model::load(bundled_weights, {}, {}, {.weights = WeightFormat::int4, .progress = [&](const Progress& of) {
                                   told.push_back(of);
                                 }});
   ASSERT_FALSE(told.empty());
-  const std::int64_t total = Model::plan(bundled, {}, {}, {}, WeightFormat::int4).weights_bytes;
+  const std::int64_t total = Model::plan(bundled_weights, {}, {}, {}, WeightFormat::int4).weights_bytes;
   std::int64_t before = 0;
   for (const Progress& of : told) {
     EXPECT_EQ(of.stage, "weights");
@@ -186,7 +186,7 @@ TEST_F(RoundedWeights, ProgressIsToldUpToWhatWasPlanned) {
     before = of.done;
   }
   EXPECT_EQ(before, total);
-  EXPECT_THROW(Model::load(bundled, {}, {}, {.weights = WeightFormat::int4,
+  EXPECT_THROW(Model::load(bundled_weights, {}, {}, {.weights = WeightFormat::int4,
                                              .progress = [](const Progress&) { throw 7; }}),
                int);
 }

@@ -113,7 +113,7 @@ TEST_P(Chunks, PrefillsEqualFloat64WhereverStepsAreCut) {
   }
 }
 
-struct Case {
+struct ChunkCase {
   const char* name;
   std::int64_t chunk_len;
   RetrievalOptions options;
@@ -124,7 +124,7 @@ TEST_P(Chunks, SessionsEqualFloat64) {
   const Place place(GetParam());
   const TopK few = TopK::same(8);
   const TopK all = TopK::same(1 << 20);
-  const std::vector<Case> cases = {
+  const std::vector<ChunkCase> cases = {
       {"retrieving", 100, {.k = few, .window = 20, .sinks = 4}},
       {"soft capped", 100, {.k = few, .window = 20, .sinks = 4}, 3.0F},
       {"by group", 100, {.k = few, .select_by = SelectBy::group, .window = 20, .sinks = 4}},
@@ -135,7 +135,7 @@ TEST_P(Chunks, SessionsEqualFloat64) {
       {"sinks over several chunks", 30, {.k = few, .window = 20, .sinks = 70}},
       {"two chunks", 300, {.k = few, .window = 20, .sinks = 4}},
       {"no chunk is full", 1000, {.k = few, .window = 20, .sinks = 4}}};
-  for (const Case& c : cases) {
+  for (const ChunkCase& c : cases) {
     const TokenStream stream(by_chunks(c.chunk_len, c.softcap), 560);
     const auto context = stream.context(430);
     for (const std::int64_t step : {1, 9, 130}) {

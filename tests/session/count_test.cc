@@ -19,8 +19,8 @@ namespace {
 
 using test::Stream;
 
-const AttentionShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
-constexpr std::int64_t context_tokens = 64;
+const AttentionShape counted_shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+constexpr std::int64_t counted_tokens = 64;
 
 std::int64_t entries(const char* folder) {
   std::int64_t count = 0;
@@ -45,8 +45,8 @@ struct Held {
 };
 
 TEST(Sessions, TenThousandOneAfterTheOtherLeaveNothingBehind) {
-  const Stream stream(shape, context_tokens + 4);
-  const auto context = stream.prefill(context_tokens)->with_index("codes:k=8,v=4");
+  const Stream stream(counted_shape, counted_tokens + 4);
+  const auto context = stream.prefill(counted_tokens)->with_index("codes:k=8,v=4");
   std::vector<std::vector<float>> want;
   const auto open = [&](std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -55,7 +55,7 @@ TEST(Sessions, TenThousandOneAfterTheOtherLeaveNothingBehind) {
                                 .tail = "none",
                                 .window = 2,
                                 .sinks = 1});
-      const auto outs = stream.feed(session, context_tokens + 4, 4);
+      const auto outs = stream.feed(session, counted_tokens + 4, 4);
       if (i < 2) want = outs;
     }
   };
@@ -83,15 +83,15 @@ TEST(Sessions, TenThousandOneAfterTheOtherLeaveNothingBehind) {
 TEST(Sessions, ThousandsSideBySideKeepTheirTokensApartAndGiveAllBack) {
   constexpr std::int64_t count = 3000;
   constexpr std::int64_t kinds = 7;  // sessions of a kind are given the same tokens, as many
-  const std::int64_t total = context_tokens + kinds + 4;
-  const auto context = Stream(shape, total).prefill(context_tokens);
+  const std::int64_t total = counted_tokens + kinds + 4;
+  const auto context = Stream(counted_shape, total).prefill(counted_tokens);
   const RetrievalOptions options{.k = TopK::same(4), .window = 4, .sinks = 1};
   std::vector<Stream> streams;
   std::vector<std::vector<std::vector<float>>> want;
   for (std::int64_t i = 0; i < kinds; ++i) {
-    streams.emplace_back(shape, total, static_cast<unsigned>(100 * i + 7));
+    streams.emplace_back(counted_shape, total, static_cast<unsigned>(100 * i + 7));
     Session alone(context, options);
-    streams.back().feed(alone, context_tokens + i, 1);
+    streams.back().feed(alone, counted_tokens + i, 1);
     want.push_back(streams.back().feed(alone, total, 2));
   }
   // Twice: a thread that works for the first time keeps what it needs.
@@ -109,7 +109,7 @@ TEST(Sessions, ThousandsSideBySideKeepTheirTokensApartAndGiveAllBack) {
       EXPECT_LE(open.mappings - before.mappings, 2 * count + 20);
       for (std::int64_t i = 0; i < count; ++i)
         streams[static_cast<std::size_t>(i % kinds)].feed(sessions[static_cast<std::size_t>(i)],
-                                                          context_tokens + i % kinds, 1);
+                                                          counted_tokens + i % kinds, 1);
       for (std::int64_t i = count; i-- > 0;) {
         Session& session = sessions[static_cast<std::size_t>(i)];
         const auto kind = static_cast<std::size_t>(i % kinds);

@@ -19,13 +19,13 @@
 namespace topkv {
 namespace {
 
-using test::fail_everywhere;
-using test::FailingAt;
-using test::Feed;
-using test::Place;
-using test::TokenStream;
+using ::test::fail_everywhere;
+using ::test::FailingAt;
+using ::test::Feed;
+using ::test::Place;
+using ::test::TokenStream;
 
-AttentionShape stack(std::vector<std::int64_t> sliding = {}, std::int64_t chunk_len = 0) {
+AttentionShape failing_stack(std::vector<std::int64_t> sliding = {}, std::int64_t chunk_len = 0) {
   return {.layers = 3,
           .q_heads = 4,
           .kv_heads = 2,
@@ -49,7 +49,7 @@ void PrintTo(const Mode& mode, std::ostream* out) {
 
 std::vector<Mode> modes() {
   std::vector<Mode> all;
-  for (const std::string& device : test::devices) {
+  for (const std::string& device : ::test::devices) {
     for (const After after : {After::same_layer_again, After::whole_step_anew})
       all.push_back({device, after});
   }
@@ -122,7 +122,7 @@ TEST_P(FailedCalls, OfASessionAtEveryPlaceLeaveItAsItWas) {
     SCOPED_TRACE(c.name);
     std::int64_t total = c.context;
     for (const std::int64_t tokens : c.steps) total += tokens;
-    const TokenStream stream(stack(c.sliding, c.chunk_len), total);
+    const TokenStream stream(failing_stack(c.sliding, c.chunk_len), total);
     const auto context = stream.context(c.context)->with_index(c.options.index);
 
     Feed clean_feed(place, stream, c.context, total);
@@ -169,7 +169,7 @@ TEST_P(FailedCalls, OfABuilderAtEveryPlaceLeaveItAsItWas) {
        {PrefillAttention{}, PrefillAttention{Prefill::window, 20, 3}}) {
     for (const std::vector<std::int64_t>& sliding :
          {std::vector<std::int64_t>{}, std::vector<std::int64_t>{0, 24, 0}}) {
-      const TokenStream stream(stack(sliding), total);
+      const TokenStream stream(failing_stack(sliding), total);
       const auto run = [&](Feed& feed) {
         ContextBuilder builder(stream.shape, {.capacity = 50, .attention = attention},
                                place.device());
@@ -230,7 +230,7 @@ class TakenBack : public testing::TestWithParam<std::string> {};
 TEST_P(TakenBack, FirstRowsLeaveNoScalesOfChannels) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
-  TokenStream stream(stack(), 400);
+  TokenStream stream(failing_stack(), 400);
   for (std::vector<float>& keys : stream.k) {
     for (std::size_t i = 5; i < keys.size(); i += 64) keys[i] *= 16;
   }
@@ -277,13 +277,13 @@ TEST_P(TakenBack, FirstRowsLeaveNoScalesOfChannels) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, TakenBack, testing::ValuesIn(test::devices));
+INSTANTIATE_TEST_SUITE_P(Everywhere, TakenBack, testing::ValuesIn(::test::devices));
 
 /// The last value of q is replaced; K and V stay as they were.
 TEST_P(FailedCalls, OfReadingAndOfQueriesThatAreNotFiniteLeaveASessionAsItWas) {
   TOPKV_NEEDS_DEVICE(GetParam().device);
   const Place place(GetParam().device);
-  const TokenStream stream(stack(), 160);
+  const TokenStream stream(failing_stack(), 160);
   const auto context = stream.context(150);
   const RetrievalOptions options{.k = TopK::same(8), .window = 16, .capacity = 64};
   Feed feed(place, stream, 150, 160);

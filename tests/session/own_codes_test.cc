@@ -26,8 +26,8 @@ using ::test::Feed;
 using ::test::Place;
 using ::test::TokenStream;
 
-const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
-constexpr std::int64_t context_tokens = 1500;
+const AttentionShape own_shape{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 64};
+constexpr std::int64_t own_context_tokens = 1500;
 constexpr std::int64_t window = 16;
 
 RetrievalOptions options_for(std::int64_t k, const char* index = "codes:k=16,v=8") {
@@ -35,7 +35,7 @@ RetrievalOptions options_for(std::int64_t k, const char* index = "codes:k=16,v=8
 }
 
 /// Keys that vary along few directions, as codes are for, and values that go with them.
-TokenStream coded_stream(std::int64_t tokens, const AttentionShape& shape = small) {
+TokenStream coded_stream(std::int64_t tokens, const AttentionShape& shape = own_shape) {
   TokenStream stream(shape, tokens);
   for (std::size_t l = 0; l < stream.k.size(); ++l) {
     for (std::size_t i = 0; i < stream.k[l].size(); ++i)
@@ -69,25 +69,25 @@ TEST_P(OwnCodes, EveryRowCountsOnce) {
   // others, which a bit says.
   constexpr std::int64_t end = 6000;
   constexpr std::int64_t ones = 2500;
-  TokenStream stream(small, end);
+  TokenStream stream(own_shape, end);
   for (auto& k : stream.k) std::fill(k.begin(), k.end(), 0.0F);
   for (auto& v : stream.v) {
     for (std::size_t i = 0; i < v.size(); ++i)
       v[i] = static_cast<std::int64_t>(i) / stream.kv_width() < ones ? 1.0F : 0.0F;
   }
-  const auto context = stream.context(context_tokens)->with_index("codes:k=16,v=8");
+  const auto context = stream.context(own_context_tokens)->with_index("codes:k=16,v=8");
   // A row more or less is 1 / 6000; a device's weights are halves.
   const double rounding = place.is_cuda() ? 2e-3 : 5e-5;
   const auto expect_all = [&](Session& session, std::int64_t until, std::int64_t step) {
     const std::int64_t first = session.tokens();
     Feed feed(place, stream, first, until);
-    std::vector<float> lse(static_cast<std::size_t>((until - first) * small.q_heads));
+    std::vector<float> lse(static_cast<std::size_t>((until - first) * own_shape.q_heads));
     const Buffer lses = place.put(lse);
     for (std::int64_t t = first; t < until; t += step) {
       const std::int64_t tokens = std::min(step, until - t);
-      for (std::int64_t l = 0; l < small.layers; ++l) {
+      for (std::int64_t l = 0; l < own_shape.layers; ++l) {
         AttentionStep given = feed.step(l, t, tokens);
-        if (l == 1) given.lse = lses.floats() + (t - first) * small.q_heads;
+        if (l == 1) given.lse = lses.floats() + (t - first) * own_shape.q_heads;
         session.attend(given);
       }
     }
@@ -100,8 +100,8 @@ TEST_P(OwnCodes, EveryRowCountsOnce) {
                     rounding)
             << "token " << t << " of " << first << " to " << until;
       }
-      for (std::int64_t h = 0; h < small.q_heads; ++h) {
-        ASSERT_NEAR(lse[static_cast<std::size_t>((t - first) * small.q_heads + h)],
+      for (std::int64_t h = 0; h < own_shape.q_heads; ++h) {
+        ASSERT_NEAR(lse[static_cast<std::size_t>((t - first) * own_shape.q_heads + h)],
                     std::log(static_cast<double>(t + 1)), rounding)
             << t;
       }
@@ -134,7 +134,7 @@ TEST_P(OwnCodes, EveryRowCountsOnce) {
 TEST_P(OwnCodes, AllKeysRetrievedEqualsDense) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
-  const TokenStream stream(small, 5000);
+  const TokenStream stream(own_shape, 5000);
   const RetrievalOptions dense{.dense_layers = 2, .capacity = 20000};
   for (const std::int64_t tokens : {1, 1500}) {
     Session session(stream.context(tokens)->with_index("codes:k=16,v=8"), options_for(100000),
@@ -152,9 +152,9 @@ TEST_P(OwnCodes, AreNearToDenseAttentionAndSayHowNear) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
   const TokenStream stream = coded_stream(5100);
-  const auto context = stream.context(context_tokens)->with_index("codes:k=16,v=8");
+  const auto context = stream.context(own_context_tokens)->with_index("codes:k=16,v=8");
   const auto outs = [&](Session& session, std::int64_t step) {
-    Feed(place, stream, context_tokens, 5000).run(session, 250);
+    Feed(place, stream, own_context_tokens, 5000).run(session, 250);
     Feed feed(place, stream, 5000, 5100);
     feed.run(session, step);
     return feed.outs();
@@ -180,7 +180,7 @@ TEST_P(OwnCodes, AreNearToDenseAttentionAndSayHowNear) {
   EXPECT_EQ(without.stats().coded_tokens, 0);
   for (std::size_t l = 0; l < 2; ++l) {
     const TailFigures figures = session.tail_figures()[l];
-    EXPECT_EQ(figures.heads, 3600 * small.q_heads);
+    EXPECT_EQ(figures.heads, 3600 * own_shape.q_heads);
     EXPECT_LT(figures.mean_error(), 2 * near);
     EXPECT_GT(figures.mean_error(), near / 2);
   }
@@ -190,15 +190,15 @@ TEST_P(OwnCodes, SessionsTogetherGiveWhatEachGivesAlone) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
   const TokenStream stream = coded_stream(4600);
-  const auto context = stream.context(context_tokens)->with_index("codes:k=16,v=8");
+  const auto context = stream.context(own_context_tokens)->with_index("codes:k=16,v=8");
   // One whose own rows have codes, one with few rows, one that has none.
-  const std::vector<std::int64_t> ends = {4500, 1600, context_tokens};
+  const std::vector<std::int64_t> ends = {4500, 1600, own_context_tokens};
   std::vector<Session> alone;
   std::vector<Session> together;
   for (std::vector<Session>* sessions : {&alone, &together}) {
     for (const std::int64_t end : ends) {
       sessions->emplace_back(context, options_for(16), place.device());
-      Feed(place, stream, context_tokens, 4500).run(sessions->back(), end, 250);
+      Feed(place, stream, own_context_tokens, 4500).run(sessions->back(), end, 250);
     }
   }
   EXPECT_EQ(together[0].stats().coded_tokens, 2048);
@@ -206,7 +206,7 @@ TEST_P(OwnCodes, SessionsTogetherGiveWhatEachGivesAlone) {
   for (Session& session : together) all.push_back(&session);
   constexpr std::int64_t tokens = 3;
   for (std::int64_t round = 0; round < 4; ++round) {
-    for (std::int64_t l = 0; l < small.layers; ++l) {
+    for (std::int64_t l = 0; l < own_shape.layers; ++l) {
       std::vector<float> q, k, v, want;
       for (std::size_t i = 0; i < alone.size(); ++i) {
         const std::int64_t t = ends[i] + round * tokens;
@@ -238,7 +238,7 @@ TEST_P(OwnCodes, SessionsTogetherGiveWhatEachGivesAlone) {
 TEST_P(OwnCodes, FailedCallsLeaveTheSessionAsItWas) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
-  AttentionShape shape = small;
+  AttentionShape shape = own_shape;
   shape.layers = 3;
   shape.sliding_window = {0, 0, 40};
   const TokenStream stream = coded_stream(3900, shape);
@@ -298,7 +298,7 @@ TEST_P(OwnCodes, FailedCallsLeaveTheSessionAsItWas) {
 TEST_P(OwnCodes, OfACallThatIsStoppedAreMadeByTheNext) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
-  AttentionShape shape = small;
+  AttentionShape shape = own_shape;
   shape.layers = 1;
   const TokenStream stream = coded_stream(3200, shape);
   const auto context = stream.context(400)->with_index("codes:k=16,v=8");
@@ -329,7 +329,7 @@ TEST_P(OwnCodes, OfACallThatIsStoppedAreMadeByTheNext) {
 TEST_P(OwnCodes, ReadingStepsAndRecallSeeThem) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
-  const TokenStream stream(small, 4100);
+  const TokenStream stream(own_shape, 4100);
   const auto context = stream.context(1000)->with_index("codes:k=16,v=8");
   RetrievalOptions options = options_for(100000);
   options.measure_recall = true;
@@ -339,7 +339,7 @@ TEST_P(OwnCodes, ReadingStepsAndRecallSeeThem) {
   for (Session* session : {&all, &dense}) {
     Feed feed(place, stream, 1000, 4100);
     feed.run(*session, 4000, 256);
-    for (std::int64_t l = 0; l < small.layers; ++l) {
+    for (std::int64_t l = 0; l < own_shape.layers; ++l) {
       AttentionStep step = feed.step(l, 4000, 100);
       step.kv_tokens = 0;
       session->attend(step);
@@ -355,7 +355,7 @@ TEST_P(OwnCodes, ReadingStepsAndRecallSeeThem) {
 TEST_P(OwnCodes, WithoutMemoryForThemRowsAreAttended) {
   TOPKV_NEEDS_DEVICE(GetParam());
   const Place place(GetParam());
-  const TokenStream stream(small, 4000);
+  const TokenStream stream(own_shape, 4000);
   const auto context = stream.context(1)->with_index("codes:k=16,v=8");
   Session session(context, options_for(1), place.device());
   Feed feed(place, stream, 1, 4000);

@@ -18,13 +18,13 @@
 namespace topkv {
 namespace {
 
-using test::Feed;
-using test::Place;
-using test::TokenStream;
+using ::test::Feed;
+using ::test::Place;
+using ::test::TokenStream;
 
-constexpr std::int64_t context_tokens = 300;  // enough for scales of channels
+constexpr std::int64_t resume_tokens = 300;  // enough for scales of channels
 constexpr std::int64_t own = 40;              // some leave the window
-constexpr std::int64_t total = context_tokens + own + 10;
+constexpr std::int64_t total = resume_tokens + own + 10;
 
 AttentionShape stack(std::vector<std::int64_t> sliding = {}) {
   return {.layers = 3,
@@ -34,21 +34,21 @@ AttentionShape stack(std::vector<std::int64_t> sliding = {}) {
           .sliding_window = std::move(sliding)};
 }
 
-struct Case {
+struct ResumeCase {
   std::string device;
   const char* index;
   KvDType dtype = {};
   std::vector<std::int64_t> sliding = {};
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const ResumeCase& c, std::ostream* out) {
   *out << c.device << " " << c.index << " " << c.dtype.name()
        << (c.sliding.empty() ? "" : " sliding");
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  for (const std::string& device : test::devices) {
+std::vector<ResumeCase> cases() {
+  std::vector<ResumeCase> all;
+  for (const std::string& device : ::test::devices) {
     for (const char* index : {"exact", "codes", "quest:page=4"}) all.push_back({device, index});
     all.push_back({device, "exact", DType::q8});
     all.push_back({device, "exact", {DType::q8, DType::q4}, {0, 24, 0}});
@@ -56,25 +56,25 @@ std::vector<Case> cases() {
   return all;
 }
 
-class SessionResume : public testing::TestWithParam<Case> {};
+class SessionResume : public testing::TestWithParam<ResumeCase> {};
 
 TEST_P(SessionResume, GivesWhatAForkGivesThroughFilesToo) {
-  const Case& c = GetParam();
+  const ResumeCase& c = GetParam();
   TOPKV_NEEDS_DEVICE(c.device);
   const Place place(c.device);
   const TokenStream stream(stack(c.sliding), total);
   const RetrievalOptions options{
       .index = c.index, .k = TopK::same(8), .window = 16, .capacity = 64};
-  const auto context = stream.context(context_tokens, c.dtype)->with_index(c.index);
+  const auto context = stream.context(resume_tokens, c.dtype)->with_index(c.index);
   Session session(context, options, place.device());
-  Feed feed(place, stream, context_tokens, total);
-  feed.run(session, context_tokens + own, 7);
+  Feed feed(place, stream, resume_tokens, total);
+  feed.run(session, resume_tokens + own, 7);
   const auto rows = session.own_rows();
   EXPECT_EQ(rows->tokens(), own);
   EXPECT_EQ(session.own_tokens(), own);
 
   const auto rest = [&](Session& from) {
-    Feed to(place, stream, context_tokens, total);
+    Feed to(place, stream, resume_tokens, total);
     to.run(from, 1);
     return to.outs();
   };
@@ -103,11 +103,11 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, SessionResume, testing::ValuesIn(cases()));
 TEST(SessionResume, RowsThatDoNotFitAreRefusedAndTheSessionStaysAsItWas) {
   const Place place("cpu");
   const TokenStream stream(stack(), total);
-  const auto context = stream.context(context_tokens);
+  const auto context = stream.context(resume_tokens);
   const RetrievalOptions options{.k = TopK::same(8), .window = 16, .capacity = 64};
   Session session(context, options);
-  Feed feed(place, stream, context_tokens, total);
-  feed.run(session, context_tokens + own, 1);
+  Feed feed(place, stream, resume_tokens, total);
+  feed.run(session, resume_tokens + own, 1);
   const auto rows = session.own_rows();
   EXPECT_THROW(session.resume(*rows), InvalidArgument);  // it has tokens of its own
   EXPECT_EQ(session.own_tokens(), own);
@@ -117,12 +117,12 @@ TEST(SessionResume, RowsThatDoNotFitAreRefusedAndTheSessionStaysAsItWas) {
   Session too_small(context, small);
   EXPECT_THROW(too_small.resume(*rows), InvalidArgument);
 
-  Session other_dtype(stream.context(context_tokens, DType::f32), options);
+  Session other_dtype(stream.context(resume_tokens, DType::f32), options);
   EXPECT_THROW(other_dtype.resume(*rows), InvalidArgument);
   AttentionShape shape = stack();
   shape.kv_heads = 4;
   const TokenStream other(shape, total);
-  Session other_shape(other.context(context_tokens), options);
+  Session other_shape(other.context(resume_tokens), options);
   EXPECT_THROW(other_shape.resume(*rows), InvalidArgument);
   for (const Session* refused : {&too_small, &other_dtype, &other_shape})
     EXPECT_EQ(refused->own_tokens(), 0);
@@ -137,34 +137,34 @@ TEST(SessionResume, RowsThatDoNotFitAreRefusedAndTheSessionStaysAsItWas) {
            [](AttentionShape& s) { s.sliding_window.assign(s.layers, 8); }}) {
     AttentionShape changed = stack();
     change(changed);
-    Session otherwise(TokenStream(changed, total).context(context_tokens), options);
+    Session otherwise(TokenStream(changed, total).context(resume_tokens), options);
     EXPECT_THROW(otherwise.resume(*kept), InvalidArgument);
     EXPECT_EQ(otherwise.own_tokens(), 0);
   }
-  Session sooner(stream.context(context_tokens - 1), options);
+  Session sooner(stream.context(resume_tokens - 1), options);
   EXPECT_THROW(sooner.resume(*kept), InvalidArgument);
   EXPECT_EQ(sooner.own_tokens(), 0);
-  EXPECT_EQ(context_file_info(folder.path() / "turns.tkv").tokens_before, context_tokens);
+  EXPECT_EQ(context_file_info(folder.path() / "turns.tkv").tokens_before, resume_tokens);
   Session of_none(stream.context(0), options);
   save_context(*of_none.own_rows(), folder.path() / "none.tkv");
-  Session after(stream.context(context_tokens), options);
+  Session after(stream.context(resume_tokens), options);
   EXPECT_THROW(after.resume(*load_context(folder.path() / "none.tkv").context), InvalidArgument);
-  Session same(stream.context(context_tokens), options);
+  Session same(stream.context(resume_tokens), options);
   same.resume(*kept);
   EXPECT_EQ(same.own_tokens(), own);
 
   // Scales of channels are the context's: other ones tell of another context.
-  const auto quantised = stream.context(context_tokens, DType::q8);
+  const auto quantised = stream.context(resume_tokens, DType::q8);
   TokenStream louder(stack(), total);
   auto keys = louder.k;
   for (auto& layer : keys) {
     for (std::size_t i = 5; i < layer.size(); i += 64) layer[i] *= 64;  // one channel of each head
   }
   louder.replace_rows(keys, louder.v);
-  Session of_louder(louder.context(context_tokens, DType::q8), options);
+  Session of_louder(louder.context(resume_tokens, DType::q8), options);
   Session of_quantised(quantised, options);
-  Feed quiet(place, stream, context_tokens, total);
-  quiet.run(of_quantised, context_tokens + 4, 1);
+  Feed quiet(place, stream, resume_tokens, total);
+  quiet.run(of_quantised, resume_tokens + 4, 1);
   EXPECT_THROW(of_louder.resume(*of_quantised.own_rows()), InvalidArgument);
   EXPECT_EQ(of_louder.own_tokens(), 0);
 }
@@ -176,20 +176,20 @@ TEST_P(SessionResumeOn, KeysGoOnBeingScaledAsTheContextsWhenTheRowsAreTakenBack)
   TOPKV_NEEDS_DEVICE(GetParam());
   constexpr std::int64_t more = 300;
   const Place place(GetParam());
-  TokenStream stream(stack(), context_tokens + more);
+  TokenStream stream(stack(), resume_tokens + more);
   auto keys = stream.k;
   for (auto& layer : keys) {
-    for (std::int64_t t = context_tokens; t < context_tokens + more; ++t) {
+    for (std::int64_t t = resume_tokens; t < resume_tokens + more; ++t) {
       for (std::int64_t i = 5; i < stream.kv_width(); i += 64)
         layer[static_cast<std::size_t>(t * stream.kv_width() + i)] *= 64;
     }
   }
   stream.replace_rows(keys, stream.v);
-  const auto context = stream.context(context_tokens, DType::q8);
+  const auto context = stream.context(resume_tokens, DType::q8);
   const RetrievalOptions options{.k = TopK::same(8), .window = 16, .capacity = 400};
   Session session(context, options, place.device());
-  Feed feed(place, stream, context_tokens, context_tokens + more);
-  feed.run(session, context_tokens + own, 1);
+  Feed feed(place, stream, resume_tokens, resume_tokens + more);
+  feed.run(session, resume_tokens + own, 1);
   const TempDirectory folder;
   save_context(*session.own_rows(), folder.path() / "turns.tkv");
   Session fork = session.fork();
@@ -198,7 +198,7 @@ TEST_P(SessionResumeOn, KeysGoOnBeingScaledAsTheContextsWhenTheRowsAreTakenBack)
   std::vector<std::vector<std::vector<float>>> outs;
   for (Session* each : {&fork, &resumed}) {
     each->truncate(0);
-    Feed to(place, stream, context_tokens, context_tokens + more);
+    Feed to(place, stream, resume_tokens, resume_tokens + more);
     to.run(*each, more);
     outs.push_back(to.outs());
   }
@@ -210,18 +210,18 @@ TEST_P(SessionResumeOn, KeysGoOnBeingScaledAsTheContextsWhenTheRowsAreTakenBack)
   EXPECT_EQ(third.own_tokens(), more);
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, SessionResumeOn, testing::ValuesIn(test::devices));
+INSTANTIATE_TEST_SUITE_P(Everywhere, SessionResumeOn, testing::ValuesIn(::test::devices));
 
 TEST(SessionResume, AmidAStepThereAreNoRowsToGiveAndOfNoTokensThereAreNone) {
   const Place place("cpu");
   const TokenStream stream(stack(), total);
-  const auto context = stream.context(context_tokens);
+  const auto context = stream.context(resume_tokens);
   Session session(context, {.k = TopK::same(8), .window = 16, .capacity = 64});
   EXPECT_EQ(session.own_rows()->tokens(), 0);
-  Feed feed(place, stream, context_tokens, total);
-  feed.attend(session, 0, context_tokens, 1);
+  Feed feed(place, stream, resume_tokens, total);
+  feed.attend(session, 0, resume_tokens, 1);
   EXPECT_THROW(session.own_rows(), InvalidArgument);
-  for (std::int64_t l = 1; l < 3; ++l) feed.attend(session, l, context_tokens, 1);
+  for (std::int64_t l = 1; l < 3; ++l) feed.attend(session, l, resume_tokens, 1);
   EXPECT_EQ(session.own_rows()->tokens(), 1);
 }
 

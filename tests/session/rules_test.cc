@@ -22,15 +22,15 @@ using reference::distance;
 using test::expect_step;
 using test::Stream;
 
-const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
-constexpr std::int64_t context_tokens = 3000;
+const AttentionShape rules_shape{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+constexpr std::int64_t rules_tokens = 3000;
 constexpr std::int64_t heads_of_a_token = 12;  // layers x q_heads
 
 /// A context with a tail, and sessions over it.
 struct Rules {
-  explicit Rules(AttentionShape shape = small)
-      : stream(std::move(shape), context_tokens + 60),
-        context(stream.prefill(context_tokens)->with_index("codes")) {}
+  explicit Rules(AttentionShape shape = rules_shape)
+      : stream(std::move(shape), rules_tokens + 60),
+        context(stream.prefill(rules_tokens)->with_index("codes")) {}
 
   /// index: exact, which is searched, or codes, which are scanned.
   RetrievalOptions options(const char* index = "exact") const {
@@ -40,7 +40,7 @@ struct Rules {
   std::vector<std::vector<float>> outs(const RetrievalOptions& options, std::int64_t step,
                                        SessionStats* stats = nullptr) const {
     Session session(context, options);
-    auto outs = stream.feed(session, context_tokens + 60, step);
+    auto outs = stream.feed(session, rules_tokens + 60, step);
     if (stats != nullptr) *stats = session.stats();
     return outs;
   }
@@ -104,7 +104,7 @@ TEST(SessionRules, AShareOfTheAttentionTakesFewerRowsAndHoldsIt) {
     for (const double mass : {0.1, 0.3, 0.5}) {
       options.mass = mass;
       Session session(rules.context, options);
-      rules.stream.feed(session, context_tokens + 60, 1);
+      rules.stream.feed(session, rules_tokens + 60, 1);
       EXPECT_GT(session.stats().rows_retrieved, before) << mass;
       before = session.stats().rows_retrieved;
       for (const TailFigures& layer : session.tail_figures()) {
@@ -120,7 +120,7 @@ TEST(SessionRules, AShareOfTheAttentionTakesFewerRowsAndHoldsIt) {
 
 TEST(SessionRules, AnErrorThatIsNotReachedEndsAtDenseAttention) {
   for (const float softcap : {0.0F, 4.0F}) {
-    AttentionShape shape = small;
+    AttentionShape shape = rules_shape;
     shape.softcap = softcap;
     Rules rules(shape);
     rules.context = rules.context->with_index("hnsw");
@@ -137,10 +137,10 @@ TEST(SessionRules, AnErrorThatIsNotReachedEndsAtDenseAttention) {
           SessionStats stats;
           const auto outs = rules.outs(options, step, &stats);
           RetrievalOptions dense = options;
-          dense.dense_layers = small.layers;
+          dense.dense_layers = rules_shape.layers;
           for (const std::int64_t t : {0, 12, 30, 59}) {
-            for (std::int64_t l = 0; l < small.layers; ++l) {
-              expect_step(rules.stream, l, context_tokens + t, dense,
+            for (std::int64_t l = 0; l < rules_shape.layers; ++l) {
+              expect_step(rules.stream, l, rules_tokens + t, dense,
                           &outs[static_cast<std::size_t>(l)]
                                [static_cast<std::size_t>(t * rules.stream.q_width())]);
             }
@@ -149,7 +149,7 @@ TEST(SessionRules, AnErrorThatIsNotReachedEndsAtDenseAttention) {
           EXPECT_EQ(stats.retrieved_more, 60 * heads_of_a_token);
           // All of the context between the sinks and the window, which leaves it token by token,
           // and the own rows that windows of tokens of the step do not hold.
-          EXPECT_GE(stats.rows_retrieved, 60 * heads_of_a_token * (context_tokens - 4 - 16));
+          EXPECT_GE(stats.rows_retrieved, 60 * heads_of_a_token * (rules_tokens - 4 - 16));
         }
       }
     }
@@ -281,7 +281,7 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, SessionRulesOn, testing::ValuesIn(::test::d
 TEST(SessionRules, AnErrorIsKeptAboutAsTold) {
   const Rules rules;
   Session dense(rules.context, {.dense_layers = 2});
-  const auto want = rules.stream.feed(dense, context_tokens + 60, 20);
+  const auto want = rules.stream.feed(dense, rules_tokens + 60, 20);
   for (const char* index : {"exact", "codes"}) {
     RetrievalOptions options = rules.options(index);
     const double free = distance(rules.outs(options, 20), want);
@@ -400,14 +400,14 @@ TEST(SessionRules, ForkAndTruncateGoOnAsBefore) {
     options.mass = 0.4;
     options.error = 0.2;
     Session session(rules.context, options);
-    rules.stream.feed(session, context_tokens + 20, 1);
+    rules.stream.feed(session, rules_tokens + 20, 1);
     Session copy = session.fork();
     EXPECT_EQ(copy.stats().retrieved_more, session.stats().retrieved_more);
     EXPECT_EQ(copy.stats().went_dense, session.stats().went_dense);
-    const auto want = rules.stream.feed(session, context_tokens + 60, 4);
-    EXPECT_EQ(rules.stream.feed(copy, context_tokens + 60, 4), want);
+    const auto want = rules.stream.feed(session, rules_tokens + 60, 4);
+    EXPECT_EQ(rules.stream.feed(copy, rules_tokens + 60, 4), want);
     session.truncate(20);
-    EXPECT_EQ(rules.stream.feed(session, context_tokens + 60, 4), want);
+    EXPECT_EQ(rules.stream.feed(session, rules_tokens + 60, 4), want);
   }
 }
 
@@ -415,18 +415,18 @@ TEST(SessionRules, StepsThatOnlyReadKeepThem) {
   const Rules rules;
   const auto read = [&](const RetrievalOptions& options) {
     Session session(rules.context, options);
-    rules.stream.feed(session, context_tokens + 10, 1);
+    rules.stream.feed(session, rules_tokens + 10, 1);
     std::vector<std::vector<float>> outs;
-    for (std::int64_t layer = 0; layer < small.layers; ++layer) {
+    for (std::int64_t layer = 0; layer < rules_shape.layers; ++layer) {
       outs.emplace_back(static_cast<std::size_t>(40 * rules.stream.q_width()));
-      AttentionStep step = rules.stream.step(layer, context_tokens + 10, 40, outs.back().data());
+      AttentionStep step = rules.stream.step(layer, rules_tokens + 10, 40, outs.back().data());
       step.kv_tokens = 0;
       session.attend(step);
     }
     return outs;
   };
   RetrievalOptions dense = rules.options();
-  dense.dense_layers = small.layers;
+  dense.dense_layers = rules_shape.layers;
   for (const char* index : {"exact", "codes"}) {
     RetrievalOptions options = rules.options(index);
     options.error = 1e-12;
@@ -435,7 +435,7 @@ TEST(SessionRules, StepsThatOnlyReadKeepThem) {
 }
 
 TEST(SessionRules, ShortContextsAndNoneAreDense) {
-  const Stream stream(small, 90);
+  const Stream stream(rules_shape, 90);
   for (const std::int64_t tokens : {0, 1, 5, 30}) {
     const auto context = stream.prefill(tokens)->with_index("codes");
     Session dense(context, {.dense_layers = 2});
@@ -468,15 +468,15 @@ TEST(SessionRules, RecallIsThatOfAllQueries) {
 
 TEST(SessionRules, HostileRowsGiveNoNonsense) {
   for (const float size : {0.0F, 1e-30F, 1e15F}) {
-    Stream stream(small, context_tokens + 60);
+    Stream stream(rules_shape, rules_tokens + 60);
     for (auto* rows : {&stream.k, &stream.v}) {
       for (auto& layer : *rows) {
         for (float& x : layer) x *= size;
       }
     }
-    const auto context = stream.prefill(context_tokens)->with_index("codes");
+    const auto context = stream.prefill(rules_tokens)->with_index("codes");
     Session session(context, {.index = "codes", .mass = 0.9, .error = 0.01, .window = 16});
-    for (const auto& layer : stream.feed(session, context_tokens + 8, 3)) {
+    for (const auto& layer : stream.feed(session, rules_tokens + 8, 3)) {
       for (const float x : layer) EXPECT_FALSE(std::isnan(x)) << size;
     }
   }

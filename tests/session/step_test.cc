@@ -20,10 +20,10 @@ using test::expect_step;
 using test::Stream;
 using test::tolerance;
 
-const AttentionShape small{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
+const AttentionShape step_shape{.layers = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 16};
 
 AttentionShape capped(float softcap) {
-  AttentionShape shape = small;
+  AttentionShape shape = step_shape;
   shape.softcap = softcap;
   return shape;
 }
@@ -45,19 +45,19 @@ AttentionStep reading(const Stream& stream, std::int64_t layer, std::int64_t beg
   return step;
 }
 
-struct Case {
+struct StepCase {
   const char* name;
   float softcap;
   std::int64_t context, k, window, sinks, dense_layers;
   SelectBy select_by = SelectBy::query_head;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const StepCase& c, std::ostream* out) { *out << c.name; }
 
-class SessionPartials : public testing::TestWithParam<Case> {
+class SessionPartials : public testing::TestWithParam<StepCase> {
  protected:
   static RetrievalOptions options() {
-    const Case& c = GetParam();
+    const StepCase& c = GetParam();
     return {.k = TopK::same(c.k),
             .select_by = c.select_by,
             .dense_layers = c.dense_layers,
@@ -67,7 +67,7 @@ class SessionPartials : public testing::TestWithParam<Case> {
 };
 
 TEST_P(SessionPartials, OutAndLogSumExpEqualFloat64) {
-  const Case& c = GetParam();
+  const StepCase& c = GetParam();
   const std::int64_t total = c.context + 50;
   const Stream stream(capped(c.softcap), total);
   const auto context = stream.prefill(c.context);
@@ -87,7 +87,7 @@ TEST_P(SessionPartials, OutAndLogSumExpEqualFloat64) {
 }
 
 TEST_P(SessionPartials, ReadingStepsEqualFloat64AndChangeNothing) {
-  const Case& c = GetParam();
+  const StepCase& c = GetParam();
   const std::int64_t total = c.context + 50;
   const Stream stream(capped(c.softcap), total);
   const auto context = stream.prefill(c.context);
@@ -110,15 +110,15 @@ TEST_P(SessionPartials, ReadingStepsEqualFloat64AndChangeNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, SessionPartials,
-                         testing::Values(Case{"retrieving", 0, 200, 8, 20, 4, 0},
-                                         Case{"soft_capped", 1.5F, 200, 8, 20, 4, 0},
-                                         Case{"soft_capped_by_group", 1.5F, 200, 8, 20, 4, 0,
+                         testing::Values(StepCase{"retrieving", 0, 200, 8, 20, 4, 0},
+                                         StepCase{"soft_capped", 1.5F, 200, 8, 20, 4, 0},
+                                         StepCase{"soft_capped_by_group", 1.5F, 200, 8, 20, 4, 0,
                                               SelectBy::group},
-                                         Case{"by_group", 0, 200, 8, 20, 4, 0, SelectBy::group},
-                                         Case{"saturated_cap", 0.05F, 200, 8, 20, 4, 0},
-                                         Case{"first_layer_dense", 2, 200, 8, 20, 4, 1},
-                                         Case{"all_retrieved", 2, 200, 100000, 20, 4, 0},
-                                         Case{"no_context", 2, 0, 3, 10, 2, 0}),
+                                         StepCase{"by_group", 0, 200, 8, 20, 4, 0, SelectBy::group},
+                                         StepCase{"saturated_cap", 0.05F, 200, 8, 20, 4, 0},
+                                         StepCase{"first_layer_dense", 2, 200, 8, 20, 4, 1},
+                                         StepCase{"all_retrieved", 2, 200, 100000, 20, 4, 0},
+                                         StepCase{"no_context", 2, 0, 3, 10, 2, 0}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(SessionStep, SlidingLayersSeeTheirWindowOfCappedScores) {
@@ -155,7 +155,7 @@ TEST(SessionStep, AllRetrievedEqualsDenseWithCappedScores) {
 }
 
 TEST(SessionStep, ReadingManyTokensSeesEveryRowWhereverTheStepIsCut) {
-  const Stream stream(small, 1000);
+  const Stream stream(step_shape, 1000);
   const RetrievalOptions options{.k = TopK::same(100000), .window = 50, .sinks = 4};
   Session session(stream.prefill(300), options);
   stream.feed(session, 330, 30);
@@ -173,7 +173,7 @@ TEST(SessionStep, ReadingManyTokensSeesEveryRowWhereverTheStepIsCut) {
 }
 
 TEST(SessionStep, ReadingWhereThereAreNoRowsGivesTheEmptyPartial) {
-  const Stream stream(small, 10);
+  const Stream stream(step_shape, 10);
   Session session(stream.prefill(0), {.window = 4});
   Outs outs(stream, 10);
   session.attend(reading(stream, 1, 0, 10, outs));
@@ -182,7 +182,7 @@ TEST(SessionStep, ReadingWhereThereAreNoRowsGivesTheEmptyPartial) {
 }
 
 TEST(SessionStep, KAndVOfSomeTokensAreRefused) {
-  const Stream stream(small, 230);
+  const Stream stream(step_shape, 230);
   Session session(stream.prefill(200), {.window = 16});
   Outs outs(stream, 10);
   AttentionStep step = stream.step(0, 200, 10, outs.out.data(), outs.lse.data());
@@ -206,7 +206,7 @@ TEST(SessionStep, KAndVOfSomeTokensAreRefused) {
 }
 
 TEST(SessionStep, ReadingRefusesQueriesThatAreNotFinite) {
-  const Stream stream(small, 230);
+  const Stream stream(step_shape, 230);
   Session session(stream.prefill(200), {.window = 16});
   std::vector<float> bad(stream.q[0].begin(), stream.q[0].begin() + stream.q_width());
   bad[3] = std::numeric_limits<float>::quiet_NaN();
@@ -218,8 +218,8 @@ TEST(SessionStep, ReadingRefusesQueriesThatAreNotFinite) {
 }
 
 TEST(SessionStep, TruncatedSessionGoesOnAsIfItHadNeverHadTheTokens) {
-  const Stream stream(small, 260);
-  const Stream rejected(small, 260, 77);
+  const Stream stream(step_shape, 260);
+  const Stream rejected(step_shape, 260, 77);
   const auto context = stream.prefill(200);
   for (const std::int64_t kept : {0, 3, 30}) {  // 30: beyond the window
     const RetrievalOptions options{.k = TopK::same(8), .window = 16};
@@ -239,7 +239,7 @@ TEST(SessionStep, TruncatedSessionGoesOnAsIfItHadNeverHadTheTokens) {
 }
 
 TEST(SessionStep, TruncatingATurnThatIsNotOverEndsIt) {
-  const Stream stream(small, 230);
+  const Stream stream(step_shape, 230);
   Session session(stream.prefill(200), {.window = 16});
   stream.feed(session, 205, 1);
   Outs outs(stream, 3);
@@ -251,7 +251,7 @@ TEST(SessionStep, TruncatingATurnThatIsNotOverEndsIt) {
 }
 
 TEST(SessionStep, TruncatingToMoreThanThereIsIsRefused) {
-  const Stream stream(small, 210);
+  const Stream stream(step_shape, 210);
   Session session(stream.prefill(200), {.window = 16});
   stream.feed(session, 205, 1);
   EXPECT_THROW(session.truncate(6), InvalidArgument);
@@ -262,7 +262,7 @@ TEST(SessionStep, TruncatingToMoreThanThereIsIsRefused) {
 
 /// What is written in place of q, of a context and sessions of every kind of layer.
 TEST(SessionStep, OutMayBeQItself) {
-  AttentionShape shape = small;
+  AttentionShape shape = step_shape;
   shape.layers = 3;
   shape.sliding_window = {0, 12, 0};
   const Stream stream(shape, 700);
@@ -290,10 +290,10 @@ TEST(SessionStep, OutMayBeQItself) {
 }
 
 TEST(SessionStep, WhatIsWrittenMayNotOverlapWhatIsRead) {
-  const Stream stream(small, 120);
+  const Stream stream(step_shape, 120);
   const auto context = stream.prefill(100);
   Session session(context);
-  ContextBuilder builder(small, {.capacity = 200, .dtype = DType::f32});
+  ContextBuilder builder(step_shape, {.capacity = 200, .dtype = DType::f32});
   const std::int64_t width = stream.q_width();
   std::vector<float> memory(static_cast<std::size_t>(40 * width), 0.5F);
   std::vector<float> apart(static_cast<std::size_t>(40 * width), 0.5F);
@@ -343,7 +343,7 @@ TEST(SessionStep, WhatIsWrittenMayNotOverlapWhatIsRead) {
 
 TEST(SessionStep, OptionsAsLargeAsNumbersGoMeanAllThereIs) {
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
-  AttentionShape shape = small;
+  AttentionShape shape = step_shape;
   shape.sliding_window = {0, most};
   const Stream stream(shape, 330);
   const auto context = stream.prefill(300);
@@ -364,10 +364,10 @@ TEST(SessionStep, OptionsAsLargeAsNumbersGoMeanAllThereIs) {
 }
 
 TEST(SessionStep, MoreTokensThanNumbersCountAreRefused) {
-  const Stream stream(small, 120);
+  const Stream stream(step_shape, 120);
   const auto context = stream.prefill(100);
   Session session(context);
-  ContextBuilder builder(small, {.capacity = 200});
+  ContextBuilder builder(step_shape, {.capacity = 200});
   std::vector<float> q(100), out(100);
   for (const std::int64_t tokens :
        {std::numeric_limits<std::int64_t>::max(), std::int64_t{1} << 60, std::int64_t{-3}}) {

@@ -18,37 +18,38 @@ namespace {
 
 using test::Stream;
 
-const AttentionShape shape{.layers = 2, .q_heads = 8, .kv_heads = 4, .head_dim = 16};
-constexpr std::int64_t context_tokens = 600;
+const AttentionShape shared_shape{.layers = 2, .q_heads = 8, .kv_heads = 4, .head_dim = 16};
+constexpr std::int64_t shared_tokens = 600;
 constexpr std::int64_t threads = 64;
 constexpr std::int64_t sessions_each = 2;
 
-using Outs = std::vector<std::vector<float>>;
+using SharedOuts = std::vector<std::vector<float>>;
 
 /// What a session of this number does: its own number of tokens, in steps of its own size, of which
 /// some are taken back, some by a fork.
-Outs life(const Stream& stream, const std::shared_ptr<const Context>& context,
+SharedOuts life(const Stream& stream, const std::shared_ptr<const Context>& context,
           const RetrievalOptions& options, std::int64_t number) {
   Session session(context, options);
-  const std::int64_t kept = context_tokens + 5 + number % 3;  // some have left the window
+  const std::int64_t kept = shared_tokens + 5 + number % 3;  // some have left the window
   stream.feed(session, kept + 1, 2 + number % 5);
-  session.truncate(kept - context_tokens);
+  session.truncate(kept - shared_tokens);
   Session fork = session.fork();
   stream.feed(session, kept + 1, 1);
   return stream.feed(fork, kept + 2, 1 + number % 2);
 }
 
-class ManyThreads : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+using Methods = std::pair<std::string, std::string>;  // index and tail
+class ManyThreads : public testing::TestWithParam<Methods> {};
 
 TEST_P(ManyThreads, WithManySessionsGiveTheBitsOfOneThread) {
   const auto [index, tail] = GetParam();
-  const Stream stream(shape, context_tokens + 16);
-  auto context = stream.prefill(context_tokens);
-  if (std::string(index) != "exact") context = context->with_index(index);
-  if (*tail != '\0') context = context->with_index(tail);
+  const Stream stream(shared_shape, shared_tokens + 16);
+  auto context = stream.prefill(shared_tokens);
+  if (index != "exact") context = context->with_index(index);
+  if (!tail.empty()) context = context->with_index(tail);
   const RetrievalOptions options{
       .index = index, .k = TopK::same(8), .tail = tail, .window = 4, .sinks = 2, .capacity = 32};
-  std::vector<Outs> want;
+  std::vector<SharedOuts> want;
   for (std::int64_t i = 0; i < 12; ++i) want.push_back(life(stream, context, options, i));
   ASSERT_NE(want[0], want[1]);
 
@@ -71,10 +72,10 @@ TEST_P(ManyThreads, WithManySessionsGiveTheBitsOfOneThread) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Indices, ManyThreads,
-                         testing::Values(std::pair{"exact", ""}, std::pair{"codes", ""},
-                                         std::pair{"quest:page=8", ""},
-                                         std::pair{"retroinfer:size=16", ""},
-                                         std::pair{"exact", "codes"}));
+                         testing::Values(Methods{"exact", ""}, std::pair{"codes", ""},
+                                         Methods{"quest:page=8", ""},
+                                         Methods{"retroinfer:size=16", ""},
+                                         Methods{"exact", "codes"}));
 
 }  // namespace
 }  // namespace topkv

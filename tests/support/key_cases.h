@@ -106,7 +106,7 @@ inline bool may_overflow(const Keys& keys, const float* query, std::int64_t posi
 
 /// A bound on the float32 rounding error of q·k; denormal elements and products may become 0, and
 /// so may those of the three bf16 parts that a query is scored by in matrix tiles (tile_dot.h).
-inline double tolerance(const Keys& keys, const float* query, std::int64_t position) {
+inline double score_tolerance(const Keys& keys, const float* query, std::int64_t position) {
   double flushed = 0;
   for (std::int64_t j = 0; j < keys.dim; ++j) {
     const double key = keys.values[static_cast<std::size_t>(position * keys.dim + j)];
@@ -185,7 +185,7 @@ inline double check_result(const Keys& keys, const Queries& queries, std::int64_
       EXPECT_TRUE(seen.insert(position).second) << "duplicate " << position;
       if (!range.contains(position)) continue;
       const double exact = score(keys, queries.query(q), position);
-      const double rounding = tolerance(keys, queries.query(q), position);
+      const double rounding = score_tolerance(keys, queries.query(q), position);
       EXPECT_FALSE(std::isnan(scores[i]));
       if (!may_overflow(keys, queries.query(q), position)) {
         EXPECT_NEAR(scores[i], exact, rounding) << "query " << q << " place " << i;
