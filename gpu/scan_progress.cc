@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "gpu/scan_room.h"
-#include "src/core/pause.h"
+#include "src/core/cpu_relax.h"
 #include "src/core/stopwatch.h"
 #include "topkv/error.h"
 

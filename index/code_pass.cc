@@ -8,7 +8,7 @@
 #include "index/code_sums.h"
 #include "index/scan.h"
 #include "index/scratch.h"
-#include "src/core/above.h"
+#include "src/core/find_above_threshold.h"
 #include "src/core/stopping.h"
 #include "src/core/threads.h"
 #include "src/core/vector_math.h"
@@ -81,7 +81,8 @@ void CodePass::run_some(std::span<const PassToken> tokens) const {
   work.estimates.resize(queries);
   for (std::size_t q = 0; q < queries; ++q) {
     const auto in_group = static_cast<std::int64_t>(q) % group;
-    const float* query = tokens[q / static_cast<std::size_t>(group)].queries + in_group * rows.dim();
+    const float* query =
+        tokens[q / static_cast<std::size_t>(group)].queries + in_group * rows.dim();
     work.deviations[q] = weigh_scaled(index->coder(), query, scale, softcap, work.all_weights[q]);
   }
   work.thresholds.resize(queries);

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "index/scratch.h"
-#include "src/core/above.h"
+#include "src/core/find_above_threshold.h"
 #include "src/core/vector_math.h"
 
 namespace topkv {

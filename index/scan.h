@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "src/core/above.h"
+#include "src/core/find_above_threshold.h"
 #include "src/core/topk.h"
 #include "topkv/key_index.h"
 

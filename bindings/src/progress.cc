@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "src/core/watched.h"
+#include "src/core/run_with_progress.h"
 
 namespace topkv::python {
 namespace {

@@ -27,7 +27,7 @@
 #include "src/cli/progress_bar.h"
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/memory.h"
 #include "src/core/stopwatch.h"
 #include "src/serve/kept_prompt.h"

@@ -9,7 +9,7 @@
 #include "src/cli/device_report.h"
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/printable.h"
 #include "src/core/stopwatch.h"
 #include "topkv/error.h"

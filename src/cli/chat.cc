@@ -25,8 +25,8 @@
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
 #include "src/core/common_tokens.h"
-#include "src/core/figures.h"
 #include "src/core/files.h"
+#include "src/core/format_numbers.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

@@ -16,7 +16,7 @@
 #include "src/cli/terminal.h"
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/eval/score_files.h"
 #include "src/serve/kept_prompt.h"
 #include "topkv/error.h"

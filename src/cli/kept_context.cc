@@ -7,7 +7,7 @@
 
 #include "src/cli/options.h"
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/printable.h"
 
 namespace topkv::cli {

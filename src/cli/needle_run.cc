@@ -9,7 +9,7 @@
 #include "src/cli/interrupt.h"
 #include "src/cli/profile.h"
 #include "src/cli/text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/stopwatch.h"
 #include "src/eval/answer.h"
 #include "src/eval/needle_context.h"

@@ -14,7 +14,7 @@
 #include "src/cli/options.h"
 #include "src/cli/report.h"
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/printable.h"
 #include "topkv/error.h"
 #include "topkv/memory_plan.h"

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "src/cli/text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/stopwatch.h"
 
 namespace topkv::cli {

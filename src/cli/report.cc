@@ -8,7 +8,7 @@
 
 #include "src/cli/text.h"
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 
 namespace topkv::cli {
 namespace {

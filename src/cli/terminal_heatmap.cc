@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 
 namespace topkv::cli {
 

@@ -13,7 +13,7 @@
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/open_file.h"
 #include "src/core/printable.h"
 #include "src/core/stopwatch.h"

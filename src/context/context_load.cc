@@ -4,7 +4,7 @@
 #include "src/context/context_reading.h"
 #include "src/context/open_context.h"
 #include "src/core/printable.h"
-#include "src/core/watched.h"
+#include "src/core/run_with_progress.h"
 
 namespace topkv {
 

@@ -16,8 +16,8 @@
 #include "src/core/checksum.h"
 #include "src/core/open_file.h"
 #include "src/core/printable.h"
+#include "src/core/run_with_progress.h"
 #include "src/core/threads.h"
-#include "src/core/watched.h"
 #include "src/store/row_store.h"
 #include "topkv/error.h"
 

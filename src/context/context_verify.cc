@@ -6,8 +6,8 @@
 
 #include "src/context/context_reading.h"
 #include "src/context/open_context.h"
+#include "src/core/run_with_progress.h"
 #include "src/core/threads.h"
-#include "src/core/watched.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -1,8 +1,8 @@
 #include "src/context/index_build.h"
 
 #include "index/index_kind.h"
+#include "src/core/run_with_progress.h"
 #include "src/core/threads.h"
-#include "src/core/watched.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -7,8 +7,8 @@
 #include <system_error>
 #include <utility>
 
+#include "src/core/cpu_relax.h"
 #include "src/core/faults.h"
-#include "src/core/pause.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 

@@ -35,7 +35,7 @@
 #include "src/attention/chunk_passes.h"
 #include "src/context/retrieval.h"
 #include "src/context/segment.h"
-#include "src/core/helpers.h"
+#include "src/core/busy_workers.h"
 #include "src/device/compute_device.h"
 #include "src/device/tail_figures.h"
 #include "src/store/row_store.h"

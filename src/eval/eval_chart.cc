@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/eval/chart_layout.h"
 #include "src/eval/log_axis.h"
 #include "src/eval/series_marks.h"

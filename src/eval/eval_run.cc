@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/core/stopwatch.h"
 #include "src/eval/answer.h"
 #include "src/eval/bytes_read.h"

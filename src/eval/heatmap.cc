@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 #include "src/eval/svg.h"
 
 namespace topkv {

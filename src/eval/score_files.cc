@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "src/core/byte_text.h"
-#include "src/core/figures.h"
 #include "src/core/files.h"
+#include "src/core/format_numbers.h"
 #include "src/eval/eval_chart.h"
 
 namespace topkv {

@@ -5,7 +5,7 @@
 #include <stop_token>
 #include <string_view>
 
-#include "src/core/watched.h"
+#include "src/core/run_with_progress.h"
 #include "topkv/progress.h"
 
 namespace topkv {

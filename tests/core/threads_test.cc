@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "src/core/helpers.h"
+#include "src/core/busy_workers.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -138,10 +138,10 @@ TEST(Helpers, AnExceptionOfAnyIsRethrownAndNoneIsNeeded) {
     std::atomic<int> calls = 0;
     helpers.wake(3);
     EXPECT_THROW(helpers.run([] {},
-                           [&] {
-                             ++calls;
-                             throw std::runtime_error("x");
-                           }),
+                             [&] {
+                               ++calls;
+                               throw std::runtime_error("x");
+                             }),
                  std::runtime_error);
     EXPECT_GE(calls, 1);
     const auto owner = std::this_thread::get_id();
@@ -150,15 +150,15 @@ TEST(Helpers, AnExceptionOfAnyIsRethrownAndNoneIsNeeded) {
     helpers.wake(1);
     try {
       helpers.run([] {},
-                 [&] {
-                   if (std::this_thread::get_id() == owner) {
-                     for (int i = 0; i < 100000 && !thrown; ++i) std::this_thread::yield();
-                     over = true;
-                     return;
-                   }
-                   thrown = true;
-                   throw std::runtime_error("y");
-                 });
+                  [&] {
+                    if (std::this_thread::get_id() == owner) {
+                      for (int i = 0; i < 100000 && !thrown; ++i) std::this_thread::yield();
+                      over = true;
+                      return;
+                    }
+                    thrown = true;
+                    throw std::runtime_error("y");
+                  });
       EXPECT_FALSE(thrown) << "lost";
     } catch (const std::runtime_error&) {
       EXPECT_TRUE(thrown);

@@ -11,8 +11,8 @@
 
 #include "index/ranking.h"
 #include "index/sample.h"
-#include "src/core/above.h"
 #include "src/core/convert.h"
+#include "src/core/find_above_threshold.h"
 #include "src/core/topk.h"
 #include "topkv/key_index.h"
 
@@ -63,8 +63,9 @@ SearchResult search(const ExactCase& c, std::int64_t k) {
   index->add({stored.data(), DType::bf16, c.count(), exact_dim, 2 * exact_dim});
   index->build();
   SearchResult result;
-  index->search({c.queries.data(), static_cast<std::int64_t>(c.allowed.size()), exact_dim, c.allowed}, k,
-                result);
+  index->search(
+      {c.queries.data(), static_cast<std::int64_t>(c.allowed.size()), exact_dim, c.allowed}, k,
+      result);
   return result;
 }
 

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "src/core/run_with_progress.h"
 #include "src/core/threads.h"
-#include "src/core/watched.h"
 #include "tests/support/stream.h"
 #include "topkv/context.h"
 #include "topkv/error.h"

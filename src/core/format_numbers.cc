@@ -1,4 +1,4 @@
-#include "src/core/figures.h"
+#include "src/core/format_numbers.h"
 
 #include <fmt/format.h>
 

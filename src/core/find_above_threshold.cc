@@ -1,8 +1,8 @@
-#include "src/core/above.h"
+#include "src/core/find_above_threshold.h"
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/core/above.cc"
+#define HWY_TARGET_INCLUDE "src/core/find_above_threshold.cc"
 #include <hwy/foreach_target.h>
 #include "src/core/simd.h"
 // clang-format on

@@ -1,4 +1,4 @@
-#include "src/core/watched.h"
+#include "src/core/run_with_progress.h"
 
 #include <oneapi/tbb/task_arena.h>
 

@@ -1,8 +1,8 @@
-#include "src/core/helpers.h"
+#include "src/core/busy_workers.h"
 
 #include <algorithm>
 
-#include "src/core/pause.h"
+#include "src/core/cpu_relax.h"
 
 namespace topkv {
 
