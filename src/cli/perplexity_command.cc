@@ -25,7 +25,7 @@
 #include "src/core/format_numbers.h"
 #include "src/eval/csv.h"
 #include "src/eval/perplexity_lines.h"
-#include "src/eval/setting.h"
+#include "src/eval/retrieval_setting.h"
 #include "src/serve/kept_prompt.h"
 #include "topkv/error.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/cell.h"
+#include "src/eval/needle_result.h"
 #include "src/eval/report_page.h"
 #include "src/eval/summary.h"
 

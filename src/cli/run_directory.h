@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "src/cli/options.h"
-#include "src/eval/cell.h"
+#include "src/eval/needle_result.h"
 #include "src/eval/result_directory.h"
 
 namespace topkv::cli {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "src/eval/confidence_interval.h"
 #include "src/eval/eval_result.h"
-#include "src/eval/interval.h"
 
 namespace topkv {
 

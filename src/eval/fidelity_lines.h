@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/eval/fidelity.h"
-#include "src/eval/setting.h"
+#include "src/eval/retrieval_setting.h"
 
 namespace topkv {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/core/files.h"
-#include "src/eval/words.h"
+#include "src/eval/word_lists.h"
 #include "topkv/error.h"
 
 namespace topkv {

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/eval/words.h"
+#include "src/eval/word_lists.h"
 
 namespace topkv {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/interval.h"
+#include "src/eval/confidence_interval.h"
 #include "topkv/model.h"
 #include "topkv/progress.h"
 

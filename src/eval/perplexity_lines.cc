@@ -4,7 +4,7 @@
 
 #include "src/eval/csv.h"
 #include "src/eval/json_null.h"
-#include "src/eval/setting.h"
+#include "src/eval/retrieval_setting.h"
 
 namespace topkv {
 namespace {

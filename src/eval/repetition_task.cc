@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/eval/fill.h"
+#include "src/eval/fill_to_length.h"
 #include "src/eval/needle_task.h"
 #include "src/eval/tasks.h"
 #include "topkv/error.h"

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <functional>
 
-#include "src/eval/draw.h"
-#include "src/eval/fill.h"
+#include "src/eval/fill_to_length.h"
 #include "src/eval/needle_task.h"
+#include "src/eval/random_draws.h"
 #include "src/eval/ruler.h"
 #include "src/eval/wonderwords.h"
 

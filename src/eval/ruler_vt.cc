@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "src/eval/draw.h"
-#include "src/eval/fill.h"
+#include "src/eval/fill_to_length.h"
+#include "src/eval/random_draws.h"
 #include "src/eval/ruler.h"
 
 namespace topkv {

@@ -6,8 +6,8 @@
 #include <numbers>
 #include <set>
 
-#include "src/eval/draw.h"
-#include "src/eval/fill.h"
+#include "src/eval/fill_to_length.h"
+#include "src/eval/random_draws.h"
 #include "src/eval/ruler.h"
 #include "topkv/error.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "src/eval/cell.h"
+#include "src/eval/needle_result.h"
 
 namespace topkv {
 

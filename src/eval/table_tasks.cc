@@ -9,9 +9,9 @@
 #include <map>
 #include <string_view>
 
-#include "src/eval/draw.h"
-#include "src/eval/fill.h"
+#include "src/eval/fill_to_length.h"
 #include "src/eval/needle_task.h"
+#include "src/eval/random_draws.h"
 #include "src/eval/tasks.h"
 
 namespace topkv {

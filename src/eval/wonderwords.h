@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "src/eval/words.h"
+#include "src/eval/word_lists.h"
 
 namespace topkv {
 

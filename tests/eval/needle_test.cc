@@ -10,7 +10,7 @@
 #include "src/eval/haystack.h"
 #include "src/eval/needle_context.h"
 #include "src/eval/needle_task.h"
-#include "src/eval/words.h"
+#include "src/eval/word_lists.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"
 #include "topkv/model.h"

@@ -1,6 +1,8 @@
 // RULER's tasks: wording written out by hand from NVIDIA/RULER's scripts/data/synthetic, numbers of
 // needles and words from its synthetic.yaml, and lengths.
 
+#include "src/eval/ruler.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,9 +11,8 @@
 #include <set>
 #include <sstream>
 
-#include "src/eval/fill.h"
+#include "src/eval/fill_to_length.h"
 #include "src/eval/needle_task.h"
-#include "src/eval/ruler.h"
 #include "src/eval/tasks.h"
 #include "tests/eval/tokens.h"
 #include "tests/support/temp_directory.h"

@@ -1,5 +1,7 @@
 // What answers are worth, and how certain a mean of that is.
 
+#include "src/eval/scoring.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,9 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "src/eval/draw.h"
-#include "src/eval/interval.h"
-#include "src/eval/scoring.h"
+#include "src/eval/confidence_interval.h"
+#include "src/eval/random_draws.h"
 
 namespace topkv {
 namespace {

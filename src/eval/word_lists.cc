@@ -1,4 +1,4 @@
-#include "src/eval/words.h"
+#include "src/eval/word_lists.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/eval/words.h"
+#include "src/eval/word_lists.h"
 
 namespace topkv {
 

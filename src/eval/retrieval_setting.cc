@@ -1,4 +1,4 @@
-#include "src/eval/setting.h"
+#include "src/eval/retrieval_setting.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "src/eval/cell.h"
+#include "src/eval/needle_result.h"
 
 #include <algorithm>
 #include <tuple>

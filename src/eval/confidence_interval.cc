@@ -1,4 +1,4 @@
-#include "src/eval/interval.h"
+#include "src/eval/confidence_interval.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "src/eval/fill.h"
+#include "src/eval/fill_to_length.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "src/eval/draw.h"
+#include "src/eval/random_draws.h"
 
 #include <fmt/format.h>
 
