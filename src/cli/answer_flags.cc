@@ -1,7 +1,7 @@
 #include "src/cli/answer_flags.h"
 
-#include "src/cli/numbers.h"
-#include "src/cli/text.h"
+#include "src/cli/parse_numbers.h"
+#include "src/cli/text_layout.h"
 
 namespace topkv::cli {
 

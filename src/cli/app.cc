@@ -17,11 +17,11 @@
 #include "src/cli/commands.h"
 #include "src/cli/help.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/numbers.h"
 #include "src/cli/options.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/suggest.h"
 #include "src/cli/terminal.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

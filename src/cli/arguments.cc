@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/suggest.h"
 
 namespace topkv::cli {

@@ -7,8 +7,8 @@
 
 #include "src/cli/arguments.h"
 #include "src/cli/bench_shape.h"
-#include "src/cli/numbers.h"
-#include "src/cli/text.h"
+#include "src/cli/parse_numbers.h"
+#include "src/cli/text_layout.h"
 
 namespace topkv::cli {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "src/cli/profile.h"
 #include "src/cli/report.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/byte_text.h"
 #include "src/core/format_numbers.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/cli/arguments.h"
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/suggest.h"
 #include "topkv/model.h"
 

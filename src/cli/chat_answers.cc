@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "src/cli/numbers.h"
-#include "src/cli/text.h"
+#include "src/cli/parse_numbers.h"
+#include "src/cli/text_layout.h"
 #include "src/core/ordered_json.h"
 #include "src/core/printable.h"
 #include "src/serve/answer_parts.h"

@@ -14,7 +14,7 @@
 #include "src/cli/interrupt.h"
 #include "src/cli/report.h"
 #include "src/cli/terminal.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/byte_text.h"
 #include "src/core/format_numbers.h"
 #include "src/eval/score_files.h"

@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cli/arguments.h"
-#include "src/cli/numbers.h"
-#include "src/cli/outputs.h"
+#include "src/cli/output_paths.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/run_settings.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/files.h"
 #include "src/eval/wonderwords.h"
 #include "topkv/error.h"
@@ -54,9 +54,10 @@ void check_output(const EvalFlags& flags, const EvalSettings& settings) {
   std::vector<Input> inputs = inputs_of(flags.model.directory, "--essays", flags.essays);
   for (const std::filesystem::path& file : settings.sources.files) inputs.push_back({"-f", file});
   if (!flags.questions.empty()) inputs.push_back({"--questions", flags.questions});
-  check_output_directory(flags.output,
-                         {"run.json", "samples.jsonl", "summary.csv", "scores.csv", "scores.svg", "report.html"},
-                         inputs);
+  check_output_directory(
+      flags.output,
+      {"run.json", "samples.jsonl", "summary.csv", "scores.csv", "scores.svg", "report.html"},
+      inputs);
 }
 
 /// "a.txt,b.md", and several of these.

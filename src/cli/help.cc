@@ -7,7 +7,7 @@
 
 #include "src/cli/help_models.h"
 #include "src/cli/help_tools.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 
 namespace topkv::cli {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
+#include "src/cli/context_info.h"
 #include "src/cli/device_report.h"
-#include "src/cli/kept_context.h"
-#include "src/cli/numbers.h"
 #include "src/cli/options.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/report.h"
 #include "src/core/byte_text.h"
 #include "src/core/files.h"

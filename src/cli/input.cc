@@ -10,7 +10,7 @@
 
 #include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/files.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
@@ -74,9 +74,10 @@ void require_text(const std::string& file, std::string_view text) {
   if (text.starts_with("%PDF-"))
     throw FileError(name + ": is a PDF; give its text, as pdftotext writes it");
   if (const std::size_t zero = text.find('\0'); zero != text.npos)
-    throw FileError(fmt::format("{}: is no text: byte 0x00 at position {}; expected UTF-8 (of UTF-16: "
-                                "iconv -f utf-16 -t utf-8)",
-                                name, zero));
+    throw FileError(
+        fmt::format("{}: is no text: byte 0x00 at position {}; expected UTF-8 (of UTF-16: "
+                    "iconv -f utf-16 -t utf-8)",
+                    name, zero));
   if (const std::size_t bad = first_not_utf8(text); bad != text.npos)
     print_warning(fmt::format(
         "{}: is not UTF-8: byte 0x{:02x} at position {}; such bytes are read as U+FFFD: "
@@ -90,7 +91,8 @@ std::string text_of_files(const std::vector<std::string>& files) {
   std::string text;
   for (const std::string& file : files) {
     if (file != "-" && is_context_file(file))  // of gigabytes, maybe
-      throw FileError(printable(file) + ": is a context; ask it with topkv ask, or give a file of text");
+      throw FileError(printable(file) +
+                      ": is a context; ask it with topkv ask, or give a file of text");
     const std::string one = file == "-" ? read_stdin() : read_file(file);
     require_text(file, one);
     text += one;

@@ -15,7 +15,7 @@
 #include "src/cli/report.h"
 #include "src/cli/terminal.h"
 #include "src/cli/terminal_heatmap.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/byte_text.h"
 #include "src/core/files.h"
 #include "src/eval/heatmap.h"

@@ -9,11 +9,11 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cli/arguments.h"
-#include "src/cli/numbers.h"
-#include "src/cli/outputs.h"
+#include "src/cli/output_paths.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/run_settings.h"
 #include "src/cli/suggest.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/eval/haystack.h"
 
 namespace topkv::cli {
@@ -97,7 +97,8 @@ NeedlePlan make_plan(const NeedleFlags& flags) {
                                                 : parse_count("-n", flags.sampling.predict);
   check_haystack_flag(flags.haystack);
   if (!flags.output.empty()) {
-    check_output_directory(flags.output, {"run.json", "cells.jsonl", "summary.csv", "heatmap.svg", "report.html"},
+    check_output_directory(flags.output,
+                           {"run.json", "cells.jsonl", "summary.csv", "heatmap.svg", "report.html"},
                            inputs_of(flags.model.directory, "--haystack", flags.haystack));
   }
   return plan;

@@ -8,7 +8,7 @@
 
 #include "src/cli/interrupt.h"
 #include "src/cli/profile.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/format_numbers.h"
 #include "src/core/stopwatch.h"
 #include "src/eval/answer.h"

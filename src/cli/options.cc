@@ -12,9 +12,9 @@
 #include <optional>
 
 #include "src/cli/arguments.h"
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/suggest.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/eval/haystack.h"
 #include "topkv/error.h"
 #include "topkv/find_model.h"

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "src/cli/report.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 
 namespace topkv::cli {
 namespace {

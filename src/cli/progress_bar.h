@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "src/cli/pace.h"
+#include "src/cli/eta.h"
 #include "topkv/progress.h"
 
 namespace topkv::cli {

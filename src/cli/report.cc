@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/byte_text.h"
 #include "src/core/format_numbers.h"
 

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "src/cli/numbers.h"
-#include "src/cli/text.h"
+#include "src/cli/parse_numbers.h"
+#include "src/cli/text_layout.h"
 
 namespace topkv::cli {
 namespace {

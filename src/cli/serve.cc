@@ -13,14 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/asked_context.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
-#include "src/cli/numbers.h"
+#include "src/cli/load_context.h"
 #include "src/cli/options.h"
+#include "src/cli/parse_numbers.h"
 #include "src/cli/progress_bar.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/memory.h"
 #include "src/core/printable.h"
 #include "src/serve/guard.h"

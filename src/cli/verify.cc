@@ -6,10 +6,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "src/cli/asked_context.h"
 #include "src/cli/commands.h"
 #include "src/cli/device_report.h"
 #include "src/cli/interrupt.h"
+#include "src/cli/load_context.h"
 #include "src/cli/options.h"
 #include "src/cli/progress_bar.h"
 #include "src/core/byte_text.h"

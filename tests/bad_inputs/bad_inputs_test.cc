@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "src/model/checkpoint.h"
 #include "src/model/safetensors.h"
 #include "tests/fuzz/context_bytes.h"

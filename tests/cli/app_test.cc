@@ -12,7 +12,7 @@
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
 #include "src/cli/help.h"
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "tests/support/temp_directory.h"
 
 namespace topkv::cli {

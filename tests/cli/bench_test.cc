@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <oneapi/tbb/global_control.h>
 
 #include <cstdio>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
@@ -14,8 +14,8 @@
 #include "src/cli/bench_rows.h"
 #include "src/cli/bench_run.h"
 #include "src/cli/bench_shape.h"
-#include "src/cli/numbers.h"
-#include "src/cli/text.h"
+#include "src/cli/parse_numbers.h"
+#include "src/cli/text_layout.h"
 #include "src/core/convert.h"
 
 namespace topkv::cli {

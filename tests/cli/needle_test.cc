@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cli/needle_options.h"
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "tests/support/temp_directory.h"
 
 namespace topkv::cli {

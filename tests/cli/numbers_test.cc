@@ -1,11 +1,10 @@
 // Numbers on the command line, their way back to text, and "did you mean".
 
-#include "src/cli/numbers.h"
-
 #include <gtest/gtest.h>
 
+#include "src/cli/parse_numbers.h"
 #include "src/cli/suggest.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/byte_text.h"
 #include "src/core/format_numbers.h"
 #include "tests/support/temp_directory.h"

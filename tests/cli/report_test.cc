@@ -1,5 +1,7 @@
 // What a needle run shows: tables, heatmaps, progress lines.
 
+#include "src/cli/report.h"
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -10,11 +12,10 @@
 #include <optional>
 #include <sstream>
 
-#include "src/cli/pace.h"
+#include "src/cli/eta.h"
 #include "src/cli/progress_bar.h"
-#include "src/cli/report.h"
 #include "src/cli/terminal_heatmap.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "tests/support/eval_cells.h"
 
 namespace topkv::cli {

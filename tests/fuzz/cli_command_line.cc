@@ -9,7 +9,7 @@
 
 #include "src/cli/arguments.h"
 #include "src/cli/commands.h"
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "tests/fuzz/target.h"
 
 namespace fuzz = topkv::fuzz;

@@ -1,4 +1,4 @@
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "src/cli/kept_context.h"
+#include "src/cli/context_info.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

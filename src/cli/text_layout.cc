@@ -1,10 +1,10 @@
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 
 namespace topkv::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "src/cli/asked_context.h"
+#include "src/cli/load_context.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/cli/device_report.h"
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/byte_text.h"
 #include "src/core/format_numbers.h"
 #include "src/core/printable.h"

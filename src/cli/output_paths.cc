@@ -1,11 +1,11 @@
-#include "src/cli/outputs.h"
+#include "src/cli/output_paths.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <initializer_list>
 
-#include "src/cli/numbers.h"
+#include "src/cli/parse_numbers.h"
 #include "src/core/files.h"
 #include "src/core/printable.h"
 

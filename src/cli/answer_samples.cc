@@ -1,4 +1,4 @@
-#include "src/cli/samples.h"
+#include "src/cli/answer_samples.h"
 
 #include <exception>
 #include <utility>

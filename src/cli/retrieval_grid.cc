@@ -1,4 +1,4 @@
-#include "src/cli/choices.h"
+#include "src/cli/retrieval_grid.h"
 
 #include <CLI/CLI.hpp>
 

@@ -1,8 +1,8 @@
-#include "src/cli/prefilled.h"
+#include "src/cli/prefill_step.h"
 
 #include <fmt/format.h>
 
-#include "src/cli/text.h"
+#include "src/cli/text_layout.h"
 #include "src/core/format_numbers.h"
 #include "src/core/stopwatch.h"
 

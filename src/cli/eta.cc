@@ -1,4 +1,4 @@
-#include "src/cli/pace.h"
+#include "src/cli/eta.h"
 
 #include <algorithm>
 
