@@ -18,7 +18,7 @@
 #include "src/core/byte_text.h"
 #include "src/core/format_numbers.h"
 #include "src/eval/score_files.h"
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

@@ -29,7 +29,7 @@
 #include "src/eval/fidelity_lines.h"
 #include "src/eval/fidelity_text.h"
 #include "src/eval/report_page.h"
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

@@ -32,7 +32,7 @@
 #include "src/core/common_tokens.h"
 #include "src/core/files.h"
 #include "src/core/format_numbers.h"
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 #include "topkv/error.h"
 #include "topkv/generation.h"
 

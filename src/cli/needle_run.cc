@@ -13,7 +13,7 @@
 #include "src/core/stopwatch.h"
 #include "src/eval/answer.h"
 #include "src/eval/needle_context.h"
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 
 namespace topkv::cli {
 namespace {

@@ -26,7 +26,7 @@
 #include "src/eval/csv.h"
 #include "src/eval/perplexity_lines.h"
 #include "src/eval/retrieval_setting.h"
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::cli {

@@ -23,7 +23,7 @@
 #include "src/core/format_numbers.h"
 #include "src/core/open_file.h"
 #include "src/core/stopwatch.h"
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 #include "topkv/context_file.h"
 #include "topkv/error.h"
 

@@ -47,7 +47,7 @@ struct ContextBuilder::State {
     check_key_bias(shape, options.key_bias);
     bias = std::make_shared<const std::vector<float>>(std::move(options.key_bias));
     store = make_store(options.capacity);
-    if (options.keep_queries) queries = KeptQueries(shape);
+    if (options.keep_queries) queries = PrefillQuerySample(shape);
   }
 
   std::shared_ptr<RowStore> make_store(std::int64_t capacity) const {
@@ -215,7 +215,7 @@ struct ContextBuilder::State {
   std::unique_ptr<DevicePrefill> prefill;          // into store; null: none yet, or closed
   std::int64_t chunk = 0;                          // most tokens that a step had
   std::vector<std::int64_t> given;                 // per layer, tokens; while there is a prefill
-  KeptQueries queries;
+  PrefillQuerySample queries;
   AttentionStep turn;  // the last step, of the layer whose turn it is now
   bool failed = false;
 };
@@ -310,7 +310,7 @@ std::shared_ptr<const Context> ContextBuilder::freeze() {
     s.close();
   }
   s.store->forget_channels();
-  auto queries = std::make_shared<const KeptQueries>(s.queries);
+  auto queries = std::make_shared<const PrefillQuerySample>(s.queries);
   auto context =
       Context(s.shape, {.store = s.store, .queries = std::move(queries)}).with_index("exact");
   s.store.reset();

@@ -98,7 +98,7 @@ void ContextReading::check(const std::stop_token& stop) {
   Segment segment;
   segment.store = store;
   for (const Section* section : open_.of(SectionKind::queries)) {
-    KeptQueries of_layer(open_.meta().shape);
+    PrefillQuerySample of_layer(open_.meta().shape);
     read_archive(*section, [&](Archive& archive) {
       of_layer.fields(section->layer, open_.meta().tokens, archive);
     });
@@ -202,8 +202,8 @@ void ContextReading::read_archive(const Section& section,
   reader.finish();
 }
 
-std::shared_ptr<const KeptQueries> ContextReading::read_queries() {
-  const auto queries = std::make_shared<KeptQueries>(open_.meta().shape);
+std::shared_ptr<const PrefillQuerySample> ContextReading::read_queries() {
+  const auto queries = std::make_shared<PrefillQuerySample>(open_.meta().shape);
   for (const Section* section : open_.of(SectionKind::queries)) {
     read_archive(*section, [&](Archive& archive) {
       queries->fields(section->layer, open_.meta().tokens, archive);

@@ -44,7 +44,7 @@ class ContextReading {
   void read_bias(RowStore& store);
   void read_rows(RowStore& store);
   void check_finite(const RowStore& store) const;
-  std::shared_ptr<const KeptQueries> read_queries();
+  std::shared_ptr<const PrefillQuerySample> read_queries();
   std::vector<Token> read_tokens();
 
   void read_archive(const Section& section, const std::function<void(Archive&)>& take);

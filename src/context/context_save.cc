@@ -181,7 +181,8 @@ class Saving {
   const ContextOrigin& origin_;
   FileMeta meta_;
   std::string text_;
-  KeptQueries queries_;  // a copy: an archive takes what it writes as if it were to change it
+  PrefillQuerySample
+      queries_;  // a copy: an archive takes what it writes as if it were to change it
   FileTable table_;
   std::int64_t file_bytes_ = 0;
   std::int64_t bytes_ = 0;

@@ -25,7 +25,7 @@ enum class SectionKind : std::uint32_t {
   channels = 3,  ///< scales of keys' channels, float32 [layers, kv_heads, head_dim]
   keys = 4,      ///< keys of a layer and KV head, each of vector_bytes
   values = 5,    ///< values of a layer and KV head, each of vector_bytes
-  queries = 6,   ///< kept queries of a layer (KeptQueries)
+  queries = 6,   ///< kept queries of a layer (PrefillQuerySample)
   index = 7,     ///< data of an index, for a layer and KV head
   tail = 8,      ///< data of an index's tail, for a layer and KV head
   bias = 9,  ///< bias of keys, float32 [layers, kv_heads, 3, head_dim] (ContextOptions::key_bias)

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "index/row_tail.h"
-#include "src/context/kept_queries.h"
+#include "src/context/prefill_query_sample.h"
 #include "src/device/compute_device.h"
 #include "src/store/row_store.h"
 #include "topkv/key_index.h"
@@ -63,7 +63,8 @@ struct Segment {
   std::int64_t first = 0;  ///< position of its first token in the sequence
   std::shared_ptr<const RowStore> store;
   std::vector<std::shared_ptr<const SegmentIndex>> indices = {};
-  std::shared_ptr<const KeptQueries> queries = {};  ///< queries of its prefill; null: unknown
+  std::shared_ptr<const PrefillQuerySample> queries =
+      {};  ///< queries of its prefill; null: unknown
   /// For rows that Session::own_rows copied: the tokens of the session's context. -1: other rows,
   /// or unknown.
   std::int64_t tokens_before = -1;

@@ -7,8 +7,8 @@
 
 #include "src/core/byte_text.h"
 #include "src/core/printable.h"
-#include "src/serve/kept_prompt.h"
 #include "src/serve/problem.h"
+#include "src/serve/prompt_boundary.h"
 #include "topkv/error.h"
 
 namespace topkv::serve {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "index/index_kind.h"
-#include "src/context/kept_queries.h"
+#include "src/context/prefill_query_sample.h"
 #include "src/core/archive.h"
 #include "tests/fuzz/context_specs.h"
 #include "tests/fuzz/target.h"
@@ -84,7 +84,7 @@ void attend(const topkv::RowTail& tail) {
 
 void queries_of(std::string_view bytes) {
   topkv::AttentionShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = dim};
-  topkv::KeptQueries queries(shape);
+  topkv::PrefillQuerySample queries(shape);
   Bytes archive(bytes);
   queries.fields(0, rows, archive);
   archive.finish();

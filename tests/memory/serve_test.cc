@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 #include "src/serve/scheduler.h"
 #include "tests/memory/counted_memory.h"
 #include "topkv/model.h"
@@ -22,8 +22,8 @@ TEST(ServeMemory, ARequestThatFailsAtAnyAllocationLeavesTheSchedulerAsItWas) {
   const Model model = Model::load(TOPKV_SOURCE_DIR "/models/needle-14m");
   const KeptPrompt kept = kept_prompt(model.tokenizer(), "The grass is green. The sky is blue.\n");
   Question question;
-  question.context = std::make_shared<const ServedContext>(
-      ServedContext{.name = "a", .context = model.prefill(kept.tokens), .retrieval = {.index = "exact"}});
+  question.context = std::make_shared<const ServedContext>(ServedContext{
+      .name = "a", .context = model.prefill(kept.tokens), .retrieval = {.index = "exact"}});
   question.prompt = model.tokenizer().encode("The");
   question.options.max_tokens = 3;
   question.choices = 2;
@@ -39,7 +39,8 @@ TEST(ServeMemory, ARequestThatFailsAtAnyAllocationLeavesTheSchedulerAsItWas) {
     }
     ASSERT_TRUE(scheduler.idle()) << n;
   }
-  const std::shared_ptr<Answer> answer = scheduler.ask(question);  // the queue has all of its places
+  const std::shared_ptr<Answer> answer =
+      scheduler.ask(question);  // the queue has all of its places
   for (int i = 0; i < 6000 && !answer->finished(); ++i) answer->next(10ms);
   EXPECT_TRUE(answer->finished());
   EXPECT_EQ(answer->usage().generated, 6);

@@ -1,5 +1,5 @@
-// The scheduler and the list of contexts on the bundled model: what is answered together is what each answers alone,
-// what is too much is refused, and who is gone is answered no further.
+// The scheduler and the list of contexts on the bundled model: what is answered together is what
+// each answers alone, what is too much is refused, and who is gone is answered no further.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "src/serve/contexts.h"
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 #include "tests/serve/serving.h"
 #include "topkv/error.h"
 
@@ -29,7 +29,8 @@ TEST(ServeScheduler, AnswersTogetherWhatEachAnswersAlone) {
     answers.push_back(serving.scheduler.ask(question_of(one, 9)));
     answers.push_back(serving.scheduler.ask(question_of(other, 9)));
   }
-  for (std::size_t i = 0; i < answers.size(); ++i) EXPECT_EQ(whole(*answers[i]), i % 2 == 0 ? " 7281934." : " 5520017.");
+  for (std::size_t i = 0; i < answers.size(); ++i)
+    EXPECT_EQ(whole(*answers[i]), i % 2 == 0 ? " 7281934." : " 5520017.");
   EXPECT_EQ(answers[0]->usage().generated, 9);
   EXPECT_EQ(answers[0]->usage().context, one->context->tokens());
   EXPECT_TRUE(becomes_idle(serving.scheduler));
@@ -141,10 +142,12 @@ TEST(ServeScheduler, EndsWhatRunsWhenTheServerEnds) {
   const auto waits = serving.scheduler.ask(question_of(context, 8000));
   while (!runs->next(10ms)) continue;
   serving.scheduler.close();
-  EXPECT_EQ(problem_of([&] { serving.scheduler.ask(question_of(context, 9)); }).code(), "shutting_down");
+  EXPECT_EQ(problem_of([&] { serving.scheduler.ask(question_of(context, 9)); }).code(),
+            "shutting_down");
   EXPECT_FALSE(serving.scheduler.idle());
   serving.scheduler.end_all();
-  for (const auto& answer : {runs, waits}) EXPECT_EQ(problem_of([&] { whole(*answer); }).status(), 503);
+  for (const auto& answer : {runs, waits})
+    EXPECT_EQ(problem_of([&] { whole(*answer); }).status(), 503);
   EXPECT_TRUE(serving.scheduler.idle());
 }
 
@@ -159,9 +162,13 @@ ContextInfo ready(const Contexts& contexts, const std::string& name) {
 
 TEST(ServeContexts, AreReadAndForgotten) {
   PromisedMemory memory;
-  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""}, memory);
+  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""},
+                    memory);
   contexts.create({.name = "a", .text = text_with("7281934"), .chat = false, .system = ""});
-  EXPECT_EQ(problem_of([&] { contexts.create({.name = "a", .text = "x", .chat = false, .system = ""}); }).status(), 409);
+  EXPECT_EQ(problem_of([&] {
+              contexts.create({.name = "a", .text = "x", .chat = false, .system = ""});
+            }).status(),
+            409);
   const ContextInfo info = ready(contexts, "a");
   EXPECT_EQ(info.state, "ready") << info.error;
   EXPECT_EQ(info.done, info.tokens);
@@ -186,8 +193,12 @@ TEST(ServeContexts, EndBetweenReadingsOfAText) {
 
 TEST(ServeContexts, SayWhyATextCannotBeRead) {
   PromisedMemory memory;
-  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""}, memory);
-  EXPECT_EQ(problem_of([&] { contexts.create({.name = "a", .text = "x", .chat = true, .system = ""}); }).param(), "chat");
+  Contexts contexts(model(), nullptr, {.prefill = {}, .retrieval = retrieval(), .tail = ""},
+                    memory);
+  EXPECT_EQ(problem_of([&] {
+              contexts.create({.name = "a", .text = "x", .chat = true, .system = ""});
+            }).param(),
+            "chat");
   ContextRequest large = {.name = "b", .text = text_with("1"), .chat = false, .system = ""};
   memory.sessions = std::int64_t{1} << 60;
   contexts.create(large);

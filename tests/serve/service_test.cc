@@ -1,6 +1,8 @@
 // From requests to answers, on the bundled model: what a request would take is checked, prompts are
 // answered one by one as together, and what is echoed is scored as the model scores it.
 
+#include "src/serve/service.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,8 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/serve/kept_prompt.h"
-#include "src/serve/service.h"
+#include "src/serve/prompt_boundary.h"
 #include "tests/serve/serving.h"
 #include "tests/support/temp_directory.h"
 #include "topkv/error.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
-#include "src/serve/kept_prompt.h"
 #include "src/serve/problem.h"
+#include "src/serve/prompt_boundary.h"
 #include "src/serve/scheduler.h"
 #include "topkv/model.h"
 

@@ -1,4 +1,4 @@
-#include "src/serve/kept_prompt.h"
+#include "src/serve/prompt_boundary.h"
 
 #include <fmt/format.h>
 

@@ -14,13 +14,13 @@
 namespace topkv {
 
 /// A sample of the queries of a prefill, in all layers. One thread at a time.
-class KeptQueries {
+class PrefillQuerySample {
  public:
   static constexpr std::int64_t last = 128;         ///< last tokens that are kept
   static constexpr std::int64_t most_spread = 512;  ///< long texts keep at least half of these
 
-  KeptQueries() = default;
-  explicit KeptQueries(const AttentionShape& shape);
+  PrefillQuerySample() = default;
+  explicit PrefillQuerySample(const AttentionShape& shape);
 
   /// Keeps some queries of a layer's next `tokens` tokens, the first of which is at position
   /// `first`. read(token, count, to) copies the queries [count, q_heads, head_dim] of `count` of

@@ -1,13 +1,13 @@
-#include "src/context/kept_queries.h"
+#include "src/context/prefill_query_sample.h"
 
 #include <algorithm>
 
 namespace topkv {
 
-KeptQueries::KeptQueries(const AttentionShape& shape)
+PrefillQuerySample::PrefillQuerySample(const AttentionShape& shape)
     : width_(shape.q_heads * shape.head_dim), layers_(static_cast<std::size_t>(shape.layers)) {}
 
-void KeptQueries::take(
+void PrefillQuerySample::take(
     std::int64_t layer, std::int64_t first, std::int64_t tokens,
     const std::function<void(std::int64_t token, std::int64_t count, float* to)>& read) {
   if (layers_.empty()) return;
@@ -29,7 +29,7 @@ void KeptQueries::take(
 }
 
 /// Drops what is neither spread nor of the last tokens before `end`.
-void KeptQueries::thin(Layer& layer, std::int64_t end) {
+void PrefillQuerySample::thin(Layer& layer, std::int64_t end) {
   std::size_t kept = 0;
   const auto width = static_cast<std::size_t>(width_);
   for (std::size_t i = 0; i < layer.positions.size(); ++i) {
@@ -42,7 +42,7 @@ void KeptQueries::thin(Layer& layer, std::int64_t end) {
   layer.data.resize(kept * width);
 }
 
-void KeptQueries::truncate(std::int64_t tokens) {
+void PrefillQuerySample::truncate(std::int64_t tokens) {
   for (Layer& layer : layers_) {
     const auto end = std::lower_bound(layer.positions.begin(), layer.positions.end(), tokens);
     layer.positions.erase(end, layer.positions.end());
@@ -50,12 +50,12 @@ void KeptQueries::truncate(std::int64_t tokens) {
   }
 }
 
-void KeptQueries::lose(std::int64_t layer) {
+void PrefillQuerySample::lose(std::int64_t layer) {
   if (layers_.empty()) return;
   layers_[static_cast<std::size_t>(layer)] = {.lost = true};
 }
 
-void KeptQueries::fields(std::int64_t layer, std::int64_t tokens, Archive& archive) {
+void PrefillQuerySample::fields(std::int64_t layer, std::int64_t tokens, Archive& archive) {
   Layer& of = layers_[static_cast<std::size_t>(layer)];
   std::int64_t lost = of.lost ? 1 : 0;
   archive.value(lost);
@@ -79,7 +79,7 @@ void KeptQueries::fields(std::int64_t layer, std::int64_t tokens, Archive& archi
   }
 }
 
-std::int64_t KeptQueries::memory() const {
+std::int64_t PrefillQuerySample::memory() const {
   std::size_t bytes = layers_.capacity() * sizeof(Layer);
   for (const Layer& layer : layers_) {
     bytes += layer.positions.capacity() * sizeof(layer.positions[0]) +
@@ -88,10 +88,10 @@ std::int64_t KeptQueries::memory() const {
   return static_cast<std::int64_t>(bytes);
 }
 
-PrefillQueries KeptQueries::of(const AttentionShape& shape, std::int64_t layer,
-                               std::int64_t kv_head, std::int64_t tokens,
-                               std::vector<float>& gathered,
-                               std::vector<std::int64_t>& positions) const {
+PrefillQueries PrefillQuerySample::of(const AttentionShape& shape, std::int64_t layer,
+                                      std::int64_t kv_head, std::int64_t tokens,
+                                      std::vector<float>& gathered,
+                                      std::vector<std::int64_t>& positions) const {
   positions.clear();
   gathered.clear();
   const std::int64_t group = shape.group();
