@@ -10,7 +10,7 @@
 #include "gpu/cuda_device.h"
 #include "gpu/faults.h"
 #include "gpu/row_blocks.h"
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "src/device/pieces.h"
 
 namespace topkv::gpu {

@@ -16,10 +16,10 @@
 #include <string_view>
 #include <vector>
 
-#include "index/choosing_index.h"
 #include "index/clustering.h"
 #include "index/index_kind.h"
 #include "index/row_summaries.h"
+#include "index/rule_based_index.h"
 #include "src/core/huge_vector.h"
 #include "topkv/index_spec.h"
 
@@ -32,7 +32,7 @@ struct ClusterParams {
   bool centred = false;      ///< less their segment's mean
 };
 
-class ClusterIndex : public ChoosingIndex {
+class ClusterIndex : public RuleBasedIndex {
  public:
   explicit ClusterIndex(const ClusterParams& params) : params_(params) {}
 

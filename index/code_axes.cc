@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "index/code_loops.h"
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "index/principal_axes.h"
 #include "src/core/matrix_product.h"
 #include "src/core/threads.h"
@@ -185,9 +185,9 @@ void CodeAxes::fields(std::int64_t dim, bool axes, Archive& archive) {
   archive.array(variances_);
   if (!archive.reading()) return;
   archive.check(dim_ == dim && std::ssize(mean_) == dim, "it is of vectors of another dimension");
-  archive.check(std::ssize(axes_) == (axes ? dim * dim : 0) &&
-                    std::ssize(variances_) == (axes ? dim : 1),
-                "it has other axes than dimensions");
+  archive.check(
+      std::ssize(axes_) == (axes ? dim * dim : 0) && std::ssize(variances_) == (axes ? dim : 1),
+      "it has other axes than dimensions");
   archive.check(scale_ > 0, "a scale is not above 0");
 }
 

@@ -18,15 +18,15 @@
 #include <string>
 #include <vector>
 
-#include "index/choosing_index.h"
 #include "index/prefill_queries.h"
+#include "index/rule_based_index.h"
 #include "topkv/index_spec.h"
 
 namespace topkv {
 
 enum class Evicts : std::uint8_t { h2o, tova };
 
-class EvictingIndex final : public ChoosingIndex {
+class EvictingIndex final : public RuleBasedIndex {
  public:
   explicit EvictingIndex(Evicts by) : by_(by) {}
 

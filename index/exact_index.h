@@ -8,7 +8,7 @@
 
 #include <atomic>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 
 namespace topkv {
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "src/core/dot.h"
 #include "topkv/error.h"
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "src/core/archive.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <stop_token>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "src/core/archive.h"
 #include "topkv/key_index.h"
 

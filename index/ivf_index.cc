@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "index/approximate_index.h"
-#include "index/choosing_index.h"
+#include "index/clustered_keys.h"
 #include "index/index_kind.h"
-#include "index/key_lists.h"
+#include "index/rule_based_index.h"
 #include "index/scan.h"
 #include "index/scratch.h"
 #include "index/spec.h"

@@ -13,14 +13,14 @@
 #include <string>
 #include <string_view>
 
-#include "index/choosing_index.h"
 #include "index/code_axes.h"
+#include "index/rule_based_index.h"
 #include "src/core/huge_vector.h"
 #include "topkv/index_spec.h"
 
 namespace topkv {
 
-class LowrankIndex final : public ChoosingIndex {
+class LowrankIndex final : public RuleBasedIndex {
  public:
   /// rank: r; above the keys' dim: all axes.
   explicit LowrankIndex(std::int64_t rank) : rank_(rank) {}

@@ -14,13 +14,13 @@
 #include <string>
 #include <string_view>
 
-#include "index/choosing_index.h"
+#include "index/rule_based_index.h"
 #include "src/core/huge_vector.h"
 #include "topkv/index_spec.h"
 
 namespace topkv {
 
-class QuestIndex final : public ChoosingIndex {
+class QuestIndex final : public RuleBasedIndex {
  public:
   /// page: keys of one.
   explicit QuestIndex(std::int64_t page) : page_(page) {}

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "src/core/archive.h"
 #include "src/core/threads.h"
 #include "topkv/types.h"

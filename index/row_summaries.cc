@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "src/core/threads.h"
 #include "topkv/error.h"
 

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cmath>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "index/spec.h"
 #include "index/tail_kind.h"
 #include "index/tail_loop.h"

@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "index/choosing_index.h"
 #include "index/row_tail.h"
+#include "index/rule_based_index.h"
 #include "src/core/huge_vector.h"
 #include "topkv/index_spec.h"
 
@@ -29,7 +29,7 @@ struct SparqScores {
   std::vector<float> scores;             ///< [heads, range]: of scaled scores, before the softmax
 };
 
-class SparqIndex final : public ChoosingIndex {
+class SparqIndex final : public RuleBasedIndex {
  public:
   /// components: r; above the keys' dim: all.
   explicit SparqIndex(std::int64_t components, std::int64_t values)

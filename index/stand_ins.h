@@ -1,6 +1,6 @@
 // What an index scores in place of keys, for those that can leave the choice to a device: this
 // keeps stand-ins, chooses *entries* by them (pages of keys, keys, clusters of keys), and the index
-// makes rows of these (ChoosingIndex::search).
+// makes rows of these (RuleBasedIndex::search).
 #pragma once
 
 #include <algorithm>

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "index/choosing_index.h"
 #include "index/exact_index.h"
 #include "index/index_kind.h"
+#include "index/rule_based_index.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -74,7 +74,7 @@ void Segment::search(const SegmentIndex* index, std::int64_t layer, std::int64_t
   if (index != nullptr) {
     const KeyIndex& head = *index->layer(layer).heads[static_cast<std::size_t>(kv_head)];
     if (given == nullptr) return head.search(queries, k, result);
-    return dynamic_cast<const ChoosingIndex&>(head).search(queries, k, given, result);
+    return dynamic_cast<const RuleBasedIndex&>(head).search(queries, k, given, result);
   }
   ExactIndex in_place;  // holds nothing but where the keys are
   in_place.build({});

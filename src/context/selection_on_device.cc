@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "index/choosing_index.h"
+#include "index/rule_based_index.h"
 #include "src/context/codes_on_device.h"
 #include "src/device/compute_device.h"
 
@@ -20,7 +20,7 @@ std::shared_ptr<const DeviceSelection> selection_on(const Device& device,
   std::int64_t entries = 0;
   for (const LayerIndex& layer : index.layers) {
     for (const auto& head : layer.heads) {
-      const auto* choosing = dynamic_cast<const ChoosingIndex*>(head.get());
+      const auto* choosing = dynamic_cast<const RuleBasedIndex*>(head.get());
       if (choosing == nullptr) return nullptr;
       heads.push_back(choosing->stand_ins());
       if (heads.back().kind == StandInKind::none || heads.back().count == 0) return nullptr;
@@ -41,7 +41,7 @@ std::shared_ptr<const DeviceSelection> selection_on(const Device& device,
 std::int64_t device_selection_bytes(const AttentionShape& shape, const RetrievalOptions& options,
                                     std::int64_t tokens, const DeviceSizes& device) {
   const auto index = IndexSpec(options.index).make();
-  const auto* choosing = dynamic_cast<const ChoosingIndex*>(index.get());
+  const auto* choosing = dynamic_cast<const RuleBasedIndex*>(index.get());
   if (choosing == nullptr || options.host_search || options.dense_layers >= shape.layers) return 0;
   const StandIns head = choosing->planned_stand_ins(shape.head_dim, tokens);
   if (head.kind == StandInKind::none || !device.selects(shape, head.count)) return 0;

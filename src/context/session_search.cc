@@ -5,8 +5,8 @@
 #include <numeric>
 #include <vector>
 
-#include "index/choosing_index.h"
 #include "index/codes_index.h"
+#include "index/rule_based_index.h"
 #include "index/scratch.h"
 #include "src/context/session_state.h"
 #include "src/core/faults.h"
@@ -220,7 +220,7 @@ void Session::State::begin_choice(Part& part) {
   if (!seen.selection || !part.searched || part.step.tokens != 1 || part.number >= 0) return;
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
   const PositionRange allowed = between(segments[0], layer, part.queries.first);
-  const auto& index = dynamic_cast<const ChoosingIndex&>(*indices[0]->layer(layer).heads[0]);
+  const auto& index = dynamic_cast<const RuleBasedIndex&>(*indices[0]->layer(layer).heads[0]);
   if (allowed.size() == 0 || index.takes_all(allowed.size(), rows)) return;
   backend->choose(layer, allowed, rows);
   part.chosen = true;

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "index/choosing_index.h"
+#include "index/rule_based_index.h"
 #include "index/squeezed_index.h"
 #include "src/core/faults.h"
 #include "tests/support/key_cases.h"
@@ -29,16 +29,16 @@ constexpr std::int64_t given_rows = 3000;
 constexpr std::int64_t given_group = 3;
 constexpr float given_scale = 0.1F;
 
-std::unique_ptr<ChoosingIndex> built_choosing(const std::string& spec, const KeyView& keys) {
+std::unique_ptr<RuleBasedIndex> built_choosing(const std::string& spec, const KeyView& keys) {
   auto index = make_index(spec);
   index->add(keys);
   index->build();
-  auto* choosing = dynamic_cast<ChoosingIndex*>(index.release());
+  auto* choosing = dynamic_cast<RuleBasedIndex*>(index.release());
   if (auto* squeezed = dynamic_cast<SqueezedIndex*>(choosing); squeezed != nullptr) {
     const SqueezedIndex::Thresholds some{.fine = 64 * 9};  // importances above 2^-9
     squeezed->set_thresholds(some, some);
   }
-  return std::unique_ptr<ChoosingIndex>(choosing);
+  return std::unique_ptr<RuleBasedIndex>(choosing);
 }
 
 /// Choices that searches were given, while one lives.
@@ -64,7 +64,8 @@ struct Token {
   std::vector<PositionRange> allowed;
   explicit Token(PositionRange range) : allowed(given_group, range) {}
 
-  SearchResult search(const ChoosingIndex& index, std::int64_t k, const GivenEntries* given) const {
+  SearchResult search(const RuleBasedIndex& index, std::int64_t k,
+                      const GivenEntries* given) const {
     SearchResult result;
     index.search({.data = queries.data(),
                   .count = given_group,
@@ -110,7 +111,8 @@ const std::vector<std::string> specs = {"quest:page=16", "quest:page=7", "quest:
                                         "squeezed:c=5",  "squeezed:s=90"};
 
 TEST(GivenEntries, FindWhatTheIndexWouldFind) {
-  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
+  const Keys keys =
+      test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
     const StandIns of = index->stand_ins();
@@ -138,7 +140,8 @@ TEST(GivenEntries, FindWhatTheIndexWouldFind) {
 
 /// The worst in place of the best: nothing else is looked at.
 TEST(GivenEntries, NoOthersAreFound) {
-  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
+  const Keys keys =
+      test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
     const StandIns of = index->stand_ins();
@@ -165,7 +168,8 @@ TEST(GivenEntries, NoOthersAreFound) {
 /// Entries that hold too few rows of the range, or sums beyond float32: the index chooses for
 /// itself.
 TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
-  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
+  const Keys keys =
+      test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const std::string& spec : specs) {
     const auto index = built_choosing(spec, keys.view());
     const StandIns of = index->stand_ins();
@@ -184,7 +188,8 @@ TEST(GivenEntries, ThatHoldTooFewRowsAreNotUsed) {
 }
 
 TEST(GivenEntries, TwoLevelsAndOtherMethodsHaveNoStandIns) {
-  const Keys keys = test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
+  const Keys keys =
+      test::make_keys(test::clustered(given_rows, given_dim, 1), given_dim, DType::bf16);
   for (const char* spec : {"squeezed:coarse=1", "lowrank:r=8"}) {
     const auto index = built_choosing(spec, keys.view());
     EXPECT_EQ(index->stand_ins().kind, StandInKind::none) << spec;

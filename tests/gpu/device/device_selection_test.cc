@@ -9,10 +9,10 @@
 
 #include "gpu/cuda_device.h"
 #include "gpu/cuda_selection.h"
-#include "index/choosing_index.h"
-#include "tests/support/token_stream.h"
+#include "index/rule_based_index.h"
 #include "tests/support/key_cases.h"
 #include "tests/support/reference.h"
+#include "tests/support/token_stream.h"
 #include "tests/support/wanted_choice.h"
 #include "topkv/error.h"
 
@@ -40,7 +40,7 @@ struct Made {
       indices.push_back(make_index(spec));
       indices.back()->add(keys.back().view());
       indices.back()->build();
-      heads.push_back(dynamic_cast<const ChoosingIndex&>(*indices.back()).stand_ins());
+      heads.push_back(dynamic_cast<const RuleBasedIndex&>(*indices.back()).stand_ins());
     }
   }
   void keep() { selection = place.compute().keep_selection(shape, heads); }
@@ -161,7 +161,7 @@ TEST(DeviceSelection, TakesTheMemoryThatIsTold) {
     EXPECT_LE(taken, place.compute().allocation_bytes(made.selection->memory())) << spec;
     const auto index = make_index(spec);
     const std::int64_t told = place.compute().selection_bytes(
-        made.shape, dynamic_cast<const ChoosingIndex&>(*index).planned_stand_ins(64, 20001));
+        made.shape, dynamic_cast<const RuleBasedIndex&>(*index).planned_stand_ins(64, 20001));
     EXPECT_GE(told, made.selection->memory()) << spec;
     EXPECT_LE(told, made.selection->memory() * 11 / 10) << spec;
     made.selection = nullptr;
@@ -178,7 +178,7 @@ TEST(DeviceSelection, TakesNoMoreOnTheWay) {
     const DeviceMemory before = place.device().memory();
     const std::int64_t told = place.compute().allocation_bytes(place.compute().selection_bytes(
         made.shape,
-        dynamic_cast<const ChoosingIndex&>(*make_index(spec)).planned_stand_ins(64, 20001)));
+        dynamic_cast<const RuleBasedIndex&>(*make_index(spec)).planned_stand_ins(64, 20001)));
     const Buffer rest =
         place.compute().allocate(before.ceiling - before.used - told - (4 << 20), "test");
     made.keep();

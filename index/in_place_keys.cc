@@ -1,4 +1,4 @@
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 
 #include <fmt/format.h>
 

@@ -43,7 +43,7 @@ struct GivenScores {
 std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
                               const GivenEntries& given, std::int64_t head, GivenScores& room);
 
-class ChoosingIndex : public InsertingIndex {
+class RuleBasedIndex : public InsertingIndex {
  public:
   /// Throws InvalidArgument where queries are not whole groups whose heads have one range, or not
   /// whole questions.

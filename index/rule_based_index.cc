@@ -1,4 +1,4 @@
-#include "index/choosing_index.h"
+#include "index/rule_based_index.h"
 
 #include <algorithm>
 #include <cmath>
@@ -46,8 +46,8 @@ std::span<Scored> score_given(const float* query, const KeyView& stand_ins,
   return room.scored;
 }
 
-void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
-                           SearchResult& result) const {
+void RuleBasedIndex::search(const QueryBlock& queries, std::int64_t k, const GivenEntries* given,
+                            SearchResult& result) const {
   key_list().check_search(spec(), built(), queries, k);
   check_groups(spec(), queries);
   const std::int64_t group = queries.group;
@@ -62,9 +62,9 @@ void ChoosingIndex::search(const QueryBlock& queries, std::int64_t k, const Give
 }
 
 /// first: the number of the first of its queries.
-void ChoosingIndex::search_question(const QueryBlock& queries, std::int64_t first,
-                                    std::int64_t tokens, std::int64_t k, const GivenEntries* given,
-                                    SearchResult& result) const {
+void RuleBasedIndex::search_question(const QueryBlock& queries, std::int64_t first,
+                                     std::int64_t tokens, std::int64_t k, const GivenEntries* given,
+                                     SearchResult& result) const {
   const Scratch<ChoosingWorkspace> workspace;
   auto& [allowed, found, scores, ranked] = *workspace;
   allowed.clear();

@@ -1,4 +1,4 @@
-#include "index/key_lists.h"
+#include "index/clustered_keys.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "index/key_list.h"
+#include "index/in_place_keys.h"
 #include "src/core/dot.h"
 #include "src/core/threads.h"
 
@@ -314,11 +314,11 @@ void KeyLists::fields(const KeyView& keys, Archive& archive) {
                     std::ssize(parts_.centroids) / dim_ == parts &&
                     std::ssize(centroids_) % dim_ == 0 && std::ssize(centroids_) / dim_ == count(),
                 "its lists are of other keys");
-  archive.check(std::ssize(parts_.first) == parts + 1 && parts_.first.front() == 0 &&
-                    parts_.first.back() == count() &&
-                    std::ranges::adjacent_find(parts_.first, std::greater_equal<>()) ==
-                        parts_.first.end(),
-                "its parts do not follow each other");
+  archive.check(
+      std::ssize(parts_.first) == parts + 1 && parts_.first.front() == 0 &&
+          parts_.first.back() == count() &&
+          std::ranges::adjacent_find(parts_.first, std::greater_equal<>()) == parts_.first.end(),
+      "its parts do not follow each other");
   for (const std::int32_t list : list_)
     archive.check(list >= 0 && list < count(), "a key is in a list that is not there");
   members_ = GroupedRows({.groups = count(), .group = list_.data()}, keys.count);
