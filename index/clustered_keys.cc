@@ -144,12 +144,12 @@ void for_pieces(PositionRange range, const std::function<void()>& check, const B
 
 }  // namespace
 
-KeyView KeyLists::centroids() const {
+KeyView ClusteredKeys::centroids() const {
   return {reinterpret_cast<const std::byte*>(centroids_.data()), DType::f32, count(), dim_,
           4 * dim_};
 }
 
-std::int64_t KeyLists::memory() const {
+std::int64_t ClusteredKeys::memory() const {
   return static_cast<std::int64_t>((parts_.centroids.capacity() + parts_.half_squares.capacity() +
                                     centroids_.capacity() + half_squares_.capacity()) *
                                        sizeof(float) +
@@ -158,9 +158,9 @@ std::int64_t KeyLists::memory() const {
          members_.memory();
 }
 
-void KeyLists::learn(const KeyView& keys, std::int64_t keys_per_list, std::vector<float>& residuals,
-                     const std::function<void()>& check,
-                     const std::function<void(std::int64_t)>& done) {
+void ClusteredKeys::learn(const KeyView& keys, std::int64_t keys_per_list,
+                          std::vector<float>& residuals, const std::function<void()>& check,
+                          const std::function<void(std::int64_t)>& done) {
   dim_ = keys.dim;
   const auto dim = static_cast<std::size_t>(dim_);
   const auto lists_of = [&](std::int64_t count) {
@@ -229,7 +229,7 @@ void KeyLists::learn(const KeyView& keys, std::int64_t keys_per_list, std::vecto
 
 /// Forgets parts that no key is in, so that later keys find lists in theirs. part: of each key, by
 /// its old number, then by its new one.
-void KeyLists::keep_used_parts(std::span<std::int32_t> part) {
+void ClusteredKeys::keep_used_parts(std::span<std::int32_t> part) {
   const auto dim = static_cast<std::size_t>(dim_);
   std::vector<std::int32_t> number(parts_.half_squares.size(), 0);
   for (const std::int32_t p : part) number[static_cast<std::size_t>(p)] = 1;
@@ -248,7 +248,7 @@ void KeyLists::keep_used_parts(std::span<std::int32_t> part) {
 /// Cuts parts that have many times the mean, as where most keys are alike, for the work on a part
 /// is the square of its keys: pieces have the same centroid. Gives the number of parts then. part:
 /// as above.
-std::int64_t KeyLists::cut_large_parts(std::span<std::int32_t> part) {
+std::int64_t ClusteredKeys::cut_large_parts(std::span<std::int32_t> part) {
   const auto dim = static_cast<std::size_t>(dim_);
   const std::size_t parts = parts_.half_squares.size();
   const std::int64_t most =
@@ -271,9 +271,9 @@ std::int64_t KeyLists::cut_large_parts(std::span<std::int32_t> part) {
   return std::ssize(parts_.half_squares);
 }
 
-void KeyLists::add(const KeyView& keys, std::int64_t first, std::vector<float>& residuals,
-                   const std::function<void()>& check,
-                   const std::function<void(std::int64_t)>& done) {
+void ClusteredKeys::add(const KeyView& keys, std::int64_t first, std::vector<float>& residuals,
+                        const std::function<void()>& check,
+                        const std::function<void(std::int64_t)>& done) {
   const std::int64_t parts = std::ssize(parts_.half_squares);
   list_.resize(static_cast<std::size_t>(keys.count));
   residuals.resize(static_cast<std::size_t>(keys.count - first));
@@ -299,7 +299,7 @@ void KeyLists::add(const KeyView& keys, std::int64_t first, std::vector<float>& 
   members_ = GroupedRows({.groups = count(), .group = list_.data()}, keys.count);
 }
 
-void KeyLists::fields(const KeyView& keys, Archive& archive) {
+void ClusteredKeys::fields(const KeyView& keys, Archive& archive) {
   archive.value(dim_);
   archive.array(parts_.centroids);
   archive.array(parts_.half_squares);

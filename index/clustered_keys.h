@@ -19,7 +19,7 @@
 
 namespace topkv {
 
-class KeyLists {
+class ClusteredKeys {
  public:
   /// Puts all keys, at least one, in lists of about so many.
   /// residuals: becomes the squared distance of each from its list's centroid.

@@ -193,7 +193,7 @@ bool clear_thresholds_too_high(std::int64_t k, ExactWorkspace& workspace) {
 }
 
 /// Searches for a group of queries, whose results begin at first_query.
-void search_group(const QueryBlock& queries, const KeyList& list, std::int64_t k,
+void search_group(const QueryBlock& queries, const InPlaceKeys& list, std::int64_t k,
                   ExactWorkspace& workspace, std::int64_t first_query, SearchResult& result) {
   const KeyView& keys = list.view();
   workspace.wanted.clear();

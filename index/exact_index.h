@@ -26,7 +26,7 @@ class ExactIndex final : public KeyIndex {
   std::string spec() const override { return "exact"; }
 
  private:
-  KeyList keys_;
+  InPlaceKeys keys_;
   bool built_ = false;
   std::atomic<std::int64_t> inserted_ = 0;
 };

@@ -44,7 +44,7 @@ void check_groups(std::string_view index, const QueryBlock& queries) {
                   index, queries.count, group, queries.tokens));
 }
 
-void KeyList::append(const KeyView& keys) {
+void InPlaceKeys::append(const KeyView& keys) {
   if (keys.count < 0) {
     throw InvalidArgument(fmt::format("index.add got a view of {} keys", keys.count));
   }
@@ -87,8 +87,8 @@ void KeyList::append(const KeyView& keys) {
   view_.count += keys.count;
 }
 
-void KeyList::check_search(std::string_view index, bool built, const QueryBlock& queries,
-                           std::int64_t k) const {
+void InPlaceKeys::check_search(std::string_view index, bool built, const QueryBlock& queries,
+                               std::int64_t k) const {
   if (!built) {
     throw InvalidArgument(fmt::format("{}: searched before build; call build first", index));
   }
@@ -109,7 +109,7 @@ void KeyList::check_search(std::string_view index, bool built, const QueryBlock&
   }
 }
 
-PositionRange KeyList::clamp(PositionRange range) const {
+PositionRange InPlaceKeys::clamp(PositionRange range) const {
   range.begin = std::clamp<std::int64_t>(range.begin, 0, view_.count);
   range.end = std::clamp<std::int64_t>(range.end, range.begin, view_.count);
   return range;

@@ -35,7 +35,7 @@ float squared_distance(const KeyView& keys, std::int64_t a, std::int64_t b);
 /// one range; index is its name in the message.
 void check_groups(std::string_view index, const QueryBlock& queries);
 
-class KeyList {
+class InPlaceKeys {
  public:
   /// Throws InvalidArgument when the view is malformed, differs in dim, dtype or stride from the
   /// first, or does not begin where the last one ended. An empty view is ignored.

@@ -7,7 +7,7 @@
 namespace topkv {
 
 void InsertingIndex::add(const KeyView& keys, const std::stop_token& stop) {
-  const KeyList before = keys_;
+  const InPlaceKeys before = keys_;
   keys_.append(keys);
   if (!built_ || keys_.size() == before.size()) return;
   try {

@@ -23,7 +23,7 @@ class InsertingIndex : public KeyIndex {
   void transfer(const KeyView& keys, Archive& archive);
 
  protected:
-  const KeyList& key_list() const { return keys_; }
+  const InPlaceKeys& key_list() const { return keys_; }
   const KeyView& keys() const { return keys_.view(); }
   bool built() const { return built_; }
 
@@ -48,7 +48,7 @@ class InsertingIndex : public KeyIndex {
  private:
   void insert_or_clear(std::int64_t first, const std::stop_token& stop);
 
-  KeyList keys_;
+  InPlaceKeys keys_;
   bool built_ = false;
   std::atomic<std::int64_t> inserted_ = 0;
 };

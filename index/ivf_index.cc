@@ -155,7 +155,7 @@ class IvfIndex final : public ApproximateIndex {
   }
 
   IvfParams params_;
-  KeyLists lists_;
+  ClusteredKeys lists_;
 };
 
 class IvfKind final : public IndexSpec::Kind {

@@ -32,7 +32,7 @@ double squared_distance(const Keys& keys, std::int64_t key, const float* centroi
 }
 
 /// Every key below `count` is in one list, and as far from its centroid as its residual tells.
-void expect_all_held(const KeyLists& lists, const Keys& keys, std::int64_t count,
+void expect_all_held(const ClusteredKeys& lists, const Keys& keys, std::int64_t count,
                      const std::vector<float>& residuals) {
   std::vector<std::int64_t> held;
   const KeyView centroids = lists.centroids();
@@ -59,9 +59,9 @@ struct BuildProgress {
   std::function<void(std::int64_t)> done = [this](std::int64_t count) { keys += count; };
 };
 
-TEST(KeyLists, HoldEveryKeyOnceWhenLearnedAndWhenAdded) {
+TEST(ClusteredKeys, HoldEveryKeyOnceWhenLearnedAndWhenAdded) {
   const Keys keys = make_keys(clustered(5000, 64, 1), 64, DType::bf16);
-  KeyLists lists;
+  ClusteredKeys lists;
   std::vector<float> residuals;
   BuildProgress progress;
   lists.learn(
@@ -77,9 +77,9 @@ TEST(KeyLists, HoldEveryKeyOnceWhenLearnedAndWhenAdded) {
   expect_all_held(lists, keys, 5000, residuals);
 }
 
-TEST(KeyLists, OfKeysThatAreAllTheSameHoldThem) {
+TEST(ClusteredKeys, OfKeysThatAreAllTheSameHoldThem) {
   const Keys keys = make_keys(std::vector<float>(300 * 8, 1.5F), 8, DType::bf16);
-  KeyLists lists;
+  ClusteredKeys lists;
   std::vector<float> residuals;
   BuildProgress progress;
   lists.learn(
@@ -90,11 +90,11 @@ TEST(KeyLists, OfKeysThatAreAllTheSameHoldThem) {
   expect_all_held(lists, keys, 300, residuals);
 }
 
-TEST(KeyLists, WhereMostKeysAreAlikeTheWorkIsCut) {
+TEST(ClusteredKeys, WhereMostKeysAreAlikeTheWorkIsCut) {
   std::vector<float> values = clustered(60000, 8, 9);
   std::fill(values.begin() + 10000 * 8, values.begin() + 55000 * 8, 0.25F);
   const Keys keys = make_keys(values, 8, DType::bf16);
-  KeyLists lists;
+  ClusteredKeys lists;
   std::vector<float> residuals;
   BuildProgress progress;
   std::atomic<std::int64_t> checks = 0;
