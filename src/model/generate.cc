@@ -6,14 +6,14 @@
 #include <utility>
 #include <vector>
 
-#include "src/model/generation.h"
+#include "src/model/decode_loop.h"
 #include "topkv/error.h"
 
 namespace topkv {
 namespace {
 
 /// Gives the results in the order of the adds. Throws what the first that fails fails of.
-std::vector<GenerateResult> run_to_end(Generation& generation) {
+std::vector<GenerateResult> run_to_end(DecodeLoop& generation) {
   std::vector<GenerateResult> results(generation.members().size());
   const auto collect = [&] {
     std::vector<GenerationBatch::Finished> finished;
@@ -58,7 +58,7 @@ std::string_view name_of(Finish finish) {
 GenerateResult Model::generate(Session& session, std::span<const Token> prompt,
                                const GenerateOptions& options, const TokenFn& on_token,
                                const TextFn& on_text) const {
-  Generation generation(*impl_);
+  DecodeLoop generation(*impl_);
   generation.add(session, prompt, options, on_token, on_text);
   return std::move(run_to_end(generation)[0]);
 }
@@ -81,7 +81,7 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
   for (Session* const session : sessions) undo.push_back(std::make_unique<Undo>(*session));
   std::int64_t asked = 0;
   for (const std::vector<Token>& prompt : prompts) asked += std::ssize(prompt);
-  Generation generation(*impl_);
+  DecodeLoop generation(*impl_);
   std::int64_t before = 0;  // tokens of prompts that are read before one
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     GenerateOptions of_one = options;

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "src/model/generation.h"
+#include "src/model/decode_loop.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -17,7 +17,7 @@ struct GenerationBatch::Impl {
         "a batch was called by what it calls (on_token, progress); call it between its steps");
   }
 
-  Generation generation;
+  DecodeLoop generation;
   bool stepping = false;
 };
 
@@ -61,7 +61,7 @@ GenerationBatch::Id GenerationBatch::add(Session& session, std::span<const Token
 
 std::vector<GenerationBatch::Finished> GenerationBatch::step(bool reads) {
   impl_->check_between_steps();
-  Generation& generation = impl_->generation;
+  DecodeLoop& generation = impl_->generation;
   std::vector<Finished> finished;
   finished.reserve(static_cast<std::size_t>(size()));  // before anything has happened
   {
@@ -83,7 +83,7 @@ GenerateResult GenerationBatch::remove(Id id) {
 std::int64_t GenerationBatch::size() const { return std::ssize(impl_->generation.members()); }
 std::int64_t GenerationBatch::reading() const { return impl_->generation.reading(); }
 std::optional<PromptTurn> GenerationBatch::next_prompt() const {
-  const Answering* const next = impl_->generation.next_to_read();
+  const ActiveAnswer* const next = impl_->generation.next_to_read();
   return next != nullptr ? std::optional(next->turn()) : std::nullopt;
 }
 ForwardTimes GenerationBatch::times() const { return impl_->generation.times(); }

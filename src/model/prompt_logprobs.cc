@@ -2,18 +2,18 @@
 #include <algorithm>
 
 #include "src/core/convert.h"
-#include "src/model/generation.h"
+#include "src/model/decode_loop.h"
 #include "src/model/logprobs.h"
 
 namespace topkv {
 
-void Answering::tell_prompt_logprobs(std::size_t first) const {
+void ActiveAnswer::tell_prompt_logprobs(std::size_t first) const {
   if (!options.on_prompt_logprobs) return;
   for (std::size_t i = first; i < result.prompt_logprobs.size(); ++i)
     options.on_prompt_logprobs(result.prompt_logprobs[i]);
 }
 
-void Generation::score_prompt(Answering& one, std::size_t count) {
+void DecodeLoop::score_prompt(ActiveAnswer& one, std::size_t count) {
   const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
   const std::span<const Token> following =
       std::span<const Token>(one.prompt).subspan(one.read + 1);  // those that are predicted

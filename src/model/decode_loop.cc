@@ -1,4 +1,4 @@
-#include "src/model/generation.h"
+#include "src/model/decode_loop.h"
 
 #include <fmt/format.h>
 
@@ -60,9 +60,9 @@ void check_generation(const Model::Impl& model, const Session& session,
   }
 }
 
-Answering::Answering(GenerationBatch::Id number, Session& of, std::span<const Token> asked,
-                     const GenerateOptions& with, TokenFn tell, TextFn say,
-                     const Model::Impl& model)
+ActiveAnswer::ActiveAnswer(GenerationBatch::Id number, Session& of, std::span<const Token> asked,
+                           const GenerateOptions& with, TokenFn tell, TextFn say,
+                           const Model::Impl& model)
     : id(number),
       session(&of),
       prompt(asked.begin(), asked.end()),
@@ -74,17 +74,18 @@ Answering::Answering(GenerationBatch::Id number, Session& of, std::span<const To
       reading(options.progress, "prompt", std::ssize(asked)),
       undo(of),
       searched_before(of.stats().search_seconds) {
-  if (on_text || !options.stop.empty()) text.emplace(model.text_tokenizer(), options.stop, options.spelled);
+  if (on_text || !options.stop.empty())
+    text.emplace(model.text_tokenizer(), options.stop, options.spelled);
   sampler.read(options.before, model.config.vocab_size);
   sampler.read(prompt, model.config.vocab_size);
 }
 
-void Answering::choose(std::span<const float> logits) {
+void ActiveAnswer::choose(std::span<const float> logits) {
   next = sampler.sample(logits);
   if (options.logprobs >= 0) next_logprobs = logprobs_of(logits, next, options.logprobs);
 }
 
-bool Answering::tell(std::span<const Token> end_tokens) {
+bool ActiveAnswer::tell(std::span<const Token> end_tokens) {
   if (!decoding) decoding.emplace();
   std::vector<Token>& answer = result.tokens;
   const bool full = std::ssize(answer) >= options.max_tokens;
@@ -114,25 +115,25 @@ bool Answering::tell(std::span<const Token> end_tokens) {
   return false;
 }
 
-bool Answering::say(const std::string& piece) {
+bool ActiveAnswer::say(const std::string& piece) {
   if (piece.empty()) return true;
   result.text += piece;
   return !on_text || on_text(piece);
 }
 
-void Answering::end(Finish why) {
+void ActiveAnswer::end(Finish why) {
   result.finish = why;
   if (text) say(text->finish());
 }
 
-GenerateResult Answering::leave() {
+GenerateResult ActiveAnswer::leave() {
   if (text) result.text += text->finish();
   undo.keep();
   if (decoding) result.decode_seconds = decoding->seconds();
   return std::move(result);
 }
 
-std::int64_t Answering::bytes_to_come() const {
+std::int64_t ActiveAnswer::bytes_to_come() const {
   const RetrievalOptions& of = session->options();
   if (of.memory_budget > 0) return 0;
   const Context& context = session->context();
@@ -141,7 +142,7 @@ std::int64_t Answering::bytes_to_come() const {
          RowStore::bytes_per_token(context.shape(), context.dtype());
 }
 
-void Generation::check_memory(const Answering& more) const {
+void DecodeLoop::check_memory(const ActiveAnswer& more) const {
   if (members_.empty()) return;
   std::int64_t wanted = more.bytes_to_come();
   if (wanted == 0) return;
@@ -153,12 +154,12 @@ void Generation::check_memory(const Answering& more) const {
                     wanted, available, "ask for fewer tokens, or for fewer answers at once");
 }
 
-GenerationBatch::Id Generation::add(Session& session, std::span<const Token> prompt,
+GenerationBatch::Id DecodeLoop::add(Session& session, std::span<const Token> prompt,
                                     const GenerateOptions& options, TokenFn on_token,
                                     TextFn on_text) {
   check_generation(model_, session, prompt, options);
-  auto one = std::make_unique<Answering>(next_id_, session, prompt, options, std::move(on_token),
-                                         std::move(on_text), model_);
+  auto one = std::make_unique<ActiveAnswer>(next_id_, session, prompt, options, std::move(on_token),
+                                            std::move(on_text), model_);
   check_memory(*one);
   const std::size_t count = members_.size() + 1;
   members_.reserve(count);
@@ -192,32 +193,32 @@ bool PromptTurn::before(const PromptTurn& other) const {
   return left < other.left;
 }
 
-void Generation::read_in_order() {
+void DecodeLoop::read_in_order() {
   const auto found = std::ranges::find_if(
-      members_, [](const auto& one) { return one->stage == Answering::Stage::prompt; });
+      members_, [](const auto& one) { return one->stage == ActiveAnswer::Stage::prompt; });
   if (found != members_.end()) read_chunk(**found);
 }
 
-Answering* Generation::next_to_read() const {
-  Answering* next = nullptr;
+ActiveAnswer* DecodeLoop::next_to_read() const {
+  ActiveAnswer* next = nullptr;
   for (const auto& one : members_) {
-    if (one->stage != Answering::Stage::prompt) continue;
+    if (one->stage != ActiveAnswer::Stage::prompt) continue;
     if (next == nullptr || one->turn().before(next->turn())) next = one.get();
   }
   return next;
 }
 
-void Generation::read_by_turns(bool reads) {
-  Answering* const next = reads ? next_to_read() : nullptr;
+void DecodeLoop::read_by_turns(bool reads) {
+  ActiveAnswer* const next = reads ? next_to_read() : nullptr;
   for (const auto& one : members_) {
-    if (one->stage != Answering::Stage::prompt) continue;
+    if (one->stage != ActiveAnswer::Stage::prompt) continue;
     one->passed = one.get() == next ? 0 : one->passed + 1;
   }
   if (next != nullptr) read_chunk(*next);
 }
 
-void Generation::read_chunk(Answering& member) {
-  Answering* const one = &member;
+void DecodeLoop::read_chunk(ActiveAnswer& member) {
+  ActiveAnswer* const one = &member;
   watching({&one, 1}, [&] {
     if (one->read == 0) model_.check_reach(one->length);
     const Stopwatch reading;
@@ -235,15 +236,15 @@ void Generation::read_chunk(Answering& member) {
     one->tell_prompt_logprobs(one->read);
     one->read += piece.size();
     one->result.prompt_seconds += reading.seconds();
-    if (piece.size() == left.size()) one->stage = Answering::Stage::chosen;
+    if (piece.size() == left.size()) one->stage = ActiveAnswer::Stage::chosen;
   });
 }
 
-void Generation::feed() {
+void DecodeLoop::feed() {
   stepped_.clear();
   for (std::size_t i = members_.size(); i-- > 0;) {  // from the end on, for some may leave
-    Answering* const one = members_[i].get();
-    if (one->stage != Answering::Stage::told) continue;
+    ActiveAnswer* const one = members_[i].get();
+    if (one->stage != ActiveAnswer::Stage::told) continue;
     bool can = false;
     watching({&one, 1}, [&] {
       check_step(*one);
@@ -252,18 +253,18 @@ void Generation::feed() {
     if (can) stepped_.push_back(one);
   }
   std::ranges::reverse(stepped_);
-  std::stable_partition(stepped_.begin(), stepped_.end(), std::mem_fn(&Answering::from_logits));
+  std::stable_partition(stepped_.begin(), stepped_.end(), std::mem_fn(&ActiveAnswer::from_logits));
   bool one_by_one = model_.config.dual_chunk.chunk_size > 0;  // positions are those of one text
   if (!one_by_one && !stepped_.empty()) {
     watching(stepped_, [&] { one_by_one = !step_with_room(); });
   }
   if (!one_by_one) return;
-  for (Answering* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}); });
+  for (ActiveAnswer* const one : stepped_) watching({&one, 1}, [&] { step({&one, 1}); });
 }
 
 /// False, and nothing has changed: there is no room for the rows of all, or for what their joint
 /// step works on. One by one only those fail that find none.
-bool Generation::step_with_room() {
+bool DecodeLoop::step_with_room() {
   try {
     step(stepped_);
     return true;
@@ -275,7 +276,7 @@ bool Generation::step_with_room() {
   return false;
 }
 
-void Generation::check_step(const Answering& one) const {
+void DecodeLoop::check_step(const ActiveAnswer& one) const {
   model_.check_reach(one.session->tokens() + 1);
   const std::int64_t capacity = one.session->options().capacity;
   if (one.session->own_tokens() < capacity) return;
@@ -285,11 +286,11 @@ void Generation::check_step(const Answering& one) const {
                   capacity));
 }
 
-void Generation::step(std::span<Answering* const> those) {
+void DecodeLoop::step(std::span<ActiveAnswer* const> those) {
   sessions_.clear();
   tokens_.clear();
   positions_.clear();
-  for (Answering* const one : those) {
+  for (ActiveAnswer* const one : those) {
     sessions_.push_back(one->session);
     tokens_.push_back(one->result.tokens.back());
     positions_.push_back(one->session->tokens());
@@ -308,17 +309,17 @@ void Generation::step(std::span<Answering* const> those) {
     }
     choose(0, those);
   });
-  for (Answering* const one : those) {
+  for (ActiveAnswer* const one : those) {
     ++one->result.steps;
-    one->stage = Answering::Stage::chosen;
+    one->stage = ActiveAnswer::Stage::chosen;
   }
 }
 
-void Generation::choose(std::int64_t at, std::span<Answering* const> those) {
+void DecodeLoop::choose(std::int64_t at, std::span<ActiveAnswer* const> those) {
   Forward& forward = **lease_;
   const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
   const auto sampled = static_cast<std::int64_t>(
-      std::ranges::partition_point(those, &Answering::from_logits) - those.begin());
+      std::ranges::partition_point(those, &ActiveAnswer::from_logits) - those.begin());
   for (std::int64_t first = 0; first < sampled; first += logits_at_a_time) {
     const std::int64_t count = std::min(logits_at_a_time, sampled - first);
     forward.logits(at + first, count, logits_.data());
@@ -335,11 +336,11 @@ void Generation::choose(std::int64_t at, std::span<Answering* const> those) {
   for (std::size_t i = 0; i < greedy.size(); ++i) greedy[i]->next = best_[i];
 }
 
-void Generation::tell() {
+void DecodeLoop::tell() {
   for (std::size_t i = 0; i < members_.size();) {
-    Answering* const one = members_[i].get();
+    ActiveAnswer* const one = members_[i].get();
     const std::size_t before = members_.size();
-    if (one->stage == Answering::Stage::chosen) {
+    if (one->stage == ActiveAnswer::Stage::chosen) {
       watching({&one, 1}, [&] {
         if (one->tell(model_.config.eos)) return;
         finished_.push_back({.id = one->id, .result = one->leave()});
@@ -351,27 +352,27 @@ void Generation::tell() {
 }
 
 template <class Work>
-void Generation::watching(std::span<Answering* const> those, const Work& work) {
+void DecodeLoop::watching(std::span<ActiveAnswer* const> those, const Work& work) {
   try {
     work();
   } catch (...) {
-    for (Answering* const one : those) fail(*one, std::current_exception());
+    for (ActiveAnswer* const one : those) fail(*one, std::current_exception());
   }
 }
 
-void Generation::fail(const Answering& one, const std::exception_ptr& error) {
+void DecodeLoop::fail(const ActiveAnswer& one, const std::exception_ptr& error) {
   const auto at = std::ranges::find_if(members_, [&](const auto& m) { return m.get() == &one; });
   finished_.push_back({.id = one.id, .error = error});
   erase(static_cast<std::size_t>(at - members_.begin()));
 }
 
-void Generation::finished(std::vector<GenerationBatch::Finished>& into) {
+void DecodeLoop::finished(std::vector<GenerationBatch::Finished>& into) {
   if (finished_.empty()) return;
   std::swap(into, finished_);
   std::ranges::sort(into, {}, &GenerationBatch::Finished::id);
 }
 
-GenerateResult Generation::remove(GenerationBatch::Id id) {
+GenerateResult DecodeLoop::remove(GenerationBatch::Id id) {
   const auto at = std::ranges::find_if(members_, [&](const auto& one) { return one->id == id; });
   if (at == members_.end()) {
     throw InvalidArgument(
@@ -382,7 +383,7 @@ GenerateResult Generation::remove(GenerationBatch::Id id) {
   return result;
 }
 
-void Generation::erase(std::size_t member) {
+void DecodeLoop::erase(std::size_t member) {
   const auto at = members_.begin() + static_cast<std::ptrdiff_t>(member);
   try {
     searched_ += (*at)->session->stats().search_seconds - (*at)->searched_before;
@@ -394,12 +395,12 @@ void Generation::erase(std::size_t member) {
   if (members_.empty()) lease_.reset();
 }
 
-std::int64_t Generation::reading() const {
+std::int64_t DecodeLoop::reading() const {
   return std::ranges::count_if(
-      members_, [](const auto& one) { return one->stage == Answering::Stage::prompt; });
+      members_, [](const auto& one) { return one->stage == ActiveAnswer::Stage::prompt; });
 }
 
-ForwardTimes Generation::times() const {
+ForwardTimes DecodeLoop::times() const {
   ForwardTimes times = spent_;
   if (lease_) times += (**lease_).times() - before_;
   times.search = searched_;

@@ -20,15 +20,15 @@
 namespace topkv {
 
 /// One of the sessions that answer together.
-struct Answering {
+struct ActiveAnswer {
   enum class Stage : std::uint8_t {
     prompt,  ///< has some of it before it
     chosen,  ///< has a next token, which is not told
     told,    ///< its last token is told, and is to be fed
   };
 
-  Answering(GenerationBatch::Id id, Session& of, std::span<const Token> asked,
-            const GenerateOptions& with, TokenFn tell, TextFn say, const Model::Impl& model);
+  ActiveAnswer(GenerationBatch::Id id, Session& of, std::span<const Token> asked,
+               const GenerateOptions& with, TokenFn tell, TextFn say, const Model::Impl& model);
 
   /// Whether its next token is chosen from logits; else it is the likeliest.
   bool from_logits() const { return sampler.needs_logits() || options.logprobs >= 0; }
@@ -77,11 +77,11 @@ struct Answering {
 
 /// Sessions that answer together. A failure of one is kept for it among those that finished, and
 /// its session is then as it was before its add.
-class Generation {
+class DecodeLoop {
  public:
   static constexpr std::int64_t logits_at_a_time = 16;  ///< tokens, whose logits are in memory
 
-  explicit Generation(const Model::Impl& model) : model_(model) {}
+  explicit DecodeLoop(const Model::Impl& model) : model_(model) {}
 
   /// Throws as Model::generate does before any work. REQUIRES: Session::check_together with those
   /// that are in.
@@ -102,33 +102,33 @@ class Generation {
   void finished(std::vector<GenerationBatch::Finished>& into);
 
   GenerateResult remove(GenerationBatch::Id id);
-  std::span<const std::unique_ptr<Answering>> members() const { return members_; }
+  std::span<const std::unique_ptr<ActiveAnswer>> members() const { return members_; }
   std::int64_t reading() const;
   /// The member whose prompt is to be read next; null: all prompts are read.
-  Answering* next_to_read() const;
+  ActiveAnswer* next_to_read() const;
   ForwardTimes times() const;
 
  private:
-  void read_chunk(Answering& one);
+  void read_chunk(ActiveAnswer& one);
   /// Feeds the last tokens of some and chooses what follows.
   bool step_with_room();
-  void step(std::span<Answering* const> those);
+  void step(std::span<ActiveAnswer* const> those);
   /// Chooses what follows the last run's tokens from number `at` on. REQUIRES: those that choose
   /// from logits come first.
-  void choose(std::int64_t at, std::span<Answering* const> those);
+  void choose(std::int64_t at, std::span<ActiveAnswer* const> those);
   /// Runs work of one of them, or of several; where it throws, all of these leave.
   template <class Work>
-  void watching(std::span<Answering* const> those, const Work& work);
-  void fail(const Answering& one, const std::exception_ptr& error);
+  void watching(std::span<ActiveAnswer* const> those, const Work& work);
+  void fail(const ActiveAnswer& one, const std::exception_ptr& error);
   /// Erases a member and counts what its session searched.
   void erase(std::size_t member);
   /// Adds log-probabilities of the prompt's tokens that follow those of the last run, which were
   /// `count` from one.read on. The logits of a few tokens are there at a time.
-  void score_prompt(Answering& one, std::size_t count);
-  void check_step(const Answering& one) const;
+  void score_prompt(ActiveAnswer& one, std::size_t count);
+  void check_step(const ActiveAnswer& one) const;
   /// Throws OutOfMemory where what is free does not suffice for all rows that one more may take
   /// beside those of the members: each session looked at its own alone when it was opened.
-  void check_memory(const Answering& more) const;
+  void check_memory(const ActiveAnswer& more) const;
 
   const Model::Impl& model_;
   std::optional<Lease> lease_;  // while there are members
@@ -136,10 +136,10 @@ class Generation {
   ForwardTimes spent_;          // by passes that were given back
   double searched_ = 0;         // by members that left
   GenerationBatch::Id next_id_ = 0;
-  std::vector<std::unique_ptr<Answering>> members_;  // in the order of their add
-  std::vector<GenerationBatch::Finished> finished_;  // with room for all members
+  std::vector<std::unique_ptr<ActiveAnswer>> members_;  // in the order of their add
+  std::vector<GenerationBatch::Finished> finished_;     // with room for all members
   // Of a step.
-  std::vector<Answering*> stepped_;
+  std::vector<ActiveAnswer*> stepped_;
   std::vector<Session*> sessions_;
   std::vector<Token> tokens_;
   std::vector<std::int64_t> positions_;
