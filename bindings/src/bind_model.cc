@@ -5,7 +5,7 @@
 #include "bindings/src/handles.h"
 #include "bindings/src/names.h"
 #include "bindings/src/progress.h"
-#include "src/model/undo.h"
+#include "src/model/session_rollback.h"
 #include "topkv/find_model.h"
 #include "topkv/memory_plan.h"
 #include "topkv/model.h"
@@ -73,7 +73,7 @@ py::array_t<float> session_logits(const Model& self, SessionHandle& session, py:
   const Exclusive::Write use(session.use, "the session");
   std::vector<float> result;
   self.check_reach(session.session.tokens() + std::ssize(ids));
-  Undo undo(session.session);  // should the call be ended when the work is done
+  SessionRollback undo(session.session);  // should the call be ended when the work is done
   run_interruptible([&](const std::stop_token&) { result = self.logits(session.session, ids); });
   undo.keep();
   return as_logits(self, result);

@@ -13,7 +13,7 @@
 #include "src/core/stopwatch.h"
 #include "src/model/answer_text.h"
 #include "src/model/generate_parts.h"
-#include "src/model/reading.h"
+#include "src/model/progress_scope.h"
 #include "src/model/sampler.h"
 #include "topkv/generation.h"
 
@@ -58,8 +58,8 @@ struct ActiveAnswer {
   TextFn on_text;
   Sampler sampler;
   std::optional<AnswerText> text;  // where it is asked for
-  Reading reading;
-  Undo undo;
+  ProgressScope reading;
+  SessionRollback undo;
   double searched_before;
   Stage stage = Stage::prompt;
   std::int64_t passed = 0;  // steps that read another prompt, since this one was read last
@@ -131,10 +131,10 @@ class DecodeLoop {
   void check_memory(const ActiveAnswer& more) const;
 
   const Model::Impl& model_;
-  std::optional<Lease> lease_;  // while there are members
-  ForwardTimes before_;         // of the lease's pass, when it was taken
-  ForwardTimes spent_;          // by passes that were given back
-  double searched_ = 0;         // by members that left
+  std::optional<ForwardLease> lease_;  // while there are members
+  ForwardTimes before_;                // of the lease's pass, when it was taken
+  ForwardTimes spent_;                 // by passes that were given back
+  double searched_ = 0;                // by members that left
   GenerationBatch::Id next_id_ = 0;
   std::vector<std::unique_ptr<ActiveAnswer>> members_;  // in the order of their add
   std::vector<GenerationBatch::Finished> finished_;     // with room for all members

@@ -77,8 +77,9 @@ std::vector<GenerateResult> Model::generate_together(std::span<Session* const> s
   }
   Session::check_together(sessions);
   // A failure of one is that of all, also of those that have left by then.
-  std::vector<std::unique_ptr<Undo>> undo;
-  for (Session* const session : sessions) undo.push_back(std::make_unique<Undo>(*session));
+  std::vector<std::unique_ptr<SessionRollback>> undo;
+  for (Session* const session : sessions)
+    undo.push_back(std::make_unique<SessionRollback>(*session));
   std::int64_t asked = 0;
   for (const std::vector<Token>& prompt : prompts) asked += std::ssize(prompt);
   DecodeLoop generation(*impl_);

@@ -8,18 +8,18 @@
 
 #include "src/model/forward.h"
 #include "src/model/model_impl.h"
-#include "src/model/undo.h"
+#include "src/model/session_rollback.h"
 #include "topkv/model.h"
 
 namespace topkv {
 
 /// A forward pass of the model, given back at the end.
-class Lease {
+class ForwardLease {
  public:
-  explicit Lease(const Model::Impl& model) : model_(model), forward_(model.take_forward()) {}
-  ~Lease() { model_.keep(std::move(forward_)); }
-  Lease(const Lease&) = delete;  // gives back once
-  Lease& operator=(const Lease&) = delete;
+  explicit ForwardLease(const Model::Impl& model) : model_(model), forward_(model.take_forward()) {}
+  ~ForwardLease() { model_.keep(std::move(forward_)); }
+  ForwardLease(const ForwardLease&) = delete;  // gives back once
+  ForwardLease& operator=(const ForwardLease&) = delete;
   Forward& operator*() const { return *forward_; }
 
  private:

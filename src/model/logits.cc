@@ -10,7 +10,7 @@ namespace topkv {
 
 std::vector<float> Model::logits(Session& session, std::span<const Token> tokens) const {
   impl_->check_session(session);
-  Undo undo(session);
+  SessionRollback undo(session);
   std::vector<float> logits = this->logits(
       tokens, session.tokens(), [&session](const AttentionStep& step) { session.attend(step); });
   undo.keep();
@@ -25,7 +25,7 @@ std::vector<float> Model::logits(std::span<const Token> tokens, std::int64_t fir
   const std::int64_t length = first + std::ssize(tokens);
   impl_->check_reach(length);
   const std::int64_t vocabulary = impl_->config.vocab_size;
-  const Lease lease(*impl_);
+  const ForwardLease lease(*impl_);
   Forward& forward = *lease;
   std::vector<float> logits(tokens.size() * static_cast<std::size_t>(vocabulary));
   impl_->blaming_weights([&] {

@@ -8,7 +8,7 @@
 #include "src/model/forward.h"
 #include "src/model/key_bias.h"
 #include "src/model/model_impl.h"
-#include "src/model/reading.h"
+#include "src/model/progress_scope.h"
 #include "topkv/error.h"
 
 namespace topkv {
@@ -67,7 +67,7 @@ std::shared_ptr<const Context> Model::prefill(std::span<const Token> tokens,
   builder.reserve(total, chunk);
   const AttendFn attend = [&](const AttentionStep& step) { builder.attend(step); };
   IndexGrowth growth(device->is_cuda() ? options.indices : std::vector<std::string>(), builder);
-  Reading reading(progress, "prefill", total);
+  ProgressScope reading(progress, "prefill", total);
   for (std::int64_t begin = 0; begin < total; begin += chunk) {
     const std::int64_t count = std::min(chunk, total - begin);
     reading.chunk(count, [&] {

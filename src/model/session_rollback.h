@@ -10,10 +10,10 @@ namespace topkv {
 
 /// Takes back what a call gave to a session, unless it is kept: a call that fails leaves the
 /// session as it was.
-class Undo {
+class SessionRollback {
  public:
-  explicit Undo(Session& session) : session_(&session), own_(session.own_tokens()) {}
-  ~Undo() {
+  explicit SessionRollback(Session& session) : session_(&session), own_(session.own_tokens()) {}
+  ~SessionRollback() {
     if (session_ == nullptr) return;
     try {
       session_->truncate(own_);
@@ -21,8 +21,8 @@ class Undo {
       // Only a device that no longer works: the session then refuses all calls itself.
     }
   }
-  Undo(const Undo&) = delete;  // belongs to one call
-  Undo& operator=(const Undo&) = delete;
+  SessionRollback(const SessionRollback&) = delete;  // belongs to one call
+  SessionRollback& operator=(const SessionRollback&) = delete;
   void keep() { session_ = nullptr; }
 
  private:

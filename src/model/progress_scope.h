@@ -12,10 +12,10 @@ namespace topkv {
 
 /// Runs the chunks of a text one after the other, tells progress of them, and stops one within
 /// which progress throws: the exception is then rethrown. One thread.
-class Reading {
+class ProgressScope {
  public:
   /// told outlives it; empty: chunks run unwatched. total: tokens to read.
-  Reading(const ProgressFn& told, std::string_view stage, std::int64_t total)
+  ProgressScope(const ProgressFn& told, std::string_view stage, std::int64_t total)
       : told_(told), stage_(stage), total_(total) {}
 
   /// read() reads the next so many tokens: with somebody to tell, on a thread of its own, unless it
