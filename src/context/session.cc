@@ -80,7 +80,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       options(std::move(opts)),
       device(where),
       shape(context->shape()),
-      seen(session_shape(shape, options, context->tokens())),
+      step_spec(session_shape(shape, options, context->tokens())),
       k(options.k.resolve(shape.layers)),
       own(std::make_shared<RowStore>(shape, context->dtype(), options.capacity,
                                      options.memory_budget, "session")),
@@ -92,8 +92,8 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
       heads(static_cast<std::size_t>(shape.kv_heads), HeadStep(segments)) {
   if (indices[0] != nullptr && !indices[0]->spec.kind().finds()) indices[1] = indices[0];
   own->use_channels(*segments[0].store, context->tokens());
-  seen.rows = context->dtype();
-  seen.context = segments[0].store;
+  step_spec.rows = context->dtype();
+  step_spec.context = segments[0].store;
   if (!device.compute()->takes_rows(context->dtype())) {
     throw InvalidArgument(
         "a session on a CUDA device reads rows in bf16, q8 and q4; the context "
@@ -104,31 +104,33 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   // the index can have no tail: that takes no longer, and ranks rows by their keys. Where it takes
   // entries, a device may choose these.
   bool retrieves = false;
-  for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || seen.retrieves(l);
-  seen.tail = retrieves && options.tail != no_tail;
-  seen.judged = seen.tail && (options.mass || options.error);
+  for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || step_spec.retrieves(l);
+  step_spec.tail = retrieves && options.tail != no_tail;
+  step_spec.judged = step_spec.tail && (options.mass || options.error);
   const bool on_device = device.is_cuda() && !options.host_search;
   if (retrieves && chooses_by_scan(options) &&
       (device.is_cuda() ? on_device : IndexSpec(options.index).has_tail())) {
-    seen.codes = codes_on(device, shape, segments[0], *indices[0]);
+    step_spec.codes = codes_on(device, shape, segments[0], *indices[0]);
     for (std::int64_t l = 0; l < shape.layers; ++l) {
-      seen.usual_rows = std::max(seen.usual_rows, first_rows(l));
-      seen.most_rows = std::max(seen.most_rows, most_scanned(l));
+      step_spec.usual_rows = std::max(step_spec.usual_rows, first_rows(l));
+      step_spec.most_rows = std::max(step_spec.most_rows, most_scanned(l));
     }
   }
-  if (seen.codes) stats.device_index_bytes = seen.codes->memory();
-  if (retrieves && on_device && !seen.codes && indices[0] != nullptr)
-    seen.selection = selection_on(device, shape, *indices[0]);
-  if (seen.selection) {
-    stats.device_index_bytes = seen.selection->memory();
+  if (step_spec.codes) stats.device_index_bytes = step_spec.codes->memory();
+  if (retrieves && on_device && !step_spec.codes && indices[0] != nullptr)
+    step_spec.selection = selection_on(device, shape, *indices[0]);
+  if (step_spec.selection) {
+    stats.device_index_bytes = step_spec.selection->memory();
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       const std::int64_t rows = k[static_cast<std::size_t>(l)];
-      seen.most_entries = std::max(seen.most_entries, seen.selection->most_entries(l, rows));
+      step_spec.most_entries =
+          std::max(step_spec.most_entries, step_spec.selection->most_entries(l, rows));
     }
   }
   const auto lock = device.compute()->lock();
-  backend = device.compute()->decode_backend(seen);
-  if (seen.codes && !seen.judged && backend->goes_ahead()) ahead = std::make_unique<Ahead>(*this);
+  backend = device.compute()->decode_backend(step_spec);
+  if (step_spec.codes && !step_spec.judged && backend->goes_ahead())
+    ahead = std::make_unique<Ahead>(*this);
 }
 
 /// The device's streams are waited for, which nobody may do while another thread records what it

@@ -50,7 +50,7 @@ void Session::State::take_own(std::int64_t layer, std::int64_t head, const Token
 }
 
 /// Whether the session's own rows are all attended, but for those with codes.
-bool Session::State::attends_own() const { return seen.codes != nullptr || seen.tail; }
+bool Session::State::attends_own() const { return step_spec.codes != nullptr || step_spec.tail; }
 
 /// Segments whose rows are looked for: the others' are no retrieved ones.
 std::size_t Session::State::searched_segments() const {
@@ -88,14 +88,14 @@ PositionRange Session::State::coded_rows(std::int64_t layer, std::int64_t positi
 
 /// The session's own tokens before the window of the next one, the sinks among them.
 std::int64_t Session::State::left_window(std::int64_t layer) const {
-  const std::int64_t begin = CausalWindow{seen.window, seen.sinks}.begin(position(layer));
+  const std::int64_t begin = CausalWindow{step_spec.window, step_spec.sinks}.begin(position(layer));
   return std::clamp<std::int64_t>(begin - context->tokens(), 0, own->size(layer));
 }
 
 /// Before a step of layer 0: all layers have the same tokens. Where there is no memory for codes,
 /// the rows go on being attended as they are, until they are twice as many.
 void Session::State::code_own() {
-  if (!seen.codes || !seen.tail || seen.judged) return;
+  if (!step_spec.codes || !step_spec.tail || step_spec.judged) return;
   const std::int64_t rows = left_window(0) / at_once * at_once;
   const std::int64_t least = device.is_cuda() ? least_coded_on_device : least_coded_on_host;
   if (rows < least || rows - coded.tried < std::max(at_once, rows / part_without)) return;
@@ -130,7 +130,7 @@ void Session::State::code_own() {
   coded = std::move(next);
   stats.coded_tokens = coded.tokens;
   stats.coded_bytes = coded.segment.indices[0]->memory(true);
-  stats.device_index_bytes = seen.codes->memory() + coded.codes->memory();
+  stats.device_index_bytes = step_spec.codes->memory() + coded.codes->memory();
   times(0).append += coding.seconds();
 }
 

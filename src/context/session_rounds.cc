@@ -42,13 +42,13 @@ void keep(const std::vector<std::int64_t>& queries, std::int64_t width, std::vec
 /// Rows that each query attends first.
 std::int64_t Session::State::first_rows(std::int64_t layer) const {
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
-  return seen.judged && options.mass ? (rows - 1) / times_more + 1 : rows;
+  return step_spec.judged && options.mass ? (rows - 1) / times_more + 1 : rows;
 }
 
 /// Rows that are searched for at most.
 std::int64_t Session::State::most_rows(std::int64_t layer) const {
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
-  return seen.judged && options.error ? std::max(rows, context->tokens() / most_part) : rows;
+  return step_spec.judged && options.error ? std::max(rows, context->tokens() / most_part) : rows;
 }
 
 /// Rows of the round after one of so many; 0: all.
@@ -62,7 +62,7 @@ std::int64_t Session::State::rows_after(std::int64_t layer, std::int64_t rows) c
 std::int64_t Session::State::most_scanned(std::int64_t layer) const {
   std::int64_t most = 0;
   for (std::int64_t rows = first_rows(layer); rows > 0;
-       rows = seen.judged ? rows_after(layer, rows) : 0) {
+       rows = step_spec.judged ? rows_after(layer, rows) : 0) {
     most = rows;
   }
   return most;
@@ -175,7 +175,7 @@ void Session::State::scan_more(const Part& part, std::int64_t token, std::int64_
 
 /// Which queries share rows, or must be given to the search or the tail together.
 ChoosesFor Session::State::chooses_for() const {
-  const bool shared = seen.codes || options.select_by == SelectBy::group;
+  const bool shared = step_spec.codes || options.select_by == SelectBy::group;
   ChoosesFor most = shared ? ChoosesFor::group : ChoosesFor::query;
   for (const SegmentIndex* index : {indices[0], tail})
     if (index != nullptr) most = std::max(most, index->spec.kind().chooses_for());
@@ -264,7 +264,7 @@ void Session::State::attend_all(std::int64_t layer, const TokenQueries& queries,
   attend_found(layer, queries, out.exact);  // those of the session that some tokens do not see
   const Stopwatch attending;
   const std::int64_t d = shape.head_dim;
-  const CausalWindow window = seen.exact(layer);
+  const CausalWindow window = step_spec.exact(layer);
   parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       HeadStep& step = heads[static_cast<std::size_t>(head)];

@@ -30,9 +30,12 @@ DecodeBackend::ScanOf Session::State::scan_of(const Part& part, std::int64_t tok
       allowed_own.insert(allowed_own.end(), static_cast<std::size_t>(shape.kv_heads),
                          coded_rows(layer, position));
   }
-  return {
-      backend.get(),
-      {.token = token, .allowed = allowed, .own = allowed_own, .rows = rows, .tail = seen.tail}};
+  return {backend.get(),
+          {.token = token,
+           .allowed = allowed,
+           .own = allowed_own,
+           .rows = rows,
+           .tail = step_spec.tail}};
 }
 
 /// Begins the scans of a step, before the queries are on the host: the device goes on while they
@@ -42,11 +45,11 @@ void Session::State::scan(std::span<Part> parts) {
   std::vector<DecodeBackend::ScanOf>& scans = *borrowed;
   for (const Part& first : parts) {
     const State& one = *first.session;
-    if (!one.seen.codes || !first.searched || first.scanned > 0) continue;
+    if (!one.step_spec.codes || !first.searched || first.scanned > 0) continue;
     scans.clear();
     for (Part& part : parts) {  // those that read the same
       const State& of = *part.session;
-      if (!part.searched || !of.seen.codes || of.indices[0] != one.indices[0]) continue;
+      if (!part.searched || !of.step_spec.codes || of.indices[0] != one.indices[0]) continue;
       part.scanned = std::min(part.step.tokens, part.session->tokens_at_once(part));
       part.wanted = part.session->first_rows(part.step.layer);
       scans.push_back(part.session->scan_of(part, 0, part.scanned, part.wanted));

@@ -63,7 +63,7 @@ QueryBlock Session::State::block(const HeadStep& step,
 /// a token at a position, which may be beyond the rows that there are: of a token that only reads.
 PositionRange Session::State::between(const Segment& segment, std::int64_t layer,
                                       std::int64_t position) const {
-  const CausalWindow exact = seen.exact(layer);
+  const CausalWindow exact = step_spec.exact(layer);
   const std::int64_t end =
       std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0, segment.tokens(layer));
   const PositionRange range =
@@ -144,7 +144,8 @@ std::int64_t Session::State::place(std::int64_t head, std::int64_t query) const 
 void Session::State::measure_recall(std::int64_t layer, const TokenQueries& queries, bool chosen) {
   const Stopwatch measuring;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    if (seen.codes || seen.judged) copy_queries(layer, head, queries);  // those of all heads
+    if (step_spec.codes || step_spec.judged)
+      copy_queries(layer, head, queries);  // those of all heads
     const GivenEntries given =
         chosen ? backend->chosen().part(head, shape.kv_heads) : GivenEntries{};
     measure_recall(layer, head, chosen ? &given : nullptr);
@@ -163,21 +164,21 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head,
     return scanned_rows[static_cast<std::size_t>(q / shape.group() * shape.kv_heads + head)];
   };
   const auto rows_of = [&](std::int64_t q) {
-    return seen.codes && scanned(q) > 0 ? scanned(q) : k[static_cast<std::size_t>(layer)];
+    return step_spec.codes && scanned(q) > 0 ? scanned(q) : k[static_cast<std::size_t>(layer)];
   };
   std::int64_t rows = 0;
   for (std::int64_t q = 0; q < count; ++q) rows = std::max(rows, rows_of(q));
   SearchResult wanted;
   SearchResult found;
   segments[0].search(nullptr, layer, head, queries, rows, nullptr, wanted);
-  if (!seen.codes) segments[0].search(indices[0], layer, head, queries, rows, given, found);
+  if (!step_spec.codes) segments[0].search(indices[0], layer, head, queries, rows, given, found);
   for (std::int64_t q = 0; q < count; ++q) {
     std::vector<std::int64_t> have;
     const auto all = wanted.positions(q);
     const auto best = all.first(std::min(all.size(), static_cast<std::size_t>(rows_of(q))));
-    if (seen.codes && scanned(q) == 0) {
+    if (step_spec.codes && scanned(q) == 0) {
       have.assign(best.begin(), best.end());
-    } else if (seen.codes) {  // rare rows are attended beside those that are found
+    } else if (step_spec.codes) {  // rare rows are attended beside those that are found
       const KeyIndex& index = *indices[0]->layer(layer).heads[static_cast<std::size_t>(head)];
       const auto rare = dynamic_cast<const CodesIndex&>(index).rare();
       have.assign(rare.begin(), rare.end());
@@ -217,7 +218,7 @@ void Session::State::measure_recall(std::int64_t layer, std::int64_t head,
 void Session::State::begin_choice(Part& part) {
   const std::int64_t layer = part.step.layer;
   part.chosen = false;
-  if (!seen.selection || !part.searched || part.step.tokens != 1 || part.number >= 0) return;
+  if (!step_spec.selection || !part.searched || part.step.tokens != 1 || part.number >= 0) return;
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
   const PositionRange allowed = between(segments[0], layer, part.queries.first);
   const auto& index = dynamic_cast<const RuleBasedIndex&>(*indices[0]->layer(layer).heads[0]);
@@ -261,7 +262,8 @@ void Session::State::search_together(std::span<Part> parts) {
     sessions->clear();
     for (Part& part : parts) {
       const State& of = *part.session;
-      if (!part.searched || of.seen.codes || part.found_rows || of.indices[0] != one.indices[0] ||
+      if (!part.searched || of.step_spec.codes || part.found_rows ||
+          of.indices[0] != one.indices[0] ||
           of.k[static_cast<std::size_t>(layer)] != one.k[static_cast<std::size_t>(layer)] ||
           tokens + part.step.tokens > std::min(room, of.tokens_at_once(part))) {
         continue;

@@ -232,7 +232,7 @@ struct Session::State {
   bool searches(std::int64_t layer, std::int64_t end) const;
   /// Returns whether the host makes the tail's estimate and adds it: there is no scan, or a rule
   /// judges it.
-  bool host_estimates() const { return seen.tail && (!seen.codes || seen.judged); }
+  bool host_estimates() const { return step_spec.tail && (!step_spec.codes || step_spec.judged); }
 
   // session_scan.cc
   static void scan(std::span<Part> parts);
@@ -307,7 +307,7 @@ struct Session::State {
   RetrievalOptions options;
   Device device;
   AttentionShape shape;
-  SessionShape seen;
+  SessionShape step_spec;
   std::vector<std::int64_t> k;               // per layer
   std::shared_ptr<RowStore> own;             // rows of the session's own tokens
   std::vector<Segment> segments;             // the context's, then the session's own

@@ -204,14 +204,15 @@ void Session::State::append(const Part& part) {
 
 /// Rows to find lie between the sinks and the window of the last token, which is at end - 1.
 bool Session::State::searches(std::int64_t layer, std::int64_t end) const {
-  const PositionRange between{seen.sinks, end - seen.window};
-  return seen.retrieves(layer) && between.within(sees).size() > 0;
+  const PositionRange between{step_spec.sinks, end - step_spec.window};
+  return step_spec.retrieves(layer) && between.within(sees).size() > 0;
 }
 
 /// How many tokens are retrieved for at a time. What a scan gives is small; with a large k, what a
 /// search gives is large.
 std::int64_t Session::State::tokens_at_once(const Part& part) const {
-  return seen.codes ? backend->scan_tokens(first_rows(part.step.layer)) : tokens_searched(part);
+  return step_spec.codes ? backend->scan_tokens(first_rows(part.step.layer))
+                         : tokens_searched(part);
 }
 
 std::int64_t Session::State::tokens_searched(const Part& part) const {
@@ -239,21 +240,21 @@ void Session::State::retrieve(const Part& part) {
     estimate.reset(queries.tokens * shape.q_heads, shape.head_dim);
     noise.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   }
-  if (seen.judged) {
+  if (step_spec.judged) {
     const Stopwatch waiting;  // for scans too, where there are some
     const auto lock = device.compute()->lock();
     exact_part = backend->exact_part();
-    (seen.codes ? times(layer).search : times(layer).window) += waiting.seconds();
-    if (seen.codes) stats.search_seconds += waiting.seconds();
+    (step_spec.codes ? times(layer).search : times(layer).window) += waiting.seconds();
+    if (step_spec.codes) stats.search_seconds += waiting.seconds();
   }
   const std::int64_t tokens = std::min(tokens_at_once(part), queries.tokens);
   for (std::int64_t t = 0; t < queries.tokens; t += tokens) {
     check_stop();
     const TokenQueries block = queries.part(t, std::min(tokens, queries.tokens - t));
-    if (seen.codes) {
+    if (step_spec.codes) {
       if (t > 0)  // the first were with all sessions'
         scan_and_attend(part, t, block.tokens, first_rows(layer));
-      if (seen.judged) {
+      if (step_spec.judged) {
         for (std::int64_t i = 0; i < block.tokens; ++i) scan_more(part, t + i, i);
       } else {
         const PartialView found = of_tokens(part.found, t, block.tokens);
@@ -269,7 +270,8 @@ void Session::State::retrieve(const Part& part) {
       if (host_estimates()) {
         const TailParts out = estimated(found, t, block.tokens);
         attend_rest(layer, out);
-        if (seen.judged) search_more(layer, block, of_tokens(exact_part, t, block.tokens), out);
+        if (step_spec.judged)
+          search_more(layer, block, of_tokens(exact_part, t, block.tokens), out);
       }
     }
     if (options.measure_recall) measure_recall(layer, block, part.chosen);
