@@ -327,7 +327,7 @@ class CudaDecode final : public DecodeBackend {
   void begin_lists(std::int64_t layer, const Scan& wanted) {
     progress_.begin();
     const bool own = !wanted.own.empty();
-    if (shape_.judged) {  // the caller is to add it
+    if (shape_.has_row_rules) {  // the caller is to add it
       to_judge_ = room_->scan.given(wanted.tail);
       scanned_copied_ = false;
     } else {

@@ -54,10 +54,10 @@ StepLayout::StepLayout(const SessionShape& shape, std::int64_t tokens_)
   host_begun = host.place(std::int64_t{sizeof(int)});
   host_taken = host.place(std::int64_t{sizeof(int)});
   host_ready = host.place(std::int64_t{sizeof(int)});
-  const std::int64_t given = shape.tail && (!shape.codes || shape.judged) ? heads : 0;
+  const std::int64_t given = shape.tail && (!shape.codes || shape.has_row_rules) ? heads : 0;
   host_estimate = host.place(given * (head_dim + 1) * f32);
   host_noise = host.place(given * std::int64_t{sizeof(TailNoise)});
-  const std::int64_t judged = shape.judged ? heads : 0;
+  const std::int64_t judged = shape.has_row_rules ? heads : 0;
   host_exact = host.place(judged * (head_dim + 1) * f32);
   const std::int64_t scanned = shape.codes ? judged : 0;
   host_rare = host.place(scanned * (head_dim + 1) * f32);

@@ -106,7 +106,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   bool retrieves = false;
   for (std::int64_t l = 0; l < shape.layers; ++l) retrieves = retrieves || step_spec.retrieves(l);
   step_spec.tail = retrieves && options.tail != no_tail;
-  step_spec.judged = step_spec.tail && (options.mass || options.error);
+  step_spec.has_row_rules = step_spec.tail && (options.mass || options.error);
   const bool on_device = device.is_cuda() && !options.host_search;
   if (retrieves && chooses_by_scan(options) &&
       (device.is_cuda() ? on_device : IndexSpec(options.index).has_tail())) {
@@ -129,7 +129,7 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   }
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(step_spec);
-  if (step_spec.codes && !step_spec.judged && backend->goes_ahead())
+  if (step_spec.codes && !step_spec.has_row_rules && backend->goes_ahead())
     ahead = std::make_unique<Ahead>(*this);
 }
 

@@ -95,7 +95,7 @@ std::int64_t Session::State::left_window(std::int64_t layer) const {
 /// Before a step of layer 0: all layers have the same tokens. Where there is no memory for codes,
 /// the rows go on being attended as they are, until they are twice as many.
 void Session::State::code_own() {
-  if (!step_spec.codes || !step_spec.tail || step_spec.judged) return;
+  if (!step_spec.codes || !step_spec.tail || step_spec.has_row_rules) return;
   const std::int64_t rows = left_window(0) / at_once * at_once;
   const std::int64_t least = device.is_cuda() ? least_coded_on_device : least_coded_on_host;
   if (rows < least || rows - coded.tried < std::max(at_once, rows / part_without)) return;

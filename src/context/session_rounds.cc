@@ -42,13 +42,14 @@ void keep(const std::vector<std::int64_t>& queries, std::int64_t width, std::vec
 /// Rows that each query attends first.
 std::int64_t Session::State::first_rows(std::int64_t layer) const {
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
-  return step_spec.judged && options.mass ? (rows - 1) / times_more + 1 : rows;
+  return step_spec.has_row_rules && options.mass ? (rows - 1) / times_more + 1 : rows;
 }
 
 /// Rows that are searched for at most.
 std::int64_t Session::State::most_rows(std::int64_t layer) const {
   const std::int64_t rows = k[static_cast<std::size_t>(layer)];
-  return step_spec.judged && options.error ? std::max(rows, context->tokens() / most_part) : rows;
+  return step_spec.has_row_rules && options.error ? std::max(rows, context->tokens() / most_part)
+                                                  : rows;
 }
 
 /// Rows of the round after one of so many; 0: all.
@@ -62,7 +63,7 @@ std::int64_t Session::State::rows_after(std::int64_t layer, std::int64_t rows) c
 std::int64_t Session::State::most_scanned(std::int64_t layer) const {
   std::int64_t most = 0;
   for (std::int64_t rows = first_rows(layer); rows > 0;
-       rows = step_spec.judged ? rows_after(layer, rows) : 0) {
+       rows = step_spec.has_row_rules ? rows_after(layer, rows) : 0) {
     most = rows;
   }
   return most;

@@ -144,7 +144,7 @@ std::int64_t Session::State::place(std::int64_t head, std::int64_t query) const 
 void Session::State::measure_recall(std::int64_t layer, const TokenQueries& queries, bool chosen) {
   const Stopwatch measuring;
   for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-    if (step_spec.codes || step_spec.judged)
+    if (step_spec.codes || step_spec.has_row_rules)
       copy_queries(layer, head, queries);  // those of all heads
     const GivenEntries given =
         chosen ? backend->chosen().part(head, shape.kv_heads) : GivenEntries{};

@@ -232,7 +232,9 @@ struct Session::State {
   bool searches(std::int64_t layer, std::int64_t end) const;
   /// Returns whether the host makes the tail's estimate and adds it: there is no scan, or a rule
   /// judges it.
-  bool host_estimates() const { return step_spec.tail && (!step_spec.codes || step_spec.judged); }
+  bool host_estimates() const {
+    return step_spec.tail && (!step_spec.codes || step_spec.has_row_rules);
+  }
 
   // session_scan.cc
   static void scan(std::span<Part> parts);

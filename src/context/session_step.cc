@@ -240,7 +240,7 @@ void Session::State::retrieve(const Part& part) {
     estimate.reset(queries.tokens * shape.q_heads, shape.head_dim);
     noise.resize(static_cast<std::size_t>(queries.tokens * shape.q_heads));
   }
-  if (step_spec.judged) {
+  if (step_spec.has_row_rules) {
     const Stopwatch waiting;  // for scans too, where there are some
     const auto lock = device.compute()->lock();
     exact_part = backend->exact_part();
@@ -254,7 +254,7 @@ void Session::State::retrieve(const Part& part) {
     if (step_spec.codes) {
       if (t > 0)  // the first were with all sessions'
         scan_and_attend(part, t, block.tokens, first_rows(layer));
-      if (step_spec.judged) {
+      if (step_spec.has_row_rules) {
         for (std::int64_t i = 0; i < block.tokens; ++i) scan_more(part, t + i, i);
       } else {
         const PartialView found = of_tokens(part.found, t, block.tokens);
@@ -270,7 +270,7 @@ void Session::State::retrieve(const Part& part) {
       if (host_estimates()) {
         const TailParts out = estimated(found, t, block.tokens);
         attend_rest(layer, out);
-        if (step_spec.judged)
+        if (step_spec.has_row_rules)
           search_more(layer, block, of_tokens(exact_part, t, block.tokens), out);
       }
     }

@@ -54,7 +54,7 @@ struct SessionShape {
   bool tail = false;              ///< the session has a tail: an estimate is added to each step
   /// The session has a rule for how many rows are enough (RetrievalOptions::mass, error). A step
   /// then calls exact_part() and, after scans, scanned() to judge each round.
-  bool judged = false;
+  bool has_row_rules = false;
 
   /// Returns whether a layer searches for rows beyond the rows that are attended in any case.
   bool retrieves(std::int64_t layer) const {
@@ -72,8 +72,8 @@ struct SessionShape {
 ///
 /// A step calls, in this order: 1. begin; 2. scan with SessionShape::codes, or choose with
 /// SessionShape::selection; 3. given, which waits for q, k and v; 4. attend, once for each segment
-/// of the rows; 5. with SessionShape::judged: exact_part, and scanned after a scan; then for each
-/// further round
+/// of the rows; 5. with SessionShape::has_row_rules: exact_part, and scanned after a scan; then for
+/// each further round
 ///    another scan, and scanned;
 /// 6. add for each further partial, and add_tail for the host's estimate; 7. finish. A step of one
 /// token may run another way, without waiting for the rows that it lists: see goes_ahead.
@@ -124,9 +124,9 @@ class DecodeBackend {
   /// token, it begins with them here.
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
 
-  /// With SessionShape::judged, after attend of all segments: returns their partials, merged, in
-  /// host memory, of [tokens x q_heads] heads. Waits for them, and for scans. The view is valid
-  /// until add and must not be written to.
+  /// With SessionShape::has_row_rules, after attend of all segments: returns their partials,
+  /// merged, in host memory, of [tokens x q_heads] heads. Waits for them, and for scans. The view
+  /// is valid until add and must not be written to.
   virtual PartialView exact_part() = 0;
 
   /// With SessionShape::selection, in a step of one token: begins to choose entries for the heads
@@ -184,9 +184,9 @@ class DecodeBackend {
   /// Returns the number of lists of one token and KV head, for the context.
   virtual std::int64_t scan_lists() const;
 
-  /// With SessionShape::judged, after a scan: returns its partials, of rare rows and of the tail.
-  /// The caller then adds the tail. Waits for them. Valid until the next scan or the end of the
-  /// step.
+  /// With SessionShape::has_row_rules, after a scan: returns its partials, of rare rows and of the
+  /// tail. The caller then adds the tail. Waits for them. Valid until the next scan or the end of
+  /// the step.
   virtual TailParts scanned();
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
   /// for. `nobody` is for threads that others wait for: whoever blocks the driver may wait for

@@ -182,7 +182,7 @@ class HostDecode final : public DecodeBackend {
       of_context_.reset(heads, a.head_dim);
       if (own) of_own_.reset(heads, a.head_dim);
     }
-    scanned_tail_ = scan.tail && !shape_.judged;
+    scanned_tail_ = scan.tail && !shape_.has_row_rules;
     of_context_.reset_lists(meetings);
     if (own) of_own_.reset_lists(meetings);
   }
@@ -206,7 +206,7 @@ class HostDecode final : public DecodeBackend {
 
   /// Rare rows join what is attended exactly; the tail of the session's own rows, the context's.
   void end_scan(const Scan& scan) {
-    if (shape_.judged) return;
+    if (shape_.has_row_rules) return;
     const std::int64_t first = scan.token * shape_.attention.q_heads;
     const std::int64_t heads = std::ssize(scan.allowed) * shape_.attention.group();
     const PartialView out = out_.view().part(first, heads);
