@@ -11,7 +11,7 @@ std::vector<LayerWindow> layer_windows(const SessionShape& shape) {
   const std::int64_t tokens = shape.context_tokens;
   std::vector<LayerWindow> layers;
   for (std::int64_t l = 0; l < shape.attention.layers; ++l) {
-    const CausalWindow exact = shape.exact(l);
+    const CausalWindow exact = shape.always_attended(l);
     LayerWindow layer;
     layer.dense = exact.window == 0;
     layer.window = layer.dense ? shape.window : exact.window;

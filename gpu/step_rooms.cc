@@ -18,7 +18,7 @@ std::array<StepLayout, 2> layouts_of(const SessionShape& shape) {
 std::int64_t tile_bytes(const SessionShape& shape) {
   const AttentionShape& a = shape.attention;
   for (std::int64_t l = 0; l < a.layers; ++l) {
-    if (shape.exact(l).window == 0)
+    if (shape.always_attended(l).window == 0)
       return RowStream::bytes(a.kv_heads, a.head_dim, shape.rows, dense_tile);
   }
   return 0;

@@ -265,7 +265,7 @@ void Session::State::attend_all(std::int64_t layer, const TokenQueries& queries,
   attend_found(layer, queries, out.exact);  // those of the session that some tokens do not see
   const Stopwatch attending;
   const std::int64_t d = shape.head_dim;
-  const CausalWindow window = step_spec.exact(layer);
+  const CausalWindow window = step_spec.always_attended(layer);
   parallel_for(shape.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t head = begin; head < end; ++head) {
       HeadStep& step = heads[static_cast<std::size_t>(head)];

@@ -63,7 +63,7 @@ QueryBlock Session::State::block(const HeadStep& step,
 /// a token at a position, which may be beyond the rows that there are: of a token that only reads.
 PositionRange Session::State::between(const Segment& segment, std::int64_t layer,
                                       std::int64_t position) const {
-  const CausalWindow exact = step_spec.exact(layer);
+  const CausalWindow exact = step_spec.always_attended(layer);
   const std::int64_t end =
       std::clamp<std::int64_t>(exact.begin(position) - segment.first, 0, segment.tokens(layer));
   const PositionRange range =

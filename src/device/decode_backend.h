@@ -62,7 +62,7 @@ struct SessionShape {
   }
   /// Returns what a token of a layer attends in any case: a sliding window, all rows (dense
   /// layers), or sinks and window.
-  CausalWindow exact(std::int64_t layer) const {
+  CausalWindow always_attended(std::int64_t layer) const {
     if (attention.window_of(layer) > 0) return {attention.window_of(layer), 0};
     return retrieves(layer) ? CausalWindow{window, sinks} : CausalWindow{};
   }
@@ -119,9 +119,9 @@ class DecodeBackend {
   /// Waits until the step's tensors are in host memory, and returns them.
   virtual Step given() = 0;
 
-  /// Attends the rows of a segment that SessionShape::exact names, one span for each KV head, the
-  /// step's own rows included. A device begins with resident rows in given. When it scans for one
-  /// token, it begins with them here.
+  /// Attends the rows of a segment that SessionShape::always_attended names, one span for each KV
+  /// head, the step's own rows included. A device begins with resident rows in given. When it scans
+  /// for one token, it begins with them here.
   virtual void attend(std::int64_t layer, std::span<const RowSpan> rows) = 0;
 
   /// With SessionShape::has_row_rules, after attend of all segments: returns their partials,

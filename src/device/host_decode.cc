@@ -81,7 +81,8 @@ class HostDecode final : public DecodeBackend {
     if (rows[0].rows.count() == 0) return;
     reach_fault("session.window");
     part_.reset(queries_.tokens * shape_.attention.q_heads, shape_.attention.head_dim);
-    attend_tokens(shape_.attention, queries_, shape_.exact(layer), rows.data(), part_.view());
+    attend_tokens(shape_.attention, queries_, shape_.always_attended(layer), rows.data(),
+                  part_.view());
     merge(out_.view(), part_.view());
   }
 
