@@ -109,7 +109,7 @@ class CudaDecode final : public DecodeBackend {
     queries_.softcap = attention_.softcap;
   }
 
-  Step given() override {
+  Step wait_for_inputs() override {
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
@@ -247,7 +247,8 @@ class CudaDecode final : public DecodeBackend {
 
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;
-    if (added_) {  // the one before; that of the step before was given when `given` waited
+    if (added_) {  // the one before; that of the step before was given when `wait_for_inputs`
+                   // waited
       StepParts some;
       some.exact = exact();
       some.found = found();

@@ -153,7 +153,7 @@ void Session::State::step_ahead(Part& part) {
     ahead->give(part, std::min(thread_count() - 1, lists));
     attend_exact(layer);
   }
-  part.given = backend->given();
+  part.given = backend->wait_for_inputs();
   const Clock::time_point taken = Clock::now();
   const Clock::time_point before = ahead->collect_all_but(1);
   rethrow();

@@ -142,7 +142,7 @@ void Session::State::begin(Part& part) {
 /// Waits for what a step is given.
 void Session::State::take(Part& part) {
   Lap lap;
-  part.given = backend->given();
+  part.given = backend->wait_for_inputs();
   part.queries.data = part.given.q;
   lap(times(part.step.layer).q_out);
   if (!part.searched) return;

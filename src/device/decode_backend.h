@@ -117,7 +117,7 @@ class DecodeBackend {
   virtual void begin(const AttentionStep& step, std::int64_t first, const PositionRange& sees) = 0;
 
   /// Waits until the step's tensors are in host memory, and returns them.
-  virtual Step given() = 0;
+  virtual Step wait_for_inputs() = 0;
 
   /// Attends the rows of a segment that SessionShape::always_attended names, one span for each KV
   /// head, the step's own rows included. A device begins with resident rows in given. When it scans
@@ -227,8 +227,8 @@ class DecodeBackend {
   virtual void watch() {}
 
   /// Returns room for a partial of [tokens x q_heads] heads in host memory. A partial that lies
-  /// there is added without a copy. It is valid from given on, or from begin on in a step that goes
-  /// ahead, until it is added. Its contents are left from an earlier step.
+  /// there is added without a copy. It is valid from wait_for_inputs on, or from begin on in a step
+  /// that goes ahead, until it is added. Its contents are left from an earlier step.
   virtual PartialView room() = 0;
   /// Merges a partial of [tokens x q_heads] heads in host memory. The caller may change it on
   /// return, unless it is in room().

@@ -40,7 +40,7 @@ class HostDecode final : public DecodeBackend {
     scanned_tail_ = false;
   }
 
-  Step given() override { return given_; }
+  Step wait_for_inputs() override { return given_; }
 
   void scan_own(std::shared_ptr<const DeviceCodes> codes) override {
     own_codes_ = std::move(codes);
