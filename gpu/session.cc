@@ -243,7 +243,7 @@ class CudaDecode final : public DecodeBackend {
 
   void watch() override { progress_.watch(); }
 
-  PartialView room() override { return in_memory(layout().host_found); }
+  PartialView host_partial_buffer() override { return in_memory(layout().host_found); }
 
   void add(PartialView partial) override {
     const std::int64_t values = partial.heads * partial.head_dim;

@@ -145,7 +145,7 @@ void Session::State::step_ahead(Part& part) {
     reach_fault("session.attend");
     part.ahead = true;
     part.turn = backend->turn();
-    part.found = backend->room();
+    part.found = backend->host_partial_buffer();
     part.own = own_rows(layer, part.queries.first);
     part.own_lists =
         std::min((part.own.size() + own_list_rows - 1) / own_list_rows, most_own_lists);

@@ -146,7 +146,7 @@ void Session::State::take(Part& part) {
   part.queries.data = part.given.q;
   lap(times(part.step.layer).q_out);
   if (!part.searched) return;
-  part.found = backend->room();
+  part.found = backend->host_partial_buffer();
   std::fill_n(part.found.lse, part.found.heads, empty_lse);
 }
 

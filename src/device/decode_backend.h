@@ -206,9 +206,9 @@ class DecodeBackend {
   /// are attended.
   ///
   /// Such a step calls begin, scan, attend, given and finish_ahead. Other threads read the lists
-  /// meanwhile: they call await_scan, await_queries and read_list, write to room(), and call ready.
-  /// They do not call the device's driver. The device itself waits for them, and the caller may go
-  /// on with the next step. Steps that do not go ahead may follow after ready.
+  /// meanwhile: they call await_scan, await_queries and read_list, write to host_partial_buffer(),
+  /// and call ready. They do not call the device's driver. The device itself waits for them, and
+  /// the caller may go on with the next step. Steps that do not go ahead may follow after ready.
   virtual bool goes_ahead() const { return false; }
   /// Returns the number of the step that has begun, which is unlike the numbers of the steps around
   /// it.
@@ -218,9 +218,10 @@ class DecodeBackend {
   /// Waits, busily, for the queries of a step that goes ahead, and returns them: [q_heads,
   /// head_dim], valid until ready.
   virtual const float* await_queries(int turn);
-  /// Says that the partial of a step that goes ahead lies in room().
+  /// Says that the partial of a step that goes ahead lies in host_partial_buffer().
   virtual void ready(int turn);
-  /// Does the work of add(room()) and finish, enqueued before room() holds its partial.
+  /// Does the work of add(host_partial_buffer()) and finish, enqueued before host_partial_buffer()
+  /// holds its partial.
   virtual void finish_ahead(const AttentionStep& step);
   /// Releases threads that wait with Asks::nobody when there is nothing left to wait for: their
   /// calls then throw. Throws when the device no longer works.
@@ -229,9 +230,9 @@ class DecodeBackend {
   /// Returns room for a partial of [tokens x q_heads] heads in host memory. A partial that lies
   /// there is added without a copy. It is valid from wait_for_inputs on, or from begin on in a step
   /// that goes ahead, until it is added. Its contents are left from an earlier step.
-  virtual PartialView room() = 0;
+  virtual PartialView host_partial_buffer() = 0;
   /// Merges a partial of [tokens x q_heads] heads in host memory. The caller may change it on
-  /// return, unless it is in room().
+  /// return, unless it is in host_partial_buffer().
   virtual void add(PartialView partial) = 0;
 
   /// Merges the host's estimate of a tail, after all other partials, and sums up its figures.

@@ -91,7 +91,7 @@ class HostDecode final : public DecodeBackend {
     return out_.view();
   }
 
-  PartialView room() override {
+  PartialView host_partial_buffer() override {
     room_.reset(queries_.tokens * shape_.attention.q_heads, shape_.attention.head_dim);
     return room_.view();
   }
