@@ -32,12 +32,12 @@ void ScanProgress::watch() {
   }
 }
 
-void ScanProgress::wait_for_turn(int& place, int turn, Asks asks) {
+void ScanProgress::wait_for_turn(int& place, int turn, Wait wait) {
   wait_for(
-      place, [&](int x) { return x == turn; }, asks, pause);
+      place, [&](int x) { return x == turn; }, wait, pause);
 }
 
-void ScanProgress::read_list(int* list, std::int64_t most, Asks asks,
+void ScanProgress::read_list(int* list, std::int64_t most, Wait wait,
                              const std::function<void(std::int32_t)>& met,
                              const std::function<bool()>& meanwhile) {
   int* const begin = list + 1;
@@ -55,18 +55,18 @@ void ScanProgress::read_list(int* list, std::int64_t most, Asks asks,
     }
   });
   while (next < begin + count) {
-    wait_for(*next, listed, asks, pause);
+    wait_for(*next, listed, wait, pause);
     meet(begin + count);
   }
 }
 
 /// What is at the place, once it is(it). Calls meanwhile() between looks.
 template <class Is, class Use>
-int ScanProgress::wait_for(int& place, const Is& is, Asks asks, const Use& meanwhile) {
+int ScanProgress::wait_for(int& place, const Is& is, Wait wait, const Use& meanwhile) {
   int x = 0;
   const auto come = [&] { return is(x = load(place)); };
   wait_busily(come, meanwhile, [&] {
-    if (asks == Asks::device) watch();
+    if (wait == Wait::poll_driver) watch();
     if (over_ && !come()) throw Error("a scan over codes ended without its results");
   });
   return x;

@@ -17,7 +17,7 @@ namespace topkv::gpu {
 /// the device comes to the end of a scan, or stops, without what they wait for.
 class ScanProgress {
  public:
-  using Asks = DecodeBackend::Asks;
+  using Wait = DecodeBackend::Wait;
 
   /// A scan is to be given to the device.
   void begin() { over_ = false; }
@@ -28,16 +28,16 @@ class ScanProgress {
   void watch();
 
   /// Waits until a step's turn is at the place.
-  void wait_for_turn(int& place, int turn, Asks asks);
+  void wait_for_turn(int& place, int turn, Wait wait);
 
   /// As DecodeBackend::read_list, of a list of ScanRoom; most: it has room for so many rows.
-  void read_list(int* list, std::int64_t most, Asks asks,
+  void read_list(int* list, std::int64_t most, Wait wait,
                  const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile);
 
  private:
   template <class Is, class Use>
-  int wait_for(int& place, const Is& is, Asks asks, const Use& meanwhile);
+  int wait_for(int& place, const Is& is, Wait wait, const Use& meanwhile);
 
   std::atomic<bool> over_ = false;  // the last scan is, or the device: nothing more is written
   Event listed_;

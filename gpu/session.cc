@@ -113,7 +113,7 @@ class CudaDecode final : public DecodeBackend {
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
-      wait_for_turn(layout().host_taken, turn_, Asks::device);
+      wait_for_turn(layout().host_taken, turn_, Wait::poll_driver);
     } else {
       room_->on_host.synchronize();
     }
@@ -186,11 +186,11 @@ class CudaDecode final : public DecodeBackend {
   }
   std::int64_t scan_lists() const override { return rooms_->layout().scan.lists; }
 
-  void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
+  void read_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& meanwhile) override {
     const ScanRoom& room = list.own ? own_->room : room_->scan;
     int* const rows = room.list(list);
-    progress_.read_list(rows, rooms_->layout().scan.list_rows(list.rows), asks, met, meanwhile);
+    progress_.read_list(rows, rooms_->layout().scan.list_rows(list.rows), wait, met, meanwhile);
     ScanRoom::empty(rows);  // by who has it near
     --unread_;
   }
@@ -230,10 +230,10 @@ class CudaDecode final : public DecodeBackend {
   bool goes_ahead() const override { return true; }
   int turn() const override { return turn_; }
 
-  void await_scan(int turn) override { wait_for_turn(layout().host_begun, turn, Asks::nobody); }
+  void await_scan(int turn) override { wait_for_turn(layout().host_begun, turn, Wait::spin); }
 
   const float* await_queries(int turn) override {
-    wait_for_turn(layout().host_taken, turn, Asks::nobody);
+    wait_for_turn(layout().host_taken, turn, Wait::spin);
     return host<float>(layout().host_q);
   }
 
@@ -429,8 +429,8 @@ class CudaDecode final : public DecodeBackend {
   }
   DevicePartial exact() const { return {at<float>(layout().exact), at<float>(layout().lse)}; }
 
-  void wait_for_turn(std::int64_t place, int turn, Asks asks) {
-    progress_.wait_for_turn(*host<int>(place), turn, asks);
+  void wait_for_turn(std::int64_t place, int turn, Wait wait) {
+    progress_.wait_for_turn(*host<int>(place), turn, wait);
   }
 
   /// In page-locked memory: what was added last.

@@ -197,9 +197,9 @@ void Session::State::read_list(const Part& part, const RowList& list, ArrivingRo
       rows.add(row);
     return;
   }
-  using enum DecodeBackend::Asks;
+  using enum DecodeBackend::Wait;
   backend->read_list(
-      list, part.ahead ? nobody : device, [&](std::int32_t position) { rows.add(position); },
+      list, part.ahead ? spin : poll_driver, [&](std::int32_t position) { rows.add(position); },
       [&] { return rows.score_some(); });
 }
 

@@ -191,7 +191,7 @@ class DecodeBackend {
   /// Whether a thread that waits may ask the device's driver if there is still something to wait
   /// for. `nobody` is for threads that others wait for: whoever blocks the driver may wait for
   /// them.
-  enum class Asks : bool { nobody, device };
+  enum class Wait : bool { spin, poll_driver };
   /// Waits, busily, for the end of a list of the last scan. To be called once for each list. Safe
   /// from many threads.
   ///
@@ -199,7 +199,7 @@ class DecodeBackend {
   ///   known before the list ends.
   /// - meanwhile: called repeatedly while the function waits, until it returns false. It is called
   ///   again after the next look for positions.
-  virtual void read_list(const List& list, Asks asks, const std::function<void(std::int32_t)>& met,
+  virtual void read_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& met,
                          const std::function<bool()>& meanwhile);
 
   /// Returns whether steps of one token can go ahead: the call returns before the lists of its scan
@@ -223,7 +223,7 @@ class DecodeBackend {
   /// Does the work of add(host_partial_buffer()) and finish, enqueued before host_partial_buffer()
   /// holds its partial.
   virtual void finish_ahead(const AttentionStep& step);
-  /// Releases threads that wait with Asks::nobody when there is nothing left to wait for: their
+  /// Releases threads that wait with Wait::spin when there is nothing left to wait for: their
   /// calls then throw. Throws when the device no longer works.
   virtual void watch() {}
 

@@ -66,7 +66,7 @@ class HostDecode final : public DecodeBackend {
   TailParts scanned() override { return of_context_.parts(); }
 
   /// Each an equal part.
-  void read_list(const List& list, Asks /*asks*/, const std::function<void(std::int32_t)>& met,
+  void read_list(const List& list, Wait /*wait*/, const std::function<void(std::int32_t)>& met,
                  const std::function<bool()>& /*meanwhile*/) override {
     const auto& rows = (list.own ? of_own_ : of_context_)
                            .listed[static_cast<std::size_t>(list.token * shape_.attention.kv_heads +
@@ -253,7 +253,7 @@ void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts
 std::int64_t DecodeBackend::scan_tokens(std::int64_t /*rows*/) const { return 0; }
 std::int64_t DecodeBackend::scan_lists() const { return 0; }
 TailParts DecodeBackend::scanned() { throw Error("this device keeps what it scanned to itself"); }
-void DecodeBackend::read_list(const List& /*list*/, Asks /*asks*/,
+void DecodeBackend::read_list(const List& /*list*/, Wait /*wait*/,
                               const std::function<void(std::int32_t)>& /*met*/,
                               const std::function<bool()>& /*meanwhile*/) {}
 void DecodeBackend::await_scan(int /*turn*/) {}
