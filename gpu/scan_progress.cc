@@ -37,20 +37,20 @@ void ScanProgress::wait_for_turn(int& place, int turn, Wait wait) {
       place, [&](int x) { return x == turn; }, wait, pause);
 }
 
-void ScanProgress::read_list(int* list, std::int64_t most, Wait wait,
-                             const std::function<void(std::int32_t)>& met,
-                             const std::function<bool()>& meanwhile) {
+void ScanProgress::drain_list(int* list, std::int64_t most, Wait wait,
+                              const std::function<void(std::int32_t)>& on_row,
+                              const std::function<bool()>& while_waiting) {
   int* const begin = list + 1;
   int* next = begin;
   const auto meet = [&](const int* end) {
-    for (; next < end && load(*next) != ScanRoom::not_listed; ++next) met(*next);
+    for (; next < end && load(*next) != ScanRoom::not_listed; ++next) on_row(*next);
   };
   const auto listed = [](int x) { return x != ScanRoom::not_listed; };
   const std::int64_t count = wait_for(*list, listed, asks, [&] {
     const Stopwatch looked;
     meet(begin + most);
     for (bool more = true; looked.seconds() < between_looks;) {
-      if (more) more = meanwhile();
+      if (more) more = while_waiting();
       if (!more) pause();
     }
   });
@@ -60,9 +60,9 @@ void ScanProgress::read_list(int* list, std::int64_t most, Wait wait,
   }
 }
 
-/// What is at the place, once it is(it). Calls meanwhile() between looks.
+/// What is at the place, once it is(it). Calls while_waiting() between looks.
 template <class Is, class Use>
-int ScanProgress::wait_for(int& place, const Is& is, Wait wait, const Use& meanwhile) {
+int ScanProgress::wait_for(int& place, const Is& is, Wait wait, const Use& while_waiting) {
   int x = 0;
   const auto come = [&] { return is(x = load(place)); };
   wait_busily(come, meanwhile, [&] {

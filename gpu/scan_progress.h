@@ -30,14 +30,14 @@ class ScanProgress {
   /// Waits until a step's turn is at the place.
   void wait_for_turn(int& place, int turn, Wait wait);
 
-  /// As DecodeBackend::read_list, of a list of ScanRoom; most: it has room for so many rows.
-  void read_list(int* list, std::int64_t most, Wait wait,
-                 const std::function<void(std::int32_t)>& met,
-                 const std::function<bool()>& meanwhile);
+  /// As DecodeBackend::drain_list, of a list of ScanRoom; most: it has room for so many rows.
+  void drain_list(int* list, std::int64_t most, Wait wait,
+                  const std::function<void(std::int32_t)>& on_row,
+                  const std::function<bool()>& while_waiting);
 
  private:
   template <class Is, class Use>
-  int wait_for(int& place, const Is& is, Wait wait, const Use& meanwhile);
+  int wait_for(int& place, const Is& is, Wait wait, const Use& while_waiting);
 
   std::atomic<bool> over_ = false;  // the last scan is, or the device: nothing more is written
   Event listed_;

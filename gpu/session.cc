@@ -186,11 +186,12 @@ class CudaDecode final : public DecodeBackend {
   }
   std::int64_t scan_lists() const override { return rooms_->layout().scan.lists; }
 
-  void read_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& met,
-                 const std::function<bool()>& meanwhile) override {
+  void drain_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& on_row,
+                  const std::function<bool()>& while_waiting) override {
     const ScanRoom& room = list.own ? own_->room : room_->scan;
     int* const rows = room.list(list);
-    progress_.read_list(rows, rooms_->layout().scan.list_rows(list.rows), wait, met, meanwhile);
+    progress_.drain_list(rows, rooms_->layout().scan.list_rows(list.rows), wait, on_row,
+                         while_waiting);
     ScanRoom::empty(rows);  // by who has it near
     --unread_;
   }

@@ -151,7 +151,7 @@ Session::State::ListTimes Session::State::attend_lists(std::span<Part> parts, He
       while (part + 1 != parts.end() && (part + 1)->first_list <= task) ++part;
       State& of = *part->session;
       const RowList list = of.list_of(*part, task - part->first_list);
-      of.read_list(*part, list, *rows);
+      of.drain_list(*part, list, *rows);
       if (double none = 0; listed == none && list.scanned && of.wants_rows(*part, list.kv_head))
         listed.compare_exchange_strong(none, watch.seconds());
       of.attend_list(*part, list, *rows);
@@ -183,7 +183,7 @@ std::int64_t Session::State::begin_lists(const Part& part) {
 }
 
 /// Scores what it holds as it becomes known.
-void Session::State::read_list(const Part& part, const RowList& list, ArrivingRows& rows) {
+void Session::State::drain_list(const Part& part, const RowList& list, ArrivingRows& rows) {
   const std::int64_t group = shape.group();
   const TokenQueries& queries = part.queries;
   rows.begin(
@@ -198,7 +198,7 @@ void Session::State::read_list(const Part& part, const RowList& list, ArrivingRo
     return;
   }
   using enum DecodeBackend::Wait;
-  backend->read_list(
+  backend->drain_list(
       list, part.ahead ? spin : poll_driver, [&](std::int32_t position) { rows.add(position); },
       [&] { return rows.score_some(); });
 }

@@ -78,8 +78,8 @@ struct SessionShape {
 /// 6. add for each further partial, and add_tail for the host's estimate; 7. finish. A step of one
 /// token may run another way, without waiting for the rows that it lists: see goes_ahead.
 ///
-/// Work begins in the order of the calls. given and read_list wait for it. Positions count the rows
-/// of the context first, then the session's own.
+/// Work begins in the order of the calls. given and drain_list wait for it. Positions count the
+/// rows of the context first, then the session's own.
 ///
 /// Threads: one thread at a time, except where a function says otherwise. On CUDA the caller holds
 /// the device's lock in each call that gives it work, and from scan to attend.
@@ -195,20 +195,23 @@ class DecodeBackend {
   /// Waits, busily, for the end of a list of the last scan. To be called once for each list. Safe
   /// from many threads.
   ///
-  /// - met: called for each position, in any order, as soon as it is known. Most positions are
+  /// - on_row: called for each position, in any order, as soon as it is known. Most positions are
   ///   known before the list ends.
-  /// - meanwhile: called repeatedly while the function waits, until it returns false. It is called
+  /// - while_waiting: called repeatedly while the function waits, until it returns false. It is
+  /// called
   ///   again after the next look for positions.
-  virtual void read_list(const List& list, Wait wait, const std::function<void(std::int32_t)>& met,
-                         const std::function<bool()>& meanwhile);
+  virtual void drain_list(const List& list, Wait wait,
+                          const std::function<void(std::int32_t)>& on_row,
+                          const std::function<bool()>& while_waiting);
 
   /// Returns whether steps of one token can go ahead: the call returns before the lists of its scan
   /// are attended.
   ///
   /// Such a step calls begin, scan, attend, given and finish_ahead. Other threads read the lists
-  /// meanwhile: they call await_scan, await_queries and read_list, write to host_partial_buffer(),
-  /// and call ready. They do not call the device's driver. The device itself waits for them, and
-  /// the caller may go on with the next step. Steps that do not go ahead may follow after ready.
+  /// while_waiting: they call await_scan, await_queries and drain_list, write to
+  /// host_partial_buffer(), and call ready. They do not call the device's driver. The device itself
+  /// waits for them, and the caller may go on with the next step. Steps that do not go ahead may
+  /// follow after ready.
   virtual bool goes_ahead() const { return false; }
   /// Returns the number of the step that has begun, which is unlike the numbers of the steps around
   /// it.

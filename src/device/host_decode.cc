@@ -66,15 +66,15 @@ class HostDecode final : public DecodeBackend {
   TailParts scanned() override { return of_context_.parts(); }
 
   /// Each an equal part.
-  void read_list(const List& list, Wait /*wait*/, const std::function<void(std::int32_t)>& met,
-                 const std::function<bool()>& /*meanwhile*/) override {
+  void drain_list(const List& list, Wait /*wait*/, const std::function<void(std::int32_t)>& on_row,
+                  const std::function<bool()>& /*while_waiting*/) override {
     const auto& rows = (list.own ? of_own_ : of_context_)
                            .listed[static_cast<std::size_t>(list.token * shape_.attention.kv_heads +
                                                             list.kv_head)];
     const std::int64_t count = std::ssize(rows);
     const std::int64_t end = count * (list.number + 1) / scan_lists();
     for (std::int64_t i = count * list.number / scan_lists(); i < end; ++i)
-      met(static_cast<std::int32_t>(rows[static_cast<std::size_t>(i)]));
+      on_row(static_cast<std::int32_t>(rows[static_cast<std::size_t>(i)]));
   }
 
   void attend(std::int64_t layer, std::span<const RowSpan> rows) override {
@@ -253,9 +253,9 @@ void DecodeBackend::scan(std::int64_t /*layer*/, std::span<const ScanOf> /*parts
 std::int64_t DecodeBackend::scan_tokens(std::int64_t /*rows*/) const { return 0; }
 std::int64_t DecodeBackend::scan_lists() const { return 0; }
 TailParts DecodeBackend::scanned() { throw Error("this device keeps what it scanned to itself"); }
-void DecodeBackend::read_list(const List& /*list*/, Wait /*wait*/,
-                              const std::function<void(std::int32_t)>& /*met*/,
-                              const std::function<bool()>& /*meanwhile*/) {}
+void DecodeBackend::drain_list(const List& /*list*/, Wait /*wait*/,
+                               const std::function<void(std::int32_t)>& /*met*/,
+                               const std::function<bool()>& /*while_waiting*/) {}
 void DecodeBackend::await_scan(int /*turn*/) {}
 const float* DecodeBackend::await_queries(int /*turn*/) { return nullptr; }
 void DecodeBackend::ready(int /*turn*/) {}
