@@ -91,7 +91,7 @@ class CudaDecode final : public DecodeBackend {
     }
     given_ = given;
     sees_ = sees;
-    turn_ = room_->next_turn();
+    step_id_ = room_->next_turn();
     added_ = false;
     copied_by_scan_ = false;
     of_context_ = {};
@@ -113,7 +113,7 @@ class CudaDecode final : public DecodeBackend {
     if (!copied_by_scan_) begin_exact(compute_);
     reach_fault("session.host_copies");
     if (copied_by_scan_) {
-      wait_for_turn(layout().host_taken, turn_, Wait::poll_driver);
+      wait_for_turn(layout().host_taken, step_id_, Wait::poll_driver);
     } else {
       room_->on_host.synchronize();
     }
@@ -229,17 +229,17 @@ class CudaDecode final : public DecodeBackend {
   }
 
   bool goes_ahead() const override { return true; }
-  int turn() const override { return turn_; }
+  int step_id() const override { return step_id_; }
 
-  void await_scan(int turn) override { wait_for_turn(layout().host_begun, turn, Wait::spin); }
+  void wait_for_scan(int id) override { wait_for_turn(layout().host_begun, id, Wait::spin); }
 
-  const float* await_queries(int turn) override {
-    wait_for_turn(layout().host_taken, turn, Wait::spin);
+  const float* wait_for_queries(int id) override {
+    wait_for_turn(layout().host_taken, id, Wait::spin);
     return host<float>(layout().host_q);
   }
 
-  void ready(int turn) override {
-    std::atomic_ref(*host<int>(layout().host_ready)).store(turn, std::memory_order_release);
+  void publish_partial(int id) override {
+    std::atomic_ref(*host<int>(layout().host_ready)).store(id, std::memory_order_release);
   }
 
   void watch() override { progress_.watch(); }
@@ -293,7 +293,7 @@ class CudaDecode final : public DecodeBackend {
     StepParts all = parts();
     all.found = found();
     all.ready = host<int>(layout().host_ready);
-    all.turn = turn_;
+    all.turn = step_id_;
     finish(given, all);
   }
 
@@ -503,7 +503,7 @@ class CudaDecode final : public DecodeBackend {
     input.queries = at<__nv_bfloat16>(layout().queries);
     input.begun = host<int>(layout().host_begun);
     input.taken = host<int>(layout().host_taken);
-    input.turn = turn_;
+    input.turn = step_id_;
     return input;
   }
 
@@ -537,7 +537,7 @@ class CudaDecode final : public DecodeBackend {
   std::vector<RowsView> views_;           // per KV head
   AttentionStep given_;                   // this step
   PositionRange sees_;                    // of this step
-  int turn_ = 0;                          // of this step, in its room
+  int step_id_ = 0;                       // of this step, in its room
   std::atomic<std::int64_t> unread_ = 0;  // lists of scans
   bool copied_by_scan_ = false;           // the host's copies are
   bool exact_begun_ = false;

@@ -85,7 +85,7 @@ Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::ui
 }
 
 void Session::State::Ahead::drop(const Part& part) {
-  if (count_ > collected_ && task(count_ - 1).part.turn == part.turn)
+  if (count_ > collected_ && task(count_ - 1).part.step_id == part.step_id)
     task(count_ - 1).dropped = true;
 }
 
@@ -108,9 +108,9 @@ void Session::State::Ahead::work() {
 void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
   Part& part = task.part;
   try {
-    of_.backend->await_scan(part.turn);
+    of_.backend->wait_for_scan(part.step_id);
     helpers.wake(task.threads - 1);  // they come while the device finds thresholds
-    part.queries.data = of_.backend->await_queries(part.turn);
+    part.queries.data = of_.backend->wait_for_queries(part.step_id);
     task.times = attend_lists({&part, 1}, helpers, [] {});
     task.rows = of_.rows_listed(part);
   } catch (...) {
@@ -120,7 +120,7 @@ void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
     std::fill_n(part.found.out, part.found.heads * part.found.head_dim,
                 std::numeric_limits<float>::quiet_NaN());
     std::fill_n(part.found.lse, part.found.heads, std::numeric_limits<float>::quiet_NaN());
-    of_.backend->ready(part.turn);
+    of_.backend->publish_partial(part.step_id);
   }
   task.done = Clock::now();
 }
@@ -144,7 +144,7 @@ void Session::State::step_ahead(Part& part) {
     scan({&part, 1});
     reach_fault("session.attend");
     part.ahead = true;
-    part.turn = backend->turn();
+    part.step_id = backend->step_id();
     part.found = backend->host_partial_buffer();
     part.own = own_rows(layer, part.queries.first);
     part.own_lists =

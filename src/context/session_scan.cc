@@ -222,7 +222,8 @@ void Session::State::attend_list(const Part& part, const RowList& list, Arriving
   const PartialView found = part.found.part(number * group, group);
   if (part.ahead) std::fill_n(found.lse, group, empty_lse);
   merge_parts(found, parts.part(number * lists * group, lists * group));
-  if (++heads_done == part.scanned * shape.kv_heads && part.ahead) backend->ready(part.turn);
+  if (++heads_done == part.scanned * shape.kv_heads && part.ahead)
+    backend->publish_partial(part.step_id);
 }
 
 /// By its scan.

@@ -135,7 +135,7 @@ struct Session::State {
     std::int64_t first_list = 0;  // number of its first list among the lists of all sessions
     double searching_before = 0;
     bool ahead = false;          // the step goes ahead (session_ahead.h)
-    int turn = 0;                // DecodeBackend::turn of a step that goes ahead
+    int step_id = 0;             // DecodeBackend::step_id of a step that goes ahead
     PositionRange own = {};      // own rows that it attends without a scan
     std::int64_t own_lists = 0;  // lists that these rows are spread over
     bool again = false;          // another round of a rule, for one token

@@ -208,21 +208,21 @@ class DecodeBackend {
   /// are attended.
   ///
   /// Such a step calls begin, scan, attend, given and finish_ahead. Other threads read the lists
-  /// while_waiting: they call await_scan, await_queries and drain_list, write to
+  /// while_waiting: they call wait_for_scan, wait_for_queries and drain_list, write to
   /// host_partial_buffer(), and call ready. They do not call the device's driver. The device itself
   /// waits for them, and the caller may go on with the next step. Steps that do not go ahead may
   /// follow after ready.
   virtual bool goes_ahead() const { return false; }
   /// Returns the number of the step that has begun, which is unlike the numbers of the steps around
   /// it.
-  virtual int turn() const { return 0; }
+  virtual int step_id() const { return 0; }
   /// Waits, busily, until the device comes to the scan of a step that goes ahead.
-  virtual void await_scan(int turn);
+  virtual void wait_for_scan(int id);
   /// Waits, busily, for the queries of a step that goes ahead, and returns them: [q_heads,
   /// head_dim], valid until ready.
-  virtual const float* await_queries(int turn);
+  virtual const float* wait_for_queries(int id);
   /// Says that the partial of a step that goes ahead lies in host_partial_buffer().
-  virtual void ready(int turn);
+  virtual void publish_partial(int id);
   /// Does the work of add(host_partial_buffer()) and finish, enqueued before host_partial_buffer()
   /// holds its partial.
   virtual void finish_ahead(const AttentionStep& step);

@@ -254,11 +254,11 @@ std::int64_t DecodeBackend::scan_tokens(std::int64_t /*rows*/) const { return 0;
 std::int64_t DecodeBackend::scan_lists() const { return 0; }
 TailParts DecodeBackend::scanned() { throw Error("this device keeps what it scanned to itself"); }
 void DecodeBackend::drain_list(const List& /*list*/, Wait /*wait*/,
-                               const std::function<void(std::int32_t)>& /*met*/,
+                               const std::function<void(std::int32_t)>& /*on_row*/,
                                const std::function<bool()>& /*while_waiting*/) {}
-void DecodeBackend::await_scan(int /*turn*/) {}
-const float* DecodeBackend::await_queries(int /*turn*/) { return nullptr; }
-void DecodeBackend::ready(int /*turn*/) {}
+void DecodeBackend::wait_for_scan(int /*id*/) {}
+const float* DecodeBackend::wait_for_queries(int /*id*/) { return nullptr; }
+void DecodeBackend::publish_partial(int /*id*/) {}
 void DecodeBackend::finish_ahead(const AttentionStep& step) { finish(step); }
 
 std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
