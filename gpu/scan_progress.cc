@@ -17,7 +17,7 @@ int load(int& place) { return std::atomic_ref(place).load(std::memory_order_acqu
 
 }  // namespace
 
-void ScanProgress::watch() {
+void ScanProgress::release_abandoned_waiters() {
   try {
     if (listed_.done()) over_ = true;
   } catch (...) {
@@ -66,7 +66,7 @@ int ScanProgress::wait_for(int& place, const Is& is, Wait wait, const Use& while
   int x = 0;
   const auto come = [&] { return is(x = load(place)); };
   wait_busily(come, meanwhile, [&] {
-    if (wait == Wait::poll_driver) watch();
+    if (wait == Wait::poll_driver) release_abandoned_waiters();
     if (over_ && !come()) throw Error("a scan over codes ended without its results");
   });
   return x;

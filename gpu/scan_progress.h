@@ -25,7 +25,7 @@ class ScanProgress {
   void end(cudaStream_t stream) { listed_.record(stream); }
 
   /// As DecodeBackend::watch.
-  void watch();
+  void release_abandoned_waiters();
 
   /// Waits until a step's turn is at the place.
   void wait_for_turn(int& place, int turn, Wait wait);

@@ -242,7 +242,7 @@ class CudaDecode final : public DecodeBackend {
     std::atomic_ref(*host<int>(layout().host_ready)).store(id, std::memory_order_release);
   }
 
-  void watch() override { progress_.watch(); }
+  void release_abandoned_waiters() override { progress_.release_abandoned_waiters(); }
 
   PartialView host_partial_buffer() override { return in_memory(layout().host_found); }
 

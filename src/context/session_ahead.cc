@@ -62,7 +62,7 @@ Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::ui
     const auto is_done = [&] { return done_ > collected_; };
     wait_busily(is_done, pause, [&] {
       try {
-        of_.backend->watch();
+        of_.backend->release_abandoned_waiters();
       } catch (const std::exception&) {  // the thread now throws, if it waits for the device
       }
     });

@@ -228,7 +228,7 @@ class DecodeBackend {
   virtual void finish_ahead(const AttentionStep& step);
   /// Releases threads that wait with Wait::spin when there is nothing left to wait for: their
   /// calls then throw. Throws when the device no longer works.
-  virtual void watch() {}
+  virtual void release_abandoned_waiters() {}
 
   /// Returns room for a partial of [tokens x q_heads] heads in host memory. A partial that lies
   /// there is added without a copy. It is valid from wait_for_inputs on, or from begin on in a step
