@@ -228,7 +228,7 @@ class CudaDecode final : public DecodeBackend {
             host<TailNoise>(layout().host_tail_noise)};
   }
 
-  bool goes_ahead() const override { return true; }
+  bool supports_async_steps() const override { return true; }
   int step_id() const override { return step_id_; }
 
   void wait_for_scan(int id) override { wait_for_turn(layout().host_begun, id, Wait::spin); }
@@ -289,7 +289,7 @@ class CudaDecode final : public DecodeBackend {
 
   /// The room stays: others still work there, and steps that go ahead mostly follow.
 
-  void finish_ahead(const AttentionStep& given) override {
+  void finish_async(const AttentionStep& given) override {
     StepParts all = parts();
     all.found = found();
     all.ready = host<int>(layout().host_ready);

@@ -12,7 +12,7 @@
 #include "src/context/attention_step.h"
 #include "src/context/codes_on_device.h"
 #include "src/context/selection_on_device.h"
-#include "src/context/session_ahead.h"
+#include "src/context/session_async.h"
 #include "src/context/session_state.h"
 #include "src/core/row_format.h"
 #include "topkv/error.h"
@@ -129,14 +129,14 @@ Session::State::State(std::shared_ptr<const Context> ctx, RetrievalOptions opts,
   }
   const auto lock = device.compute()->lock();
   backend = device.compute()->decode_backend(step_spec);
-  if (step_spec.codes && !step_spec.has_row_rules && backend->goes_ahead())
-    ahead = std::make_unique<Ahead>(*this);
+  if (step_spec.codes && !step_spec.has_row_rules && backend->supports_async_steps())
+    async_stepper = std::make_unique<AsyncStepper>(*this);
 }
 
 /// The device's streams are waited for, which nobody may do while another thread records what it
 /// gives them.
 Session::State::~State() {
-  ahead.reset();  // its thread needs no device to come to its end
+  async_stepper.reset();  // its thread needs no device to come to its end
   DeviceLock lock;
   try {
     lock = device.compute()->lock();
@@ -309,9 +309,9 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
   for (Session* session : sessions) {
     if (!reads && step.layer == 0) session->state_->code_own();
   }
-  const bool ahead = sessions.size() == 1 && one.can_go_ahead(step);
+  const bool async = sessions.size() == 1 && one.can_step_async(step);
   for (Session* session : sessions) {
-    if (ahead) break;
+    if (async) break;
     session->state_->settle();
     session->state_->check_usable();
   }
@@ -335,8 +335,8 @@ void Session::attend_together(std::span<Session* const> sessions, const Attentio
         parts[static_cast<std::size_t>(i)].step = step_part(
             shape, step, i * step.tokens + t, std::min(most_step_tokens, step.tokens - t));
       }
-      if (ahead) {
-        one.step_ahead(parts[0]);
+      if (async) {
+        one.step_async(parts[0]);
       } else if (chunks) {
         for (const State::Part& part : parts) part.session->step_by_chunks(part);
       } else {

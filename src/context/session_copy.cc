@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "src/context/session_ahead.h"
+#include "src/context/session_async.h"
 #include "src/context/session_state.h"
 #include "topkv/error.h"
 

@@ -199,7 +199,7 @@ void Session::State::drain_list(const Part& part, const RowList& list, ArrivingR
   }
   using enum DecodeBackend::Wait;
   backend->drain_list(
-      list, part.ahead ? spin : poll_driver, [&](std::int32_t position) { rows.add(position); },
+      list, part.async ? spin : poll_driver, [&](std::int32_t position) { rows.add(position); },
       [&] { return rows.score_some(); });
 }
 
@@ -220,9 +220,9 @@ void Session::State::attend_list(const Part& part, const RowList& list, Arriving
   }
   if (done.add(number) < lists) return;
   const PartialView found = part.found.part(number * group, group);
-  if (part.ahead) std::fill_n(found.lse, group, empty_lse);
+  if (part.async) std::fill_n(found.lse, group, empty_lse);
   merge_parts(found, parts.part(number * lists * group, lists * group));
-  if (++heads_done == part.scanned * shape.kv_heads && part.ahead)
+  if (++heads_done == part.scanned * shape.kv_heads && part.async)
     backend->publish_partial(part.step_id);
 }
 

@@ -15,7 +15,7 @@
 // With a rule (RetrievalOptions::mass, error), searches and the estimate are repeated in rounds for
 // the queries that need more rows (session_rounds.cc). One step may have several sessions over one
 // context, each with a Part in it. A step of one token whose codes a CUDA device scans may go
-// ahead: its call returns before the rows are attended (session_ahead.h).
+// ahead: its call returns before the rows are attended (session_async.h).
 #pragma once
 
 #include <atomic>
@@ -75,7 +75,7 @@ void naming(std::int64_t session, const Work& work) {
 /// them.
 struct Session::State {
   using Clock = std::chrono::steady_clock;
-  class Ahead;
+  class AsyncStepper;
 
   /// The queries of one KV head in a step, and the rows that they attend. Its buffers are kept from
   /// step to step.
@@ -134,7 +134,7 @@ struct Session::State {
     std::int64_t wanted = 0;      // rows that this scan is asked for, for each query head
     std::int64_t first_list = 0;  // number of its first list among the lists of all sessions
     double searching_before = 0;
-    bool ahead = false;          // the step goes ahead (session_ahead.h)
+    bool async = false;          // the step goes ahead (session_async.h)
     int step_id = 0;             // DecodeBackend::step_id of a step that goes ahead
     PositionRange own = {};      // own rows that it attends without a scan
     std::int64_t own_lists = 0;  // lists that these rows are spread over
@@ -195,9 +195,9 @@ struct Session::State {
   /// Keeps the first `count` own tokens of a layer and forgets all later ones.
   void take_back(std::int64_t layer, std::int64_t count);
 
-  // session_ahead.cc: steps that go ahead: their lists are attended while the caller goes on
-  bool can_go_ahead(const AttentionStep& step) const;
-  void step_ahead(Part& part);
+  // session_async.cc: steps that go ahead: their lists are attended while the caller goes on
+  bool can_step_async(const AttentionStep& step) const;
+  void step_async(Part& part);
   /// Waits for the steps that went ahead. Throws Error if one failed after its call had returned.
   void settle();
   void rethrow();
@@ -344,7 +344,8 @@ struct Session::State {
   std::vector<std::int64_t> scanned_rows;  // [tokens, kv_heads]: rows wanted; 0: all are attended
   PartCounts done;                         // lists that are attended, for each token and KV head
   Helpers helpers;  // attend lists; destroyed before the members above, which its threads use
-  std::unique_ptr<Ahead> ahead;  // destroyed first of all; null: no step can go ahead
+  std::unique_ptr<AsyncStepper>
+      async_stepper;  // destroyed first of all; null: no step can go ahead
 };
 
 }  // namespace topkv

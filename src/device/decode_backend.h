@@ -76,7 +76,7 @@ struct SessionShape {
 /// each further round
 ///    another scan, and scanned;
 /// 6. add for each further partial, and add_tail for the host's estimate; 7. finish. A step of one
-/// token may run another way, without waiting for the rows that it lists: see goes_ahead.
+/// token may run another way, without waiting for the rows that it lists: see supports_async_steps.
 ///
 /// Work begins in the order of the calls. given and drain_list wait for it. Positions count the
 /// rows of the context first, then the session's own.
@@ -207,12 +207,12 @@ class DecodeBackend {
   /// Returns whether steps of one token can go ahead: the call returns before the lists of its scan
   /// are attended.
   ///
-  /// Such a step calls begin, scan, attend, given and finish_ahead. Other threads read the lists
+  /// Such a step calls begin, scan, attend, given and finish_async. Other threads read the lists
   /// while_waiting: they call wait_for_scan, wait_for_queries and drain_list, write to
   /// host_partial_buffer(), and call ready. They do not call the device's driver. The device itself
   /// waits for them, and the caller may go on with the next step. Steps that do not go ahead may
   /// follow after ready.
-  virtual bool goes_ahead() const { return false; }
+  virtual bool supports_async_steps() const { return false; }
   /// Returns the number of the step that has begun, which is unlike the numbers of the steps around
   /// it.
   virtual int step_id() const { return 0; }
@@ -225,7 +225,7 @@ class DecodeBackend {
   virtual void publish_partial(int id);
   /// Does the work of add(host_partial_buffer()) and finish, enqueued before host_partial_buffer()
   /// holds its partial.
-  virtual void finish_ahead(const AttentionStep& step);
+  virtual void finish_async(const AttentionStep& step);
   /// Releases threads that wait with Wait::spin when there is nothing left to wait for: their
   /// calls then throw. Throws when the device no longer works.
   virtual void release_abandoned_waiters() {}

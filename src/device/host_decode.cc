@@ -259,7 +259,7 @@ void DecodeBackend::drain_list(const List& /*list*/, Wait /*wait*/,
 void DecodeBackend::wait_for_scan(int /*id*/) {}
 const float* DecodeBackend::wait_for_queries(int /*id*/) { return nullptr; }
 void DecodeBackend::publish_partial(int /*id*/) {}
-void DecodeBackend::finish_ahead(const AttentionStep& step) { finish(step); }
+void DecodeBackend::finish_async(const AttentionStep& step) { finish(step); }
 
 std::unique_ptr<DecodeBackend> make_host_decode(const SessionShape& shape) {
   return std::make_unique<HostDecode>(shape);

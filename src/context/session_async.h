@@ -21,13 +21,13 @@ namespace topkv {
 ///
 /// The thread calls no function of the device's driver. It waits only for work that the device was
 /// given before. It therefore goes on whatever the caller waits for.
-class Session::State::Ahead {
+class Session::State::AsyncStepper {
  public:
-  explicit Ahead(State& of);
+  explicit AsyncStepper(State& of);
   /// Waits until every step that was given is done.
-  ~Ahead();
-  Ahead(const Ahead&) = delete;  // the thread knows where it is
-  Ahead& operator=(const Ahead&) = delete;
+  ~AsyncStepper();
+  AsyncStepper(const AsyncStepper&) = delete;  // the thread knows where it is
+  AsyncStepper& operator=(const AsyncStepper&) = delete;
 
   /// Starts the thread, unless it runs. To be called before the first step. Throws Error when there
   /// is no thread.

@@ -1,4 +1,4 @@
-#include "src/context/session_ahead.h"
+#include "src/context/session_async.h"
 
 #include <fmt/format.h>
 
@@ -22,14 +22,14 @@ constexpr std::int64_t most_own_lists = 16;
 
 }  // namespace
 
-Session::State::Ahead::Ahead(State& of) : of_(of) {
+Session::State::AsyncStepper::AsyncStepper(State& of) : of_(of) {
   const AttentionShape& shape = of.shape;
   const std::int64_t lists = shape.kv_heads * (2 * of.backend->scan_lists() + most_own_lists);
   of.list_parts.reset(shape.group() * lists, shape.head_dim);
   of.list_rows.reserve(static_cast<std::size_t>(lists));
 }
 
-void Session::State::Ahead::start() {
+void Session::State::AsyncStepper::start() {
   if (thread_.joinable()) return;
   try {
     thread_ = std::thread([this] { work(); });
@@ -38,7 +38,7 @@ void Session::State::Ahead::start() {
   }
 }
 
-Session::State::Ahead::~Ahead() {
+Session::State::AsyncStepper::~AsyncStepper() {
   if (!thread_.joinable()) return;
   collect_all_but(0);
   given_ = no_more;
@@ -46,7 +46,7 @@ Session::State::Ahead::~Ahead() {
   thread_.join();
 }
 
-void Session::State::Ahead::give(const Part& part, std::int64_t threads) {
+void Session::State::AsyncStepper::give(const Part& part, std::int64_t threads) {
   Task& next = task(count_);
   next.part = part;
   next.threads = threads;
@@ -56,7 +56,8 @@ void Session::State::Ahead::give(const Part& part, std::int64_t threads) {
   given_.notify_one();
 }
 
-Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::uint64_t last) {
+Session::State::Clock::time_point Session::State::AsyncStepper::collect_all_but(
+    std::uint64_t last) {
   const std::lock_guard lock(collecting_);
   for (; collected_ + last < count_; ++collected_) {
     const auto is_done = [&] { return done_ > collected_; };
@@ -84,17 +85,17 @@ Session::State::Clock::time_point Session::State::Ahead::collect_all_but(std::ui
   return last_done_;
 }
 
-void Session::State::Ahead::drop(const Part& part) {
+void Session::State::AsyncStepper::drop(const Part& part) {
   if (count_ > collected_ && task(count_ - 1).part.step_id == part.step_id)
     task(count_ - 1).dropped = true;
 }
 
-std::exception_ptr Session::State::Ahead::take_error() {
+std::exception_ptr Session::State::AsyncStepper::take_error() {
   const std::lock_guard lock(collecting_);
   return std::exchange(error_, nullptr);
 }
 
-void Session::State::Ahead::work() {
+void Session::State::AsyncStepper::work() {
   Helpers helpers;
   for (std::uint64_t number = 0;; ++number) {
     std::uint64_t given = given_;
@@ -105,7 +106,7 @@ void Session::State::Ahead::work() {
   }
 }
 
-void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
+void Session::State::AsyncStepper::run(Task& task, Helpers& helpers) noexcept {
   Part& part = task.part;
   try {
     of_.backend->wait_for_scan(part.step_id);
@@ -126,36 +127,36 @@ void Session::State::Ahead::run(Task& task, Helpers& helpers) noexcept {
 }
 
 /// With one thread alone, the step's own thread does it all.
-bool Session::State::can_go_ahead(const AttentionStep& step) const {
-  return ahead && !meets_chunks(step) && step.tokens == 1 && !options.measure_recall &&
+bool Session::State::can_step_async(const AttentionStep& step) const {
+  return async_stepper && !meets_chunks(step) && step.tokens == 1 && !options.measure_recall &&
          thread_count() > 1 && searches(step.layer, position(step.layer) + 1);
 }
 
 /// The way of a step that goes ahead: the device is given its scan, rows join the session's when it
 /// comes to that, which is when the step before is done, and it is given what follows the scan
 /// while that goes on. Nothing is written to the caller's before the step is known to be good.
-void Session::State::step_ahead(Part& part) {
+void Session::State::step_async(Part& part) {
   const std::int64_t layer = part.step.layer;
   const Clock::time_point start = Clock::now();
-  ahead->start();
+  async_stepper->start();
   {
     const auto lock = device.compute()->lock();
     begin(part);
     scan({&part, 1});
     reach_fault("session.attend");
-    part.ahead = true;
+    part.async = true;
     part.step_id = backend->step_id();
     part.found = backend->host_partial_buffer();
     part.own = own_rows(layer, part.queries.first);
     part.own_lists =
         std::min((part.own.size() + own_list_rows - 1) / own_list_rows, most_own_lists);
     const std::int64_t lists = shape.kv_heads * lists_of(part);
-    ahead->give(part, std::min(thread_count() - 1, lists));
+    async_stepper->give(part, std::min(thread_count() - 1, lists));
     attend_exact(layer);
   }
   part.given = backend->wait_for_inputs();
   const Clock::time_point taken = Clock::now();
-  const Clock::time_point before = ahead->collect_all_but(1);
+  const Clock::time_point before = async_stepper->collect_all_but(1);
   rethrow();
   part.stats_before = stats;
   part.times_before = times(layer);
@@ -163,7 +164,7 @@ void Session::State::step_ahead(Part& part) {
   reach_fault("session.finish");
   {
     const auto lock = device.compute()->lock();
-    backend->finish_ahead(part.step);
+    backend->finish_async(part.step);
   }
   const double waited = std::chrono::duration<double>(taken - std::max(start, before)).count();
   times(layer).q_out += std::max(0.0, waited);
@@ -172,14 +173,14 @@ void Session::State::step_ahead(Part& part) {
 }
 
 void Session::State::settle() {
-  if (!ahead) return;
-  ahead->collect_all_but(0);
+  if (!async_stepper) return;
+  async_stepper->collect_all_but(0);
   rethrow();
 }
 
 /// What steps have met after their call had returned.
 void Session::State::rethrow() {
-  const std::exception_ptr met = ahead->take_error();
+  const std::exception_ptr met = async_stepper->take_error();
   if (!met) return;
   try {
     std::rethrow_exception(met);
@@ -191,9 +192,9 @@ void Session::State::rethrow() {
 }
 
 void Session::State::settle_without(const Part& part) {
-  if (!ahead) return;
-  if (part.ahead) ahead->drop(part);
-  ahead->collect_all_but(0);
+  if (!async_stepper) return;
+  if (part.async) async_stepper->drop(part);
+  async_stepper->collect_all_but(0);
 }
 
 }  // namespace topkv
